@@ -1,0 +1,96 @@
+"""Turns DATABASE_URL into Django's DATABASES entry.
+
+    unset or empty                                        the embedded PostgreSQL of this checkout
+    postgresql://user:password@host:5432/name?sslmode=…   PostgreSQL; the query holds libpq's parameters, and
+                                                          `host=/run/postgresql` names a socket directory
+    mssql://user:password@host:1433/name?driver=…         SQL Server; the query holds the connection's OPTIONS
+
+`postgres://` and `postgresql://` mean the same, as do `mssql://` and `sqlserver://`. Percent-encode special
+characters of the password. A URL that cannot be used raises `ImproperlyConfigured` with a text that never contains
+the password.
+"""
+
+from typing import Any
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from django.core.exceptions import ImproperlyConfigured
+
+EMBEDDED_NAME = "queueapp"
+CONNECT_TIMEOUT_SECONDS = 10
+
+
+def databases(url: str | None) -> dict[str, dict[str, Any]]:
+    """Django's DATABASES for `url`; raises `ImproperlyConfigured` for a URL that names no usable database."""
+    return {"default": database(url)}
+
+
+def database(url: str | None) -> dict[str, Any]:
+    """One entry of DATABASES for `url`, the embedded database where it is None or empty."""
+    if not url:
+        return _postgresql_entry("project.embedded_backend", name=EMBEDDED_NAME)
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ImproperlyConfigured(f"DATABASE_URL cannot be read: {error}. {_EXPECTED}") from None
+    if parts.scheme in ("postgresql", "postgres"):
+        return _postgresql(parts, port)
+    if parts.scheme in ("mssql", "sqlserver"):
+        return _sqlserver(parts, port)
+    raise ImproperlyConfigured(f"DATABASE_URL starts with {parts.scheme + '://' if parts.scheme else 'no scheme'!r}. {_EXPECTED}")
+
+
+_EXPECTED = (
+    "Expected postgresql://user:password@host:5432/name or mssql://user:password@host:1433/name "
+    "(special characters percent-encoded), or leave it unset for the embedded PostgreSQL"
+)
+
+
+def _postgresql(parts: SplitResult, port: int | None) -> dict[str, Any]:
+    options: dict[str, Any] = dict(parse_qsl(parts.query, keep_blank_values=True))
+    entry = _postgresql_entry("django.db.backends.postgresql", name=_name(parts))
+    entry.update(_address(parts, port))
+    for option, setting in (("host", "HOST"), ("port", "PORT"), ("user", "USER"), ("password", "PASSWORD")):
+        if option in options:
+            entry[setting] = options.pop(option)
+    entry["OPTIONS"] |= {"connect_timeout": CONNECT_TIMEOUT_SECONDS} | options
+    return entry
+
+
+def _postgresql_entry(engine: str, name: str) -> dict[str, Any]:
+    return {
+        "ENGINE": engine,
+        "NAME": name,
+        # Values travel apart from the statement, which is what lets PostgreSQL keep prepared plans for the ORM too.
+        "OPTIONS": {"server_side_binding": True},
+        "CONN_MAX_AGE": None,
+        "CONN_HEALTH_CHECKS": True,
+    }
+
+
+def _sqlserver(parts: SplitResult, port: int | None) -> dict[str, Any]:
+    options: dict[str, Any] = dict(parse_qsl(parts.query, keep_blank_values=True))
+    return {
+        "ENGINE": "mssql",
+        "NAME": _name(parts),
+        **_address(parts, port),
+        "OPTIONS": options,
+        "CONN_MAX_AGE": None,
+        "CONN_HEALTH_CHECKS": True,
+    }
+
+
+def _name(parts: SplitResult) -> str:
+    name = unquote(parts.path.removeprefix("/"))
+    if not name or "/" in name:
+        raise ImproperlyConfigured(f"DATABASE_URL names no database after its host. {_EXPECTED}")
+    return name
+
+
+def _address(parts: SplitResult, port: int | None) -> dict[str, str]:
+    return {
+        "HOST": unquote(parts.hostname or ""),
+        "PORT": str(port or ""),
+        "USER": unquote(parts.username or ""),
+        "PASSWORD": unquote(parts.password or ""),
+    }

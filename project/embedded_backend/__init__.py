@@ -1,0 +1,1 @@
+"""Django database backend: PostgreSQL, on the embedded server (`project.embedded_postgres`)."""

@@ -1,0 +1,167 @@
+"""Makes the database cluster, and starts and ends the server on it. The caller holds the lock that says it may."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from project.embedded_postgres.binaries import MAJOR_VERSION
+from project.embedded_postgres.errors import EmbeddedPostgresError
+from project.embedded_postgres.home import DATABASE, SUPERUSER, Home
+from project.embedded_postgres.placement import Account, account_of, binaries_for
+
+# Durable as any server; the rest suits a queue on a small machine. Given at each start, so that a change reaches
+# clusters that exist.
+SETTINGS = {
+    "listen_addresses": "",  # the socket only: nothing on the network, no password
+    "unix_socket_permissions": "0700",
+    "max_connections": "200",
+    "shared_buffers": "256MB",
+    "max_wal_size": "2GB",
+    "autovacuum_naptime": "5s",  # queue tables die and grow within seconds
+    "fsync": "on",
+    "synchronous_commit": "on",
+    "full_page_writes": "on",
+    "track_io_timing": "off",
+    "jit": "off",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+    "log_line_prefix": "%m [%p] ",
+    "log_destination": "stderr",
+    "logging_collector": "off",
+}
+
+_LOG_LIMIT_BYTES = 20_000_000
+
+
+class Cluster:
+    """One cluster and the account that runs it."""
+
+    def __init__(self, home: Home) -> None:
+        self.home = home
+        self.account: Account = account_of(home)
+        self.binaries: Path = binaries_for(self.account)
+
+    def start(self, server_lock: int) -> subprocess.Popen[bytes]:
+        """Start the postmaster; it and its backends hold a copy of `server_lock` for as long as one of them lives."""
+        self._initialize()
+        # Nobody of an earlier server is left (the lock says so), so what it left behind means nothing. PostgreSQL
+        # would take a process that now has the old one's id for a running server.
+        self.home.postmaster_file.unlink(missing_ok=True)
+        sockets = self._socket_directory()
+        if self.home.server_log.exists() and self.home.server_log.stat().st_size > _LOG_LIMIT_BYTES:
+            self.home.server_log.replace(self.home.server_log.with_suffix(".log.1"))
+        command = [str(self.binaries / "postgres"), "-D", str(self.home.data), "-k", str(sockets)]
+        for name, value in SETTINGS.items():
+            command += ["-c", f"{name}={value}"]
+        with self.home.server_log.open("ab") as log:
+            return self._popen(command, stdout=log, stderr=log, pass_fds=[server_lock], start_new_session=True)
+
+    def _initialize(self) -> None:
+        version_file = self.home.data / "PG_VERSION"
+        if version_file.exists():
+            version = version_file.read_text().strip()
+            if version != str(MAJOR_VERSION):
+                raise EmbeddedPostgresError(
+                    f"{self.home.data} was made by PostgreSQL {version}, and this is {MAJOR_VERSION} -- "
+                    f"move {self.home.path} away to start with an empty database"
+                )
+            return
+        # Made under another name and flushed to disk before it gets its own: a cluster is there as a whole or not.
+        fresh = self.home.path / "data.new"
+        shutil.rmtree(fresh, ignore_errors=True)
+        # The builtin provider sorts alike on every system, and needs no locale that may not be installed.
+        self._run(
+            "initdb", f"--pgdata={fresh}", f"--username={SUPERUSER}", "--auth-local=trust", "--auth-host=reject",
+            "--encoding=UTF8", "--no-locale", "--locale-provider=builtin", "--builtin-locale=C.UTF-8",
+            "--no-sync", "--no-instructions",
+        )  # fmt: skip
+        self._run(
+            "postgres", "--single", "-D", str(fresh), "-c", "fsync=off", "template1",
+            statements=f"CREATE DATABASE {DATABASE}\n",
+        )  # fmt: skip
+        self._run("initdb", "--sync-only", f"--pgdata={fresh}")
+        fresh.rename(self.home.data)
+        _flush(self.home.path)
+
+    def _socket_directory(self) -> Path:
+        """A directory that only the account may enter, with a path short enough for a socket (107 bytes)."""
+        with contextlib.suppress(FileNotFoundError):
+            recorded = Path(self.home.socket_record.read_text().strip())
+            status = recorded.lstat()
+            # Anybody may make a directory of that name in /tmp; nobody else can make it the account's own.
+            if status.st_uid == self.account.uid and status.st_mode & 0o170777 == 0o040700:
+                for leftover in recorded.iterdir():
+                    leftover.unlink()
+                return recorded
+        parent = "/tmp" if os.access("/tmp", os.W_OK | os.X_OK) else tempfile.gettempdir()
+        directory = Path(tempfile.mkdtemp(prefix="queueapp-", dir=parent))
+        if os.geteuid() != self.account.uid:
+            os.chown(directory, self.account.uid, self.account.gid)
+        fresh = self.home.socket_record.with_suffix(".new")
+        fresh.write_text(f"{directory}\n")
+        fresh.rename(self.home.socket_record)
+        return directory
+
+    def remove_socket_directory(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self.home.socket_record.read_text().strip(), ignore_errors=True)
+            self.home.socket_record.unlink()
+
+    def signal_postmaster(self, number: int) -> None:
+        postmaster = self.home.postmaster()
+        if postmaster is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(postmaster[0], number)
+
+    def kill_left_over_backends(self) -> None:
+        """End backends that go on without their postmaster, busy in a statement; a no-op where there is no /proc.
+
+        Crash recovery follows in any case, so nothing is lost by it that was not lost already.
+        """
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if os.readlink(process / "cwd") == str(self.home.data):
+                    os.kill(int(process.name), signal.SIGKILL)
+
+    def last_words(self) -> str:
+        """The last lines that the server wrote, as one line."""
+        try:
+            lines = self.home.server_log.read_text(errors="replace").splitlines()
+        except FileNotFoundError:
+            return ""
+        return " / ".join(line for line in lines[-3:] if line.strip())
+
+    def _run(self, program: str, *arguments: str, statements: str | None = None) -> None:
+        result = subprocess.run(
+            [str(self.binaries / program), *arguments],
+            input=statements or "",
+            capture_output=True,
+            text=True,
+            check=False,
+            **self._surroundings(),
+        )
+        if result.returncode != 0:
+            raise EmbeddedPostgresError(
+                f"{program} failed: {' '.join((result.stderr or result.stdout).split()) or result.returncode}"
+            )
+
+    def _popen(self, command: list[str], **arguments: Any) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, **arguments, **self._surroundings())
+
+    def _surroundings(self) -> dict[str, Any]:
+        # A PGDATA, PGPORT or locale of the caller's must not reach the server.
+        environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
+        return {"cwd": self.home.path, "env": environment, "umask": 0o077, **self.account.switch()}
+
+
+def _flush(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
