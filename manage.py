@@ -7,6 +7,7 @@ line with what to do next and exit code 1; `--traceback` shows where they were r
 
 import os
 import sys
+import threading
 
 
 def main() -> int:
@@ -15,13 +16,19 @@ def main() -> int:
 
     from project.environment_errors import describe
 
+    def report(error: BaseException | None) -> bool:
+        message = None if error is None or "--traceback" in sys.argv else describe(error)
+        if message is not None:
+            print(f"{sys.argv[0]}: {message}", file=sys.stderr)
+        return message is not None
+
+    # `runserver` works in a thread, beside the one that watches the files for changes.
+    threading.excepthook = lambda event: None if report(event.exc_value) else threading.__excepthook__(event)
     try:
         execute_from_command_line(sys.argv)
     except Exception as error:
-        message = None if "--traceback" in sys.argv else describe(error)
-        if message is None:
+        if not report(error):
             raise
-        print(f"{sys.argv[0]}: {message}", file=sys.stderr)
         return 1
     return 0
 

@@ -3,7 +3,8 @@
     unset or empty                                        the embedded PostgreSQL of this checkout
     postgresql://user:password@host:5432/name?sslmode=…   PostgreSQL; the query holds libpq's parameters, and
                                                           `host=/run/postgresql` names a socket directory
-    mssql://user:password@host:1433/name?driver=…         SQL Server; the query holds the connection's OPTIONS
+    mssql://user:password@host:1433/name?Encrypt=yes      SQL Server; the query holds keywords of the connection string
+                                                          and the Django backend's options (driver, query_timeout, …)
 
 `postgres://` and `postgresql://` mean the same, as do `mssql://` and `sqlserver://`. Percent-encode special
 characters of the password. A URL that cannot be used raises `ImproperlyConfigured` with a text that never contains
@@ -37,7 +38,10 @@ def database(url: str | None) -> dict[str, Any]:
         return _postgresql(parts, port)
     if parts.scheme in ("mssql", "sqlserver"):
         return _sqlserver(parts, port)
-    raise ImproperlyConfigured(f"DATABASE_URL starts with {parts.scheme + '://' if parts.scheme else 'no scheme'!r}. {_EXPECTED}")
+    kind = (
+        f"names a database of the kind {parts.scheme!r}" if parts.scheme else "does not start with a kind of database"
+    )
+    raise ImproperlyConfigured(f"DATABASE_URL {kind}. {_EXPECTED}")
 
 
 _EXPECTED = (
@@ -69,7 +73,20 @@ def _postgresql_entry(engine: str, name: str) -> dict[str, Any]:
 
 
 def _sqlserver(parts: SplitResult, port: int | None) -> dict[str, Any]:
-    options: dict[str, Any] = dict(parse_qsl(parts.query, keep_blank_values=True))
+    # Microsoft's own driver comes with its package; ODBC drivers of the system are used where `driver` names one.
+    options: dict[str, Any] = {"connection_timeout": CONNECT_TIMEOUT_SECONDS}
+    keywords = []
+    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        if name in _SQLSERVER_NUMBERS:
+            options[name] = _number(name, value)
+        elif name in _SQLSERVER_TEXTS:
+            options[name] = value
+        else:
+            keywords.append(f"{name}={_quoted_keyword_value(value)}")
+    if "driver" not in options:
+        options.setdefault("python_driver", "mssql_python")
+    if keywords:
+        options["extra_params"] = ";".join(keywords)
     return {
         "ENGINE": "mssql",
         "NAME": _name(parts),
@@ -78,6 +95,24 @@ def _sqlserver(parts: SplitResult, port: int | None) -> dict[str, Any]:
         "CONN_MAX_AGE": None,
         "CONN_HEALTH_CHECKS": True,
     }
+
+
+# Options of the Django backend; every other parameter of the URL is a keyword of the connection string.
+_SQLSERVER_TEXTS = ("driver", "python_driver", "isolation_level", "collation")
+_SQLSERVER_NUMBERS = ("connection_timeout", "connection_retries", "connection_retry_backoff_time", "query_timeout")
+
+
+def _number(name: str, value: str) -> int:
+    if not value.isdecimal():
+        raise ImproperlyConfigured(f"{name} in DATABASE_URL is {value!r}; expected a whole number of at least 0")
+    return int(value)
+
+
+def _quoted_keyword_value(value: str) -> str:
+    """`value` as one value of a connection string, whatever it contains."""
+    if any(character in value for character in ";{}=") or value != value.strip():
+        return "{" + value.replace("}", "}}") + "}"
+    return value
 
 
 def _name(parts: SplitResult) -> str:

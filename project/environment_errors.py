@@ -1,43 +1,75 @@
 """Says in one line what is wrong with the environment of a command, and what to do next.
 
-Only errors whose cause lies outside the code are described; for everything else the traceback is the best report.
+Only errors whose cause lies outside the code are described: the settings, reaching the database, missing rights,
+missing tables. For everything else the traceback is the best report.
 """
 
-from django.core.exceptions import ImproperlyConfigured
-from django.db import DatabaseError, OperationalError, connections
-from django.db.utils import InterfaceError
+import traceback
+from collections.abc import Iterator
 
-_SQLSTATE_INSUFFICIENT_PRIVILEGE = "42501"
-_MSSQL_PERMISSION_DENIED = "permission was denied"
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DatabaseError, connections
+
+_CHECK_URL = (
+    "check that the server runs and that DATABASE_URL names it (leave DATABASE_URL unset for the embedded PostgreSQL)"
+)
+_CHECK_LOG = "`python -m project.embedded_postgres status` tells where its data and its log are"
 
 
 def describe(error: BaseException) -> str | None:
-    """One line for a mistake of configuration, reach or permission, or None when `error` is something else."""
+    """One line for a mistake of the environment, or None when `error` is something else."""
+    chain = list(_chain(error))
     if isinstance(error, ImproperlyConfigured):
+        missing = next((cause for cause in chain if isinstance(cause, ImportError)), None)
+        if missing is not None:
+            return f"the driver of the database cannot be loaded: {_one_line(missing)} -- install what it names"
         return _one_line(error)
-    if isinstance(error, OperationalError | InterfaceError):
+    if _was_connecting(error):
+        return f"{_database()} cannot be reached: {_one_line(error)} -- {_advice()}"
+    if not isinstance(error, DatabaseError):
+        return None
+    sqlstate = next((state for cause in chain if (state := getattr(cause, "sqlstate", None))), "")
+    if sqlstate == "42501" or "permission was denied" in str(error):
         return (
-            f"{_where()} cannot be used: {_one_line(error)} -- check that the server runs and that DATABASE_URL "
-            "names it (unset it to use the embedded PostgreSQL)"
+            f"{_database()}: {_one_line(error)} -- grant that right to its user, or name another user in DATABASE_URL"
         )
-    if isinstance(error, DatabaseError) and _is_missing_permission(error):
-        return (
-            f"{_where()}: {_one_line(error)} -- grant that right to the user of DATABASE_URL, or name another user there"
-        )
+    if sqlstate == "42P01" or "Invalid object name" in str(error):
+        return f"{_database()}: {_one_line(error)} -- run `manage.py migrate` first"
+    if sqlstate[:2] in ("08", "53") or sqlstate[:4] == "57P0" or "server closed the connection" in str(error):
+        return f"{_database()} went away: {_one_line(error)} -- {_advice()}"
     return None
 
 
-def _is_missing_permission(error: DatabaseError) -> bool:
-    if getattr(error.__cause__, "sqlstate", None) == _SQLSTATE_INSUFFICIENT_PRIVILEGE:
-        return True
-    return _MSSQL_PERMISSION_DENIED in str(error)
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or current.__context__
 
 
-def _where() -> str:
-    """The default database without its password."""
+def _was_connecting(error: BaseException) -> bool:
+    """Whether a database backend raised `error` while it opened a connection; drivers disagree about the class."""
+    return any(
+        frame.f_code.co_name in ("get_new_connection", "get_connection_params")
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+    )
+
+
+def _is_embedded() -> bool:
+    return bool(connections.settings["default"]["ENGINE"] == "project.embedded_backend")
+
+
+def _advice() -> str:
+    return _CHECK_LOG if _is_embedded() else _CHECK_URL
+
+
+def _database() -> str:
+    """The default database by name, without its password."""
+    if _is_embedded():
+        return "the embedded PostgreSQL"
     settings = connections.settings["default"]
-    if settings["ENGINE"] == "project.embedded_backend":
-        return "the embedded database"
     host = settings.get("HOST") or "localhost"
     port = f":{settings['PORT']}" if settings.get("PORT") else ""
     user = f" as user {settings['USER']}" if settings.get("USER") else ""

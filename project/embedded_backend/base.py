@@ -4,6 +4,7 @@ Importing the settings, `--help`, or a type checker therefore start nothing. Eve
 `vendor` stays "postgresql".
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 from django.db.backends.postgresql import base, client
@@ -13,7 +14,7 @@ from project import embedded_postgres
 
 
 class DatabaseClient(client.DatabaseClient):
-    def runshell(self, parameters: list[str]) -> None:
+    def runshell(self, parameters: Iterable[str]) -> None:
         self.connection.get_connection_params()  # starts the server and fills in its address
         self.executable_name = str(embedded_postgres.find_binaries() / "psql")
         super().runshell(parameters)

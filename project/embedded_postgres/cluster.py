@@ -98,7 +98,8 @@ class Cluster:
                 for leftover in recorded.iterdir():
                     leftover.unlink()
                 return recorded
-        parent = "/tmp" if os.access("/tmp", os.W_OK | os.X_OK) else tempfile.gettempdir()
+        # Not the user's TMPDIR, which may be long; what an attacker could prepare in /tmp, mkdtemp does not take.
+        parent = "/tmp" if os.access("/tmp", os.W_OK | os.X_OK) else tempfile.gettempdir()  # noqa: S108
         directory = Path(tempfile.mkdtemp(prefix="queueapp-", dir=parent))
         if os.geteuid() != self.account.uid:
             os.chown(directory, self.account.uid, self.account.gid)

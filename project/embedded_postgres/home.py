@@ -1,10 +1,10 @@
 """The files of one embedded server: where they are, which lock is held, and what the server says about itself.
 
-    data/              the database cluster
-    users.lock, keeper.lock, server.lock   see the package
-    socket_directory   the path of the directory with the server's socket, while it runs
-    keep_running       exists while `python -m project.embedded_postgres start` keeps an unused server up
-    server.log, keeper.log
+data/              the database cluster
+users.lock, keeper.lock, server.lock   see the package
+socket_directory   the path of the directory with the server's socket, while it runs
+keep_running       exists while `python -m project.embedded_postgres start` keeps an unused server up
+server.log, keeper.log
 """
 
 import fcntl

@@ -62,8 +62,9 @@ class Keeper:
                 if time.monotonic() - orphaned_since > ORPHAN_SECONDS:
                     self.cluster.kill_left_over_backends()
             if time.monotonic() > deadline:
+                words = self.cluster.last_words()
                 raise EmbeddedPostgresError(
-                    f"the embedded PostgreSQL is not ready after {READY_TIMEOUT_SECONDS:.0f} s: {self.cluster.last_words()}"
+                    f"the embedded PostgreSQL is not ready after {READY_TIMEOUT_SECONDS:.0f} s: {words}"
                 )
             time.sleep(POLL_SECONDS)
 

