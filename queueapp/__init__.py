@@ -1,0 +1,69 @@
+"""Message queues that live in the application's own SQL database, for Django.
+
+A queue is a table: sending is an INSERT in the caller's transaction, receiving takes the lowest row that nobody else
+has locked. The names below are the public API; importing this package needs no optional dependency and no database.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from .consumers import Consumer, consumer
+    from .errors import InvalidMessage, InvalidOption, LeaseLost, QueueError, QueueNotFound, UndecodableMessage
+    from .messages import message_type
+    from .models import Delivery, Queue, Semantics
+    from .receiving import Context, Message
+    from .recoverability import Discard, Poison, RetryLater, RetryNow
+
+#: Public name -> module. Loaded on first use: models cannot be imported before Django has its settings.
+_PUBLIC = {
+    "Consumer": "consumers",
+    "consumer": "consumers",
+    "Context": "receiving",
+    "Delivery": "models",
+    "Discard": "recoverability",
+    "InvalidMessage": "errors",
+    "InvalidOption": "errors",
+    "LeaseLost": "errors",
+    "Message": "receiving",
+    "message_type": "messages",
+    "Poison": "recoverability",
+    "Queue": "models",
+    "QueueError": "errors",
+    "QueueNotFound": "errors",
+    "RetryLater": "recoverability",
+    "RetryNow": "recoverability",
+    "Semantics": "models",
+    "UndecodableMessage": "errors",
+}
+
+__all__ = [
+    "Consumer",
+    "Context",
+    "Delivery",
+    "Discard",
+    "InvalidMessage",
+    "InvalidOption",
+    "LeaseLost",
+    "Message",
+    "Poison",
+    "Queue",
+    "QueueError",
+    "QueueNotFound",
+    "RetryLater",
+    "RetryNow",
+    "Semantics",
+    "UndecodableMessage",
+    "consumer",
+    "message_type",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_PUBLIC[name]}", __name__), name)

@@ -1,0 +1,27 @@
+"""The Django app: finds consumers and admin pages once all models are there."""
+
+from __future__ import annotations
+
+from django.apps import AppConfig, apps
+from django.utils.module_loading import autodiscover_modules
+
+
+class QueueappConfig(AppConfig):
+    """Configuration of the ``queueapp`` app."""
+
+    name = "queueapp"
+    verbose_name = "Queues"
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        from . import checks  # noqa: F401  registers the system checks
+
+        if apps.is_installed("django.contrib.admin"):
+            from django.contrib import admin
+
+            # Before our own registration: a user's own ModelAdmin for a queue must win in whatever order the apps stand.
+            admin.autodiscover()
+            from .admin import register
+
+            register()
+        autodiscover_modules("consumers")

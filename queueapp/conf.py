@@ -1,0 +1,202 @@
+"""The project-wide settings: ``QUEUEAPP = {...}`` in Django's settings, each with default and bounds.
+
+A queue's ``class Delivery`` and a consumer's arguments come before these where they have the same name.
+Reading never touches the database. ``checks.py`` reads everything once at start.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.core.signals import setting_changed
+
+from .options import Option, read_all
+
+SECOND = timedelta(seconds=1)
+
+OPTIONS: tuple[Option, ...] = (
+    Option(
+        "PEEK_DELAY",
+        timedelta,
+        SECOND,
+        "How long a worker waits after an empty peek (spec/000). Above 10 s a warning is given.",
+        low=timedelta(milliseconds=100),
+        high=timedelta(hours=1),
+        seconds=True,
+    ),
+    Option(
+        "MAX_RECORDS_TO_PEEK",
+        int,
+        1000,
+        "A peek counts at most so many waiting messages (spec/000).",
+        low=1,
+        high=1_000_000,
+    ),
+    Option("CONCURRENCY", int, 4, "Receive tasks (threads) per queue and worker process.", low=1, high=256),
+    Option("ATTEMPTS", int, 5, "Attempts of a message before it is poison (spec/004 MaxAttempts).", low=1, high=1000),
+    Option(
+        "RETRY_DELAY",
+        timedelta,
+        10 * SECOND,
+        "Wait between two attempts (spec/004 AttemptDelay); 0 retries at once, in place.",
+        low=timedelta(0),
+        high=timedelta(days=30),
+        seconds=True,
+    ),
+    Option(
+        "RETRY_DELAY_INCREASE",
+        timedelta,
+        timedelta(0),
+        "Added to the wait at each further attempt (delayed retries with increase).",
+        low=timedelta(0),
+        high=timedelta(days=30),
+        seconds=True,
+    ),
+    Option(
+        "RETRY_JITTER",
+        float,
+        0.0,
+        "Share of a retry's wait that is added at random, so that messages that failed together do not come back together.",
+        low=0.0,
+        high=1.0,
+    ),
+    Option("IMMEDIATE_RETRIES", int, 0, "Attempts that are repeated at once before waits begin.", low=0, high=1000),
+    Option(
+        "TIMEOUT",
+        timedelta,
+        None,
+        "Time limit of a handler (spec/004 ConsumerTimeout); None: no limit.",
+        low=timedelta(milliseconds=10),
+        high=timedelta(hours=24),
+        optional=True,
+        seconds=True,
+    ),
+    Option("WAKE_UPS", bool, True, "Send a NOTIFY after a commit that sent messages, and listen for it (PostgreSQL)."),
+    Option(
+        "WAKE_UP_INTERVAL",
+        timedelta,
+        timedelta(milliseconds=50),
+        "At most one wake-up per process and queue in this time (the first one goes out at once).",
+        low=timedelta(milliseconds=1),
+        high=timedelta(seconds=10),
+        seconds=True,
+    ),
+    Option(
+        "PREPARED_STATEMENTS",
+        bool,
+        True,
+        "Prepare the engine's own statements. Set to False behind a pooler in transaction mode without support for them.",
+    ),
+    Option(
+        "MAX_BATCH",
+        int,
+        500,
+        "Most messages one receive task leases at once (on SQL Server batches stay under lock escalation).",
+        low=1,
+        high=3500,
+    ),
+    Option(
+        "BATCH_TARGET",
+        timedelta,
+        timedelta(milliseconds=80),
+        "A batch is sized so that handling it takes about this long.",
+        low=timedelta(milliseconds=1),
+        high=timedelta(seconds=30),
+        seconds=True,
+    ),
+    Option(
+        "HEARTBEAT_INTERVAL",
+        timedelta,
+        5 * SECOND,
+        "How often a worker process says that it is alive.",
+        low=timedelta(milliseconds=100),
+        high=timedelta(minutes=10),
+        seconds=True,
+    ),
+    Option(
+        "DEAD_AFTER",
+        timedelta,
+        20 * SECOND,
+        "A subscriber without a heartbeat for this long is dead: its leases are released.",
+        low=timedelta(milliseconds=500),
+        high=timedelta(hours=1),
+        seconds=True,
+    ),
+    Option(
+        "SHUTDOWN_GRACE",
+        timedelta,
+        15 * SECOND,
+        "How long a stopping worker lets running handlers finish before it cancels them.",
+        low=timedelta(0),
+        high=timedelta(hours=1),
+        seconds=True,
+    ),
+    Option(
+        "DISPATCH_BATCH",
+        int,
+        500,
+        "Due delayed messages moved to their queues in one statement.",
+        low=1,
+        high=3500,
+    ),
+    Option(
+        "DISPATCH_POLL",
+        timedelta,
+        5 * SECOND,
+        "The delayed dispatcher looks again after this long at most, whatever it was told.",
+        low=timedelta(milliseconds=50),
+        high=timedelta(minutes=1),
+        seconds=True,
+    ),
+    Option(
+        "PURGE_EXPIRED_ON_STARTUP",
+        bool,
+        True,
+        "Delete expired messages in batches when a worker starts.",
+    ),
+    Option(
+        "PURGE_INTERVAL",
+        timedelta,
+        timedelta(minutes=5),
+        "Delete expired messages in batches this often; None: never.",
+        low=SECOND,
+        high=timedelta(days=1),
+        optional=True,
+        seconds=True,
+    ),
+    Option("PURGE_BATCH", int, 3500, "Expired messages deleted in one statement.", low=1, high=3500),
+)
+
+
+class Settings:
+    """The settings as attributes: ``conf.settings.PEEK_DELAY``. Read on first use, again after an override in tests."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, Any] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if self._values is None:
+            self._values = read_all(OPTIONS, getattr(django_settings, "QUEUEAPP", {}), "QUEUEAPP.")
+        try:
+            return self._values[name]
+        except KeyError:
+            raise AttributeError(f"QUEUEAPP has no setting {name!r}") from None
+
+    def reload(self) -> None:
+        """Forget what was read; the next access reads Django's settings again."""
+        self._values = None
+
+
+settings = Settings()
+
+
+def _reload(*, setting: str, **_: Any) -> None:
+    if setting == "QUEUEAPP":
+        settings.reload()
+
+
+setting_changed.connect(_reload, dispatch_uid="queueapp.conf")

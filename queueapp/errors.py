@@ -1,0 +1,56 @@
+"""The errors a caller of queueapp can meet, each with its facts as attributes.
+
+Raised where the fact is known and translated once at the edge (a command, the admin, a worker's log line).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+
+
+class QueueError(Exception):
+    """Base of everything queueapp raises on its own account."""
+
+
+class InvalidOption(QueueError, ImproperlyConfigured):
+    """A setting, a ``Delivery`` option or a consumer option has a value that is not accepted.
+
+    The text names the option, the value and the accepted range, so that it can be mended without reading code.
+    """
+
+    def __init__(self, option: str, value: Any, accepted: str) -> None:
+        self.option, self.value, self.accepted = option, value, accepted
+        super().__init__(f"{option} = {value!r} is not accepted: it must be {accepted}.")
+
+
+class QueueNotFound(QueueError, LookupError):
+    """No queue answers to this name, neither as a label (``app.Model``) nor as a table."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"There is no queue {name!r}: it is neither a model label (app.Model) nor a queue's table.")
+
+
+class InvalidMessage(QueueError, ValueError):
+    """A message that was about to be sent cannot be stored: a body or header of the wrong type, a NUL, too long."""
+
+
+class UndecodableMessage(QueueError, ValueError):
+    """Headers or body of a received message do not parse. The message goes to poison with its bytes untouched."""
+
+
+class LeaseLost(QueueError):
+    """The lease of this message lapsed and somebody else owns it now, or the message is gone.
+
+    Nothing was changed: an ack, cancel or extend with a stale token touches no row.
+    """
+
+    def __init__(self, queue: str, seq: int) -> None:
+        self.queue, self.seq = queue, seq
+        super().__init__(f"The lease of message {seq} in {queue} was lost before it was ended; nothing was changed.")
+
+
+class UnsupportedServer(QueueError):
+    """The database server is too old, or lacks something a statement needs; its version is named."""

@@ -1,0 +1,205 @@
+"""What is inside a message: its id, its headers and its typed body. No database here.
+
+Headers are a JSON object of strings; two of them are ours: ``type`` (which class the body is) and ``content-type``.
+A message of an NServiceBus endpoint carries the same facts under that system's names, and both are read. A body is
+JSON by ``msgspec`` (structs, dataclasses, dicts), or raw bytes. What does not parse raises UndecodableMessage, and the
+caller moves the row to poison with its bytes untouched.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import msgspec
+
+from .errors import InvalidMessage, UndecodableMessage
+
+JSON = "application/json"
+BYTES = "application/octet-stream"
+TYPE = "type"
+CONTENT_TYPE = "content-type"
+
+#: The same facts under the names of the NServiceBus wire format (spec/000, 001), read from and written to foreign tables.
+NSB_MESSAGE_ID = "NServiceBus.MessageId"
+NSB_CORRELATION_ID = "NServiceBus.CorrelationId"
+NSB_REPLY_TO = "NServiceBus.ReplyToAddress"
+NSB_TYPES = "NServiceBus.EnclosedMessageTypes"
+NSB_CONTENT_TYPE = "NServiceBus.ContentType"
+NSB_TIME_SENT = "NServiceBus.TimeSent"
+
+MAX_RECIPIENT = 200
+MAX_ADDRESS = 255
+
+_encoder = msgspec.json.Encoder()
+_T = TypeVar("_T", bound=type)
+
+
+# -- ids ----------------------------------------------------------------------------------------------------------
+
+
+def new_id() -> uuid.UUID:
+    """A time-ordered id (UUID version 7): 48 bits of milliseconds, 74 random bits."""
+    value = (time.time_ns() // 1_000_000) << 80 | secrets.randbits(80)
+    return uuid.UUID(int=value & ~(0xF << 76) & ~(0x3 << 62) | 0x7 << 76 | 0x2 << 62)
+
+
+def id_sequence() -> Callable[[], uuid.UUID]:
+    """A source of time-ordered ids for bulk sends: one random base, then counted up (0.3 µs instead of 2)."""
+    base = new_id().int & ~((1 << 62) - 1)
+    low = secrets.randbits(61)
+    make, blank = uuid.UUID.__new__, uuid.UUID
+
+    def following() -> uuid.UUID:
+        nonlocal low
+        low += 1
+        one = make(blank)
+        # UUID.__init__ validates for most of a microsecond what is known to be right here.
+        object.__setattr__(one, "int", base | low)
+        object.__setattr__(one, "is_safe", uuid.SafeUUID.unknown)
+        return one
+
+    return following
+
+
+# -- type names ---------------------------------------------------------------------------------------------------
+
+
+def message_type(name: str) -> Callable[[_T], _T]:
+    """Give a message class a name of its own on the wire, so that it can be moved or shared with other languages.
+
+    >>> @message_type("Acme.Sales.OrderPlaced")
+    ... class OrderPlaced(msgspec.Struct): ...
+    """
+
+    def mark(cls: _T) -> _T:
+        cls.__queue_type__ = name  # type: ignore[attr-defined]
+        type_name.cache_clear()
+        return cls
+
+    return mark
+
+
+@lru_cache(maxsize=1024)
+def type_name(cls: type) -> str:
+    """The name of a message class in the ``type`` header: ``module.Class`` unless ``@message_type`` gave another."""
+    own = cls.__dict__.get("__queue_type__")
+    return own if own is not None else f"{cls.__module__}.{cls.__qualname__}"
+
+
+# -- headers ------------------------------------------------------------------------------------------------------
+
+
+def encode_headers(headers: Mapping[str, str]) -> str:
+    """Headers as they are stored. Raises InvalidMessage for what is not a string, or holds a NUL."""
+    for name, value in headers.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidMessage(f"Header {name!r} = {value!r}: header names and values must be strings.")
+        if "\0" in name or "\0" in value:
+            raise InvalidMessage(f"Header {name!r} contains a NUL character, which a text column cannot hold.")
+    try:
+        return _encoder.encode(headers).decode()
+    except UnicodeEncodeError as error:
+        raise InvalidMessage(f"A header is not valid Unicode: {error}.") from error
+
+
+class _Head(msgspec.Struct):
+    """The headers that decide who handles a message; everything else is decoded only when somebody looks."""
+
+    type: str | None = None
+    content_type: str | None = msgspec.field(default=None, name=CONTENT_TYPE)
+    nsb_types: str | None = msgspec.field(default=None, name=NSB_TYPES)
+    nsb_content_type: str | None = msgspec.field(default=None, name=NSB_CONTENT_TYPE)
+
+
+_decode_head = msgspec.json.Decoder(_Head).decode
+_decode_headers = msgspec.json.Decoder(dict[str, str | None]).decode
+
+
+def read_head(headers: str) -> tuple[str, str]:
+    """(type name, content type) of stored headers; '' where unknown. Raises UndecodableMessage."""
+    try:
+        head = _decode_head(headers)
+    except (msgspec.DecodeError, UnicodeEncodeError) as error:
+        raise UndecodableMessage(f"The headers are not a JSON object of strings: {error}") from error
+    kind = head.type
+    if kind is None and head.nsb_types:
+        # "Acme.OrderPlaced, Acme, Version=1.0.0.0; Acme.IEvent, Acme": most derived first, assembly after the comma.
+        kind = head.nsb_types.split(";", 1)[0].split(",", 1)[0].strip()
+    return kind or "", head.content_type or head.nsb_content_type or ""
+
+
+def decode_headers(headers: str) -> dict[str, str]:
+    """All headers as a dict; a null value reads as ''. Raises UndecodableMessage."""
+    try:
+        return {name: value or "" for name, value in _decode_headers(headers).items()}
+    except (msgspec.DecodeError, UnicodeEncodeError) as error:
+        raise UndecodableMessage(f"The headers are not a JSON object of strings: {error}") from error
+
+
+# -- bodies -------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1024)
+def _plain_headers(cls: type) -> str:
+    """Stored headers of a typed message without headers of its own: one text per class."""
+    return encode_headers({TYPE: type_name(cls), CONTENT_TYPE: JSON})
+
+
+_UNTYPED_HEADERS = encode_headers({CONTENT_TYPE: JSON})
+_BYTES_HEADERS = encode_headers({CONTENT_TYPE: BYTES})
+
+
+def is_typed(cls: type) -> bool:
+    """Whether instances of this class are typed bodies: a msgspec.Struct or a dataclass."""
+    return issubclass(cls, msgspec.Struct) or dataclasses.is_dataclass(cls)
+
+
+def encode(body: Any, headers: Mapping[str, str] | None = None) -> tuple[str, bytes | None]:
+    """(stored headers, stored body) of one message. Raises InvalidMessage when the body cannot be encoded.
+
+    >>> encode({"order": 7})
+    ('{"content-type":"application/json"}', b'{"order":7}')
+    """
+    cls = type(body)
+    if body is None:
+        plain, data = _BYTES_HEADERS, None
+    elif cls is bytes or isinstance(body, bytes | bytearray | memoryview):
+        plain, data = _BYTES_HEADERS, bytes(body)
+    else:
+        try:
+            data = _encoder.encode(body)
+        except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
+            raise InvalidMessage(f"A {cls.__qualname__} cannot be a message body: {error}.") from error
+        plain = _plain_headers(cls) if is_typed(cls) else _UNTYPED_HEADERS
+    if not headers:
+        return plain, data
+    merged = decode_headers(plain)
+    merged.update(headers)
+    return encode_headers(merged), data
+
+
+@lru_cache(maxsize=1024)
+def _body_decoder(cls: Any) -> Callable[[bytes], Any]:
+    return msgspec.json.Decoder(cls).decode if cls is not Any else msgspec.json.Decoder().decode
+
+
+def decode_body(body: bytes | None, content_type: str, cls: Any = Any) -> Any:
+    """The body as an instance of ``cls`` (``Any``: plain JSON values; ``bytes``: untouched). Raises UndecodableMessage."""
+    if cls is bytes or content_type == BYTES:
+        return body
+    if body is None or body == b"":
+        return None
+    if cls is Any and content_type and "json" not in content_type:
+        return body
+    try:
+        # Foreign JSON often starts with a byte order mark, which no JSON parser accepts.
+        return _body_decoder(cls)(body[3:] if body.startswith(b"\xef\xbb\xbf") else body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        name = getattr(cls, "__qualname__", str(cls))
+        raise UndecodableMessage(f"The body is not a {name}: {error}") from error

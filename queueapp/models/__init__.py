@@ -1,0 +1,27 @@
+"""The models: the abstract ``Queue`` that users subclass, and the tables that belong to all queues of a database."""
+
+from .delayed import DelayedMessage
+from .delivery import Delivery, Semantics
+from .fields import BytesField, GuidField, Now, UtcField
+from .poison import PoisonMessage
+from .queue import Queue, QueueBase
+from .stored import StoredMessage
+from .subscribers import QueueControl, Subscriber
+from .table_options import TableOptions
+
+__all__ = [
+    "BytesField",
+    "DelayedMessage",
+    "Delivery",
+    "GuidField",
+    "Now",
+    "PoisonMessage",
+    "Queue",
+    "QueueBase",
+    "QueueControl",
+    "Semantics",
+    "StoredMessage",
+    "Subscriber",
+    "TableOptions",
+    "UtcField",
+]

@@ -1,0 +1,25 @@
+"""Messages that are not due yet (spec/002). ``queueapp.delayed`` is the store built on this table."""
+
+from __future__ import annotations
+
+from django.db import models
+
+from .fields import Now, UtcField
+from .stored import StoredMessage
+
+
+class DelayedMessage(StoredMessage):
+    """One delayed message: where it goes, and when. The expiry counts from ``due``, not from here."""
+
+    number = models.BigAutoField(primary_key=True)
+    destination = models.CharField(max_length=200, help_text="Label (app.Model) of the queue it goes to.")
+    due = UtcField(db_index=True, help_text="By the database's clock.")
+    stored_at = UtcField(db_default=Now())
+    retries = models.IntegerField(db_default=0, help_text="Failed dispatches so far (spec/002 NumberOfRetries).")
+
+    class Meta:
+        ordering = ["due", "number"]
+        verbose_name = "delayed message"
+
+    def __str__(self) -> str:
+        return f"{self.message_id} for {self.destination}"

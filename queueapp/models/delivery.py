@@ -1,0 +1,160 @@
+"""``class Delivery`` of a queue: how its messages are received (spec/000, 001, 003, 004).
+
+Every option is declared here once. A queue names only what differs from the defaults; a subclass inherits the
+options of its bases. An unknown name or a value out of bounds is an error at import.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from ..options import Option, read_all
+
+
+class Semantics(enum.Enum):
+    """What a crash in the middle of a handler does to the message (DESIGN §5)."""
+
+    TRANSACTIONAL = "transactional"  #: DELETE, handler and its writes in one transaction: exactly-once effects
+    AT_LEAST_ONCE = "at-least-once"  #: leased, handled, then acked: may be handled again
+    AT_MOST_ONCE = "at-most-once"  #: DELETE committed before the handler runs: may be lost
+
+
+OPTIONS: tuple[Option, ...] = (
+    Option("semantics", Semantics, Semantics.AT_LEAST_ONCE, "What a crash while handling does (spec/003 Semantics)."),
+    Option(
+        "lease_period",
+        timedelta,
+        timedelta(seconds=30),
+        "How long a leased message belongs to its receiver (spec/003 LeasePeriod).",
+        low=timedelta(milliseconds=100),
+        high=timedelta(days=7),
+    ),
+    Option(
+        "renew_leases",
+        bool,
+        True,
+        "Lengthen the lease of a message whose handler is still running when half of the lease is over.",
+    ),
+    Option(
+        "max_deliveries",
+        int,
+        0,
+        "A message handed out so often and never acked is poison (spec/003 MaxDeliveries); 0: only the consumers' attempts count.",
+        low=0,
+        high=1_000_000,
+    ),
+    Option(
+        "max_cancels",
+        int,
+        0,
+        "A message given back so often is poison (spec/003 MaxCancels); 0: no limit.",
+        low=0,
+        high=1_000_000,
+    ),
+    Option(
+        "expiration",
+        timedelta,
+        None,
+        "How long a message without an expiry of its own may wait (spec/003 Expiration); None: for ever.",
+        low=timedelta(milliseconds=1),
+        high=timedelta(days=36500),
+        optional=True,
+    ),
+    Option(
+        "priorities",
+        int,
+        1,
+        "Number of priority levels: a message's priority is 0 to priorities - 1, the highest is received first.",
+        low=1,
+        high=10,
+    ),
+    Option(
+        "recipients",
+        bool,
+        False,
+        "Each consumer of a message type gets a copy of its own, addressed to it in the recipient column.",
+    ),
+    Option("concurrency", int, None, "Receive tasks per worker process; None: QUEUEAPP.CONCURRENCY.", 1, 256, True),
+    Option(
+        "peek_delay",
+        timedelta,
+        None,
+        "Wait after an empty peek (spec/000); None: QUEUEAPP.PEEK_DELAY.",
+        low=timedelta(milliseconds=100),
+        high=timedelta(hours=1),
+        optional=True,
+    ),
+    Option(
+        "max_records_to_peek",
+        int,
+        None,
+        "A peek counts at most so many messages (spec/000); None: QUEUEAPP.MAX_RECORDS_TO_PEEK.",
+        low=1,
+        high=1_000_000,
+        optional=True,
+    ),
+    Option(
+        "body_string",
+        bool,
+        False,
+        "Add a generated column with the body as readable text (spec/000 CreateMessageBodyComputedColumn).",
+    ),
+    Option(
+        "fillfactor",
+        int,
+        70,
+        "PostgreSQL: how full pages are filled; room for the lease update keeps half of the updates HOT.",
+        low=10,
+        high=100,
+    ),
+    Option(
+        "autovacuum_threshold",
+        int,
+        1000,
+        "PostgreSQL: autovacuum starts after so many dead rows, whatever the size of the table.",
+        low=1,
+        high=1_000_000_000,
+    ),
+)
+
+
+class Delivery:
+    """The options of one queue, as attributes; ``Queue.delivery`` of each queue is one of these."""
+
+    semantics: Semantics
+    lease_period: timedelta
+    renew_leases: bool
+    max_deliveries: int
+    max_cancels: int
+    expiration: timedelta | None
+    priorities: int
+    recipients: bool
+    concurrency: int | None
+    peek_delay: timedelta | None
+    max_records_to_peek: int | None
+    body_string: bool
+    fillfactor: int
+    autovacuum_threshold: int
+
+    def __init__(self, given: Mapping[str, Any], where: str) -> None:
+        self.given = dict(given)
+        self.__dict__.update(read_all(OPTIONS, given, where))
+
+    def table_options(self) -> dict[str, Any]:
+        """What the migration of the queue's table needs to know of these options."""
+        return {
+            "fillfactor": self.fillfactor,
+            "autovacuum_threshold": self.autovacuum_threshold,
+            "body_string": self.body_string,
+        }
+
+
+def given_options(delivery_class: type | None) -> dict[str, Any]:
+    """What a user's ``class Delivery`` sets, its bases included, in the order of inheritance."""
+    given: dict[str, Any] = {}
+    for cls in reversed(delivery_class.__mro__[:-1]) if delivery_class else ():
+        given |= {name: value for name, value in vars(cls).items() if not name.startswith("_")}
+    return given

@@ -1,0 +1,62 @@
+"""Three column types that PostgreSQL and SQL Server store differently, and the database's own clock.
+
+``uniqueidentifier``, ``datetime2`` and ``varbinary`` are what a wire-compatible queue table has on SQL Server
+(spec/001); Django's own fields would make ``char(32)`` and ``datetimeoffset`` of them.
+"""
+
+from __future__ import annotations
+
+import uuid
+from datetime import UTC, datetime
+from typing import Any
+
+from django.db import models
+from django.db.models import functions
+
+
+class GuidField(models.UUIDField):
+    """A uuid: ``uuid`` on PostgreSQL, ``uniqueidentifier`` on SQL Server."""
+
+    def db_type(self, connection: Any) -> str | None:
+        return "uniqueidentifier" if connection.vendor == "microsoft" else super().db_type(connection)
+
+    def rel_db_type(self, connection: Any) -> str | None:
+        return "uniqueidentifier" if connection.vendor == "microsoft" else super().rel_db_type(connection)
+
+    def get_db_prep_value(self, value: Any, connection: Any, prepared: bool = False) -> Any:
+        if connection.vendor == "microsoft" and value is not None:
+            return str(self.to_python(value))
+        return super().get_db_prep_value(value, connection, prepared)
+
+    def from_db_value(self, value: Any, expression: Any, connection: Any) -> uuid.UUID | None:
+        return uuid.UUID(value) if isinstance(value, str) else value
+
+
+class UtcField(models.DateTimeField):
+    """A point in time: ``timestamptz`` on PostgreSQL, ``datetime2`` holding UTC on SQL Server; always aware here."""
+
+    def db_type(self, connection: Any) -> str | None:
+        return "datetime2" if connection.vendor == "microsoft" else super().db_type(connection)
+
+    def get_db_prep_value(self, value: Any, connection: Any, prepared: bool = False) -> Any:
+        if connection.vendor == "microsoft" and isinstance(value, datetime):
+            # An aware non-UTC time sent to datetime2 silently keeps its local clock: two hours off in Oslo.
+            return value.astimezone(UTC).replace(tzinfo=None)
+        return super().get_db_prep_value(value, connection, prepared)
+
+    def from_db_value(self, value: Any, expression: Any, connection: Any) -> datetime | None:
+        return value.replace(tzinfo=UTC) if isinstance(value, datetime) and value.tzinfo is None else value
+
+
+class BytesField(models.BinaryField):
+    """Bytes: ``bytea`` or ``varbinary(max)``; always ``bytes`` here, where psycopg's text mode gives a memoryview."""
+
+    def from_db_value(self, value: Any, expression: Any, connection: Any) -> bytes | None:
+        return None if value is None else bytes(value)
+
+
+class Now(functions.Now):
+    """The database's clock in UTC. Django's ``Now`` is local time on SQL Server."""
+
+    def as_microsoft(self, compiler: Any, connection: Any, **context: Any) -> tuple[str, list[Any]]:
+        return self.as_sql(compiler, connection, template="SYSUTCDATETIME()", **context)

@@ -1,0 +1,207 @@
+"""The abstract ``Queue``: a subclass is a queue, its table holds the messages that wait (DESIGN §3, §4).
+
+The metaclass does what a user should not have to repeat: it reads ``class Delivery``, lets ``class Meta`` inherit the
+parent's, and names the indexes and the table options after the table. Rows are written by ``producers`` and taken by
+``receiving``, never by ``save()``: on SQL Server that makes a temporary table per row.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from django.db import models
+from django.db.backends.utils import names_digest
+from django.db.models.base import ModelBase
+
+from .. import producers, receiving, registry
+from ..errors import InvalidOption
+from .delivery import Delivery, Semantics, given_options
+from .fields import BytesField, GuidField, Now, UtcField
+from .table_options import TableOptions
+
+if TYPE_CHECKING:
+    from ..receiving import AsyncReceive, Receive
+
+
+MAX_NAME_BYTES = 63
+
+
+class QueueBase(ModelBase):
+    """Metaclass of queues: ``class Delivery`` becomes ``cls.delivery``; indexes and table options follow from it."""
+
+    def __new__(mcs, name: str, bases: tuple[type, ...], attrs: dict[str, Any], **kwargs: Any) -> Any:
+        parents = [base for base in bases if isinstance(base, QueueBase)]
+        if not parents:
+            return super().__new__(mcs, name, bases, attrs, **kwargs)
+        own = attrs.pop("Delivery", None)
+        given: dict[str, Any] = {}
+        for parent in reversed(parents):
+            given |= parent.delivery.given
+        given |= given_options(own)
+        # A Meta that does not name Queue.Meta would lose indexes, constraints and ordering (seen: all three empty).
+        user_meta = attrs.get("Meta")
+        parent_metas = tuple(parent.Meta for parent in parents if hasattr(parent, "Meta"))
+        meta_bases = tuple(dict.fromkeys((*([user_meta] if user_meta else []), *parent_metas)))
+        meta_bases = tuple(m for m in meta_bases if not any(o is not m and issubclass(o, m) for o in meta_bases))
+        attrs["Meta"] = type("Meta", meta_bases, {"abstract": getattr(user_meta, "abstract", False)})
+        attrs["delivery"] = Delivery(given, f"{attrs.get('__module__', '')}.{name}.Delivery.")
+        cls: Any = super().__new__(mcs, name, bases, attrs, **kwargs)
+        if not cls._meta.abstract and not cls._meta.proxy:
+            _refuse_bad_name(cls)
+            _add_indexes_and_options(cls)
+            registry.queues.add(cls)
+        return cls
+
+
+def claim_columns(delivery: Delivery) -> tuple[str, ...]:
+    """The columns that come before ``seq`` in the claim order; empty for a plain first-in-first-out queue."""
+    return (("recipient",) if delivery.recipients else ()) + (("priority",) if delivery.priorities > 1 else ())
+
+
+def _refuse_bad_name(cls: Any) -> None:
+    """Django quotes ``"`` and ``%`` in table names wrongly, and PostgreSQL cuts names at 63 bytes without a word."""
+    name = cls._meta.db_table
+    parts = name.split('"."')
+    if len(parts) > 2 or any('"' in part or "%" in part or "\0" in part or not part for part in parts):
+        raise InvalidOption(f"{cls._meta.label} db_table", name, "without double quotes and percent signs")
+    if any(len(part.encode()) > MAX_NAME_BYTES for part in parts):
+        raise InvalidOption(f"{cls._meta.label} db_table", name, f"at most {MAX_NAME_BYTES} bytes long in UTF-8")
+
+
+def _add_indexes_and_options(cls: Any) -> None:
+    table, delivery = cls._meta.db_table, cls.delivery
+    # Django limits a name to 30 characters; a partial index has to be named. The digest keeps long tables apart.
+    stem = f"{''.join(c if c.isalnum() else '_' for c in table)[:14].lstrip('_0123456789') or 'q'}_{names_digest(table, length=6)}"
+    has = {field.name for field in cls._meta.local_fields}
+    indexes = list(cls._meta.indexes)
+    if "expires" in has:
+        indexes.append(
+            models.Index(fields=["expires"], name=f"{stem}_expires", condition=models.Q(expires__isnull=False))
+        )
+    first = claim_columns(delivery)
+    if first and has.issuperset(first):
+        indexes.append(models.Index(fields=[*first, "seq"], name=f"{stem}_claim"))
+    cls._meta.indexes = indexes
+    constraints = list(cls._meta.constraints)
+    if cls._meta.managed and not any(isinstance(c, TableOptions) for c in constraints):
+        constraints.append(TableOptions(name=f"{stem}_options", **delivery.table_options()))
+    cls._meta.constraints = constraints
+    # The autodetector reads original_attrs, not the live lists.
+    cls._meta.original_attrs["indexes"] = indexes
+    cls._meta.original_attrs["constraints"] = constraints
+
+
+class Queue(models.Model, metaclass=QueueBase):
+    """A queue. Subclass it, run ``makemigrations`` and ``migrate``, and send to it.
+
+    >>> class Orders(Queue):
+    ...     class Delivery:
+    ...         semantics = Semantics.TRANSACTIONAL
+    """
+
+    delivery: ClassVar[Delivery] = Delivery({}, "queueapp.Queue.Delivery.")
+
+    seq = models.BigAutoField(primary_key=True, help_text="Order of arrival; the bookmark that an ack names.")
+    id = GuidField(default=uuid.uuid4, help_text="Made by the sender, time-ordered.")
+    # The columns fold to the names of spec/001: PostgreSQL folds, SQL Server compares without case.
+    correlation_id = models.CharField(max_length=255, null=True, blank=True, db_column="correlationid")
+    reply_to_address = models.CharField(max_length=255, null=True, blank=True, db_column="replytoaddress")
+    recoverable = models.BooleanField(db_default=True, help_text="Kept for wire compatibility (spec/001).")
+    expires = UtcField(null=True, blank=True, help_text="After this the message is dropped.")
+    headers = models.TextField(db_default="{}", help_text="JSON object of strings.")
+    body = BytesField(null=True, blank=True)
+    recipient = models.CharField(
+        max_length=200, db_default="", blank=True, help_text="The consumer it is addressed to."
+    )
+    priority = models.SmallIntegerField(db_default=0)
+    is_barrier = models.BooleanField(db_default=False)
+    enqueued_at = UtcField(db_default=Now())
+    lease_token = GuidField(null=True, blank=True)
+    lease_owner = GuidField(null=True, blank=True, help_text="The subscriber that holds the lease.")
+    lease_expires = UtcField(null=True, blank=True)
+    deliveries = models.IntegerField(db_default=0, help_text="How often it was handed to a handler.")
+    cancels = models.IntegerField(db_default=0, help_text="How often it was given back.")
+    failures = models.TextField(null=True, blank=True, help_text="JSON list of the failed attempts so far.")
+
+    class Meta:
+        abstract = True
+        ordering = ["seq"]
+
+    def __str__(self) -> str:
+        return f"{self._meta.label} {self.seq}"
+
+    # -- sending ------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def send(
+        cls,
+        body: Any,
+        *,
+        headers: Mapping[str, str] | None = None,
+        delay: timedelta | None = None,
+        at: datetime | None = None,
+        expires_in: timedelta | None = None,
+        priority: int = 0,
+        recipient: str = "",
+        correlation_id: str | None = None,
+        reply_to: str | None = None,
+        message_id: uuid.UUID | None = None,
+        isolated: bool = False,
+        using: str | None = None,
+    ) -> uuid.UUID:
+        """Send one message in the caller's transaction; returns its id. See ``producers.send`` for every argument.
+
+        >>> Orders.send({"order": 7}, delay=timedelta(minutes=5))
+        """
+        return producers.send(
+            cls,
+            body,
+            headers=headers,
+            delay=delay,
+            at=at,
+            expires_in=expires_in,
+            priority=priority,
+            recipient=recipient,
+            correlation_id=correlation_id,
+            reply_to=reply_to,
+            message_id=message_id,
+            isolated=isolated,
+            using=using,
+        )
+
+    @classmethod
+    async def asend(cls, body: Any, **options: Any) -> uuid.UUID:
+        """``send`` for async code; the same arguments, the same transaction rules as Django's async ORM."""
+        return await producers.asend(cls, body, **options)
+
+    @classmethod
+    def send_many(cls, bodies: Iterable[Any], **options: Any) -> int:
+        """Send every body of an iterable by the bulk path, in the caller's transaction; returns how many.
+
+        ``headers``, ``expires_in``, ``priority``, ``recipient``, ``using`` hold for all of them. The iterable is
+        consumed lazily, so millions of rows need no memory.
+        """
+        return producers.send_many(cls, bodies, **options)
+
+    # -- receiving ----------------------------------------------------------------------------------------------
+
+    @classmethod
+    def receive(cls, max_backlog: int = 1, **options: Any) -> Receive:
+        """Receive without a worker: a context manager that gives the messages of one batch. See ``receiving``.
+
+        >>> with Orders.receive(max_backlog=10) as batch:
+        ...     for message in batch:
+        ...         message.ack()
+        """
+        return receiving.Receive(cls, max_backlog, **options)
+
+    @classmethod
+    def areceive(cls, max_backlog: int = 1, **options: Any) -> AsyncReceive:
+        """``receive`` for async code: ``async with Orders.areceive(10) as batch: async for message in batch``."""
+        return receiving.AsyncReceive(cls, max_backlog, **options)
+
+
+__all__ = ["Delivery", "Queue", "QueueBase", "Semantics", "claim_columns"]

@@ -1,0 +1,52 @@
+"""Who is receiving: one row per live worker process and queue, and what an operator told a queue to do."""
+
+from __future__ import annotations
+
+import uuid
+
+from django.conf import settings
+from django.db import models
+
+from .fields import GuidField, Now, UtcField
+
+
+class Subscriber(models.Model):
+    """One worker process on one queue. ``id`` is what ``lease_owner`` names; it is dead after ``alive_until``."""
+
+    id = GuidField(primary_key=True, default=uuid.uuid4)
+    queue = models.CharField(max_length=200, db_index=True)
+    host = models.CharField(max_length=255)
+    process = models.IntegerField(help_text="Process id.")
+    supervisor = GuidField(help_text="The process tree it belongs to.")
+    version = models.CharField(max_length=64, blank=True, db_default="")
+    concurrency = models.IntegerField(db_default=1)
+    started_at = UtcField(db_default=Now())
+    heartbeat_at = UtcField(db_default=Now())
+    alive_until = UtcField(help_text="Dead after this, by the database's clock, unless it says otherwise in time.")
+    received = models.BigIntegerField(db_default=0)
+    handled = models.BigIntegerField(db_default=0)
+    failed = models.BigIntegerField(db_default=0)
+    outstanding = models.IntegerField(db_default=0, help_text="Received and not yet ended, at the last heartbeat.")
+
+    class Meta:
+        ordering = ["queue", "host", "process"]
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.process} on {self.queue}"
+
+
+class QueueControl(models.Model):
+    """What an operator set for a queue: paused or not. No row: nothing was set. Workers see it within a peek delay."""
+
+    queue = models.CharField(max_length=200, primary_key=True)
+    paused = models.BooleanField(db_default=False, default=False)
+    changed_at = UtcField(db_default=Now())
+    changed_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL, db_constraint=False
+    )
+
+    class Meta:
+        permissions = [("operate_queue", "Can pause, resume and purge queues")]
+
+    def __str__(self) -> str:
+        return f"{self.queue}: {'paused' if self.paused else 'running'}"

@@ -1,0 +1,75 @@
+"""The storage options of a queue's table, as a constraint that constrains nothing.
+
+Django has no place for ``fillfactor``, per-table autovacuum, a computed ``RowVersion`` or a generated body column. A
+constraint is part of the model's state, so it becomes part of the migration, is shown by ``sqlmigrate``, is reversible,
+and a changed option is an ordinary migration. Nothing here runs outside migrations.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import models
+from django.db.models.constraints import BaseConstraint
+
+from ..sql import backend_of
+
+
+class TableOptions(BaseConstraint):
+    """Storage options of one queue table: fillfactor and autovacuum on PostgreSQL, RowVersion on SQL Server."""
+
+    def __init__(self, *, name: str, fillfactor: int = 70, autovacuum_threshold: int = 1000, body_string: bool = False):
+        super().__init__(name=name)
+        self.fillfactor = fillfactor
+        self.autovacuum_threshold = autovacuum_threshold
+        self.body_string = body_string
+
+    def options(self) -> dict[str, Any]:
+        return {
+            "fillfactor": self.fillfactor,
+            "autovacuum_threshold": self.autovacuum_threshold,
+            "body_string": self.body_string,
+        }
+
+    def constraint_sql(self, model: type[models.Model], schema_editor: Any) -> str | None:
+        """Inline in CREATE TABLE. PostgreSQL has no inline form for all of it: it follows the table, deferred."""
+        inline = backend_of(schema_editor.connection).inline_columns(
+            schema_editor, *self._columns(model), self.options()
+        )
+        if inline is None:
+            schema_editor.deferred_sql.append(self.create_sql(model, schema_editor))
+        return inline
+
+    def create_sql(self, model: type[models.Model], schema_editor: Any) -> str:
+        # Never None on PostgreSQL: with parametrised defaults Django defers constraints and executes what it got.
+        return backend_of(schema_editor.connection).set_options(
+            schema_editor, model._meta.db_table, *self._columns(model), self.options()
+        )
+
+    def remove_sql(self, model: type[models.Model], schema_editor: Any) -> str:
+        return backend_of(schema_editor.connection).reset_options(
+            schema_editor, model._meta.db_table, *self._columns(model), self.options()
+        )
+
+    def _columns(self, model: type[models.Model]) -> tuple[str, str]:
+        column = {field.name: field.column for field in model._meta.local_fields}
+        return column.get("seq", "seq"), column.get("body", "body")
+
+    def validate(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing to validate: no row can break a storage option."""
+
+    def check(self, *args: Any, **kwargs: Any) -> list[Any]:
+        return []
+
+    def _check(self, *args: Any, **kwargs: Any) -> list[Any]:
+        return []
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TableOptions):
+            return NotImplemented
+        return (self.name, self.options()) == (other.name, other.options())
+
+    __hash__ = BaseConstraint.__hash__
+
+    def deconstruct(self) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+        return "queueapp.models.TableOptions", (), {"name": self.name, **self.options()}

@@ -1,0 +1,86 @@
+"""Options declared once: name, type, default, bounds and doc, in one place.
+
+Settings (``conf.py``), a queue's ``class Delivery`` and ``@consumer(...)`` are all lists of these; checks, docs and
+``--help`` are generated from them, so that a bound is never written twice.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from .errors import InvalidOption
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option: how its value is read, what is accepted, and what it means.
+
+    ``seconds=True`` lets a bare number stand for seconds; elsewhere a duration must be a ``timedelta``.
+    ``optional=True`` accepts None ("not set").
+    """
+
+    name: str
+    kind: type
+    default: Any
+    doc: str
+    low: Any = None
+    high: Any = None
+    optional: bool = False
+    seconds: bool = False
+    accept: Callable[[Any], bool] | None = None
+
+    def read(self, value: Any, where: str = "") -> Any:
+        """Return the value in its own type. Raises InvalidOption naming option, value and accepted range."""
+        named = f"{where}{self.name}"
+        if value is None and self.optional:
+            return None
+        if self.kind is timedelta and self.seconds and type(value) in (int, float):
+            value = timedelta(seconds=value)
+        if issubclass(self.kind, enum.Enum) and isinstance(value, str):
+            try:
+                value = self.kind(value)
+            except ValueError:
+                raise InvalidOption(named, value, self.accepted) from None
+        if self.kind is float and type(value) is int:
+            value = float(value)
+        if not isinstance(value, self.kind) or (self.kind is not bool and isinstance(value, bool)):
+            raise InvalidOption(named, value, self.accepted)
+        too_low = self.low is not None and value < self.low
+        too_high = self.high is not None and value > self.high
+        if too_low or too_high or (self.accept is not None and not self.accept(value)):
+            raise InvalidOption(named, value, self.accepted)
+        return value
+
+    @property
+    def accepted(self) -> str:
+        """The accepted values in words, for errors and docs."""
+        if issubclass(self.kind, enum.Enum):
+            text = "one of " + ", ".join(repr(member.value) for member in self.kind)
+        else:
+            text = {timedelta: "a timedelta", bool: "True or False", int: "a whole number", float: "a number"}.get(
+                self.kind, f"a {self.kind.__name__}"
+            )
+            if self.kind is timedelta and self.seconds:
+                text = "a timedelta or a number of seconds"
+        if self.low is not None and self.high is not None:
+            text += f" from {self.low} to {self.high}"
+        elif self.low is not None:
+            text += f" of {self.low} or more"
+        elif self.high is not None:
+            text += f" of {self.high} or less"
+        return text + (", or None" if self.optional else "")
+
+
+def read_all(options: Iterable[Option], given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Read ``given`` against ``options``; every option is in the result. Raises InvalidOption on an unknown name."""
+    table = {option.name: option for option in options}
+    for name in given:
+        if name not in table:
+            raise InvalidOption(f"{where}{name}", given[name], "absent; known options are " + ", ".join(sorted(table)))
+    return {
+        name: option.read(given[name], where) if name in given else option.default for name, option in table.items()
+    }

@@ -1,0 +1,98 @@
+"""What can be done with poison messages: requeue them (one, many, by group, by queue, all), archive, restore, drop.
+
+Requeueing is set-based and in batches: each batch is one transaction that locks the rows, copies them into their queue
+and deletes them, so a message is never in both tables and never in none, and a crash in between loses nothing.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import Any
+
+from django.db import connections, transaction
+from django.db.models import QuerySet
+
+from . import registry, wakeups
+from .models import Now, PoisonMessage
+from .sql import backend_of, queue_sql
+from .sql.base import StoreTable
+
+BATCH = 1000
+
+
+def requeue(
+    messages: QuerySet[PoisonMessage],
+    *,
+    to: Any = None,
+    reset_counts: bool = True,
+    progress: Callable[[int], None] | None = None,
+) -> int:
+    """Put unresolved poison messages back into the queue they came from, or into ``to``; returns how many went.
+
+    ``reset_counts=False`` keeps deliveries, cancels and the history, so the message has only the attempts left that it
+    had. Raises QueueNotFound, before anything is moved of that batch, for a queue that is no more.
+    """
+    alias = messages.db
+    done, last = 0, 0
+    todo = messages.filter(status=PoisonMessage.Status.UNRESOLVED).order_by("number")
+    while keys := list(todo.filter(number__gt=last).values_list("number", flat=True)[:BATCH]):
+        last = keys[-1]
+        done += _requeue_batch(alias, keys, to, reset_counts)
+        if progress is not None:
+            progress(done)
+    return done
+
+
+def _requeue_batch(alias: str, keys: list[int], to: Any, reset_counts: bool) -> int:
+    connection = connections[alias]
+    store = StoreTable.of(PoisonMessage, "number")
+    with transaction.atomic(using=alias):
+        # Locked first: of two operators who press requeue together, one moves a message and the other finds it gone.
+        rows = (
+            PoisonMessage.objects.using(alias)
+            .select_for_update(skip_locked=True)
+            .filter(number__in=keys, status=PoisonMessage.Status.UNRESOLVED)
+            .values_list("number", "queue", "destination")
+        )
+        by_queue: defaultdict[Any, list[int]] = defaultdict(list)
+        for number, queue, destination in rows:
+            by_queue[to or registry.queues.find(destination or queue)].append(number)
+        moved = 0
+        for queue, numbers in by_queue.items():
+            count = queue_sql(queue, connection).insert_from(connection, store, numbers, reset_counts=reset_counts)
+            gone = backend_of(connection).delete_keys(connection, store, numbers)
+            if count != gone:
+                raise RuntimeError(f"Requeue copied {count} messages into {queue._meta.label} but removed {gone}.")
+            moved += count
+            wakeups.sent(queue, connection)
+    return moved
+
+
+def archive(messages: QuerySet[PoisonMessage]) -> int:
+    """Hide unresolved messages: kept until their retention is over, not requeued, restorable. Returns how many."""
+    return messages.filter(status=PoisonMessage.Status.UNRESOLVED).update(
+        status=PoisonMessage.Status.ARCHIVED, archived_at=Now()
+    )
+
+
+def restore(messages: QuerySet[PoisonMessage]) -> int:
+    """The reverse of ``archive``. Returns how many."""
+    return messages.filter(status=PoisonMessage.Status.ARCHIVED).update(
+        status=PoisonMessage.Status.UNRESOLVED, archived_at=None
+    )
+
+
+def drop_archived(older_than: timedelta, *, using: str = "default") -> int:
+    """Delete archived messages whose retention is over. Unresolved ones never expire. Returns how many."""
+    old = PoisonMessage.objects.using(using).filter(
+        status=PoisonMessage.Status.ARCHIVED, archived_at__lt=Now() - older_than
+    )
+    return old.delete()[0]
+
+
+def find(numbers: Iterable[int] | None = None, *, using: str = "default", **filters: Any) -> QuerySet[PoisonMessage]:
+    """Unresolved poison messages by number, queue label, group key, ...: what ``requeue`` and ``archive`` take."""
+    found = PoisonMessage.objects.using(using).filter(status=PoisonMessage.Status.UNRESOLVED, **filters)
+    return found if numbers is None else found.filter(number__in=list(numbers))

@@ -1,0 +1,41 @@
+"""Django signals of what happens to messages, and the log of the package.
+
+Receivers run in the worker's thread, after the transaction that did it has committed; one that raises is logged and
+changes nothing. ``failure`` is a ``recoverability.Failure``, ``verdict`` what was decided.
+
+>>> @receiver(signals.poisoned)
+... def page_somebody(sender, failure, verdict, **kwargs): ...
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from django.dispatch import Signal
+
+log = logging.getLogger("queueapp")
+
+retry = Signal()  #: put back, to be received again at once
+delayed_retry = Signal()  #: moved to the delayed store
+poisoned = Signal()  #: moved to the poison table
+discarded = Signal()  #: dropped by a policy's decision
+expired = Signal()  #: ``count`` messages of ``queue`` were dropped because their time was over
+
+
+def send(signal: Signal, failure: Any, verdict: Any) -> None:
+    """Send a failure's signal; the sender is the queue class."""
+    for receiver, result in signal.send_robust(sender=failure.queue, failure=failure, verdict=verdict):
+        if isinstance(result, Exception):
+            log.error("A receiver of a queueapp signal failed: %r: %r", receiver, result)
+    level = {"RetryNow": logging.INFO, "RetryLater": logging.WARNING}.get(type(verdict).__name__, logging.ERROR)
+    log.log(
+        level,
+        "%s: message %s attempt %d failed (%s): %s",
+        failure.queue._meta.label,
+        failure.row.id,
+        failure.attempt,
+        type(failure.exception).__name__,
+        verdict,
+        extra={"message_id": str(failure.row.id), "queue": failure.queue._meta.label, "attempt": failure.attempt},
+    )

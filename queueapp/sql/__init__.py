@@ -1,0 +1,46 @@
+"""Every hand-written statement of the project, and nothing but.
+
+``base`` is the interface: one method per verb, on one page. ``postgresql*`` and ``sqlserver*`` implement it; when two
+databases differ, the difference is a method here and not an ``if`` elsewhere. Column and table names come from
+``_meta``, values are always parameters.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from ..errors import UnsupportedServer
+from .base import Backend, ErrorKind, QueueSql, QueueTable
+
+
+@lru_cache(maxsize=8)
+def _backend_of_vendor(vendor: str) -> Backend:
+    if vendor == "postgresql":
+        from . import postgresql
+
+        return postgresql.PostgresqlBackend()
+    if vendor == "microsoft":
+        from . import sqlserver
+
+        return sqlserver.SqlServerBackend()
+    raise UnsupportedServer(f"queueapp runs on PostgreSQL and SQL Server; this database is {vendor!r}.")
+
+
+def backend_of(connection: Any) -> Backend:
+    """The statements for this Django connection's database. Raises UnsupportedServer for another vendor."""
+    return _backend_of_vendor(connection.vendor)
+
+
+@lru_cache(maxsize=4096)
+def _queue_sql(queue: Any, vendor: str, table: str) -> QueueSql:
+    return _backend_of_vendor(vendor).queue(QueueTable.of(queue))
+
+
+def queue_sql(queue: Any, connection: Any) -> QueueSql:
+    """The statements of one queue on this connection's database, built once."""
+    # db_table is part of the key: tests and multi-schema set-ups change it on a class.
+    return _queue_sql(queue, connection.vendor, queue._meta.db_table)
+
+
+__all__ = ["Backend", "ErrorKind", "QueueSql", "QueueTable", "backend_of", "queue_sql"]

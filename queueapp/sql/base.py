@@ -1,0 +1,320 @@
+"""The interface of the SQL layer: every verb of the system is one method here, with its contract.
+
+The first argument is always a Django connection. A method executes one statement (two where it says so) in whatever
+transaction that connection is in, and never commits. What ends a message returns how many rows it ended: a caller that
+does not compare has a bug. All times are the database's; durations cross as whole milliseconds.
+"""
+
+from __future__ import annotations
+
+import abc
+import enum
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple
+
+MAX_SEQ = 2**63 - 1
+
+
+class Range(NamedTuple):
+    """Where one claim may look: a recipient and priority level, and the seqs ``low`` to ``high``, both inclusive.
+
+    On a queue without recipients or levels those two are ignored. There is one floor per (recipient, priority): a
+    single floor over priorities would leave a new urgent message behind it.
+    """
+
+    low: int = 0
+    high: int = MAX_SEQ
+    recipient: str = ""
+    priority: int = 0
+
+
+class Row(NamedTuple):
+    """A message as it is stored, with all that has to survive a move to another table."""
+
+    seq: int
+    id: uuid.UUID
+    headers: str
+    body: bytes | None
+    deliveries: int
+    cancels: int
+    failures: str | None
+    expires: datetime | None
+    recipient: str
+    priority: int
+    correlation_id: str | None
+    reply_to_address: str | None
+    enqueued_at: datetime
+
+
+#: What a claim returns per message, as a plain tuple: seq, id (16 bytes), headers, body, deliveries, recipient, priority.
+#: ``claim_by_delete`` with ``whole=True`` appends the rest of ``Row``: the row is gone, so it has to be carried.
+Claimed = tuple[Any, ...]
+SEQ, ID, HEADERS, BODY, DELIVERIES, RECIPIENT, PRIORITY = range(7)
+
+
+class Outgoing(NamedTuple):
+    """A message about to be stored."""
+
+    id: uuid.UUID
+    headers: str
+    body: bytes | None
+    expires_ms: int | None = None
+    recipient: str = ""
+    priority: int = 0
+    correlation_id: str | None = None
+    reply_to_address: str | None = None
+    is_barrier: bool = False
+
+
+class Peek(NamedTuple):
+    """What a peek saw: available messages ahead of the floor and in the rescanned range, at most ``limit`` each."""
+
+    ahead: int
+    behind: int
+
+
+class ErrorKind(enum.Enum):
+    """What a database error means to the caller; decided by code, never by text."""
+
+    DEADLOCK = "deadlock"  #: deadlock victim or serialization failure: nothing happened, do it again, no breaker
+    LOCKED = "locked"  #: a lock timeout: the row is held by somebody else
+    CONNECTION = "connection"  #: the connection is gone or the server is going: reconnect
+    MISSING = "missing"  #: table or column does not exist
+    DENIED = "denied"  #: a privilege is missing
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class QueueTable:
+    """Names and shape of one queue's table, taken from ``_meta``; ``columns`` maps attribute to column name.
+
+    A foreign table that lacks some of our columns (spec/001) has a model without those fields, so they are not in
+    ``columns`` and no statement names them.
+    """
+
+    label: str
+    db_table: str
+    columns: dict[str, str]
+    claim_by: tuple[str, ...]
+    claim_index: str | None
+
+    @classmethod
+    def of(cls, queue: Any) -> QueueTable:
+        """Describe a ``Queue`` subclass."""
+        columns = {field.name: field.column for field in queue._meta.local_concrete_fields}
+        delivery = queue.delivery
+        claim_by = tuple(
+            name
+            for name, used in (("recipient", delivery.recipients), ("priority", delivery.priorities > 1))
+            if used and name in columns
+        )
+        index = next((i.name for i in queue._meta.indexes if claim_by and i.name.endswith("_claim")), None)
+        return cls(queue._meta.label, queue._meta.db_table, columns, claim_by, index)
+
+    def has(self, *names: str) -> bool:
+        """Whether the table has all of these attributes as columns."""
+        return all(name in self.columns for name in names)
+
+
+class QueueSql(abc.ABC):
+    """The statements of one queue's table."""
+
+    def __init__(self, table: QueueTable) -> None:
+        self.table = table
+
+    # -- putting in -----------------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def insert(self, connection: Any, message: Outgoing) -> None:
+        """Store one message. Raises QueueNotFound when the table does not exist."""
+
+    @abc.abstractmethod
+    def insert_many(self, connection: Any, messages: Iterable[Outgoing]) -> int:
+        """Store all messages by the bulk path of the database, in the caller's transaction; returns how many."""
+
+    # -- taking out -----------------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def peek(self, connection: Any, ahead: Sequence[Range], behind: Sequence[Range], limit: int) -> Peek:
+        """Count available messages, at most ``limit`` in each group of ranges. Takes no locks that outlive it."""
+
+    @abc.abstractmethod
+    def claim_by_lease(
+        self, connection: Any, ranges: Sequence[Range], limit: int, token: uuid.UUID, owner: uuid.UUID, lease_ms: int
+    ) -> list[Claimed]:
+        """Lease the lowest unlocked messages of the ranges and count the delivery. In claim order."""
+
+    @abc.abstractmethod
+    def claim_by_delete(
+        self, connection: Any, ranges: Sequence[Range], limit: int, whole: bool = False
+    ) -> list[Claimed]:
+        """Delete and return the lowest unlocked messages of the ranges. In claim order."""
+
+    # -- ending a lease -------------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def ack(self, connection: Any, seqs: Sequence[int], token: uuid.UUID) -> int:
+        """Delete these messages if they are still leased under ``token``; returns how many went. Fewer than asked:
+        leases were lost. Pass the seqs ascending, so that two acks never lock rows in opposite orders."""
+
+    @abc.abstractmethod
+    def give_back(self, connection: Any, seqs: Sequence[int], token: uuid.UUID, *, handled: bool) -> int:
+        """End the lease and leave the message in its place. ``handled=False``: it was never started, so the delivery
+        is taken off again; ``handled=True`` (cancel, spec/003): the cancel is counted."""
+
+    @abc.abstractmethod
+    def extend(self, connection: Any, seqs: Sequence[int], token: uuid.UUID, lease_ms: int) -> list[int]:
+        """Let the lease run ``lease_ms`` from now; returns the seqs that are still leased under ``token``."""
+
+    # -- after a failure (in a transaction of its own) ------------------------------------------------------------
+
+    @abc.abstractmethod
+    def lock(self, connection: Any, seq: int, token: uuid.UUID | None, wait_ms: int) -> Row | None:
+        """Lock one message and read it whole: by token if leased, else whoever has it. None: gone, or not ours.
+
+        Waits for another transaction at most ``wait_ms``, then raises an error of kind LOCKED.
+        """
+
+    @abc.abstractmethod
+    def put_back(
+        self,
+        connection: Any,
+        seq: int,
+        *,
+        deliveries: int,
+        cancels: int,
+        failures: str | None,
+        token: uuid.UUID | None = None,
+    ) -> int:
+        """Write the counts and end the lease of a locked message, which stays in its place; ``token`` fences."""
+
+    @abc.abstractmethod
+    def remove(self, connection: Any, seqs: Sequence[int]) -> int:
+        """Delete messages whatever their lease: for a caller that holds their locks, or means it (purge by hand)."""
+
+    # -- housekeeping ---------------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def purge_expired(self, connection: Any, limit: int) -> int:
+        """Delete at most ``limit`` expired messages that nobody has locked or leased."""
+
+    @abc.abstractmethod
+    def purge(self, connection: Any, limit: int) -> int:
+        """Delete at most ``limit`` messages that nobody has locked or leased, from the head."""
+
+    @abc.abstractmethod
+    def release_owner(self, connection: Any, owner: uuid.UUID, limit: int) -> int:
+        """End the leases of one (dead) subscriber; the counted deliveries stay counted."""
+
+    # -- between tables, in the caller's transaction --------------------------------------------------------------
+
+    @abc.abstractmethod
+    def insert_from(
+        self, connection: Any, source: StoreTable, keys: Sequence[int], *, reset_counts: bool = False
+    ) -> int:
+        """Copy rows of the delayed or poison table into this queue, in due order, keeping id, headers and body."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreTable:
+    """The delayed or the poison table as a source of messages: table, key and the columns that hold a message."""
+
+    db_table: str
+    key: str
+    order: str
+    columns: dict[str, str]
+
+    @classmethod
+    def of(cls, model: Any, order: str) -> StoreTable:
+        columns = {field.name: field.column for field in model._meta.local_concrete_fields}
+        return cls(model._meta.db_table, model._meta.pk.column, columns[order], columns)
+
+
+#: Attributes that the queue, delayed and poison tables share, under the same names except for the id.
+CARRIED = (
+    "headers",
+    "body",
+    "expires",
+    "recipient",
+    "priority",
+    "is_barrier",
+    "correlation_id",
+    "reply_to_address",
+    "enqueued_at",
+)
+
+
+class Backend(abc.ABC):
+    """What a database vendor knows beyond one queue's table."""
+
+    vendor: str
+    #: Most keys that one statement may name; on SQL Server below lock escalation.
+    max_batch: int
+
+    @abc.abstractmethod
+    def queue(self, table: QueueTable) -> QueueSql:
+        """The statements of one queue."""
+
+    @abc.abstractmethod
+    def check_server(self, connection: Any) -> None:
+        """Raise UnsupportedServer, naming the version, when the server cannot run the statements."""
+
+    @abc.abstractmethod
+    def now(self, connection: Any) -> datetime:
+        """The database's clock, aware."""
+
+    @abc.abstractmethod
+    def error_kind(self, error: BaseException) -> ErrorKind:
+        """Classify a database error by its code."""
+
+    @abc.abstractmethod
+    def store_delayed(self, connection: Any, table: StoreTable, destination: str, message: Outgoing, due: Any) -> int:
+        """Store one delayed message due in ``due`` milliseconds (int) or at ``due`` (datetime); returns its key."""
+
+    @abc.abstractmethod
+    def lock_due(self, connection: Any, table: StoreTable, limit: int) -> list[tuple[int, str]]:
+        """Lock at most ``limit`` due rows that nobody has locked; (key, destination) in due order."""
+
+    @abc.abstractmethod
+    def next_due_ms(self, connection: Any, table: StoreTable) -> int | None:
+        """Milliseconds until the earliest row is due (negative: overdue), None when there is none."""
+
+    @abc.abstractmethod
+    def delete_keys(self, connection: Any, table: StoreTable, keys: Sequence[int]) -> int:
+        """Delete rows of a store table by key."""
+
+    @abc.abstractmethod
+    def beat(self, connection: Any, table: str, key: str, owners: Sequence[uuid.UUID], dead_after_ms: int) -> int:
+        """Say that these subscribers are alive until now + ``dead_after_ms``; returns how many rows still exist."""
+
+    @abc.abstractmethod
+    def estimate_rows(self, connection: Any, db_table: str) -> int:
+        """A cheap estimate of a table's rows from the catalog, for pages that must not count."""
+
+    # -- wake-ups -------------------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def notify(self, connection: Any, channel: str, payload: str) -> None:
+        """Wake the listeners of a channel. Does nothing where the database has no such thing."""
+
+    @property
+    @abc.abstractmethod
+    def can_notify(self) -> bool:
+        """Whether ``notify`` and ``listen`` do anything on this database."""
+
+    # -- definition of tables -------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def inline_columns(self, schema_editor: Any, seq: str, body: str, options: dict[str, Any]) -> str | None:
+        """Computed columns as part of CREATE TABLE, or None."""
+
+    @abc.abstractmethod
+    def set_options(self, schema_editor: Any, table: str, seq: str, body: str, options: dict[str, Any]) -> str:
+        """One ALTER statement list that gives a table its storage options and computed columns."""
+
+    @abc.abstractmethod
+    def reset_options(self, schema_editor: Any, table: str, seq: str, body: str, options: dict[str, Any]) -> str:
+        """The reverse of ``set_options``."""

@@ -1,0 +1,351 @@
+"""PostgreSQL 14 to 18: the statements of a queue's table.
+
+They run on Django's own connection beneath its cursor wrapper: prepared and binary, 1.5 to 3 times the wrapper for
+single rows, and in the caller's transaction. What is not the hot path is in ``postgresql_store``.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
+from typing import Any
+
+import psycopg
+
+from ..errors import QueueNotFound
+from .base import (
+    CARRIED,
+    MAX_SEQ,
+    PRIORITY,
+    Claimed,
+    Outgoing,
+    Peek,
+    QueueSql,
+    QueueTable,
+    Range,
+    Row,
+    StoreTable,
+)
+from .postgresql_copy import pack_rows
+from .postgresql_session import execute, fetch, quote, quote_table, translated
+from .postgresql_store import PostgresqlBackend
+
+__all__ = ["PostgresqlBackend", "PostgresqlQueueSql"]
+
+_BY_SEQ = itemgetter(0)
+
+
+def _by_priority(row: Claimed) -> tuple[int, int]:
+    return -row[PRIORITY], row[0]
+
+
+class PostgresqlQueueSql(QueueSql):
+    """The statements of one queue on PostgreSQL, written once when the queue is first used."""
+
+    def __init__(self, table: QueueTable) -> None:
+        super().__init__(table)
+        self._q = quote_table(table.db_table)
+        self._c = {name: quote(column) for name, column in table.columns.items()}
+        self._free = self._build_free()
+        inner = self._build_inner()
+        self._order = _by_priority if "priority" in table.claim_by else _BY_SEQ
+        seq = self._c["seq"]
+        claimed = self._claimed_columns()
+
+        # Index: the primary key, or the claim index for a queue with recipients or levels (row comparison, below).
+        # Safe: the LIMIT sits inside ARRAY(...), so exactly that many rows are locked; SKIP LOCKED never waits for a
+        # receiver. Never combined with an ack: claim and ack rows in one transaction deadlock (reproduced).
+        if table.has("lease_token", "lease_owner", "lease_expires", "deliveries"):
+            self._claim_by_lease = (
+                f"UPDATE {self._q} SET {self._c['lease_token']} = %s, {self._c['lease_owner']} = %s, "
+                f"{self._c['lease_expires']} = clock_timestamp() + %s * interval '1 ms', "
+                f"{self._c['deliveries']} = {self._c['deliveries']} + 1 "
+                f"WHERE {seq} = ANY(ARRAY({inner})) RETURNING {claimed}"
+            )
+        # Index and safety as above; the row lock is kept until the caller's transaction ends, which is the ownership.
+        self._claim_by_delete = f"DELETE FROM {self._q} WHERE {seq} = ANY(ARRAY({inner})) RETURNING {claimed}"
+        self._claim_whole = f"{self._claim_by_delete}, {self._rest_columns()}"
+        self._inserts: dict[tuple[bool, ...], str] = {}
+
+    # -- pieces ---------------------------------------------------------------------------------------------------
+
+    def _build_free(self) -> str:
+        """Neither leased nor expired. Not indexed on purpose: an unindexed lease keeps half of the updates HOT."""
+        parts = []
+        if self.table.has("lease_expires"):
+            parts.append("({0} IS NULL OR {0} < clock_timestamp())".format(self._c["lease_expires"]))
+        if self.table.has("expires"):
+            parts.append("({0} IS NULL OR {0} > clock_timestamp())".format(self._c["expires"]))
+        return " AND ".join(parts) or "true"
+
+    def _scan(self) -> str:
+        """The ordered scan of one range. A row comparison where there is a claim index: with ``recipient = x AND
+        seq >= n`` the planner takes the primary key and filters (measured 1,300 against 72,000 messages a second)."""
+        seq = self._c["seq"]
+        if not self.table.claim_by:
+            return f"{seq} FROM {self._q} WHERE {seq} >= %s AND {seq} <= %s AND {self._free} ORDER BY {seq}"
+        keys = ", ".join([*(self._c[name] for name in self.table.claim_by), seq])
+        low = ", ".join([*(f"l.{name}" for name in self.table.claim_by), "l.low"])
+        high = ", ".join([*(f"l.{name}" for name in self.table.claim_by), "l.high"])
+        return (
+            f"{seq} FROM {self._q} WHERE ({keys}) >= ({low}) AND ({keys}) <= ({high}) AND {self._free} ORDER BY {keys}"
+        )
+
+    _LEVELS = "unnest(%s::varchar[], %s::smallint[], %s::bigint[], %s::bigint[]) AS l(recipient, priority, low, high)"
+
+    def _build_inner(self) -> str:
+        locked = "LIMIT %s FOR UPDATE SKIP LOCKED"
+        if not self.table.claim_by:
+            return f"SELECT {self._scan()} {locked}"
+        # The ranges come in claim order; the nested loop stops at the outer LIMIT, so lower levels are not touched
+        # when higher ones fill the batch, and never more than LIMIT rows are locked (checked from a second session).
+        return (
+            f"SELECT m.seq FROM {self._LEVELS} CROSS JOIN LATERAL (SELECT {self._scan()} {locked}) AS m(seq) LIMIT %s"
+        )
+
+    def _range_params(self, ranges: Sequence[Range], limit: int) -> tuple[Any, ...]:
+        if not self.table.claim_by:
+            only = ranges[0]
+            return only.low, only.high, limit
+        return (
+            [r.recipient for r in ranges],
+            [r.priority for r in ranges],
+            [r.low for r in ranges],
+            [r.high for r in ranges],
+            limit,
+            limit,
+        )
+
+    def _column_or(self, name: str, absent: str) -> str:
+        return self._c.get(name, absent)
+
+    def _claimed_columns(self) -> str:
+        c = self._column_or
+        columns = [self._c["seq"], self._c["id"], self._c["headers"], self._c["body"], c("deliveries", "0")]
+        if self.table.claim_by:
+            columns += [c("recipient", "''"), c("priority", "0")]
+        return ", ".join(columns)
+
+    def _rest_columns(self) -> str:
+        c = self._column_or
+        return ", ".join(
+            [
+                c("cancels", "0"),
+                c("failures", "NULL"),
+                c("expires", "NULL::timestamptz"),
+                c("recipient", "''"),
+                c("priority", "0"),
+                c("correlation_id", "NULL"),
+                c("reply_to_address", "NULL"),
+                c("enqueued_at", "clock_timestamp()"),
+            ]
+        )
+
+    # -- putting in -----------------------------------------------------------------------------------------------
+
+    def insert(self, connection: Any, message: Outgoing) -> None:
+        # Only the columns that differ from their defaults: one statement text per combination, each prepared.
+        _, _, _, expires_ms, recipient, priority, correlation_id, reply_to, is_barrier = message
+        shape = (expires_ms is not None, recipient != "", priority != 0, correlation_id is not None,
+                 reply_to is not None, is_barrier)  # fmt: skip
+        sql = self._inserts.get(shape) or self._build_insert(shape)
+        params = (
+            message if all(shape) else (*message[:3], *(v for v, used in zip(message[3:], shape, strict=True) if used))
+        )
+        try:
+            execute(connection, sql, params)
+        except Exception as error:
+            if isinstance(error.__cause__, psycopg.errors.UndefinedTable):
+                raise QueueNotFound(self.table.db_table) from error
+            raise
+
+    def _build_insert(self, shape: tuple[bool, ...]) -> str:
+        optional = ("expires", "recipient", "priority", "correlation_id", "reply_to_address", "is_barrier")
+        used = [name for name, is_used in zip(optional, shape, strict=True) if is_used]
+        columns = ", ".join(self._c[name] for name in ("id", "headers", "body", *used))
+        # The expiry is computed with the database's clock, so that a sender's clock cannot drop a message early.
+        values = ", ".join(
+            "clock_timestamp() + %s * interval '1 ms'" if name == "expires" else "%s"
+            for name in ("id", "headers", "body", *used)
+        )
+        # No index beyond those of the table; safe: one row, the caller's transaction.
+        sql = self._inserts[shape] = f"INSERT INTO {self._q} ({columns}) VALUES ({values})"
+        return sql
+
+    def insert_many(self, connection: Any, messages: Iterable[Outgoing]) -> int:
+        # COPY, rows packed here: 268,000 rows a second where executemany makes 132,000. In the caller's transaction.
+        return pack_rows(connection, self._q, self._c, messages)
+
+    # -- taking out -----------------------------------------------------------------------------------------------
+
+    def peek(self, connection: Any, ahead: Sequence[Range], behind: Sequence[Range], limit: int) -> Peek:
+        if not self.table.claim_by:
+            # Primary key ranges. No lock, no WAL. A row that an open transaction has deleted or locked has that
+            # transaction in xmax: not available, though this snapshot still sees it (regression NServiceBus #1412).
+            sql = (
+                f"SELECT (SELECT count(*) FROM (SELECT {self._scan()} LIMIT %s) a), "
+                f"(SELECT count(*) FROM (SELECT {self._scan()} LIMIT %s) b)"
+            )
+        else:
+            one = f"(SELECT count(*) FROM (SELECT 1 FROM {self._LEVELS} CROSS JOIN LATERAL (SELECT {self._scan()} LIMIT %s) m LIMIT %s) a)"
+            sql = f"SELECT {one}, {one}"
+        sql = sql.replace(self._free, f"{self._free} AND {self._NOT_IN_FLIGHT}")
+        behind = behind or [Range(1, 0)]
+        row = fetch(connection, sql, (*self._range_params(ahead, limit), *self._range_params(behind, limit)))[0]
+        return Peek(row[0], row[1])
+
+    #: xmax is 32 bits: the latest full xid at or below the snapshot's end with these low bits is meant. A locker that
+    #: finished or aborted is "visible" in the snapshot, so its row is not in flight.
+    _NOT_IN_FLIGHT = (
+        "(xmax = '0'::xid OR pg_visible_in_snapshot((pg_snapshot_xmax(pg_current_snapshot())::text::bigint - "
+        "((pg_snapshot_xmax(pg_current_snapshot())::text::bigint - xmax::text::bigint) & 4294967295))::text::xid8, "
+        "pg_current_snapshot()))"
+    )
+
+    def claim_by_lease(
+        self, connection: Any, ranges: Sequence[Range], limit: int, token: uuid.UUID, owner: uuid.UUID, lease_ms: int
+    ) -> list[Claimed]:
+        params = (token, owner, lease_ms, *self._range_params(ranges, limit))
+        rows = fetch(connection, self._claim_by_lease, params)
+        rows.sort(key=self._order)  # RETURNING has no order of its own
+        return rows
+
+    def claim_by_delete(
+        self, connection: Any, ranges: Sequence[Range], limit: int, whole: bool = False
+    ) -> list[Claimed]:
+        sql = self._claim_whole if whole else self._claim_by_delete
+        rows = fetch(connection, sql, self._range_params(ranges, limit))
+        if len(rows) > 1:
+            rows.sort(key=self._order)
+        return rows
+
+    # -- ending a lease -------------------------------------------------------------------------------------------
+
+    def ack(self, connection: Any, seqs: Sequence[int], token: uuid.UUID) -> int:
+        # Primary key; the token fences: a stale ack deletes nothing.
+        sql = f"DELETE FROM {self._q} WHERE {self._c['lease_token']} = %s AND {self._c['seq']} = ANY(%s)"
+        return execute(connection, sql, (token, list(seqs)))
+
+    def give_back(self, connection: Any, seqs: Sequence[int], token: uuid.UUID, *, handled: bool) -> int:
+        c = self._c
+        counts = f"{c['cancels']} = {c['cancels']} + 1" if handled else f"{c['deliveries']} = {c['deliveries']} - 1"
+        # Primary key, fenced by the token. The message keeps its seq, so its old place.
+        sql = (
+            f"UPDATE {self._q} SET {c['lease_token']} = NULL, {c['lease_owner']} = NULL, {c['lease_expires']} = NULL, "
+            f"{counts} WHERE {c['lease_token']} = %s AND {c['seq']} = ANY(%s)"
+        )
+        return execute(connection, sql, (token, list(seqs)))
+
+    def extend(self, connection: Any, seqs: Sequence[int], token: uuid.UUID, lease_ms: int) -> list[int]:
+        c = self._c
+        # Primary key, fenced by the token. A lease that lapsed but was not taken yet is still ours.
+        sql = (
+            f"UPDATE {self._q} SET {c['lease_expires']} = clock_timestamp() + %s * interval '1 ms' "
+            f"WHERE {c['lease_token']} = %s AND {c['seq']} = ANY(%s) RETURNING {c['seq']}"
+        )
+        return [row[0] for row in fetch(connection, sql, (lease_ms, token, list(seqs)))]
+
+    # -- after a failure ------------------------------------------------------------------------------------------
+
+    def lock(self, connection: Any, seq: int, token: uuid.UUID | None, wait_ms: int) -> Row | None:
+        c = self._column_or
+        # The waiter queues on the row's lock, so a claim with SKIP LOCKED cannot overtake it: the failed attempt is
+        # always counted, however many workers want the message.
+        execute(connection, "SELECT set_config('lock_timeout', %s, true)", (f"{max(1, wait_ms)}ms",))
+        fence = f" AND {self._c['lease_token']} = %s" if token else ""
+        sql = (
+            f"SELECT {self._c['seq']}, {self._c['id']}, {self._c['headers']}, {self._c['body']}, {c('deliveries', '0')}, "
+            f"{self._rest_columns()} FROM {self._q} WHERE {self._c['seq']} = %s{fence} FOR UPDATE"
+        )
+        rows = fetch(connection, sql, (seq, token) if token else (seq,))
+        execute(connection, "SELECT set_config('lock_timeout', '0', true)", ())
+        return Row(rows[0][0], uuid.UUID(bytes=rows[0][1]), *rows[0][2:]) if rows else None
+
+    def put_back(
+        self,
+        connection: Any,
+        seq: int,
+        *,
+        deliveries: int,
+        cancels: int,
+        failures: str | None,
+        token: uuid.UUID | None = None,
+    ) -> int:
+        c = self._c
+        fence = f" AND {c['lease_token']} = %s" if token else ""
+        # Primary key. The caller holds the row's lock from ``lock``.
+        sql = (
+            f"UPDATE {self._q} SET {c['lease_token']} = NULL, {c['lease_owner']} = NULL, {c['lease_expires']} = NULL, "
+            f"{c['deliveries']} = %s, {c['cancels']} = %s, {c['failures']} = %s WHERE {c['seq']} = %s{fence}"
+        )
+        params = (deliveries, cancels, failures, seq)
+        return execute(connection, sql, (*params, token) if token else params)
+
+    def remove(self, connection: Any, seqs: Sequence[int]) -> int:
+        # Primary key.
+        return execute(connection, f"DELETE FROM {self._q} WHERE {self._c['seq']} = ANY(%s)", (list(seqs),))
+
+    # -- housekeeping ---------------------------------------------------------------------------------------------
+
+    def purge_expired(self, connection: Any, limit: int) -> int:
+        if not self.table.has("expires"):
+            return 0
+        seq, expires = self._c["seq"], self._c["expires"]
+        # The partial index on expires; SKIP LOCKED leaves what a receiver holds to that receiver. A leased message
+        # may still be acked, so it is not touched before its lease is over (spec/003).
+        lease = (
+            f" AND ({self._c['lease_expires']} IS NULL OR {self._c['lease_expires']} < clock_timestamp())"
+            if self.table.has("lease_expires")
+            else ""
+        )
+        sql = (
+            f"DELETE FROM {self._q} WHERE {seq} = ANY(ARRAY(SELECT {seq} FROM {self._q} WHERE {expires} IS NOT NULL AND "
+            f"{expires} <= clock_timestamp(){lease} ORDER BY {expires} LIMIT %s FOR UPDATE SKIP LOCKED))"
+        )
+        return execute(connection, sql, (limit,))
+
+    def purge(self, connection: Any, limit: int) -> int:
+        seq = self._c["seq"]
+        lease = (
+            f"WHERE ({self._c['lease_expires']} IS NULL OR {self._c['lease_expires']} < clock_timestamp())"
+            if self.table.has("lease_expires")
+            else ""
+        )
+        # Primary key, from the head; what a receiver holds stays.
+        sql = f"DELETE FROM {self._q} WHERE {seq} = ANY(ARRAY(SELECT {seq} FROM {self._q} {lease} ORDER BY {seq} LIMIT %s FOR UPDATE SKIP LOCKED))"
+        return execute(connection, sql, (limit,))
+
+    def release_owner(self, connection: Any, owner: uuid.UUID, limit: int) -> int:
+        c = self._c
+        # No index on the owner: a scan, run once per dead subscriber, in batches, by the housekeeping thread.
+        sql = (
+            f"UPDATE {self._q} SET {c['lease_token']} = NULL, {c['lease_owner']} = NULL, {c['lease_expires']} = NULL "
+            f"WHERE {c['seq']} = ANY(ARRAY(SELECT {c['seq']} FROM {self._q} WHERE {c['lease_owner']} = %s "
+            f"ORDER BY {c['seq']} LIMIT %s FOR UPDATE SKIP LOCKED))"
+        )
+        return execute(connection, sql, (owner, limit))
+
+    # -- between tables -------------------------------------------------------------------------------------------
+
+    def insert_from(
+        self, connection: Any, source: StoreTable, keys: Sequence[int], *, reset_counts: bool = False
+    ) -> int:
+        shared = [name for name in CARRIED if self.table.has(name)]
+        into = ["id", *shared]
+        select = ["message_id", *shared]
+        counts = (
+            [name for name in ("deliveries", "cancels", "failures") if self.table.has(name)] if not reset_counts else []
+        )
+        columns = ", ".join(self._c[name] for name in [*into, *counts])
+        values = ", ".join(f"s.{quote(source.columns[name])}" for name in [*select, *counts])
+        # Primary key of the source; the caller holds the locks of its rows and deletes them in the same transaction.
+        sql = (
+            f"INSERT INTO {self._q} ({columns}) SELECT {values} FROM {quote_table(source.db_table)} s "
+            f"WHERE s.{quote(source.key)} = ANY(%s) ORDER BY s.{quote(source.order)}, s.{quote(source.key)}"
+        )
+        with translated(self.table.db_table):
+            return execute(connection, sql, (list(keys),))
+
+
+assert MAX_SEQ == 2**63 - 1  # bigint

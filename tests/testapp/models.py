@@ -1,0 +1,75 @@
+"""One queue per semantics and per table shape, and the ledger that crash tests compare with."""
+
+from datetime import timedelta
+
+from django.db import models
+
+from queueapp import Queue, Semantics
+
+
+class Leased(Queue):
+    """AT_LEAST_ONCE, plain first in first out."""
+
+    class Delivery:
+        semantics = Semantics.AT_LEAST_ONCE
+        lease_period = timedelta(seconds=5)
+
+
+class Transactional(Queue):
+    class Delivery:
+        semantics = Semantics.TRANSACTIONAL
+
+
+class AtMostOnce(Queue):
+    class Delivery:
+        semantics = Semantics.AT_MOST_ONCE
+
+
+class Urgent(Queue):
+    """Three priority levels."""
+
+    class Delivery:
+        priorities = 3
+        lease_period = timedelta(seconds=5)
+
+
+class Addressed(Queue):
+    """A copy per consumer."""
+
+    class Delivery:
+        recipients = True
+        lease_period = timedelta(seconds=5)
+
+
+class AddressedUrgent(Queue):
+    """Recipients and levels together."""
+
+    class Delivery:
+        recipients = True
+        priorities = 3
+        semantics = Semantics.TRANSACTIONAL
+
+
+class Readable(Queue):
+    """With the generated readable body, and a name that needs quoting."""
+
+    class Meta:
+        db_table = "odd 'name' [of] a Tësch"
+
+    class Delivery:
+        body_string = True
+
+
+class Short(Queue):
+    """Messages expire by themselves."""
+
+    class Delivery:
+        expiration = timedelta(seconds=30)
+
+
+class Effect(models.Model):
+    """One row per effect of a handler: what a message did, written in the handler's transaction."""
+
+    name = models.CharField(max_length=100, db_index=True)
+    detail = models.CharField(max_length=200, default="")
+    at = models.DateTimeField(auto_now_add=True)

@@ -1,0 +1,1 @@
+"""The Django app of the long-running processes: workers and the delayed dispatcher."""
