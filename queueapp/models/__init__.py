@@ -3,8 +3,10 @@
 from .delayed import DelayedMessage
 from .delivery import Delivery, Semantics
 from .fields import BytesField, GuidField, Now, UtcField
+from .leader import Leader
 from .poison import PoisonMessage
 from .queue import Queue, QueueBase
+from .spark_commit import SparkCommit
 from .stored import StoredMessage
 from .subscribers import QueueControl, Subscriber
 from .table_options import TableOptions
@@ -14,12 +16,14 @@ __all__ = [
     "DelayedMessage",
     "Delivery",
     "GuidField",
+    "Leader",
     "Now",
     "PoisonMessage",
     "Queue",
     "QueueBase",
     "QueueControl",
     "Semantics",
+    "SparkCommit",
     "StoredMessage",
     "Subscriber",
     "TableOptions",

@@ -70,10 +70,12 @@ class Outgoing(NamedTuple):
 
 
 class Peek(NamedTuple):
-    """What a peek saw: available messages ahead of the floor and in the rescanned range, at most ``limit`` each."""
+    """What a peek saw: available messages ahead of the floor and in the rescanned range, at most ``limit`` each, and
+    the lowest seq among them (0: none)."""
 
     ahead: int
     behind: int
+    first: int
 
 
 class ErrorKind(enum.Enum):
@@ -138,18 +140,39 @@ class QueueSql(abc.ABC):
     # -- taking out -----------------------------------------------------------------------------------------------
 
     @abc.abstractmethod
-    def peek(self, connection: Any, ahead: Sequence[Range], behind: Sequence[Range], limit: int) -> Peek:
-        """Count available messages, at most ``limit`` in each group of ranges. Takes no locks that outlive it."""
+    def peek(
+        self,
+        connection: Any,
+        ahead: Sequence[Range],
+        behind: Sequence[Range],
+        limit: int,
+        skip: Sequence[int] = (),
+    ) -> Peek:
+        """Count available messages, at most ``limit`` in each group of ranges. Takes no locks that outlive it. A message
+        that another open transaction has taken is not available. ``skip``: seqs that do not count (see claims)."""
 
     @abc.abstractmethod
     def claim_by_lease(
-        self, connection: Any, ranges: Sequence[Range], limit: int, token: uuid.UUID, owner: uuid.UUID, lease_ms: int
+        self,
+        connection: Any,
+        ranges: Sequence[Range],
+        limit: int,
+        token: uuid.UUID,
+        owner: uuid.UUID,
+        lease_ms: int,
+        skip: Sequence[int] = (),
     ) -> list[Claimed]:
-        """Lease the lowest unlocked messages of the ranges and count the delivery. In claim order."""
+        """Lease the lowest unlocked messages of the ranges and count the delivery. In claim order. ``skip``: seqs to
+        leave alone, because this process knows already that it has no consumer for them."""
 
     @abc.abstractmethod
     def claim_by_delete(
-        self, connection: Any, ranges: Sequence[Range], limit: int, whole: bool = False
+        self,
+        connection: Any,
+        ranges: Sequence[Range],
+        limit: int,
+        whole: bool = False,
+        skip: Sequence[int] = (),
     ) -> list[Claimed]:
         """Delete and return the lowest unlocked messages of the ranges. In claim order."""
 
@@ -206,8 +229,13 @@ class QueueSql(abc.ABC):
         """Delete at most ``limit`` messages that nobody has locked or leased, from the head."""
 
     @abc.abstractmethod
-    def release_owner(self, connection: Any, owner: uuid.UUID, limit: int) -> int:
-        """End the leases of one (dead) subscriber; the counted deliveries stay counted."""
+    def release_owner(self, connection: Any, owner: uuid.UUID, limit: int, *, started: bool = True) -> int:
+        """End the leases of one (dead) subscriber. ``started=True``: nobody knows which of them a handler had begun, so
+        the deliveries stay counted; ``started=False``: none had, and they are taken off again."""
+
+    @abc.abstractmethod
+    def is_empty(self, connection: Any) -> bool:
+        """Whether the table holds no message at all, neither leased nor expired nor locked."""
 
     # -- between tables, in the caller's transaction --------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""PostgreSQL: the statements beyond one queue's table: delayed store, liveness, wake-ups, table options, error codes."""
+"""PostgreSQL: statements beyond one queue: delayed store, liveness, wake-ups, table options, error codes."""
 
 from __future__ import annotations
 

@@ -1,0 +1,24 @@
+"""Which process does what only one may do at a time in a database: the elected dispatcher (spec/002).
+
+A row lease by the database's clock. No advisory lock: a pooler in transaction mode breaks those.
+"""
+
+from __future__ import annotations
+
+from django.db import models
+
+from .fields import GuidField, Now, UtcField
+
+
+class Leader(models.Model):
+    """One elected role. ``term`` grows with every change of holder, so an old holder can never renew or resign a new
+    one's term."""
+
+    role = models.CharField(max_length=100, primary_key=True)
+    holder = GuidField()
+    term = models.BigIntegerField(db_default=1)
+    elected_at = UtcField(db_default=Now())
+    expires = UtcField()
+
+    def __str__(self) -> str:
+        return f"{self.role}: term {self.term}"
