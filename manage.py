@@ -23,7 +23,8 @@ def main() -> int:
         return message is not None
 
     # `runserver` works in a thread, beside the one that watches the files for changes.
-    threading.excepthook = lambda event: None if report(event.exc_value) else threading.__excepthook__(event)
+    if sys.argv[1:2] == ["runserver"]:
+        threading.excepthook = lambda event: None if report(event.exc_value) else threading.__excepthook__(event)
     try:
         execute_from_command_line(sys.argv)
     except Exception as error:

@@ -81,6 +81,8 @@ def _sqlserver(parts: SplitResult, port: int | None) -> dict[str, Any]:
             options[name] = _number(name, value)
         elif name in _SQLSERVER_TEXTS:
             options[name] = value
+        elif not name.replace(" ", "").isalnum():
+            raise ImproperlyConfigured(f"{name!r} in DATABASE_URL is not the name of an option")
         else:
             keywords.append(f"{name}={_quoted_keyword_value(value)}")
     if "driver" not in options:

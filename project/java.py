@@ -16,6 +16,7 @@ from pathlib import Path
 from project.system_packages import install_first_available
 
 MINIMUM_VERSION = 17
+INSTALLATIONS = Path("/usr/lib/jvm")
 _PACKAGES = ("openjdk-17-jre-headless", "openjdk-21-jre-headless", "default-jre-headless")
 
 
@@ -43,7 +44,7 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[Path]:
     if on_path:
         yield Path(on_path)
     # Where an older Java is the default, a newer one may lie beside it.
-    yield from sorted(Path("/usr/lib/jvm").glob("*/bin/java"), reverse=True)
+    yield from sorted(INSTALLATIONS.glob("*/bin/java"), reverse=True)
 
 
 def java_version(program: Path) -> int | None:

@@ -1,5 +1,6 @@
 """Settings of the site: for development as they stand, for production by the environment.
 
+Read from the environment:
     DJANGO_ENV            development (default) or production
     DEBUG                 1 or 0; default 1 in development, 0 in production
     SECRET_KEY            required in production; in development a random key is kept in the data folder
@@ -61,7 +62,11 @@ INSTALLED_APPS = [
     "django.contrib.sessions",
     "django.contrib.messages",
     "django.contrib.staticfiles",
-    *(app for app in ("queueapp", "workers", "project.flights") if (CHECKOUT / app.replace(".", "/") / "apps.py").exists()),
+    *(
+        app
+        for app in ("queueapp", "workers", "project.flights")
+        if (CHECKOUT / app.replace(".", "/") / "apps.py").exists()
+    ),
 ]
 
 MIDDLEWARE = [

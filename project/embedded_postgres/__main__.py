@@ -1,11 +1,11 @@
 """`python -m project.embedded_postgres`: look at the embedded server, keep it running, or open psql on it."""
 
 import argparse
-import os
+import subprocess
 import sys
 
 from project.embedded_postgres import EmbeddedPostgresError, ensure_running, find_binaries
-from project.embedded_postgres.placement import prepare_home
+from project.embedded_postgres.placement import prepare_home, remove_home
 from project.embedded_postgres.users import stop
 from project.paths import data_directory
 
@@ -21,6 +21,14 @@ def stop_unused() -> int:
         print("stopped")
     else:
         print("in use by other processes; it stops with the last of them")
+    return 0
+
+
+def remove() -> int:
+    if not stop():
+        print("in use by other processes: nothing was removed", file=sys.stderr)
+        return 1
+    remove_home(data_directory())
     return 0
 
 
@@ -42,7 +50,7 @@ def url() -> int:
 def psql(arguments: list[str]) -> int:
     address = ensure_running().url
     # A child, not exec: this process has to stay a user of the server while psql runs.
-    return os.spawnv(os.P_WAIT, find_binaries() / "psql", ["psql", address, *arguments])
+    return subprocess.run([find_binaries() / "psql", address, *arguments], check=False).returncode
 
 
 def main() -> int:
@@ -50,6 +58,7 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("start", help="start it, and keep it running without users until `stop`")
     commands.add_parser("stop", help="stop it if nobody uses it, and wait for its end")
+    commands.add_parser("remove", help="delete the database with all its data, if nobody uses it")
     commands.add_parser("status", help="say whether it runs; exit code 3 when it does not")
     commands.add_parser("url", help="start it if needed and print the URL of its database")
     commands.add_parser("psql", help="open psql on it; arguments go to psql")
@@ -59,7 +68,7 @@ def main() -> int:
     try:
         if options.command == "psql":
             return psql(rest)
-        return {"start": start, "stop": stop_unused, "status": status, "url": url}[options.command]()
+        return {"start": start, "stop": stop_unused, "remove": remove, "status": status, "url": url}[options.command]()
     except EmbeddedPostgresError as error:
         print(error, file=sys.stderr)
         return 1

@@ -48,7 +48,7 @@ class Cluster:
 
     def start(self, server_lock: int) -> subprocess.Popen[bytes]:
         """Start the postmaster; it and its backends hold a copy of `server_lock` for as long as one of them lives."""
-        self._initialize()
+        self._initialize(server_lock)
         # Nobody of an earlier server is left (the lock says so), so what it left behind means nothing. PostgreSQL
         # would take a process that now has the old one's id for a running server.
         self.home.postmaster_file.unlink(missing_ok=True)
@@ -61,7 +61,7 @@ class Cluster:
         with self.home.server_log.open("ab") as log:
             return self._popen(command, stdout=log, stderr=log, pass_fds=[server_lock], start_new_session=True)
 
-    def _initialize(self) -> None:
+    def _initialize(self, server_lock: int) -> None:
         version_file = self.home.data / "PG_VERSION"
         if version_file.exists():
             version = version_file.read_text().strip()
@@ -79,12 +79,13 @@ class Cluster:
             "initdb", f"--pgdata={fresh}", f"--username={SUPERUSER}", "--auth-local=trust", "--auth-host=reject",
             "--encoding=UTF8", "--no-locale", "--locale-provider=builtin", "--builtin-locale=C.UTF-8",
             "--no-sync", "--no-instructions",
+            lock=server_lock,
         )  # fmt: skip
         self._run(
             "postgres", "--single", "-D", str(fresh), "-c", "fsync=off", "template1",
-            statements=f"CREATE DATABASE {DATABASE}\n",
+            lock=server_lock, statements=f"CREATE DATABASE {DATABASE}\n",
         )  # fmt: skip
-        self._run("initdb", "--sync-only", f"--pgdata={fresh}")
+        self._run("initdb", "--sync-only", f"--pgdata={fresh}", lock=server_lock)
         fresh.rename(self.home.data)
         _flush(self.home.path)
 
@@ -119,10 +120,10 @@ class Cluster:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(postmaster[0], number)
 
-    def kill_left_over_backends(self) -> None:
-        """End backends that go on without their postmaster, busy in a statement; a no-op where there is no /proc.
+    def kill_processes(self) -> None:
+        """Kill what is left of the server: backends busy without their postmaster. A no-op where there is no /proc.
 
-        Crash recovery follows in any case, so nothing is lost by it that was not lost already.
+        The next start recovers, as it had to anyway: nothing is lost that was committed.
         """
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
@@ -137,10 +138,12 @@ class Cluster:
             return ""
         return " / ".join(line for line in lines[-3:] if line.strip())
 
-    def _run(self, program: str, *arguments: str, statements: str | None = None) -> None:
+    def _run(self, program: str, *arguments: str, lock: int, statements: str = "") -> None:
+        # The program holds the lock as a server does: should the keeper be killed, the next one waits for its end.
         result = subprocess.run(
             [str(self.binaries / program), *arguments],
-            input=statements or "",
+            input=statements,
+            pass_fds=[lock],
             capture_output=True,
             text=True,
             check=False,

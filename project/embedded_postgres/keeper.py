@@ -3,9 +3,9 @@
     python -m project.embedded_postgres.keeper HOME DESCRIPTOR
 
 DESCRIPTOR is the inherited keeper.lock. The process that was started returns when the server is ready (exit code 0),
-or prints why it cannot be (1); its child stays as the keeper. It runs until users.lock has been free for
-LINGER_SECONDS or it is told to end by SIGTERM; in both cases it stops the server. Killed in any other way, it
-leaves a server that the next keeper takes over.
+when its child was killed meanwhile (KILLED), or prints why there will be no server (1); the child is the keeper. It
+runs until users.lock has been free for LINGER_SECONDS or it is told to end by SIGTERM; in both cases it stops the
+server. Killed in any other way, it leaves a server that the next keeper takes over.
 """
 
 import contextlib
@@ -21,6 +21,7 @@ from project.embedded_postgres.cluster import Cluster
 from project.embedded_postgres.errors import EmbeddedPostgresError
 from project.embedded_postgres.home import Home, is_running
 
+KILLED = 75  # EX_TEMPFAIL: try again
 LINGER_SECONDS = 2.0  # so that one command after the other does not start and stop a server each
 LOOK_SECONDS = 0.25
 POLL_SECONDS = 0.02
@@ -60,7 +61,7 @@ class Keeper:
             elif self._has_no_postmaster():
                 orphaned_since = orphaned_since or time.monotonic()
                 if time.monotonic() - orphaned_since > ORPHAN_SECONDS:
-                    self.cluster.kill_left_over_backends()
+                    self.cluster.kill_processes()
             if time.monotonic() > deadline:
                 words = self.cluster.last_words()
                 raise EmbeddedPostgresError(
@@ -101,19 +102,16 @@ class Keeper:
 
     def stop(self) -> None:
         """Stop the server: politely to its clients' data, in the end by force."""
-        for number, patience in (
-            (signal.SIGINT, FAST_STOP_SECONDS),
-            (signal.SIGQUIT, IMMEDIATE_STOP_SECONDS),
-        ):
+        for number, patience in ((signal.SIGINT, FAST_STOP_SECONDS), (signal.SIGQUIT, IMMEDIATE_STOP_SECONDS)):
             self.cluster.signal_postmaster(number)
             deadline = time.monotonic() + patience
-            while time.monotonic() < deadline:
+            while time.monotonic() < deadline and not self._has_no_postmaster():
                 self._reap()
                 if self.home.is_free("server"):
                     self.cluster.remove_socket_directory()
                     return
                 time.sleep(POLL_SECONDS)
-        self.cluster.kill_left_over_backends()
+        self.cluster.kill_processes()
 
 
 def main(home_path: str) -> int:
@@ -124,8 +122,8 @@ def main(home_path: str) -> int:
             answer = pipe.read()
         if answer == "ready":
             return 0
-        print(answer or "the keeper of the embedded PostgreSQL was killed while it started", file=sys.stderr)
-        return 1
+        print(answer, file=sys.stderr)
+        return 1 if answer else KILLED
     os.close(reader)
     home = Home(Path(home_path))
     with os.fdopen(writer, "w") as answer_pipe:

@@ -2,8 +2,9 @@
 
 PostgreSQL refuses to run as root. Started by root, the server runs as the account that owns its files: the owner of
 the checkout where that is an ordinary user (`sudo make test`), otherwise a system account of its own,
-`queueapp-postgres`, made at the first start. Where that account cannot enter the checkout (below /root, say), no permission is opened: the
-data and a copy of PostgreSQL's programs go to /var/lib/queueapp, and `.data/postgres` is a link to them.
+`queueapp-postgres`, made at the first start. Where that account cannot enter the checkout (below /root, say), no
+permission is opened: the data and a copy of PostgreSQL's programs go to /var/lib/queueapp, and `.data/postgres` is a
+link to the data.
 """
 
 import contextlib
@@ -72,6 +73,16 @@ def prepare_home(data_directory: Path) -> Home:
             "root, give another folder in DATA_DIR, or name a server in DATABASE_URL"
         )
     return home
+
+
+def remove_home(data_directory: Path) -> None:
+    """Delete the database in `data_directory`; the server must be stopped."""
+    place = data_directory / "postgres"
+    if place.is_symlink():
+        shutil.rmtree(place.resolve(), ignore_errors=True)
+        place.unlink()
+    elif place.exists():
+        shutil.rmtree(place)
 
 
 def account_of(home: Home) -> Account:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from project.embedded_postgres.errors import EmbeddedPostgresError
 from project.embedded_postgres.home import EmbeddedServer, Home
+from project.embedded_postgres.keeper import KILLED
 from project.embedded_postgres.placement import prepare_home
 from project.paths import CHECKOUT, data_directory
 
@@ -80,7 +81,7 @@ def _ensure_keeper(home: Home) -> None:
 
 
 def _start_keeper(home: Home, keeper_lock: int) -> None:
-    """Start the keeper, which takes over `keeper_lock`; return when the server is ready."""
+    """Start the keeper, which takes over `keeper_lock`; return when the server is ready or the keeper was killed."""
     environment = {name: value for name, value in os.environ.items() if name in _KEEPER_ENVIRONMENT}
     environment["PYTHONPATH"] = os.pathsep.join([str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])])
     result = subprocess.run(
@@ -93,7 +94,7 @@ def _start_keeper(home: Home, keeper_lock: int) -> None:
         text=True,
         check=False,
     )
-    if result.returncode != 0:
+    if result.returncode > 0 and result.returncode != KILLED:
         reason = " ".join((result.stderr or result.stdout).split()) or f"exit code {result.returncode}"
         raise EmbeddedPostgresError(reason)
 
