@@ -75,7 +75,7 @@ class SparkSql(abc.ABC):
         self.queue = queue
         self.ledger = ledger
 
-    #: One value: the database's clock in whole seconds since 1970.
+    #: One value: the database's clock in whole milliseconds since 1970.
     clock: str
     #: (name) of every staging table in the schema that ``create_staging`` creates in.
     list_staging: str

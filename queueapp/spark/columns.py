@@ -1,0 +1,162 @@
+"""Which columns a DataFrame may have, and the plan by which executors turn its rows into messages.
+
+Everything that can be wrong with a schema is found here, on the driver, before any task starts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructType,
+    TimestampType,
+)
+
+from .. import messages
+from ..errors import InvalidOption
+from ..sql.spark import STAGED
+from .errors import InvalidDataFrame, listed
+from .targets import QueueTarget
+
+_HEADERS = MapType(StringType(), StringType())
+
+#: Column -> (Spark types, in words).
+ACCEPTED: dict[str, tuple[tuple[DataType, ...], str]] = {
+    "body": ((BinaryType(), StringType()), "binary or string"),
+    "headers": ((_HEADERS, StringType()), "map<string,string> or a string with a JSON object of strings"),
+    "id": ((StringType(),), "string with a UUID; null: a new one"),
+    "priority": ((ByteType(), ShortType(), IntegerType(), LongType()), "integer"),
+    "recipient": ((StringType(),), "string"),
+    "expires": ((TimestampType(),), "timestamp"),
+    "correlation_id": ((StringType(),), "string"),
+    "reply_to_address": ((StringType(),), "string"),
+    "is_barrier": ((BooleanType(),), "boolean"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How rows become messages. ``staged``: attributes that differ from row to row; ``headers``: those of all rows."""
+
+    label: str
+    staged: tuple[str, ...]
+    headers: str | None
+    recipients: tuple[str, ...] | None
+    message_type: str | None
+    priorities: int
+
+    @property
+    def constants(self) -> tuple[str, ...]:
+        """Attributes that have one value for all rows of a move."""
+        return (("headers",) if self.headers is not None else ()) + (("recipient",) if self.recipients else ())
+
+
+def make_plan(target: QueueTarget, schema: StructType, message_type: str | None) -> Plan:
+    """Check a DataFrame's columns against the queue. Raises InvalidDataFrame or InvalidOption with what is accepted."""
+    if message_type is not None:
+        return _typed_plan(target, schema, message_type)
+    names = [field.name for field in schema.fields]
+    unknown = [name for name in names if name not in ACCEPTED]
+    if unknown:
+        raise InvalidDataFrame(
+            f"The DataFrame for queue {target.label} has columns that a message has not: {listed(unknown)}. Accepted "
+            f"columns are {listed(ACCEPTED)}; or name the message's class in option message_type."
+        )
+    _refuse_repeated(target, names)
+    if "body" not in names:
+        raise InvalidDataFrame(f"The DataFrame for queue {target.label} has no column body; it has {listed(names)}.")
+    for field in schema.fields:
+        types, words = ACCEPTED[field.name]
+        if not any(_same_kind(field.dataType, accepted) for accepted in types):
+            raise InvalidDataFrame(
+                f"Column {field.name} of the DataFrame for queue {target.label} is {field.dataType.simpleString()}; "
+                f"it must be {words}."
+            )
+    missing = [name for name in names if not target.table.has(name)]
+    if missing:
+        raise InvalidDataFrame(f"The table of queue {target.label} has no columns for {listed(missing)}.")
+    if target.recipients and "recipient" not in names:
+        raise InvalidDataFrame(
+            f"Queue {target.label} addresses each message to a consumer (Delivery.recipients): add a column recipient, "
+            "or name the message's class in option message_type to send every consumer of it a copy."
+        )
+    staged = tuple(name for name in STAGED if name in (*names, "id", "headers"))
+    return Plan(target.label, staged, None, None, None, target.priorities)
+
+
+def _typed_plan(target: QueueTarget, schema: StructType, message_type: str) -> Plan:
+    cls = load_message_type(message_type)
+    fields = message_fields(cls)
+    names = [field.name for field in schema.fields]
+    unknown = [name for name in names if name not in fields]
+    if unknown:
+        raise InvalidDataFrame(
+            f"The DataFrame for queue {target.label} has columns that {message_type} has not: {listed(unknown)}. "
+            f"Its fields are {listed(fields)}."
+        )
+    _refuse_repeated(target, names)
+    missing = [name for name, (_, required) in fields.items() if required and name not in names]
+    if missing:
+        raise InvalidDataFrame(
+            f"The DataFrame for queue {target.label} lacks columns that {message_type} requires: {listed(missing)}."
+        )
+    type_name = messages.type_name(cls)
+    headers = messages.encode_headers({messages.TYPE: type_name, messages.CONTENT_TYPE: messages.JSON})
+    recipients = target.consumers.get(type_name) if target.recipients else None
+    return Plan(target.label, ("id", "body"), headers, recipients, message_type, target.priorities)
+
+
+def load_message_type(name: str) -> type:
+    """The class with this dotted name. Raises InvalidOption when there is none, or it is no struct or dataclass."""
+    module_name, _, class_name = name.rpartition(".")
+    option = 'format("queue") option message_type'
+    try:
+        cls = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError) as error:
+        raise InvalidOption(option, name, f"importable on driver and executors ({error})") from error
+    if not isinstance(cls, type) or not messages.is_typed(cls):
+        raise InvalidOption(option, name, "a msgspec.Struct or a dataclass")
+    return cls
+
+
+def message_fields(cls: Any) -> dict[str, tuple[str, bool]]:
+    """Field name -> (its name in JSON, whether it is required), in the order of the class."""
+    if issubclass(cls, msgspec.Struct):
+        return {field.name: (field.encode_name, field.required) for field in msgspec.structs.fields(cls)}
+    return {
+        field.name: (
+            field.name,
+            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING,
+        )
+        for field in dataclasses.fields(cls)
+        if field.init
+    }
+
+
+def _same_kind(given: DataType, accepted: DataType) -> bool:
+    if isinstance(accepted, MapType):
+        return (
+            isinstance(given, MapType)
+            and isinstance(given.keyType, StringType)
+            and isinstance(given.valueType, StringType)
+        )
+    return isinstance(given, type(accepted))
+
+
+def _refuse_repeated(target: QueueTarget, names: list[str]) -> None:
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise InvalidDataFrame(f"The DataFrame for queue {target.label} has columns twice: {listed(repeated)}.")
