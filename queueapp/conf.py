@@ -35,6 +35,22 @@ OPTIONS: tuple[Option, ...] = (
         high=1_000_000,
     ),
     Option("CONCURRENCY", int, 4, "Receive tasks (threads) per queue and worker process.", low=1, high=256),
+    Option(
+        "GROW_AFTER",
+        int,
+        1,
+        "Consecutive successful receives of a task after which one more task is started (spec/001, adaptive model).",
+        low=1,
+        high=1000,
+    ),
+    Option(
+        "END_AFTER",
+        int,
+        1,
+        "Consecutive empty receives after which a task ends the batch; 1: the first one does (spec/000).",
+        low=1,
+        high=1000,
+    ),
     Option("ATTEMPTS", int, 5, "Attempts of a message before it is poison (spec/004 MaxAttempts).", low=1, high=1000),
     Option(
         "RETRY_DELAY",

@@ -185,7 +185,8 @@ def encode(body: Any, headers: Mapping[str, str] | None = None) -> tuple[str, by
 
 
 @lru_cache(maxsize=1024)
-def _body_decoder(cls: Any) -> Callable[[bytes], Any]:
+def body_decoder(cls: Any) -> Callable[[bytes], Any]:
+    """The JSON decoder of a message class, made once."""
     return msgspec.json.Decoder(cls).decode if cls is not Any else msgspec.json.Decoder().decode
 
 
@@ -199,7 +200,7 @@ def decode_body(body: bytes | None, content_type: str, cls: Any = Any) -> Any:
         return body
     try:
         # Foreign JSON often starts with a byte order mark, which no JSON parser accepts.
-        return _body_decoder(cls)(body[3:] if body.startswith(b"\xef\xbb\xbf") else body)
+        return body_decoder(cls)(body[3:] if body.startswith(b"\xef\xbb\xbf") else body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         name = getattr(cls, "__qualname__", str(cls))
         raise UndecodableMessage(f"The body is not a {name}: {error}") from error

@@ -49,10 +49,11 @@ class Row(NamedTuple):
     enqueued_at: datetime
 
 
-#: What a claim returns per message, as a plain tuple: seq, id (16 bytes), headers, body, deliveries, recipient, priority.
-#: ``claim_by_delete`` with ``whole=True`` appends the rest of ``Row``: the row is gone, so it has to be carried.
+#: What a claim returns per message, as a plain tuple: seq, id (16 bytes), headers, body, deliveries; on a queue with
+#: recipients or levels also recipient, priority, expires. ``claim_by_delete`` with ``whole=True`` appends the rest of
+#: ``Row`` (from ``cancels`` on): the row is gone, so it has to be carried.
 Claimed = tuple[Any, ...]
-SEQ, ID, HEADERS, BODY, DELIVERIES, RECIPIENT, PRIORITY = range(7)
+SEQ, ID, HEADERS, BODY, DELIVERIES, RECIPIENT, PRIORITY, EXPIRES = range(8)
 
 
 class Outgoing(NamedTuple):
@@ -148,8 +149,8 @@ class QueueSql(abc.ABC):
         limit: int,
         skip: Sequence[int] = (),
     ) -> Peek:
-        """Count available messages, at most ``limit`` in each group of ranges. Takes no locks that outlive it. A message
-        that another open transaction has taken is not available. ``skip``: seqs that do not count (see claims)."""
+        """Count available messages, at most ``limit`` in each group of ranges. Takes no locks that outlive it. A
+        message that another open transaction has taken is not available. ``skip``: seqs that do not count (see claims)."""
 
     @abc.abstractmethod
     def claim_by_lease(

@@ -141,7 +141,7 @@ class PostgresqlQueueSql(QueueSql):
         c = self._column_or
         columns = [self._c["seq"], self._c["id"], self._c["headers"], self._c["body"], c("deliveries", "0")]
         if self.table.claim_by:
-            columns += [c("recipient", "''"), c("priority", "0")]
+            columns += [c("recipient", "''"), c("priority", "0"), c("expires", "NULL::timestamptz")]
         return ", ".join(columns)
 
     def _rest_columns(self) -> str:

@@ -7,6 +7,8 @@ lives as long as this Python process, also when that is killed; a second session
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 #: The optimizing compiler and a parallel collector pay off after a minute; without them the first job is done 3 s earlier.
 _QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+_STOP_SECONDS = 10
 
 _SETTINGS = {
     "spark.ui.enabled": "false",
@@ -35,6 +39,10 @@ _SETTINGS = {
 
 class SparkDidNotStart(RuntimeError):
     """The JVM ended before Spark was up. The text has the last lines that it wrote."""
+
+
+class SparkJobFailed(RuntimeError):
+    """A Spark job ended with an error. The text is the reason alone, without the stack traces of three languages."""
 
 
 def local_session(
@@ -67,6 +75,46 @@ def local_session(
         except Exception as error:
             # PySpark has a class for this error, and other texts than it for a broken Java.
             raise SparkDidNotStart(f"Spark did not start: {_last_lines(log) or error}") from error
+
+
+@contextmanager
+def readable_errors() -> Iterator[None]:
+    """Raise SparkJobFailed instead of what Spark raises: its text is asked of the JVM, and that may be gone by then."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (Py4JError, PySparkException) as error:
+        raise SparkJobFailed(_reason(str(error))) from None
+
+
+def _reason(text: str) -> str:
+    """The line that a Python worker's exception ends with, where it is one of ours; else the first line."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    ours = [line for line in lines if re.match(r"queueapp\.[\w.]+: ", line)]
+    return ours[0].partition(": ")[2] if ours else lines[0] if lines else "Spark gave no reason"
+
+
+def stop_session(spark: SparkSession) -> None:
+    """Stop Spark and its JVM (half a gigabyte), so that neither outlives the job. A later session starts a new one."""
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    spark.stop()
+    if gateway is None:
+        return
+    gateway.shutdown()
+    SparkContext._gateway = SparkContext._jvm = None
+    process = getattr(gateway, "proc", None)
+    if process is not None:
+        # The JVM ends when its standard input does.
+        process.stdin.close()
+        try:
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def _own_paths() -> list[str]:

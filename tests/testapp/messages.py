@@ -1,0 +1,26 @@
+"""Message types of the test app."""
+
+import msgspec
+
+
+class Ping(msgspec.Struct):
+    """Writes one Effect named ``name``; the other fields make its handler misbehave."""
+
+    name: str = "ping"
+    fail: int = 0  # raise on the first so many attempts
+    sleep_ms: int = 0
+    die: bool = False  # kill the process
+    hang: bool = False  # ignore everything for a long time
+
+
+class Pong(msgspec.Struct):
+    """A second type."""
+
+    name: str = "pong"
+
+
+class Nop(msgspec.Struct):
+    """Does nothing at all: benchmarks."""
+
+    number: int
+    text: str

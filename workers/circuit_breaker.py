@@ -1,0 +1,82 @@
+"""Circuit breakers: repeated database failures slow a loop down instead of killing or flooding (spec/002, DESIGN §6).
+
+States: **disarmed** -> first failure -> **armed** (a failure waits 1 s) -> failing for the breaker's time ->
+**triggered** (a failure waits 10 s, one task at a time) -> first success -> disarmed. Deadlocks and serialization
+failures are not failures here. Each change of state is logged once; the failures in between are not.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import threading
+from datetime import timedelta
+from time import monotonic
+
+log = logging.getLogger("workers")
+
+
+class State(enum.Enum):
+    DISARMED = "disarmed"
+    ARMED = "armed"
+    TRIGGERED = "triggered"
+
+
+class CircuitBreaker:
+    """One breaker, fed by ``success`` and ``failure``; shared by threads."""
+
+    def __init__(
+        self,
+        name: str,
+        time_to_trigger: timedelta = timedelta(seconds=30),
+        armed_wait: timedelta = timedelta(seconds=1),
+        triggered_wait: timedelta = timedelta(seconds=10),
+    ) -> None:
+        self.name = name
+        self._time_to_trigger = time_to_trigger.total_seconds()
+        self._waits = {State.ARMED: armed_wait.total_seconds(), State.TRIGGERED: triggered_wait.total_seconds()}
+        self._lock = threading.Lock()
+        self._first_failure: float | None = None
+        self._state = State.DISARMED
+        self.failures = 0
+        self.last_error = ""
+
+    @property
+    def state(self) -> State:
+        """The present state."""
+        return self._state
+
+    def success(self) -> None:
+        """Something worked: disarm."""
+        if self._first_failure is None:  # the hot path: no lock
+            return
+        with self._lock:
+            if self._first_failure is None:
+                return
+            seconds = monotonic() - self._first_failure
+            self._first_failure = None
+            self._state = State.DISARMED
+        log.warning("%s works again after %d failures in %.1f s.", self.name, self.failures, seconds)
+        self.failures = 0
+
+    def failure(self, error: BaseException) -> float:
+        """Something failed; returns how many seconds the caller should wait before it tries again."""
+        with self._lock:
+            now = monotonic()
+            self.failures += 1
+            self.last_error = f"{type(error).__name__}: {error}".strip().split("\n", 1)[0]
+            armed = self._first_failure is None
+            if self._first_failure is None:
+                self._first_failure = now
+                self._state = State.ARMED
+            triggered = self._state is State.ARMED and now - self._first_failure >= self._time_to_trigger
+            if triggered:
+                self._state = State.TRIGGERED
+            wait = self._waits[self._state]
+        if armed:
+            log.warning("%s failed, trying again: %s", self.name, self.last_error)
+        if triggered:
+            log.critical(
+                "%s keeps failing for %.0f s, slowing down: %s", self.name, self._time_to_trigger, self.last_error
+            )
+        return wait

@@ -1,0 +1,116 @@
+"""The pulse of a worker process: says that it is alive, learns who else is, and sees what operators paused.
+
+One thread and one connection per process and database. A beat that comes too late is told by a missing row: somebody
+declared this process dead and released its leases; it writes its rows again, and its late acks touch nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import uuid
+from collections import defaultdict
+from collections.abc import Sequence
+from time import monotonic
+
+from django.db import Error, connections
+
+from queueapp import __version__
+from queueapp.conf import settings
+from queueapp.models import Now, QueueControl, Subscriber
+
+from .circuit_breaker import CircuitBreaker
+from .pump import QueuePump
+
+log = logging.getLogger("workers")
+
+
+class Heartbeat(threading.Thread):
+    """Beats for all pumps of one database in this process, until stopping."""
+
+    def __init__(
+        self, alias: str, pumps: Sequence[QueuePump], supervisor: uuid.UUID, stopping: threading.Event
+    ) -> None:
+        super().__init__(name=f"heartbeat-{alias}", daemon=True)
+        self.alias = alias
+        self._pumps = pumps
+        self._supervisor = supervisor
+        self._stopping = stopping
+        self._breaker = CircuitBreaker(f"Heartbeat in {alias}")
+
+    def run(self) -> None:
+        tick = min(1.0, *(pump.peek_delay for pump in self._pumps))
+        next_beat = 0.0
+        while not self._stopping.is_set():
+            wait = tick
+            try:
+                if monotonic() >= next_beat:
+                    self._beat()
+                    next_beat = monotonic() + settings.HEARTBEAT_INTERVAL.total_seconds()
+                self._read_controls()
+                self._breaker.success()
+            except Error as error:
+                connections[self.alias].close()
+                wait = self._breaker.failure(error)
+            self._stopping.wait(wait)
+        connections[self.alias].close()
+
+    def goodbye(self) -> None:
+        """Delete this process' rows: it ended well and holds nothing. Called when the pumps have stopped."""
+        try:
+            Subscriber.objects.using(self.alias).filter(pk__in=[pump.subscriber for pump in self._pumps]).delete()
+        except Error as error:
+            log.warning("Could not sign off from %r: %s", self.alias, error)
+        finally:
+            connections[self.alias].close()
+
+    def _beat(self) -> None:
+        rows = Subscriber.objects.using(self.alias)
+        alive = {"heartbeat_at": Now(), "alive_until": Now() + settings.DEAD_AFTER}
+        for pump in self._pumps:
+            counts = {
+                "received": pump.stats.received,
+                "handled": pump.stats.handled,
+                "failed": pump.stats.failed,
+                "outstanding": sum(_outstanding(task) for task in pump.tasks),
+            }
+            if not rows.filter(pk=pump.subscriber).update(**alive, **counts):
+                rows.create(
+                    id=pump.subscriber,
+                    queue=pump.queue._meta.label,
+                    host=socket.gethostname()[:255],
+                    process=os.getpid(),
+                    supervisor=self._supervisor,
+                    version=os.environ.get("QUEUEAPP_WORKER_VERSION", __version__)[:64],
+                    concurrency=pump.concurrency,
+                    **alive,
+                    **counts,
+                )
+        # One read for all queues: everybody's place among the live subscribers of each.
+        live: defaultdict[str, list[uuid.UUID]] = defaultdict(list)
+        names = [pump.queue._meta.label for pump in self._pumps]
+        for queue, key in rows.filter(queue__in=names, alive_until__gt=Now()).order_by("id").values_list("queue", "id"):
+            live[queue].append(key)
+        for pump in self._pumps:
+            keys = live[pump.queue._meta.label]
+            if pump.subscriber in keys:
+                pump.rank, pump.workers = keys.index(pump.subscriber), len(keys)
+
+    def _read_controls(self) -> None:
+        paused = set(QueueControl.objects.using(self.alias).filter(paused=True).values_list("queue", flat=True))
+        for pump in self._pumps:
+            now = pump.queue._meta.label in paused
+            if now != pump.paused:
+                log.info("%s is %s.", pump.queue._meta.label, "paused" if now else "resumed")
+                pump.paused = now
+                if not now:
+                    pump.wake()
+
+
+def _outstanding(task: object) -> int:
+    batch = getattr(task, "batch", None)
+    if batch is not None:
+        return len(batch.held) + len(batch.waiting)
+    return 1 if getattr(task, "running", None) is not None else 0

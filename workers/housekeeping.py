@@ -1,0 +1,100 @@
+"""Housekeeping of one database: expired messages go, and the leases of dead subscribers are released.
+
+Done by the process that dispatches delayed messages, as the same elected leader. Every piece of it is idempotent and in
+small batches that skip what is locked, so nothing waits for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from time import monotonic
+from typing import Any
+
+from django.db import Error, connections
+
+from queueapp import registry, signals, wakeups
+from queueapp.conf import settings
+from queueapp.models import Now, Subscriber
+from queueapp.sql import queue_sql
+
+from .circuit_breaker import CircuitBreaker
+from .leadership import Leadership
+
+log = logging.getLogger("workers")
+
+BATCH = 3000
+
+
+class Housekeeping(threading.Thread):
+    """Keeps the queues of one database clean until stopping."""
+
+    def __init__(self, alias: str, queues: Sequence[Any], leadership: Leadership, stopping: threading.Event) -> None:
+        super().__init__(name=f"housekeeping-{alias}", daemon=True)
+        self.alias = alias
+        self._queues = queues
+        self._leadership = leadership
+        self._stopping = stopping
+        self._breaker = CircuitBreaker(f"Housekeeping in {alias}")
+
+    def run(self) -> None:
+        interval = settings.PURGE_INTERVAL.total_seconds() if settings.PURGE_INTERVAL else None
+        next_purge = (
+            monotonic() if settings.PURGE_EXPIRED_ON_STARTUP else (monotonic() + interval if interval else None)
+        )
+        while not self._stopping.is_set():
+            wait = min(1.0, settings.HEARTBEAT_INTERVAL.total_seconds())
+            try:
+                if self._leadership.held:
+                    release_leases_of_dead_subscribers(self.alias)
+                    if next_purge is not None and monotonic() >= next_purge:
+                        for queue in self._queues:
+                            purge_expired(queue, self.alias, self._stopping)
+                        next_purge = monotonic() + interval if interval else None
+                self._breaker.success()
+            except Error as error:
+                connections[self.alias].close()
+                wait = self._breaker.failure(error)
+            self._stopping.wait(wait)
+        connections[self.alias].close()
+
+
+def purge_expired(queue: Any, alias: str, stopping: threading.Event | None = None) -> int:
+    """Delete the expired messages of a queue in batches; returns how many."""
+    connection = connections[alias]
+    sql = queue_sql(queue, connection)
+    total = 0
+    while not (stopping is not None and stopping.is_set()):
+        count = sql.purge_expired(connection, settings.PURGE_BATCH)
+        total += count
+        if count < settings.PURGE_BATCH:
+            break
+    if total:
+        log.info("%s: %d expired messages were purged.", queue._meta.label, total)
+        signals.expired.send_robust(sender=queue, queue=queue, count=total)
+    return total
+
+
+def release_leases_of_dead_subscribers(alias: str) -> int:
+    """Give back what subscribers hold that have no heartbeat any more, and forget them; returns how many messages."""
+    connection = connections[alias]
+    released = 0
+    dead = Subscriber.objects.using(alias).filter(alive_until__lt=Now()).values_list("id", "queue", "host", "process")
+    for key, label, host, process in dead:
+        try:
+            queue = registry.queues.find(label)
+        except LookupError:
+            continue
+        sql = queue_sql(queue, connection)
+        count = 0
+        if sql.table.has("lease_owner"):
+            while (some := sql.release_owner(connection, key, BATCH)) > 0:
+                count += some
+        # Only now: if this process dies before, the next housekeeper finds the row and does it again.
+        Subscriber.objects.using(alias).filter(pk=key, alive_until__lt=Now()).delete()
+        log.warning("%s: worker %s:%s is dead; %d of its leases were released.", label, host, process, count)
+        released += count
+        if count:
+            wakeups.sent(queue, connection)
+    return released

@@ -1,0 +1,77 @@
+"""Electing one process per database for a role: a row with a lease, by the database's clock (facts: River).
+
+**follower** -> takes a free or lapsed row: a new *term* -> **leader**, until a renewal fails or its own monotonic clock,
+measured from *before* the last successful statement, says that the lease may be over: it steps down early rather than
+late. Renewing and resigning name the term, so an old leader can never touch a new one's. Two leaders at once would only
+waste work: dispatch skips rows that are locked.
+"""
+
+from __future__ import annotations
+
+import uuid
+from datetime import timedelta
+from time import monotonic
+
+from django.db import IntegrityError, transaction
+from django.db.models import F, Q
+
+from queueapp.models import Leader, Now
+
+TERM = timedelta(seconds=15)
+#: A leader trusts its lease this much less than the database grants it.
+MARGIN = 1.0
+
+
+class Leadership:
+    """One candidate for one role in one database. Used by one thread."""
+
+    def __init__(self, alias: str, role: str, holder: uuid.UUID) -> None:
+        self.alias = alias
+        self.role = role
+        self.holder = holder
+        self.term = 0
+        self._trusted_until = 0.0
+        self._renew_at = 0.0
+
+    @property
+    def held(self) -> bool:
+        """Whether this process may act as leader right now."""
+        return monotonic() < self._trusted_until
+
+    def hold(self) -> bool:
+        """Take or renew the lease if it is time to; returns whether this process is the leader."""
+        now = monotonic()
+        if self.held and now < self._renew_at:
+            return True
+        if not (self.held and self._renew()) and not self._take():
+            self._trusted_until = 0.0
+            return False
+        self._trusted_until = now + TERM.total_seconds() - MARGIN
+        self._renew_at = now + TERM.total_seconds() / 3
+        return True
+
+    def resign(self) -> None:
+        """Give the role up at once, if this term still holds it."""
+        if self.term:
+            rows = Leader.objects.using(self.alias).filter(role=self.role, holder=self.holder, term=self.term)
+            rows.update(expires=Now())
+        self._trusted_until = 0.0
+
+    def _renew(self) -> bool:
+        rows = Leader.objects.using(self.alias).filter(role=self.role, holder=self.holder, term=self.term)
+        return rows.filter(expires__gt=Now()).update(expires=Now() + TERM) == 1
+
+    def _take(self) -> bool:
+        rows = Leader.objects.using(self.alias).filter(role=self.role)
+        # A restarted process keeps its holder id and need not wait for its own old lease.
+        free = rows.filter(Q(expires__lte=Now()) | Q(holder=self.holder))
+        if not free.update(holder=self.holder, term=F("term") + 1, elected_at=Now(), expires=Now() + TERM):
+            if rows.exists():
+                return False
+            try:
+                with transaction.atomic(using=self.alias):
+                    Leader.objects.using(self.alias).create(role=self.role, holder=self.holder, expires=Now() + TERM)
+            except IntegrityError:
+                return False  # somebody was faster
+        self.term = rows.filter(holder=self.holder).values_list("term", flat=True).first() or 0
+        return bool(self.term)

@@ -1,0 +1,86 @@
+"""``manage.py runqueueworker``: receive queues until stopped."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+from django.db import connections, router
+
+from queueapp import registry
+from queueapp.consumers import registered
+from queueapp.errors import QueueNotFound, UnsupportedServer
+from queueapp.sql import backend_of
+from workers.supervisor import Supervisor
+
+HELP = """Receive queues and run their consumers until stopped.
+
+Without arguments every queue that has a consumer is received. A queue is named by its
+label (flights.FlightDelays) or its table (flight_delays). The command supervises
+--processes worker processes and one that dispatches delayed messages; a process that
+dies is replaced, and what it was handling is counted, redelivered or kept as poison.
+
+SIGTERM or Ctrl-C: running handlers get QUEUEAPP["SHUTDOWN_GRACE"] to end. A second one
+interrupts them.
+"""
+
+
+class Command(BaseCommand):
+    """Run workers."""
+
+    help = HELP
+    requires_migrations_checks = True
+
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> Any:
+        return super().create_parser(prog_name, subcommand, formatter_class=RawDescriptionHelpFormatter, **kwargs)
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("queue", nargs="*", help="Queues to receive; default: all that have a consumer.")
+        parser.add_argument("--processes", type=int, default=1, metavar="N", help="Worker processes (default 1).")
+        parser.add_argument(
+            "--concurrency", type=int, metavar="N",
+            help="Receive tasks (threads) per queue and process; default: the queue's, or QUEUEAPP['CONCURRENCY'].",
+        )  # fmt: skip
+        parser.add_argument("--no-dispatcher", action="store_true", help="Do not dispatch delayed messages here.")
+        parser.add_argument(
+            "--until-empty", action="store_true",
+            help="End when the queues, and the delayed messages for them, are empty (for jobs and tests).",
+        )  # fmt: skip
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        try:
+            queues = [registry.queues.find(name) for name in options["queue"]] or registered.queues()
+        except QueueNotFound as error:
+            known = ", ".join(sorted(queue._meta.label for queue in registry.queues))
+            raise CommandError(f"{error} Known queues: {known or 'none'}.") from error
+        if not queues:
+            raise CommandError(
+                "No queue has a consumer: write one with @consumer in a module consumers.py of an installed app."
+            )
+        for queue in queues:
+            if not registered.of(queue):
+                raise CommandError(
+                    f"{queue._meta.label} has no consumer in this project, so nothing could be received."
+                )
+        for name, low, high in (("processes", 1, 256), ("concurrency", 1, 256)):
+            value = options[name]
+            if value is not None and not low <= value <= high:
+                raise CommandError(f"--{name} {value} is not accepted: it must be from {low} to {high}.")
+        try:
+            for alias in {router.db_for_write(queue) for queue in queues}:
+                backend_of(connections[alias]).check_server(connections[alias])
+        except UnsupportedServer as error:
+            raise CommandError(str(error)) from error
+        connections.close_all()
+        supervisor = Supervisor(
+            queues,
+            processes=options["processes"],
+            concurrency=options["concurrency"],
+            dispatcher=not options["no_dispatcher"],
+            until_empty=options["until_empty"],
+        )
+        self.stdout.write(f"Receiving {', '.join(queue._meta.label for queue in queues)}. Ctrl-C stops.")
+        code = supervisor.run()
+        if code:
+            raise CommandError("A worker process did not stop cleanly; what it held was given back.", returncode=code)

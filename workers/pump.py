@@ -1,0 +1,384 @@
+"""The peek <-> receive state machine of one queue in one worker process (spec/000, 001, DESIGN §5).
+
+**peek**: a cheap estimate; nothing there -> wait one peek delay, or until a wake-up. Something there -> **receive**: the
+pump's own thread becomes the first receive task; further tasks join after consecutive successes while the estimate
+says there is more, never beyond the concurrency. The first empty receive (``END_AFTER``) ends the round, back to peek.
+
+Many workers on one small backlog must not all claim it: an estimate is spent as messages are claimed and peeked anew
+when it is spent or stale, a claim takes no more than this worker's share of it, and of a backlog smaller than the
+number of workers only those take part whose turn it is (``seq`` modulo rank), the others a few milliseconds later.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import uuid
+from collections.abc import Sequence
+from time import monotonic
+from typing import Any, NamedTuple
+
+from django.db import Error, connections
+
+from queueapp.conf import settings
+from queueapp.floors import Floors
+from queueapp.isolation import close_isolated
+from queueapp.messages import new_id
+from queueapp.receiving import floors_of
+from queueapp.sql import ErrorKind, backend_of, queue_sql
+from queueapp.sql.base import Claimed, Range
+
+from .circuit_breaker import CircuitBreaker
+from .handling import Handlers
+from .slots import Slot
+from .tasks import STRATEGIES, Task
+
+log = logging.getLogger("workers")
+
+#: An uncapped estimate is believed this long; slower handlers peek before each claim, which costs them nothing.
+ESTIMATE_LIFETIME = 0.02
+#: Wait per place in the line when it is another worker's turn.
+TURN = 0.003
+#: A helper task without work ends after this long, and closes its connection.
+HELPER_IDLE = 10.0
+#: Messages of unknown types that a process remembers, so as not to claim them again and again.
+MAX_SKIP = 10_000
+
+
+class Stats:
+    """Counters of one pump. Written by several threads without a lock: each is for display, not for decisions."""
+
+    __slots__ = ("empty", "failed", "handled", "lost", "peeks", "received", "returned", "unknown")
+
+    def __init__(self) -> None:
+        self.received = self.handled = self.failed = self.empty = self.lost = 0
+        self.returned = self.unknown = self.peeks = 0
+
+
+class Estimate(NamedTuple):
+    """What a peek says to the round: how many, whether it stopped counting at the limit, the lowest seq, and the window
+    behind the floors if that is where they are."""
+
+    count: int
+    capped: bool
+    first: int
+    behind: Sequence[Range] | None
+
+
+class Round:
+    """One stay in receive mode. ``remaining`` is what is left of the estimate, claims in progress taken off."""
+
+    __slots__ = ("active", "behind", "capped", "ended", "lock", "peeked_at", "remaining")
+
+    def __init__(self, estimate: Estimate) -> None:
+        self.ended = False
+        self.active = 1
+        self.lock = threading.Lock()
+        self.renew(estimate)
+
+    def renew(self, estimate: Estimate) -> None:
+        self.remaining = estimate.count
+        self.capped = estimate.capped
+        self.behind = estimate.behind
+        self.peeked_at = monotonic()
+
+
+class QueuePump:
+    """Receives one queue in this process until ``stopping`` is set. ``run`` is the body of its thread."""
+
+    def __init__(
+        self,
+        queue: Any,
+        alias: str,
+        *,
+        stopping: threading.Event,
+        slots: Sequence[Slot] | None = None,
+        concurrency: int | None = None,
+        handlers: Handlers | None = None,
+    ) -> None:
+        self.queue = queue
+        self.alias = alias
+        self.subscriber: uuid.UUID = new_id()
+        self.stopping = stopping
+        self.handlers = handlers or Handlers(queue)
+        delivery = queue.delivery
+        self.concurrency = concurrency or delivery.concurrency or settings.CONCURRENCY
+        self.peek_delay = (delivery.peek_delay or settings.PEEK_DELAY).total_seconds()
+        self.peek_limit = delivery.max_records_to_peek or settings.MAX_RECORDS_TO_PEEK
+        levels = tuple((r, p) for p in range(delivery.priorities - 1, -1, -1) for r in self.handlers.recipients)
+        self.floors: Floors = floors_of(queue, alias, levels, bool(queue_sql(queue, connections[alias]).table.claim_by))
+        self.skip: tuple[int, ...] = ()
+        self.stats = Stats()
+        label = queue._meta.label
+        self.peek_breaker = CircuitBreaker(f"Peek of {label}")
+        self.breaker = CircuitBreaker(f"Receive from {label}")
+        #: This worker's place among the live workers of the queue, and how many they are; kept by the heartbeat.
+        self.rank, self.workers = 0, 1
+        self.paused = False
+        self.tasks: list[Task] = []
+        self._slots = slots
+        self._free_slots = list(range(self.concurrency - 1, -1, -1))
+        self._wake = threading.Event()
+        self._deferred = 0
+        self._cond = threading.Condition()
+        self._invitations: list[Round] = []
+        self._idle_helpers = 0
+        self._helpers: set[threading.Thread] = set()
+        self._woken = False
+
+    # -- from other threads ---------------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """A message was sent: look now. Safe from any thread."""
+        self._woken = True
+        self._wake.set()
+
+    def came_back(self, seq: int, count: int = 1) -> None:
+        """Messages from ``seq`` on were given back unhandled by this process."""
+        self.stats.returned += count
+        self.floors.lower(seq)
+
+    # -- from the tasks -------------------------------------------------------------------------------------------
+
+    def claimed(self, task: Task, rows: Sequence[Claimed]) -> None:
+        """A task claimed these rows and is about to handle them. This is where more tasks are asked for, because its
+        handlers may take long."""
+        self.stats.received += len(rows)
+        self.breaker.success()
+        self.floors.passed(rows)
+        round_ = task.round
+        if round_ is not None and round_.remaining > 0:
+            task.successes += 1
+            if task.successes >= settings.GROW_AFTER:
+                task.successes = 0
+                self._invite(round_)
+
+    def leave_alone(self, seqs: Sequence[int]) -> None:
+        """No consumer here takes these: they stay where they are, and this process looks past them."""
+        if not self.stats.unknown:
+            log.warning(
+                "%s: message %d has a type that no consumer of this process takes; such messages are left to others.",
+                self.queue._meta.label,
+                seqs[0],
+            )
+        self.stats.unknown += len(seqs)
+        self.skip = tuple(sorted({*self.skip[-(MAX_SKIP - len(seqs)) :], *seqs}))
+
+    def survive(self, error: BaseException, breaker: CircuitBreaker, connection: Any) -> bool:
+        """Deal with a database error: reconnect, wait as the breaker says. False: stopping, or it is not the database's."""
+        kind = backend_of(connection).error_kind(error)
+        if kind is ErrorKind.DEADLOCK:
+            self.stopping.wait(random.uniform(0, 0.02))
+            return True
+        if not connection.in_atomic_block:
+            connection.close()
+            close_isolated(self.alias)
+        wait = breaker.failure(error)
+        if self.stopping.is_set():
+            # On the way out there is no time for the breaker's waits: two quick tries, then let the lease lapse.
+            self._woken = False
+            return breaker.failures < 3
+        self.stopping.wait(wait * random.uniform(0.8, 1.2))
+        return True
+
+    # -- the state machine ----------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Peek and receive until stopping."""
+        task, index = self._new_task()
+        after_round = False
+        try:
+            while not self.stopping.is_set():
+                self._wake.clear()
+                woken, self._woken = self._woken, False
+                if self.paused:
+                    self._wait(self.peek_delay)
+                    continue
+                # One worker alone needs no peek to know that a wake-up is for it: straight to the claim.
+                if woken and self.workers == 1 and self.breaker.failures == 0:
+                    round_: Round | None = Round(Estimate(1, False, 0, None))
+                else:
+                    round_ = self._peek_for_round()
+                if round_ is not None:
+                    self._work(task, round_)
+                    after_round = True
+                    continue
+                if not self._wake.is_set():
+                    # What was sent just after the round is covered by a throttled wake-up: look once more soon.
+                    interval = settings.WAKE_UP_INTERVAL.total_seconds()
+                    self._wait(min(interval, self.peek_delay) if after_round else self.peek_delay)
+                    after_round = False
+        finally:
+            with self._cond:
+                self._cond.notify_all()
+            self._end_task(task, index)
+
+    def join_helpers(self, timeout: float) -> bool:
+        """Wait for the helper tasks to end; False when some are still running."""
+        deadline = monotonic() + timeout
+        for helper in list(self._helpers):
+            helper.join(max(0.0, deadline - monotonic()))
+        return not any(helper.is_alive() for helper in self._helpers)
+
+    def _wait(self, seconds: float) -> None:
+        self._wake.wait(seconds)
+
+    def _peek_for_round(self) -> Round | None:
+        """Peek; a round when there is something for this worker, else None."""
+        while not self.stopping.is_set():
+            estimate = self._peek()
+            if estimate is None or estimate.count == 0:
+                self._deferred = 0
+                return None
+            place = self._place_in_line(estimate)
+            if place == 0:
+                return Round(estimate)
+            # If the first message is still there after my place in the line, those before me are busy: I take it.
+            self._deferred = estimate.first
+            self.stopping.wait(place * TURN)
+        return None
+
+    def _place_in_line(self, estimate: Estimate) -> int:
+        """0: take part. Else how many turns to wait: there are fewer messages than workers, and whose turn it is follows
+        from the first message, so that they need not talk."""
+        if estimate.capped or estimate.count >= self.workers or self._deferred == estimate.first:
+            return 0
+        place = (self.rank - estimate.first) % self.workers
+        return 0 if place < estimate.count else place
+
+    def _peek(self) -> Estimate | None:
+        """Peek ahead of the floors and into the rescan window; None when the database failed."""
+        connection = connections[self.alias]
+        started = monotonic()
+        ahead, behind = self.floors.ahead(), self.floors.behind()
+        try:
+            seen = queue_sql(self.queue, connection).peek(connection, ahead, behind, self.peek_limit, self.skip)
+        except Error as error:
+            self.survive(error, self.peek_breaker, connection)
+            return None
+        self.stats.peeks += 1
+        self.peek_breaker.success()
+        if seen.behind:
+            # Came back behind the floor, or was committed late: first these, the window stays until it is clear.
+            return Estimate(seen.behind, seen.behind >= self.peek_limit, seen.first, behind)
+        self.floors.rescanned(monotonic() - started)
+        return Estimate(seen.ahead, seen.ahead >= self.peek_limit, seen.first, None)
+
+    def _take(self, task: Task, round_: Round) -> int:
+        """How many messages this task may claim now; 0 ends its part in the round."""
+        with round_.lock:
+            if round_.ended:
+                return 0
+            age = monotonic() - round_.peeked_at
+            stale = age > self.peek_delay or (not round_.capped and age > ESTIMATE_LIFETIME)
+            if round_.remaining <= 0 or stale:
+                estimate = self._peek()
+                if estimate is None or estimate.count == 0 or self.paused or self._place_in_line(estimate):
+                    round_.ended = True  # if it is not our turn, the pump waits for it
+                    return 0
+                round_.renew(estimate)
+            share = task.size.n
+            if not round_.capped:
+                share = min(share, max(1, -(-round_.remaining // (self.workers * round_.active))))
+            round_.remaining -= share
+            return share
+
+    def _work(self, task: Task, round_: Round) -> None:
+        """A task's part in a round: claim and handle until the round ends."""
+        task.round, task.successes = round_, 0
+        empty = 0
+        try:
+            while not self.stopping.is_set() and not self.paused:
+                asked = self._take(task, round_)
+                if not asked:
+                    break
+                try:
+                    count = task.receive(round_.behind or self.floors.ahead(), asked)
+                except Error as error:
+                    round_.remaining = 0
+                    if not self.survive(error, self.breaker, connections[self.alias]):
+                        break
+                    continue
+                if count < asked:
+                    round_.remaining = 0  # the claim saw the end: peek before the next one
+                if count:
+                    empty = 0
+                    continue
+                self.stats.empty += 1
+                empty += 1
+                task.successes = 0
+                if empty >= settings.END_AFTER:
+                    round_.ended = True
+                    break
+        finally:
+            task.round = None
+            with round_.lock:
+                round_.active -= 1
+
+    # -- more tasks -----------------------------------------------------------------------------------------------
+
+    def _new_task(self) -> tuple[Task, int]:
+        with self._cond:
+            index = self._free_slots.pop()
+        slot = self._slots[index] if self._slots is not None else None
+        task = STRATEGIES[self.queue.delivery.semantics](self, slot)
+        task.bind()
+        self.tasks = [*self.tasks, task]
+        return task, index
+
+    def _end_task(self, task: Task, index: int) -> None:
+        self.tasks = [other for other in self.tasks if other is not task]
+        connections[self.alias].close()
+        close_isolated()
+        with self._cond:
+            self._free_slots.append(index)
+
+    def _invite(self, round_: Round) -> None:
+        """Let one more task take part, unless the breaker or the concurrency says no."""
+        with round_.lock:
+            # A triggered breaker means trouble: one task feels its way.
+            if round_.active >= self.concurrency or self.breaker.failures or round_.ended:
+                return
+            round_.active += 1
+        with self._cond:
+            self._invitations.append(round_)
+            if self._idle_helpers >= len(self._invitations):
+                self._cond.notify()
+                return
+            if len(self._helpers) + 1 >= self.concurrency:
+                return  # all exist; the next one to become idle takes the invitation
+            name = f"{self.queue._meta.label}-{len(self._helpers) + 1}"
+            helper = threading.Thread(target=self._help, name=name, daemon=True)
+            self._helpers.add(helper)
+        helper.start()
+
+    def _next_invitation(self) -> Round | None:
+        """Wait for a round to take part in; None after a while without one. The helper is forgotten under the same lock
+        that hands out invitations, so none is lost on one that is about to end."""
+        with self._cond:
+            self._idle_helpers += 1
+            deadline = monotonic() + HELPER_IDLE
+            while not self._invitations and not self.stopping.is_set():
+                left = deadline - monotonic()
+                if left <= 0:
+                    break
+                self._cond.wait(left)
+            self._idle_helpers -= 1
+            if self._invitations and not self.stopping.is_set():
+                return self._invitations.pop()
+            self._helpers.discard(threading.current_thread())
+            return None
+
+    def _help(self) -> None:
+        """Body of a helper thread: take part in the rounds it is invited to."""
+        task, index = self._new_task()
+        try:
+            while (round_ := self._next_invitation()) is not None:
+                self._work(task, round_)
+        except Exception:
+            log.exception("%s: a receive task failed; the pump goes on without it.", self.queue._meta.label)
+            with self._cond:
+                self._helpers.discard(threading.current_thread())
+        finally:
+            self._end_task(task, index)

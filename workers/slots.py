@@ -1,0 +1,109 @@
+"""What each receive task is handling at this moment, in memory that outlives the process.
+
+The supervisor maps the same anonymous file. When a child dies without saying goodbye, the slots say which messages it
+was in the middle of: the crash is counted against those, and the rest of its leases is given back uncounted. Writing a
+slot is one store of eight bytes per message.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import uuid
+from collections.abc import Iterator
+from typing import NamedTuple
+
+_SLOT_BYTES = 64
+_WORDS = _SLOT_BYTES // 8
+# Words of a slot: 0 seq in hand (0: none), 1-2 lease token, 3-4 subscriber, 5 index of the queue, 6-7 free
+_TOKEN, _OWNER, _QUEUE = 1, 3, 5
+
+
+class InHand(NamedTuple):
+    """A message that was being handled when its process died."""
+
+    queue: int
+    seq: int
+    token: uuid.UUID
+    subscriber: uuid.UUID
+
+
+class Slots:
+    """An array of slots in a shared, unlinked file; ``fd`` is passed to the child."""
+
+    def __init__(self, count: int, fd: int | None = None) -> None:
+        if fd is None:
+            with tempfile.TemporaryFile() as file:
+                file.truncate(count * _SLOT_BYTES)
+                fd = os.dup(file.fileno())
+        self.fd = fd
+        self.count = count
+        self._map = mmap.mmap(fd, count * _SLOT_BYTES)
+        self._words = memoryview(self._map).cast("q")
+        self._bytes = memoryview(self._map)
+
+    def slot(self, index: int) -> Slot:
+        """The writer of one slot."""
+        return Slot(self, index)
+
+    def in_hand(self) -> Iterator[InHand]:
+        """The messages in hand, in the order of the slots. For the survivor to read."""
+        for index in range(self.count):
+            word, byte = index * _WORDS, index * _SLOT_BYTES
+            seq = self._words[word]
+            if seq:
+                token = uuid.UUID(bytes=bytes(self._bytes[byte + 8 : byte + 24]))
+                owner = uuid.UUID(bytes=bytes(self._bytes[byte + 24 : byte + 40]))
+                yield InHand(self._words[word + _QUEUE], seq, token, owner)
+
+    def subscribers(self) -> list[tuple[int, uuid.UUID]]:
+        """(index of the queue, subscriber) of every subscriber the child was."""
+        found: dict[uuid.UUID, int] = {}
+        for index in range(self.count):
+            byte = index * _SLOT_BYTES
+            owner = uuid.UUID(bytes=bytes(self._bytes[byte + 24 : byte + 40]))
+            if owner.int:
+                found[owner] = self._words[index * _WORDS + _QUEUE]
+        return [(queue, owner) for owner, queue in found.items()]
+
+    def clear(self) -> None:
+        """Forget everything: a new child will use the slots."""
+        self._map[:] = b"\0" * len(self._map)
+
+    def close(self) -> None:
+        """Unmap and close."""
+        self._words.release()
+        self._bytes.release()
+        self._map.close()
+        os.close(self.fd)
+
+
+class Slot:
+    """The slot of one receive task."""
+
+    __slots__ = ("_base", "_bytes", "_words")
+
+    def __init__(self, slots: Slots, index: int) -> None:
+        self._words = slots._words
+        self._bytes = slots._bytes
+        self._base = index * _WORDS
+
+    def describe(self, queue: int, subscriber: uuid.UUID) -> None:
+        """Whose slot this is; once per task."""
+        byte = self._base * 8
+        self._bytes[byte + 24 : byte + 40] = subscriber.bytes
+        self._words[self._base + _QUEUE] = queue
+
+    def lease(self, token: uuid.UUID) -> None:
+        """The token under which the messages that follow are held; once per batch."""
+        byte = self._base * 8
+        self._bytes[byte + 8 : byte + 24] = token.bytes
+
+    def begin(self, seq: int) -> None:
+        """A handler is about to run."""
+        self._words[self._base] = seq
+
+    def end(self) -> None:
+        """It has ended, well or not."""
+        self._words[self._base] = 0

@@ -1,0 +1,116 @@
+"""The watchdog: one thread per process that looks at what all receive tasks are doing.
+
+It raises ``TimeLimitExceeded`` in the thread of a handler that is over its limit, renews the leases of batches that are
+half over, and gives back what waits behind a handler that takes long. It looks ten times a second while something runs,
+and never sits in the path of a message: a task writes two attributes per message and takes no lock.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+from collections.abc import Sequence
+from time import monotonic
+
+from django.db import Error, connections
+
+from queueapp.sql.base import SEQ
+
+from .handling import TimeLimitExceeded
+from .pump import QueuePump
+from .tasks import LeaseTask, Running, Task
+
+log = logging.getLogger("workers")
+
+_BUSY, _IDLE = 0.1, 0.25
+#: What waits behind one message for longer than this is given to others.
+STUCK_AFTER = 0.5
+
+
+class Watchdog(threading.Thread):
+    """Watches the tasks of all pumps of this process until ``ended``, which comes after the pumps have stopped."""
+
+    def __init__(self, pumps: Sequence[QueuePump], ended: threading.Event) -> None:
+        super().__init__(name="watchdog", daemon=True)
+        self._pumps = pumps
+        self._ended = ended
+
+    def run(self) -> None:
+        while True:
+            busy = False
+            for pump in self._pumps:
+                for task in pump.tasks:
+                    running = task.running
+                    busy = busy or running is not None
+                    if running is not None and running.deadline is not None and monotonic() > running.deadline:
+                        interrupt(task, running)
+                    if isinstance(task, LeaseTask):
+                        self._look_after(task, running)
+            if self._ended.wait(_BUSY if busy else _IDLE):
+                break
+        connections.close_all()
+
+    def _look_after(self, task: LeaseTask, running: Running | None) -> None:
+        batch = task.batch
+        if batch is None:
+            return
+        now = monotonic()
+        period = task.queue.delivery.lease_period.total_seconds()
+        try:
+            if running is not None and now - running.started > STUCK_AFTER and batch.waiting:
+                surplus = []
+                while batch.waiting:
+                    try:
+                        surplus.append(batch.waiting.pop()[SEQ])
+                    except IndexError:  # the task took the last one
+                        break
+                if surplus:
+                    connection = connections[task.alias]
+                    task.sql.give_back(connection, sorted(surplus), batch.token, handled=False)
+                    task.pump.came_back(min(surplus), len(surplus))
+            if task.queue.delivery.renew_leases and batch.expires - now < period / 2:
+                seqs = sorted({*batch.held, *(row[SEQ] for row in list(batch.waiting))})
+                if seqs:
+                    asked = monotonic()
+                    task.sql.extend(connections[task.alias], seqs, batch.token, int(period * 1000))
+                    batch.expires = asked + period
+        except Error as error:
+            connections[task.alias].close()
+            log.warning("%s: the watchdog could not reach the database: %s", task.queue._meta.label, error)
+
+
+def interrupt(task: Task, running: Running) -> None:
+    """Raise TimeLimitExceeded in the task's thread, unless the handler has ended meanwhile.
+
+    Python delivers it between two bytecodes: a handler inside one long C call (a query, ``time.sleep``) sees it when
+    that call returns.
+    """
+    with task.stop_lock:
+        # Re-checked under the lock, which the task takes before it goes on to the next message once it is late: so the
+        # exception can never reach another message's handler.
+        if task.running is not running or task.hit is running:
+            return
+        task.hit = running
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(task.thread_id), ctypes.py_object(TimeLimitExceeded))
+    log.warning(
+        "%s: message %d is over the time limit of %s.",
+        task.queue._meta.label,
+        running.seq,
+        running.entry.registration.name,
+    )
+
+
+def interrupt_all(pumps: Sequence[QueuePump]) -> int:
+    """Interrupt every handler that runs now (a hard stop); returns how many."""
+    count = 0
+    for pump in pumps:
+        for task in pump.tasks:
+            running = task.running
+            if running is not None:
+                late = running._replace(deadline=0.0)
+                if task.running is running:
+                    task.running = late
+                    interrupt(task, late)
+                    count += 1
+    return count
