@@ -1,13 +1,12 @@
-"""The site's pages: the admin, and the demo app at the root."""
+"""The site's addresses: the demo app at the root, the admin, and a health check."""
 
 from django.contrib import admin
 from django.urls import URLPattern, URLResolver, include, path
 
-from project.paths import CHECKOUT
+from project import health
 
 urlpatterns: list[URLPattern | URLResolver] = [
+    path("", include("project.flights.urls")),
     path("admin/", admin.site.urls),
+    path("healthz", health.healthz, name="healthz"),
 ]
-
-if (CHECKOUT / "project/flights/urls.py").exists():
-    urlpatterns.append(path("", include("project.flights.urls")))

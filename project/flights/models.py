@@ -47,6 +47,7 @@ class DelayFigure(models.Model):
     late = models.IntegerField(default=0)
     cancelled = models.IntegerField(default=0)
     minutes = models.BigIntegerField(default=0, help_text="Sum of the departure delays.")
+    rebookings = models.IntegerField(default=0, help_text="Rebookings sent: delays of more than two hours.")
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["carrier", "origin", "hour"], name="one_figure_each")]
@@ -56,7 +57,7 @@ class DelayFigure(models.Model):
 
 
 class Rebooking(models.Model):
-    """A flight whose passengers were rebooked. Keyed by the flight, so that handling a message twice changes nothing."""
+    """A flight whose passengers were rebooked. Keyed by the flight: handling a message twice changes nothing."""
 
     flight = models.CharField(max_length=40, unique=True, help_text="carrier, number, origin and date")
     minutes = models.IntegerField()

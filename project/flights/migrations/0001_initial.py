@@ -40,6 +40,10 @@ class Migration(migrations.Migration):
                 ("late", models.IntegerField(default=0)),
                 ("cancelled", models.IntegerField(default=0)),
                 ("minutes", models.BigIntegerField(default=0, help_text="Sum of the departure delays.")),
+                (
+                    "rebookings",
+                    models.IntegerField(default=0, help_text="Rebookings sent: delays of more than two hours."),
+                ),
             ],
             options={
                 "constraints": [models.UniqueConstraint(fields=("carrier", "origin", "hour"), name="one_figure_each")],

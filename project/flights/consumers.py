@@ -1,0 +1,71 @@
+"""What happens to the messages of the demo: figures are raised exactly once, long delays are rebooked a little later.
+
+``count_delay`` runs in the transaction that takes the message from its queue, so its figure and the rebooking it sends
+are committed with that, or not at all. ``rebook`` may run twice for one message and books once.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import msgspec
+from django.db.models import F
+
+from queueapp import consumer
+
+from .messages import FlightDelayed
+from .models import DelayFigure, FlightDelays, Rebooking, Rebookings
+
+LONG_DELAY = timedelta(hours=2)
+REBOOK_AFTER = timedelta(seconds=2)
+
+
+class RebookFlight(msgspec.Struct):
+    """A flight so late that its passengers need another one."""
+
+    flight: str
+    minutes: int
+
+
+class BrokenRecord(Exception):
+    """A flight that departed and whose record does not say how it went on. No number of attempts mends it."""
+
+    def __init__(self, flight: FlightDelayed) -> None:
+        self.flight = flight
+        what = "arrival time" if flight.arrival is None else "time in the air"
+        super().__init__(f"{flight.key} departed {flight.delay} minutes late and its record has no {what}")
+
+
+# Without a wait: a broken record stays broken, and the demo is to end.
+@consumer(FlightDelays, attempts=3, retry_delay=timedelta(0))
+def count_delay(flight: FlightDelayed) -> None:
+    """Count the flight in the figure of its carrier, airport and hour. Raises BrokenRecord."""
+    if flight.is_broken:
+        raise BrokenRecord(flight)
+    minutes = flight.delay or 0
+    is_long = timedelta(minutes=minutes) > LONG_DELAY
+    if is_long:
+        Rebookings.send(RebookFlight(flight.key, minutes), delay=REBOOK_AFTER)
+    # Last, because every other handler of this figure waits from here until the commit. It is the only lock that a
+    # handler waits for, so there is no circle of waiting and no deadlock.
+    if not _raise_figure(flight, minutes, is_long):
+        # The first flight of its kind. Of two handlers that come here together one waits at the unique constraint
+        # for the other's commit, and then finds the row.
+        DelayFigure.objects.get_or_create(carrier=flight.carrier, origin=flight.origin, hour=flight.hour)
+        _raise_figure(flight, minutes, is_long)
+
+
+def _raise_figure(flight: FlightDelayed, minutes: int, is_long: bool) -> int:
+    figure = DelayFigure.objects.filter(carrier=flight.carrier, origin=flight.origin, hour=flight.hour)
+    return figure.update(
+        late=F("late") + int(not flight.cancelled),
+        cancelled=F("cancelled") + int(flight.cancelled),
+        minutes=F("minutes") + minutes,
+        rebookings=F("rebookings") + int(is_long),
+    )
+
+
+@consumer(Rebookings, attempts=5, retry_delay=timedelta(seconds=1))
+def rebook(message: RebookFlight) -> None:
+    """Book the passengers of a flight on another one, once, however often the message comes."""
+    Rebooking.objects.get_or_create(flight=message.flight, defaults={"minutes": message.minutes})

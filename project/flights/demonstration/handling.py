@@ -1,0 +1,116 @@
+"""The second phase of the demo: workers in processes of their own until everything is handled.
+
+What was done is read from the database, never from the workers: a worker that is killed cannot answer, and one that is
+alive may be wrong about what was committed. A supervisor that dies is started again; messages and figures do not care.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+
+from project.child_process import ChildProcess
+from project.flights import figures
+from queueapp.models import DelayedMessage
+
+from .progress import Progress
+
+#: Two processes of two threads each handle most on two cores; with more, they only wait for one another.
+PROCESSES, CONCURRENCY = 2, 2
+#: No change for so long means that nobody will end this. A killed leader's term and a dead worker's lease are shorter.
+STALLED_SECONDS = 90.0
+STOP_SECONDS = 30.0
+_POLL_SECONDS = 0.25
+_TRIES_WITHOUT_PROGRESS = 5
+
+
+class HandlingStopped(RuntimeError):
+    """The messages cannot be handled to the end. The text says what is known about the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handling:
+    """How it went. ``seconds``: from the workers' start to the last flight; ``all_seconds``: to the last rebooking."""
+
+    seconds: float
+    all_seconds: float
+    restarts: int
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What the database says now."""
+
+    handled: int
+    poisoned: int
+    delayed: int
+    rebooked: int
+
+    @classmethod
+    def read(cls) -> State:
+        return cls(
+            figures.handled_flights(),
+            figures.poison_messages().count(),
+            DelayedMessage.objects.filter(destination__in=figures.LABELS).count(),
+            figures.rebooked_flights(),
+        )
+
+    @property
+    def ended(self) -> int:
+        """Flights whose message has come to its end, good or bad."""
+        return self.handled + self.poisoned
+
+
+def handle_until_empty(
+    published: int, progress: Progress, log: Path, *, processes: int = PROCESSES, concurrency: int = CONCURRENCY
+) -> Handling:
+    """Run workers until their queues are empty; leaves none of them behind. Raises HandlingStopped."""
+    worker = ChildProcess(
+        "runqueueworker", *figures.LABELS, "--until-empty",
+        "--processes", str(processes), "--concurrency", str(concurrency), log=log,
+    )  # fmt: skip
+    began = monotonic()
+    progress.begin("handling", published)
+    worker.start()
+    try:
+        return _watch(worker, published, progress, began)
+    finally:
+        worker.stop(STOP_SECONDS)
+        progress.end()
+
+
+def _watch(worker: ChildProcess, published: int, progress: Progress, began: float) -> Handling:
+    seconds = 0.0
+    restarts = tries = 0
+    last, changed_at = None, began
+    while True:
+        code = worker.exit_code(_POLL_SECONDS)
+        state, now = State.read(), monotonic()
+        if not seconds and state.ended >= published:
+            seconds = now - began
+        if state != last:
+            last, changed_at, tries = state, now, 0
+        progress.show(state.ended, _note(state, now - began))
+        if code == 0:
+            return Handling(seconds or now - began, now - began, restarts)
+        if code is not None:
+            restarts += 1
+            tries += 1
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+            if tries > _TRIES_WITHOUT_PROGRESS:
+                raise HandlingStopped(f"The workers' supervisor {how} again and again: {worker.last_words()}")
+            progress.say(f"The workers' supervisor {how}; starting it again.")
+            worker.start()
+        elif now - changed_at > STALLED_SECONDS:
+            raise HandlingStopped(
+                f"Nothing was handled for {STALLED_SECONDS:.0f} seconds (is a queue paused in the admin?): "
+                f"{worker.last_words()}"
+            )
+
+
+def _note(state: State, seconds: float) -> str:
+    return (
+        f"{state.ended / max(seconds, 0.001):,.0f}/s   poison {state.poisoned:,}   delayed {state.delayed:,}"
+        f"   rebooked {state.rebooked:,}"
+    )

@@ -1,0 +1,13 @@
+"""The pages of the demo app."""
+
+from django.urls import path
+
+from . import views
+
+app_name = "flights"
+
+urlpatterns = [
+    path("", views.page, name="page"),
+    path("live.json", views.live, name="live"),
+    path("import", views.import_flight, name="import"),
+]
