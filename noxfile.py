@@ -7,12 +7,10 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import nox
-
-nox.options.default_venv_backend = "uv"
-nox.options.error_on_missing_interpreters = True
 
 # Django's own table of the Pythons that a series supports.
 DJANGO = {"3.11": ["5.2"], "3.12": ["5.2", "6.0", "6.1"], "3.13": ["5.2", "6.0", "6.1"], "3.14": ["5.2", "6.0", "6.1"]}
@@ -39,25 +37,23 @@ def found_pythons() -> dict[str, str]:
 PYTHONS = found_pythons()
 
 
+UV = (sys.executable, "-m", "uv")
+CHECKOUT = Path(__file__).resolve().parent
+
+
 @nox.session(python=False)
 @nox.parametrize(("version", "django"), [(version, django) for version in PYTHONS for django in DJANGO[version]])
 def tests(session: nox.Session, version: str, django: str) -> None:
     environment = Path(session.cache_dir, f"python-{version}-django-{django}")
     python = str(environment / "bin" / "python")
-    session.run(
-        "uv", "venv", "--quiet", "--allow-existing", "--python", PYTHONS[version], str(environment), external=True
-    )
+    # Children of the tests find the packages wherever they start.
+    session.env["PYTHONPATH"] = str(CHECKOUT)
+    session.run(*UV, "venv", "--quiet", "--allow-existing", "--python", PYTHONS[version], str(environment))
     pins = environment / "pins.txt"
     pins.write_text(_pins_without_django("requirements.txt") + _pins_without_django("requirements-dev.txt"))
-    install = ("uv", "pip", "install", "--quiet", "--python", python, "-r", str(pins), f"django=={django}.*")
-    session.run(*install, external=True)
-    session.run(
-        python,
-        "-c",
-        "import django, sys; print('Python', sys.version.split()[0], 'Django', django.__version__)",
-        external=True,
-    )
-    session.run(python, "-m", "pytest", *session.posargs, external=True)
+    session.run(*UV, "pip", "install", "--quiet", "--python", python, "-r", str(pins), f"django=={django}.*")
+    session.run(python, "-c", "import django, sys; print(f'Python {sys.version}, Django {django.__version__}')")
+    session.run(python, "-m", "pytest", *session.posargs)
 
 
 def _pins_without_django(path: str) -> str:

