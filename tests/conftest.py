@@ -10,16 +10,20 @@ from urllib.parse import quote, urlencode
 
 import pytest
 from django.db import connection, connections
+from pytest_django import DjangoDbBlocker
 
 _NAME = "test_queueapp_{}"
 
 
 @pytest.fixture(scope="session")
-def django_db_modify_db_settings(django_db_modify_db_settings_parallel_suffix: None) -> None:
+def django_db_modify_db_settings(
+    django_db_modify_db_settings_parallel_suffix: None, django_db_blocker: DjangoDbBlocker
+) -> None:
     settings = connections["default"].settings_dict
     settings["TEST"]["NAME"] = _NAME.format(os.getpid())
     if settings["ENGINE"] == "project.embedded_backend":
-        _drop_databases_of_killed_runs()
+        with django_db_blocker.unblock():
+            _drop_databases_of_killed_runs()
 
 
 def _drop_databases_of_killed_runs() -> None:
