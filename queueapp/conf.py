@@ -141,6 +141,43 @@ OPTIONS: tuple[Option, ...] = (
         seconds=True,
     ),
     Option(
+        "CAREFUL_PERIOD",
+        timedelta,
+        60 * SECOND,
+        "For so long after a subscriber died without a goodbye its queues are received one message at a time, each attempt "
+        "recorded before its handler runs: a message that kills its whole process tree is counted, and others are not.",
+        low=SECOND,
+        high=timedelta(hours=24),
+        seconds=True,
+    ),
+    Option(
+        "THROTTLE_AFTER",
+        int,
+        0,
+        "After so many consecutive failures of a queue's handlers it is received by one task with THROTTLE_WAIT between "
+        "attempts, until one succeeds (an outage of something they all need); 0: off.",
+        low=0,
+        high=1_000_000,
+    ),
+    Option(
+        "THROTTLE_WAIT",
+        timedelta,
+        SECOND,
+        "Wait between attempts while throttled.",
+        low=timedelta(milliseconds=1),
+        high=timedelta(hours=1),
+        seconds=True,
+    ),
+    Option(
+        "WEDGED_AFTER",
+        timedelta,
+        10 * SECOND,
+        "A handler that ignores its time limit for so much longer costs its process: it is drained and replaced.",
+        low=timedelta(milliseconds=100),
+        high=timedelta(hours=1),
+        seconds=True,
+    ),
+    Option(
         "SHUTDOWN_GRACE",
         timedelta,
         15 * SECOND,

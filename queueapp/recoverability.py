@@ -140,20 +140,51 @@ def fail(
         row = sql.lock(connection, seq, token, int(wait.total_seconds() * 1000))
         if row is None:
             return None
-        counted = row if token is not None else row._replace(deliveries=row.deliveries + 1)
-        failure = Failure(queue, consumer, counted, exception, max(1, counted.deliveries), items or {})
-        verdict = _ask(failure)
-        failures = _append(row.failures, failure, verdict)
-        if isinstance(verdict, RetryNow):
-            sql.put_back(
-                connection, seq, deliveries=counted.deliveries, cancels=row.cancels, failures=failures, token=token
-            )
-        else:
-            if sql.remove(connection, [seq]) != 1:
-                raise RuntimeError(f"Message {seq} of {queue._meta.label} vanished under its lock.")
-            _keep(failure, verdict, failures, alias)
-    _tell(failure, verdict, connection)
-    return verdict
+        decided = decide_locked(queue, alias, row, exception, consumer=consumer, token=token, items=items)
+    decided.tell()
+    return decided.verdict
+
+
+@dataclass(slots=True)
+class Decided:
+    """A verdict that was carried out; ``tell`` the world once that is committed."""
+
+    failure: Failure
+    verdict: Verdict
+    connection: Any
+
+    def tell(self) -> None:
+        """Send wake-ups and signals, and log."""
+        _tell(self.failure, self.verdict, self.connection)
+
+
+def decide_locked(
+    queue: Any,
+    alias: str,
+    row: Row,
+    exception: BaseException,
+    *,
+    consumer: Registration | None,
+    token: uuid.UUID | None,
+    items: dict[str, Any] | None = None,
+) -> Decided:
+    """The part of ``fail`` that runs in the clean transaction, for a caller that has the row locked in it already."""
+    connection = connections[alias]
+    sql = queue_sql(queue, connection)
+    counted = row if token is not None else row._replace(deliveries=row.deliveries + 1)
+    failure = Failure(queue, consumer, counted, exception, max(1, counted.deliveries), items or {})
+    verdict = _ask(failure)
+    failures = _append(row.failures, failure, verdict)
+    if isinstance(verdict, RetryNow):
+        ended = sql.put_back(
+            connection, row.seq, deliveries=counted.deliveries, cancels=row.cancels, failures=failures, token=token
+        )
+    else:
+        ended = sql.remove(connection, [row.seq])
+        _keep(failure, verdict, failures, alias)
+    if ended != 1:
+        raise RuntimeError(f"Message {row.seq} of {queue._meta.label} vanished under its lock.")
+    return Decided(failure, verdict, connection)
 
 
 def fail_taken(queue: Any, alias: str, row: Row, exception: BaseException, *, consumer: Registration | None) -> Verdict:

@@ -20,6 +20,9 @@ retry = Signal()  #: put back, to be received again at once
 delayed_retry = Signal()  #: moved to the delayed store
 poisoned = Signal()  #: moved to the poison table
 discarded = Signal()  #: dropped by a policy's decision
+crashed = (
+    Signal()
+)  #: an AT_MOST_ONCE message was lost with its process: ``queue``, ``seq``, ``text`` (id and headers), ``reason``
 expired = Signal()  #: ``count`` messages of ``queue`` were dropped because their time was over
 
 

@@ -101,6 +101,7 @@ def run_worker(options: ChildOptions, stages: Stages) -> int:
     from queueapp import registry
     from queueapp.conf import settings
 
+    from .crashes import WEDGED
     from .heartbeat import Heartbeat
     from .pump import QueuePump
     from .slots import Slots
@@ -136,11 +137,18 @@ def run_worker(options: ChildOptions, stages: Stages) -> int:
         if pump is not None:
             pump.wake()
 
-    helpers: list[threading.Thread] = [Watchdog(pumps, ended), *heartbeats]
+    # A wedged handler ends the process as a stop does; its exit code tells the supervisor to count it.
+    helpers: list[threading.Thread] = [Watchdog(pumps, ended, stages.advance), *heartbeats]
     if settings.WAKE_UPS:
         helpers += [Listener(alias, on_wake, ended) for alias in by_alias]
     threads = [threading.Thread(target=pump.run, name=pump.queue._meta.label, daemon=True) for pump in pumps]
-    for thread in [*helpers, *threads]:
+    for thread in helpers:
+        thread.start()
+    for heartbeat in heartbeats:
+        # Whether to be careful has to be known before the first message; without a database there is none.
+        while not heartbeat.begun.wait(0.2) and not stages.stopping.is_set():
+            pass
+    for thread in threads:
         thread.start()
     log.info("Worker %d receives %s.", os.getpid(), ", ".join(options.queues))
 
@@ -161,7 +169,7 @@ def run_worker(options: ChildOptions, stages: Stages) -> int:
             heartbeat.goodbye()
     ended.set()
     _report(pumps)
-    return 0 if clean else 75
+    return 0 if clean else WEDGED
 
 
 def _wait_for_pumps(pumps: Any, threads: Any, stages: Stages, seconds: float, patient: bool = False) -> bool:

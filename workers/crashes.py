@@ -17,20 +17,21 @@ from typing import Any
 
 from django.db import Error, connections, router
 
-from queueapp import messages, recoverability, wakeups
+from queueapp import messages, recoverability, signals, wakeups
 from queueapp.consumers import registered
 from queueapp.errors import UndecodableMessage
 from queueapp.models import Subscriber
 from queueapp.models.delivery import Semantics
 from queueapp.sql import ErrorKind, backend_of, queue_sql
 
+from .handling import ProcessDied
 from .slots import InHand, Slots
 
 log = logging.getLogger("workers")
 
 
-class ProcessDied(Exception):
-    """The worker process ended while a handler had the message: the "exception" of such an attempt."""
+#: Exit code of a child that could not end all of its handlers.
+WEDGED = 75
 
 
 @dataclass
@@ -51,6 +52,8 @@ class Crash:
 
 def exit_text(returncode: int) -> str:
     """How a process ended, in words."""
+    if returncode == WEDGED:
+        return "was replaced because a handler ignored its time limit"
     if returncode < 0:
         try:
             return f"was killed by {signal.Signals(-returncode).name}"
@@ -93,9 +96,12 @@ def _account(crash: Crash) -> None:
 def _count(queue: Any, one: InHand, error: ProcessDied) -> None:
     alias = router.db_for_write(queue)
     if queue.delivery.semantics is Semantics.AT_MOST_ONCE:
-        log.critical("%s: at-most-once message %d is gone: %s", queue._meta.label, one.seq, error)
+        # By contract it left the queue before its handler ran; what can still be done is to say which one it was.
+        log.critical("%s: at-most-once message is gone: seq %d, %s. %s", queue._meta.label, one.seq, one.text, error)
+        signals.crashed.send_robust(sender=queue, queue=queue, seq=one.seq, text=one.text, reason=str(error))
         return
-    token = one.token if queue.delivery.semantics is Semantics.AT_LEAST_ONCE else None
+    # A TRANSACTIONAL message has a token only if it was received carefully.
+    token = one.token if one.token.int else None
     connection = connections[alias]
     while True:
         try:

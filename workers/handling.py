@@ -7,6 +7,7 @@ two decodes and the call.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -26,16 +27,25 @@ class TimeLimitExceeded(Exception):
     """A handler ran longer than its time limit. Raised in its thread, or in its coroutine."""
 
 
+class ProcessDied(Exception):
+    """The worker process ended while a handler had the message: the "exception" of such an attempt."""
+
+
 class Entry:
     """One consumer, ready to be called."""
 
-    __slots__ = ("call", "decode", "registration", "timeout")
+    __slots__ = ("attempts", "call", "decode", "registration", "timeout")
 
     def __init__(self, registration: Registration) -> None:
         self.registration = registration
         limit: timedelta | None = registration.options["timeout"] or settings.TIMEOUT
         #: Seconds, or None for no limit.
         self.timeout = limit.total_seconds() if limit else None
+        #: A message handed out more often than this is not handled any more. A policy of its own may want more attempts
+        #: than the project's default, so that bounds it only where it is asked for.
+        options = registration.options
+        most = options["attempts"] or (sys.maxsize if options["policy"] else settings.ATTEMPTS)
+        self.attempts = min(most, registration.queue.delivery.max_deliveries or sys.maxsize)
         self.call = _caller(registration, self.timeout)
         of = registration.message_type
         typed = isinstance(of, type) and messages.is_typed(of)

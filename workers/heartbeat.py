@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from time import monotonic
 
 from django.db import Error, connections
+from django.db.models import Q
 
 from queueapp import __version__
 from queueapp.conf import settings
@@ -39,6 +40,12 @@ class Heartbeat(threading.Thread):
         self._supervisor = supervisor
         self._stopping = stopping
         self._breaker = CircuitBreaker(f"Heartbeat in {alias}")
+        #: Set after the first beat: by then every pump knows whether it has to be careful.
+        self.begun = threading.Event()
+        self._started_at = monotonic()
+        self._strangers: set[str] = set()
+        for pump in pumps:
+            pump.careful = True  # until the first beat says that there is no reason
 
     def run(self) -> None:
         tick = min(1.0, *(pump.peek_delay for pump in self._pumps))
@@ -50,6 +57,7 @@ class Heartbeat(threading.Thread):
                     self._beat()
                     next_beat = monotonic() + settings.HEARTBEAT_INTERVAL.total_seconds()
                 self._read_controls()
+                self.begun.set()
                 self._breaker.success()
             except Error as error:
                 connections[self.alias].close()
@@ -75,6 +83,7 @@ class Heartbeat(threading.Thread):
                 "handled": pump.stats.handled,
                 "failed": pump.stats.failed,
                 "outstanding": sum(_outstanding(task) for task in pump.tasks),
+                "careful": pump.careful,
             }
             if not rows.filter(pk=pump.subscriber).update(**alive, **counts):
                 rows.create(
@@ -99,14 +108,46 @@ class Heartbeat(threading.Thread):
                 pump.rank, pump.workers = keys.index(pump.subscriber), len(keys)
 
     def _read_controls(self) -> None:
-        paused = set(QueueControl.objects.using(self.alias).filter(paused=True).values_list("queue", flat=True))
+        controls = QueueControl.objects.using(self.alias).annotate(now_careful=Q(careful_until__gt=Now()))
+        paused, careful = set(), set()
+        for queue, is_paused, is_careful in controls.values_list("queue", "paused", "now_careful"):
+            if is_paused:
+                paused.add(queue)
+            if is_careful:
+                careful.add(queue)
+        careful |= self._queues_with_the_dead()
         for pump in self._pumps:
-            now = pump.queue._meta.label in paused
-            if now != pump.paused:
-                log.info("%s is %s.", pump.queue._meta.label, "paused" if now else "resumed")
-                pump.paused = now
-                if not now:
+            label = pump.queue._meta.label
+            self._set_careful(pump, label in careful)
+            if (label in paused) != pump.paused:
+                pump.paused = label in paused
+                log.info("%s is %s.", label, "paused" if pump.paused else "resumed")
+                if not pump.paused:
                     pump.wake()
+
+    def _queues_with_the_dead(self) -> set[str]:
+        """Queues with a subscriber that died without a goodbye and was not buried yet, or that may have: just started,
+        this process cannot know whether another tree's rows are those of living workers or of its own last life."""
+        rows = Subscriber.objects.using(self.alias).exclude(supervisor=self._supervisor)
+        if not self.begun.is_set():
+            self._strangers = set(rows.values_list("queue", flat=True))
+            return self._strangers
+        found = set(rows.filter(alive_until__lt=Now()).values_list("queue", flat=True))
+        if monotonic() - self._started_at < settings.DEAD_AFTER.total_seconds():
+            found |= self._strangers
+        return found
+
+    def _set_careful(self, pump: QueuePump, careful: bool) -> None:
+        if careful == pump.careful:
+            return
+        # First the row, then the pump: whoever buries this process must know that what it leased was in hand.
+        if careful:
+            Subscriber.objects.using(self.alias).filter(pk=pump.subscriber).update(careful=True)
+        pump.careful = careful
+        if self.begun.is_set():
+            log.warning(
+                "%s is received %s.", pump.queue._meta.label, "carefully: a worker died" if careful else "normally"
+            )
 
 
 def _outstanding(task: object) -> int:

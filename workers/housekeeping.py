@@ -16,7 +16,7 @@ from django.db import Error, connections
 
 from queueapp import registry, signals, wakeups
 from queueapp.conf import settings
-from queueapp.models import Now, Subscriber
+from queueapp.models import Now, QueueControl, Subscriber
 from queueapp.sql import queue_sql
 
 from .circuit_breaker import CircuitBreaker
@@ -80,16 +80,23 @@ def release_leases_of_dead_subscribers(alias: str) -> int:
     """Give back what subscribers hold that have no heartbeat any more, and forget them; returns how many messages."""
     connection = connections[alias]
     released = 0
-    dead = Subscriber.objects.using(alias).filter(alive_until__lt=Now()).values_list("id", "queue", "host", "process")
-    for key, label, host, process in dead:
+    dead = Subscriber.objects.using(alias).filter(alive_until__lt=Now())
+    for key, label, host, process, careful in dead.values_list("id", "queue", "host", "process", "careful"):
         try:
             queue = registry.queues.find(label)
         except LookupError:
             continue
         sql = queue_sql(queue, connection)
         count = 0
+        # First the mark: from now on attempts are recorded before handlers run, so that a message that kills the whole
+        # tree is counted the next time.
+        QueueControl.objects.using(alias).update_or_create(
+            queue=label, defaults={"careful_until": Now() + settings.CAREFUL_PERIOD}
+        )
         if sql.table.has("lease_owner"):
-            while (some := sql.release_owner(connection, key, BATCH)) > 0:
+            # Of a batch nobody knows which message was in hand: not counted, or a crash would cost all of them an attempt.
+            # A careful subscriber had leased just the one in hand.
+            while (some := sql.release_owner(connection, key, BATCH, started=careful)) > 0:
                 count += some
         # Only now: if this process dies before, the next housekeeper finds the row and does it again.
         Subscriber.objects.using(alias).filter(pk=key, alive_until__lt=Now()).delete()

@@ -116,6 +116,9 @@ class QueuePump:
         #: This worker's place among the live workers of the queue, and how many they are; kept by the heartbeat.
         self.rank, self.workers = 0, 1
         self.paused = False
+        #: Receive one message at a time and record the attempt first; kept by the heartbeat (see ``CAREFUL_PERIOD``).
+        self.careful = False
+        self._consecutive_failures = 0
         self.tasks: list[Task] = []
         self._slots = slots
         self._free_slots = list(range(self.concurrency - 1, -1, -1))
@@ -124,7 +127,8 @@ class QueuePump:
         self._cond = threading.Condition()
         self._invitations: list[Round] = []
         self._idle_helpers = 0
-        self._helpers: set[threading.Thread] = set()
+        self._live_helpers = 0  # that still take invitations; under _cond
+        self._helpers: set[threading.Thread] = set()  # whose threads have not ended
         self._woken = False
 
     # -- from other threads ---------------------------------------------------------------------------------------
@@ -153,6 +157,31 @@ class QueuePump:
             if task.successes >= settings.GROW_AFTER:
                 task.successes = 0
                 self._invite(round_)
+
+    def succeeded(self, count: int) -> None:
+        """Messages were handled and ended well."""
+        self.stats.handled += count
+        if self._consecutive_failures:
+            if self.throttled:
+                log.warning("%s: a handler succeeded; receiving at full speed again.", self.queue._meta.label)
+            self._consecutive_failures = 0
+
+    def failed(self) -> None:
+        """An attempt failed; if many did in a row, wait before the next one."""
+        self.stats.failed += 1
+        self._consecutive_failures += 1
+        if self.throttled:
+            if self._consecutive_failures == settings.THROTTLE_AFTER:
+                log.warning(
+                    "%s: %d attempts failed in a row; one task, with %s between attempts, until one succeeds.",
+                    self.queue._meta.label, self._consecutive_failures, settings.THROTTLE_WAIT,
+                )  # fmt: skip
+            self.stopping.wait(settings.THROTTLE_WAIT.total_seconds())
+
+    @property
+    def throttled(self) -> bool:
+        """Whether an outage of something that the handlers need is assumed."""
+        return 0 < settings.THROTTLE_AFTER <= self._consecutive_failures
 
     def leave_alone(self, seqs: Sequence[int]) -> None:
         """No consumer here takes these: they stay where they are, and this process looks past them."""
@@ -219,7 +248,7 @@ class QueuePump:
         deadline = monotonic() + timeout
         for helper in list(self._helpers):
             helper.join(max(0.0, deadline - monotonic()))
-        return not any(helper.is_alive() for helper in self._helpers)
+        return not any(helper.is_alive() for helper in list(self._helpers))
 
     def _wait(self, seconds: float) -> None:
         self._wake.wait(seconds)
@@ -268,7 +297,7 @@ class QueuePump:
     def _take(self, task: Task, round_: Round) -> int:
         """How many messages this task may claim now; 0 ends its part in the round."""
         with round_.lock:
-            if round_.ended:
+            if round_.ended or (self.throttled and round_.active > 1):
                 return 0
             age = monotonic() - round_.peeked_at
             stale = age > self.peek_delay or (not round_.capped and age > ESTIMATE_LIFETIME)
@@ -278,7 +307,7 @@ class QueuePump:
                     round_.ended = True  # if it is not our turn, the pump waits for it
                     return 0
                 round_.renew(estimate)
-            share = task.size.n
+            share = 1 if self.throttled else task.size.n
             if not round_.capped:
                 share = min(share, max(1, -(-round_.remaining // (self.workers * round_.active))))
             round_.remaining -= share
@@ -338,7 +367,7 @@ class QueuePump:
         """Let one more task take part, unless the breaker or the concurrency says no."""
         with round_.lock:
             # A triggered breaker means trouble: one task feels its way.
-            if round_.active >= self.concurrency or self.breaker.failures or round_.ended:
+            if round_.active >= self.concurrency or self.breaker.failures or round_.ended or self.throttled:
                 return
             round_.active += 1
         with self._cond:
@@ -346,16 +375,16 @@ class QueuePump:
             if self._idle_helpers >= len(self._invitations):
                 self._cond.notify()
                 return
-            if len(self._helpers) + 1 >= self.concurrency:
+            if self._live_helpers + 1 >= self.concurrency:
                 return  # all exist; the next one to become idle takes the invitation
-            name = f"{self.queue._meta.label}-{len(self._helpers) + 1}"
+            self._live_helpers += 1
+            name = f"{self.queue._meta.label}-{self._live_helpers}"
             helper = threading.Thread(target=self._help, name=name, daemon=True)
             self._helpers.add(helper)
         helper.start()
 
     def _next_invitation(self) -> Round | None:
-        """Wait for a round to take part in; None after a while without one. The helper is forgotten under the same lock
-        that hands out invitations, so none is lost on one that is about to end."""
+        """Wait for a round to take part in; None after a while without one."""
         with self._cond:
             self._idle_helpers += 1
             deadline = monotonic() + HELPER_IDLE
@@ -367,7 +396,6 @@ class QueuePump:
             self._idle_helpers -= 1
             if self._invitations and not self.stopping.is_set():
                 return self._invitations.pop()
-            self._helpers.discard(threading.current_thread())
             return None
 
     def _help(self) -> None:
@@ -378,7 +406,8 @@ class QueuePump:
                 self._work(task, round_)
         except Exception:
             log.exception("%s: a receive task failed; the pump goes on without it.", self.queue._meta.label)
-            with self._cond:
-                self._helpers.discard(threading.current_thread())
         finally:
             self._end_task(task, index)
+            with self._cond:
+                self._live_helpers -= 1
+            self._helpers.discard(threading.current_thread())

@@ -14,10 +14,11 @@ import uuid
 from collections.abc import Iterator
 from typing import NamedTuple
 
-_SLOT_BYTES = 64
+_SLOT_BYTES = 4096
 _WORDS = _SLOT_BYTES // 8
-# Words of a slot: 0 seq in hand (0: none), 1-2 lease token, 3-4 subscriber, 5 index of the queue, 6-7 free
-_TOKEN, _OWNER, _QUEUE = 1, 3, 5
+# Words of a slot: 0 seq in hand (0: none), 1-2 lease token, 3-4 subscriber, 5 index of the queue, 6 bytes of text; then
+# the text: id and headers of an AT_MOST_ONCE message, which is nowhere else by then.
+_QUEUE, _LENGTH, _TEXT = 5, 6, 64
 
 
 class InHand(NamedTuple):
@@ -27,6 +28,7 @@ class InHand(NamedTuple):
     seq: int
     token: uuid.UUID
     subscriber: uuid.UUID
+    text: str
 
 
 class Slots:
@@ -55,7 +57,9 @@ class Slots:
             if seq:
                 token = uuid.UUID(bytes=bytes(self._bytes[byte + 8 : byte + 24]))
                 owner = uuid.UUID(bytes=bytes(self._bytes[byte + 24 : byte + 40]))
-                yield InHand(self._words[word + _QUEUE], seq, token, owner)
+                length = self._words[word + _LENGTH]
+                text = bytes(self._bytes[byte + _TEXT : byte + _TEXT + length]).decode(errors="replace")
+                yield InHand(self._words[word + _QUEUE], seq, token, owner, text)
 
     def subscribers(self) -> list[tuple[int, uuid.UUID]]:
         """(index of the queue, subscriber) of every subscriber the child was."""
@@ -99,6 +103,13 @@ class Slot:
         """The token under which the messages that follow are held; once per batch."""
         byte = self._base * 8
         self._bytes[byte + 8 : byte + 24] = token.bytes
+
+    def keep(self, text: str) -> None:
+        """Id and headers of the message that follows, cut to what fits: for AT_MOST_ONCE."""
+        data = text.encode(errors="replace")[: _SLOT_BYTES - _TEXT]
+        byte = self._base * 8 + _TEXT
+        self._bytes[byte : byte + len(data)] = data
+        self._words[self._base + _LENGTH] = len(data)
 
     def begin(self, seq: int) -> None:
         """A handler is about to run."""

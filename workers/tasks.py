@@ -27,7 +27,7 @@ from queueapp.receiving import Context, as_uuid
 from queueapp.sql import ErrorKind, backend_of, queue_sql
 from queueapp.sql.base import BODY, DELIVERIES, HEADERS, ID, SEQ, Claimed, Range, Row
 
-from .handling import Entry, Handlers, TimeLimitExceeded
+from .handling import Entry, Handlers, ProcessDied, TimeLimitExceeded
 from .sizing import BatchSize
 from .slots import Slot
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("workers")
 
+NO_TOKEN = uuid.UUID(int=0)
 #: An AT_MOST_ONCE batch is gone when it is claimed, so a crash may lose all of it: kept small.
 AT_MOST_ONCE_BATCH = 100
 #: A deadlock victim's handler is run again without counting an attempt, so often per message.
@@ -105,6 +106,9 @@ class Task:
             message = self.handlers.decode(entry, claimed, content_type)
         except UndecodableMessage as error:
             return error
+        if attempt > entry.attempts:
+            # Handed out for its last attempt, and neither ended nor failed: its process died, or its lease lapsed.
+            return ProcessDied(f"It was handed out {attempt - 1} times and never ended; its handler is not run again.")
         context = Context(self.queue, self.alias, entry.registration, claimed, attempt, self.extend)
         started = monotonic()
         timeout = entry.timeout
@@ -161,7 +165,7 @@ class Task:
 
     def recover(self, claimed: Claimed, error: BaseException, token: uuid.UUID | None) -> None:
         """Let recoverability decide, trying again while the database is in the way."""
-        self.pump.stats.failed += 1
+        self.pump.failed()
         connection = connections[self.alias]
         if connection.connection is not None and not connection.is_usable():
             connection.close()
@@ -214,8 +218,10 @@ class LeaseTask(Task):
         connection = connections[self.alias]
         token = new_id()
         started = monotonic()  # before the statement, so that a slow round trip cannot stretch the lease
+        # Careful: what is leased is in hand, so that a crash of everything counts against this message and no other.
+        most = 1 if self.pump.careful else limit
         rows = self.sql.claim_by_lease(
-            connection, ranges, limit, token, self.pump.subscriber, self._lease_ms, self.pump.skip
+            connection, ranges, most, token, self.pump.subscriber, self._lease_ms, self.pump.skip
         )
         if not rows:
             return 0
@@ -228,6 +234,8 @@ class LeaseTask(Task):
             self._handle(batch, started)
         finally:
             self.batch = None
+        if most != limit:
+            return limit  # not a short claim: there may well be more
         self.size.observe(count, monotonic() - started)
         return count
 
@@ -308,7 +316,7 @@ class LeaseTask(Task):
                               self.queue._meta.label, len(done), error)  # fmt: skip
                     self.pump.stats.lost += len(done)
                     return
-        self.pump.stats.handled += ended
+        self.pump.succeeded(ended)
         if ended != len(done):
             self.pump.stats.lost += len(done) - ended
             log.warning(
@@ -344,11 +352,15 @@ class TransactionalTask(Task):
     def __init__(self, pump: QueuePump, slot: Slot | None) -> None:
         super().__init__(pump, slot)
         self._deadlocks: dict[int, int] = {}
+        self._can_lease = self.sql.table.has("lease_token", "lease_owner", "lease_expires", "deliveries")
 
     def receive(self, ranges: Sequence[Range], limit: int) -> int:
+        if self.pump.careful and self._can_lease:
+            return self._receive_carefully(ranges)
         connection = connections[self.alias]
         claimed: Claimed | None = None
-        outcome: BaseException | bool | None = None
+        outcome: BaseException | None | bool = None
+        decided: recoverability.Decided | None = None
         try:
             with transaction.atomic(using=self.alias):
                 rows = self.sql.claim_by_delete(connection, ranges, 1, skip=self.pump.skip)
@@ -357,36 +369,108 @@ class TransactionalTask(Task):
                 claimed = rows[0]
                 self.pump.claimed(self, rows)
                 outcome = self.call(claimed, claimed[DELIVERIES] + 1)
-                if outcome is not None:
+                if outcome is None:
+                    pass
+                elif outcome is False or self._is_deadlock(outcome, connection):
                     raise _RollBack
+                else:
+                    assert isinstance(outcome, BaseException)
+                    decided = self._decide_in_place(claimed, outcome, connection)
         except _RollBack:
             pass
         except Exception as error:
             # The commit itself failed (a deferred constraint, a lost connection), or the claim did.
             if claimed is None:
                 raise
-            outcome = error
+            decided = None
+            outcome = outcome if isinstance(outcome, BaseException) else error
         assert claimed is not None
         if outcome is None:
-            self.pump.stats.handled += 1
-            return 1
-        if outcome is False:
+            self.pump.succeeded(1)
+        elif outcome is False:
             self.unknown([claimed[SEQ]])
-            return 1
-        assert isinstance(outcome, BaseException)
-        self._failed(claimed, outcome, connection)
+        elif decided is not None:
+            self.pump.failed()
+            decided.tell()
+            if isinstance(decided.verdict, recoverability.RetryNow):
+                self.pump.floors.lower(claimed[SEQ])
+        else:
+            assert isinstance(outcome, BaseException)
+            self._failed(claimed, outcome, connection, None)
         return 1
 
-    def _failed(self, claimed: Claimed, error: BaseException, connection: Any) -> None:
-        if isinstance(error, Error) and backend_of(connection).error_kind(error) is ErrorKind.DEADLOCK:
+    def _decide_in_place(self, claimed: Claimed, error: BaseException, connection: Any) -> recoverability.Decided:
+        """Undo the handler and decide, without letting go of the message: between a rollback and a transaction that
+        counts the attempt, another worker would run it once more. Raises _RollBack when it was taken all the same."""
+        row = self.sql.lock_again(connection, claimed[SEQ], wait_ms=1000)
+        # The handler's transaction is gone, and with it what it meant to do after its commit.
+        connection.needs_rollback = False
+        connection.run_on_commit = []
+        if row is None:
+            raise _RollBack
+        return recoverability.decide_locked(
+            self.queue, self.alias, row, error, consumer=self.consumer_of(claimed), token=None,
+            items=error.__dict__.get("_queueapp_items"),
+        )  # fmt: skip
+
+    def _receive_carefully(self, ranges: Sequence[Range]) -> int:
+        """After a crash of a whole process tree: the delivery is committed first, as a lease, and the message is deleted
+        in the handler's transaction. Still exactly once, for one commit more; a message that kills everything is counted.
+        """
+        connection = connections[self.alias]
+        token = new_id()
+        lease_ms = int(self.queue.delivery.lease_period / timedelta(milliseconds=1))
+        rows = self.sql.claim_by_lease(connection, ranges, 1, token, self.pump.subscriber, lease_ms, self.pump.skip)
+        if not rows:
+            return 0
+        claimed = rows[0]
+        self.pump.claimed(self, rows)
+        if self.slot is not None:
+            self.slot.lease(token)
+        outcome: BaseException | None | bool
+        try:
+            with transaction.atomic(using=self.alias):
+                # From here on the row lock owns the message, however long the handler takes and the lease lasts.
+                if self.sql.ack(connection, [claimed[SEQ]], token) != 1:
+                    self.pump.stats.lost += 1
+                    log.warning("%s", LeaseLost(self.queue._meta.label, claimed[SEQ]))
+                    return 1
+                outcome = self.call(claimed, claimed[DELIVERIES])
+                if outcome is not None:
+                    raise _RollBack
+        except _RollBack:
+            pass
+        except Exception as error:
+            outcome = error
+        if self.slot is not None:
+            self.slot.lease(NO_TOKEN)
+        if outcome is None:
+            self.pump.succeeded(1)
+        elif outcome is False:
+            self.sql.give_back(connection, [claimed[SEQ]], token, handled=False)
+            self.unknown([claimed[SEQ]])
+        else:
+            assert isinstance(outcome, BaseException)
+            self._failed(claimed, outcome, connection, token)
+        return 1
+
+    @staticmethod
+    def _is_deadlock(outcome: BaseException | bool, connection: Any) -> bool:
+        return isinstance(outcome, Error) and backend_of(connection).error_kind(outcome) is ErrorKind.DEADLOCK
+
+    def _failed(self, claimed: Claimed, error: BaseException, connection: Any, token: uuid.UUID | None) -> None:
+        if self._is_deadlock(error, connection):
             seq = claimed[SEQ]
             if len(self._deadlocks) > 1000:
                 self._deadlocks.clear()
             self._deadlocks[seq] = self._deadlocks.get(seq, 0) + 1
             if self._deadlocks[seq] <= FREE_DEADLOCKS:
+                # A victim did nothing wrong: everything was rolled back, it is received again.
+                if token is not None:
+                    self.sql.give_back(connection, [seq], token, handled=False)
                 self.pump.floors.lower(seq)
-                return  # a victim did nothing wrong: everything was rolled back, it is received again
-        self.recover(claimed, error, None)
+                return
+        self.recover(claimed, error, token)
 
 
 class AtMostOnceTask(Task):
@@ -414,9 +498,11 @@ class AtMostOnceTask(Task):
         self.pump.claimed(self, rows)
         # Also when stopping: what was claimed is handled, never dropped.
         for row in rows:
+            if self.slot is not None:
+                self.slot.keep(f"id {as_uuid(row[ID])}, headers {row[HEADERS]}")
             outcome = self.call(row, 1)
             if outcome is None:
-                self.pump.stats.handled += 1
+                self.pump.succeeded(1)
             else:
                 assert isinstance(outcome, BaseException)
                 self._keep(row, outcome)
@@ -430,7 +516,7 @@ class AtMostOnceTask(Task):
             return False
 
     def _keep(self, claimed: Claimed, error: BaseException) -> None:
-        self.pump.stats.failed += 1
+        self.pump.failed()
         rest = claimed[-8:]  # what claim_by_delete(whole=True) appends: Row from ``cancels`` on
         row = Row(claimed[SEQ], as_uuid(claimed[ID]), claimed[HEADERS], claimed[BODY], claimed[DELIVERIES], *rest)
         connection = connections[self.alias]

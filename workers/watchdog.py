@@ -10,11 +10,12 @@ from __future__ import annotations
 import ctypes
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 
 from django.db import Error, connections
 
+from queueapp.conf import settings
 from queueapp.sql.base import SEQ
 
 from .handling import TimeLimitExceeded
@@ -31,10 +32,13 @@ STUCK_AFTER = 0.5
 class Watchdog(threading.Thread):
     """Watches the tasks of all pumps of this process until ``ended``, which comes after the pumps have stopped."""
 
-    def __init__(self, pumps: Sequence[QueuePump], ended: threading.Event) -> None:
+    def __init__(
+        self, pumps: Sequence[QueuePump], ended: threading.Event, on_wedged: Callable[[], None] | None = None
+    ) -> None:
         super().__init__(name="watchdog", daemon=True)
         self._pumps = pumps
         self._ended = ended
+        self._on_wedged = on_wedged
 
     def run(self) -> None:
         while True:
@@ -44,12 +48,22 @@ class Watchdog(threading.Thread):
                     running = task.running
                     busy = busy or running is not None
                     if running is not None and running.deadline is not None and monotonic() > running.deadline:
-                        interrupt(task, running)
+                        self._over_its_limit(task, running, running.deadline)
                     if isinstance(task, LeaseTask):
                         self._look_after(task, running)
             if self._ended.wait(_BUSY if busy else _IDLE):
                 break
         connections.close_all()
+
+    def _over_its_limit(self, task: Task, running: Running, deadline: float) -> None:
+        interrupt(task, running)
+        if monotonic() > deadline + settings.WEDGED_AFTER.total_seconds() and self._on_wedged is not None:
+            log.critical(
+                "%s: %s ignores its time limit with message %d; this process is drained and replaced.",
+                task.queue._meta.label, running.entry.registration.name, running.seq,
+            )  # fmt: skip
+            on_wedged, self._on_wedged = self._on_wedged, None
+            on_wedged()
 
     def _look_after(self, task: LeaseTask, running: Running | None) -> None:
         batch = task.batch

@@ -127,6 +127,7 @@ class Migration(migrations.Migration):
                 ('changed_by', models.ForeignKey(blank=True, db_constraint=False, null=True, on_delete=django.db.models.deletion.SET_NULL, to=settings.AUTH_USER_MODEL)),
             ],
             options={
+                'verbose_name': 'queue',
                 'permissions': [('operate_queue', 'Can pause, resume and purge queues')],
             },
         ),

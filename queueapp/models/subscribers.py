@@ -26,6 +26,9 @@ class Subscriber(models.Model):
     received = models.BigIntegerField(db_default=0)
     handled = models.BigIntegerField(db_default=0)
     failed = models.BigIntegerField(db_default=0)
+    careful = models.BooleanField(
+        db_default=False, help_text="It leased one message at a time, so a lease it left behind was being handled."
+    )
     outstanding = models.IntegerField(db_default=0, help_text="Received and not yet ended, at the last heartbeat.")
 
     class Meta:
@@ -40,12 +43,14 @@ class QueueControl(models.Model):
 
     queue = models.CharField(max_length=200, primary_key=True)
     paused = models.BooleanField(db_default=False, default=False)
+    careful_until = UtcField(null=True, blank=True, help_text="Workers record each attempt before its handler runs.")
     changed_at = UtcField(db_default=Now())
     changed_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL, db_constraint=False
     )
 
     class Meta:
+        verbose_name = "queue"  # its admin page is the overview of the queues
         permissions = [("operate_queue", "Can pause, resume and purge queues")]
 
     def __str__(self) -> str:

@@ -203,6 +203,12 @@ class QueueSql(abc.ABC):
         """
 
     @abc.abstractmethod
+    def lock_again(self, connection: Any, seq: int, wait_ms: int) -> Row | None:
+        """Roll back the connection's transaction, begin a new one and lock this message in it, in one round trip: so
+        that hardly anybody can take a message between the rollback that frees it and the count of its failed attempt.
+        """
+
+    @abc.abstractmethod
     def put_back(
         self,
         connection: Any,
