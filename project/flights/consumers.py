@@ -43,26 +43,22 @@ def count_delay(flight: FlightDelayed) -> None:
     if flight.is_broken:
         raise BrokenRecord(flight)
     minutes = flight.delay or 0
-    is_long = timedelta(minutes=minutes) > LONG_DELAY
-    if is_long:
+    raised = {"cancelled": 1} if flight.cancelled else {"late": 1, "minutes": minutes}
+    if timedelta(minutes=minutes) > LONG_DELAY:
         Rebookings.send(RebookFlight(flight.key, minutes), delay=REBOOK_AFTER)
+        raised["rebookings"] = 1
     # Last, because every other handler of this figure waits from here until the commit. It is the only lock that a
     # handler waits for, so there is no circle of waiting and no deadlock.
-    if not _raise_figure(flight, minutes, is_long):
+    if not _raise_figure(flight, raised):
         # The first flight of its kind. Of two handlers that come here together one waits at the unique constraint
         # for the other's commit, and then finds the row.
         DelayFigure.objects.get_or_create(carrier=flight.carrier, origin=flight.origin, hour=flight.hour)
-        _raise_figure(flight, minutes, is_long)
+        _raise_figure(flight, raised)
 
 
-def _raise_figure(flight: FlightDelayed, minutes: int, is_long: bool) -> int:
+def _raise_figure(flight: FlightDelayed, by: dict[str, int]) -> int:
     figure = DelayFigure.objects.filter(carrier=flight.carrier, origin=flight.origin, hour=flight.hour)
-    return figure.update(
-        late=F("late") + int(not flight.cancelled),
-        cancelled=F("cancelled") + int(flight.cancelled),
-        minutes=F("minutes") + minutes,
-        rebookings=F("rebookings") + int(is_long),
-    )
+    return figure.update(**{column: F(column) + number for column, number in by.items()})
 
 
 @consumer(Rebookings, attempts=5, retry_delay=timedelta(seconds=1))
