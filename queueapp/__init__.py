@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .consumers import Consumer, consumer
     from .errors import InvalidMessage, InvalidOption, LeaseLost, QueueError, QueueNotFound, UndecodableMessage
     from .messages import message_type
-    from .models import Delivery, Queue, Semantics
+    from .models import Delivery, ForeignQueue, ForeignSqlServerQueue, Queue, Semantics
     from .receiving import Context, Message
     from .recoverability import Discard, Poison, RetryLater, RetryNow
 
@@ -26,6 +26,8 @@ _PUBLIC = {
     "Context": "receiving",
     "Delivery": "models",
     "Discard": "recoverability",
+    "ForeignQueue": "models",
+    "ForeignSqlServerQueue": "models",
     "InvalidMessage": "errors",
     "InvalidOption": "errors",
     "LeaseLost": "errors",
@@ -46,6 +48,8 @@ __all__ = [
     "Context",
     "Delivery",
     "Discard",
+    "ForeignQueue",
+    "ForeignSqlServerQueue",
     "InvalidMessage",
     "InvalidOption",
     "LeaseLost",

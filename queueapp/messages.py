@@ -13,6 +13,7 @@ import secrets
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -24,6 +25,8 @@ JSON = "application/json"
 BYTES = "application/octet-stream"
 TYPE = "type"
 CONTENT_TYPE = "content-type"
+CORRELATION_ID = "correlation-id"
+REPLY_TO = "reply-to"
 
 #: The same facts under the names of the NServiceBus wire format (spec/000, 001), read from and written to foreign tables.
 NSB_MESSAGE_ID = "NServiceBus.MessageId"
@@ -32,6 +35,13 @@ NSB_REPLY_TO = "NServiceBus.ReplyToAddress"
 NSB_TYPES = "NServiceBus.EnclosedMessageTypes"
 NSB_CONTENT_TYPE = "NServiceBus.ContentType"
 NSB_TIME_SENT = "NServiceBus.TimeSent"
+
+_TO_NSB = {
+    TYPE: NSB_TYPES,
+    CONTENT_TYPE: NSB_CONTENT_TYPE,
+    CORRELATION_ID: NSB_CORRELATION_ID,
+    REPLY_TO: NSB_REPLY_TO,
+}
 
 MAX_RECIPIENT = 200
 MAX_ADDRESS = 255
@@ -140,6 +150,59 @@ def decode_headers(headers: str) -> dict[str, str]:
         return {name: value or "" for name, value in _decode_headers(headers).items()}
     except (msgspec.DecodeError, UnicodeEncodeError) as error:
         raise UndecodableMessage(f"The headers are not a JSON object of strings: {error}") from error
+
+
+def well_known(headers: Mapping[str, str], name: str) -> str | None:
+    """One of our header names, also where the message carries it under NServiceBus' name; None when it has neither."""
+    value = headers.get(name)
+    if value is None:
+        value = headers.get(_TO_NSB.get(name, ""))
+        if value is not None and name == TYPE:
+            value = value.split(";", 1)[0].split(",", 1)[0].strip()
+    return value or None
+
+
+def time_sent(headers: Mapping[str, str]) -> datetime | None:
+    """When an NServiceBus endpoint sent it (``yyyy-MM-dd HH:mm:ss:ffffff Z``); None when absent or unreadable."""
+    text = headers.get(NSB_TIME_SENT)
+    if not text:
+        return None
+    try:
+        return datetime.strptime(text, _NSB_TIME).replace(tzinfo=UTC)
+    except ValueError:
+        return None
+
+
+def to_nservicebus(headers: str, identity: uuid.UUID) -> str:
+    """Stored headers under the names of NServiceBus' wire format, with its message id and time sent."""
+    ours = decode_headers(headers)
+    theirs = {_TO_NSB.get(name, name): value for name, value in ours.items()}
+    theirs.setdefault(NSB_MESSAGE_ID, str(identity))
+    theirs.setdefault(NSB_CORRELATION_ID, theirs[NSB_MESSAGE_ID])
+    theirs.setdefault(NSB_TIME_SENT, datetime.now(UTC).strftime(_NSB_TIME))
+    return encode_headers(theirs)
+
+
+#: Where the failed attempts of a message are counted in a table that has no column for it.
+ATTEMPTS = "queueapp.Attempts"
+
+
+def counted_attempts(headers: str) -> int:
+    """Failed attempts according to the headers; 0 when they do not say or do not parse."""
+    try:
+        return int(decode_headers(headers).get(ATTEMPTS, "0"))
+    except (UndecodableMessage, ValueError):
+        return 0
+
+
+def count_attempts(headers: str, attempts: int) -> str:
+    """Headers that say how many attempts failed; 0 takes the count out. Raises UndecodableMessage."""
+    changed = decode_headers(headers)
+    changed.pop(ATTEMPTS, None)
+    return encode_headers(changed | ({ATTEMPTS: str(attempts)} if attempts else {}))
+
+
+_NSB_TIME = "%Y-%m-%d %H:%M:%S:%f Z"
 
 
 # -- bodies -------------------------------------------------------------------------------------------------------

@@ -65,8 +65,14 @@ def send(
     queue with ``recipients``. ``isolated=True`` commits it on a connection of its own, whatever becomes of the
     caller's transaction. Raises InvalidMessage, QueueNotFound.
     """
+    if correlation_id or reply_to:
+        # In the columns for foreign consumers (spec/001), in the headers for handlers, which get no other columns.
+        told = {messages.CORRELATION_ID: correlation_id, messages.REPLY_TO: reply_to}
+        headers = {name: value for name, value in told.items() if value} | dict(headers or {})
     stored_headers, data = messages.encode(body, headers)
     identity = message_id or messages.new_id()
+    if queue.wire_format:
+        stored_headers = messages.to_nservicebus(stored_headers, identity)
     message = outgoing(queue, identity, stored_headers, data, expires_in, priority, recipient, correlation_id, reply_to)
     alias = alias_of(queue, using)
     if isolated:
@@ -185,14 +191,17 @@ def _bulk_rows(
     rest = first[3:]
     fan_out = queue.delivery.recipients and not first.recipient
     copies: dict[type, tuple[str, ...]] = {}
+    foreign = bool(queue.wire_format)
     for body in bodies:
         stored_headers, data = encode(body, headers)
+        identity = following()
+        if foreign:
+            stored_headers = messages.to_nservicebus(stored_headers, identity)
         if not fan_out:
-            yield Outgoing(following(), stored_headers, data, *rest)
+            yield Outgoing(identity, stored_headers, data, *rest)
             continue
         cls = type(body)
         if cls not in copies:
             copies[cls] = consumers.recipients_of(queue, messages.type_name(cls) if messages.is_typed(cls) else "")
-        identity = following()
         for name in copies[cls]:
             yield Outgoing(identity, stored_headers, data, rest[0], name, *rest[2:])

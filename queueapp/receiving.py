@@ -10,9 +10,9 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractContextManager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
 from django.db import connections, transaction
@@ -26,7 +26,38 @@ from .sql import queue_sql
 from .sql.base import BODY, DELIVERIES, HEADERS, ID, SEQ, Claimed, Range
 
 
-class Context:
+class _Told:
+    """What the well-known headers of a message say, whichever wire format it came in."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        @property
+        def headers(self) -> Mapping[str, str]: ...
+
+    @property
+    def message_type(self) -> str:
+        """The name of its type; '' for a message without one."""
+        return messages.well_known(self.headers, messages.TYPE) or ""
+
+    @property
+    def correlation_id(self) -> str | None:
+        """What it answers to or belongs to, whichever wire format it came in."""
+        return messages.well_known(self.headers, messages.CORRELATION_ID)
+
+    @property
+    def reply_to(self) -> str | None:
+        """Where its sender wants answers."""
+        return messages.well_known(self.headers, messages.REPLY_TO)
+
+    @property
+    def sent_at(self) -> datetime | None:
+        """When its sender sent it, if it said so (NServiceBus endpoints do)."""
+        return messages.time_sent(self.headers)
+
+
+class Context(_Told):
     """What a handler gets beside the message: who it is, how often it was tried, and how to ask for more time."""
 
     __slots__ = ("_claimed", "_extend", "_headers", "_items", "alias", "attempt", "consumer", "queue")
@@ -84,7 +115,7 @@ def as_uuid(value: Any) -> uuid.UUID:
     return uuid.UUID(bytes=value) if isinstance(value, bytes) else uuid.UUID(value)
 
 
-class Message:
+class Message(_Told):
     """One message of ``Queue.receive()``."""
 
     __slots__ = ("_claimed", "_receive", "_state")

@@ -171,13 +171,28 @@ def decide_locked(
     """The part of ``fail`` that runs in the clean transaction, for a caller that has the row locked in it already."""
     connection = connections[alias]
     sql = queue_sql(queue, connection)
+    has_column = sql.table.has("deliveries")
+    if not has_column:
+        row = row._replace(deliveries=messages.counted_attempts(row.headers))
     counted = row if token is not None else row._replace(deliveries=row.deliveries + 1)
     failure = Failure(queue, consumer, counted, exception, max(1, counted.deliveries), items or {})
     verdict = _ask(failure)
+    if not has_column and isinstance(verdict, RetryNow | RetryLater):
+        # A foreign table has no column for it, so the count travels in the headers.
+        counted = row._replace(headers=messages.count_attempts(row.headers, counted.deliveries))
+        failure.row = counted
+    elif not has_column and row.deliveries:
+        failure.row = counted._replace(headers=messages.count_attempts(row.headers, 0))
     failures = _append(row.failures, failure, verdict)
     if isinstance(verdict, RetryNow):
         ended = sql.put_back(
-            connection, row.seq, deliveries=counted.deliveries, cancels=row.cancels, failures=failures, token=token
+            connection,
+            row.seq,
+            deliveries=counted.deliveries,
+            cancels=row.cancels,
+            failures=failures,
+            token=token,
+            headers=None if has_column else counted.headers,
         )
     else:
         ended = sql.remove(connection, [row.seq])

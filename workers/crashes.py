@@ -116,12 +116,11 @@ def _count(queue: Any, one: InHand, error: ProcessDied) -> None:
 
 
 def _consumer(queue: Any, one: InHand) -> Any:
-    row = (
-        queue.objects.using(router.db_for_write(queue)).filter(seq=one.seq).values_list("headers", "recipient").first()
-    )
+    columns = ["headers", *({"recipient"} & {field.name for field in queue._meta.local_fields})]
+    row = queue.objects.using(router.db_for_write(queue)).filter(seq=one.seq).values_list(*columns).first()
     if row is None:
         return None
     try:
-        return registered.find(queue, messages.read_head(row[0])[0], row[1])
+        return registered.find(queue, messages.read_head(row[0])[0], row[1] if len(row) > 1 else "")
     except UndecodableMessage:
         return None

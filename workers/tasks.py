@@ -21,7 +21,7 @@ from django.db import Error, connections, transaction
 from queueapp import recoverability
 from queueapp.conf import settings
 from queueapp.errors import LeaseLost, UndecodableMessage
-from queueapp.messages import new_id
+from queueapp.messages import counted_attempts, new_id
 from queueapp.models.delivery import Semantics
 from queueapp.receiving import Context, as_uuid
 from queueapp.sql import ErrorKind, backend_of, queue_sql
@@ -352,6 +352,7 @@ class TransactionalTask(Task):
     def __init__(self, pump: QueuePump, slot: Slot | None) -> None:
         super().__init__(pump, slot)
         self._deadlocks: dict[int, int] = {}
+        self._has_counts = self.sql.table.has("deliveries")
         self._can_lease = self.sql.table.has("lease_token", "lease_owner", "lease_expires", "deliveries")
 
     def receive(self, ranges: Sequence[Range], limit: int) -> int:
@@ -368,7 +369,7 @@ class TransactionalTask(Task):
                     return 0
                 claimed = rows[0]
                 self.pump.claimed(self, rows)
-                outcome = self.call(claimed, claimed[DELIVERIES] + 1)
+                outcome = self.call(claimed, 1 + self._failed_attempts(claimed))
                 if outcome is None:
                     pass
                 elif outcome is False or self._is_deadlock(outcome, connection):
@@ -398,6 +399,9 @@ class TransactionalTask(Task):
             assert isinstance(outcome, BaseException)
             self._failed(claimed, outcome, connection, None)
         return 1
+
+    def _failed_attempts(self, claimed: Claimed) -> int:
+        return int(claimed[DELIVERIES]) if self._has_counts else counted_attempts(claimed[HEADERS])
 
     def _decide_in_place(self, claimed: Claimed, error: BaseException, connection: Any) -> recoverability.Decided:
         """Undo the handler and decide, without letting go of the message: between a rollback and a transaction that

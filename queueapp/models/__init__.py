@@ -3,6 +3,7 @@
 from .delayed import DelayedMessage
 from .delivery import Delivery, Semantics
 from .fields import BytesField, GuidField, Now, UtcField
+from .foreign import ForeignQueue, ForeignSqlServerQueue, NaiveUtcField
 from .leader import Leader
 from .poison import PoisonMessage
 from .queue import Queue, QueueBase
@@ -15,8 +16,11 @@ __all__ = [
     "BytesField",
     "DelayedMessage",
     "Delivery",
+    "ForeignQueue",
+    "ForeignSqlServerQueue",
     "GuidField",
     "Leader",
+    "NaiveUtcField",
     "Now",
     "PoisonMessage",
     "Queue",

@@ -49,8 +49,12 @@ class QueueBase(ModelBase):
         attrs["Meta"] = type("Meta", meta_bases, {"abstract": getattr(user_meta, "abstract", False)})
         attrs["delivery"] = Delivery(given, f"{attrs.get('__module__', '')}.{name}.Delivery.")
         cls: Any = super().__new__(mcs, name, bases, attrs, **kwargs)
+        if "verbose_name_plural" not in cls._meta.original_attrs:
+            # A queue is one thing: the admin's index says "Orders", not "Orderss".
+            cls._meta.verbose_name_plural = cls._meta.verbose_name
         if not cls._meta.abstract and not cls._meta.proxy:
             _refuse_bad_name(cls)
+            _refuse_leases_without_columns(cls)
             _add_indexes_and_options(cls)
             registry.queues.add(cls)
         return cls
@@ -69,6 +73,17 @@ def _refuse_bad_name(cls: Any) -> None:
         raise InvalidOption(f"{cls._meta.label} db_table", name, "without double quotes and percent signs")
     if any(len(part.encode()) > MAX_NAME_BYTES for part in parts):
         raise InvalidOption(f"{cls._meta.label} db_table", name, f"at most {MAX_NAME_BYTES} bytes long in UTF-8")
+
+
+def _refuse_leases_without_columns(cls: Any) -> None:
+    has = {field.name for field in cls._meta.local_fields}
+    lease = {"lease_token", "lease_owner", "lease_expires", "deliveries"}
+    if cls.delivery.semantics is Semantics.AT_LEAST_ONCE and not lease <= has:
+        raise InvalidOption(
+            f"{cls._meta.label}.Delivery.semantics",
+            cls.delivery.semantics,
+            "TRANSACTIONAL or AT_MOST_ONCE for a table without " + ", ".join(sorted(lease - has)),
+        )
 
 
 def _add_indexes_and_options(cls: Any) -> None:
@@ -103,6 +118,8 @@ class Queue(models.Model, metaclass=QueueBase):
     """
 
     delivery: ClassVar[Delivery] = Delivery({}, "queueapp.Queue.Delivery.")
+    #: Whose header names a message gets when it is sent: "" ours, "nservicebus" those of foreign tables.
+    wire_format: ClassVar[str] = ""
 
     seq = models.BigAutoField(primary_key=True, help_text="Order of arrival; the bookmark that an ack names.")
     id = GuidField(default=uuid.uuid4, help_text="Made by the sender, time-ordered.")

@@ -103,6 +103,9 @@ class QueueTable:
     columns: dict[str, str]
     claim_by: tuple[str, ...]
     claim_index: str | None
+    #: ``expires`` is UTC in a column without time zone, and ``recoverable`` has no default: foreign tables (spec/000, 001).
+    naive_expires: bool = False
+    fill_recoverable: bool = False
 
     @classmethod
     def of(cls, queue: Any) -> QueueTable:
@@ -115,7 +118,17 @@ class QueueTable:
             if used and name in columns
         )
         index = next((i.name for i in queue._meta.indexes if claim_by and i.name.endswith("_claim")), None)
-        return cls(queue._meta.label, queue._meta.db_table, columns, claim_by, index)
+        fields = {field.name: field for field in queue._meta.local_concrete_fields}
+        recoverable = fields.get("recoverable")
+        return cls(
+            queue._meta.label,
+            queue._meta.db_table,
+            columns,
+            claim_by,
+            index,
+            naive_expires=getattr(fields.get("expires"), "naive_utc", False),
+            fill_recoverable=recoverable is not None and not recoverable.has_db_default(),
+        )
 
     def has(self, *names: str) -> bool:
         """Whether the table has all of these attributes as columns."""
@@ -218,8 +231,10 @@ class QueueSql(abc.ABC):
         cancels: int,
         failures: str | None,
         token: uuid.UUID | None = None,
+        headers: str | None = None,
     ) -> int:
-        """Write the counts and end the lease of a locked message, which stays in its place; ``token`` fences."""
+        """Write the counts and end the lease of a locked message, which stays in its place; ``token`` fences. A table
+        without columns for the counts gets ``headers`` instead."""
 
     @abc.abstractmethod
     def remove(self, connection: Any, seqs: Sequence[int]) -> int:

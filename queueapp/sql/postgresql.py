@@ -34,6 +34,7 @@ from .postgresql_store import PostgresqlBackend
 __all__ = ["PostgresqlBackend", "PostgresqlQueueSql"]
 
 _BY_SEQ = itemgetter(0)
+_OPTIONAL = ("expires", "recipient", "priority", "correlation_id", "reply_to_address", "is_barrier")
 
 
 def _by_priority(row: Claimed) -> tuple[int, int]:
@@ -47,6 +48,9 @@ class PostgresqlQueueSql(QueueSql):
         super().__init__(table)
         self._q = quote_table(table.db_table)
         self._c = {name: quote(column) for name, column in table.columns.items()}
+        # The clock is turned into the column's UTC wall time, never the stored time into a zone.
+        self._clock = "(clock_timestamp() AT TIME ZONE 'UTC')" if table.naive_expires else "clock_timestamp()"
+        self._optional = tuple(name in self._c for name in _OPTIONAL)
         self._free = self._build_free()
         self._order = _by_priority if "priority" in table.claim_by else _BY_SEQ
         self._claims = {skip: self._build_claims(skip) for skip in (False, True)}
@@ -80,7 +84,7 @@ class PostgresqlQueueSql(QueueSql):
         if self.table.has("lease_expires"):
             parts.append("({0} IS NULL OR {0} < clock_timestamp())".format(self._c["lease_expires"]))
         if self.table.has("expires"):
-            parts.append("({0} IS NULL OR {0} > clock_timestamp())".format(self._c["expires"]))
+            parts.append("({0} IS NULL OR {0} > {1})".format(self._c["expires"], self._clock))
         return " AND ".join(parts) or "true"
 
     def _scan(self, extra: str = "") -> str:
@@ -162,10 +166,18 @@ class PostgresqlQueueSql(QueueSql):
     # -- putting in -----------------------------------------------------------------------------------------------
 
     def insert(self, connection: Any, message: Outgoing) -> None:
-        # Only the columns that differ from their defaults: one statement text per combination, each prepared.
+        # Only the columns that differ from their defaults: one statement text per combination, each prepared. What a
+        # foreign table has no column for is in the headers.
         _, _, _, expires_ms, recipient, priority, correlation_id, reply_to, is_barrier = message
-        shape = (expires_ms is not None, recipient != "", priority != 0, correlation_id is not None,
-                 reply_to is not None, is_barrier)  # fmt: skip
+        has = self._optional
+        shape = (
+            expires_ms is not None and has[0],
+            recipient != "" and has[1],
+            priority != 0 and has[2],
+            correlation_id is not None and has[3],
+            reply_to is not None and has[4],
+            is_barrier and has[5],
+        )
         sql = self._inserts.get(shape) or self._build_insert(shape)
         params = (
             message if all(shape) else (*message[:3], *(v for v, used in zip(message[3:], shape, strict=True) if used))
@@ -178,21 +190,22 @@ class PostgresqlQueueSql(QueueSql):
             raise
 
     def _build_insert(self, shape: tuple[bool, ...]) -> str:
-        optional = ("expires", "recipient", "priority", "correlation_id", "reply_to_address", "is_barrier")
-        used = [name for name, is_used in zip(optional, shape, strict=True) if is_used]
+        used = [name for name, is_used in zip(_OPTIONAL, shape, strict=True) if is_used]
         columns = ", ".join(self._c[name] for name in ("id", "headers", "body", *used))
         # The expiry is computed with the database's clock, so that a sender's clock cannot drop a message early.
         values = ", ".join(
-            "clock_timestamp() + %s * interval '1 ms'" if name == "expires" else "%s"
+            f"{self._clock} + %s * interval '1 ms'" if name == "expires" else "%s"
             for name in ("id", "headers", "body", *used)
         )
+        if self.table.fill_recoverable:
+            columns, values = f"{columns}, {self._c['recoverable']}", f"{values}, true"
         # No index beyond those of the table; safe: one row, the caller's transaction.
         sql = self._inserts[shape] = f"INSERT INTO {self._q} ({columns}) VALUES ({values})"
         return sql
 
     def insert_many(self, connection: Any, messages: Iterable[Outgoing]) -> int:
         # COPY, rows packed here: 268,000 rows a second where executemany makes 132,000. In the caller's transaction.
-        return pack_rows(connection, self._q, self._c, messages)
+        return pack_rows(connection, self._q, self._c, messages, self.table.fill_recoverable)
 
     # -- taking out -----------------------------------------------------------------------------------------------
 
@@ -312,15 +325,18 @@ class PostgresqlQueueSql(QueueSql):
         cancels: int,
         failures: str | None,
         token: uuid.UUID | None = None,
+        headers: str | None = None,
     ) -> int:
         c = self._c
+        values = {"deliveries": deliveries, "cancels": cancels, "failures": failures}
+        values |= {"lease_token": None, "lease_owner": None, "lease_expires": None}
+        values = {name: value for name, value in values.items() if name in c}
+        if headers is not None:
+            values["headers"] = headers
         fence = f" AND {c['lease_token']} = %s" if token else ""
         # Primary key. The caller holds the row's lock from ``lock``.
-        sql = (
-            f"UPDATE {self._q} SET {c['lease_token']} = NULL, {c['lease_owner']} = NULL, {c['lease_expires']} = NULL, "
-            f"{c['deliveries']} = %s, {c['cancels']} = %s, {c['failures']} = %s WHERE {c['seq']} = %s{fence}"
-        )
-        params = (deliveries, cancels, failures, seq)
+        sql = f"UPDATE {self._q} SET {', '.join(f'{c[name]} = %s' for name in values)} WHERE {c['seq']} = %s{fence}"
+        params = (*values.values(), seq)
         return execute(connection, sql, (*params, token) if token else params)
 
     def remove(self, connection: Any, seqs: Sequence[int]) -> int:
@@ -342,7 +358,7 @@ class PostgresqlQueueSql(QueueSql):
         )
         sql = (
             f"DELETE FROM {self._q} WHERE {seq} = ANY(ARRAY(SELECT {seq} FROM {self._q} WHERE {expires} IS NOT NULL AND "
-            f"{expires} <= clock_timestamp(){lease} ORDER BY {expires} LIMIT %s FOR UPDATE SKIP LOCKED))"
+            f"{expires} <= {self._clock}{lease} ORDER BY {expires} LIMIT %s FOR UPDATE SKIP LOCKED))"
         )
         return execute(connection, sql, (limit,))
 

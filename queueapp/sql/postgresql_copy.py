@@ -36,9 +36,13 @@ _COLUMNS = (
 )
 
 
-def pack_rows(connection: Any, table: str, columns: dict[str, str], messages: Iterable[Outgoing]) -> int:
+def pack_rows(
+    connection: Any, table: str, columns: dict[str, str], messages: Iterable[Outgoing], fill_recoverable: bool = False
+) -> int:
     """COPY the messages into a table in the caller's transaction; returns how many."""
     named = [name for name in _COLUMNS if name in columns]
+    if fill_recoverable:
+        named.append("recoverable")
     sql = f"COPY {table} ({', '.join(columns[name] for name in named)}) FROM STDIN (FORMAT BINARY)".replace("%%", "%")
     # Expiry by the database's clock, read once.
     now = _now_micros(connection) if "expires" in named else 0
@@ -103,6 +107,8 @@ def _pack_rest(message: Outgoing, named: list[str], now: int) -> bytes:
                 out += struct.pack(">iq", 8, now + message.expires_ms * 1000)
         elif name == "priority":
             out += struct.pack(">ih", 2, message.priority)
+        elif name == "recoverable":
+            out += struct.pack(">i?", 1, True)
         elif name == "is_barrier":
             out += struct.pack(">i?", 1, message.is_barrier)
         else:

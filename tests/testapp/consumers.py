@@ -6,7 +6,7 @@ import time
 
 from queueapp import Context, consumer
 from tests.testapp.messages import Nop, Ping, Pong
-from tests.testapp.models import Addressed, AddressedUrgent, AtMostOnce, Effect, Leased, Transactional, Urgent
+from tests.testapp.models import Addressed, AddressedUrgent, AtMostOnce, Effect, ForeignPostgres, Leased, Transactional, Urgent
 
 
 class Broken(Exception):
@@ -32,7 +32,7 @@ def nop(message: Nop) -> None:
     """Nothing."""
 
 
-for _queue in (Leased, Transactional, AtMostOnce, Urgent):
+for _queue in (Leased, Transactional, AtMostOnce, Urgent, ForeignPostgres):
     _name = _queue.__name__.lower()
     consumer(_queue, name=f"{_name}.act", attempts=3, retry_delay=0)(act)
     consumer(_queue, name=f"{_name}.pong")(pong)

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 from django.db import models
 
-from queueapp import Queue, Semantics
+from queueapp import ForeignQueue, ForeignSqlServerQueue, Queue, Semantics
 
 
 class Leased(Queue):
@@ -73,3 +73,17 @@ class Effect(models.Model):
     name = models.CharField(max_length=100, db_index=True)
     detail = models.CharField(max_length=200, default="")
     at = models.DateTimeField(auto_now_add=True)
+
+
+class ForeignPostgres(ForeignQueue):
+    """A table as NServiceBus' PostgreSQL transport makes it (facts_nservicebus §1.1); tests create it by hand."""
+
+    class Meta:
+        db_table = "foreign_postgres"
+
+
+class ForeignSqlServer(ForeignSqlServerQueue):
+    """A table as NServiceBus' SQL Server transport makes it."""
+
+    class Meta:
+        db_table = "foreign_sqlserver"
