@@ -45,6 +45,7 @@ class Cluster:
         self.home = home
         self.account: Account = account_of(home)
         self.binaries: Path = binaries_for(self.account)
+        self.log_offset = 0
 
     def start(self, server_lock: int) -> subprocess.Popen[bytes]:
         """Start the postmaster; it and its backends hold a copy of `server_lock` for as long as one of them lives."""
@@ -59,6 +60,7 @@ class Cluster:
         for name, value in SETTINGS.items():
             command += ["-c", f"{name}={value}"]
         with self.home.server_log.open("ab") as log:
+            self.log_offset = log.tell()
             return self._popen(command, stdout=log, stderr=log, pass_fds=[server_lock], start_new_session=True)
 
     def _initialize(self, server_lock: int) -> None:
@@ -131,12 +133,13 @@ class Cluster:
                     os.kill(int(process.name), signal.SIGKILL)
 
     def last_words(self) -> str:
-        """The last lines that the server wrote, as one line."""
+        """What the server that was started last wrote in the end, as one line."""
         try:
-            lines = self.home.server_log.read_text(errors="replace").splitlines()
+            lines = self.home.server_log.read_bytes()[self.log_offset :].decode(errors="replace").splitlines()
         except FileNotFoundError:
             return ""
-        return " / ".join(line for line in lines[-3:] if line.strip())
+        reasons = [line for line in lines if "FATAL:" in line or "PANIC:" in line]
+        return " / ".join(reasons[-1:] or lines[-3:])
 
     def _run(self, program: str, *arguments: str, lock: int, statements: str = "") -> None:
         # The program holds the lock as a server does: should the keeper be killed, the next one waits for its end.

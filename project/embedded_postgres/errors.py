@@ -1,4 +1,6 @@
-"""The one error of the embedded database."""
+"""How the embedded database fails."""
+
+KILLED = 75  # the exit code that says: nothing is wrong, but the keeper was killed; try again (EX_TEMPFAIL)
 
 
 class EmbeddedPostgresError(Exception):

@@ -18,14 +18,14 @@ import traceback
 from pathlib import Path
 
 from project.embedded_postgres.cluster import Cluster
-from project.embedded_postgres.errors import EmbeddedPostgresError
+from project.embedded_postgres.errors import KILLED, EmbeddedPostgresError
 from project.embedded_postgres.home import Home, is_running
 
-KILLED = 75  # EX_TEMPFAIL: try again
 LINGER_SECONDS = 2.0  # so that one command after the other does not start and stop a server each
 LOOK_SECONDS = 0.25
 POLL_SECONDS = 0.02
 READY_TIMEOUT_SECONDS = 110.0
+MAXIMUM_STARTS = 5  # of a server that is killed each time before it is ready
 ORPHAN_SECONDS = 2.0  # backends notice the end of their postmaster at once, unless they are busy
 FAST_STOP_SECONDS = 60.0  # disconnects everybody and writes a checkpoint
 IMMEDIATE_STOP_SECONDS = 10.0
@@ -38,22 +38,25 @@ class Keeper:
         self.home = home
         self.cluster = Cluster(home)
         self.postmaster: subprocess.Popen[bytes] | None = None
+        self.exit_code: int | None = None  # of the last postmaster; negative: the signal that killed it
         self.told_to_end = False
 
     def bring_up(self) -> None:
         """Start the server, or take over the one that runs; return when it takes connections."""
         deadline = time.monotonic() + READY_TIMEOUT_SECONDS
         orphaned_since: float | None = None
-        started = False
+        starts = 0
         while not self.told_to_end:
             self._reap()
             server_lock = self.home.try_lock("server")
             if server_lock is not None:
                 try:
-                    if started:
-                        raise EmbeddedPostgresError(f"the embedded PostgreSQL ended: {self.cluster.last_words()}")
-                    self.postmaster = self.cluster.start(server_lock)
-                    started = True
+                    if self.postmaster is None:  # otherwise it has ended this instant
+                        killed = self.exit_code is not None and self.exit_code < 0
+                        if starts == MAXIMUM_STARTS or (starts > 0 and not killed):
+                            raise EmbeddedPostgresError(f"PostgreSQL does not start: {self.cluster.last_words()}")
+                        self.postmaster = self.cluster.start(server_lock)
+                        starts += 1
                 finally:
                     os.close(server_lock)
             elif self.home.ready_server() is not None:
@@ -74,8 +77,10 @@ class Keeper:
         return postmaster is not None and not is_running(postmaster[0])
 
     def _reap(self) -> None:
-        if self.postmaster is not None and self.postmaster.poll() is not None:
-            self.postmaster = None
+        if self.postmaster is not None:
+            self.exit_code = self.postmaster.poll()
+            if self.exit_code is not None:
+                self.postmaster = None
 
     def watch(self) -> None:
         """Keep the server up until nobody uses it any more, then stop it."""

@@ -7,9 +7,8 @@ import threading
 import time
 from pathlib import Path
 
-from project.embedded_postgres.errors import EmbeddedPostgresError
+from project.embedded_postgres.errors import KILLED, EmbeddedPostgresError
 from project.embedded_postgres.home import EmbeddedServer, Home
-from project.embedded_postgres.keeper import KILLED
 from project.embedded_postgres.placement import prepare_home
 from project.paths import CHECKOUT, data_directory
 
