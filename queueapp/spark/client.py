@@ -62,7 +62,7 @@ class SinkClient(abc.ABC):
         """Write the batches into a new staging table and commit; returns its name and how many rows it holds."""
 
     @abc.abstractmethod
-    def append(self, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> int:
+    def append(self, job: str, partition: int, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> int:
         """Write the batches straight into the queue and commit; returns how many rows went in (at_least_once)."""
 
     # -- on the driver ----------------------------------------------------------------------------------------------
@@ -121,19 +121,28 @@ class SinkClient(abc.ABC):
             return
 
     def _publish_once(self, publication: Publication) -> int:
-        label, copies = self.target.label, self.plan.recipients or ("",)
-        rows = sum(count for _, count in publication.staged) * len(copies)
+        label = self.target.label
+        rows = sum(count for _, count in publication.staged) * len(self._copies)
         with self.connect() as connection, self.transaction(connection):
             key = (label, publication.publish_id, publication.batch_id)
             added, _ = self.execute(connection, self.sql.record(), (*key, rows, len(publication.staged)))
             if added == 0:
                 return 0
-            for table, count in publication.staged:
-                for recipient in copies:
-                    self._move(connection, StagingName.parse(table), count, recipient)
+            self.move_all(connection, publication.staged)
             if publication.streaming and publication.batch_id > KEPT_BATCHES:
                 self.execute(connection, self.sql.forget(), (*key[:2], publication.batch_id - KEPT_BATCHES))
         return rows
+
+    @property
+    def _copies(self) -> Sequence[str]:
+        return self.plan.recipients or ("",)
+
+    def move_all(self, connection: Any, staged: Sequence[tuple[str, int]]) -> int:
+        """Copy staged rows into the queue, one copy per recipient; returns how many. Raises StagingLost."""
+        for table, count in staged:
+            for recipient in self._copies:
+                self._move(connection, StagingName.parse(table), count, recipient)
+        return sum(count for _, count in staged) * len(self._copies)
 
     def _move(self, connection: Any, table: StagingName, count: int, recipient: str) -> None:
         plan, lifetime = self.plan, self.target.lifetime_ms

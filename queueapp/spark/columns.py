@@ -49,19 +49,25 @@ ACCEPTED: dict[str, tuple[tuple[DataType, ...], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How rows become messages. ``staged``: attributes that differ from row to row; ``headers``: those of all rows."""
+    """How rows become messages.
+
+    ``staged``: attributes that differ from row to row. ``headers``: of a typed message, the same for all rows unless
+    they are staged. ``foreign``: headers go under NServiceBus' names, with the id of their message.
+    """
 
     label: str
     staged: tuple[str, ...]
-    headers: str | None
-    recipients: tuple[str, ...] | None
-    message_type: str | None
-    priorities: int
+    headers: str | None = None
+    recipients: tuple[str, ...] | None = None
+    message_type: str | None = None
+    priorities: int = 1
+    foreign: bool = False
 
     @property
     def constants(self) -> tuple[str, ...]:
         """Attributes that have one value for all rows of a move."""
-        return (("headers",) if self.headers is not None else ()) + (("recipient",) if self.recipients else ())
+        same_headers = self.headers is not None and "headers" not in self.staged
+        return (("headers",) if same_headers else ()) + (("recipient",) if self.recipients else ())
 
 
 def make_plan(target: QueueTarget, schema: StructType, message_type: str | None) -> Plan:
@@ -94,7 +100,7 @@ def make_plan(target: QueueTarget, schema: StructType, message_type: str | None)
             "or name the message's class in option message_type to send every consumer of it a copy."
         )
     staged = tuple(name for name in STAGED if name in (*names, "id", "headers"))
-    return Plan(target.label, staged, None, None, None, target.priorities)
+    return Plan(target.label, staged, priorities=target.priorities, foreign=target.foreign)
 
 
 def _typed_plan(target: QueueTarget, schema: StructType, message_type: str) -> Plan:
@@ -116,7 +122,8 @@ def _typed_plan(target: QueueTarget, schema: StructType, message_type: str) -> P
     type_name = messages.type_name(cls)
     headers = messages.encode_headers({messages.TYPE: type_name, messages.CONTENT_TYPE: messages.JSON})
     recipients = target.consumers.get(type_name) if target.recipients else None
-    return Plan(target.label, ("id", "body"), headers, recipients, message_type, target.priorities)
+    staged = ("id", "headers", "body") if target.foreign else ("id", "body")
+    return Plan(target.label, staged, headers, recipients, message_type, target.priorities, target.foreign)
 
 
 def load_message_type(name: str) -> type:

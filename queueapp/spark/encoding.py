@@ -40,6 +40,8 @@ ARROW_TYPES: dict[str, pa.DataType] = {
 
 #: What a null means in a column that the table does not let be null.
 _DEFAULTS: dict[str, Any] = {"headers": "{}", "recipient": "", "priority": 0, "is_barrier": False}
+#: Columns for foreign readers of the table, and the headers by which handlers are told the same.
+_TOLD = {"correlation_id": messages.CORRELATION_ID, "reply_to_address": messages.REPLY_TO}
 _LONGEST = {
     "recipient": messages.MAX_RECIPIENT,
     "correlation_id": messages.MAX_ADDRESS,
@@ -83,11 +85,15 @@ class RowEncoder:
 
     def encode(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The messages of one batch. Raises InvalidDataFrame for a value that cannot be part of a message."""
+        rows = batch.num_rows
         if self._plan.message_type is not None:
-            return pa.record_batch([self._ids.take(batch.num_rows), self._typed_bodies(batch)], schema=self.schema)
-        given = dict(zip(batch.schema.names, batch.columns, strict=True))
-        columns = [self._column(name, given.get(name), batch.num_rows) for name in self._plan.staged]
-        return pa.record_batch(columns, schema=self.schema)
+            given = {"body": self._typed_bodies(batch)}
+        else:
+            given = dict(zip(batch.schema.names, batch.columns, strict=True))
+        columns = {name: self._column(name, given.get(name), rows) for name in self._plan.staged}
+        if "headers" in columns:
+            columns["headers"] = pa.array(self._headers(given, columns, rows), pa.string())
+        return pa.record_batch(list(columns.values()), schema=self.schema)
 
     def _typed_bodies(self, batch: pa.RecordBatch) -> pa.Array:
         encode, convert, cls = msgspec.json.Encoder().encode, msgspec.convert, self._class
@@ -110,7 +116,7 @@ class RowEncoder:
         if name == "id":
             return self._given_ids(column, rows)
         if name == "headers":
-            return pa.array(list(self._headers(column)), kind)
+            return column
         if name == "priority":
             self._check_priority(column)
         column = column.cast(kind)
@@ -131,7 +137,21 @@ class RowEncoder:
             raise InvalidDataFrame(f"Column id for queue {self._plan.label}: {bad[:100]!r} is not a UUID.") from error
         return pc.coalesce(pa.array(given, pa.binary(16)), ids)
 
-    def _headers(self, column: pa.Array) -> Iterator[str]:
+    def _headers(self, given: dict[str, pa.Array], columns: dict[str, pa.Array], rows: int) -> list[str]:
+        """Stored headers of every row: checked, with what handlers are told, under the names of the table's readers."""
+        column = given.get("headers")
+        stored = [self._plan.headers or "{}"] * rows if column is None else list(self._checked_headers(column))
+        told = {name: columns[attribute].to_pylist() for attribute, name in _TOLD.items() if attribute in columns}
+        for name, values in told.items():
+            for row, value in enumerate(values):
+                if value:
+                    stored[row] = messages.encode_headers({name: value} | messages.decode_headers(stored[row]))
+        if self._plan.foreign:
+            ids = columns["id"].to_pylist()
+            stored = [messages.to_nservicebus(text, uuid.UUID(bytes=id_)) for text, id_ in zip(stored, ids, strict=True)]
+        return stored
+
+    def _checked_headers(self, column: pa.Array) -> Iterator[str]:
         encode, decode = messages.encode_headers, msgspec.json.Decoder(dict[str, str]).decode
         is_map = pa.types.is_map(column.type)
         for value in column.to_pylist():

@@ -17,8 +17,10 @@ import adbc_driver_postgresql
 import psycopg
 import pyarrow as pa
 
+from ..sql.base import QueueTable
 from ..sql.spark import StagingName
 from .client import SinkClient
+from .columns import Plan
 from .errors import SinkUnavailable
 
 _TARGET_SCHEMA = "adbc.ingest.target_db_schema"
@@ -41,12 +43,12 @@ class PostgresqlClient(SinkClient):
             connection.commit()
         return name.name, rows
 
-    def append(self, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> int:
+    def append(self, job: str, partition: int, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> int:
         lifetime = self.target.lifetime_ms
         with self._adbc() as connection:
             # By the database's clock, read once per task.
             expires = None if lifetime is None else _one_value(connection, self.sql.clock) + lifetime
-            whole = _whole_rows(schema, batches, self.plan.headers, self.plan.recipients, expires)
+            whole = _whole_rows(schema, batches, self.plan, self.target.table, expires)
             first = next(whole, None)
             if first is None:
                 return 0
@@ -177,23 +179,24 @@ def _ingest(connection: adbc.AdbcConnection, table: str, schema: pa.Schema, batc
 
 
 def _whole_rows(
-    schema: pa.Schema,
-    batches: Iterator[pa.RecordBatch],
-    headers: str | None,
-    recipients: Sequence[str] | None,
-    expires_ms: int | None,
+    schema: pa.Schema, batches: Iterator[pa.RecordBatch], plan: Plan, table: QueueTable, expires_ms: int | None
 ) -> Iterator[pa.RecordBatch]:
     """Rows as the queue wants them, where no move fills in what all rows have in common."""
     for batch in batches:
         rows = batch.num_rows
         columns = dict(zip(schema.names, batch.columns, strict=True))
-        if headers is not None:
-            columns["headers"] = pa.array([headers] * rows, pa.string())
+        if "headers" in plan.constants:
+            columns["headers"] = pa.array([plan.headers] * rows, pa.string())
         if expires_ms is not None:
             later = pa.scalar(expires_ms * 1000, pa.timestamp("us", "UTC"))
             own = columns.get("expires")
             columns["expires"] = pa.array([later] * rows, later.type) if own is None else own.fill_null(later)
-        for recipient in recipients or (None,):
+        if table.naive_expires and "expires" in columns:
+            # COPY BINARY takes a timestamp for a timestamptz and the other way round: both are microseconds of UTC.
+            columns["expires"] = columns["expires"].cast(pa.int64()).cast(pa.timestamp("us"))
+        if table.fill_recoverable:
+            columns["recoverable"] = pa.array([True] * rows, pa.bool_())
+        for recipient in plan.recipients or (None,):
             if recipient is not None:
                 columns["recipient"] = pa.array([recipient] * rows, pa.string())
             yield pa.record_batch(list(columns.values()), names=list(columns))

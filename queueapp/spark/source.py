@@ -35,7 +35,7 @@ class QueueDataSource(DataSource):
         sink, options = self._sink(schema, overwrite)
         return BatchWriter(sink, options["publish_id"])
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802  Spark's name
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
         sink, options = self._sink(schema, overwrite)
         if options["publish_id"] is not None:
             raise InvalidOption(

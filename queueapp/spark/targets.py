@@ -29,7 +29,8 @@ class Database:
 
 @dataclass(frozen=True, slots=True)
 class QueueTarget:
-    """One queue as a sink sees it. ``consumers``: type name -> recipients that each get a copy."""
+    """One queue as a sink sees it. ``consumers``: type name -> recipients that each get a copy; ``foreign``: the table
+    is read by NServiceBus endpoints, so headers carry its names."""
 
     table: QueueTable
     database: str
@@ -37,6 +38,7 @@ class QueueTarget:
     recipients: bool
     lifetime_ms: int | None
     consumers: Mapping[str, tuple[str, ...]]
+    foreign: bool = False
 
     @property
     def label(self) -> str:
@@ -85,6 +87,7 @@ def take_snapshot(using: str | None = None) -> Snapshot:
                 recipients=delivery.recipients,
                 lifetime_ms=None if lifetime is None else int(lifetime.total_seconds() * 1000),
                 consumers={name: consumers.recipients_of(queue, name) for name in types},
+                foreign=bool(queue.wire_format),
             )
         )
     return Snapshot(

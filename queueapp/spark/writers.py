@@ -73,7 +73,7 @@ class Sink:
         encoded = _encoded(encoder, first, source)
         client = self.client()
         if self.guarantee is Guarantee.AT_LEAST_ONCE:
-            return replace(message, rows=client.append(encoder.schema, encoded))
+            return replace(message, rows=client.append(job, context.partitionId(), encoder.schema, encoded))
         table, rows = client.stage(job, context.partitionId(), context.attemptNumber(), encoder.schema, encoded)
         return replace(message, table=table, rows=rows)
 
@@ -154,14 +154,14 @@ class StreamWriter(DataSourceStreamArrowWriter):
             )
         return self.sink.write(_job_of(query_id, int(batch_id)), iterator)
 
-    def commit(self, messages: list[Any], batchId: int) -> None:  # noqa: N803  Spark's name
+    def commit(self, messages: list[Any], batchId: int) -> None:
         query_ids = {message.query_id for message in messages}
         if not query_ids:
             return
         (query_id,) = query_ids
         self.sink.commit(_job_of(query_id, batchId), query_id, batchId, True, messages)
 
-    def abort(self, messages: list[Any], batchId: int) -> None:  # noqa: N803
+    def abort(self, messages: list[Any], batchId: int) -> None:
         # Spark does not say which query it is when no task succeeded; then the retention clears away what there is.
         for query_id in {message.query_id for message in messages if message is not None}:
             self.sink.clean(self.sink.client(), _job_of(query_id, batchId))

@@ -90,5 +90,9 @@ class PostgresqlSparkSql(SparkSql):
             targets.append(self._q["expires"])
             later = "statement_timestamp() + %s * interval '1 ms'"
             own = "expires" in attributes
-            values.append(f"COALESCE(expires, {later})" if own and lifetime else later if lifetime else "expires")
+            value = f"COALESCE(expires, {later})" if own and lifetime else later if lifetime else "expires"
+            values.append(f"({value}) AT TIME ZONE 'UTC'" if self.queue.naive_expires else value)
+        if self.queue.fill_recoverable:
+            targets.append(self._q["recoverable"])
+            values.append("true")
         return f"INSERT INTO {self._queue} ({', '.join(targets)}) SELECT {', '.join(values)} FROM {name.name}"

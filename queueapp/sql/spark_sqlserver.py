@@ -97,6 +97,9 @@ class SqlServerSparkSql(SparkSql):
             values.append(
                 f"COALESCE(s.[expires], {later})" if own and lifetime else later if lifetime else "s.[expires]"
             )
+        if self.queue.fill_recoverable:
+            targets.append(self._q["recoverable"])
+            values.append("1")
         parameter = " CROSS JOIN (VALUES (CAST(? AS bigint))) AS p ([ms])" if lifetime else ""
         return (
             f"INSERT INTO {self._queue} ({', '.join(targets)}) SELECT {', '.join(values)} "

@@ -1,0 +1,65 @@
+"""A database password is in no plan, no page of Spark's history, no log, no error and no repr."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from queueapp.spark.source import with_snapshot
+from queueapp.spark.targets import Snapshot, take_snapshot
+from queueapp.spark.writers import BatchWriter
+from tests.testapp.models import Leased
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PASSWORD = "hush hush/ü%40"
+
+
+@pytest.fixture
+def snapshot(transactional_db: None) -> Snapshot:
+    """The test database with a password, which the server does not ask for."""
+    from psycopg.conninfo import make_conninfo
+
+    snapshot = take_snapshot()
+    database = snapshot.databases["default"]
+    database = dataclasses.replace(database, conninfo=make_conninfo(database.conninfo, password=PASSWORD))
+    return dataclasses.replace(snapshot, databases={"default": database})
+
+
+def test_no_repr_shows_the_password(snapshot: Snapshot) -> None:
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    source = with_snapshot(snapshot)({"queue": "testapp.Leased"})
+    writer = source.writer(StructType([StructField("body", StringType())]), overwrite=False)
+    assert isinstance(writer, BatchWriter)
+    shown = f"{snapshot!r} {source!r} {writer!r} {writer.sink!r} {source.options!r}"
+    assert PASSWORD not in shown
+    assert "conninfo" not in shown
+
+
+@pytest.mark.spark
+def test_neither_plans_nor_logs_nor_errors_show_the_password(
+    spark: SparkSession, snapshot: Snapshot, publish: Callable[..., None], spark_log: Path, event_log: Path
+) -> None:
+    spark.dataSource.register(with_snapshot(snapshot))
+    publish(spark.range(0, 10, 1, 2).selectExpr("'{}' as body"))
+    assert Leased.objects.count() == 10
+    broken = dataclasses.replace(
+        snapshot.databases["default"], conninfo=snapshot.databases["default"].conninfo + " host=/nowhere"
+    )
+    spark.dataSource.register(with_snapshot(dataclasses.replace(snapshot, databases={"default": broken})))
+    texts = []
+    with pytest.raises(Exception, match="cannot be reached") as caught:
+        publish(spark.createDataFrame([("x",)], "body string"))
+    texts.append(str(caught.value))
+    texts.append(spark_log.read_text(errors="replace"))
+    texts.extend(path.read_text(errors="replace") for path in event_log.rglob("*") if path.is_file())
+    assert any("testapp.Leased" in text for text in texts), "the event log shows the options of the write"
+    for text in texts:
+        assert PASSWORD not in text
+        assert "hush" not in text
