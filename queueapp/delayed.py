@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from django.db import connections, transaction
+from django.db.models import QuerySet
 
 from . import registry, wakeups
 from .errors import QueueNotFound
@@ -100,4 +101,12 @@ def reschedule(
     changed = DelayedMessage.objects.using(using).filter(message_id=message_id).update(due=due)
     if changed:
         wakeups.delayed(connections[using])
+    return changed
+
+
+def make_due(messages: QuerySet[DelayedMessage]) -> int:
+    """Make delayed messages due now, for the dispatcher to move with its next round; returns how many."""
+    changed = messages.update(due=Now())
+    if changed:
+        wakeups.delayed(connections[messages.db])
     return changed

@@ -1,4 +1,7 @@
-"""The admin pages, one module each. ``register`` is called once every app's own ``admin.py`` has been imported."""
+"""The admin pages, one module each. ``register`` is called once every app's own ``admin.py`` has been imported.
+
+An app that wants a page of its own for a queue subclasses ``queueapp.admin.queues.QueueAdmin``.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,167 @@
+"""The messages that are not due yet: when they go where, send them now, or cancel them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from django.contrib import admin
+from django.contrib.admin.models import DELETION
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.utils.safestring import SafeString
+from django.utils.timezone import localtime
+
+from .. import delayed, registry
+from ..errors import QueueNotFound
+from ..models import DelayedMessage, Now
+from . import display, untrusted
+from .lists import BoundedFilter
+from .message_pages import Facts, MessageAdmin
+from .operations import Operation
+from .search import keys_in_store
+
+
+class DestinationFilter(BoundedFilter):
+    """The queues of this process; what is addressed to none of them is one choice, because it will become poison."""
+
+    title = "destination"
+    parameter_name = "destination"
+    UNKNOWN = "(no such queue)"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        labels = sorted(queue._meta.label for queue in registry.queues)
+        return [*((label, label) for label in labels), (self.UNKNOWN, "no such queue")]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        if self.value() is None:
+            return queryset
+        if self.value() == self.UNKNOWN:
+            return queryset.exclude(destination__in=[queue._meta.label for queue in registry.queues])
+        return queryset.filter(destination=self.value())
+
+
+class DueFilter(admin.SimpleListFilter):
+    """Not bounded: the index on ``due`` serves it."""
+
+    title = "due"
+    parameter_name = "when"
+    _before = {"hour": timedelta(hours=1), "day": timedelta(days=1), "week": timedelta(weeks=1)}
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [("overdue", "overdue"), ("hour", "within an hour"), ("day", "within a day"), ("week", "within a week")]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        if self.value() == "overdue":
+            return queryset.filter(due__lte=Now())
+        before = self._before.get(str(self.value()))
+        return queryset.filter(due__lte=Now() + before) if before is not None else queryset
+
+
+def _make_due(page: Any, request: HttpRequest, keys: list[int], options: dict[str, Any]) -> int:
+    return delayed.make_due(page.model.objects.using(page.alias).filter(pk__in=keys))
+
+
+def _cancel(page: Any, request: HttpRequest, keys: list[int], options: dict[str, Any]) -> int:
+    return int(page.model.objects.using(page.alias).filter(pk__in=keys).delete()[0])
+
+
+_GONE = "dispatched or cancelled meanwhile"
+
+OPERATIONS = (
+    Operation(
+        "dispatch_now",
+        "Dispatch now",
+        "made due",
+        "The message is due now; the dispatcher moves it to its queue with its next round, in a second or so.",
+        _GONE,
+        "dispatch",
+        _make_due,
+    ),
+    Operation(
+        "delete_selected",
+        "Cancel",
+        "cancelled",
+        "The message is deleted for good and never reaches its queue.",
+        _GONE,
+        "delete",
+        _cancel,
+        flag=DELETION,
+        dangerous=True,
+    ),
+)
+
+
+class DelayedAdmin(MessageAdmin):
+    """All delayed messages of a database, the next due first."""
+
+    operations = OPERATIONS
+    list_order = "due"
+    list_display = ("due_in", "short_id", "destination_queue", "type_name", "body_size", "retries_so_far")
+    list_display_links = ("due_in", "short_id")
+    list_filter = (DestinationFilter, DueFilter)
+    sortable_by = ("due_in",)
+    search_help_text = "A number, or a message id or its beginning (a beginning: among the 100,000 due first)."
+
+    def has_dispatch_permission(self, request: HttpRequest) -> bool:
+        """Making a message due: Django's change permission."""
+        return self._may(request, "change")
+
+    def keys_of_id(self, rows: QuerySet[Any], term: str) -> list[int]:
+        return keys_in_store(self.model.objects.using(rows.db), self.list_order, term)
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        return super().changelist_view(request, {"title": "Delayed messages", **(extra_context or {})})
+
+    @admin.display(description="due in", ordering="due")
+    def due_in(self, row: Any) -> SafeString:
+        left = row.due - row.db_now
+        at = localtime(row.due).isoformat()
+        if left > timedelta(0):
+            return display.badge("quiet", f"in {display.duration(left)}", at)
+        late = display.duration(left)
+        # A round of the dispatcher takes a moment; a minute late means that there is none.
+        return display.badge("warn" if left < timedelta(minutes=-1) else "busy", f"due {late} ago", at)
+
+    @admin.display(description="destination")
+    def destination_queue(self, row: Any) -> Any:
+        try:
+            registry.queues.find(row.destination)
+        except QueueNotFound:
+            return display.badge("bad", f"{untrusted.visible(row.destination)} (no such queue)")
+        return untrusted.inline(row.destination)
+
+    @admin.display(description="retries")
+    def retries_so_far(self, row: Any) -> Any:
+        return row.deliveries or display.NOTHING
+
+    def title_of(self, message: Any) -> str:
+        return f"Delayed message {message.message_id}"
+
+    def facts(self, request: HttpRequest, message: DelayedMessage) -> Facts:
+        delay = [
+            ("Due", self.due_in(message)),
+            ("Due at", display.moment(message.due)),
+            ("Destination", self.destination_queue(message)),
+            ("Stored", display.moment(message.stored_at)),
+            ("Failed dispatches", message.retries),
+        ]
+        about = [("Number", message.pk), ("Id", message.message_id), ("Type", self.type_name(message))]
+        return [("Delay", delay), ("Message", [*about, *carried(message)])]
+
+
+def carried(message: Any) -> list[tuple[str, Any]]:
+    """The facts that a message keeps wherever it goes, those that it has."""
+    texts = (
+        ("Recipient", message.recipient),
+        ("Correlation id", message.correlation_id),
+        ("Reply-to address", message.reply_to_address),
+    )
+    return [
+        *((name, untrusted.inline(value, 200)) for name, value in texts if value),
+        *([("Priority", message.priority)] if message.priority else []),
+        ("First enqueued", display.moment(message.enqueued_at)),
+        *([("Expires", display.moment(message.expires))] if message.expires else []),
+        ("Deliveries", message.deliveries),
+        ("Cancels", message.cancels),
+    ]

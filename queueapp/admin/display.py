@@ -1,0 +1,105 @@
+"""How small facts look on every page: badges, sizes, ages, short ids, counts that stop counting.
+
+A badge says in words what its colour says, so that neither colour-blind readers nor a printout lose it.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+from django.urls import reverse
+from django.utils.formats import date_format
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.timezone import localtime
+
+from .untrusted import inline
+
+Tone = Literal["quiet", "good", "busy", "warn", "bad"]
+
+NOTHING = format_html('<span class="queueapp-nothing">{}</span>', "\u2013")
+
+
+def badge(tone: Tone, text: str, title: str = "") -> SafeString:
+    """A coloured label with its meaning in words."""
+    return format_html('<span class="queueapp-badge queueapp-{}" title="{}">{}</span>', tone, title, text)
+
+
+def size(count: int | None) -> str:
+    """A number of bytes; a dash for no body at all, which is not the same as an empty one."""
+    if count is None:
+        return "\u2013"
+    value = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} GiB"
+
+
+def duration(span: timedelta) -> str:
+    """A span of time in its two largest units: "3 d 4 h", "12 s"."""
+    seconds = int(abs(span.total_seconds()))
+    if seconds < 1:
+        return "0 s"
+    parts: list[str] = []
+    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
+        count, seconds = divmod(seconds, length)
+        if count or parts:
+            parts.append(f"{count} {unit}")
+        if len(parts) == 2:
+            break
+    return " ".join(part for part in parts if not part.startswith("0 "))
+
+
+def moment(at: datetime | None) -> Any:
+    """A time to the second, in the time zone of the site."""
+    if at is None:
+        return NOTHING
+    local = localtime(at)
+    text = date_format(local, "Y-m-d H:i:s")
+    return format_html('<time datetime="{}" title="{}">{}</time>', at.isoformat(), local.isoformat(), text)
+
+
+def ago(at: datetime | None, now: datetime) -> Any:
+    """How long ago that was, by the database's clock; the time itself in the title."""
+    if at is None:
+        return NOTHING
+    span = now - at
+    text = f"{duration(span)} ago" if span > timedelta(0) else f"in {duration(span)}"
+    return format_html('<time datetime="{}" title="{}">{}</time>', at.isoformat(), localtime(at).isoformat(), text)
+
+
+def short_id(identity: Any) -> SafeString:
+    """The end of an id: its beginning is a clock and alike in all messages of a batch."""
+    text = str(identity)
+    return format_html('<code title="{}">…{}</code>', text, text[-12:])
+
+
+def at_least(count: int, cap: int) -> str:
+    """A count that stopped at ``cap``."""
+    return f"{cap:,}+" if count > cap else f"{count:,}"
+
+
+def messages(count: int, cap: int | None = None) -> str:
+    """ "1 message", "3 messages", "10,000+ messages"."""
+    number = f"{count:,}" if cap is None else at_least(count, cap)
+    return f"{number} message" if count == 1 else f"{number} messages"
+
+
+def about(count: int) -> str:
+    """An estimate, said as one: "about 4.9 million"."""
+    if count >= 1_000_000:
+        return f"about {count / 1_000_000:.1f} million"
+    return f"about {round(count, -3):,}"
+
+
+def queue_link(label: str, queue: Any, admin_site: Any, request: Any) -> Any:
+    """The queue's name, linked to its messages where there is such a page and the user may see it."""
+    page = admin_site._registry.get(queue) if queue is not None else None
+    if page is None or not page.has_view_permission(request):
+        return inline(label)
+    meta = queue._meta
+    url = reverse(f"{admin_site.name}:{meta.app_label}_{meta.model_name}_changelist")
+    return format_html('<a href="{}">{}</a>', url, label)

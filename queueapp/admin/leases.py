@@ -1,0 +1,65 @@
+"""The state of a message in its queue, for the list, its filter and the counts of the overview: all by one definition.
+
+    free ----receive----> leased ----ack----> gone
+      ^                     |  |
+      |                     |  +--time over--> lapsed   (received again by whoever comes first, or still acked)
+      +----give back--------+
+    free, lapsed ----time over----> expired             (never received; deleted by the next purge)
+
+A message that is leased when it expires stays leased: its holder may still ack it.
+"""
+
+from __future__ import annotations
+
+import enum
+from datetime import datetime
+from typing import Any
+
+from django.db.models import Q
+
+from ..control import unleased
+from ..models import Now
+from .display import Tone
+
+
+class LeaseState(enum.Enum):
+    """Value: the word in the URL and on the badge."""
+
+    FREE = "free"
+    LEASED = "leased"
+    LAPSED = "lapsed"
+    EXPIRED = "expired"
+
+    @property
+    def tone(self) -> Tone:
+        tones: dict[LeaseState, Tone] = {
+            LeaseState.FREE: "good",
+            LeaseState.LEASED: "busy",
+            LeaseState.LAPSED: "warn",
+            LeaseState.EXPIRED: "bad",
+        }
+        return tones[self]
+
+    @classmethod
+    def of(cls, row: Any, now: datetime) -> LeaseState:
+        """The state of a row at ``now``, the database's clock. A foreign table may lack the columns."""
+        until, expires = getattr(row, "lease_expires", None), getattr(row, "expires", None)
+        if until is not None and until >= now:
+            return cls.LEASED
+        if expires is not None and expires <= now:
+            return cls.EXPIRED
+        return cls.FREE if until is None else cls.LAPSED
+
+    def condition(self, queue: Any) -> Q | None:
+        """The same as a condition; None when no message of this queue can be in this state."""
+        names = {field.name for field in queue._meta.local_concrete_fields}
+        leases, expires = "lease_expires" in names, "expires" in names
+        live = Q(lease_expires__gte=Now())
+        in_time = Q(expires__isnull=True) | Q(expires__gt=Now()) if expires else Q()
+        if self is LeaseState.LEASED:
+            return live if leases else None
+        if self is LeaseState.LAPSED:
+            return Q(lease_expires__lt=Now()) & in_time if leases else None
+        if self is LeaseState.EXPIRED:
+            return Q(expires__lte=Now()) & unleased(queue) if expires else None
+        return (Q(lease_expires__isnull=True) if leases else Q()) & in_time

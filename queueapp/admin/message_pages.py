@@ -1,0 +1,281 @@
+"""What the pages of waiting, delayed and poison messages have in common: nobody edits, everybody may be hostile.
+
+A list that stays fast, a read-only page per message (facts, headers, body, failed attempts, buttons), the body as a
+download, and a delete that goes through the same confirm page as every other operation. Django's own form, save and
+cascade are never used: they would load whole bodies, and write past the rules of the queue.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+from django.contrib import admin, messages
+from django.contrib.admin.utils import unquote
+from django.core.exceptions import PermissionDenied
+from django.db import router
+from django.db.models import Q, QuerySet
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import path, reverse
+from django.utils.html import format_html
+
+from ..errors import UndecodableMessage
+from ..messages import read_head
+from ..models import BytesField, Now, UtcField
+from ..recoverability import read_failures
+from . import display, untrusted
+from .lists import BoundedChangeList, ByteLength, CappedPaginator, Start
+from .operations import Operation, actions, confirm_page
+
+#: Characters of the headers that a list reads to find the type.
+_HEAD = 8192
+#: Facts about a message, in groups: (title, [(name, value), ...]).
+Facts = list[tuple[str, list[tuple[str, Any]]]]
+
+_PART_OF_ID = re.compile(r"[0-9a-f]{4,32}")
+
+
+class Button(NamedTuple):
+    """One operation on a message's own page."""
+
+    operation: Operation
+    post_to: str
+
+
+class MessageAdmin(admin.ModelAdmin):
+    """Base of the pages of messages. Subclasses say which columns, filters and operations there are."""
+
+    operations: tuple[Operation, ...] = ()
+    #: The field that holds the message's id.
+    id_field = "message_id"
+    #: The order of the list: one that an index gives. A window of rows is looked through in this order.
+    list_order = "pk"
+    #: Look-ups that a URL may carry beside those of the filters: ones that an index serves.
+    url_lookups: frozenset[str] = frozenset()
+
+    list_per_page = 100
+    show_full_result_count = False
+    show_facets = admin.ShowFacets.NEVER
+    paginator = CappedPaginator
+    search_fields = ("pk",)  # shows the search box; get_search_results decides
+    change_list_template = "admin/queueapp/message_list.html"
+    message_template = "admin/queueapp/message.html"
+
+    class Media:
+        css = {"all": ["queueapp/admin.css"]}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "operations" in cls.__dict__ and "actions" not in cls.__dict__:
+            cls.actions = actions(*cls.operations)
+
+    @property
+    def alias(self) -> str:
+        """The database these messages are in."""
+        return router.db_for_write(self.model)
+
+    # -- permissions ----------------------------------------------------------------------------------------------
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        """Never: a message is sent by code, through the producer."""
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Never: what can be done to a message is an operation, with a permission of its own."""
+        return False
+
+    def _may(self, request: HttpRequest, action: str) -> bool:
+        """Whether the user has Django's ``action`` permission on this model."""
+        return bool(request.user.has_perm(f"{self.opts.app_label}.{action}_{self.opts.model_name}"))
+
+    # -- the list -------------------------------------------------------------------------------------------------
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[BoundedChangeList]:
+        return BoundedChangeList
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        """Rows without the columns that may be large, and with what stands for them in a list.
+
+        From the database that is written to: a replica shows messages that are long gone.
+        """
+        rows = super().get_queryset(request).using(self.alias)
+        names = {field.name for field in self.opts.local_concrete_fields}
+        return rows.defer(*({"headers", "body", "failures", "traceback", "exception_message"} & names)).annotate(
+            head=Start("headers", _HEAD), size=ByteLength("body"), db_now=Now(output_field=UtcField())
+        )
+
+    def get_ordering(self, request: HttpRequest) -> tuple[str, ...]:
+        return (self.list_order,) if self.list_order.lstrip("-") == self.opts.pk.name else (self.list_order, "pk")
+
+    def prepare_rows(self, rows: list[Any]) -> None:
+        """Called once with the rows of a page, to fetch in one query what all of them need."""
+
+    def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
+        """Only what an index serves: any other look-up in the URL would let anybody scan the table."""
+        column = self.list_order.lstrip("-")
+        own: Any = self.get_list_filter(request)  # type: ignore[arg-type]
+        filters = {spec.parameter_name for spec in own if hasattr(spec, "parameter_name")}
+        return lookup in {column, f"{column}__gte", f"{column}__lte"} | filters | self.url_lookups
+
+    def get_search_results(self, request: HttpRequest, queryset: QuerySet[Any], search_term: str) -> tuple[Any, bool]:
+        term = search_term.strip().lower().replace("-", "")
+        if not term:
+            return queryset, False
+        found = Q()
+        if term.isascii() and term.isdigit() and len(term) < 19:
+            found |= Q(pk=int(term))
+        if _PART_OF_ID.fullmatch(term):
+            found |= Q(pk__in=self.keys_of_id(queryset, term))
+        if not found:
+            shown = untrusted.visible(search_term)[:80]
+            self.message_user(request, f"“{shown}” is neither a number nor a message id.", messages.WARNING)
+            return queryset.none(), False
+        return queryset.filter(found), False
+
+    def keys_of_id(self, rows: QuerySet[Any], term: str) -> list[int]:
+        """Keys of the messages whose id is, or begins with, these hex digits. Must be an indexed or bounded search."""
+        raise NotImplementedError
+
+    # -- columns that all lists have ------------------------------------------------------------------------------
+
+    @admin.display(description="id")
+    def short_id(self, row: Any) -> Any:
+        return display.short_id(getattr(row, self.id_field))
+
+    @admin.display(description="type")
+    def type_name(self, row: Any) -> Any:
+        kind = self.message_type(row)
+        return untrusted.inline(kind, 60) if kind else display.NOTHING
+
+    @admin.display(description="size")
+    def body_size(self, row: Any) -> str:
+        return display.size(row.size)
+
+    def message_type(self, row: Any) -> str:
+        """What the headers say the body is; '' when they do not, or are too long to look."""
+        try:
+            return read_head(row.head)[0]
+        except UndecodableMessage:
+            return ""
+
+    def describe(self, row: Any) -> Any:
+        """One line about a message, for confirm pages."""
+        return format_html("{} · {}", getattr(row, self.id_field), self.type_name(row))
+
+    # -- the page of one message ----------------------------------------------------------------------------------
+
+    def get_urls(self) -> list[Any]:
+        name = f"{self.opts.app_label}_{self.opts.model_name}_body"
+        view = self.admin_site.admin_view(self.body_view)
+        return [path("<path:object_id>/body/", view, name=name), *super().get_urls()]
+
+    def list_url(self, query: str = "") -> str:
+        """The list's address."""
+        url = reverse(f"{self.admin_site.name}:{self.opts.app_label}_{self.opts.model_name}_changelist")
+        return f"{url}?{query}" if query else url
+
+    def scope_of(self, message: Any) -> str:
+        """The query string of a list that contains this message, for its buttons."""
+        return ""
+
+    def facts(self, request: HttpRequest, message: Any) -> Facts:
+        """What is known about a message beside headers, body and failures."""
+        raise NotImplementedError
+
+    def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
+        """The read-only page of one message."""
+        if request.method not in ("GET", "HEAD"):
+            raise PermissionDenied
+        message = self._find(request, object_id)
+        if message is None:
+            return self._gone(request, object_id)
+        start = self._start_of_body(message)
+        offered = [op for op in self.operations if op.offered(message) and op.allowed(self, request)]
+        context = {
+            **self.admin_site.each_context(request),
+            "title": self.title_of(message),
+            "opts": self.opts,
+            "original": message,
+            "change": True,
+            "is_popup": False,
+            "has_view_permission": True,
+            "media": self.media,
+            "preserved_filters": self.get_preserved_filters(request),
+            "buttons": [Button(op, self.list_url(self.scope_of(message))) for op in offered],
+            "facts": self.facts(request, message),
+            "headers": untrusted.headers(message.start_of_headers),
+            "body": untrusted.body(start, message.size),
+            "body_size": display.size(message.size),
+            "failures": self._failures(message),
+            "list_url": self.list_url(),
+            **(extra_context or {}),
+        }
+        request.current_app = self.admin_site.name  # type: ignore[attr-defined]
+        return TemplateResponse(request, self.message_template, context)
+
+    def title_of(self, message: Any) -> str:
+        return f"Message {getattr(message, self.id_field)}"
+
+    def body_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """The body as it is stored, as a file: never something that a browser would open or run."""
+        message = self._find(request, object_id)
+        if message is None:
+            raise Http404
+        response = HttpResponse(message.body or b"", content_type="application/octet-stream")
+        response["Content-Disposition"] = f'attachment; filename="{getattr(message, self.id_field)}.bin"'
+        response["X-Content-Type-Options"] = "nosniff"
+        response["Content-Security-Policy"] = "default-src 'none'; sandbox"
+        response["Cache-Control"] = "no-store"
+        return response
+
+    def delete_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> Any:
+        """Where Django links to for deleting one object: the confirm page of our own delete."""
+        message = self._find(request, object_id)
+        delete = next(op for op in self.operations if op.name == "delete_selected")
+        if not delete.allowed(self, request):
+            raise PermissionDenied
+        if message is None:
+            return self._gone(request, object_id)
+        only = self.get_queryset(request).filter(pk=message.pk)
+        return confirm_page(delete, self, request, only, post_to=self.list_url(self.scope_of(message)))
+
+    def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> Any:
+        """The log entries of one message."""
+        if self._find(request, object_id) is None:
+            return self._gone(request, object_id)
+        return super().history_view(request, object_id, extra_context)
+
+    def _find(self, request: HttpRequest, object_id: str) -> Any:
+        message = self.get_object(request, unquote(object_id))
+        if not self.has_view_permission(request, message):
+            raise PermissionDenied
+        return message
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
+        """One message with the beginning of its headers. The body is fetched where it is shown, and only its start."""
+        key = int(object_id) if object_id.isascii() and object_id.isdigit() and len(object_id) < 20 else -1
+        rows = self.get_queryset(request).annotate(start_of_headers=Start("headers", untrusted.SHOWN))
+        return rows.filter(pk=key).first() if 0 <= key < 2**63 else None
+
+    def _gone(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        which = untrusted.visible(unquote(object_id))[:40]
+        text = f"Message {which} is not here any more: it was handled, moved or deleted."
+        self.message_user(request, text, messages.WARNING)
+        return HttpResponseRedirect(self.list_url())
+
+    def _start_of_body(self, message: Any) -> bytes | None:
+        rows = self.model._base_manager.using(message._state.db).filter(pk=message.pk)
+        start = Start("body", untrusted.SHOWN, output_field=BytesField())
+        return rows.annotate(start=start).values_list("start", flat=True).first()
+
+    def _failures(self, message: Any) -> list[dict[str, str]]:
+        if not any(field.name == "failures" for field in self.opts.local_concrete_fields):
+            return []
+        history = read_failures(message.failures)
+        names = ("attempt", "at", "exception", "verdict", "host", "process")
+        return [
+            {name: untrusted.visible(str(entry.get(name, "")))[:500] for name in names}
+            for entry in history[-50:]
+            if isinstance(entry, dict)
+        ]

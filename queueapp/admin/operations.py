@@ -1,0 +1,217 @@
+"""What an operator can do to messages: one description per operation, one way through which all of them go.
+
+    button or action menu --POST--> confirm page (what, how many, options) --POST--> batches --> log entry --> message
+
+An operation works on keys in batches that commit one by one, never on objects in memory, so that "select all" over a
+hundred thousand rows works and a killed process has lost nothing but the rest. Its permission is asked for when the
+menu is built and again when it is carried out. It may leave rows alone (leased, gone, locked); the answer says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from time import monotonic
+from typing import Any, Protocol
+from urllib.parse import unquote_plus
+
+from django import forms
+from django.contrib import messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.contenttypes.models import ContentType
+from django.core.exceptions import PermissionDenied
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+
+from . import display
+from .lists import COUNTED, capped_count
+from .untrusted import visible
+
+#: Rows per transaction.
+BATCH = 1000
+#: A request answers within this time; what is left is said, and takes another press.
+TIME = timedelta(seconds=20)
+#: Messages named on the confirm page; the others are counted.
+SHOWN = 10
+#: Up to so many messages get a log entry each, which their history page shows; more get one together.
+LOGGED_ONE_BY_ONE = 100
+
+
+class Options(forms.Form):
+    """What the confirm page asks; subclasses add fields."""
+
+
+class Run(Protocol):
+    """Carries an operation out on one batch of keys, in one transaction, and returns how many rows it changed."""
+
+    def __call__(self, page: Any, request: HttpRequest, keys: list[int], options: dict[str, Any]) -> int: ...
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One thing that can be done to messages, as the menu, the buttons, the confirm page and the log need it."""
+
+    name: str
+    label: str  #: "Release lease"
+    done: str  #: "released", in "3 messages released."
+    explanation: str  #: what will happen, for the confirm page
+    left_alone: str  #: why a row may have been left alone
+    permission: str  #: ``page.has_<permission>_permission``
+    run: Run
+    flag: int = CHANGE
+    options: type[Options] = Options
+    dangerous: bool = False
+    #: Whether a message's own page offers it.
+    offered: Callable[[Any], bool] = lambda message: True
+
+    def allowed(self, page: Any, request: HttpRequest) -> bool:
+        """Whether this user may do it."""
+        return bool(getattr(page, f"has_{self.permission}_permission")(request))
+
+    def as_action(self) -> Callable[[Any, HttpRequest, QuerySet[Any]], HttpResponse | None]:
+        """The operation as an action of a Django change list."""
+
+        def action(page: Any, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
+            return _perform(self, page, request, queryset)
+
+        action.__name__ = self.name
+        action.short_description = self.label  # type: ignore[attr-defined]
+        action.allowed_permissions = (self.permission,)  # type: ignore[attr-defined]
+        return action
+
+
+def actions(*operations: Operation) -> list[Any]:
+    """``ModelAdmin.actions`` of these operations."""
+    return [operation.as_action() for operation in operations]
+
+
+# -- the way through -----------------------------------------------------------------------------------------------
+
+
+def _perform(op: Operation, page: Any, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
+    if not op.allowed(page, request):
+        raise PermissionDenied
+    across = request.POST.get("select_across") == "1"
+    confirmed = "confirmed" in request.POST
+    form = op.options(request.POST) if confirmed else op.options()
+    up_to = _whole_number(request.POST.get("up_to")) if confirmed else _newest(queryset)
+    if across and up_to is not None:
+        # What arrives after the page was shown was not confirmed by anybody.
+        queryset = queryset.filter(pk__lte=up_to)
+    if not confirmed or not form.is_valid():
+        return confirm_page(
+            op, page, request, queryset, post_to=request.get_full_path(), form=form, across=across, up_to=up_to
+        )
+    selected = [] if across else list(queryset.order_by("pk")[: LOGGED_ONE_BY_ONE + 1])
+    asked = capped_count(queryset)
+    changed, finished = _in_batches(partial(op.run, page, request), queryset, form.cleaned_data)
+    _log(op, page, request, selected, changed, form.cleaned_data)
+    _tell(op, page, request, asked, changed, finished)
+    return None
+
+
+def _in_batches(
+    run: Callable[[list[int], dict[str, Any]], int], queryset: QuerySet[Any], options: dict[str, Any]
+) -> tuple[int, bool]:
+    keys_in_order = queryset.order_by("pk").values_list("pk", flat=True)
+    end = monotonic() + TIME.total_seconds()
+    changed, last = 0, None
+    while True:
+        rest = keys_in_order if last is None else keys_in_order.filter(pk__gt=last)
+        keys = list(rest[:BATCH])
+        if not keys:
+            return changed, True
+        if last is not None and monotonic() > end:
+            return changed, False
+        changed += run(keys, options)
+        last = keys[-1]
+
+
+def confirm_page(
+    op: Operation,
+    page: Any,
+    request: HttpRequest,
+    queryset: QuerySet[Any],
+    *,
+    post_to: str,
+    form: Options | None = None,
+    across: bool = False,
+    up_to: int | None = None,
+) -> HttpResponse:
+    """The page that says what is about to be done to how many messages, and asks. Changes nothing."""
+    count = capped_count(queryset)
+    few = list(queryset.order_by("pk")[:SHOWN])
+    # Django wants something selected even when everything is.
+    keys = [row.pk for row in few[:1]] if across else queryset.order_by("pk").values_list("pk", flat=True)
+    hidden = [("action", op.name), *((ACTION_CHECKBOX_NAME, key) for key in keys)]
+    if across:
+        hidden += [("select_across", "1"), ("up_to", up_to)]
+    return ask(
+        page,
+        request,
+        title=f"{op.label} {display.messages(count, COUNTED)}?",
+        explanation=op.explanation,
+        filters=visible(unquote_plus(request.GET.urlencode())) if across else None,
+        few=[page.describe(row) for row in few],
+        more=display.at_least(count - len(few), COUNTED - len(few)) if count > len(few) else "",
+        form=form or op.options(),
+        hidden=hidden,
+        yes=op.label,
+        dangerous=op.dangerous,
+        post_to=post_to,
+        back_to=page.list_url(),
+    )
+
+
+def ask(page: Any, request: HttpRequest, **question: Any) -> HttpResponse:
+    """Render the confirm page. ``question`` is its context; the answer arrives as ``confirmed`` at ``post_to``."""
+    context = {**page.admin_site.each_context(request), "opts": page.opts, "media": page.media, **question}
+    request.current_app = page.admin_site.name  # type: ignore[attr-defined]
+    return TemplateResponse(request, "admin/queueapp/confirm.html", context)
+
+
+def _tell(op: Operation, page: Any, request: HttpRequest, asked: int, changed: int, finished: bool) -> None:
+    text = f"{display.messages(changed)} {op.done}."
+    if not finished:
+        text += f" Stopped after {TIME.seconds} seconds; there are more: do it again for the rest."
+    elif changed < asked <= COUNTED:
+        text += f" {display.messages(asked - changed)} left alone: {op.left_alone}."
+    complete = finished and changed >= min(asked, COUNTED)
+    page.message_user(request, text, messages.SUCCESS if complete else messages.WARNING)
+
+
+def _log(
+    op: Operation, page: Any, request: HttpRequest, selected: list[Any], changed: int, options: dict[str, Any]
+) -> None:
+    if not changed:
+        return
+    chosen = "".join(f", {name}: {value}" for name, value in options.items() if value not in ("", None))
+    content_type = ContentType.objects.get_for_model(page.model, for_concrete_model=False)
+    user: Any = request.user
+    entry = partial(LogEntry, user_id=user.pk, content_type=content_type, action_flag=op.flag)
+    if changed == len(selected) <= LOGGED_ONE_BY_ONE:
+        LogEntry.objects.bulk_create(
+            entry(object_id=str(row.pk), object_repr=visible(str(row))[:200], change_message=f"{op.label}{chosen}.")
+            for row in selected
+        )
+        return
+    if selected:
+        which = f"of {', '.join(str(row.pk) for row in selected)}"
+    else:
+        which = f"of all that matched {visible(unquote_plus(request.GET.urlencode())) or 'no filter'}"
+    text = f"{op.label}{chosen}: {display.messages(changed)} {which}"
+    entry(object_repr=display.messages(changed), change_message=text[:4000]).save()
+
+
+def _newest(queryset: QuerySet[Any]) -> Any:
+    # Of the whole table, not of the filter: the end of the primary key, found at once.
+    newest = queryset.model._base_manager.using(queryset.db).order_by("-pk").values_list("pk", flat=True)
+    return newest.first()
+
+
+def _whole_number(text: str | None) -> int | None:
+    return int(text) if text and text.isascii() and text.isdigit() else None

@@ -1,0 +1,333 @@
+"""The messages that failed for good: why, how often, and what to do about it, one by one or by the group."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from contextlib import suppress
+from typing import Any
+
+from django import forms
+from django.contrib import admin, messages
+from django.contrib.admin.models import CHANGE, DELETION
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.utils.html import format_html
+from django.utils.http import urlencode
+from django.utils.safestring import SafeString
+
+from .. import poison, registry
+from ..errors import QueueNotFound
+from ..models import PoisonMessage
+from . import display, untrusted
+from .delayed import carried
+from .lists import BoundedFilter
+from .message_pages import Facts, MessageAdmin
+from .operations import Operation, Options
+from .search import keys_in_store
+
+#: Filters offer what occurs among so many of the newest messages, the most frequent first.
+SAMPLE = 1000
+CHOICES = 20
+
+UNRESOLVED, ARCHIVED = PoisonMessage.Status.UNRESOLVED, PoisonMessage.Status.ARCHIVED
+
+
+# -- filters -------------------------------------------------------------------------------------------------------
+
+
+class StatusFilter(admin.SimpleListFilter):
+    """Unresolved ones unless asked otherwise: those are the ones that somebody has to do something about."""
+
+    title = "status"
+    parameter_name = "status"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [("archived", "archived"), ("all", "all")]
+
+    def choices(self, changelist: Any) -> Any:
+        own, *others = super().choices(changelist)
+        yield {**own, "display": "unresolved"}
+        yield from others
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        if self.value() == "all":
+            return queryset
+        return queryset.filter(status=ARCHIVED if self.value() == "archived" else UNRESOLVED)
+
+
+class _Occurring(admin.SimpleListFilter):
+    """Offers the values that occur among the newest messages: bounded however many messages and values there are."""
+
+    field = ""
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        rows = model_admin.newest(request)
+        counts = Counter(str(row[self.field]) for row in rows if row[self.field])
+        names = {str(row[self.field]): self.name_of(row) for row in reversed(rows)}
+        chosen = request.GET.get(str(self.parameter_name))
+        found = [(value, f"{names[value]} ({count})") for value, count in counts.most_common(CHOICES)]
+        if chosen and all(value != chosen for value, _ in found):
+            found.append((chosen, untrusted.visible(chosen)[:80]))
+        return found
+
+    def name_of(self, row: dict[str, Any]) -> str:
+        return untrusted.visible(str(row[self.field]))[:80]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        return queryset.filter(**{self.field: self.value()}) if self.value() else queryset
+
+
+class QueueFilter(_Occurring):
+    title = "queue"
+    parameter_name = field = "queue"
+
+
+class GroupFilter(_Occurring):
+    """Same exception at the same place: what one mended bug lets go."""
+
+    title = "group"
+    parameter_name = "group"
+    field = "group_key"
+
+    def name_of(self, row: dict[str, Any]) -> str:
+        reason = untrusted.visible(row["exception_type"] or row["reason"])
+        return f"{reason[:60]} · {row['group_key'][:6]}"
+
+
+class ExceptionFilter(_Occurring, BoundedFilter):
+    title = "exception"
+    parameter_name = "exception"
+    field = "exception_type"
+
+
+# -- what can be done ----------------------------------------------------------------------------------------------
+
+
+class RequeueOptions(Options):
+    """Whether the message gets all its attempts again."""
+
+    counts = forms.ChoiceField(
+        choices=[
+            ("reset", "Start anew: all attempts again, the history is dropped"),
+            ("keep", "Keep deliveries and history: only the attempts that are left"),
+        ],
+        widget=forms.RadioSelect,
+        initial="reset",
+        label="Counts",
+    )
+
+
+def _requeue(page: Any, request: HttpRequest, keys: list[int], options: dict[str, Any]) -> int:
+    chosen = PoisonMessage.objects.using(page.alias).filter(number__in=keys)
+    by_queue: defaultdict[str, list[int]] = defaultdict(list)
+    for number, queue, destination in chosen.values_list("number", "queue", "destination"):
+        by_queue[destination or queue].append(number)
+    moved = 0
+    for label, numbers in by_queue.items():
+        try:
+            # Queue by queue: one whose queue is no more must not keep the others here.
+            moved += poison.requeue(chosen.filter(number__in=numbers), reset_counts=options["counts"] == "reset")
+        except QueueNotFound as error:
+            text = f"{display.messages(len(numbers))} of {untrusted.visible(label)} left here: {error}"
+            messages.error(request, text)
+    return moved
+
+
+def _archive(page: Any, request: HttpRequest, keys: list[int], options: dict[str, Any]) -> int:
+    return poison.archive(PoisonMessage.objects.using(page.alias).filter(number__in=keys))
+
+
+def _restore(page: Any, request: HttpRequest, keys: list[int], options: dict[str, Any]) -> int:
+    return poison.restore(PoisonMessage.objects.using(page.alias).filter(number__in=keys))
+
+
+def _delete(page: Any, request: HttpRequest, keys: list[int], options: dict[str, Any]) -> int:
+    return int(PoisonMessage.objects.using(page.alias).filter(number__in=keys).delete()[0])
+
+
+def _is_unresolved(message: PoisonMessage) -> bool:
+    return bool(message.status == UNRESOLVED)
+
+
+def _is_archived(message: PoisonMessage) -> bool:
+    return bool(message.status == ARCHIVED)
+
+
+OPERATIONS = (
+    Operation(
+        "requeue",
+        "Requeue",
+        "requeued",
+        "The message goes back, as it is, to the end of the queue it came from, and is handled again.",
+        "archived, requeued or deleted meanwhile, or their queue is no more",
+        "requeue",
+        _requeue,
+        flag=DELETION,
+        options=RequeueOptions,
+        offered=_is_unresolved,
+    ),
+    Operation(
+        "archive",
+        "Archive",
+        "archived",
+        "The message is out of the way but kept until its retention is over; it can be restored.",
+        "archived, requeued or deleted already",
+        "triage",
+        _archive,
+        flag=CHANGE,
+        offered=_is_unresolved,
+    ),
+    Operation(
+        "restore",
+        "Restore",
+        "restored",
+        "The message is unresolved again and can be requeued.",
+        "not archived, or deleted meanwhile",
+        "triage",
+        _restore,
+        flag=CHANGE,
+        offered=_is_archived,
+    ),
+    Operation(
+        "delete_selected",
+        "Delete",
+        "deleted",
+        "The message, its body and its history are gone for good.",
+        "requeued or deleted meanwhile",
+        "delete",
+        _delete,
+        flag=DELETION,
+        dangerous=True,
+    ),
+)
+
+
+class PoisonAdmin(MessageAdmin):
+    """All poison messages of a database, the newest first."""
+
+    operations = OPERATIONS
+    list_order = "-number"
+    list_display = (
+        "failed", "why", "attempts_made", "group", "from_queue", "message", "state",
+    )  # fmt: skip
+    list_display_links = ("failed", "message")
+    list_filter = (StatusFilter, QueueFilter, GroupFilter, ExceptionFilter)
+    sortable_by = ("failed",)
+    search_help_text = "A number, or a message id or its beginning (a beginning: among the newest 100,000)."
+
+    # -- permissions ----------------------------------------------------------------------------------------------
+
+    def has_requeue_permission(self, request: HttpRequest) -> bool:
+        """``queueapp.requeue_poisonmessage``."""
+        return self._may(request, "requeue")
+
+    def has_triage_permission(self, request: HttpRequest) -> bool:
+        """Archiving and restoring: Django's change permission."""
+        return self._may(request, "change")
+
+    # -- the list -------------------------------------------------------------------------------------------------
+
+    def newest(self, request: HttpRequest) -> list[dict[str, Any]]:
+        """What the filters offer choices from: fetched once per request."""
+        held = getattr(request, "_queueapp_newest_poison", None)
+        if held is None:
+            columns = ("queue", "exception_type", "group_key", "reason")
+            rows = PoisonMessage.objects.using(self.alias).order_by("-number").values(*columns)
+            held = list(rows[:SAMPLE])
+            request._queueapp_newest_poison = held  # type: ignore[attr-defined]
+        return held
+
+    def keys_of_id(self, rows: QuerySet[Any], term: str) -> list[int]:
+        return keys_in_store(self.model.objects.using(rows.db), self.list_order, term)
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        return super().changelist_view(request, {"title": "Poison messages", **(extra_context or {})})
+
+    def scope_of(self, message: Any) -> str:
+        return urlencode({"status": "archived"}) if message.status == ARCHIVED else ""
+
+    def message_type(self, row: Any) -> str:
+        return row.message_type or super().message_type(row)
+
+    @admin.display(description="failed", ordering="number")
+    def failed(self, row: Any) -> Any:
+        return display.ago(row.failed_at, row.db_now)
+
+    @admin.display(description="queue, consumer")
+    def from_queue(self, row: Any) -> SafeString:
+        consumer = untrusted.inline(row.consumer, 45)
+        return format_html('{}<span class="queueapp-aside">{}</span>', untrusted.inline(row.queue, 50), consumer)
+
+    @admin.display(description="message, type")
+    def message(self, row: Any) -> SafeString:
+        return format_html('{}<span class="queueapp-aside">{}</span>', self.short_id(row), self.type_name(row))
+
+    @admin.display(description="reason")
+    def why(self, row: Any) -> SafeString:
+        kind = untrusted.inline(row.exception_type, 50) if row.exception_type else ""
+        exception = format_html("<code>{}</code> ", kind) if kind else ""
+        return format_html("{}{}", exception, untrusted.inline(row.reason, 120))
+
+    @admin.display(description="attempts")
+    def attempts_made(self, row: Any) -> int:
+        return int(row.attempts)
+
+    @admin.display(description="group")
+    def group(self, row: Any) -> Any:
+        if not row.group_key:
+            return display.NOTHING
+        url = self.list_url(urlencode({"group": row.group_key}))
+        return format_html(
+            '<a href="{}" title="All messages of this group"><code>{}</code></a>', url, row.group_key[:6]
+        )
+
+    @admin.display(description="status")
+    def state(self, row: Any) -> SafeString:
+        return display.badge("bad" if row.status == UNRESOLVED else "quiet", row.status)
+
+    # -- one message ----------------------------------------------------------------------------------------------
+
+    def title_of(self, message: Any) -> str:
+        return f"Poison message {message.message_id}"
+
+    def facts(self, request: HttpRequest, message: PoisonMessage) -> Facts:
+        text = untrusted.inline
+        queue: Any = None
+        with suppress(QueueNotFound):
+            queue = registry.queues.find(message.queue)
+        failure: list[tuple[str, Any]] = [
+            ("Status", self.state(message)),
+            ("Reason", text(message.reason, 500)),
+            ("Exception", text(message.exception_type, 255) if message.exception_type else display.NOTHING),
+            ("Queue", display.queue_link(message.queue, queue, self.admin_site, request)),
+            ("Consumer", text(message.consumer, 200) if message.consumer else display.NOTHING),
+            ("Attempts", message.attempts),
+            ("First failed", display.moment(message.first_failed_at)),
+            ("Last failed", display.moment(message.failed_at)),
+            ("Worker", text(f"{message.host} {message.process} {message.worker_version}".strip(), 300)),
+            ("Group", self.group(message)),
+            ("Meant for", text(message.destination, 200) if message.destination else ""),
+            ("Archived", display.moment(message.archived_at) if message.archived_at else ""),
+        ]
+        return [
+            ("Failure", [(name, value) for name, value in failure if value != ""]),
+            (
+                "Message",
+                [
+                    ("Number", message.pk),
+                    ("Id", message.message_id),
+                    ("Type", self.type_name(message)),
+                    *carried(message),
+                ],
+            ),
+        ]
+
+    def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
+        message = self._find(request, object_id)
+        more = {}
+        if message is not None:
+            more = {
+                "exception_message": untrusted.text(message.exception_message),
+                "traceback": untrusted.text(message.traceback),
+            }
+        return super().change_view(request, object_id, form_url, {**more, **(extra_context or {})})

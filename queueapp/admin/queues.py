@@ -1,0 +1,289 @@
+"""The messages that wait in one queue: the page that every queue gets unless its app registered one of its own.
+
+>>> @admin.register(Orders)
+... class OrdersAdmin(QueueAdmin):
+...     list_per_page = 20
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+from django.contrib import admin, messages
+from django.contrib.admin.models import DELETION
+from django.db import DatabaseError, connections, transaction
+from django.db.models import Q, QuerySet
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import reverse
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.timezone import localtime
+
+from .. import control
+from ..models import QueueControl, Subscriber
+from ..sql import ErrorKind, backend_of
+from . import display, untrusted
+from .leases import LeaseState
+from .lists import BoundedFilter
+from .message_pages import Facts, MessageAdmin
+from .operations import Operation
+from .search import keys_in_queue
+
+
+class StateFilter(BoundedFilter):
+    """Free, leased, lapsed or expired."""
+
+    title = "state"
+    parameter_name = "state"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        queue = model_admin.model
+        return [(state.value, state.value) for state in LeaseState if state.condition(queue) is not None]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        if self.value() is None:
+            return queryset
+        condition = LeaseState(self.value()).condition(queryset.model)
+        return queryset.filter(condition) if condition is not None else queryset.none()
+
+
+class DeliveredFilter(BoundedFilter):
+    """Handed to a handler, or given back, before."""
+
+    title = "delivered before"
+    parameter_name = "delivered"
+    _conditions = {"no": Q(deliveries=0), "yes": Q(deliveries__gt=0), "cancelled": Q(cancels__gt=0)}
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [("no", "never"), ("yes", "at least once"), ("cancelled", "given back")]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        return queryset.filter(self._conditions[str(self.value())]) if self.value() in self._conditions else queryset
+
+
+class PriorityFilter(admin.SimpleListFilter):
+    """Not bounded: a queue with levels has an index on (priority, seq)."""
+
+    title = "priority"
+    parameter_name = "priority"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(str(level), str(level)) for level in reversed(range(model_admin.model.delivery.priorities))]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        value = self.value()
+        return queryset.filter(priority=int(value)) if value and value.isascii() and value.isdigit() else queryset
+
+
+class PriorityOfRecipientsFilter(BoundedFilter, PriorityFilter):
+    """Bounded: where there are recipients too, the index begins with them."""
+
+
+# -- what can be done to a waiting message -------------------------------------------------------------------------
+
+
+def _delete(page: Any, request: HttpRequest, keys: list[int], options: dict[str, Any]) -> int:
+    return control.delete(page.model, keys, using=page.alias)
+
+
+def _release(page: Any, request: HttpRequest, keys: list[int], options: dict[str, Any]) -> int:
+    return control.release_leases(page.model, keys, using=page.alias)
+
+
+def _bury(page: Any, request: HttpRequest, keys: list[int], options: dict[str, Any]) -> int:
+    reason = f"moved by hand by {request.user.get_username()}"
+    return control.move_to_poison(page.model, keys, reason=reason, using=page.alias)
+
+
+_HELD = "leased, being received, or no longer there"
+
+OPERATIONS = (
+    Operation(
+        "release_lease",
+        "Release lease",
+        "released",
+        "The lease ends now, and whoever receives next gets the message. If its holder is still at work, the message "
+        "will be handled twice.",
+        "not leased, or no longer there",
+        "change_messages",
+        _release,
+        offered=lambda message: getattr(message, "lease_token", None) is not None,
+    ),
+    Operation(
+        "move_to_poison",
+        "Move to poison",
+        "moved to poison",
+        "The message leaves the queue and is kept, whole, among the poison messages, from where it can be requeued.",
+        _HELD,
+        "change_messages",
+        _bury,
+        flag=DELETION,
+    ),
+    Operation(
+        "delete_selected",
+        "Delete",
+        "deleted",
+        "The message is gone for good and will not be handled. Messages that are leased are left alone.",
+        _HELD,
+        "delete",
+        _delete,
+        flag=DELETION,
+        dangerous=True,
+    ),
+)
+
+
+class QueueAdmin(MessageAdmin):
+    """The messages of one queue."""
+
+    operations = OPERATIONS
+    id_field = "id"
+    list_order = "seq"
+    sortable_by = ("seq",)
+    list_display_links = ("seq", "short_id")
+    search_help_text = (
+        "A seq, or a message id or its beginning. An id is looked for among the 50,000 oldest and newest messages and "
+        "those that were sent when it was made."
+    )
+
+    def _has(self, name: str) -> bool:
+        return any(field.name == name for field in self.opts.local_concrete_fields)
+
+    # -- permissions ----------------------------------------------------------------------------------------------
+
+    def has_change_messages_permission(self, request: HttpRequest) -> bool:
+        """Releasing leases and moving to poison: Django's change permission on the queue."""
+        return self._may(request, "change")
+
+    # -- the list -------------------------------------------------------------------------------------------------
+
+    def get_list_display(self, request: HttpRequest) -> tuple[Any, ...]:
+        delivery = self.model.delivery
+        columns = {
+            "seq": True,
+            "short_id": True,
+            "state": True,
+            "type_name": True,
+            "recipient_name": delivery.recipients and self._has("recipient"),
+            "level": delivery.priorities > 1 and self._has("priority"),
+            "age": self._has("enqueued_at"),
+            "body_size": True,
+            "delivery_count": self._has("deliveries"),
+            "cancel_count": self._has("cancels"),
+        }
+        return tuple(name for name, shown in columns.items() if shown)
+
+    def get_list_filter(self, request: HttpRequest) -> tuple[Any, ...]:
+        filters: list[Any] = [StateFilter]
+        if self._has("deliveries") and self._has("cancels"):
+            filters.append(DeliveredFilter)
+        if self.model.delivery.priorities > 1 and self._has("priority"):
+            filters.append(PriorityOfRecipientsFilter if self.model.delivery.recipients else PriorityFilter)
+        return tuple(filters)
+
+    def keys_of_id(self, rows: QuerySet[Any], term: str) -> list[int]:
+        return keys_in_queue(self.model._base_manager.using(self.alias), term)
+
+    def prepare_rows(self, rows: list[Any]) -> None:
+        """Name the holders of all leases on the page with one query."""
+        owners = {row.lease_owner for row in rows if getattr(row, "lease_owner", None)}
+        known = Subscriber.objects.using(self.alias).in_bulk(owners) if owners else {}
+        for row in rows:
+            row.holder = known.get(getattr(row, "lease_owner", None))
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        context = {"title": f"Messages in {self.opts.label}", **(extra_context or {})}
+        # A list is read within a savepoint, so that a missing table does not break the request's own transaction.
+        # An operation commits batch by batch, so it must not be within one.
+        guard = transaction.atomic(using=self.alias) if request.method == "GET" else nullcontext()
+        try:
+            with guard:
+                return super().changelist_view(request, context)
+        except DatabaseError as error:
+            # A model whose migration has not run is a state to be told, not a crash.
+            if backend_of(connections[self.alias]).error_kind(error) is not ErrorKind.MISSING:
+                raise
+            text = f"Queue {self.opts.label}: its table {self.opts.db_table!r} does not exist, or lacks a column."
+            self.message_user(request, text, messages.ERROR)
+            overview = self.admin_site._registry.get(QueueControl)
+            may_see = overview is not None and overview.has_view_permission(request)
+            page = "queueapp_queuecontrol_changelist" if may_see else "index"
+            return HttpResponseRedirect(reverse(f"{self.admin_site.name}:{page}"))
+
+    # -- columns --------------------------------------------------------------------------------------------------
+
+    @admin.display(description="recipient")
+    def recipient_name(self, row: Any) -> Any:
+        return untrusted.inline(row.recipient, 40) if row.recipient else display.NOTHING
+
+    # Columns of their own, not fields: a field in the list could be sorted by, and no index gives that order.
+    @admin.display(description="priority")
+    def level(self, row: Any) -> int:
+        return int(row.priority)
+
+    @admin.display(description="deliveries")
+    def delivery_count(self, row: Any) -> int:
+        return int(row.deliveries)
+
+    @admin.display(description="cancels")
+    def cancel_count(self, row: Any) -> int:
+        return int(row.cancels)
+
+    @admin.display(description="enqueued")
+    def age(self, row: Any) -> Any:
+        return display.ago(row.enqueued_at, row.db_now)
+
+    @admin.display(description="state")
+    def state(self, row: Any) -> SafeString:
+        state = LeaseState.of(row, row.db_now)
+        until: Any = getattr(row, "lease_expires", None)
+        if state is LeaseState.LEASED:
+            text = f"{self.holder_name(row)}, {display.duration(until - row.db_now)} left"
+        elif state is LeaseState.LAPSED:
+            text = f"{self.holder_name(row)}, {display.duration(row.db_now - until)} ago"
+        else:
+            return display.badge(state.tone, state.value)
+        # The title holds what "left" and "ago" are counted from.
+        tag = display.badge(state.tone, state.value, f"lease until {localtime(until).isoformat()}")
+        return format_html('{}<span class="queueapp-aside">{}</span>', tag, text)
+
+    def holder_name(self, row: Any) -> str:
+        """host:process of the lease's holder; a script's receive is no subscriber, and has only its token."""
+        holder = getattr(row, "holder", None)
+        return f"{untrusted.visible(holder.host)[:60]}:{holder.process}" if holder else "a script or a past worker"
+
+    # -- one message ----------------------------------------------------------------------------------------------
+
+    def title_of(self, message: Any) -> str:
+        return f"Message {message.pk} in {self.opts.label}"
+
+    def facts(self, request: HttpRequest, message: Any) -> Facts:
+        self.prepare_rows([message])
+        texts = {"recipient": "Recipient", "correlation_id": "Correlation id", "reply_to_address": "Reply-to address"}
+        about: list[tuple[str, Any]] = [
+            ("Seq", message.pk),
+            ("Id", message.id),
+            ("Type", self.type_name(message)),
+        ]
+        for name, title in texts.items():
+            if value := getattr(message, name, None):
+                about.append((title, untrusted.inline(value, 200)))
+        if getattr(message, "priority", 0):
+            about.append(("Priority", message.priority))
+        about += [
+            (name, display.moment(getattr(message, field)))
+            for name, field in (("Enqueued", "enqueued_at"), ("Expires", "expires"))
+            if self._has(field)
+        ]
+        lease: list[tuple[str, Any]] = [("State", self.state(message))]
+        if self._has("deliveries") and self._has("cancels"):
+            lease += [("Deliveries", message.deliveries), ("Cancels", message.cancels)]
+        if getattr(message, "lease_token", None):
+            lease += [
+                ("Holder", untrusted.inline(self.holder_name(message))),
+                ("Owner", message.lease_owner),
+                ("Token", message.lease_token),
+                ("Lease expires", display.moment(message.lease_expires)),
+            ]
+        return [("Message", about), ("Lease", lease)]
