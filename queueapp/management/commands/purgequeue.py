@@ -1,0 +1,56 @@
+"""``manage.py purgequeue``: delete the waiting messages of a queue, or only the expired ones."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+from django.db import connections, router
+
+from queueapp import registry
+from queueapp.errors import QueueNotFound
+from queueapp.sql import queue_sql
+
+BATCH = 3000
+
+
+class Command(BaseCommand):
+    """Purge a queue."""
+
+    help = (
+        "Delete all messages of a queue that nobody has leased or locked, in batches; running handlers keep theirs. "
+        "Asks first unless --yes. --expired deletes only what has expired, and does not ask. Delayed and poison messages "
+        "are not touched."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("queue", help="Queue by label or table.")
+        parser.add_argument("--expired", action="store_true", help="Only expired messages.")
+        parser.add_argument("--yes", action="store_true", help="Do not ask.")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        try:
+            queue = registry.queues.find(options["queue"])
+        except QueueNotFound as error:
+            raise CommandError(str(error)) from error
+        label = queue._meta.label
+        if not options["expired"] and not options["yes"]:
+            answer = input(f"Delete all waiting messages of {label}? Type the label to confirm: ")
+            if answer.strip() != label:
+                raise CommandError("Nothing was deleted.")
+        connection = connections[router.db_for_write(queue)]
+        sql = queue_sql(queue, connection)
+        step = sql.purge_expired if options["expired"] else sql.purge
+        total = 0
+        try:
+            while count := step(connection, BATCH):
+                total += count
+                if self.stdout.isatty():
+                    self.stdout.write(f"\r{total} deleted", ending="")
+        except KeyboardInterrupt:
+            self.stdout.write("")
+            raise CommandError(f"Stopped; {total} messages of {label} were deleted.") from None
+        if self.stdout.isatty() and total:
+            self.stdout.write("")
+        self.stdout.write(f"{total} {'expired ' if options['expired'] else ''}messages of {label} were deleted.")

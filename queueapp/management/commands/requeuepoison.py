@@ -1,0 +1,56 @@
+"""``manage.py requeuepoison``: put poison messages back into their queue."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from queueapp import poison, registry
+from queueapp.errors import QueueNotFound
+
+from .listpoison import add_selection, selected
+
+
+class Command(BaseCommand):
+    """Requeue poison messages."""
+
+    help = (
+        "Put poison messages back into the queue they came from (or --to another), in batches of one transaction each. "
+        "Name them by number, or choose by --queue, --group, --consumer, or take --all. Counts are reset, so they get all "
+        "their attempts; with --keep-counts they get one."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("number", nargs="*", type=int, help="Poison messages by number (see listpoison).")
+        parser.add_argument("--all", action="store_true", help="Every unresolved poison message.")
+        add_selection(parser)
+        parser.add_argument("--to", help="Another queue (label or table).")
+        parser.add_argument("--keep-counts", action="store_true", help="Keep deliveries and history: one more attempt.")
+        parser.add_argument("--dry-run", action="store_true", help="Only say how many would be requeued.")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        chosen = options["number"] or options["queue"] or options["group"] or options["consumer"]
+        if bool(chosen) == options["all"]:
+            raise CommandError("Name messages by number, --queue, --group or --consumer, or take --all.")
+        rows = selected(options)
+        if options["number"]:
+            rows = rows.filter(number__in=options["number"])
+        try:
+            to = registry.queues.find(options["to"]) if options["to"] else None
+            if options["dry_run"]:
+                self.stdout.write(f"{rows.count()} poison messages would be requeued.")
+                return
+            done = poison.requeue(rows, to=to, reset_counts=not options["keep_counts"], progress=self._progress)
+        except QueueNotFound as error:
+            raise CommandError(f"{error} Use --to to name another queue.") from error
+        except KeyboardInterrupt:
+            raise CommandError("Stopped between two batches; every message is in one place.") from None
+        if self.stdout.isatty() and done:
+            self.stdout.write("")
+        self.stdout.write(f"{done} poison messages were requeued.")
+
+    def _progress(self, done: int) -> None:
+        if self.stdout.isatty():
+            self.stdout.write(f"\r{done} requeued", ending="")
