@@ -51,6 +51,10 @@ class UtcField(models.DateTimeField):
 class BytesField(models.BinaryField):
     """Bytes: ``bytea`` or ``varbinary(max)``; always ``bytes`` here, where psycopg's text mode gives a memoryview."""
 
+    def db_type(self, connection: Any) -> str | None:
+        # mssql-django makes ``varbinary(None)`` of a field without max_length.
+        return "varbinary(max)" if connection.vendor == "microsoft" else super().db_type(connection)
+
     def from_db_value(self, value: Any, expression: Any, connection: Any) -> bytes | None:
         return None if value is None else bytes(value)
 
