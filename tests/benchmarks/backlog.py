@@ -1,0 +1,109 @@
+"""Whether a claim slows down with what waits behind it, or with what lies before it and is not for this worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from time import monotonic
+from typing import Any
+
+from django.db import connection
+
+from queueapp.floors import Floors
+from queueapp.messages import new_id
+from queueapp.sql import queue_sql
+from queueapp.sql.base import SEQ
+from tests.benchmarks.database import append, drain, fill, largest_seq
+from tests.benchmarks.drain import MESSAGES
+from tests.benchmarks.figures import Figure, Ratio, Samples, Scale, measures
+from tests.benchmarks.messages import Nop
+from tests.benchmarks.models import Addressed, Deep, Leased
+from tests.benchmarks.workers import Workers
+
+_CHUNK = 1000
+
+
+@measures(
+    Figure("deep-backlog", ">= 0.9", "ratio", "claims and acks with 2,000,000 waiting / with 10,000 waiting (msg/s)")
+)
+def deep_backlog(scale: Scale) -> Samples:
+    fill(Deep, Nop, scale.count(2_000_000))
+    fill(Leased, Nop, 10_000)
+    deep, shallow = claims(Deep), claims(Leased)
+    next(deep), next(shallow)
+    chunks = scale.count(40)
+    for _ in range(scale.runs):
+        seconds = [0.0, 0.0]
+        for _ in range(chunks):
+            seconds[0] += next(deep)
+            seconds[1] += next(shallow)
+            append(Leased, Nop, _CHUNK)
+        count = chunks * _CHUNK
+        yield {"deep-backlog": Ratio(count / seconds[0], count / seconds[1])}
+
+
+def claims(queue: Any, batch: int = 100) -> Iterator[float]:
+    """What a receive task asks of the database: a peek for each thousand, claims from the floor, acks. Yields how many
+    seconds each thousand took."""
+    sql, floors = queue_sql(queue, connection), Floors()
+    owner = new_id()
+    while True:
+        started = monotonic()
+        peeked = sql.peek(connection, floors.ahead(), floors.behind(), _CHUNK)
+        floors.rescanned(monotonic() - started)
+        assert peeked.ahead == _CHUNK
+        for _ in range(_CHUNK // batch):
+            token = new_id()
+            rows = sql.claim_by_lease(connection, floors.ahead(), batch, token, owner, 30_000)
+            floors.passed(rows)
+            assert sql.ack(connection, [row[SEQ] for row in rows], token) == batch
+        yield monotonic() - started
+
+
+# -- a million rows at the head that this worker must not take ----------------------------------------------------
+
+_HEAD = (
+    "(id, headers, body, recipient, lease_token, lease_owner, lease_expires, expires) "
+    "SELECT gen_random_uuid(), '{{}}', convert_to(repeat('x', 200), 'UTF8'), {} FROM generate_series(1, {})"
+)
+_OF_OTHERS = "'somebody.else', NULL, NULL, NULL, NULL"
+_LEASED = "'', gen_random_uuid(), gen_random_uuid(), clock_timestamp() + interval '1 day', NULL"
+_EXPIRED = "'', NULL, NULL, NULL, clock_timestamp() - interval '1 minute'"
+
+
+@measures(
+    Figure(
+        "head-of-others",
+        ">= 0.8",
+        "ratio",
+        "drain behind 1,000,000 messages for another recipient / without them (msg/s)",
+    )
+)
+def head_of_others(scale: Scale) -> Samples:
+    return _behind("head-of-others", Addressed, _OF_OTHERS, scale, recipient="Addressed.nop")
+
+
+@measures(
+    Figure("head-leased", ">= 0.8", "ratio", "drain behind 1,000,000 messages leased to others / without them (msg/s)")
+)
+def head_leased(scale: Scale) -> Samples:
+    return _behind("head-leased", Leased, _LEASED, scale)
+
+
+@measures(Figure("head-expired", ">= 0.8", "ratio", "drain behind 1,000,000 expired messages / without them (msg/s)"))
+def head_expired(scale: Scale) -> Samples:
+    return _behind("head-expired", Leased, _EXPIRED, scale)
+
+
+def _behind(name: str, queue: Any, columns: str, scale: Scale, recipient: str = "") -> Samples:
+    count = scale.count(MESSAGES)
+    head = _HEAD.format(columns, scale.count(1_000_000))
+    with Workers(queue) as workers:
+        workers.warm_up()
+        for _ in range(scale.runs):
+            fill(queue, Nop, 0, head=head)
+            above = largest_seq(queue)
+            append(queue, Nop, count, recipient=recipient)
+            with_head = drain(queue, above=above)
+            fill(queue, Nop, count, recipient=recipient)
+            without = drain(queue)
+            yield {name: Ratio(count / with_head, count / without)}

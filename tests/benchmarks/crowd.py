@@ -1,0 +1,37 @@
+"""What many workers on one queue cost the database."""
+
+from __future__ import annotations
+
+from tests.benchmarks.database import drain, fill
+from tests.benchmarks.figures import Figure, Ratio, Samples, Scale, measures
+from tests.benchmarks.messages import Nap
+from tests.benchmarks.models import Leased
+from tests.benchmarks.workers import Workers, cpu_seconds, server_processes
+
+CROWD = 8
+
+
+@measures(
+    Figure(
+        "eight-workers",
+        "<= 1.5",
+        "ratio",
+        "database CPU per message with 8 worker processes / with 1; 20,000 messages, 1 ms each (µs)",
+    )
+)
+def eight_workers(scale: Scale) -> Samples:
+    count = scale.count(20_000)
+    for _ in range(scale.runs):
+        yield {"eight-workers": Ratio(_cpu_per_message(CROWD, count), _cpu_per_message(1, count))}
+
+
+def _cpu_per_message(processes: int, count: int) -> float:
+    """Microseconds that the server's processes for this database used per message."""
+    with Workers(Leased, processes=processes) as workers:
+        workers.warm_up()
+        fill(Leased, Nap, count)
+        before = {pid: cpu_seconds(pid) for pid in server_processes()}
+        drain(Leased)
+        # Connections that were opened meanwhile count from nothing; none ends so soon after its work.
+        used = sum(cpu_seconds(pid) - before.get(pid, 0.0) for pid in server_processes())
+    return used / count * 1e6

@@ -1,0 +1,149 @@
+"""The benchmarks' own database: made afresh for a run, dropped after it; filled and looked at beneath the queues."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from time import monotonic, sleep
+from typing import Any
+
+import psycopg
+from django.core.management import call_command
+from django.db import connection, connections, transaction
+
+from queueapp import messages
+from queueapp.sql import queue_sql
+from queueapp.sql.base import Outgoing
+from queueapp.wakeups import CHANNEL
+from tests.benchmarks.messages import make
+
+#: How often the end of a drain is looked for; a look costs the server 50 µs.
+LOOK_EVERY = 0.005
+#: No drain of any figure takes nearly as long.
+PATIENCE = 600.0
+
+
+class Stalled(Exception):
+    """Messages were not handled in time."""
+
+
+@contextmanager
+def fresh_database() -> Iterator[None]:
+    """Create the database that the settings name, with all tables, and drop it in the end."""
+    if connection.vendor != "postgresql":
+        raise SystemExit("The benchmarks compare with raw SQL of PostgreSQL; DATABASE_URL names another database.")
+    _drop()
+    with connection._nodb_cursor() as cursor:
+        cursor.execute(f"CREATE DATABASE {_name()}")
+    try:
+        call_command("migrate", run_syncdb=True, verbosity=0)
+        yield
+    finally:
+        connections.close_all()
+        _drop()
+
+
+def _name() -> str:
+    return connection.ops.quote_name(connection.settings_dict["NAME"])  # type: ignore[no-any-return]
+
+
+def _drop() -> None:
+    with connection._nodb_cursor() as cursor:
+        cursor.execute(f"DROP DATABASE IF EXISTS {_name()} WITH (FORCE)")
+
+
+def connection_parameters() -> dict[str, Any]:
+    """How libpq reaches the database, without anything of Django's."""
+    parameters = connection.get_connection_params()
+    wanted = ("host", "port", "user", "password", "dbname", "sslmode")
+    return {name: parameters[name] for name in wanted if parameters.get(name)}
+
+
+def raw_connection(*, autocommit: bool = True) -> psycopg.Connection[Any]:
+    """One plain psycopg connection."""
+    return psycopg.Connection.connect(**connection_parameters(), autocommit=autocommit)
+
+
+# -- filling ------------------------------------------------------------------------------------------------------
+
+
+def fill(queue: Any, cls: type, count: int, *, head: str = "", recipient: str = "") -> None:
+    """Let the queue hold exactly ``count`` messages of a type, after what the SQL text ``head`` puts before them.
+
+    Nobody is woken. The table is as a vacuum leaves it, and a checkpoint was just made, so that neither happens halfway
+    through one measurement and not through the other.
+    """
+    table = connection.ops.quote_name(queue._meta.db_table)
+    with connection.cursor() as cursor:
+        cursor.execute(f"TRUNCATE {table}")
+        cursor.execute("CHECKPOINT")
+        if head:
+            cursor.execute(f"INSERT INTO {table} {head}")
+    append(queue, cls, count, recipient=recipient)
+    with connection.cursor() as cursor:
+        cursor.execute(f"VACUUM (ANALYZE) {table}")
+
+
+def append(queue: Any, cls: type, count: int, *, recipient: str = "") -> None:
+    """Put ``count`` messages of a type into a queue; nobody is woken."""
+    with transaction.atomic():
+        queue_sql(queue, connection).insert_many(connection, outgoing(cls, count, recipient))
+
+
+def outgoing(cls: type, count: int, recipient: str = "") -> Iterator[Outgoing]:
+    """Messages of a type as they are stored, numbered from 0."""
+    following = messages.id_sequence()
+    for number in range(count):
+        headers, body = messages.encode(make(cls, number))  # type: ignore[type-var]
+        yield Outgoing(following(), headers, body, recipient=recipient)
+
+
+# -- draining -----------------------------------------------------------------------------------------------------
+
+
+def wake(queue: Any) -> None:
+    """Wake the workers of a queue."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_notify(%s, %s)", (CHANNEL, queue._meta.label))
+
+
+def drain(queue: Any, *, above: int = 0) -> float:
+    """Wake the queue's workers; returns the seconds until every message above a seq is gone."""
+    table = connection.ops.quote_name(queue._meta.db_table)
+    with raw_connection() as raw:
+        row = raw.execute(f"SELECT max(seq) FROM {table}").fetchone()
+        assert row is not None
+        last = row[0] or 0
+        started = monotonic()
+        wake(queue)
+        # The last rows go last, give or take the batches in hand; so a look reads few dead rows. All of them are
+        # looked at once these are gone.
+        while True:
+            await_none(raw, f"SELECT 1 FROM {table} WHERE seq > {max(above, last - 2000)} LIMIT 1")
+            ended = monotonic()
+            if not raw.execute(f"SELECT 1 FROM {table} WHERE seq > {above} LIMIT 1").fetchone():
+                return ended - started
+
+
+def await_none(raw: psycopg.Connection[Any], query: str, patience: float = PATIENCE) -> None:
+    """Ask until the answer is empty. Raises Stalled."""
+    wait_until(lambda: raw.execute(query).fetchone() is None, f"no rows of: {query}", patience)
+
+
+def wait_until(condition: Callable[[], bool], what: str, patience: float = PATIENCE) -> None:
+    """Look until the condition holds. Raises Stalled."""
+    deadline = monotonic() + patience
+    while not condition():
+        if monotonic() > deadline:
+            raise Stalled(f"Waited {patience:.0f} s in vain for {what}.")
+        sleep(LOOK_EVERY)
+
+
+def largest_seq(queue: Any) -> int:
+    """The seq of the newest message, 0 when there is none."""
+    return queue.objects.order_by("-seq").values_list("seq", flat=True).first() or 0
+
+
+def quoted(names: Iterable[str]) -> str:
+    """Column names for a statement."""
+    return ", ".join(connection.ops.quote_name(name) for name in names)

@@ -1,0 +1,98 @@
+"""How fast a worker process empties a queue, in each of the three semantics, and under an old snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.benchmarks import raw
+from tests.benchmarks.database import drain, fill, raw_connection
+from tests.benchmarks.figures import Figure, Ratio, Samples, Scale, measures
+from tests.benchmarks.messages import Nop, Row
+from tests.benchmarks.models import AtMostOnce, Entry, Leased, Transactional
+from tests.benchmarks.workers import Workers
+
+MESSAGES = 100_000
+THREADS = 4
+
+
+@measures(
+    Figure("drain", ">= 1.5", "ratio", "AT_LEAST_ONCE, one worker process / raw lease of 100 and ack of 100 (msg/s)")
+)
+def at_least_once(scale: Scale) -> Samples:
+    count = scale.count(MESSAGES)
+    with Workers(Leased) as workers:
+        workers.warm_up()
+        for _ in range(scale.runs):
+            fill(Leased, Nop, count)
+            ours = drain(Leased)
+            fill(Leased, Nop, count)
+            base = raw.lease_and_ack(Leased._meta.db_table)
+            yield {"drain": Ratio(count / ours, count / base)}
+
+
+@measures(Figure("at-most-once", ">= 1.0", "ratio", "AT_MOST_ONCE, one worker process / raw DELETE of 100 (msg/s)"))
+def at_most_once(scale: Scale) -> Samples:
+    count = scale.count(MESSAGES)
+    with Workers(AtMostOnce) as workers:
+        workers.warm_up()
+        for _ in range(scale.runs):
+            fill(AtMostOnce, Nop, count)
+            ours = drain(AtMostOnce)
+            fill(AtMostOnce, Nop, count)
+            base = raw.delete(AtMostOnce._meta.db_table)
+            yield {"at-most-once": Ratio(count / ours, count / base)}
+
+
+@measures(
+    Figure(
+        "transactional",
+        ">= 0.75",
+        "ratio",
+        "TRANSACTIONAL, 4 threads, one ORM insert a message / raw DELETE and INSERT a transaction, 4 threads (msg/s)",
+    )
+)
+def transactional(scale: Scale) -> Samples:
+    count = scale.count(20_000)
+    with Workers(Transactional) as workers:
+        workers.warm_up()
+        for _ in range(scale.runs):
+            fill(Transactional, Row, count)
+            ours = drain(Transactional)
+            assert Entry.objects.count() == count, "every message leaves one row"
+            Entry.objects.all()._raw_delete(using="default")
+            fill(Transactional, Row, count)
+            base = raw.delete_and_insert(Transactional._meta.db_table, THREADS)
+            Entry.objects.all()._raw_delete(using="default")
+            yield {"transactional": Ratio(count / ours, count / base)}
+
+
+@measures(
+    Figure(
+        "old-snapshot",
+        ">= 0.9",
+        "ratio",
+        "AT_LEAST_ONCE drain of 300,000 while an idle REPEATABLE READ transaction is open / without it (msg/s)",
+    )
+)
+def old_snapshot(scale: Scale) -> Samples:
+    count = scale.count(300_000)
+    with Workers(Leased) as workers:
+        workers.warm_up()
+        for _ in range(scale.runs):
+            fill(Leased, Nop, count)
+            with held_snapshot():
+                held = drain(Leased)
+            fill(Leased, Nop, count)
+            free = drain(Leased)
+            yield {"old-snapshot": Ratio(count / held, count / free)}
+
+
+@contextmanager
+def held_snapshot() -> Iterator[None]:
+    """A transaction that has looked once and then idles: no row that dies meanwhile can be cleaned up."""
+    with raw_connection() as raw_:
+        raw_.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        raw_.execute("SELECT 1")
+        yield
+        raw_.execute("ROLLBACK")

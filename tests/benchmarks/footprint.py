@@ -1,0 +1,59 @@
+"""What a worker costs that has nothing to do, and whether it grows with what it has done."""
+
+from __future__ import annotations
+
+from time import monotonic, sleep
+
+from django.db import connection
+
+from tests.benchmarks.database import drain, fill
+from tests.benchmarks.figures import Figure, Ratio, Samples, Scale, measures
+from tests.benchmarks.messages import Nop
+from tests.benchmarks.models import IDLE, Leased
+from tests.benchmarks.workers import Workers, cpu_seconds, resident_bytes
+
+
+@measures(
+    Figure("idle-cpu", "<= 2", "%", "CPU of an idle worker on 10 empty queues, its supervisor and dispatcher included"),
+    Figure("idle-statements", "<= 2", "per s", "statements per second and queue of the same"),
+)
+def idle(scale: Scale) -> Samples:
+    seconds = 3 if scale.quick else 20
+    with Workers(*IDLE, dispatcher=True) as workers:
+        sleep(3)
+        for _ in range(scale.runs):
+            before, counted, started = sum(map(cpu_seconds, workers.tree_ids)), _transactions(), monotonic()
+            sleep(seconds)
+            took = monotonic() - started
+            used = sum(map(cpu_seconds, workers.tree_ids)) - before
+            statements = (_transactions() - counted) / took
+            yield {"idle-cpu": used / took * 100, "idle-statements": statements / len(IDLE)}
+
+
+def _transactions() -> int:
+    """Transactions of this database so far. An idle worker works in autocommit, so each is one statement."""
+    sleep(1.1)  # a backend reports its numbers at most once a second
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()")
+        row = cursor.fetchone()
+    return int(row[0])
+
+
+@measures(
+    Figure(
+        "memory-growth", "<= 1.1", "ratio", "resident memory of a worker after 1,000,000 messages / after 10,000 (MB)"
+    ),
+    Figure("memory", "<= 150", "MB", "resident memory of a worker after 1,000,000 messages"),
+)
+def memory(scale: Scale) -> Samples:
+    for _ in range(scale.runs):
+        with Workers(Leased) as workers:
+            process = workers.worker_ids[0]
+            fill(Leased, Nop, 10_000)
+            drain(Leased)
+            early = resident_bytes(process) / 1e6
+            for _ in range(10):
+                fill(Leased, Nop, scale.count(100_000))
+                drain(Leased)
+            late = resident_bytes(process) / 1e6
+        yield {"memory-growth": Ratio(late, early), "memory": late}

@@ -1,0 +1,119 @@
+"""What everything is compared with: plain psycopg loops over the queues' own statements.
+
+One connection (or one per thread), prepared and binary, durable commits, no framework, nothing decoded but the keys.
+The claims start at a floor as the engine's do, so the base is as fast as SQL gets.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import Any
+
+import psycopg
+
+from tests.benchmarks.database import raw_connection
+
+_FREE = (
+    "(lease_expires IS NULL OR lease_expires < clock_timestamp()) AND (expires IS NULL OR expires > clock_timestamp())"
+)
+_LOWEST = (
+    "seq = ANY(ARRAY(SELECT seq FROM {table} WHERE seq >= %s AND seq <= 9223372036854775807 AND " + _FREE + " "
+    "ORDER BY seq LIMIT %s FOR UPDATE SKIP LOCKED)) RETURNING seq, id, headers, body, deliveries"
+)
+LEASE = (
+    "UPDATE {table} SET lease_token = %s, lease_owner = %s, lease_expires = clock_timestamp() + %s * interval '1 ms', "
+    "deliveries = deliveries + 1 WHERE " + _LOWEST
+)
+DELETE = "DELETE FROM {table} WHERE " + _LOWEST
+ACK = "DELETE FROM {table} WHERE lease_token = %s AND seq = ANY(%s)"
+INSERT_ENTRY = "INSERT INTO benchmarks_entry (number, text) VALUES (%s, %s) RETURNING id"
+
+_TOKEN = "01890a5d-ac96-774b-bcce-b302099a8057"
+_TEXT = "x" * 175
+
+
+def seqs_of(cursor: psycopg.Cursor[Any]) -> list[int]:
+    """The first column of the result in hand; the others stay undecoded."""
+    result = cursor.pgresult
+    assert result is not None
+    value, convert = result.get_value, int.from_bytes
+    return [convert(value(row, 0) or b"", "big") for row in range(result.ntuples)]
+
+
+def lease_and_ack(table: str, batch: int = 100) -> float:
+    """Lease a batch, ack it, until the table is empty; returns the seconds."""
+    lease, ack = LEASE.format(table=table), ACK.format(table=table)
+    with raw_connection() as raw, raw.cursor(binary=True) as cursor:
+        floor = 0
+        started = monotonic()
+        while True:
+            cursor.execute(lease, (_TOKEN, _TOKEN, 30_000, floor, batch), prepare=True)
+            seqs = seqs_of(cursor)
+            if not seqs:
+                return monotonic() - started
+            floor = max(seqs) + 1
+            cursor.execute(ack, (_TOKEN, seqs), prepare=True)
+
+
+def delete(table: str, batch: int = 100) -> float:
+    """Delete a batch, commit, until the table is empty; returns the seconds."""
+    statement = DELETE.format(table=table)
+    with raw_connection() as raw, raw.cursor(binary=True) as cursor:
+        floor = 0
+        started = monotonic()
+        while True:
+            cursor.execute(statement, (floor, batch), prepare=True)
+            seqs = seqs_of(cursor)
+            if not seqs:
+                return monotonic() - started
+            floor = max(seqs) + 1
+
+
+def delete_and_insert(table: str, threads: int) -> float:
+    """Per transaction: delete one message, insert one row. In so many threads, until the table is empty; seconds."""
+    statement = DELETE.format(table=table)
+    floor = [0]
+
+    def work(raw: psycopg.Connection[Any]) -> None:
+        with raw.cursor(binary=True) as cursor:
+            while True:
+                cursor.execute("BEGIN")
+                cursor.execute(statement, (floor[0], 1), prepare=True)
+                seqs = seqs_of(cursor)
+                if not seqs:
+                    cursor.execute("COMMIT")
+                    return
+                floor[0] = max(floor[0], seqs[0] + 1)
+                cursor.execute(INSERT_ENTRY, (seqs[0], _TEXT), prepare=True)
+                cursor.fetchall()
+                cursor.execute("COMMIT")
+
+    connections = [raw_connection() for _ in range(threads)]
+    try:
+        return in_threads([lambda raw=raw: work(raw) for raw in connections])  # type: ignore[misc]
+    finally:
+        for raw in connections:
+            raw.close()
+
+
+def in_threads(bodies: Sequence[Callable[[], None]]) -> float:
+    """Run the bodies at once, one thread each: the seconds until all have ended. Raises what one of them raised."""
+    failures: list[BaseException] = []
+
+    def guarded(body: Callable[[], None]) -> None:
+        try:
+            body()
+        except BaseException as error:
+            failures.append(error)
+
+    workers = [threading.Thread(target=guarded, args=(body,), daemon=True) for body in bodies]
+    started = monotonic()
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    if failures:
+        raise failures[0]
+    return monotonic() - started

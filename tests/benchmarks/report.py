@@ -1,0 +1,85 @@
+"""Telling the outcome: a progress line while it runs, a table, and ``bench.json``."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from time import monotonic
+
+from tests.benchmarks.figures import Result
+
+_BAR = 24
+
+
+class Progress:
+    """One line on stderr that is rewritten, on a terminal only."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._done = 0
+        self._started = monotonic()
+        self._shown = sys.stderr.isatty()
+
+    def show(self, doing: str) -> None:
+        """Say what is being measured now."""
+        if not self._shown:
+            return
+        filled = _BAR * self._done // max(1, self._total)
+        minutes, seconds = divmod(int(monotonic() - self._started), 60)
+        bar = "#" * filled + "." * (_BAR - filled)
+        line = f"[{bar}] {self._done}/{self._total}  {minutes}:{seconds:02d}  {doing}"
+        sys.stderr.write("\r\x1b[K" + line[: os.get_terminal_size(sys.stderr.fileno()).columns - 1])
+        sys.stderr.flush()
+
+    def advance(self) -> None:
+        """One run of one measurement is done."""
+        self._done += 1
+
+    def clear(self) -> None:
+        """Leave the line to others."""
+        if self._shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
+def line(result: Result) -> str:
+    """One line of the table."""
+    if result.error:
+        return f"{result.figure.name:<26} {'failed':>9} {'':<6} {result.figure.bar:<8} MISSED  {result.error}"
+    values = result.values
+    spread = f"{number(min(values))}-{number(max(values))}" if len(values) > 1 else ""
+    compared = result.compared
+    made_of = f"{number(compared[0])} / {number(compared[1])}" if compared else ""
+    unit = "" if result.figure.unit == "ratio" else result.figure.unit
+    return (
+        f"{result.figure.name:<26} {number(result.value):>9} {unit:<6} {result.figure.bar:<8} "
+        f"{'ok' if result.ok else 'MISSED':<7} {spread:<15} {made_of:<19} n={len(values)}"
+    )
+
+
+def heading() -> str:
+    """The line above the table."""
+    return f"{'figure':<26} {'value':>9} {'unit':<6} {'bar':<8} {'':<7} {'samples':<15} {'measured / base':<19}"
+
+
+def number(value: float) -> str:
+    """A number with about three digits that mean something."""
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 100 else f"{value:.2f}"
+
+
+def summary(results: Sequence[Result]) -> str:
+    """One closing line."""
+    missed = [result.figure.name for result in results if not result.ok]
+    return f"{len(results) - len(missed)} of {len(results)} bars hold" + (
+        f"; missed: {', '.join(missed)}." if missed else "."
+    )
+
+
+def write_json(path: Path, results: Iterable[Result]) -> None:
+    """Write ``bench.json``: a list with one object per figure."""
+    path.write_text(json.dumps([result.as_json() for result in results], indent=1) + "\n")

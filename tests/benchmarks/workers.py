@@ -1,0 +1,127 @@
+"""Real worker processes: ``manage.py runqueueworker`` as a user starts it, and what /proc says about them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from django.conf import settings
+from django.db import connection
+
+from queueapp.models import Subscriber
+from tests.benchmarks.database import append, drain, wait_until
+from tests.benchmarks.messages import Nop
+
+#: A worker that has not signed on after this long never will.
+START_PATIENCE = 60.0
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Workers:
+    """The process tree of one ``runqueueworker``, ready when entered: every worker process has signed on.
+
+    ``QUEUEAPP`` settings may be given; without any, all is as a user gets it.
+    """
+
+    def __init__(
+        self,
+        *queues: Any,
+        processes: int = 1,
+        dispatcher: bool = False,
+        environment: dict[str, str] | None = None,
+        **queueapp: Any,
+    ) -> None:
+        self.queues = queues
+        self._processes = processes
+        self._command = [sys.executable, "manage.py", "runqueueworker", "--processes", str(processes)]
+        self._command += ["--no-dispatcher"] * (not dispatcher)
+        self._command += [queue._meta.label for queue in queues]
+        self._environment = os.environ | {"BENCH_QUEUEAPP": json.dumps(queueapp)} | (environment or {})
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Workers:
+        Subscriber.objects.all().delete()
+        # A process group of its own: a Ctrl-C in the terminal is for the benchmark, which then stops its workers.
+        self._process = subprocess.Popen(
+            self._command,
+            cwd=settings.BASE_DIR,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            process_group=0,
+        )
+        try:
+            wait_until(self._all_signed_on, f"{self._processes} worker processes to start", START_PATIENCE)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        process = self._process
+        if process is None:
+            return
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()  # its children see the end of their pipe and follow
+            process.wait()
+
+    def _all_signed_on(self) -> bool:
+        assert self._process is not None
+        if self._process.poll() is not None:
+            raise RuntimeError(f"runqueueworker ended with {self._process.returncode}; LOG_LEVEL=INFO tells more.")
+        return Subscriber.objects.count() == self._processes * len(self.queues)
+
+    def warm_up(self, messages: int = 2000) -> None:
+        """Handle a few messages unmeasured: connections are made, statements prepared, modules loaded."""
+        for queue in self.queues:
+            append(queue, Nop, messages)
+            drain(queue)
+
+    @property
+    def worker_ids(self) -> list[int]:
+        """Process ids of the worker processes."""
+        return sorted(set(Subscriber.objects.values_list("process", flat=True)))
+
+    @property
+    def tree_ids(self) -> list[int]:
+        """Process ids of the whole tree, the supervisor first."""
+        assert self._process is not None
+        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
+        return [self._process.pid, *map(int, children)]
+
+
+def cpu_seconds(process_id: int) -> float:
+    """CPU time that a process and its threads have used, from the scheduler where it tells (in ns, not ticks)."""
+    tasks = Path(f"/proc/{process_id}/task")
+    try:
+        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks.iterdir()) / 1e9
+    except (FileNotFoundError, ProcessLookupError):
+        fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def resident_bytes(process_id: int) -> int:
+    """Resident memory of a process."""
+    for line in Path(f"/proc/{process_id}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def server_processes() -> list[int]:
+    """Process ids of the server's backends that serve this database, our own connection excepted."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend' "
+            "AND pid <> pg_backend_pid()"
+        )
+        return [pid for (pid,) in cursor.fetchall()]
