@@ -12,9 +12,12 @@ from datetime import timedelta
 from typing import Any
 
 from django.db import connections, transaction
-from django.db.models import QuerySet
+from django.db.models import F, QuerySet
+from django.db.models.functions import Greatest, Least
 
-from . import registry, wakeups
+from . import consumers, registry, wakeups
+from .conf import settings
+from .errors import QueueNotFound
 from .models import Now, PoisonMessage
 from .sql import backend_of, queue_sql
 from .sql.base import StoreTable
@@ -59,6 +62,8 @@ def _requeue_batch(alias: str, keys: list[int], to: Any, reset_counts: bool) -> 
         by_queue: defaultdict[Any, list[int]] = defaultdict(list)
         for number, queue, destination in rows:
             by_queue[to or registry.queues.find(destination or queue)].append(number)
+        if not reset_counts:
+            _leave_one_attempt(alias, keys)
         moved = 0
         for queue, numbers in by_queue.items():
             count = queue_sql(queue, connection).insert_from(connection, store, numbers, reset_counts=reset_counts)
@@ -68,6 +73,19 @@ def _requeue_batch(alias: str, keys: list[int], to: Any, reset_counts: bool) -> 
             moved += count
             wakeups.sent(queue, connection)
     return moved
+
+
+def _leave_one_attempt(alias: str, keys: list[int]) -> None:
+    """Kept counts stand one below the limit: the message gets exactly one more attempt (spec/004)."""
+    rows = PoisonMessage.objects.using(alias).filter(number__in=keys)
+    for queue, name in set(rows.order_by().values_list("queue", "consumer")):
+        try:
+            known = {c.name: c for c in consumers.registered.of(registry.queues.find(queue))}
+        except QueueNotFound:
+            known = {}
+        attempts = (known[name].options["attempts"] if name in known else None) or settings.ATTEMPTS
+        same = rows.filter(queue=queue, consumer=name)
+        same.update(deliveries=Greatest(Least(F("deliveries"), attempts) - 1, 0))
 
 
 def archive(messages: QuerySet[PoisonMessage]) -> int:

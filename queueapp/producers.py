@@ -167,7 +167,8 @@ def _store(
 def _store_delayed(
     queue: Any, connection: Any, message: Outgoing, delay: timedelta | None, at: datetime | None
 ) -> None:
-    from .models import DelayedMessage  # the models module imports this one
+    from . import delayed  # imports the models, which import this module
+    from .models import DelayedMessage
 
     if delay is not None and at is not None:
         raise InvalidMessage("delay and at exclude each other: a message is due in a time or at a time.")
@@ -179,6 +180,17 @@ def _store_delayed(
         if not isinstance(at, datetime) or timezone.is_naive(at):
             raise InvalidMessage(f"at = {at!r} is not accepted: it must be an aware datetime.")
         due = at
+    store = delayed.store_of(connection.alias)
+    if not isinstance(store, delayed.SqlDelayedStore):
+        now = backend_of(connection).now(connection)
+        when = due if isinstance(due, datetime) else now + timedelta(milliseconds=due)
+        expires = None if message.expires_ms is None else when + timedelta(milliseconds=message.expires_ms)
+        store.store(
+            delayed.Delayed(message.id, queue._meta.label, when, message.headers, message.body, 0, expires,
+                            message.recipient, message.priority, message.correlation_id, message.reply_to_address)
+        )  # fmt: skip
+        wakeups.delayed(connection)
+        return
     table = StoreTable.of(DelayedMessage, "due")
     backend_of(connection).store_delayed(connection, table, queue._meta.label, message, due)
     wakeups.delayed(connection)

@@ -21,7 +21,7 @@ from datetime import timedelta
 from typing import Any
 
 import msgspec
-from django.db import connections, transaction
+from django.db import Error, connections, transaction
 
 from . import __version__, messages, signals, wakeups
 from .conf import settings
@@ -112,6 +112,10 @@ def default_policy(failure: Failure) -> Verdict:
     wait = failure.option("retry_delay") + failure.option("retry_delay_increase") * (failure.attempt - immediate - 1)
     wait += wait * (failure.option("retry_jitter") * random.random())
     return RetryLater(wait) if wait else RetryNow()
+
+
+class StoreFailed(Error):
+    """The delayed store could not take a message; the store's circuit breaker counts it (spec/002)."""
 
 
 # -- carrying it out -----------------------------------------------------------------------------------------------
@@ -249,9 +253,12 @@ def _keep(failure: Failure, verdict: Verdict, failures: str, alias: str) -> None
         "failures": failures,
     }
     if isinstance(verdict, RetryLater):
-        DelayedMessage.objects.using(alias).create(
-            destination=failure.queue._meta.label, due=Now() + verdict.delay, **carried
-        )
+        try:
+            DelayedMessage.objects.using(alias).create(
+                destination=failure.queue._meta.label, due=Now() + verdict.delay, **carried
+            )
+        except Error as error:
+            raise StoreFailed(str(error)) from error
     elif isinstance(verdict, Poison):
         PoisonMessage.objects.using(alias).create(
             queue=failure.queue._meta.label,

@@ -37,6 +37,7 @@ class QueueFigures:
     poison: int
     subscribers: int
     rows: int
+    trouble: str = ""
     error: str = ""
 
     def as_dict(self) -> dict[str, Any]:
@@ -57,7 +58,7 @@ def figures(queues: Any = None) -> list[QueueFigures]:
             first_line = str(error).strip().split("\n", 1)[0]
             found.append(
                 QueueFigures(queue._meta.label, queue._meta.db_table, alias, queue.delivery.semantics.value,
-                             False, 0, 0, None, 0, 0, 0, 0, first_line)
+                             False, 0, 0, None, 0, 0, 0, 0, "", first_line)
             )  # fmt: skip
     return found
 
@@ -72,6 +73,8 @@ def _figures(queue: Any, alias: str) -> QueueFigures:
     if "enqueued_at" in has:
         first = waiting_rows.order_by("seq").values_list("enqueued_at", flat=True).first()
     now: datetime = backend_of(connections[alias]).now(connections[alias])
+    live = Subscriber.objects.using(alias).filter(queue=label, alive_until__gt=Now())
+    troubles = list(live.order_by().values_list("trouble", flat=True))
     poison = PoisonMessage.objects.using(alias).filter(queue=label, status=PoisonMessage.Status.UNRESOLVED)
     return QueueFigures(
         queue=label,
@@ -84,7 +87,8 @@ def _figures(queue: Any, alias: str) -> QueueFigures:
         oldest_seconds=(now - first).total_seconds() if first is not None else None,
         delayed=_capped(DelayedMessage.objects.using(alias).filter(destination=label).order_by()),
         poison=_capped(poison.order_by()),
-        subscribers=Subscriber.objects.using(alias).filter(queue=label, alive_until__gt=Now()).count(),
+        subscribers=len(troubles),
+        trouble=next((trouble for trouble in troubles if trouble), ""),
         rows=backend_of(connections[alias]).estimate_rows(connections[alias], queue._meta.db_table),
     )
 

@@ -80,3 +80,34 @@ class CircuitBreaker:
                 "%s keeps failing for %.0f s, slowing down: %s", self.name, self._time_to_trigger, self.last_error
             )
         return wait
+
+
+class RateBreaker:
+    """Triggers when more than ``per_second`` x ``WINDOW`` failures fall into one window (spec/002, recovery failures)."""
+
+    WINDOW = 30.0
+
+    def __init__(self, name: str, per_second: int) -> None:
+        self.name = name
+        self._limit = per_second * self.WINDOW
+        self._window_started = monotonic()
+        self.failures = 0
+        self.last_error = ""
+        self.state = State.DISARMED
+
+    def failure(self, error: BaseException) -> float:
+        """Count one; returns how many seconds the caller should wait: 0, or 10 once it has triggered."""
+        now = monotonic()
+        if now - self._window_started > self.WINDOW:
+            self._window_started, self.failures = now, 0
+            self.state = State.DISARMED
+        self.failures += 1
+        self.last_error = f"{type(error).__name__}: {error}".strip().split("\n", 1)[0]
+        if self.failures > self._limit and self.state is not State.TRIGGERED:
+            self.state = State.TRIGGERED
+            log.critical(
+                "%s: %d failures in %.0f s, slowing down: %s", self.name, self.failures, self.WINDOW, self.last_error
+            )
+        elif self.state is State.DISARMED:
+            self.state = State.ARMED
+        return 10.0 if self.state is State.TRIGGERED else 0.0

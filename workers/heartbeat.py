@@ -84,6 +84,7 @@ class Heartbeat(threading.Thread):
                 "failed": pump.stats.failed,
                 "outstanding": sum(_outstanding(task) for task in pump.tasks),
                 "careful": pump.careful,
+                "trouble": pump.trouble(),
             }
             if not rows.filter(pk=pump.subscriber).update(**alive, **counts):
                 rows.create(

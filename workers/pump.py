@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from django.db import Error, connections
 
 from queueapp.conf import settings
+from queueapp.errors import InvalidOption
 from queueapp.floors import Floors
 from queueapp.isolation import close_isolated
 from queueapp.messages import new_id
@@ -29,7 +30,7 @@ from queueapp.receiving import floors_of
 from queueapp.sql import ErrorKind, backend_of, queue_sql
 from queueapp.sql.base import Claimed, Range
 
-from .circuit_breaker import CircuitBreaker
+from .circuit_breaker import CircuitBreaker, State
 from .handling import Handlers
 from .slots import Slot
 from .tasks import STRATEGIES, Task
@@ -42,6 +43,7 @@ ESTIMATE_LIFETIME = 0.02
 TURN = 0.003
 #: A helper task without work ends after this long, and closes its connection.
 HELPER_IDLE = 10.0
+MAX_CONCURRENCY = 256
 #: Messages of unknown types that a process remembers, so as not to claim them again and again.
 MAX_SKIP = 10_000
 
@@ -111,8 +113,12 @@ class QueuePump:
         self.skip: tuple[int, ...] = ()
         self.stats = Stats()
         label = queue._meta.label
-        self.peek_breaker = CircuitBreaker(f"Peek of {label}")
-        self.breaker = CircuitBreaker(f"Receive from {label}")
+        patience = settings.TIME_TO_TRIGGER_RECEIVE_CIRCUIT_BREAKER
+        self.peek_breaker = CircuitBreaker(f"Peek of {label}", patience)
+        self.breaker = CircuitBreaker(f"Receive from {label}", patience)
+        self.store_breaker = CircuitBreaker(
+            f"Store of delayed messages of {label}", settings.TIME_TO_TRIGGER_STORE_CIRCUIT_BREAKER
+        )
         #: This worker's place among the live workers of the queue, and how many they are; kept by the heartbeat.
         self.rank, self.workers = 0, 1
         self.paused = False
@@ -121,6 +127,7 @@ class QueuePump:
         self._consecutive_failures = 0
         self.tasks: list[Task] = []
         self._slots = slots
+        self._tasks_at_most = self.concurrency
         self._free_slots = list(range(self.concurrency - 1, -1, -1))
         self._wake = threading.Event()
         self._deferred = 0
@@ -129,6 +136,7 @@ class QueuePump:
         self._idle_helpers = 0
         self._live_helpers = 0  # that still take invitations; under _cond
         self._helpers: set[threading.Thread] = set()  # whose threads have not ended
+        self._retired: set[threading.Thread] = set()  # those of them that end because the concurrency was lowered
         self._woken = False
 
     # -- from other threads ---------------------------------------------------------------------------------------
@@ -138,10 +146,36 @@ class QueuePump:
         self._woken = True
         self._wake.set()
 
+    def set_concurrency(self, concurrency: int) -> None:
+        """Change how many receive tasks there may be at once, in the middle of whatever is going on. Safe from any thread.
+
+        Raised: more tasks join the round at once. Lowered: tasks above it end with the message they have in hand.
+        """
+        most = len(self._slots) if self._slots is not None else MAX_CONCURRENCY
+        if not 1 <= concurrency <= most:
+            raise InvalidOption("concurrency", concurrency, f"a whole number from 1 to {most}")
+        with self._cond:
+            self._free_slots[:0] = range(concurrency - 1, self._tasks_at_most - 1, -1)
+            self._tasks_at_most = max(self._tasks_at_most, concurrency)
+            self.concurrency = concurrency
+            self._cond.notify_all()
+        for round_ in {task.round for task in self.tasks}:
+            if round_ is not None:
+                for _ in range(concurrency - round_.active):
+                    self._invite(round_)
+
     def came_back(self, seq: int, count: int = 1) -> None:
         """Messages from ``seq`` on were given back unhandled by this process."""
         self.stats.returned += count
         self.floors.lower(seq)
+
+    def trouble(self) -> str:
+        """Which breakers are not disarmed, and the throttle, in words; '' when all is well."""
+        breakers = (self.peek_breaker, self.breaker, self.store_breaker)
+        told = [f"{one.name}: {one.state.value}: {one.last_error}" for one in breakers if one.state is not State.DISARMED]
+        if self.throttled:
+            told.append(f"throttled after {self._consecutive_failures} failures in a row")
+        return "; ".join(told)[:2000]
 
     # -- from the tasks -------------------------------------------------------------------------------------------
 
@@ -318,7 +352,7 @@ class QueuePump:
         task.round, task.successes = round_, 0
         empty = 0
         try:
-            while not self.stopping.is_set() and not self.paused:
+            while not self.stopping.is_set() and not self.paused and self._may_go_on():
                 asked = self._take(task, round_)
                 if not asked:
                     break
@@ -363,6 +397,25 @@ class QueuePump:
         with self._cond:
             self._free_slots.append(index)
 
+    def _may_go_on(self) -> bool:
+        """Whether this task may take another message now that the concurrency is what it is: of too many the helpers end
+        here, and the pump's own task waits until they did."""
+        if self._live_helpers < self.concurrency:  # the hot path: no lock
+            return True
+        me = threading.current_thread()
+        with self._cond:
+            if me in self._helpers:
+                return not self._retire(me)
+            while self._live_helpers >= self.concurrency and not self.stopping.is_set():
+                self._cond.wait(0.1)
+        return True
+
+    def _retire(self, helper: threading.Thread) -> bool:
+        """Whether this helper is one too many since the concurrency was lowered; then its thread ends. Under ``_cond``."""
+        if self._live_helpers - len(self._retired) >= self.concurrency:
+            self._retired.add(helper)
+        return helper in self._retired
+
     def _invite(self, round_: Round) -> None:
         """Let one more task take part, unless the breaker or the concurrency says no."""
         with round_.lock:
@@ -385,16 +438,17 @@ class QueuePump:
 
     def _next_invitation(self) -> Round | None:
         """Wait for a round to take part in; None after a while without one."""
+        me = threading.current_thread()
         with self._cond:
             self._idle_helpers += 1
             deadline = monotonic() + HELPER_IDLE
-            while not self._invitations and not self.stopping.is_set():
+            while not self._invitations and not self.stopping.is_set() and not self._retire(me):
                 left = deadline - monotonic()
                 if left <= 0:
                     break
                 self._cond.wait(left)
             self._idle_helpers -= 1
-            if self._invitations and not self.stopping.is_set():
+            if self._invitations and not self.stopping.is_set() and not self._retire(me):
                 return self._invitations.pop()
             return None
 
@@ -410,4 +464,6 @@ class QueuePump:
             self._end_task(task, index)
             with self._cond:
                 self._live_helpers -= 1
+                self._retired.discard(threading.current_thread())
+                self._cond.notify_all()
             self._helpers.discard(threading.current_thread())

@@ -186,8 +186,11 @@ class Task:
                 kind = backend_of(connection).error_kind(failure)
                 if kind is ErrorKind.LOCKED:
                     continue  # another receiver has it in hand; the failed attempt must be counted all the same
-                if not self.pump.survive(failure, self.pump.breaker, connection):
+                storing = isinstance(failure, recoverability.StoreFailed)
+                breaker = self.pump.store_breaker if storing else self.pump.breaker
+                if not self.pump.survive(failure, breaker, connection):
                     raise
+        self.pump.store_breaker.success()
         if verdict is None:
             if token is not None:
                 self.pump.stats.lost += 1
@@ -360,7 +363,7 @@ class TransactionalTask(Task):
             return self._receive_carefully(ranges)
         connection = connections[self.alias]
         claimed: Claimed | None = None
-        outcome: BaseException | None | bool = None
+        outcome: BaseException | bool | None = None
         decided: recoverability.Decided | None = None
         try:
             with transaction.atomic(using=self.alias):
@@ -431,7 +434,7 @@ class TransactionalTask(Task):
         self.pump.claimed(self, rows)
         if self.slot is not None:
             self.slot.lease(token)
-        outcome: BaseException | None | bool
+        outcome: BaseException | bool | None
         try:
             with transaction.atomic(using=self.alias):
                 # From here on the row lock owns the message, however long the handler takes and the lease lasts.

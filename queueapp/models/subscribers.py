@@ -29,6 +29,9 @@ class Subscriber(models.Model):
     careful = models.BooleanField(
         db_default=False, help_text="It leased one message at a time, so a lease it left behind was being handled."
     )
+    trouble = models.TextField(
+        blank=True, db_default="", help_text="Circuit breakers that are armed or triggered, and why."
+    )
     outstanding = models.IntegerField(db_default=0, help_text="Received and not yet ended, at the last heartbeat.")
 
     class Meta:

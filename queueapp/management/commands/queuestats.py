@@ -57,7 +57,7 @@ class Command(BaseCommand):
         lines = [head]
         for one in found:
             counts = [f"{n}+" if n >= LIMIT else str(n) for n in (one.waiting, one.leased, one.delayed, one.poison)]
-            note = one.error or ("paused" if one.paused else "")
+            note = one.error or "; ".join(filter(None, ["paused" if one.paused else "", one.trouble]))
             lines.append(
                 (one.queue, counts[0], counts[1], span(one.oldest_seconds), counts[2], counts[3], str(one.subscribers), note)
             )
