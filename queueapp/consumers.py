@@ -76,7 +76,7 @@ class Registration:
         self.queue = queue
         self.name = name
         self.message_type = message_type
-        self.type_name = _type_name(message_type)
+        self.type_name = messages.type_name_of(message_type)
         self.handler = handler
         self.is_async = inspect.iscoroutinefunction(handler)
         self.options = read_all(OPTIONS, given, f"@consumer {name}: ")
@@ -118,13 +118,6 @@ def consumer(queue: Any, **options: Any) -> Callable[[Callable[..., Any]], Calla
         return function
 
     return register
-
-
-def _type_name(message_type: Any) -> str:
-    """The ``type`` header this annotation stands for; '' for messages without a type."""
-    if isinstance(message_type, type) and messages.is_typed(message_type):
-        return messages.type_name(message_type)
-    return ""
 
 
 class Registry:

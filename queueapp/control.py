@@ -8,7 +8,7 @@ really changed, for the caller to compare with what it asked for. Who paused, re
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -61,13 +61,15 @@ def purge(queue: Any, *, by: Any = None, using: str | None = None, within: timed
     alias = alias_of(queue, using)
     connection = connections[alias]
     sql, limit, end = queue_sql(queue, connection), settings.PURGE_BATCH, monotonic() + within.total_seconds()
-    count, went = 0, limit
-    while went == limit and monotonic() < end:
+    deleted = 0
+    while True:
         went = sql.purge(connection, limit)
-        count += went
-    done = Purged(count, went < limit)
-    log(by, queue, f"Purged {count} messages." + ("" if done.complete else " Stopped when its time was over."))
-    return done
+        deleted += went
+        if went < limit or monotonic() >= end:
+            break
+    complete = went < limit
+    log(by, queue, f"Purged {deleted} messages." + ("" if complete else " Stopped when its time was over."))
+    return Purged(deleted, complete)
 
 
 def _set_paused(queue: Any, paused: bool, by: Any, using: str | None) -> bool:
@@ -189,9 +191,10 @@ def _first_failed(failures: str | None) -> datetime | None:
     history = read_failures(failures)
     at = history[0].get("at") if history and isinstance(history[0], dict) else None
     try:
-        return parse_datetime(at) if isinstance(at, str) else None
+        first = parse_datetime(at) if isinstance(at, str) else None
     except ValueError:
         return None
+    return first.replace(tzinfo=UTC) if first is not None and first.tzinfo is None else first
 
 
 def _columns(queue: Any) -> set[str]:

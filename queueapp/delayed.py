@@ -113,7 +113,7 @@ class SqlDelayedStore(DelayedStore):
         row = rows.filter(due__lte=at).order_by("due", "number").first()
         if row is None:
             return None
-        return Delayed(row.message_id, row.destination, row.due, row.headers, row.body, row.retries, row.expires,
+        return Delayed(row.message_id, row.destination, row.due, row.headers, None if row.body is None else bytes(row.body), row.retries, row.expires,
                        row.recipient, row.priority, row.correlation_id, row.reply_to_address, row.number)  # fmt: skip
 
     def remove(self, message: Delayed) -> bool:

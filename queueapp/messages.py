@@ -12,10 +12,10 @@ import dataclasses
 import secrets
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -96,10 +96,15 @@ def message_type(name: str) -> Callable[[_T], _T]:
 
 
 @lru_cache(maxsize=1024)
-def type_name(cls: type) -> str:
+def type_name(cls: Any) -> str:
     """The name of a message class in the ``type`` header: ``module.Class`` unless ``@message_type`` gave another."""
     own = cls.__dict__.get("__queue_type__")
     return own if own is not None else f"{cls.__module__}.{cls.__qualname__}"
+
+
+def type_name_of(cls: Any) -> str:
+    """The ``type`` header of bodies of this class; '' for untyped ones."""
+    return type_name(cls) if isinstance(cls, type) and is_typed(cls) else ""
 
 
 # -- headers ------------------------------------------------------------------------------------------------------
@@ -209,7 +214,7 @@ _NSB_TIME = "%Y-%m-%d %H:%M:%S:%f Z"
 
 
 @lru_cache(maxsize=1024)
-def _plain_headers(cls: type) -> str:
+def _plain_headers(cls: Any) -> str:
     """Stored headers of a typed message without headers of its own: one text per class."""
     return encode_headers({TYPE: type_name(cls), CONTENT_TYPE: JSON})
 
@@ -239,7 +244,7 @@ def encode(body: Any, headers: Mapping[str, str] | None = None) -> tuple[str, by
             data = _encoder.encode(body)
         except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
             raise InvalidMessage(f"A {cls.__qualname__} cannot be a message body: {error}.") from error
-        plain = _plain_headers(cls) if is_typed(cls) else _UNTYPED_HEADERS
+        plain = _plain_headers(cast("Hashable", cls)) if is_typed(cls) else _UNTYPED_HEADERS
     if not headers:
         return plain, data
     merged = decode_headers(plain)

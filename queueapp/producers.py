@@ -151,7 +151,7 @@ def _store(
         return
     sql = queue_sql(queue, connection)
     if queue.delivery.recipients and not message.recipient:
-        copies = consumers.recipients_of(queue, messages.type_name(cls) if messages.is_typed(cls) else "")
+        copies = consumers.recipients_of(queue, messages.type_name_of(cls))
         if len(copies) > 1:
             # One row per consumer, all or none.
             with atomic_on(connection):
@@ -214,6 +214,6 @@ def _bulk_rows(
             continue
         cls = type(body)
         if cls not in copies:
-            copies[cls] = consumers.recipients_of(queue, messages.type_name(cls) if messages.is_typed(cls) else "")
+            copies[cls] = consumers.recipients_of(queue, messages.type_name_of(cls))
         for name in copies[cls]:
             yield Outgoing(identity, stored_headers, data, rest[0], name, *rest[2:])

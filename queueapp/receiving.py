@@ -19,7 +19,7 @@ from django.db import connections, transaction
 
 from . import messages, producers, signals
 from .consumers import Registration
-from .errors import LeaseLost, QueueError
+from .errors import InvalidMessage, LeaseLost, QueueError
 from .floors import Floors
 from .models.delivery import Semantics
 from .sql import queue_sql
@@ -198,7 +198,7 @@ class Receive:
         using: str | None = None,
     ) -> None:
         if not 1 <= max_backlog <= 3500:
-            raise producers.InvalidMessage(f"max_backlog = {max_backlog!r} is not accepted: it must be from 1 to 3500.")
+            raise InvalidMessage(f"max_backlog = {max_backlog!r} is not accepted: it must be from 1 to 3500.")
         self.queue = queue
         self.alias = producers.alias_of(queue, using)
         self._limit = max_backlog

@@ -62,7 +62,7 @@ class Estimate(NamedTuple):
     """What a peek says to the round: how many, whether it stopped counting at the limit, the lowest seq, and the window
     behind the floors if that is where they are."""
 
-    count: int
+    waiting: int
     capped: bool
     first: int
     behind: Sequence[Range] | None
@@ -80,7 +80,7 @@ class Round:
         self.renew(estimate)
 
     def renew(self, estimate: Estimate) -> None:
-        self.remaining = estimate.count
+        self.remaining = estimate.waiting
         self.capped = estimate.capped
         self.behind = estimate.behind
         self.peeked_at = monotonic()
@@ -172,7 +172,9 @@ class QueuePump:
     def trouble(self) -> str:
         """Which breakers are not disarmed, and the throttle, in words; '' when all is well."""
         breakers = (self.peek_breaker, self.breaker, self.store_breaker)
-        told = [f"{one.name}: {one.state.value}: {one.last_error}" for one in breakers if one.state is not State.DISARMED]
+        told = [
+            f"{one.name}: {one.state.value}: {one.last_error}" for one in breakers if one.state is not State.DISARMED
+        ]
         if self.throttled:
             told.append(f"throttled after {self._consecutive_failures} failures in a row")
         return "; ".join(told)[:2000]
@@ -291,7 +293,7 @@ class QueuePump:
         """Peek; a round when there is something for this worker, else None."""
         while not self.stopping.is_set():
             estimate = self._peek()
-            if estimate is None or estimate.count == 0:
+            if estimate is None or estimate.waiting == 0:
                 self._deferred = 0
                 return None
             place = self._place_in_line(estimate)
@@ -305,10 +307,10 @@ class QueuePump:
     def _place_in_line(self, estimate: Estimate) -> int:
         """0: take part. Else how many turns to wait: there are fewer messages than workers, and whose turn it is follows
         from the first message, so that they need not talk."""
-        if estimate.capped or estimate.count >= self.workers or self._deferred == estimate.first:
+        if estimate.capped or estimate.waiting >= self.workers or self._deferred == estimate.first:
             return 0
         place = (self.rank - estimate.first) % self.workers
-        return 0 if place < estimate.count else place
+        return 0 if place < estimate.waiting else place
 
     def _peek(self) -> Estimate | None:
         """Peek ahead of the floors and into the rescan window; None when the database failed."""
@@ -337,7 +339,7 @@ class QueuePump:
             stale = age > self.peek_delay or (not round_.capped and age > ESTIMATE_LIFETIME)
             if round_.remaining <= 0 or stale:
                 estimate = self._peek()
-                if estimate is None or estimate.count == 0 or self.paused or self._place_in_line(estimate):
+                if estimate is None or estimate.waiting == 0 or self.paused or self._place_in_line(estimate):
                     round_.ended = True  # if it is not our turn, the pump waits for it
                     return 0
                 round_.renew(estimate)

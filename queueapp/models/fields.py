@@ -62,5 +62,5 @@ class BytesField(models.BinaryField):
 class Now(functions.Now):
     """The database's clock in UTC. Django's ``Now`` is local time on SQL Server."""
 
-    def as_microsoft(self, compiler: Any, connection: Any, **context: Any) -> tuple[str, list[Any]]:
+    def as_microsoft(self, compiler: Any, connection: Any, **context: Any) -> Any:
         return self.as_sql(compiler, connection, template="SYSUTCDATETIME()", **context)

@@ -63,9 +63,9 @@ class ForeignSqlServerQueue(ForeignQueue):
     """A queue table of NServiceBus' SQL Server transport (spec/001), whose order column is ``RowVersion``."""
 
     seq = models.BigAutoField(primary_key=True, db_column="RowVersion")
-    correlation_id = models.CharField(max_length=255, null=True, blank=True, db_column="CorrelationId")
-    reply_to_address = models.CharField(max_length=255, null=True, blank=True, db_column="ReplyToAddress")
-    recoverable = models.BooleanField(default=True)
+    correlation_id = models.CharField(max_length=255, null=True, blank=True, db_column="CorrelationId")  # type: ignore[assignment]
+    reply_to_address = models.CharField(max_length=255, null=True, blank=True, db_column="ReplyToAddress")  # type: ignore[assignment]
+    recoverable = models.BooleanField(default=True)  # type: ignore[assignment]
 
     class Meta:
         abstract = True

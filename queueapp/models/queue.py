@@ -33,7 +33,7 @@ class QueueBase(ModelBase):
     """Metaclass of queues: ``class Delivery`` becomes ``cls.delivery``; indexes and table options follow from it."""
 
     def __new__(mcs, name: str, bases: tuple[type, ...], attrs: dict[str, Any], **kwargs: Any) -> Any:
-        parents = [base for base in bases if isinstance(base, QueueBase)]
+        parents: list[Any] = [base for base in bases if isinstance(base, QueueBase)]
         if not parents:
             return super().__new__(mcs, name, bases, attrs, **kwargs)
         own = attrs.pop("Delivery", None)

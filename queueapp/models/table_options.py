@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.db import models
 from django.db.models.constraints import BaseConstraint
 
 from ..sql import backend_of
@@ -31,7 +30,7 @@ class TableOptions(BaseConstraint):
             "body_string": self.body_string,
         }
 
-    def constraint_sql(self, model: type[models.Model], schema_editor: Any) -> str | None:
+    def constraint_sql(self, model: Any, schema_editor: Any) -> Any:
         """Inline in CREATE TABLE. PostgreSQL has no inline form for all of it: it follows the table, deferred."""
         inline = backend_of(schema_editor.connection).inline_columns(
             schema_editor, *self._columns(model), self.options()
@@ -40,19 +39,19 @@ class TableOptions(BaseConstraint):
             schema_editor.deferred_sql.append(self.create_sql(model, schema_editor))
         return inline
 
-    def create_sql(self, model: type[models.Model], schema_editor: Any) -> str:
+    def create_sql(self, model: Any, schema_editor: Any) -> str:
         # Never None on PostgreSQL: with parametrised defaults Django defers constraints and executes what it got.
         return backend_of(schema_editor.connection).set_options(
             schema_editor, model._meta.db_table, *self._columns(model), self.options()
         )
 
-    def remove_sql(self, model: type[models.Model], schema_editor: Any) -> str:
+    def remove_sql(self, model: Any, schema_editor: Any) -> str:
         return backend_of(schema_editor.connection).reset_options(
             schema_editor, model._meta.db_table, *self._columns(model), self.options()
         )
 
-    def _columns(self, model: type[models.Model]) -> tuple[str, str]:
-        column = {field.name: field.column for field in model._meta.local_fields}
+    def _columns(self, model: Any) -> tuple[str, str]:
+        column: dict[str, str] = {field.name: field.column for field in model._meta.local_fields}
         return column.get("seq", "seq"), column.get("body", "body")
 
     def validate(self, *args: Any, **kwargs: Any) -> None:

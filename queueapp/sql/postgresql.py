@@ -370,7 +370,10 @@ class PostgresqlQueueSql(QueueSql):
             else ""
         )
         # Primary key, from the head; what a receiver holds stays.
-        sql = f"DELETE FROM {self._q} WHERE {seq} = ANY(ARRAY(SELECT {seq} FROM {self._q} {lease} ORDER BY {seq} LIMIT %s FOR UPDATE SKIP LOCKED))"
+        sql = (
+            f"DELETE FROM {self._q} WHERE {seq} = ANY(ARRAY(SELECT {seq} FROM {self._q} {lease} "
+            f"ORDER BY {seq} LIMIT %s FOR UPDATE SKIP LOCKED))"
+        )
         return execute(connection, sql, (limit,))
 
     def release_owner(self, connection: Any, owner: uuid.UUID, limit: int, *, started: bool = True) -> int:

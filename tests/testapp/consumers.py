@@ -6,7 +6,16 @@ import time
 
 from queueapp import Context, consumer
 from tests.testapp.messages import Nop, Ping, Pong
-from tests.testapp.models import Addressed, AddressedUrgent, AtMostOnce, Effect, ForeignPostgres, Leased, Transactional, Urgent
+from tests.testapp.models import (
+    Addressed,
+    AddressedUrgent,
+    AtMostOnce,
+    Effect,
+    ForeignPostgres,
+    Leased,
+    Transactional,
+    Urgent,
+)
 
 
 class Broken(Exception):
