@@ -13,6 +13,7 @@ from django.db import DatabaseError, connections
 _CHECK_URL = (
     "check that the server runs and that DATABASE_URL names it (leave DATABASE_URL unset for the embedded PostgreSQL)"
 )
+_DRIVER_PACKAGES = "on Debian, SQL Server's driver needs: apt-get install libodbc2 libltdl7 libgssapi-krb5-2"
 _CHECK_LOG = "`python -m project.embedded_postgres status` tells where its data and its log are"
 
 
@@ -22,7 +23,7 @@ def describe(error: BaseException) -> str | None:
     if isinstance(error, ImproperlyConfigured):
         missing = next((cause for cause in chain if isinstance(cause, ImportError)), None)
         if missing is not None:
-            return f"the driver of the database cannot be loaded: {_one_line(missing)} -- install what it names"
+            return f"the driver of the database cannot be loaded: {_one_line(missing)} -- {_DRIVER_PACKAGES}"
         return _one_line(error)
     if _was_connecting(error):
         return f"{_database()} cannot be reached: {_one_line(error)} -- {_advice()}"
