@@ -1,4 +1,4 @@
-"""The messages of the demo. Times are UTC instants; what only exists as a local clock time is in minutes after midnight.
+"""The messages of the demo. Times are UTC instants; what is only a local clock time is in minutes after midnight.
 
 The data source gives arrivals as the clock of the destination, without a date, so they are kept as that: turning them
 into instants would need every airport's time zone and a guess about the day.

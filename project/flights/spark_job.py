@@ -46,30 +46,24 @@ def publish_flights(
     """Publish every late or cancelled flight to ``flights.FlightDelays`` with Spark, once.
 
     ``progress`` is called, in a thread of its own, with the rows read (estimated from the tasks that are done, exact
-    at the end) and the messages published. ``folder`` (default: the data folder) keeps the unpacked file and Spark's log. A second
-    call with the same ``publish_id`` adds nothing. Raises JavaMissing, FlightsMissing, SparkDidNotStart, SparkJobFailed.
+    at the end) and the messages published. ``folder`` (default: the data folder) keeps the unpacked file and Spark's
+    log. A second call with the same ``publish_id`` adds nothing. Raises JavaMissing, FlightsMissing, SparkDidNotStart,
+    SparkJobFailed.
     """
-    from django.conf import settings
+    from django.conf import settings as django_settings
 
-    from workers.spark.session import local_session, readable_errors, stop_session
+    from workers.spark.session import readable_errors, temporary_session
 
     java = find_java()
     if java is None:
         raise JavaMissing("Spark needs Java 17 or newer (JAVA_HOME or PATH), and none was found.")
-    folder = folder or Path(settings.DATA_DIR)
+    folder = folder or Path(django_settings.DATA_DIR)
     began = time.monotonic()
     path = source.unpacked(folder)
-    spark = local_session(
-        "flights",
-        java_home=java.home,
-        log=folder / "spark.log",
-        settings={"spark.sql.files.maxPartitionBytes": _BYTES_PER_TASK, "spark.sql.files.openCostInBytes": 0},
-    )
-    try:
-        with readable_errors():
-            return _publish(spark, path, publish_id or f"flights-{secrets.token_hex(8)}", progress, began)
-    finally:
-        stop_session(spark)
+    settings = {"spark.sql.files.maxPartitionBytes": _BYTES_PER_TASK, "spark.sql.files.openCostInBytes": 0}
+    log = folder / "spark.log"
+    with temporary_session("flights", java_home=java.home, log=log, settings=settings) as spark, readable_errors():
+        return _publish(spark, path, publish_id or f"flights-{secrets.token_hex(8)}", progress, began)
 
 
 def flights(spark: SparkSession, path: Path) -> DataFrame:
@@ -119,7 +113,7 @@ def _publish(spark: SparkSession, path: Path, publish_id: str, progress: Progres
     with _reported(spark, publish_id, progress):
         writer.option("publish_id", publish_id).mode("append").save()
     rows = observation.get["rows"]
-    commit = SparkCommit.objects.get(queue=QUEUE, publish_id=publish_id, batch_id=0)
+    commit = SparkCommit._default_manager.get(queue=QUEUE, publish_id=publish_id, batch_id=0)
     if progress is not None:
         progress(rows, commit.rows)
     return Published(rows, commit.rows, started - began, time.monotonic() - started)
@@ -158,11 +152,11 @@ def main() -> int:
     django.setup()
 
     def show(read: int, published: int) -> None:
-        print(f"\rread {read:,} flights, published {published:,} messages", end="", flush=True)  # noqa: T201
+        print(f"\rread {read:,} flights, published {published:,} messages", end="", flush=True)
 
     result = publish_flights(show)
     rate = result.published / result.seconds
-    print(f"\nstart {result.start_seconds:.1f} s, read and publish {result.seconds:.1f} s: {rate:,.0f} messages/s")  # noqa: T201
+    print(f"\nstart {result.start_seconds:.1f} s, read and publish {result.seconds:.1f} s: {rate:,.0f} messages/s")
     return 0
 
 

@@ -20,7 +20,7 @@ def register(spark: SparkSession, *, using: str | None = None) -> None:
     """Make the format "queue" known to a Spark session, with the queues and databases of this Django project.
 
     ``using`` names the database of all queues; otherwise the database router decides for each. Call it again when
-    queues or databases change. Raises ImportError without the extra, UnsupportedServer for a database of another vendor.
+    queues or databases change. Raises ImportError without the extra, and UnsupportedServer for another database vendor.
     """
     try:
         from .source import with_snapshot

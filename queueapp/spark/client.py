@@ -34,7 +34,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """What one commit is about: the key of its ledger row and the tables of the winning attempts, in partition order."""
+    """What one commit is about: the key of its ledger row, and the winners' tables in partition order."""
 
     publish_id: str
     batch_id: int
@@ -58,7 +58,9 @@ class SinkClient(abc.ABC):
     # -- on executors -----------------------------------------------------------------------------------------------
 
     @abc.abstractmethod
-    def stage(self, job: str, partition: int, attempt: int, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> tuple[str, int]:
+    def stage(
+        self, job: str, partition: int, attempt: int, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
+    ) -> tuple[str, int]:
         """Write the batches into a new staging table and commit; returns its name and how many rows it holds."""
 
     @abc.abstractmethod
@@ -117,7 +119,9 @@ class SinkClient(abc.ABC):
         try:
             with self.connect() as connection:
                 self.execute(connection, self.sql.notify, (self.wake_channel, self.target.label))
-        except (SinkUnavailable, *self.errors):
+        except SinkUnavailable:
+            return
+        except self.errors:
             return
 
     def _publish_once(self, publication: Publication) -> int:
@@ -195,7 +199,9 @@ def _readable(names: Iterable[str]) -> Iterator[StagingName]:
             continue
 
 
-def make_client(database: Database, target: QueueTarget, sql: SparkSql, plan: Plan, wake_channel: str | None) -> SinkClient:
+def make_client(
+    database: Database, target: QueueTarget, sql: SparkSql, plan: Plan, wake_channel: str | None
+) -> SinkClient:
     """The client for a database's vendor."""
     if database.vendor == "postgresql":
         from .postgresql import PostgresqlClient

@@ -148,7 +148,9 @@ class RowEncoder:
                     stored[row] = messages.encode_headers({name: value} | messages.decode_headers(stored[row]))
         if self._plan.foreign:
             ids = columns["id"].to_pylist()
-            stored = [messages.to_nservicebus(text, uuid.UUID(bytes=id_)) for text, id_ in zip(stored, ids, strict=True)]
+            stored = [
+                messages.to_nservicebus(text, uuid.UUID(bytes=id_)) for text, id_ in zip(stored, ids, strict=True)
+            ]
         return stored
 
     def _checked_headers(self, column: pa.Array) -> Iterator[str]:
@@ -167,7 +169,8 @@ class RowEncoder:
                     yield value
             except (InvalidMessage, msgspec.DecodeError) as error:
                 raise InvalidDataFrame(
-                    f"Column headers for queue {self._plan.label} holds something else than an object of strings: {error}"
+                    f"Column headers for queue {self._plan.label} holds something else than an object of strings: "
+                    f"{error}"
                 ) from error
 
     def _check_priority(self, column: pa.Array) -> None:

@@ -1,4 +1,4 @@
-"""The errors of the Spark sink. Spark hands their text to the user inside its own exception, so the text is complete."""
+"""The errors of the Spark sink. Spark shows the user their text inside its own exception, so the text is complete."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class StagingLost(SparkSinkError):
         self.table, self.expected, self.found = table, expected, found
         what = "is gone" if found is None else f"holds {found} rows"
         super().__init__(
-            f"The staging table {table} {what}, its task wrote {expected} rows. Nothing was published; run the job again."
+            f"The staging table {table} {what}, its task wrote {expected} rows. Nothing was published; "
+            "run the job again."
         )
 
 

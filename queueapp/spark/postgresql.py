@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from ..sql.base import QueueTable
 from ..sql.spark import StagingName
+from ..sql.spark_postgresql import KEEP_ORDER
 from .client import SinkClient
 from .columns import Plan
 from .errors import SinkUnavailable
@@ -35,7 +36,9 @@ class PostgresqlClient(SinkClient):
 
     # -- on executors -----------------------------------------------------------------------------------------------
 
-    def stage(self, job: str, partition: int, attempt: int, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> tuple[str, int]:
+    def stage(
+        self, job: str, partition: int, attempt: int, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
+    ) -> tuple[str, int]:
         with self._adbc() as connection:
             name = StagingName.make(_one_value(connection, self.sql.clock) // 1000, job, partition, attempt)
             _run(connection, self.sql.create_staging(name, self.plan.staged))
@@ -95,11 +98,12 @@ class PostgresqlClient(SinkClient):
     @contextmanager
     def transaction(self, connection: psycopg.Connection[Any]) -> Iterator[None]:
         with connection.transaction():
-            # Another scan of the same table could make ours start in its middle; nobody scans it, but order is a promise.
-            connection.execute("SET LOCAL synchronize_seqscans = off")
+            connection.execute(KEEP_ORDER)
             yield
 
-    def execute(self, connection: psycopg.Connection[Any], sql: str, params: Sequence[Any] = ()) -> tuple[int, list[Any]]:
+    def execute(
+        self, connection: psycopg.Connection[Any], sql: str, params: Sequence[Any] = ()
+    ) -> tuple[int, list[Any]]:
         cursor = connection.execute(sql, params, prepare=False)
         return cursor.rowcount, cursor.fetchall() if cursor.description else []
 
@@ -120,7 +124,7 @@ class PostgresqlClient(SinkClient):
             return SinkUnavailable(f"A table or column is missing in {where} ({text}): run manage.py migrate.")
         if state == "42501":
             return SinkUnavailable(
-                f"A privilege is missing in {where} ({text}). The sink inserts into the queue and queueapp's ledger, and "
+                f"A privilege is missing in {where} ({text}). The sink inserts into the queue and its ledger, and "
                 "creates staging tables in the first schema of the search path."
             )
         return error

@@ -39,7 +39,9 @@ class QueueDataSource(DataSource):
         sink, options = self._sink(schema, overwrite)
         if options["publish_id"] is not None:
             raise InvalidOption(
-                'format("queue") option publish_id', options["publish_id"], "absent: a streaming query has an id of its own"
+                'format("queue") option publish_id',
+                options["publish_id"],
+                "absent: a streaming query has an id of its own",
             )
         return StreamWriter(sink)
 

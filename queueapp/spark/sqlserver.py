@@ -22,7 +22,13 @@ from .errors import SinkUnavailable
 _ROWS_PER_BATCH = 10_000
 _NO_TIMEOUT = 0
 #: The driver's words for SQLSTATEs of class 08 and for 40001; it gives no codes.
-_TRANSIENT = ("Communication link failure", "Serialization failure", "Client unable to establish", "Connection", "Timeout")
+_TRANSIENT = (
+    "Communication link failure",
+    "Serialization failure",
+    "Client unable to establish",
+    "Connection",
+    "Timeout",
+)
 _MISSING = ("Base table or view not found", "Column not found")
 
 
@@ -33,7 +39,9 @@ class SqlServerClient(SinkClient):
 
     # -- on executors -----------------------------------------------------------------------------------------------
 
-    def stage(self, job: str, partition: int, attempt: int, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> tuple[str, int]:
+    def stage(
+        self, job: str, partition: int, attempt: int, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
+    ) -> tuple[str, int]:
         with self.connect() as connection:
             _, ((now,),) = self.execute(connection, self.sql.clock)
             name = StagingName.make(int(now) // 1000, job, partition, attempt)
@@ -60,7 +68,12 @@ class SqlServerClient(SinkClient):
     def _bulk_copy(self, connection: Any, table: str, batches: Iterator[pa.RecordBatch], columns: list[str]) -> int:
         with connection.cursor() as cursor:
             result = cursor.bulkcopy_arrow(
-                table, batches, batch_size=_ROWS_PER_BATCH, timeout=_NO_TIMEOUT, column_mappings=columns, table_lock=True
+                table,
+                batches,
+                batch_size=_ROWS_PER_BATCH,
+                timeout=_NO_TIMEOUT,
+                column_mappings=columns,
+                table_lock=True,
             )
         return int(result["rows_copied"])
 

@@ -102,8 +102,8 @@ def snapshot_of_settings() -> Snapshot:
     """The snapshot, taken in a process that Spark started: with DJANGO_SETTINGS_MODULE from the environment."""
     if not os.environ.get("DJANGO_SETTINGS_MODULE"):
         raise SparkSinkError(
-            "The data source knows no queues: call queueapp.spark.register(spark) in the driver program after Django is "
-            "set up (instead of spark.dataSource.register), or set DJANGO_SETTINGS_MODULE for Spark."
+            "The data source knows no queues: call queueapp.spark.register(spark) in the driver program after Django "
+            "is set up (instead of spark.dataSource.register), or set DJANGO_SETTINGS_MODULE for Spark."
         )
     import django
     from django.apps import apps

@@ -19,6 +19,10 @@ _TYPES = {
     "reply_to_address": "text",
 }
 
+#: First in the transaction of the moves. Another scan of a staging table could make ours start in its middle; nobody
+#: scans it, but order is a promise.
+KEEP_ORDER = "SET LOCAL synchronize_seqscans = off"
+
 
 def quote(name: str) -> str:
     """An identifier with ``%`` doubled (psycopg formats); ``schema"."table`` is Django's idiom and is kept."""

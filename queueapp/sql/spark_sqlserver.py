@@ -68,7 +68,8 @@ class SqlServerSparkSql(SparkSql):
         columns = [self._l[name] for name in names]
         same = " AND ".join(f"l.{column} = p.{column}" for column in columns[:3])
         return (
-            f"INSERT INTO {self._ledger} ({', '.join(columns)}) SELECT {', '.join('p.' + column for column in columns)} "
+            f"INSERT INTO {self._ledger} ({', '.join(columns)}) "
+            f"SELECT {', '.join('p.' + column for column in columns)} "
             f"FROM (VALUES (?, ?, ?, ?, ?)) AS p ({', '.join(columns)}) "
             f"WHERE NOT EXISTS (SELECT 1 FROM {self._ledger} AS l WITH (UPDLOCK, HOLDLOCK) WHERE {same})"
         )

@@ -48,7 +48,12 @@ def test_every_column_arrives_as_it_was(spark: SparkSession, publish: Publish, d
 
     full, empty = Urgent.objects.order_by("seq")
     assert (full.id, full.body, full.priority, full.recipient) == (given, bytes(range(256)), 2, "billing")
-    assert (full.expires, full.correlation_id, full.reply_to_address, full.is_barrier) == (expires, "c-1", "reply/é", True)
+    assert (full.expires, full.correlation_id, full.reply_to_address, full.is_barrier) == (
+        expires,
+        "c-1",
+        "reply/é",
+        True,
+    )
     told = {"correlation-id": "c-1", "reply-to": "reply/é"}
     assert messages.decode_headers(full.headers) == {"kind": "ünï🙂", "x": ""} | told
     assert (empty.body, empty.headers, empty.priority, empty.recipient) == (None, "{}", 0, "")
@@ -152,7 +157,9 @@ def test_a_foreign_table_is_written_in_its_own_format(
     )
     expires = datetime(2099, 7, 1, 12, 0, tzinfo=UTC)
     publish(
-        spark.createDataFrame([("x", {"type": "Acme.Order"}, expires)], "body string, headers map<string,string>, expires timestamp"),
+        spark.createDataFrame(
+            [("x", {"type": "Acme.Order"}, expires)], "body string, headers map<string,string>, expires timestamp"
+        ),
         "testapp.ForeignPostgres",
         delivery=delivery,
     )

@@ -64,14 +64,31 @@ def test_large_strings_and_wide_integers_fit() -> None:
 
 @pytest.mark.parametrize("header", ['{"a": "x\\u0000"}', '{"a": null}', "not json", "[]"])
 def test_headers_that_no_receiver_could_read_are_refused(header: str) -> None:
-    with pytest.raises(InvalidDataFrame, match="Column headers for queue a.B"):
+    with pytest.raises(InvalidDataFrame, match=r"Column headers for queue a\.B"):
         RowEncoder(plan("headers", "body")).encode(pa.record_batch({"body": ["x"], "headers": [header]}))
+
+
+def test_a_priority_that_no_receiver_looks_at_is_refused() -> None:
+    for bad in (-1, 3):
+        with pytest.raises(InvalidDataFrame, match=f"{bad} is not accepted, it must be from 0 to 2"):
+            RowEncoder(plan("body", "priority", priorities=3)).encode(
+                pa.record_batch({"body": ["x", "y"], "priority": [0, bad]})
+            )
+
+
+@pytest.mark.parametrize(("name", "longest"), [("recipient", 200), ("correlation_id", 255), ("reply_to_address", 255)])
+def test_a_text_too_long_for_its_column_is_refused(name: str, longest: int) -> None:
+    RowEncoder(plan("body", name)).encode(pa.record_batch({"body": ["x"], name: ["ü" * longest]}))
+    with pytest.raises(InvalidDataFrame, match=f"a text of {longest + 1} characters; at most {longest} are accepted"):
+        RowEncoder(plan("body", name)).encode(pa.record_batch({"body": ["x"], name: ["ü" * (longest + 1)]}))
 
 
 def test_times_and_dates_are_what_pyarrow_makes_of_them() -> None:
     times = [datetime(1969, 12, 31, 23, 59, 59, 1, tzinfo=UTC), None, datetime(9999, 12, 31, tzinfo=UTC)]
     for unit in ("ms", "us"):
-        column = pa.array(times, pa.timestamp("us", "America/New_York")).cast(pa.timestamp(unit, "America/New_York"), safe=False)
+        column = pa.array(times, pa.timestamp("us", "America/New_York")).cast(
+            pa.timestamp(unit, "America/New_York"), safe=False
+        )
         assert python_values(column) == column.to_pylist()
     naive = pa.array([datetime(2013, 1, 1, 5, 15), None], pa.timestamp("us"))
     assert python_values(naive) == naive.to_pylist()

@@ -1,4 +1,4 @@
-"""Nothing is lost and nothing is doubled: retried tasks, duplicates, aborts, replays, lost connections, lost staging."""
+"""Nothing lost, nothing doubled: retried tasks, duplicates, aborts, replays, lost connections, lost staging."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_second_job_with_the_same_publish_id_adds_nothing(spark: SparkSession,
     assert staging_tables() == []
 
 
-# -- the client alone, without Spark: the moments that a job cannot be stopped in ----------------------------------------
+# -- the client alone, without Spark: the moments that a job cannot be stopped in -------------------------------------
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def test_staging_emptied_by_a_crash_of_the_server_fails_the_publication(client: 
     with connection.cursor() as cursor:
         # What recovery does to an unlogged table.
         cursor.execute(f"TRUNCATE {lost[0]}")
-    with pytest.raises(StagingLost, match="holds 0 rows, its task wrote 5 rows. Nothing was published"):
+    with pytest.raises(StagingLost, match=r"holds 0 rows, its task wrote 5 rows\. Nothing was published"):
         client.publish(publication(kept, lost))
     assert bodies() == []
     assert not SparkCommit.objects.exists()
@@ -224,7 +224,7 @@ def test_a_missing_queue_table_is_told_before_any_task_starts(client: Postgresql
     with connection.cursor() as cursor:
         cursor.execute("ALTER TABLE testapp_leased RENAME TO testapp_hidden")
     try:
-        with pytest.raises(SinkUnavailable, match="testapp_leased.*run manage.py migrate"):
+        with pytest.raises(SinkUnavailable, match=r"testapp_leased.*run manage\.py migrate"):
             client.prepare(24)
     finally:
         with connection.cursor() as cursor:

@@ -103,7 +103,7 @@ def test_sql_server_gets_numbered_rows_with_text_ids_and_utc_times() -> None:
     when = datetime(2013, 7, 1, 12, 0, 0, 5, tzinfo=UTC)
     schema = pa.schema([("id", pa.binary(16)), ("expires", pa.timestamp("us", "UTC"))])
     batches = [
-        pa.record_batch([pa.array([i.bytes for i in part], pa.binary(16)), pa.array([when] * len(part), schema.field(1).type)], schema=schema)
+        pa.RecordBatch.from_pylist([{"id": one.bytes, "expires": when} for one in part], schema=schema)
         for part in (ids[:2], ids[2:])
     ]
     rows = [row for batch in numbered(iter(batches)) for row in batch.to_pylist()]
@@ -142,7 +142,9 @@ class FakeConnection:
 
 
 def publish_on_sql_server(monkeypatch: pytest.MonkeyPatch, fake: FakeConnection) -> int:
-    mssql_python = pytest.importorskip("mssql_python", reason="needs the extra queueapp[sqlserver]", exc_type=ImportError)
+    mssql_python = pytest.importorskip(
+        "mssql_python", reason="needs the extra queueapp[sqlserver]", exc_type=ImportError
+    )
     from queueapp.spark.client import Publication
     from queueapp.spark.columns import Plan
     from queueapp.spark.sqlserver import SqlServerClient
