@@ -5,9 +5,11 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from django.core.checks import Error, Tags, Warning, register
+from django.core import checks
+from django.core.checks import Tags, Warning, register
+from django.db import Error, router
 
-from . import consumers, registry
+from . import consumers, inspection, registry
 from .conf import settings
 from .errors import InvalidOption
 from .models.delivery import Semantics
@@ -19,7 +21,7 @@ def check_settings(**_: Any) -> list[Any]:
     try:
         peek_delay = settings.PEEK_DELAY
     except InvalidOption as error:
-        return [Error(str(error), id="queueapp.E001")]
+        return [checks.Error(str(error), id="queueapp.E001")]
     found: list[Any] = []
     if peek_delay > timedelta(seconds=10):
         found.append(
@@ -31,7 +33,7 @@ def check_settings(**_: Any) -> list[Any]:
         )
     if settings.DEAD_AFTER < 2 * settings.HEARTBEAT_INTERVAL:
         found.append(
-            Error(
+            checks.Error(
                 f"QUEUEAPP.DEAD_AFTER ({settings.DEAD_AFTER}) must be at least twice HEARTBEAT_INTERVAL "
                 f"({settings.HEARTBEAT_INTERVAL}): one late heartbeat would give away the leases of a live worker.",
                 id="queueapp.E002",
@@ -70,11 +72,30 @@ def check_queues(**_: Any) -> list[Any]:
             timeout = consumer.options["timeout"] or default_timeout
             if timeout and timeout + settings.SHUTDOWN_GRACE > delivery.lease_period and not delivery.renew_leases:
                 found.append(
-                    Error(
+                    checks.Error(
                         f"{label}: the lease ({delivery.lease_period}) is shorter than the time limit of {consumer.name} "
                         f"({timeout}) plus SHUTDOWN_GRACE ({settings.SHUTDOWN_GRACE}), and renew_leases is off.",
                         obj=queue,
                         id="queueapp.E003",
                     )
                 )
+    return found
+
+
+@register(Tags.database)
+def check_tables(databases: Any = None, **_: Any) -> list[Any]:
+    """W004: an index of a queue is missing, or its table's options have drifted. Runs with ``check --database``."""
+    found: list[Any] = []
+    for queue in registry.queues:
+        alias = router.db_for_write(queue)
+        if alias not in (databases or ()):
+            continue
+        try:
+            findings = inspection.inspect(queue, alias)
+        except Error:
+            continue  # no database, no table yet: other checks and migrate say so
+        found += [
+            Warning(f"{queue._meta.label}: {one.problem}.", hint=one.remedy, obj=queue, id="queueapp.W004")
+            for one in findings
+        ]
     return found

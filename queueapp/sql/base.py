@@ -366,5 +366,13 @@ class Backend(abc.ABC):
         """One ALTER statement list that gives a table its storage options and computed columns."""
 
     @abc.abstractmethod
+    def lock_migrations(self, connection: Any) -> None:
+        """Wait until no other session migrates, and keep others waiting until this connection is closed."""
+
+    @abc.abstractmethod
+    def drift(self, connection: Any, table: str, seq: str, options: dict[str, Any]) -> list[str]:
+        """How an existing table differs from these options, in words; [] when it does not. Reads the catalog only."""
+
+    @abc.abstractmethod
     def reset_options(self, schema_editor: Any, table: str, seq: str, body: str, options: dict[str, Any]) -> str:
         """The reverse of ``set_options``."""

@@ -145,14 +145,20 @@ class PostgresqlBackend(Backend):
     def inline_columns(self, schema_editor: Any, seq: str, body: str, options: dict[str, Any]) -> str | None:
         return None
 
-    def set_options(self, schema_editor: Any, table: str, seq: str, body: str, options: dict[str, Any]) -> str:
+    def _storage(self, options: dict[str, Any]) -> dict[str, str]:
         # autovacuum: dead rows come at the rate of the traffic, not in proportion to the backlog.
+        return {
+            "fillfactor": str(int(options["fillfactor"])),
+            "autovacuum_vacuum_scale_factor": "0",
+            "autovacuum_vacuum_threshold": str(int(options["autovacuum_threshold"])),
+            "autovacuum_vacuum_insert_scale_factor": "0.2",
+            "autovacuum_vacuum_cost_delay": "0",
+        }
+
+    def set_options(self, schema_editor: Any, table: str, seq: str, body: str, options: dict[str, Any]) -> str:
         quoted = schema_editor.quote_name(table)
-        sql = (
-            f"ALTER TABLE {quoted} SET (fillfactor = {int(options['fillfactor'])}, autovacuum_vacuum_scale_factor = 0, "
-            f"autovacuum_vacuum_threshold = {int(options['autovacuum_threshold'])}, "
-            f"autovacuum_vacuum_insert_scale_factor = 0.2, autovacuum_vacuum_cost_delay = 0)"
-        )
+        settings = ", ".join(f"{name} = {value}" for name, value in self._storage(options).items())
+        sql = f"ALTER TABLE {quoted} SET ({settings})"
         if options["body_string"]:
             # convert_from() is not immutable, so it is refused here; escape shows ASCII, hence JSON, as it is.
             sql += (
@@ -163,10 +169,33 @@ class PostgresqlBackend(Backend):
 
     def reset_options(self, schema_editor: Any, table: str, seq: str, body: str, options: dict[str, Any]) -> str:
         quoted = schema_editor.quote_name(table)
-        sql = (
-            f"ALTER TABLE {quoted} RESET (fillfactor, autovacuum_vacuum_scale_factor, autovacuum_vacuum_threshold, "
-            f"autovacuum_vacuum_insert_scale_factor, autovacuum_vacuum_cost_delay)"
-        )
+        sql = f"ALTER TABLE {quoted} RESET ({', '.join(self._storage(options))})"
         if options["body_string"]:
             sql += f"; ALTER TABLE {quoted} DROP COLUMN body_string"
         return sql
+
+    def lock_migrations(self, connection: Any) -> None:
+        # Freed by the server when the session ends, however it ends. The number is the first bytes of "queueapp".
+        execute(connection, "SELECT pg_advisory_lock(%s::bigint)", (int.from_bytes(b"queueapp", "big") >> 1,))
+
+    def drift(self, connection: Any, table: str, seq: str, options: dict[str, Any]) -> list[str]:
+        # Catalog only.
+        name = quote_table(table).replace("%%", "%")
+        rows = fetch(connection, "SELECT reloptions FROM pg_class WHERE oid = to_regclass(%s)", (name,))
+        if not rows:
+            return []  # the table is missing: migrations say that
+        found = dict(one.split("=", 1) for one in rows[0][0] or [])
+        wanted = self._storage(options)
+        different = [
+            f"{key} is {found.get(key, 'not set')} instead of {value}"
+            for key, value in wanted.items()
+            if key not in found or float(found[key]) != float(value)
+        ]
+        columns = fetch(
+            connection,
+            "SELECT 1 FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attname = 'body_string' AND NOT attisdropped",
+            (name,),
+        )
+        if options["body_string"] and not columns:
+            different.append("the generated column body_string is missing")
+        return different

@@ -189,6 +189,22 @@ class SqlServerBackend(Backend):
             f"ALTER TABLE {schema_editor.quote_name(table)} DROP COLUMN {', '.join(f'[{name}]' for name in computed)}"
         )
 
+    def lock_migrations(self, connection: Any) -> None:
+        # Freed by the server when the session ends, however it ends.
+        sql = (
+            "EXEC sp_getapplock @Resource = %s, @LockMode = 'Exclusive', @LockOwner = 'Session', @LockTimeout = -1"
+        )
+        execute(connection, sql, ("queueapp.migrate",))
+
+    def drift(self, connection: Any, table: str, seq: str, options: dict[str, Any]) -> list[str]:
+        # Catalog only: the computed columns that the migration makes.
+        wanted = [] if seq.lower() == "rowversion" else ["RowVersion"]
+        if options["body_string"]:
+            wanted.append("BodyString")
+        sql = "SELECT [name] FROM sys.columns WHERE [object_id] = OBJECT_ID(%s)"
+        found = {row[0].lower() for row in fetch(connection, sql, (quote_table(table).replace("%%", "%"),))}
+        return [f"the computed column {name} is missing" for name in wanted if found and name.lower() not in found]
+
 
 #: Django executes what it is given, so there has to be a statement.
 _NOTHING = "DECLARE @nothing_to_alter bit"

@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 from django.db import connections, router
 
-from queueapp import registry
+from queueapp import inspection, registry
 from queueapp.consumers import registered
 from queueapp.errors import QueueNotFound, UnsupportedServer
 from queueapp.sql import backend_of
@@ -72,6 +72,9 @@ class Command(BaseCommand):
                 backend_of(connections[alias]).check_server(connections[alias])
         except UnsupportedServer as error:
             raise CommandError(str(error)) from error
+        for queue in queues:
+            for finding in inspection.inspect(queue, router.db_for_write(queue)):
+                self.stderr.write(f"Warning: {finding.problem}. To mend it: {finding.remedy}")
         connections.close_all()
         supervisor = Supervisor(
             queues,
