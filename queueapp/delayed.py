@@ -129,55 +129,6 @@ class SqlDelayedStore(DelayedStore):
         )
 
     def remove(self, message: Delayed) -> bool:
-        """Remove a dispatched message. False: it was gone already."""
-
-    @abc.abstractmethod
-    def increment_failure_count(self, message: Delayed) -> bool:
-        """Count a failed dispatch. False: it was gone already."""
-
-    @abc.abstractmethod
-    def next(self) -> datetime | None:
-        """When the next message will be due, or None if there is none."""
-
-
-class DelayedStoreWithInfrastructure(DelayedStore):
-    """A store that can set up what it needs. ``setup_infrastructure`` is called before ``initialize``."""
-
-    @abc.abstractmethod
-    def setup_infrastructure(self) -> None:
-        """Create tables and the like, if they do not exist yet."""
-
-
-class SqlDelayedStore(DelayedStore):
-    """The built-in store, on ``DelayedMessage``. Its table comes with the migrations, so there is nothing to set up.
-
-    The single-message methods keep the contract for callers that want them; the dispatcher uses ``dispatch_due``.
-    """
-
-    def initialize(self, name: str, semantics: Semantics) -> None:
-        """Every semantics is honoured: store, queue and business tables share a database and a transaction."""
-
-    def store(self, message: Delayed) -> None:
-        connection = connections[self.alias]
-        row = Outgoing(message.message_id, message.headers, message.body, None, message.recipient, message.priority,
-                       message.correlation_id, message.reply_to_address)  # fmt: skip
-        if message.expires is not None:
-            lifetime = message.expires - message.due
-            row = row._replace(expires_ms=max(1, int(lifetime / timedelta(milliseconds=1))))
-        table = StoreTable.of(DelayedMessage, "due")
-        message.handle = backend_of(connection).store_delayed(connection, table, message.destination, row, message.due)
-        wakeups.delayed(connection)
-
-    def fetch_next_due(self, at: datetime) -> Delayed | None:
-        """Call it inside a transaction: the row lock is what keeps other dispatchers away."""
-        rows = DelayedMessage.objects.using(self.alias).select_for_update(skip_locked=True)
-        row = rows.filter(due__lte=at).order_by("due", "number").first()
-        if row is None:
-            return None
-        return Delayed(row.message_id, row.destination, row.due, row.headers, None if row.body is None else bytes(row.body), row.retries, row.expires,
-                       row.recipient, row.priority, row.correlation_id, row.reply_to_address, row.number)  # fmt: skip
-
-    def remove(self, message: Delayed) -> bool:
         return DelayedMessage.objects.using(self.alias).filter(pk=message.handle).delete()[0] == 1
 
     def increment_failure_count(self, message: Delayed) -> bool:
