@@ -93,7 +93,9 @@ def test_a_worker_receives_ends_fails_dispatches_and_keeps_house() -> None:
                 seq = max(Leased.objects.values_list("seq", flat=True))
             assert attempt < 5
         assert PoisonMessage.objects.count() == 1
-        Subscriber.objects.create(queue="x", host="h", process=1, supervisor=uuid.uuid4(), alive_until=Now() - timedelta(1))
+        Subscriber.objects.create(
+            queue="x", host="h", process=1, supervisor=uuid.uuid4(), alive_until=Now() - timedelta(1)
+        )
         row = Subscriber.objects.create(
             queue=Leased._meta.label, host="h", process=2, supervisor=uuid.uuid4(), alive_until=Now() - timedelta(1)
         )
