@@ -8,7 +8,7 @@ these, given back. A terminal write that touches no row raises LeaseLost: a stal
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -60,7 +60,10 @@ class _Told:
 class Context(_Told):
     """What a handler gets beside the message: who it is, how often it was tried, and how to ask for more time."""
 
-    __slots__ = ("_claimed", "_extend", "_headers", "_items", "alias", "attempt", "consumer", "queue")
+    __slots__ = ("_cancel", "_claimed", "_extend", "_headers", "_items", "alias", "attempt", "consumer", "queue")
+
+    #: Cancels an async handler, from any thread; there while it runs.
+    _cancel: Callable[[], object]
 
     def __init__(self, queue: Any, alias: str, consumer: Registration, claimed: Claimed, attempt: int, extend: Any):
         self.queue = queue

@@ -180,7 +180,7 @@ def decide_locked(
         row = row._replace(deliveries=messages.counted_attempts(row.headers))
     counted = row if token is not None else row._replace(deliveries=row.deliveries + 1)
     failure = Failure(queue, consumer, counted, exception, max(1, counted.deliveries), items or {})
-    verdict = _ask(failure)
+    verdict = _ask(failure, alias)
     if not has_column and isinstance(verdict, RetryNow | RetryLater):
         # A foreign table has no column for it, so the count travels in the headers.
         counted = row._replace(headers=messages.count_attempts(row.headers, counted.deliveries))
@@ -206,23 +206,37 @@ def decide_locked(
     return Decided(failure, verdict, connection)
 
 
-def fail_taken(queue: Any, alias: str, row: Row, exception: BaseException, *, consumer: Registration | None) -> Verdict:
+def fail_taken(
+    queue: Any,
+    alias: str,
+    row: Row,
+    exception: BaseException,
+    *,
+    consumer: Registration | None,
+    items: dict[str, Any] | None = None,
+    verdict: Verdict | None = None,
+) -> Verdict:
     """The same for an AT_MOST_ONCE message, which left its table before its handler ran: it is kept as poison, and
-    never retried by itself, because that would make it at-least-once."""
-    failure = Failure(queue, consumer, row._replace(deliveries=row.deliveries + 1), exception, row.deliveries + 1)
-    verdict = _ask(failure)
-    if isinstance(verdict, RetryNow | RetryLater):
-        verdict = Poison("at-most-once, not retried: " + _one_line(exception))
+    never retried by itself, because that would make it at-least-once. With a ``verdict`` the policy is not asked."""
+    counted = row._replace(deliveries=row.deliveries + 1)
+    failure = Failure(queue, consumer, counted, exception, counted.deliveries, items or {})
     with transaction.atomic(using=alias):
+        verdict = verdict or _ask(failure, alias)
+        if isinstance(verdict, RetryNow | RetryLater):
+            verdict = Poison("at-most-once, not retried: " + _one_line(exception))
         _keep(failure, verdict, _append(row.failures, failure, verdict), alias)
     _tell(failure, verdict, connections[alias])
     return verdict
 
 
-def _ask(failure: Failure) -> Verdict:
-    policy: Callable[[Failure], Verdict] = (failure.consumer and failure.consumer.options["policy"]) or default_policy
+def _ask(failure: Failure, alias: str) -> Verdict:
+    policy: Callable[[Failure], Verdict] | None = failure.consumer.options["policy"] if failure.consumer else None
+    if policy is None:
+        return default_policy(failure)
     try:
-        verdict = policy(failure)
+        # What a policy writes or sends is kept with its verdict, and undone alone when it raises.
+        with transaction.atomic(using=alias):
+            verdict = policy(failure)
     except Exception as error:
         # A policy that fails must not lose the message nor stop the queue: the default one decides.
         signals.log.exception("The recoverability policy of %r failed; the default decides.", failure.consumer)

@@ -19,9 +19,9 @@ _NAME = "test_queueapp_{}"
 def django_db_modify_db_settings(
     django_db_modify_db_settings_parallel_suffix: None, django_db_blocker: DjangoDbBlocker
 ) -> None:
-    settings = connections["default"].settings_dict
-    settings["TEST"]["NAME"] = _NAME.format(os.getpid())
-    if settings["ENGINE"] == "project.embedded_backend":
+    for each in connections.all(initialized_only=False):
+        each.settings_dict["TEST"]["NAME"] = _NAME.format(os.getpid())
+    if connection.settings_dict["ENGINE"] == "project.embedded_backend":
         with django_db_blocker.unblock():
             _drop_databases_of_killed_runs()
 

@@ -10,6 +10,7 @@ import asyncio
 import sys
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from asgiref.sync import async_to_sync
@@ -23,8 +24,16 @@ from queueapp.sql import backend_of, queue_sql
 from queueapp.sql.base import BODY, EXPIRES, HEADERS, PRIORITY, RECIPIENT, Claimed, Outgoing
 
 
-class TimeLimitExceeded(Exception):
-    """A handler ran longer than its time limit. Raised in its thread, or in its coroutine."""
+class Interrupted(Exception):
+    """Raised in the thread or the coroutine of a handler from outside."""
+
+
+class TimeLimitExceeded(Interrupted):
+    """A handler ran longer than its time limit: the attempt has failed."""
+
+
+class WorkerStopped(Interrupted):
+    """The worker had to stop before the handler had ended. No failure: the message is given back uncounted."""
 
 
 class ProcessDied(Exception):
@@ -65,12 +74,16 @@ def _caller(registration: Registration, timeout: float | None) -> Callable[[Any,
         return handler
 
     async def limited(message: Any, context: Context) -> Any:
+        # The handler's loop is on another thread; this is how its own thread's watchdog reaches it.
+        cancel = partial(asyncio.get_running_loop().call_soon_threadsafe, asyncio.current_task().cancel)  # type: ignore[union-attr]
+        context._cancel = cancel
+        limit = asyncio.timeout(timeout)
         try:
-            async with asyncio.timeout(timeout):
+            async with limit:
                 return await handler(message, context)
         except TimeoutError as error:
-            if timeout is None:
-                raise
+            if not limit.expired():
+                raise  # the handler's own
             raise TimeLimitExceeded(f"{registration.name} ran longer than {timeout} s") from error
 
     # async_to_sync runs what the handler does with Django's async ORM back on this very thread, so it is on this

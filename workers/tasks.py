@@ -27,7 +27,7 @@ from queueapp.receiving import Context, as_uuid
 from queueapp.sql import ErrorKind, backend_of, queue_sql
 from queueapp.sql.base import BODY, DELIVERIES, HEADERS, ID, SEQ, Claimed, Range, Row
 
-from .handling import Entry, Handlers, ProcessDied, TimeLimitExceeded
+from .handling import Entry, Handlers, Interrupted, ProcessDied, WorkerStopped
 from .sizing import BatchSize
 from .slots import Slot
 
@@ -48,6 +48,7 @@ class Running(NamedTuple):
 
     seq: int
     entry: Entry
+    context: Context
     started: float
     deadline: float | None
 
@@ -80,7 +81,12 @@ class Task:
         self.running: Running | None = None
         self.batch: Batch | None = None
         self.stop_lock = threading.Lock()
+        #: What the watchdog has interrupted, for its time limit and for a stop that could not wait.
         self.hit: Running | None = None
+        self.cut_off: Running | None = None
+        self.hurry = False
+        #: What the handler that failed last had left in ``Context.items``.
+        self.items: dict[str, Any] | None = None
         self.size = BatchSize(1, settings.BATCH_TARGET.total_seconds())
         #: The round it takes part in, and its consecutive successes there; the pump's business.
         self.round: Round | None = None
@@ -105,8 +111,10 @@ class Task:
                 return False
             message = self.handlers.decode(entry, claimed, content_type)
         except UndecodableMessage as error:
+            self.items = None
             return error
         if attempt > entry.attempts:
+            self.items = None
             # Handed out for its last attempt, and neither ended nor failed: its process died, or its lease lapsed.
             return ProcessDied(f"It was handed out {attempt - 1} times and never ended; its handler is not run again.")
         context = Context(self.queue, self.alias, entry.registration, claimed, attempt, self.extend)
@@ -115,38 +123,40 @@ class Task:
         slot = self.slot
         if slot is not None:
             slot.begin(seq)
-        self.running = running = Running(seq, entry, started, started + timeout if timeout else None)
+        self.running = running = Running(seq, entry, context, started, started + timeout if timeout else None)
         failed: BaseException | None = None
         try:
             try:
                 entry.call(message, context)
-            except Exception as error:
-                failed = error
-            except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
-                # sys.exit() in a handler ends the attempt, not the worker.
+            except BaseException as error:
+                # sys.exit() and a cancelled coroutine, too, end the attempt and not the worker.
                 failed = error
             finally:
                 self.running = None
-            if running.deadline is not None and monotonic() >= running.deadline:
+            if self.hurry or (running.deadline is not None and monotonic() >= running.deadline):
                 failed = self._absorb(running) or failed
-        except TimeLimitExceeded as error:
+        except Interrupted as error:
             # Sent while the handler ran, delivered a few bytecodes after it had returned: it was late all the same.
             self.running = None
             failed = error
         if slot is not None:
             slot.end()
         if failed is not None:
-            failed.__dict__.setdefault("_queueapp_items", context._items)
+            if self.cut_off is running and self.hit is not running:
+                # Whatever the handler made of the interruption.
+                failed = WorkerStopped(f"{entry.registration.name} was interrupted: the worker stops.")
+            self.items = context._items
         return failed
 
     def _absorb(self, running: Running) -> BaseException | None:
-        """The time limit passed. If the watchdog has sent its exception, it must arrive here and nowhere else."""
+        """If the watchdog has sent an exception, it must arrive here or have arrived, and nowhere else."""
         try:
             with self.stop_lock:
-                sent = self.hit is running
-            while sent:  # until it is delivered at one of these bytecodes
-                monotonic()
-        except TimeLimitExceeded as error:
+                sent = self.hit is running or self.cut_off is running
+            if sent:
+                for _ in range(100):  # what is still under way is raised at a jump back; else the handler has had it
+                    pass
+        except Interrupted as error:
             return error
         return None
 
@@ -163,13 +173,20 @@ class Task:
 
     # -- after a failure ------------------------------------------------------------------------------------------
 
-    def recover(self, claimed: Claimed, error: BaseException, token: uuid.UUID | None) -> None:
+    def recover(
+        self, claimed: Claimed, error: BaseException, token: uuid.UUID | None, items: dict[str, Any] | None
+    ) -> None:
         """Let recoverability decide, trying again while the database is in the way."""
+        if isinstance(error, WorkerStopped):
+            # A lease is ended uncounted; what was received in a transaction is back since its rollback.
+            if token is not None:
+                self.sql.give_back(connections[self.alias], [claimed[SEQ]], token, handled=False)
+            self.pump.came_back(claimed[SEQ])
+            return
         self.pump.failed()
         connection = connections[self.alias]
         if connection.connection is not None and not connection.is_usable():
             connection.close()
-        items = error.__dict__.get("_queueapp_items")
         while True:
             try:
                 verdict = recoverability.fail(
@@ -201,6 +218,10 @@ class Task:
     def unknown(self, seqs: list[int]) -> None:
         """No consumer of this process takes these: leave them to others, and do not look at them again."""
         self.pump.leave_alone(seqs)
+
+
+#: A message of a batch, what its handler raised, and what it had left in ``Context.items``.
+_Failed = tuple[Claimed, BaseException, dict[str, Any] | None]
 
 
 class _RollBack(Exception):
@@ -245,7 +266,7 @@ class LeaseTask(Task):
     def _handle(self, batch: Batch, started: float) -> None:
         held, waiting = batch.held, batch.waiting
         done: list[int] = []
-        failures: list[tuple[Claimed, BaseException]] = []
+        failures: list[_Failed] = []
         unknown: list[int] = []
         flush_at = started + 2 * self._target
         stopping = self.pump.stopping
@@ -265,7 +286,7 @@ class LeaseTask(Task):
                 unknown.append(row[SEQ])
             else:
                 assert isinstance(outcome, BaseException)
-                failures.append((row, outcome))
+                failures.append((row, outcome, self.items))
             if monotonic() > flush_at:
                 self._flush(batch, done, failures, unknown, started)
                 flush_at = monotonic() + 2 * self._target
@@ -275,7 +296,7 @@ class LeaseTask(Task):
         self,
         batch: Batch,
         done: list[int],
-        failures: list[tuple[Claimed, BaseException]],
+        failures: list[_Failed],
         unknown: list[int],
         started: float,
     ) -> None:
@@ -290,13 +311,11 @@ class LeaseTask(Task):
             batch.waiting.clear()
         self._give_back(batch, max(1, int(self._target / average)))
 
-    def _end(
-        self, batch: Batch, done: list[int], failures: list[tuple[Claimed, BaseException]], unknown: list[int]
-    ) -> None:
+    def _end(self, batch: Batch, done: list[int], failures: list[_Failed], unknown: list[int]) -> None:
         if done:
             self._ack(done, batch)
-        for row, error in failures:
-            self.recover(row, error, batch.token)
+        for row, error, items in failures:
+            self.recover(row, error, batch.token, items)
         if unknown:
             self.sql.give_back(connections[self.alias], sorted(unknown), batch.token, handled=False)
             self.unknown(unknown)
@@ -375,7 +394,7 @@ class TransactionalTask(Task):
                 outcome = self.call(claimed, 1 + self._failed_attempts(claimed))
                 if outcome is None:
                     pass
-                elif outcome is False or self._is_deadlock(outcome, connection):
+                elif outcome is False or isinstance(outcome, WorkerStopped) or self._is_deadlock(outcome, connection):
                     raise _RollBack
                 else:
                     assert isinstance(outcome, BaseException)
@@ -417,7 +436,7 @@ class TransactionalTask(Task):
             raise _RollBack
         return recoverability.decide_locked(
             self.queue, self.alias, row, error, consumer=self.consumer_of(claimed), token=None,
-            items=error.__dict__.get("_queueapp_items"),
+            items=self.items,
         )  # fmt: skip
 
     def _receive_carefully(self, ranges: Sequence[Range]) -> int:
@@ -477,7 +496,7 @@ class TransactionalTask(Task):
                     self.sql.give_back(connection, [seq], token, handled=False)
                 self.pump.floors.lower(seq)
                 return
-        self.recover(claimed, error, token)
+        self.recover(claimed, error, token, self.items)
 
 
 class AtMostOnceTask(Task):
@@ -523,13 +542,20 @@ class AtMostOnceTask(Task):
             return False
 
     def _keep(self, claimed: Claimed, error: BaseException) -> None:
-        self.pump.failed()
+        verdict = None
+        if isinstance(error, WorkerStopped):
+            verdict = recoverability.Poison(f"at-most-once, not retried: {error}")
+        else:
+            self.pump.failed()
         rest = claimed[-8:]  # what claim_by_delete(whole=True) appends: Row from ``cancels`` on
         row = Row(claimed[SEQ], as_uuid(claimed[ID]), claimed[HEADERS], claimed[BODY], claimed[DELIVERIES], *rest)
         connection = connections[self.alias]
         while True:
             try:
-                recoverability.fail_taken(self.queue, self.alias, row, error, consumer=self.consumer_of(claimed))
+                recoverability.fail_taken(
+                    self.queue, self.alias, row, error, consumer=self.consumer_of(claimed),
+                    items=self.items, verdict=verdict,
+                )  # fmt: skip
                 return
             except Error as failure:
                 if not self.pump.survive(failure, self.pump.breaker, connection):

@@ -18,7 +18,7 @@ from django.db import Error, connections
 from queueapp.conf import settings
 from queueapp.sql.base import SEQ
 
-from .handling import TimeLimitExceeded
+from .handling import Interrupted, TimeLimitExceeded, WorkerStopped
 from .pump import QueuePump
 from .tasks import LeaseTask, Running, Task
 
@@ -98,7 +98,7 @@ def interrupt(task: Task, running: Running) -> None:
     """Raise TimeLimitExceeded in the task's thread, unless the handler has ended meanwhile.
 
     Python delivers it between two bytecodes: a handler inside one long C call (a query, ``time.sleep``) sees it when
-    that call returns.
+    that call returns. An async handler keeps its own time limit, on its event loop.
     """
     with task.stop_lock:
         # Re-checked under the lock, which the task takes before it goes on to the next message once it is late: so the
@@ -106,7 +106,8 @@ def interrupt(task: Task, running: Running) -> None:
         if task.running is not running or task.hit is running:
             return
         task.hit = running
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(task.thread_id), ctypes.py_object(TimeLimitExceeded))
+        if not running.entry.registration.is_async:
+            _raise_in(task, TimeLimitExceeded)
     log.warning(
         "%s: message %d is over the time limit of %s.",
         task.queue._meta.label,
@@ -116,15 +117,24 @@ def interrupt(task: Task, running: Running) -> None:
 
 
 def interrupt_all(pumps: Sequence[QueuePump]) -> int:
-    """Interrupt every handler that runs now (a hard stop); returns how many."""
+    """Interrupt every handler that runs now (a hard stop); returns how many. Their messages are given back."""
     count = 0
     for pump in pumps:
         for task in pump.tasks:
+            # Before the look at what runs: a handler that ends from here on looks out for the exception.
+            task.hurry = True
             running = task.running
-            if running is not None:
-                late = running._replace(deadline=0.0)
-                if task.running is running:
-                    task.running = late
-                    interrupt(task, late)
-                    count += 1
+            with task.stop_lock:
+                if running is None or task.running is not running or task.cut_off is running:
+                    continue
+                task.cut_off = running
+                count += 1
+                if not running.entry.registration.is_async:
+                    _raise_in(task, WorkerStopped)
+                elif (cancel := getattr(running.context, "_cancel", None)) is not None:
+                    cancel()
     return count
+
+
+def _raise_in(task: Task, exception: type[Interrupted]) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(task.thread_id), ctypes.py_object(exception))

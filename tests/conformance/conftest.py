@@ -1,0 +1,65 @@
+"""Runs each conformance test for every semantics that it names and every database that there is.
+
+``@modes("NRS")`` on a test says for which of the transaction modes of facts that are tested here it holds: N (none) is
+AT_MOST_ONCE, R (receive only) is AT_LEAST_ONCE, S (sends atomic with receive) is TRANSACTIONAL.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.db import connections
+
+from queueapp.consumers import registered
+from tests.conformance.endpoint import Endpoint
+from tests.inprocess import real_commits
+from tests.testapp.models import AtMostOnce, Leased, Transactional
+
+QUEUES = {"N": AtMostOnce, "R": Leased, "S": Transactional}
+DATABASES = {"postgresql": "default", "sqlserver": "sqlserver"}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "modes(letters): the transaction modes that a conformance test holds for")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One case per database and mode."""
+    if "endpoint" not in metafunc.fixturenames:
+        return
+    marker = metafunc.definition.get_closest_marker("modes")
+    letters = marker.args[0] if marker else "NRS"
+    cases = []
+    for database, alias in DATABASES.items():
+        for queue in map(QUEUES.get, letters):
+            name = f"{database}-{queue.delivery.semantics.value}"
+            cases.append(pytest.param((queue, alias), id=name, marks=_marks(alias)))
+    metafunc.parametrize("endpoint", cases, indirect=True)
+
+
+def _marks(alias: str) -> list[Any]:
+    if alias not in connections:
+        return [pytest.mark.skip("needs a SQL Server: QUEUEAPP_TEST_SQLSERVER_URL is not set")]
+    return [pytest.mark.django_db(**real_commits.kwargs, databases={"default", alias})]
+
+
+@pytest.fixture
+def endpoint(
+    request: pytest.FixtureRequest,
+    settings: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> Iterator[Endpoint]:
+    """A queue without messages and without consumers, on one database in one semantics."""
+    queue, alias = request.param
+    settings.QUEUEAPP = {"PEEK_DELAY": 0.1, "RETRY_DELAY": 0, "DISPATCH_POLL": 0.1}
+    monkeypatch.setattr(registered, "_by_queue", {})
+    endpoint = Endpoint(queue, alias, tag=request.node.name[:100])
+    caplog.set_level(logging.INFO)
+    yield endpoint
+    endpoint.close()
+    critical = [record.getMessage() for record in caplog.get_records("call") if record.levelno >= logging.CRITICAL]
+    assert critical == [], "nothing critical may be logged"

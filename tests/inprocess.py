@@ -1,0 +1,99 @@
+"""A real worker in this process: its pump, its watchdog and what else a test asks for, on real threads and connections.
+
+Tests wait for conditions with ``eventually`` and never for a time: what takes long on a busy machine still passes.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from workers.delayed_dispatcher import DelayedDispatcher
+from workers.heartbeat import Heartbeat
+from workers.pump import QueuePump
+from workers.wakeup import Listener
+from workers.watchdog import Watchdog, interrupt_all
+
+#: For tests whose threads and child processes need real commits. Flushing the tables of these apps alone, afterwards, takes
+#: a third of the time of flushing them all.
+real_commits = pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
+
+#: What has not happened after this long will not happen.
+DEADLINE = 30.0
+_tick = threading.Event()
+
+
+def eventually(condition: Callable[[], Any], seconds: float = DEADLINE) -> Any:
+    """Wait until the condition is true and return its value; fail when it is still false after ``seconds``."""
+    deadline = monotonic() + seconds
+    while not (value := condition()):
+        if monotonic() > deadline:
+            raise AssertionError(f"Still not so after {seconds} s: {condition.__qualname__}, last value {value!r}")
+        _tick.wait(0.005)
+    return value
+
+
+class Worker:
+    """One worker on one queue, as ``workers.child`` puts it together, without the process around it."""
+
+    def __init__(
+        self,
+        queue: Any,
+        alias: str = "default",
+        *,
+        concurrency: int = 4,
+        dispatcher: bool = False,
+        heartbeat: bool = False,
+        listener: bool = False,
+    ) -> None:
+        self.stopping = threading.Event()
+        self._ended = threading.Event()
+        self.pump = QueuePump(queue, alias, stopping=self.stopping, concurrency=concurrency)
+        self._thread = threading.Thread(target=self.pump.run, name=f"pump of {queue.__name__}", daemon=True)
+        self._helpers: list[threading.Thread] = [Watchdog([self.pump], self._ended)]
+        self.heartbeat = Heartbeat(alias, [self.pump], uuid.uuid4(), self._ended) if heartbeat else None
+        self.dispatcher = DelayedDispatcher(alias, uuid.uuid4(), self._ended) if dispatcher else None
+        self.listener = Listener(alias, lambda payload: self.pump.wake(), self._ended) if listener else None
+        self._helpers += [one for one in (self.heartbeat, self.dispatcher, self.listener) if one is not None]
+
+    def start(self) -> Worker:
+        for thread in self._helpers:
+            thread.start()
+        if self.heartbeat is not None:
+            eventually(self.heartbeat.begun.is_set)
+        if self.listener is not None:
+            eventually(self.listener.established.is_set)
+        self._thread.start()
+        return self
+
+    def ask_to_stop(self) -> None:
+        """No more claims; what runs may finish."""
+        self.stopping.set()
+        self.pump.wake()
+
+    def cancel(self) -> int:
+        """The grace is over: interrupt the handlers that still run; returns how many there were."""
+        self.ask_to_stop()
+        return interrupt_all([self.pump])
+
+    @property
+    def running(self) -> bool:
+        return self._thread.is_alive() or not self.pump.join_helpers(0)
+
+    def stop(self) -> None:
+        """Stop gracefully and wait for the end of every thread."""
+        self.ask_to_stop()
+        self._thread.join(DEADLINE)
+        stopped = not self._thread.is_alive() and self.pump.join_helpers(DEADLINE)
+        self._ended.set()
+        if self.dispatcher is not None:
+            self.dispatcher.stop()
+        for thread in self._helpers:
+            thread.join(DEADLINE)
+        assert stopped, "the pump did not stop"
+        assert not any(thread.is_alive() for thread in self._helpers), "a helper thread did not stop"
