@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 from project.paths import CHECKOUT
@@ -22,11 +23,13 @@ _HURRY_SECONDS = 5.0
 
 
 class ChildProcess:
-    """One management command in a process of its own. ``log``: the file for its output; None: the parent's."""
+    """One management command in a process of its own. ``log``: the file for its output; None: the parent's.
+    ``environment``: variables that it gets beside the parent's."""
 
-    def __init__(self, *command: str, log: Path | None = None) -> None:
+    def __init__(self, *command: str, log: Path | None = None, environment: Mapping[str, str] | None = None) -> None:
         self.command = command
         self.log = log
+        self.environment = environment or {}
         self._process: subprocess.Popen[bytes] | None = None
         self._life = -1
 
@@ -45,6 +48,7 @@ class ChildProcess:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "project.child_process", str(read_end), *self.command],
                 cwd=CHECKOUT,
+                env=os.environ | dict(self.environment),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

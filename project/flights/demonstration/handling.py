@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
+from django.conf import settings
+
 from project.child_process import ChildProcess
 from project.flights import figures
 from queueapp.models import DelayedMessage
@@ -66,9 +68,11 @@ def handle_until_empty(
     published: int, progress: Progress, log: Path, *, processes: int = PROCESSES, concurrency: int = CONCURRENCY
 ) -> Handling:
     """Run workers until their queues are empty; leaves none of them behind. Raises HandlingStopped."""
+    # With DEBUG, Django keeps the text of each query, which is a sixth of a worker's time (1.29 against 1.52 ms).
+    without_debug = {"DEBUG": "0", "SECRET_KEY": settings.SECRET_KEY, "ALLOWED_HOSTS": "localhost"}
     worker = ChildProcess(
         "runqueueworker", *figures.LABELS, "--until-empty",
-        "--processes", str(processes), "--concurrency", str(concurrency), log=log,
+        "--processes", str(processes), "--concurrency", str(concurrency), log=log, environment=without_debug,
     )  # fmt: skip
     began = monotonic()
     progress.begin("handling", published)
