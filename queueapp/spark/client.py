@@ -89,12 +89,16 @@ class SinkClient(abc.ABC):
     def explained(self, error: Exception) -> Exception:
         """The error in words that say what to do, where we know; else the error itself."""
 
-    def prepare(self, retention_hours: int) -> None:
-        """Before any task: fail now if a commit would have to fail, and drop what dead jobs have left behind."""
+    def prepare(self, retention_hours: int, *, ledger: bool) -> None:
+        """Before any task: fail now if a commit would have to fail, and drop what dead jobs have left behind.
+
+        ``ledger``: whether there will be a commit that is recorded. Raises SinkUnavailable.
+        """
         try:
             with self.connect() as connection:
-                for statement in self.sql.probe():
-                    self.execute(connection, statement)
+                self.execute(connection, self.sql.probe_queue())
+                if ledger:
+                    self.execute(connection, self.sql.probe_ledger())
                 self._clean(connection, lambda table, now: now - table.made > retention_hours * 3600)
         except self.errors as error:
             raise self.explained(error) from error

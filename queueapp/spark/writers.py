@@ -125,7 +125,7 @@ class BatchWriter(DataSourceArrowWriter):
         self.publish_id = publish_id or f"job-{self.job}"
         if publish_id is not None and sink.guarantee is not Guarantee.EXACTLY_ONCE:
             raise InvalidOption('format("queue") option publish_id', publish_id, "absent with delivery = at_least_once")
-        sink.client().prepare(sink.retention_hours)
+        sink.client().prepare(sink.retention_hours, ledger=sink.guarantee is Guarantee.EXACTLY_ONCE)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         return self.sink.write(self.job, iterator)

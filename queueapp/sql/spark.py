@@ -83,8 +83,12 @@ class SparkSql(abc.ABC):
     notify: str | None
 
     @abc.abstractmethod
-    def probe(self) -> tuple[str, ...]:
-        """Statements that return nothing, and fail when a table or column that a commit needs is not there."""
+    def probe_queue(self) -> str:
+        """Adds nothing to the queue, and fails when its table, a column or the privilege to insert is not there."""
+
+    @abc.abstractmethod
+    def probe_ledger(self) -> str:
+        """The same for the ledger."""
 
     @abc.abstractmethod
     def create_staging(self, name: StagingName, attributes: Sequence[str]) -> str:

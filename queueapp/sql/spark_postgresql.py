@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .base import QueueTable
-from .spark import LedgerTable, SparkSql, StagingName
+from .spark import STAGED, LedgerTable, SparkSql, StagingName
 
 _TYPES = {
     "id": "uuid",
@@ -51,12 +51,14 @@ class PostgresqlSparkSql(SparkSql):
         self._queue = quote(queue.db_table)
         self._q = {name: quote(column) for name, column in queue.columns.items()}
 
-    def probe(self) -> tuple[str, ...]:
-        # No rows and no index: LIMIT 0 is planned, which resolves every name, and not executed.
-        return (
-            f"SELECT {', '.join(self._q.values())} FROM {self._queue} LIMIT 0",
-            f"SELECT {', '.join(self._l.values())} FROM {self._ledger} LIMIT 0",
-        )
+    def probe_queue(self) -> str:
+        # No rows and no index. An insert, so that the sink needs no right to read the queue.
+        names = [name for name in STAGED if name in self._q]
+        values = ", ".join(f"NULL::{_TYPES[name]}" for name in names)
+        return f"INSERT INTO {self._queue} ({', '.join(self._q[name] for name in names)}) SELECT {values} WHERE false"
+
+    def probe_ledger(self) -> str:
+        return self._record("SELECT NULL::text, NULL::text, NULL::bigint, NULL::bigint, NULL::integer WHERE false")
 
     def create_staging(self, name: StagingName, attributes: Sequence[str]) -> str:
         # Unlogged: the move writes these rows to the WAL once, and that is enough. A server crash empties the table,
@@ -68,11 +70,14 @@ class PostgresqlSparkSql(SparkSql):
         return f"DROP TABLE IF EXISTS {name.name}"
 
     def record(self) -> str:
+        return self._record("VALUES (%s, %s, %s, %s, %s)")
+
+    def _record(self, rows: str) -> str:
         # Index: the unique (queue, publish_id, batch_id). Safe: a second commit of the batch waits on the index entry
         # of the first and then finds a conflict, or inserts if the first rolled back.
         names = ("queue", "publish_id", "batch_id", "rows", "tasks")
         return (
-            f"INSERT INTO {self._ledger} ({', '.join(self._l[name] for name in names)}) VALUES (%s, %s, %s, %s, %s) "
+            f"INSERT INTO {self._ledger} ({', '.join(self._l[name] for name in names)}) {rows} "
             f"ON CONFLICT ({', '.join(self._l[name] for name in names[:3])}) DO NOTHING"
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .base import QueueTable
-from .spark import LedgerTable, SparkSql, StagingName
+from .spark import STAGED, LedgerTable, SparkSql, StagingName
 
 #: An id arrives as text: the driver's bulk copy and the server disagree on the byte order of a binary uniqueidentifier.
 _TYPES = {
@@ -45,12 +45,17 @@ class SqlServerSparkSql(SparkSql):
         self._queue = quote(queue.db_table)
         self._q = {name: quote(column) for name, column in queue.columns.items()}
 
-    def probe(self) -> tuple[str, ...]:
-        # No rows and no index: names are resolved when the statement is compiled.
-        return (
-            f"SELECT TOP (0) {', '.join(self._q.values())} FROM {self._queue}",
-            f"SELECT TOP (0) {', '.join(self._l.values())} FROM {self._ledger}",
-        )
+    def probe_queue(self) -> str:
+        # No rows and no index: names are resolved when the statement is compiled. An insert into the queue, so that the
+        # sink needs no right to read it.
+        names = [name for name in STAGED if name in self._q]
+        casts = {**_TYPES, "id": "uniqueidentifier"}
+        values = ", ".join(f"CAST(NULL AS {casts[name]})" for name in names)
+        return f"INSERT INTO {self._queue} ({', '.join(self._q[name] for name in names)}) SELECT {values} WHERE 1 = 0"
+
+    def probe_ledger(self) -> str:
+        # No rows and no index, as above.
+        return f"SELECT TOP (0) {', '.join(self._l.values())} FROM {self._ledger}"
 
     def create_staging(self, name: StagingName, attributes: Sequence[str]) -> str:
         # ord: a heap has no order, and a FIFO queue needs the order of the partition. A heap and not a clustered

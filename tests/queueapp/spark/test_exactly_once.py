@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -220,12 +221,79 @@ def test_ledger_rows_of_early_micro_batches_are_forgotten(client: PostgresqlClie
     assert list(SparkCommit.objects.order_by("batch_id").values_list("batch_id", flat=True)) == [2, 10_002]
 
 
+@pytest.fixture
+def role(client: PostgresqlClient) -> Iterator[str]:
+    """A role that may do what docs/spark.md asks for, and nothing else."""
+    grants = [
+        "CREATE ROLE spark_writer",
+        "GRANT spark_writer TO CURRENT_USER",
+        "GRANT USAGE, CREATE ON SCHEMA public TO spark_writer",
+        "GRANT INSERT ON testapp_leased TO spark_writer",
+        "GRANT SELECT, INSERT, DELETE ON queueapp_sparkcommit TO spark_writer",
+    ]
+    with connection.cursor() as cursor:
+        for grant in grants:
+            cursor.execute(grant)
+    yield "spark_writer"
+    with connection.cursor() as cursor:
+        cursor.execute("DROP OWNED BY spark_writer; DROP ROLE spark_writer")
+
+
+def as_role(client: PostgresqlClient, role: str) -> PostgresqlClient:
+    conninfo = psycopg.conninfo.make_conninfo(client.database.conninfo, options=f"-c role={role}")
+    return PostgresqlClient(
+        dataclasses.replace(client.database, conninfo=conninfo), client.target, client.sql, client.plan, "queueapp"
+    )
+
+
+def test_the_sink_needs_few_privileges(client: PostgresqlClient, role: str) -> None:
+    limited = as_role(client, role)
+    limited.prepare(24, ledger=True)
+    assert limited.publish(publication(stage(limited, 0, 5), batch_id=20_000, streaming=True)) == 5
+    limited.clean("0" * 16, 24)
+    limited.wake()
+    assert bodies() == list(range(5))
+    assert staging_tables() == []
+
+
+def test_at_least_once_needs_only_to_insert(client: PostgresqlClient, role: str) -> None:
+    limited = as_role(client, role)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "REVOKE ALL ON queueapp_sparkcommit FROM spark_writer; REVOKE CREATE ON SCHEMA public FROM spark_writer"
+        )
+    limited.prepare(24, ledger=False)
+    encoder = RowEncoder(limited.plan)
+    batches = iter([encoder.encode(pa.record_batch({"body": ["1", "2"]}))])
+    assert limited.append("0" * 16, 0, encoder.schema, batches) == 2
+    assert bodies() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "revoked", ["INSERT ON testapp_leased", "INSERT ON queueapp_sparkcommit", "CREATE ON SCHEMA public"]
+)
+def test_a_missing_privilege_is_told_and_nothing_is_published(
+    client: PostgresqlClient, role: str, revoked: str
+) -> None:
+    limited = as_role(client, role)
+    with connection.cursor() as cursor:
+        cursor.execute(f"REVOKE {revoked} FROM spark_writer")
+
+    def prepare_and_stage() -> None:
+        limited.prepare(24, ledger=True)
+        stage(limited, 0, 5)
+
+    with pytest.raises(SinkUnavailable, match="A privilege is missing in database 'default'"):
+        prepare_and_stage()
+    assert bodies() == []
+
+
 def test_a_missing_queue_table_is_told_before_any_task_starts(client: PostgresqlClient) -> None:
     with connection.cursor() as cursor:
         cursor.execute("ALTER TABLE testapp_leased RENAME TO testapp_hidden")
     try:
         with pytest.raises(SinkUnavailable, match=r"testapp_leased.*run manage\.py migrate"):
-            client.prepare(24)
+            client.prepare(24, ledger=True)
     finally:
         with connection.cursor() as cursor:
             cursor.execute("ALTER TABLE testapp_hidden RENAME TO testapp_leased")

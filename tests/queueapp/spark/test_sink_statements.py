@@ -36,7 +36,8 @@ def statements(sql: SparkSql) -> list[str]:
     return [
         sql.clock,
         sql.list_staging,
-        *sql.probe(),
+        sql.probe_queue(),
+        sql.probe_ledger(),
         sql.create_staging(NAME, STAGED),
         sql.drop_staging(NAME),
         sql.record(),
