@@ -1,0 +1,177 @@
+"""The commit itself fails: a deferred constraint, or a connection that dies at that moment.
+
+Upstream can only provoke this with a distributed transaction. Whatever the database answers, or fails to answer, an
+effect is neither lost nor doubled, and the attempt is counted as a failed one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.db import DatabaseError, IntegrityError, connections
+
+from queueapp import Context, Discard, Poison, RetryNow
+from tests.conformance.endpoint import Endpoint, Note, modes
+from tests.inprocess import eventually
+from tests.testapp.models import Effect
+
+
+def break_the_commit(alias: str) -> None:
+    """Write what no commit accepts, though the statement itself is: a log entry of a user that does not exist."""
+    if not connections[alias].features.can_defer_constraint_checks:
+        pytest.skip(f"{connections[alias].vendor} checks constraints at once")
+    LogEntry.objects.using(alias).create(user_id=-1, action_flag=CHANGE, object_repr="", change_message="")
+
+
+def kill_this_connection(alias: str) -> None:
+    """End the server's side of this thread's connection, from another one; whoever uses it next finds out."""
+    connection = connections[alias]
+    if connection.vendor != "postgresql":
+        pytest.skip("a session is ended with pg_terminate_backend")
+    other = connection.copy()
+    try:
+        with other.cursor() as cursor:
+            cursor.execute("SELECT pg_terminate_backend(%s, 10000)", [connection.connection.info.backend_pid])
+    finally:
+        other.close()
+
+
+def effects(endpoint: Endpoint) -> list[str]:
+    return sorted(Effect.objects.using(endpoint.alias).values_list("name", flat=True))
+
+
+@modes("S")
+def test_when_commit_throws_should_call_on_error_once(endpoint: Endpoint) -> None:
+    def act(message: Note, context: Context) -> None:
+        Effect.objects.using(endpoint.alias).create(name="undone")
+        endpoint.send(2)
+        break_the_commit(endpoint.alias)
+
+    endpoint.handle(act, policy=lambda failure: Poison("seen"))
+    endpoint.send(1)
+    endpoint.start()
+
+    poisoned = eventually(endpoint.poison.first)
+
+    assert [type(failure.exception) for failure in endpoint.failures] == [IntegrityError]
+    assert poisoned.attempts == 1
+    assert effects(endpoint) == []
+    assert endpoint.numbers == [1]
+
+
+@modes("S")
+def test_when_commit_throws_after_successful_message_processing_should_count_attempts(endpoint: Endpoint) -> None:
+    endpoint.handle(
+        lambda message, context: break_the_commit(endpoint.alias),
+        policy=lambda failure: RetryNow() if failure.attempt < 3 else Discard("enough"),
+    )
+    endpoint.send(1)
+    endpoint.start()
+
+    eventually(lambda: len(endpoint.failures) == 3)
+    endpoint.wait_until_empty()
+
+    assert [failure.attempt for failure in endpoint.failures] == [1, 2, 3]
+    assert endpoint.calls == [(1, 1), (1, 2), (1, 3)]
+
+
+@modes("S")
+def test_when_connection_is_killed_at_commit_should_have_the_effect_of_one_attempt(endpoint: Endpoint) -> None:
+    def act(message: Note, context: Context) -> None:
+        Effect.objects.using(endpoint.alias).create(name=f"attempt {context.attempt}")
+        endpoint.send(2) if message.number == 1 else None
+        if context.attempt == 1 and message.number == 1:
+            kill_this_connection(endpoint.alias)
+
+    endpoint.handle(act, policy=lambda failure: RetryNow())
+    endpoint.send(1)
+    endpoint.start()
+
+    eventually(lambda: 2 in endpoint.numbers)
+    endpoint.wait_until_empty()
+
+    assert endpoint.numbers == [1, 1, 2]
+    assert effects(endpoint) == ["attempt 1", "attempt 2"], "of message 2, and of message 1's second attempt"
+    assert [failure.attempt for failure in endpoint.failures] == [1]
+
+
+@modes("R")
+def test_when_connection_is_killed_before_the_ack_should_ack_on_a_new_one(endpoint: Endpoint) -> None:
+    endpoint.handle(lambda message, context: kill_this_connection(endpoint.alias))
+    endpoint.send(1)
+    worker = endpoint.start()
+
+    eventually(endpoint.is_empty)
+
+    assert endpoint.calls == [(1, 1)]
+    assert worker.pump.stats.lost == 0
+
+
+@modes("NR")
+def test_when_handler_loses_its_connection_and_fails_should_still_reach_a_verdict(endpoint: Endpoint) -> None:
+    def act(message: Note, context: Context) -> None:
+        kill_this_connection(endpoint.alias)
+        Effect.objects.using(endpoint.alias).create(name="never")
+
+    endpoint.handle(act, policy=lambda failure: Poison("seen"))
+    endpoint.send(1)
+    endpoint.start()
+
+    eventually(endpoint.poison.exists)
+
+    assert isinstance(endpoint.failures[0].exception, DatabaseError)
+    assert effects(endpoint) == []
+
+
+@modes("NRS")
+def test_when_an_idle_connection_is_killed_should_receive_on_a_new_one(endpoint: Endpoint) -> None:
+    endpoint.handle()
+    endpoint.send(1)
+    endpoint.start(concurrency=1)
+    eventually(lambda: endpoint.numbers == [1])
+    endpoint.wait_until_empty()
+
+    kill_all_others(endpoint.alias)
+    endpoint.send(2)
+
+    eventually(lambda: endpoint.numbers == [1, 2])
+
+
+def kill_all_others(alias: str) -> Any:
+    connection = connections[alias]
+    if connection.vendor != "postgresql":
+        pytest.skip("a session is ended with pg_terminate_backend")
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+        )
+
+
+@modes("S")
+def test_when_handler_is_a_deadlock_victim_should_run_again_without_a_failure(endpoint: Endpoint) -> None:
+    deadlock = DatabaseError("deadlock detected")
+    deadlock.__cause__ = _deadlock_error(endpoint.alias)
+
+    def act(message: Note, context: Context) -> None:
+        if len(endpoint.calls) < 3:
+            raise deadlock
+
+    endpoint.handle(act, policy=lambda failure: Discard("never asked"))
+    endpoint.send(1)
+    endpoint.start()
+
+    endpoint.wait_until_empty()
+
+    assert endpoint.calls == [(1, 1)] * 3
+    assert endpoint.failures == []
+
+
+def _deadlock_error(alias: str) -> BaseException:
+    if connections[alias].vendor != "postgresql":
+        pytest.skip("the error is psycopg's")
+    from psycopg.errors import DeadlockDetected
+
+    return DeadlockDetected("deadlock detected")
