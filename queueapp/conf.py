@@ -285,24 +285,19 @@ OPTIONS: tuple[Option, ...] = (
 class Settings:
     """The settings as attributes: ``conf.settings.PEEK_DELAY``. Read on first use, again after an override in tests."""
 
-    def __init__(self) -> None:
-        self._values: dict[str, Any] | None = None
-
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        if self._values is None:
-            self._values = read_all(OPTIONS, getattr(django_settings, "QUEUEAPP", {}), "QUEUEAPP.")
-        try:
-            return self._values[name]
-        except KeyError:
-            raise AttributeError(f"QUEUEAPP has no setting {name!r}") from None
+        # Called only for what is not in __dict__: once all are read, a setting is a plain attribute.
+        if name not in _NAMES:
+            raise AttributeError(f"QUEUEAPP has no setting {name!r}")
+        self.__dict__.update(read_all(OPTIONS, getattr(django_settings, "QUEUEAPP", {}), "QUEUEAPP."))
+        return self.__dict__[name]
 
     def reload(self) -> None:
         """Forget what was read; the next access reads Django's settings again."""
-        self._values = None
+        self.__dict__.clear()
 
 
+_NAMES = frozenset(option.name for option in OPTIONS)
 settings = Settings()
 
 

@@ -9,6 +9,7 @@ caller moves the row to poison with its bytes untouched.
 from __future__ import annotations
 
 import dataclasses
+import os
 import secrets
 import time
 import uuid
@@ -55,26 +56,32 @@ _T = TypeVar("_T", bound=type)
 
 def new_id() -> uuid.UUID:
     """A time-ordered id (UUID version 7): 48 bits of milliseconds, 74 random bits."""
-    value = (time.time_ns() // 1_000_000) << 80 | secrets.randbits(80)
-    return uuid.UUID(int=value & ~(0xF << 76) & ~(0x3 << 62) | 0x7 << 76 | 0x2 << 62)
+    value = (time.time_ns() // 1_000_000) << 80 | int.from_bytes(os.urandom(10))
+    return _as_uuid(value & ~(0xF << 76) & ~(0x3 << 62) | 0x7 << 76 | 0x2 << 62)
 
 
 def id_sequence() -> Callable[[], uuid.UUID]:
     """A source of time-ordered ids for bulk sends: one random base, then counted up (0.3 µs instead of 2)."""
     base = new_id().int & ~((1 << 62) - 1)
     low = secrets.randbits(61)
-    make, blank = uuid.UUID.__new__, uuid.UUID
 
     def following() -> uuid.UUID:
         nonlocal low
         low += 1
-        one = make(blank)
-        # UUID.__init__ validates for most of a microsecond what is known to be right here.
-        object.__setattr__(one, "int", base | low)
-        object.__setattr__(one, "is_safe", uuid.SafeUUID.unknown)
-        return one
+        return _as_uuid(base | low)
 
     return following
+
+
+def _as_uuid(value: int) -> uuid.UUID:
+    """``UUID.__init__`` validates for most of a microsecond what is known to be right here."""
+    one = _make_uuid(uuid.UUID)
+    _set(one, "int", value)
+    _set(one, "is_safe", uuid.SafeUUID.unknown)
+    return one
+
+
+_make_uuid, _set = uuid.UUID.__new__, object.__setattr__
 
 
 # -- type names ---------------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from .base import (
     StoreTable,
 )
 from .postgresql_copy import pack_rows
+from .postgresql_packed import BYTES, TEXT, UUID, PackedStatement, ready
 from .postgresql_session import execute, fetch, quote, quote_table, translated
 from .postgresql_store import PostgresqlBackend
 
@@ -35,6 +36,7 @@ __all__ = ["PostgresqlBackend", "PostgresqlQueueSql"]
 
 _BY_SEQ = itemgetter(0)
 _OPTIONAL = ("expires", "recipient", "priority", "correlation_id", "reply_to_address", "is_barrier")
+_NOTHING_ELSE = (None, "", 0, None, None, False)
 
 
 def _by_priority(row: Claimed) -> tuple[int, int]:
@@ -55,7 +57,9 @@ class PostgresqlQueueSql(QueueSql):
         self._order = _by_priority if "priority" in table.claim_by else _BY_SEQ
         self._claims = {skip: self._build_claims(skip) for skip in (False, True)}
         self._peeks = {skip: self._build_peek(skip) for skip in (False, True)}
-        self._inserts: dict[tuple[bool, ...], str] = {}
+        self._inserts: dict[tuple[str, ...], str] = {}
+        plain = self._insert_into((), ("$1", "$2", "$3")).replace("%%", "%")
+        self._plain_insert = PackedStatement(plain, (UUID, TEXT, BYTES))
 
     def _build_claims(self, skip: bool) -> tuple[str, str, str]:
         """(claim by lease, claim by delete, the same returning the whole row)."""
@@ -166,42 +170,35 @@ class PostgresqlQueueSql(QueueSql):
     # -- putting in -----------------------------------------------------------------------------------------------
 
     def insert(self, connection: Any, message: Outgoing) -> None:
-        # Only the columns that differ from their defaults: one statement text per combination, each prepared. What a
-        # foreign table has no column for is in the headers.
-        _, _, _, expires_ms, recipient, priority, correlation_id, reply_to, is_barrier = message
-        has = self._optional
-        shape = (
-            expires_ms is not None and has[0],
-            recipient != "" and has[1],
-            priority != 0 and has[2],
-            correlation_id is not None and has[3],
-            reply_to is not None and has[4],
-            is_barrier and has[5],
-        )
-        sql = self._inserts.get(shape) or self._build_insert(shape)
-        params = (
-            message if all(shape) else (*message[:3], *(v for v, used in zip(message[3:], shape, strict=True) if used))
-        )
         try:
-            execute(connection, sql, params)
+            if message[3:] == _NOTHING_ELSE and ready(connection):
+                self._plain_insert.execute(connection, (message[0].bytes, message[1].encode(), message[2]))
+            else:
+                execute(connection, *self._insert_of(message))
         except Exception as error:
             if isinstance(error.__cause__, psycopg.errors.UndefinedTable):
                 raise QueueNotFound(self.table.db_table) from error
             raise
 
-    def _build_insert(self, shape: tuple[bool, ...]) -> str:
-        used = [name for name, is_used in zip(_OPTIONAL, shape, strict=True) if is_used]
-        columns = ", ".join(self._c[name] for name in ("id", "headers", "body", *used))
-        # The expiry is computed with the database's clock, so that a sender's clock cannot drop a message early.
-        values = ", ".join(
-            f"{self._clock} + %s * interval '1 ms'" if name == "expires" else "%s"
-            for name in ("id", "headers", "body", *used)
-        )
+    def _insert_of(self, message: Outgoing) -> tuple[str, tuple[Any, ...]]:
+        """Only the columns that differ from their defaults: one statement text per combination, each prepared. What a
+        foreign table has no column for is in the headers."""
+        wanted = zip(_OPTIONAL, message[3:], _NOTHING_ELSE, self._optional, strict=True)
+        used = tuple((name, value) for name, value, default, has in wanted if value != default and has)
+        names = tuple(name for name, _ in used)
+        sql = self._inserts.get(names)
+        if sql is None:
+            # The expiry is computed with the database's clock, so that a sender's clock cannot drop a message early.
+            values = [f"{self._clock} + %s * interval '1 ms'" if name == "expires" else "%s" for name in names]
+            sql = self._inserts[names] = self._insert_into(names, ["%s", "%s", "%s", *values])
+        return sql, (*message[:3], *(value for _, value in used))
+
+    def _insert_into(self, optional: Sequence[str], values: Sequence[str]) -> str:
+        columns = [self._c[name] for name in ("id", "headers", "body", *optional)]
         if self.table.fill_recoverable:
-            columns, values = f"{columns}, {self._c['recoverable']}", f"{values}, true"
+            columns, values = [*columns, self._c["recoverable"]], [*values, "true"]
         # No index beyond those of the table; safe: one row, the caller's transaction.
-        sql = self._inserts[shape] = f"INSERT INTO {self._q} ({columns}) VALUES ({values})"
-        return sql
+        return f"INSERT INTO {self._q} ({', '.join(columns)}) VALUES ({', '.join(values)})"
 
     def insert_many(self, connection: Any, messages: Iterable[Outgoing]) -> int:
         # COPY, rows packed here: 268,000 rows a second where executemany makes 132,000. In the caller's transaction.

@@ -1,0 +1,87 @@
+"""A statement whose parameters the caller has packed, sent to libpq without a cursor: half the client's cost of one row.
+
+A psycopg cursor takes 14 µs of Python around an INSERT that the server runs in 13; this takes 6. It is for statements
+of which there is one per message. The wait is psycopg's own, so a Ctrl-C ends it, and so are the errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+import psycopg
+from psycopg import errors
+from psycopg.generators import execute as results_of
+from psycopg.pq import ExecStatus, Format, PipelineStatus, TransactionStatus
+
+from ..conf import settings
+
+#: Parameters: oid and format, as psycopg sends them. A text has no type of its own: it becomes what its column is.
+UUID, TEXT, BYTES = (2950, Format.BINARY), (0, Format.TEXT), (17, Format.BINARY)
+
+_PREPARED = "_queueapp_prepared"
+_numbers = count(1)
+
+
+class PackedStatement:
+    """One statement with ``$1`` to ``$n``, prepared once per connection. It returns no rows."""
+
+    __slots__ = ("_formats", "_name", "_sql", "_types")
+
+    def __init__(self, sql: str, parameters: Sequence[tuple[int, Format]]) -> None:
+        self._sql = sql.encode()
+        self._name = b"queueapp_%d" % next(_numbers)
+        self._types = tuple(oid for oid, _ in parameters)
+        self._formats = tuple(format_ for _, format_ in parameters)
+
+    def execute(self, connection: Any, values: Sequence[bytes | None]) -> int:
+        """Run it on a connection that is ``ready``; returns how many rows it touched. Errors are ``django.db``'s."""
+        connection.validate_no_broken_transaction()
+        raw = connection.connection
+        with connection.wrap_database_errors, raw.lock:
+            try:
+                return self._run(raw, values)
+            except errors.InvalidSqlStatementName:
+                # DISCARD ALL, or another server session behind a pooler. Nothing was done, so outside of a transaction
+                # it is done now.
+                _prepared(raw).clear()
+                if raw.pgconn.transaction_status != TransactionStatus.IDLE:
+                    raise
+                return self._run(raw, values)
+
+    def _run(self, raw: psycopg.Connection[Any], values: Sequence[bytes | None]) -> int:
+        pgconn = raw.pgconn
+        if settings.PREPARED_STATEMENTS:
+            if self._name not in _prepared(raw):
+                pgconn.send_prepare(self._name, self._sql, self._types)
+                _check(raw, raw.wait(results_of(pgconn)))
+                _prepared(raw).add(self._name)
+            pgconn.send_query_prepared(self._name, values, self._formats)
+        else:
+            pgconn.send_query_params(self._sql, values, self._types, self._formats)
+        return _check(raw, raw.wait(results_of(pgconn)))
+
+
+def ready(connection: Any) -> bool:
+    """Whether a packed statement may run now. Not as the first of a transaction, which psycopg opens with the first
+    statement of a cursor; not in a pipeline; not on a connection that is still to be opened."""
+    raw = connection.connection
+    if raw is None:
+        return False
+    status = raw.pgconn.transaction_status
+    may = status == TransactionStatus.INTRANS or (status == TransactionStatus.IDLE and raw.autocommit)
+    return may and raw.pgconn.pipeline_status == PipelineStatus.OFF  # type: ignore[no-any-return]
+
+
+def _prepared(raw: psycopg.Connection[Any]) -> set[bytes]:
+    """Names of the statements that are prepared on this connection; kept with it, so that they go when it goes."""
+    names: set[bytes] = raw.__dict__.setdefault(_PREPARED, set())
+    return names
+
+
+def _check(raw: psycopg.Connection[Any], results: list[Any]) -> int:
+    result = results[-1]
+    if result.status not in (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK):
+        raise errors.error_from_result(result, encoding=raw.info.encoding)
+    return result.command_tuples or 0

@@ -1,0 +1,94 @@
+"""The short way to libpq of a single INSERT keeps what a cursor keeps: transactions, errors, lost preparations."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import DatabaseError, connections, transaction
+
+from queueapp.errors import QueueNotFound
+from queueapp.sql import queue_sql
+from tests.inprocess import real_commits
+from tests.queueapp.sql.server import outgoing
+from tests.testapp.models import Leased
+
+pytestmark = real_commits
+
+
+@pytest.fixture
+def insert():
+    """Insert one message into a queue on Django's own connection."""
+    connection = connections["default"]
+    if connection.vendor != "postgresql":
+        pytest.skip("PostgreSQL only")
+    connection.ensure_connection()
+    return lambda: queue_sql(Leased, connection).insert(connection, outgoing(b"body"))
+
+
+def test_first_statement_of_a_transaction_is_rolled_back_with_it(insert) -> None:
+    with transaction.atomic():
+        insert()
+        insert()
+        transaction.set_rollback(True)
+
+    assert Leased.objects.count() == 0
+
+
+def test_rolled_back_to_a_savepoint(insert) -> None:
+    with transaction.atomic():
+        insert()
+        with transaction.atomic():
+            insert()
+            transaction.set_rollback(True)
+
+    assert Leased.objects.count() == 1
+
+
+def test_nothing_runs_in_a_broken_transaction(insert) -> None:
+    with transaction.atomic():
+        transaction.set_rollback(True)
+        with pytest.raises(transaction.TransactionManagementError):
+            insert()
+
+
+def test_works_on_after_discard_all(insert) -> None:
+    insert()
+    with connections["default"].cursor() as cursor:
+        cursor.execute("DISCARD ALL")
+
+    insert()
+
+    assert Leased.objects.count() == 2
+
+
+def test_works_on_after_reconnecting(insert) -> None:
+    insert()
+    connections["default"].close()
+    insert()
+    insert()
+
+    assert Leased.objects.count() == 3
+
+
+def test_lost_connection_is_an_error_of_django(insert) -> None:
+    insert()
+    with connections["default"].copy().cursor() as other:
+        other.execute("SELECT pg_terminate_backend(%s)", [connections["default"].connection.info.backend_pid])
+
+    with pytest.raises(DatabaseError):
+        insert()
+    connections["default"].close()
+
+
+def test_unprepared_behind_a_pooler(insert, settings) -> None:
+    settings.QUEUEAPP = {"PREPARED_STATEMENTS": False}
+    insert()
+    insert()
+
+    assert Leased.objects.count() == 2
+
+
+def test_missing_table_is_a_missing_queue(insert, monkeypatch) -> None:
+    monkeypatch.setattr(Leased._meta, "db_table", 'no %s "such" table'.replace('"', "'"))
+    for _ in range(2):
+        with pytest.raises(QueueNotFound):
+            insert()
