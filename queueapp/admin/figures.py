@@ -6,6 +6,7 @@ A queue that cannot be read is a queue with a note, not an error page: whoever l
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -18,9 +19,9 @@ from .. import registry
 from ..models import DelayedMessage, Now, PoisonMessage, QueueControl, Subscriber
 from ..producers import alias_of
 from ..sql import ErrorKind, backend_of
-from . import display
+from . import display, limits
 from .leases import LeaseState
-from .lists import COUNTED, capped_count
+from .lists import capped_count
 
 _NOTES = {
     ErrorKind.MISSING: "Its table does not exist, or lacks a column",
@@ -128,14 +129,14 @@ def _of_table(queue: Any, alias: str, now: datetime) -> dict[str, Any]:
     }
     if any(field.name == "enqueued_at" for field in queue._meta.local_concrete_fields):
         counts["oldest"] = Min("enqueued_at")
-    head = queue._base_manager.using(alias).order_by("pk")[: COUNTED + 1]
+    head = queue._base_manager.using(alias).order_by("pk")[: limits.COUNTED + 1]
     found = head.aggregate(all=Count("pk"), **counts)
-    capped = found["all"] > COUNTED
+    capped = found["all"] > limits.COUNTED
     connection = connections[alias]
-    waiting = display.at_least(found["all"], COUNTED)
+    waiting = display.at_least(found["all"], limits.COUNTED)
     if capped:
         estimate = backend_of(connection).estimate_rows(connection, queue._meta.db_table)
-        waiting = display.about(estimate) if estimate > COUNTED else waiting
+        waiting = display.about(estimate) if estimate > limits.COUNTED else waiting
     poison = PoisonMessage.objects.using(alias).filter(queue=queue._meta.label, status=PoisonMessage.Status.UNRESOLVED)
     more = "+" if capped else ""
     oldest = found.get("oldest")
@@ -145,17 +146,17 @@ def _of_table(queue: Any, alias: str, now: datetime) -> dict[str, Any]:
         "lapsed": f"{found['lapsed']:,}{more}" if found.get("lapsed") else "",
         "expired": f"{found['expired']:,}{more}" if found.get("expired") else "",
         "oldest": now - oldest if oldest else None,
-        "poison": display.at_least(capped_count(poison), COUNTED),
+        "poison": display.at_least(capped_count(poison), limits.COUNTED),
     }
 
 
 def _of_database(alias: str) -> _Database:
     connection = connections[alias]
     alive = Subscriber.objects.using(alias).filter(alive_until__gt=Now()).order_by().values_list("queue")
-    due_first = DelayedMessage.objects.using(alias).order_by("due", "number").values("pk")[: COUNTED + 1]
-    delayed = DelayedMessage.objects.using(alias).filter(pk__in=due_first).order_by().values_list("destination")
-    waiting = dict(delayed.annotate(count=Count("pk")))
-    more = "+" if sum(waiting.values()) > COUNTED else ""
+    # Counted here: joined to the first so many keys, the whole table would be read.
+    due_first = DelayedMessage.objects.using(alias).order_by("due", "number").values_list("destination", flat=True)
+    delayed = Counter(due_first[: limits.COUNTED + 1])
+    more = "+" if delayed.total() > limits.COUNTED else ""
     controls = {row.queue: row for row in QueueControl.objects.using(alias)}
     # Users are where the site keeps them, which need not be where this queue is: no join, no lazy look-up.
     users = get_user_model()._base_manager.in_bulk(
@@ -167,5 +168,5 @@ def _of_database(alias: str) -> _Database:
         users={key: user.get_username() for key, user in users.items()},
         subscribers=dict(alive.annotate(count=Count("pk"))),
         # Under '': what is said of a queue that is not among the first.
-        delayed={"": f"0{more}", **{label: f"{count:,}{more}" for label, count in waiting.items()}},
+        delayed={"": f"0{more}", **{label: f"{count:,}{more}" for label, count in delayed.items()}},
     )

@@ -11,17 +11,14 @@ from functools import cached_property
 from typing import Any
 
 from django.contrib import admin
+from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import PAGE_VAR, ChangeList
 from django.core.paginator import Paginator
 from django.db.models import BigIntegerField, Field, Func, QuerySet, TextField, Value
 from django.http import HttpRequest
 
+from . import limits
 from .display import at_least
-
-#: Counts stop here. OFFSET walks over what it leaves out, so this bounds the deepest page too.
-COUNTED = 10_000
-#: Rows in which an unindexed filter looks: 50 to 150 ms when the rows are in memory.
-WINDOW = 100_000
 
 
 class CappedPaginator(Paginator):
@@ -34,7 +31,7 @@ class CappedPaginator(Paginator):
 
 def capped_count(rows: Any) -> int:
     """How many rows there are, or ``COUNTED`` + 1. Without an order: any rows will do for counting."""
-    return int(rows.order_by().values("pk")[: COUNTED + 1].count())
+    return int(rows.order_by().values("pk")[: limits.COUNTED + 1].count())
 
 
 class ByteLength(Func):
@@ -69,8 +66,18 @@ class BoundedChangeList(ChangeList):
 
     #: The last value of the window's column that was looked at; None: everything was.
     window_end: Any = None
-    window_size = WINDOW
     model_admin: Any
+
+    def get_filters(self, request: HttpRequest) -> Any:
+        """Django's, but a choice that is not offered is refused: a mistyped filter that is ignored shows everything, and
+        then "select all" means everything."""
+        result = super().get_filters(request)
+        for spec in result[0]:
+            if not isinstance(spec, admin.SimpleListFilter) or spec.value() is None:
+                continue
+            if all(str(value) != spec.value() for value, _ in spec.lookup_choices):
+                raise IncorrectLookupParameters(f"{spec.parameter_name}={spec.value()}")
+        return result
 
     def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> QuerySet[Any]:
         found = super().get_queryset(request, exclude_parameters)
@@ -81,7 +88,7 @@ class BoundedChangeList(ChangeList):
         if self.start is not None:
             rows = rows.filter(**{self.start_parameter: self.start})
         # Passes over index entries and reads one row: 10 ms.
-        end = list(rows.values_list(self.column, flat=True)[WINDOW - 1 : WINDOW])
+        end = list(rows.values_list(self.column, flat=True)[limits.WINDOW - 1 : limits.WINDOW])
         if not end:
             return found
         self.window_end = end[0]
@@ -120,14 +127,19 @@ class BoundedChangeList(ChangeList):
         return self.get_query_string({self.start_parameter: value}, remove=[PAGE_VAR])
 
     @property
+    def window_size(self) -> int:
+        """How many rows a filter without an index looks at."""
+        return limits.WINDOW
+
+    @property
     def counted_all(self) -> bool:
         """Whether the count is the number of rows that match, or only as far as it was counted."""
-        return bool(self.result_count <= COUNTED)
+        return bool(self.result_count <= limits.COUNTED)
 
     @property
     def count_text(self) -> str:
         """The number of rows that match, as far as it was counted."""
-        return at_least(self.result_count, COUNTED)
+        return at_least(self.result_count, limits.COUNTED)
 
     @property
     def pages(self) -> Any:

@@ -27,8 +27,8 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 
-from . import display
-from .lists import COUNTED, capped_count
+from . import display, limits
+from .lists import capped_count
 from .untrusted import visible
 
 #: Rows per transaction.
@@ -96,12 +96,13 @@ def _perform(op: Operation, page: Any, request: HttpRequest, queryset: QuerySet[
     if not op.allowed(page, request):
         raise PermissionDenied
     across = request.POST.get("select_across") == "1"
-    confirmed = "confirmed" in request.POST
+    up_to = _whole_number(request.POST.get("up_to"))
+    confirmed = "confirmed" in request.POST and (up_to is not None or not across)
     form = op.options(request.POST) if confirmed else op.options()
-    up_to = _whole_number(request.POST.get("up_to")) if confirmed else _newest(queryset)
-    if across and up_to is not None:
+    if across:
         # What arrives after the page was shown was not confirmed by anybody.
-        queryset = queryset.filter(pk__lte=up_to)
+        up_to = up_to if confirmed else _newest(queryset)
+        queryset = queryset.filter(pk__lte=up_to) if up_to is not None else queryset.none()
     if not confirmed or not form.is_valid():
         return confirm_page(
             op, page, request, queryset, post_to=request.get_full_path(), form=form, across=across, up_to=up_to
@@ -153,11 +154,11 @@ def confirm_page(
     return ask(
         page,
         request,
-        title=f"{op.label} {display.messages(count, COUNTED)}?",
+        title=f"{op.label} {display.messages(count, limits.COUNTED)}?",
         explanation=op.explanation,
         filters=visible(unquote_plus(request.GET.urlencode())) if across else None,
         few=[page.describe(row) for row in few],
-        more=display.at_least(count - len(few), COUNTED - len(few)) if count > len(few) else "",
+        more=display.at_least(count - len(few), limits.COUNTED - len(few)) if count > len(few) else "",
         form=form or op.options(),
         hidden=hidden,
         yes=op.label,
@@ -178,9 +179,9 @@ def _tell(op: Operation, page: Any, request: HttpRequest, asked: int, changed: i
     text = f"{display.messages(changed)} {op.done}."
     if not finished:
         text += f" Stopped after {TIME.seconds} seconds; there are more: do it again for the rest."
-    elif changed < asked <= COUNTED:
+    elif changed < asked <= limits.COUNTED:
         text += f" {display.messages(asked - changed)} left alone: {op.left_alone}."
-    complete = finished and changed >= min(asked, COUNTED)
+    complete = finished and changed >= min(asked, limits.COUNTED)
     page.message_user(request, text, messages.SUCCESS if complete else messages.WARNING)
 
 

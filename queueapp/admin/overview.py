@@ -59,8 +59,9 @@ class OverviewAdmin(admin.ModelAdmin):
             for verb in ("pause", "resume", "purge")
         }
         own = [path(f"<str:label>/{verb}/", view, name=f"{name}_{verb}") for verb, view in views.items()]
-        # Django's page per object is not ours: only the list and the history remain.
-        return [*own, *(url for url in super().get_urls() if str(url.name).endswith(("_changelist", "_history")))]
+        # Django's pages to add and delete are not ours.
+        kept = ("_changelist", "_history", "_change")
+        return [*own, *(url for url in super().get_urls() if str(url.name).endswith(kept))]
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         """The overview."""
@@ -81,6 +82,12 @@ class OverviewAdmin(admin.ModelAdmin):
         }
         request.current_app = self.admin_site.name  # type: ignore[attr-defined]
         return TemplateResponse(request, "admin/queueapp/overview.html", context)
+
+    def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
+        """Where Django links to from its log: there is no page per queue but the overview."""
+        if request.method not in ("GET", "HEAD") or not self.has_view_permission(request):
+            raise PermissionDenied
+        return HttpResponseRedirect(self._url("changelist"))
 
     def operate_view(self, request: HttpRequest, label: str, verb: str) -> HttpResponse:
         """Pause, resume or purge one queue: by POST only; a purge asks first."""

@@ -109,7 +109,7 @@ class RequeueOptions(Options):
     counts = forms.ChoiceField(
         choices=[
             ("reset", "Start anew: all attempts again, the history is dropped"),
-            ("keep", "Keep deliveries and history: only the attempts that are left"),
+            ("keep", "Keep counts and history: one more attempt"),
         ],
         widget=forms.RadioSelect,
         initial="reset",

@@ -16,10 +16,8 @@ from typing import Any
 from django.db.models import CharField, Max, Min, QuerySet
 from django.db.models.functions import Cast
 
-from .lists import WINDOW
+from . import limits
 
-#: Rows looked through at either end of a queue, and around the place where the id's time points.
-NEAR = 50_000
 #: More matches than these mean that too little of the id was given.
 MOST = 1000
 
@@ -28,8 +26,11 @@ def keys_in_store(rows: QuerySet[Any], order: str, digits: str) -> list[int]:
     """Keys of delayed or poison messages whose id is, or begins with, these hex digits (the first ``WINDOW`` rows)."""
     if len(digits) == 32:
         return list(rows.filter(message_id=uuid.UUID(digits)).values_list("pk", flat=True)[:MOST])
-    window = rows.order_by(order).values("pk")[:WINDOW]
-    return list(_beginning(rows.filter(pk__in=window), "message_id", digits).values_list("pk", flat=True)[:MOST])
+    column, descending = order.lstrip("-"), order.startswith("-")
+    # As a range, not as a sub-select: joined to one, the whole table is read.
+    end = list(rows.order_by(order).values_list(column, flat=True)[limits.WINDOW - 1 : limits.WINDOW])
+    window = rows.filter(**{f"{column}__{'gte' if descending else 'lte'}": end[0]}) if end else rows
+    return list(_beginning(window, "message_id", digits).order_by().values_list("pk", flat=True)[:MOST])
 
 
 def keys_in_queue(rows: QuerySet[Any], digits: str) -> list[int]:
@@ -52,17 +53,17 @@ def _places(rows: QuerySet[Any], digits: str) -> Iterator[tuple[int, int]]:
     first, last = ends["first"], ends["last"]
     if first is None:
         return
-    head = rows.order_by("pk").values_list("pk", flat=True)[NEAR : NEAR + 1].first()
+    head = rows.order_by("pk").values_list("pk", flat=True)[limits.NEAR : limits.NEAR + 1].first()
     if head is None:
         yield first, last
         return
     yield first, head
-    tail = rows.order_by("-pk").values_list("pk", flat=True)[NEAR : NEAR + 1].first()
+    tail = rows.order_by("-pk").values_list("pk", flat=True)[limits.NEAR : limits.NEAR + 1].first()
     yield tail if tail is not None else first, last
     made = _made_at(digits)
     if made is not None and any(field.name == "enqueued_at" for field in rows.model._meta.local_concrete_fields):
         place = _seq_at(rows, made, first, last)
-        yield place - NEAR // 2, place + NEAR // 2
+        yield place - limits.NEAR // 2, place + limits.NEAR // 2
 
 
 def _made_at(digits: str) -> datetime | None:
@@ -76,7 +77,7 @@ def _made_at(digits: str) -> datetime | None:
 
 def _seq_at(rows: QuerySet[Any], at: datetime, low: int, high: int) -> int:
     """About where the messages stored at a time lie: a handful of look-ups in the primary key."""
-    while high - low > NEAR // 4:
+    while high - low > limits.NEAR // 4:
         middle = (low + high) // 2
         row = rows.filter(pk__gte=middle, pk__lte=high).order_by("pk").values_list("pk", "enqueued_at").first()
         if row is not None and row[1] < at:

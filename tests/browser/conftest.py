@@ -35,7 +35,9 @@ def strict_content_security_policy(get_response: Any) -> Any:
 
     def middleware(request: HttpRequest) -> HttpResponse:
         response = get_response(request)
-        response.setdefault("Content-Security-Policy", "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'")
+        response.setdefault(
+            "Content-Security-Policy", "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'"
+        )
         return response
 
     return middleware

@@ -1,0 +1,228 @@
+"""Operations on waiting messages, and the one way through which all operations go."""
+
+import re
+import uuid
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import DELETION, LogEntry
+from django.contrib.auth import get_user_model
+from django.test import Client
+
+from queueapp.admin import operations
+from queueapp.models import Now, PoisonMessage
+from tests.testapp.models import Leased, Transactional
+
+from .conftest import notes, operate, url
+
+
+@pytest.fixture
+def seqs(db: None) -> list[int]:
+    """Three free messages and a leased one."""
+    Leased.send_many({"n": n} for n in range(4))
+    found = list(Leased.objects.values_list("pk", flat=True))
+    Leased.objects.filter(pk=found[-1]).update(
+        lease_token=uuid.uuid4(), lease_owner=uuid.uuid4(), lease_expires=Now() + timedelta(minutes=5), deliveries=1
+    )
+    return found
+
+
+def left(queue: Any = Leased) -> list[int]:
+    return list(queue.objects.order_by("pk").values_list("pk", flat=True))
+
+
+# -- the confirm page ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operation", ["delete_selected", "move_to_poison", "release_lease"])
+def test_asking_changes_nothing_and_shows_how_many_and_which(operator: Client, seqs: list[int], operation: str) -> None:
+    response = operator.post(url(Leased), {"action": operation, "_selected_action": seqs})
+    text = response.content.decode()
+    assert "4 messages?" in text
+    assert all(str(message.id) in text for message in Leased.objects.all())
+    assert left() == seqs
+    assert not PoisonMessage.objects.exists()
+    assert Leased.objects.filter(lease_token__isnull=False).count() == 1
+    assert not LogEntry.objects.exists()
+
+
+def test_confirm_page_can_be_answered_as_it_is_rendered(operator: Client, seqs: list[int]) -> None:
+    asked = operator.post(url(Leased), {"action": "delete_selected", "_selected_action": seqs[:2]}).content.decode()
+    form = re.search(r'<form method="post" action="([^"]+/leased/)">(.*?)</form>', asked, re.DOTALL)
+    fields = re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)">', form[2])
+    data: dict[str, list[str]] = {}
+    for name, value in fields:
+        data.setdefault(name, []).append(value)
+    operator.post(form[1], data)
+    assert left() == seqs[2:]
+
+
+def test_every_post_needs_a_csrf_token(operator: Client, seqs: list[int]) -> None:
+    strict = Client(enforce_csrf_checks=True)
+    strict.force_login(get_user_model().objects.get())
+    data = {"action": "delete_selected", "_selected_action": seqs, "confirmed": "yes"}
+    assert strict.post(url(Leased), data).status_code == 403
+    assert left() == seqs
+
+
+def test_get_never_changes_anything(operator: Client, seqs: list[int]) -> None:
+    query = f"?action=delete_selected&_selected_action={seqs[0]}&confirmed=yes"
+    operator.get(url(Leased) + query)
+    operator.get(url(Leased, "delete", seqs[0]) + "?confirmed=yes")
+    assert left() == seqs
+
+
+def test_delete_page_of_one_message_asks_and_leads_through_the_operation(operator: Client, seqs: list[int]) -> None:
+    asked = operator.get(url(Leased, "delete", seqs[0]))
+    assert asked.context["post_to"] == url(Leased)
+    assert ("_selected_action", seqs[0]) in asked.context["hidden"]
+    operator.post(url(Leased, "delete", seqs[0]), {"post": "yes"})
+    assert left() == seqs
+
+
+# -- what they do --------------------------------------------------------------------------------------------------
+
+
+def test_delete_leaves_the_leased_one_and_says_so(operator: Client, seqs: list[int]) -> None:
+    response = operate(operator, Leased, "delete_selected", *seqs)
+    assert notes(response) == ["3 messages deleted. 1 message left alone: leased, being received, or no longer there."]
+    assert left() == seqs[3:]
+
+
+def test_release_lease_frees_the_leased_one(operator: Client, seqs: list[int]) -> None:
+    assert notes(operate(operator, Leased, "release_lease", seqs[3])) == ["1 message released."]
+    row = Leased.objects.get(pk=seqs[3])
+    assert (row.lease_token, row.lease_expires, row.deliveries) == (None, None, 1)
+
+
+def test_move_to_poison_names_who_did_it(operator: Client, seqs: list[int]) -> None:
+    assert notes(operate(operator, Leased, "move_to_poison", *seqs[:2])) == ["2 messages moved to poison."]
+    assert left() == seqs[2:]
+    assert set(PoisonMessage.objects.values_list("queue", "reason")) == {
+        ("testapp.Leased", "moved by hand by operator")
+    }
+
+
+def test_select_all_takes_what_matched_when_it_was_asked_and_nothing_newer(operator: Client) -> None:
+    Transactional.send_many({"n": n} for n in range(5))
+    address, data = url(Transactional), {"action": "delete_selected", "_selected_action": left(Transactional)[:1]}
+    asked = operator.post(address, {**data, "select_across": "1"})
+    assert "5 messages?" in asked.content.decode()
+    Transactional.send({"n": "new"})
+    hidden = dict(asked.context["hidden"])
+    response = operator.post(address, {**hidden, "confirmed": "yes"}, follow=True)
+    assert notes(response) == ["5 messages deleted."]
+    assert len(left(Transactional)) == 1
+
+
+def test_select_all_keeps_to_the_filter(operator: Client, seqs: list[int]) -> None:
+    response = operate(operator, Leased, "release_lease", seqs[3], query="?state=leased", select_across="1")
+    assert notes(response) == ["1 message released."]
+    operate(operator, Leased, "delete_selected", seqs[0], query="?delivered=yes", select_across="1")
+    assert left() == seqs[:3]
+
+
+def test_many_messages_are_done_in_batches(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operations, "BATCH", 7)
+    Transactional.send_many({"n": n} for n in range(150))
+    first = left(Transactional)[0]
+    response = operate(operator, Transactional, "delete_selected", first, select_across="1")
+    assert notes(response) == ["150 messages deleted."]
+    assert left(Transactional) == []
+
+
+def test_an_operation_stops_when_its_time_is_over_and_says_so(
+    operator: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "BATCH", 7)
+    monkeypatch.setattr(operations, "TIME", timedelta(0))
+    Transactional.send_many({"n": n} for n in range(20))
+    response = operate(operator, Transactional, "delete_selected", left(Transactional)[0], select_across="1")
+    assert notes(response) == ["7 messages deleted. Stopped after 0 seconds; there are more: do it again for the rest."]
+    assert len(left(Transactional)) == 13
+
+
+# -- who may -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("permission", "offered"),
+    [
+        ("view_leased", set()),
+        ("change_leased", {"release_lease", "move_to_poison"}),
+        ("delete_leased", {"delete_selected"}),
+        ("add_leased", set()),
+    ],
+)
+def test_operations_are_offered_by_permission(
+    staff: Callable[..., Client], seqs: list[int], permission: str, offered: set[str]
+) -> None:
+    client = staff("testapp.view_leased", f"testapp.{permission}")
+    form = client.get(url(Leased)).context["action_form"]
+    choices = {name for name, _ in form.fields["action"].choices if name} if form else set()
+    assert choices == offered
+    buttons = client.get(url(Leased, "change", seqs[3])).context["buttons"]
+    assert {button.operation.name for button in buttons} == offered
+
+
+@pytest.mark.parametrize("operation", ["delete_selected", "move_to_poison", "release_lease"])
+def test_a_forged_operation_without_permission_changes_nothing(
+    staff: Callable[..., Client], seqs: list[int], operation: str
+) -> None:
+    viewer = staff("testapp.view_leased")
+    data = {"action": operation, "_selected_action": seqs, "confirmed": "yes"}
+    viewer.post(url(Leased), data, follow=True)
+    staff().post(url(Leased), data)
+    assert left() == seqs
+    assert Leased.objects.filter(lease_token__isnull=False).count() == 1
+    assert not LogEntry.objects.exists()
+    assert viewer.get(url(Leased, "delete", seqs[0])).status_code == 403
+
+
+def test_release_is_offered_only_on_the_page_of_a_leased_message(operator: Client, seqs: list[int]) -> None:
+    names = {
+        seq: [button.operation.name for button in operator.get(url(Leased, "change", seq)).context["buttons"]]
+        for seq in (seqs[0], seqs[3])
+    }
+    assert names == {
+        seqs[0]: ["move_to_poison", "delete_selected"],
+        seqs[3]: ["release_lease", "move_to_poison", "delete_selected"],
+    }
+
+
+# -- the log -------------------------------------------------------------------------------------------------------
+
+
+def test_a_few_messages_are_logged_one_by_one(operator: Client, seqs: list[int]) -> None:
+    operate(operator, Leased, "delete_selected", *seqs[:2])
+    entries = LogEntry.objects.order_by("object_id")
+    assert [(e.object_id, e.action_flag, e.change_message) for e in entries] == [
+        (str(seq), DELETION, "Delete.") for seq in seqs[:2]
+    ]
+    assert {entry.user.get_username() for entry in entries} == {"operator"}
+
+
+def test_many_messages_are_one_log_entry_with_filter_and_count(operator: Client) -> None:
+    Leased.send_many({"n": n} for n in range(130))
+    operate(operator, Leased, "delete_selected", left()[0], query="?state=free", select_across="1")
+    entry = LogEntry.objects.get()
+    assert entry.object_repr == "130 messages"
+    assert entry.change_message == "Delete: 130 messages of all that matched state=free"
+
+
+def test_when_some_are_left_alone_the_log_says_how_many_were_done(operator: Client, seqs: list[int]) -> None:
+    operate(operator, Leased, "delete_selected", *seqs)
+    entry = LogEntry.objects.get()
+    assert entry.change_message == f"Delete: 3 messages of {', '.join(map(str, seqs))}"
+
+
+def test_nothing_done_is_not_logged(operator: Client, seqs: list[int]) -> None:
+    operate(operator, Leased, "delete_selected", seqs[3])
+    assert not LogEntry.objects.exists()
+
+
+def test_history_page_of_a_message_shows_its_entries(operator: Client, seqs: list[int]) -> None:
+    operate(operator, Leased, "release_lease", seqs[3])
+    assert "Release lease." in operator.get(url(Leased, "history", seqs[3])).content.decode()

@@ -1,0 +1,191 @@
+"""The overview of the queues, and pausing, resuming and purging from it."""
+
+import uuid
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth import get_user_model
+from django.db import connection
+from django.test import Client
+
+from queueapp import control
+from queueapp.admin import figures, limits
+from queueapp.models import Now, PoisonMessage, QueueControl, Subscriber
+from tests.testapp.models import Leased, Readable, Short, Transactional
+
+from .conftest import notes, url
+
+LABEL = "testapp.Leased"
+
+
+def line(client: Client, label: str = LABEL) -> figures.Figures:
+    """What the overview says about a queue."""
+    response = client.get(url(QueueControl))
+    assert response.status_code == 200
+    return next(row["figures"] for row in response.context["lines"] if row["figures"].label == label)
+
+
+def subscriber(alive_for: timedelta) -> Subscriber:
+    return Subscriber.objects.create(
+        queue=LABEL, host="h", process=1, supervisor=uuid.uuid4(), alive_until=Now() + alive_for
+    )
+
+
+# -- figures -------------------------------------------------------------------------------------------------------
+
+
+def test_every_queue_has_a_line_with_a_link_to_its_messages(operator: Client) -> None:
+    text = operator.get(url(QueueControl)).content.decode()
+    for queue in (Leased, Transactional, Readable, Short):
+        assert f'<a href="{url(queue)}">{queue._meta.label}</a>' in text
+
+
+def test_an_empty_queue_without_workers(operator: Client) -> None:
+    found = line(operator)
+    assert (found.waiting, found.leased, found.delayed, found.poison, found.subscribers, found.oldest) == (
+        "0", "0", "0", "0", 0, None,
+    )  # fmt: skip
+
+
+def test_figures_of_a_busy_queue(operator: Client) -> None:
+    Leased.send_many({"n": n} for n in range(6))
+    first, second, third, *_ = Leased.objects.values_list("pk", flat=True)
+    Leased.objects.filter(pk=first).update(enqueued_at=Now() - timedelta(hours=2))
+    Leased.objects.filter(pk=first).update(lease_token=uuid.uuid4(), lease_expires=Now() + timedelta(minutes=5))
+    Leased.objects.filter(pk=second).update(lease_token=uuid.uuid4(), lease_expires=Now() - timedelta(minutes=5))
+    Leased.objects.filter(pk=third).update(expires=Now() - timedelta(minutes=5))
+    Leased.send({}, delay=timedelta(hours=1))
+    for status in ("unresolved", "unresolved", "archived"):
+        PoisonMessage.objects.create(message_id=uuid.uuid4(), queue=LABEL, reason="r", status=status)
+    subscriber(timedelta(minutes=1))
+    subscriber(timedelta(minutes=-1))
+    found = line(operator)
+    assert (found.waiting, found.leased, found.lapsed, found.expired) == ("6", "1", "1", "1")
+    assert (found.delayed, found.poison, found.subscribers) == ("1", "2", 1)
+    assert found.oldest is not None
+    assert timedelta(hours=2) <= found.oldest < timedelta(hours=2, minutes=1)
+
+
+def test_counts_stop_and_say_so(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "COUNTED", 3)
+    Leased.send_many({"n": n} for n in range(5))
+    for _ in range(5):
+        Leased.send({}, delay=timedelta(hours=1))
+        PoisonMessage.objects.create(message_id=uuid.uuid4(), queue=LABEL, reason="r")
+    found = line(operator)
+    assert (found.waiting, found.delayed, found.poison) == ("3+", "4+", "3+")
+    assert line(operator, "testapp.Short").delayed == "0+"
+
+
+def test_a_missing_table_is_a_note_and_the_other_queues_are_shown(operator: Client) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE testapp_short RENAME TO elsewhere")
+    assert line(operator, "testapp.Short").note == (
+        "Its table does not exist, or lacks a column: run “manage.py migrate”."
+    )
+    assert line(operator, "testapp.ForeignPostgres").note == "Its table does not exist, or lacks a column."
+    assert line(operator).note == ""
+
+
+# -- pause, resume, purge ------------------------------------------------------------------------------------------
+
+
+def test_pause_and_resume_by_their_buttons(operator: Client) -> None:
+    response = operator.post(url(QueueControl, "pause", LABEL), follow=True)
+    assert notes(response) == ["Queue testapp.Leased is paused."]
+    assert "paused by operator" in response.content.decode()
+    assert line(operator).paused
+    assert notes(operator.post(url(QueueControl, "pause", LABEL), follow=True)) == [
+        "Queue testapp.Leased was paused already."
+    ]
+    response = operator.post(url(QueueControl, "resume", LABEL), follow=True)
+    assert notes(response) == ["Queue testapp.Leased is running again."]
+    assert not line(operator).paused
+
+
+def test_purge_asks_first_and_then_empties_the_queue(operator: Client) -> None:
+    Leased.send_many({"n": n} for n in range(3))
+    asked = operator.post(url(QueueControl, "purge", LABEL))
+    assert "Purge testapp.Leased (3 messages)?" in asked.content.decode()
+    assert Leased.objects.count() == 3
+    response = operator.post(url(QueueControl, "purge", LABEL), {"confirmed": "yes"}, follow=True)
+    assert notes(response) == ["3 messages of testapp.Leased deleted."]
+    assert not Leased.objects.exists()
+
+
+def test_purge_that_runs_out_of_time_says_so(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "purge", lambda queue, by: control.Purged(7, False))
+    response = operator.post(url(QueueControl, "purge", LABEL), {"confirmed": "yes"}, follow=True)
+    assert "there are more: purge again for the rest" in notes(response)[0]
+
+
+def test_history_of_a_queue_shows_who_did_what(operator: Client) -> None:
+    operator.post(url(QueueControl, "pause", LABEL))
+    operator.post(url(QueueControl, "purge", LABEL), {"confirmed": "yes"})
+    text = operator.get(url(QueueControl, "history", LABEL)).content.decode()
+    assert "Paused." in text
+    assert "Purged 0 messages." in text
+    assert operator.get(url(QueueControl, "history", "testapp.Short")).status_code == 200
+
+
+def test_history_of_no_queue_is_the_way_back(operator: Client) -> None:
+    assert operator.get(url(QueueControl, "history", "no.Queue")).status_code == 302
+
+
+@pytest.mark.parametrize("verb", ["pause", "resume", "purge"])
+def test_operating_needs_post_csrf_and_a_queue(operator: Client, verb: str) -> None:
+    assert operator.get(url(QueueControl, verb, LABEL)).status_code == 405
+    assert operator.post(url(QueueControl, verb, "no.Queue")).status_code == 404
+    strict = Client(enforce_csrf_checks=True)
+    strict.force_login(get_user_model().objects.get())
+    assert strict.post(url(QueueControl, verb, LABEL), {"confirmed": "yes"}).status_code == 403
+    assert not QueueControl.objects.exists()
+
+
+# -- who may -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["pause", "resume", "purge"])
+def test_operating_needs_the_permission(staff: Callable[..., Client], verb: str) -> None:
+    Leased.send({})
+    viewer = staff("queueapp.view_queuecontrol", "queueapp.change_queuecontrol", "testapp.delete_leased")
+    assert viewer.post(url(QueueControl, verb, LABEL), {"confirmed": "yes"}).status_code == 403
+    assert (Leased.objects.count(), LogEntry.objects.count()) == (1, 0)
+    text = viewer.get(url(QueueControl)).content.decode()
+    assert "Pause" not in text
+    assert "Purge" not in text
+
+
+def test_an_operator_without_view_permissions_may_operate_but_gets_no_links(staff: Callable[..., Client]) -> None:
+    client = staff("queueapp.operate_queue")
+    text = client.get(url(QueueControl)).content.decode()
+    assert "Purge…" in text
+    assert url(Leased) not in text
+    assert url(PoisonMessage) not in text
+    assert client.post(url(QueueControl, "pause", LABEL)).status_code == 302
+    assert QueueControl.objects.get().paused
+
+
+@pytest.mark.parametrize("permission", ["testapp.view_leased", "queueapp.view_poisonmessage"])
+def test_without_permission_there_is_no_overview(staff: Callable[..., Client], permission: str) -> None:
+    client = staff(permission)
+    assert client.get(url(QueueControl)).status_code == 403
+    assert url(QueueControl) not in client.get("/admin/").content.decode()
+
+
+def test_overview_is_in_the_index(operator: Client) -> None:
+    assert f'<a href="{url(QueueControl)}">Queues</a>' in operator.get("/admin/").content.decode()
+
+
+def test_there_is_no_page_to_edit_a_control_row(operator: Client) -> None:
+    control.pause(Leased)
+    base = url(QueueControl)
+    assert operator.get(f"{base}{LABEL}/change/")["Location"] == base
+    answers: list[Any] = [operator.get(f"{base}{LABEL}/{page}") for page in ("delete/", "")]
+    answers += [operator.get(f"{base}add/"), operator.post(base, {"action": "delete_selected"})]
+    answers.append(operator.post(f"{base}{LABEL}/change/", {"paused": ""}))
+    assert [answer.status_code for answer in answers] == [404, 404, 404, 403, 403]
+    assert QueueControl.objects.get().paused

@@ -1,0 +1,45 @@
+"""The subscribers: who is alive, and nothing to change."""
+
+import uuid
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+from django.test import Client
+
+from queueapp.models import Now, Subscriber
+
+from .conftest import url
+
+
+@pytest.fixture
+def pair(db: None) -> tuple[Subscriber, Subscriber]:
+    """A live one and one that died three minutes ago."""
+    made = [
+        Subscriber.objects.create(
+            queue="testapp.Leased", host=host, process=7, supervisor=uuid.uuid4(), alive_until=Now() + alive_for
+        )
+        for host, alive_for in (("alive-1", timedelta(minutes=1)), ("dead-1", timedelta(minutes=-3)))
+    ]
+    return made[0], made[1]
+
+
+def test_list_tells_the_living_from_the_dead(operator: Client, pair: tuple[Subscriber, Subscriber]) -> None:
+    text = operator.get(url(Subscriber)).content.decode()
+    for expected in ("alive-1:7", "dead-1:7", ">alive</span>", "dead for 3 min"):
+        assert expected in text
+    for choice, shown in (("yes", [pair[0]]), ("no", [pair[1]])):
+        assert list(operator.get(url(Subscriber) + f"?alive={choice}").context["cl"].result_list) == shown
+
+
+def test_page_is_read_only(operator: Client, pair: tuple[Subscriber, Subscriber]) -> None:
+    address = url(Subscriber, "change", pair[0].pk)
+    assert str(pair[0].supervisor) in operator.get(address).content.decode()
+    assert operator.post(address, {"host": "x"}).status_code == 403
+    assert operator.get(url(Subscriber, "add")).status_code == 403
+    assert operator.post(url(Subscriber, "delete", pair[0].pk), {"post": "yes"}).status_code == 403
+
+
+def test_view_permission_is_needed(staff: Callable[..., Client], pair: tuple[Subscriber, Subscriber]) -> None:
+    assert staff("queueapp.view_subscriber").get(url(Subscriber)).status_code == 200
+    assert staff("queueapp.operate_queue").get(url(Subscriber)).status_code == 403
