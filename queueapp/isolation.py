@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from django.core.signals import request_finished
 from django.db import connections, transaction
 
 _spare = threading.local()
@@ -56,3 +57,11 @@ def atomic_on(connection: Any) -> Iterator[None]:
         raise
     finally:
         connection.set_autocommit(True)
+
+
+def _close_after_request(**_: Any) -> None:
+    close_isolated()
+
+
+# A web thread lives long and rarely sends isolated: its spare connection is not kept between requests.
+request_finished.connect(_close_after_request, dispatch_uid="queueapp.isolation")

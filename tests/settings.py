@@ -9,7 +9,7 @@ import os
 from project.database import database
 from project.settings import *  # noqa: F403
 
-INSTALLED_APPS = [*INSTALLED_APPS, "tests.testapp"]  # noqa: F405
+INSTALLED_APPS = [*INSTALLED_APPS, "tests.testapp", "tests.shop"]  # noqa: F405
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
 if _sqlserver := os.environ.get("QUEUEAPP_TEST_SQLSERVER_URL"):

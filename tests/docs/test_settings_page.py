@@ -1,0 +1,46 @@
+"""docs/settings.md is made from the declarations, so it cannot say anything else than the code."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from queueapp import conf, consumers
+from queueapp.models import delivery
+from queueapp.options import Option
+
+PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
+
+
+def table(options: Iterable[Option]) -> str:
+    rows = ["| name | default | accepted | meaning |", "| --- | --- | --- | --- |"]
+    for one in options:
+        default = getattr(one.default, "value", one.default)
+        rows.append(f"| `{one.name}` | `{default}` | {one.accepted} | {one.doc} |")
+    return "\n".join(rows)
+
+
+def page() -> str:
+    return f"""# Settings
+
+Made from the code by `UPDATE_DOCS=1 python -m pytest tests/docs`; a value out of its bounds is refused at start.
+
+## The project: `QUEUEAPP = {{...}}` in Django's settings
+
+{table(conf.OPTIONS)}
+
+## A queue: `class Delivery`
+
+{table(delivery.OPTIONS)}
+
+## A consumer: `@consumer(queue, ...)`, or attributes of a `Consumer` class
+
+{table(consumers.OPTIONS)}
+"""
+
+
+def test_the_settings_page_says_what_the_code_says() -> None:
+    if os.environ.get("UPDATE_DOCS"):
+        PAGE.write_text(page())
+    assert PAGE.read_text() == page(), "run UPDATE_DOCS=1 python -m pytest tests/docs"
