@@ -38,7 +38,7 @@ def create_missing_tables() -> None:
 def test_the_blocks_of_the_guide_run() -> None:
     module = ModuleType("tests.shop.models")
     sys.modules[module.__name__] = module
-    before = {label for label in registry.queues._by_label}
+    before = set(registry.queues._by_label)
     try:
         for line, code in blocks():
             exec(compile("\n" * (line - 1) + code, str(GUIDE), "exec"), module.__dict__)
@@ -47,7 +47,7 @@ def test_the_blocks_of_the_guide_run() -> None:
     finally:
         close_isolated()
         with connection.schema_editor() as editor:
-            for label in {label for label in registry.queues._by_label} - before:
+            for label in set(registry.queues._by_label) - before:
                 queue = registry.queues._by_label.pop(label)
                 registered._by_queue.pop(label, None)
                 apps.all_models["shop"].pop(queue._meta.model_name, None)
