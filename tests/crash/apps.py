@@ -1,0 +1,8 @@
+"""The consumers of the crash suite, as an app without models: installed in worker processes only."""
+
+from django.apps import AppConfig
+
+
+class CrashConfig(AppConfig):
+    name = "tests.crash"
+    label = "crash"

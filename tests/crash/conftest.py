@@ -1,0 +1,35 @@
+"""One private server for all crash tests, and a fresh database of it for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pytest_django import DjangoDbBlocker
+
+from .scene import Scene, make_template
+from .server import PrivateServer
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[PrivateServer]:
+    with PrivateServer() as private:
+        make_template(private)
+        yield private
+
+
+@pytest.fixture
+def scene(server: PrivateServer, tmp_path: Path, django_db_blocker: DjangoDbBlocker) -> Iterator[Scene]:
+    """A database of the test's own, which is Django's default in this process meanwhile."""
+    with django_db_blocker.unblock(), Scene(server, tmp_path) as made, made.as_default():
+        yield made
+
+
+@pytest.fixture(scope="module")
+def shared_scene(
+    server: PrivateServer, tmp_path_factory: pytest.TempPathFactory, django_db_blocker: DjangoDbBlocker
+) -> Iterator[Scene]:
+    """The same for all tests of a module, where they need not have workers of their own."""
+    with django_db_blocker.unblock(), Scene(server, tmp_path_factory.mktemp("scene")) as made, made.as_default():
+        yield made

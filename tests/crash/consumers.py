@@ -1,0 +1,96 @@
+"""The handlers of the crash suite: they do what the message says, and leave an effect under its key.
+
+`CRASH_ATTEMPTS` is how often each is tried (3); with `CRASH_VERSION` 2 there is a consumer more.
+
+Each start of a handler is a line in the file ``CRASH_STARTS``, written before anything else and by one ``write``: it
+survives the death of the process, the rollback of the transaction and the loss of the database.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import time
+
+import psutil
+from django.db import connections, transaction
+
+from queueapp import Context, consumer, registry
+from tests.testapp.models import AtMostOnce, Leased, Transactional
+
+from . import ledger
+from .messages import Act, Unheard
+
+
+class Failed(Exception):
+    """What a handler raises when it is told to."""
+
+
+class _Starts:
+    """The file of starts, opened by the first handler of a process."""
+
+    descriptor: int | None = None
+
+    def write(self, line: str) -> None:
+        path = os.environ.get("CRASH_STARTS")
+        if path is None:
+            return
+        if self.descriptor is None:
+            self.descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.write(self.descriptor, f"{line}\n".encode())
+
+
+_starts = _Starts()
+
+
+def act(message: Act, context: Context) -> None:
+    """Misbehave as told, then leave the effect."""
+    label, attempt = context.queue._meta.label, context.attempt
+    _starts.write(f"{message.key} {label} {attempt} {os.getpid()}")
+    if message.die and attempt <= message.deaths:
+        _die(message.die)
+    if message.sleep_ms:
+        time.sleep(message.sleep_ms / 1000)
+    if message.query_ms:
+        with connections[context.alias].cursor() as cursor:
+            cursor.execute("SELECT pg_sleep(%s)", (message.query_ms / 1000,))
+    for name in message.lock:
+        with connections[context.alias].cursor() as cursor:
+            cursor.execute("UPDATE accounts SET amount = amount + 1 WHERE name = %s", [name])
+        time.sleep(0.02)
+    if attempt <= message.fail:
+        raise Failed(f"attempt {attempt} of {message.key}")
+    ledger.effect(context.alias, message.key, label, attempt)
+    if message.send_key:
+        with transaction.atomic(using=context.alias):
+            ledger.sent(context.alias, message.send_key, message.send_to, "chained")
+            registry.queues.find(message.send_to).send(Act(message.send_key))
+
+
+def _die(how: str) -> None:
+    if how == "exit":
+        os._exit(3)
+    if how == "SIGSEGV":
+        faulthandler.disable()  # the trace of a crash on purpose helps nobody
+    if how == "tree":
+        supervisor = psutil.Process(os.getppid())
+        for process in (supervisor, *(child for child in supervisor.children() if child.pid != os.getpid())):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        how = "SIGKILL"
+    os.kill(os.getpid(), signal.Signals[how])
+
+
+_ATTEMPTS = int(os.environ.get("CRASH_ATTEMPTS", "3"))
+
+for _queue in (Leased, Transactional, AtMostOnce):
+    _name = _queue.__name__.lower()
+    consumer(_queue, name=f"crash.{_name}", attempts=_ATTEMPTS, immediate_retries=1, retry_delay=0.3)(act)
+    if os.environ.get("CRASH_VERSION") == "2":
+
+        @consumer(_queue, name=f"crash.{_name}.unheard")
+        def unheard(message: Unheard, context: Context) -> None:
+            """Only the newer version knows this type."""
+            ledger.effect(context.alias, message.key, context.queue._meta.label, context.attempt)

@@ -1,0 +1,131 @@
+"""What was sent and what it did, in two plain tables beside the queues, and the oracle that compares them.
+
+A producer writes ``crash_sent`` in the transaction that sends; a handler writes ``crash_effect`` where it does its
+work. The oracle reads these two and the tables of queue, delayed and poison messages, and nothing else: no code of
+the engine takes part in its verdict.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+from django.db import connections
+
+QUEUES = {"testapp.Leased": "testapp_leased", "testapp.Transactional": "testapp_transactional",
+          "testapp.AtMostOnce": "testapp_atmostonce"}  # fmt: skip
+SEMANTICS = {"testapp.Leased": "at_least_once", "testapp.Transactional": "transactional",
+             "testapp.AtMostOnce": "at_most_once"}  # fmt: skip
+
+TABLES = """
+CREATE TABLE crash_sent (
+    key text PRIMARY KEY, queue text NOT NULL, how text NOT NULL, sent_at timestamptz DEFAULT clock_timestamp());
+CREATE TABLE crash_effect (
+    number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, key text NOT NULL, queue text NOT NULL,
+    attempt int NOT NULL, worker text NOT NULL, process int NOT NULL, at timestamptz DEFAULT clock_timestamp());
+CREATE INDEX ON crash_effect (key);
+"""
+
+
+def sent(alias: str, key: str, queue: str, how: str) -> None:
+    """Note a message that is sent in the same transaction."""
+    with connections[alias].cursor() as cursor:
+        cursor.execute("INSERT INTO crash_sent (key, queue, how) VALUES (%s, %s, %s)", (key, queue, how))
+
+
+def effect(alias: str, key: str, queue: str, attempt: int) -> None:
+    """Leave the effect of a handler."""
+    with connections[alias].cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO crash_effect (key, queue, attempt, worker, process) VALUES (%s, %s, %s, %s, %s)",
+            (key, queue, attempt, os.environ.get("CRASH_NAME", ""), os.getpid()),
+        )
+
+
+# -- the oracle ----------------------------------------------------------------------------------------------------
+
+_HERE = " UNION ALL ".join(
+    f"SELECT convert_from(body, 'UTF8')::json->>'key', '{label}', 'queue' FROM {table}"
+    for label, table in QUEUES.items()
+) + (
+    " UNION ALL SELECT convert_from(body, 'UTF8')::json->>'key', destination, 'delayed' FROM queueapp_delayedmessage"
+    " UNION ALL SELECT convert_from(body, 'UTF8')::json->>'key', queue, 'poison' FROM queueapp_poisonmessage"
+)
+
+
+@dataclass
+class Verdict:
+    """What became of everything that was sent; ``faultless`` says whether every promise was kept."""
+
+    sent: int = 0
+    effects: int = 0
+    #: Sent, and neither in effect nor in any table. AT_MOST_ONCE messages are not lost but gone, by contract.
+    lost: list[str] = field(default_factory=list)
+    at_most_once_gone: list[str] = field(default_factory=list)
+    #: Effects beyond the first, by semantics, and the keys that have them.
+    duplicates: dict[str, int] = field(default_factory=dict)
+    duplicate_keys: dict[str, list[str]] = field(default_factory=dict)
+    poisoned: int = 0
+    poisoned_by_kind: dict[str, int] = field(default_factory=dict)
+    #: Still in a queue, or in the delayed store.
+    waiting: int = 0
+    #: In two tables at once, or an effect of a TRANSACTIONAL message that is also in a table.
+    in_two_places: list[str] = field(default_factory=list)
+    #: An effect, or a message, whose sender was rolled back.
+    ghosts: list[str] = field(default_factory=list)
+
+    @property
+    def faultless(self) -> bool:
+        """Whether nothing happened that must never happen."""
+        return not (
+            self.lost
+            or self.in_two_places
+            or self.ghosts
+            or self.duplicates["transactional"]
+            or self.duplicates["at_most_once"]
+        )
+
+    def __str__(self) -> str:
+        named = {"lost": self.lost, "in two places": self.in_two_places, "ghosts": self.ghosts}
+        return "; ".join(
+            [f"{self.sent} sent, {self.effects} effects, {self.poisoned} poison, {self.waiting} waiting"]
+            + [f"duplicates {self.duplicates}", f"at most once gone: {len(self.at_most_once_gone)}"]
+            + [f"{name}: {len(keys)} {keys[:5]}" for name, keys in named.items() if keys]
+        )
+
+
+def judge(connection: psycopg.Connection[Any]) -> Verdict:
+    """Compare ledger, effects and tables, in one snapshot."""
+    with connection.transaction():
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        sent_rows = connection.execute("SELECT key, queue, how FROM crash_sent").fetchall()
+        effects = dict(connection.execute("SELECT key, count(*) FROM crash_effect GROUP BY key").fetchall())
+        here = connection.execute(_HERE).fetchall()
+    places: dict[str, list[str]] = {}
+    for key, _, place in here:
+        places.setdefault(key, []).append(place)
+    verdict = Verdict(sent=len(sent_rows), effects=sum(effects.values()))
+    verdict.duplicates = dict.fromkeys(SEMANTICS.values(), 0)
+    verdict.duplicate_keys = {name: [] for name in SEMANTICS.values()}
+    poisoned: Counter[str] = Counter()
+    known = set()
+    for key, queue, how in sent_rows:
+        known.add(key)
+        semantics, count, at = SEMANTICS[queue], effects.get(key, 0), places.get(key, [])
+        if not count and not at:
+            (verdict.at_most_once_gone if semantics == "at_most_once" else verdict.lost).append(key)
+        if count > 1:
+            verdict.duplicates[semantics] += count - 1
+            verdict.duplicate_keys[semantics].append(key)
+        if len(at) > 1 or (at and count and semantics == "transactional"):
+            verdict.in_two_places.append(key)
+        if "poison" in at:
+            poisoned[how] += 1
+        elif at:
+            verdict.waiting += 1
+    verdict.ghosts = [key for key in {*effects, *places} if key not in known]
+    verdict.poisoned, verdict.poisoned_by_kind = sum(poisoned.values()), dict(poisoned)
+    return verdict

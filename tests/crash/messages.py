@@ -1,0 +1,29 @@
+"""The one message of the crash suite: it says how its handler is to behave, then leaves an effect under its key."""
+
+import msgspec
+
+
+class Act(msgspec.Struct):
+    """``key`` is the ledger's. The other fields make the handler misbehave, in this order."""
+
+    key: str
+    #: How the process dies: "exit", "SIGKILL", "SIGSEGV", or "tree" for the supervisor and all of its children.
+    die: str = ""
+    #: It dies in so many attempts, and is a good message after that.
+    deaths: int = 1_000_000
+    sleep_ms: int = 0
+    #: Sleep in the database, so that the connection is busy.
+    query_ms: int = 0
+    #: Two accounts that the handler adds 1 to, in this order: "ab" and "ba" deadlock.
+    lock: str = ""
+    #: Raise in the first so many attempts.
+    fail: int = 0
+    #: Key of a message that the handler sends on, to the queue of this label.
+    send_key: str = ""
+    send_to: str = ""
+
+
+class Unheard(msgspec.Struct):
+    """A type that only "version N+1" of the workers has a consumer for (``CRASH_VERSION`` 2)."""
+
+    key: str

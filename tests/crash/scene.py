@@ -1,0 +1,165 @@
+"""One database of the private server with everything that happens on it: trees, programs, messages, questions.
+
+A scene is made from a migrated template in a fraction of a second, so every test has its own and none sees another's
+leftovers. Leaving it ends all of its processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from django.db import connections, transaction
+
+from project.database import database as database_entry
+
+from . import ledger
+from .messages import Act
+from .processes import CHECKOUT, Program, Tree, environment
+from .server import PrivateServer
+from .waiting import wait_until
+
+TEMPLATE = "crash_template"
+_numbers = itertools.count(1)
+
+
+def make_template(server: PrivateServer) -> None:
+    """Create and migrate the database that scenes are copied from."""
+    server.execute(f"CREATE DATABASE {TEMPLATE}")
+    subprocess.run(
+        [sys.executable, "manage.py", "migrate", "--verbosity", "0"],
+        cwd=CHECKOUT, env=environment(server.url(TEMPLATE), "migrate", Path("/dev/null")), check=True,
+    )  # fmt: skip
+    server.execute(ledger.TABLES, database=TEMPLATE)
+
+
+class Scene:
+    """A database, its processes and its ledger."""
+
+    def __init__(self, server: PrivateServer, directory: Path) -> None:
+        self.server = server
+        self.name = f"scene_{next(_numbers)}"
+        self.directory = directory
+        self.starts_file = directory / "starts"
+        self._programs: list[Program] = []
+        self._numbers: Iterator[int] = itertools.count(1)
+        server.execute(f"CREATE DATABASE {self.name} TEMPLATE {TEMPLATE}")
+
+    def __enter__(self) -> Scene:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for program in self._programs:
+            # Captured by pytest, and shown only when the test has failed.
+            print(f"--- {program.log.name}: {' '.join(program.command)}\n{program.log_text()[-6000:]}")
+            if isinstance(program, Tree):
+                program.kill_everything()
+            elif program.running:
+                program.signal(9)
+                program.wait()
+        with contextlib.suppress(psycopg.Error):
+            self.server.execute(f"DROP DATABASE IF EXISTS {self.name} WITH (FORCE)")
+
+    # -- processes ------------------------------------------------------------------------------------------------
+
+    def tree(self, *arguments: str, port: int | None = None, parameters: dict[str, Any] | None = None,
+             environ: dict[str, str] | None = None, **settings: object) -> Tree:  # fmt: skip
+        """A worker tree on this database, not yet started. ``port``: by TCP, through it. ``parameters`` of libpq.
+        ``environ`` is for the handlers (see ``consumers``). ``settings`` override QUEUEAPP."""
+        name = f"tree{next(self._numbers)}"
+        url = self.server.url(self.name, port=port, **parameters or {})
+        tree = Tree(name, arguments, environment(url, name, self.starts_file, **settings), self.directory / name)
+        tree.environment |= environ or {}
+        self._programs.append(tree)
+        return tree
+
+    def workers(self, *arguments: str, **options: Any) -> Tree:
+        """A tree that runs: started, kept running, and with its first worker process there."""
+        tree = self.tree(*arguments, **options)
+        tree.keep_running()
+        tree.worker()
+        return tree
+
+    def program(self, *command: str, port: int | None = None, **settings: object) -> Program:
+        """Another command of this run, started."""
+        name = f"program{next(self._numbers)}"
+        url = self.server.url(self.name, port=port)
+        program = Program(command, environment(url, name, self.starts_file, **settings), self.directory / name)
+        self._programs.append(program)
+        program.start()
+        return program
+
+    # -- messages -------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def as_default(self) -> Iterator[None]:
+        """Let Django's default connection in this process be this database, in every thread."""
+        before, settings = connections["default"], connections.settings["default"]
+        mine = {**settings, **database_entry(self.server.url(self.name))}
+        mine["TEST"] = settings["TEST"]
+        connections.settings["default"] = mine
+        del connections["default"]
+        try:
+            yield
+        finally:
+            connections["default"].close()
+            connections.settings["default"] = settings
+            connections["default"] = before
+
+    def send(self, queue: Any, key: str, **behaviour: Any) -> Any:
+        """Send one message, its ledger row in the same transaction; returns its id. Within ``as_default``."""
+        delay = behaviour.pop("delay", None)
+        with transaction.atomic():
+            ledger.sent("default", key, queue._meta.label, "single")
+            return queue.send(Act(key, **behaviour), delay=delay)
+
+    # -- questions ------------------------------------------------------------------------------------------------
+
+    def execute(self, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
+        """Run one statement in this database, on a connection of the harness."""
+        return self.server.execute(sql, *parameters, database=self.name)
+
+    def effects(self, key: str | None = None) -> int:
+        """How many effects there are, of one message or of all."""
+        where, parameters = ("WHERE key = %s", (key,)) if key is not None else ("", ())
+        return int(self.execute(f"SELECT count(*) FROM crash_effect {where}", *parameters)[0][0])
+
+    def starts(self, key: str) -> list[int]:
+        """The attempts of a message in which its handler was started, committed or not."""
+        with contextlib.suppress(FileNotFoundError):
+            lines = [line.rsplit(" ", 3) for line in self.starts_file.read_text().splitlines()]
+            return [int(attempt) for started, _, attempt, _ in lines if started == key]
+        return []
+
+    def waiting(self) -> int:
+        """Messages in queues and in the delayed store."""
+        counts = [f"(SELECT count(*) FROM {table})" for table in (*ledger.QUEUES.values(), "queueapp_delayedmessage")]
+        return int(self.execute(f"SELECT {' + '.join(counts)}")[0][0])
+
+    def drained(self, seconds: float = 60.0) -> ledger.Verdict:
+        """Wait until nothing waits any more, then let the oracle judge."""
+        wait_until(lambda: self.waiting() == 0, "all queues and the delayed store are empty", seconds)
+        return self.verdict()
+
+    def verdict(self) -> ledger.Verdict:
+        """The oracle's verdict at this moment."""
+        with self.server.connect(self.name) as connection:
+            return ledger.judge(connection)
+
+    def terminate_workers(self) -> int:
+        """Kill every connection that a worker tree has to this database; returns how many."""
+        return self.server.terminate("datname = %s AND application_name LIKE 'tree%%'", self.name)
+
+    def backends(self, where: str = "true", *parameters: object) -> list[tuple[Any, ...]]:
+        """(pid, application, state, query) of the client backends in this database, but for the harness' own."""
+        return self.execute(
+            "SELECT pid, application_name, state, query FROM pg_stat_activity WHERE datname = current_database() "
+            f"AND backend_type = 'client backend' AND application_name <> 'harness' AND ({where})",
+            *parameters,
+        )

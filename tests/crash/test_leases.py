@@ -1,0 +1,46 @@
+"""Leases that lapse while their holder is not dead, only away: stopped, swapped out, cut off."""
+
+from __future__ import annotations
+
+import signal
+
+from tests.testapp.models import Leased
+
+from .scene import Scene
+from .waiting import wait_until
+
+
+def test_the_late_ack_of_a_lapsed_lease_changes_nothing_and_is_logged(scene: Scene) -> None:
+    sleeper = scene.workers("testapp.Leased", "--no-dispatcher")
+    scene.send(Leased, "contested", sleep_ms=1000)
+    wait_until(lambda: scene.starts("contested"), "the first worker has it in hand")
+    process = sleeper.worker()
+    process.send_signal(signal.SIGSTOP)
+    try:
+        first_token = Leased.objects.get().lease_token
+        # The second attempt takes longer than the first one's holder is away.
+        scene.execute("UPDATE testapp_leased SET body = replace(convert_from(body, 'UTF8'), '1000', '4000')::bytea")
+        other = scene.workers("testapp.Leased", "--no-dispatcher")
+        wait_until(lambda: scene.starts("contested") == [1, 2], "the lease lapsed and another worker has it")
+    finally:
+        process.send_signal(signal.SIGCONT)
+
+    wait_until(lambda: "1 of 1 leases were lost before the ack" in sleeper.log_text(), "the late ack is logged")
+    message = Leased.objects.get()  # the late ack deleted nothing
+    assert message.lease_token not in (None, first_token)
+
+    verdict = scene.drained()
+    assert verdict.faultless, verdict
+    assert verdict.duplicates["at_least_once"] == 1  # the explained one
+    assert "were lost" not in other.log_text()
+    assert (sleeper.stop(), other.stop()) == (0, 0)
+
+
+def test_a_slow_handler_keeps_its_lease_beyond_the_lease_period(scene: Scene) -> None:
+    scene.workers("testapp.Leased", "--no-dispatcher")
+    scene.workers("testapp.Leased", "--no-dispatcher")
+    scene.send(Leased, "slow", sleep_ms=7000)  # the lease period is 5 s
+
+    verdict = scene.drained()
+    assert verdict.faultless, verdict
+    assert scene.starts("slow") == [1]

@@ -1,0 +1,150 @@
+"""Processes that die with messages in hand: by their own handler, by the OOM killer, with their whole tree."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import psutil
+
+from queueapp.models import PoisonMessage, Subscriber
+from tests.testapp.models import AtMostOnce, Leased, Transactional
+
+from .scene import Scene
+from .waiting import wait_until
+
+
+def poison_of(message_id: object) -> PoisonMessage | None:
+    return PoisonMessage.objects.filter(message_id=message_id).first()
+
+
+def test_a_handler_that_kills_its_process_ends_as_poison_and_other_messages_go_on(scene: Scene) -> None:
+    killers = {
+        "exits": scene.send(Transactional, "exits", die="exit"),
+        "segfaults": scene.send(Leased, "segfaults", die="SIGSEGV"),
+    }
+    good = [f"good {number}" for number in range(20)]
+    for number, key in enumerate(good):
+        scene.send((Leased, Transactional)[number % 2], key)
+
+    scene.workers("testapp.Leased", "testapp.Transactional", "--processes=2")
+
+    wait_until(lambda: PoisonMessage.objects.count() == len(killers), "the killers are poison")
+    verdict = scene.drained()
+    assert verdict.faultless, verdict
+    assert all(scene.effects(key) >= 1 for key in good)
+    for key, message_id in killers.items():
+        poison = poison_of(message_id)
+        assert poison is not None
+        assert poison.attempts == 3
+        assert "ProcessDied" in poison.exception_type
+        # One fewer is possible: a process may die of one killer in the instant in which it was given the other.
+        assert 2 <= len(scene.starts(key)) <= 3
+
+
+def test_a_handler_that_kills_its_whole_tree_ends_as_poison_and_its_neighbours_do_not(scene: Scene) -> None:
+    killers = [scene.send(queue, f"{queue.__name__} killer", die="tree") for queue in (Transactional, Leased)]
+    good = [f"good {number}" for number in range(60)]
+    for number, key in enumerate(good):
+        scene.send((Leased, Transactional)[number % 2], key)
+
+    tree = scene.workers("testapp.Leased", "testapp.Transactional", dead_after=2, environ={"CRASH_ATTEMPTS": "2"})
+
+    wait_until(lambda: PoisonMessage.objects.count() >= len(killers), "the killers are poison", seconds=120)
+    verdict = scene.drained()
+    assert verdict.faultless, verdict
+    assert {poison.message_id for poison in PoisonMessage.objects.all()} == set(killers)
+    assert all(scene.effects(key) >= 1 for key in good)
+    # Two attempts each, and one more in the first life of the tree, which nobody had reason to watch.
+    assert all(len(scene.starts(f"{queue.__name__} killer")) <= 3 for queue in (Transactional, Leased))
+    assert 2 <= tree.restarts <= 5
+
+
+def test_an_at_most_once_message_that_died_with_its_process_is_reported_with_id_and_headers(scene: Scene) -> None:
+    killer = AtMostOnce.send(_act("killer", die="SIGKILL"), headers={"trace": "t-4711"})
+    tree = scene.workers("testapp.AtMostOnce", "--no-dispatcher")
+
+    wait_until(lambda: "is gone" in tree.log_text(), "the loss is reported")
+    report = next(line for line in tree.log_text().splitlines() if "is gone" in line)
+    assert str(killer) in report
+    assert "t-4711" in report
+    assert "SIGKILL" in report
+    assert AtMostOnce.objects.count() == 0  # gone by contract, never handled twice
+    assert scene.starts("killer") == [1]
+
+
+def test_what_a_killed_worker_had_in_hand_is_counted_and_the_rest_of_its_batch_is_not(scene: Scene) -> None:
+    for number in range(40):  # quick ones first, so that the batches grow
+        scene.send(Leased, f"quick {number}")
+    scene.send(Leased, "in hand", sleep_ms=120_000)
+    rest = [f"rest {number}" for number in range(10)]
+    for key in rest:
+        scene.send(Leased, key)
+    tree = scene.workers("testapp.Leased", "--concurrency=1")
+    wait_until(lambda: scene.starts("in hand"), "the handler runs")
+
+    scene.execute(  # quick the next time
+        "UPDATE testapp_leased SET body = replace(convert_from(body, 'UTF8'), '120000', '0')::bytea"
+    )
+    tree.worker().kill()
+
+    verdict = scene.drained()
+    assert verdict.faultless, verdict
+    assert scene.starts("in hand") == [1, 2]
+    assert [scene.starts(key) for key in rest] == [[1]] * len(rest)
+    assert verdict.duplicates["at_least_once"] == 0
+
+
+def test_children_of_a_killed_supervisor_finish_what_they_have_and_end(scene: Scene) -> None:
+    tree = scene.workers("testapp.Leased", "testapp.Transactional")
+    scene.send(Leased, "leased", sleep_ms=1000)
+    scene.send(Transactional, "transactional", sleep_ms=1000)
+    wait_until(lambda: scene.starts("leased") and scene.starts("transactional"), "both are in hand")
+
+    orphans = tree.children()
+    psutil.Process(tree.pid).kill()
+    psutil.wait_procs(orphans, timeout=30)
+
+    assert not any(orphan.is_running() for orphan in orphans)
+    scene.send(Leased, "for the next life")
+    verdict = scene.drained()
+    assert verdict.faultless, verdict
+    assert verdict.effects == 3
+    assert verdict.duplicates["at_least_once"] == 0
+    assert tree.restarts == 1
+
+
+def test_a_killed_dispatcher_is_replaced_and_every_delayed_message_arrives_once(scene: Scene) -> None:
+    tree = scene.workers("testapp.Transactional")
+    keys = [f"delayed {number}" for number in range(200)]
+    for number, key in enumerate(keys):
+        scene.send(Transactional, key, delay=timedelta(milliseconds=10 * number))
+    for _ in range(2):
+        dispatcher = wait_until(lambda: tree.children("dispatcher"), "a dispatcher")[0]
+        wait_until(lambda: "delayed dispatcher" in str(scene.execute("SELECT role FROM queueapp_leader")), "a leader")
+        dispatcher.kill()
+        psutil.wait_procs([dispatcher], timeout=10)
+
+    verdict = scene.drained()
+    assert verdict.faultless, verdict
+    assert verdict.effects == len(keys)
+
+
+def test_leases_of_a_dead_subscriber_are_released_by_its_missing_heartbeat(scene: Scene) -> None:
+    """Sooner than by their own end: here the lease would last for an hour more."""
+    survivor = scene.workers("testapp.Transactional")  # keeps house, does not receive the queue
+    victim = scene.tree("testapp.Leased", "--no-dispatcher")
+    victim.start()
+    scene.send(Leased, "orphaned", sleep_ms=120_000)
+    wait_until(lambda: scene.starts("orphaned"), "the handler runs")
+    victim.kill_tree()
+    Leased.objects.update(lease_expires="2100-01-01T00:00:00Z")
+
+    wait_until(lambda: Leased.objects.filter(lease_token=None).exists(), "the lease is released")
+    assert "is dead; 1 of its leases were released" in survivor.log_text()
+    wait_until(lambda: not Subscriber.objects.filter(queue="testapp.Leased").exists(), "the subscriber is buried")
+
+
+def _act(key: str, **behaviour: object) -> object:
+    from .messages import Act
+
+    return Act(key, **behaviour)  # type: ignore[arg-type]
