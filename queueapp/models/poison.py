@@ -50,4 +50,5 @@ class PoisonMessage(StoredMessage):
         permissions = [("requeue_poisonmessage", "Can requeue poison messages")]
 
     def __str__(self) -> str:
-        return f"{self.message_id} of {self.queue}: {self.reason}"
+        # Without the reason: that is text of an exception, so of whoever wrote the message, and str() is printed anywhere.
+        return f"{self.message_id} of {self.queue}"

@@ -121,11 +121,8 @@ def test_poison_reason_exception_traceback_and_everything_beside(operator: Clien
     )  # fmt: skip
     PoisonMessage.objects.create(message_id=uuid.uuid4(), group_key="g", process=text[:20], **texts)
     message = PoisonMessage.objects.get()
-    # Django names the object in its breadcrumbs and check boxes; a reason that deceives there would be the model's.
-    shown_list = operator.get(url(PoisonMessage)).content.decode()
-    assert "<script>alert" not in shown_list
-    assert "<img src=x" not in shown_list
-    assert operator.get(url(PoisonMessage, "change", message.pk)).status_code == 200
+    shown(operator, url(PoisonMessage))
+    shown(operator, url(PoisonMessage, "change", message.pk))
     data = {"action": "requeue", "_selected_action": message.pk, "confirmed": "yes", "counts": "reset"}
     answer = operator.post(url(PoisonMessage), data, follow=True).content.decode()
     assert "<script>alert" not in answer

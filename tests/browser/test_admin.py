@@ -1,0 +1,243 @@
+"""The admin's pages in a real browser: what an operator clicks, what must never run, and that both themes can be read."""
+
+import json
+import re
+import uuid
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from playwright.sync_api import Page, expect
+
+from queueapp import control, messages
+from queueapp.models import DelayedMessage, Now, PoisonMessage, QueueControl, Subscriber
+from tests.testapp.models import Leased, Transactional, Urgent
+
+pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+
+Browse = Callable[..., Any]
+
+HOSTILE = "<script>window.pwned=1</script><img src=x onerror='window.pwned=1'>\u202e"
+
+
+def poison(count: int, **values: Any) -> None:
+    defaults = {
+        "queue": "testapp.Leased",
+        "reason": "ValueError: no gate",
+        "exception_type": "ValueError",
+        "group_key": "a",
+    }
+    PoisonMessage.objects.bulk_create(
+        PoisonMessage(message_id=messages.new_id(), body=b"{}", **{**defaults, **values}) for _ in range(count)
+    )
+
+
+@pytest.fixture
+def populated(transactional_db: None) -> None:
+    """Something in every state and on every page."""
+    live = Subscriber.objects.create(
+        queue="testapp.Leased", host="worker-1", process=7, supervisor=uuid.uuid4(),
+        alive_until=Now() + timedelta(minutes=9),
+    )  # fmt: skip
+    Subscriber.objects.create(
+        queue="testapp.Urgent", host="worker-2", process=8, supervisor=uuid.uuid4(),
+        alive_until=Now() - timedelta(minutes=9),
+    )  # fmt: skip
+    Leased.send_many({"n": n, "text": HOSTILE} for n in range(12))
+    first, second, third, *_ = Leased.objects.values_list("pk", flat=True)
+    lease = {"lease_token": uuid.uuid4(), "lease_owner": live.pk, "deliveries": 1}
+    Leased.objects.filter(pk=first).update(lease_expires=Now() + timedelta(minutes=9), **lease)
+    Leased.objects.filter(pk=second).update(lease_expires=Now() - timedelta(minutes=9), **lease)
+    Leased.objects.filter(pk=third).update(expires=Now() - timedelta(minutes=9))
+    Urgent.send(b"\x00\xff" * 500, priority=2)
+    Leased.send({"n": 1}, delay=timedelta(hours=1))
+    Leased.send({"n": 2}, delay=timedelta(0))
+    DelayedMessage.objects.filter(pk=DelayedMessage.objects.latest("pk").pk).update(destination="gone.Queue")
+    poison(3)
+    poison(1, status=PoisonMessage.Status.ARCHIVED, reason=HOSTILE, traceback=HOSTILE, exception_message=HOSTILE)
+    control.pause(Transactional)
+
+
+@pytest.fixture
+def addresses(populated: None) -> list[str]:
+    """At least one of every kind of page."""
+    found = ["/admin/", "/admin/queueapp/queuecontrol/", "/admin/queueapp/queuecontrol/testapp.Leased/history/"]
+    for model, query in (
+        (Leased, ""),
+        (Urgent, ""),
+        (DelayedMessage, ""),
+        (PoisonMessage, "?status=all"),
+        (Subscriber, ""),
+    ):
+        base = f"/admin/{model._meta.app_label}/{model._meta.model_name}/"
+        found += [base + query, *(f"{base}{pk}/change/" for pk in model.objects.values_list("pk", flat=True)[:4])]
+    return [*found, "/admin/testapp/leased/?q=nonsense", "/admin/testapp/leased/?state=leased"]
+
+
+# -- what an operator does -----------------------------------------------------------------------------------------
+
+
+def test_a_whole_poison_group_is_requeued_with_select_all(browse: Browse) -> None:
+    poison(130)
+    poison(2, group_key="b", exception_type="KeyError")
+
+    def requeue(page: Page) -> str:
+        page.goto("/admin/queueapp/poisonmessage/")
+        page.get_by_role("link", name="ValueError · a (130)").click()
+        page.get_by_label("Select all objects on this page for an action").check()
+        page.get_by_text("Select all 130 messages").click()
+        expect(page.get_by_text("All 130 selected")).to_be_visible()
+        page.get_by_label("Action:").select_option("Requeue")
+        page.locator("button[name=index]").click()
+        expect(page.get_by_role("heading", name="Requeue 130 messages?")).to_be_visible()
+        expect(page.get_by_text("and 120 more")).to_be_visible()
+        page.get_by_label("Keep counts and history").check()
+        page.get_by_role("button", name="Requeue").click()
+        return page.locator(".messagelist li").inner_text()
+
+    assert browse(requeue) == "130 messages requeued."
+    assert (Leased.objects.count(), PoisonMessage.objects.count()) == (130, 2)
+    assert LogEntry.objects.get().object_repr == "130 messages"
+
+
+def test_a_button_on_a_messages_own_page_asks_and_can_be_declined(browse: Browse, populated: None) -> None:
+    held = Leased.objects.earliest("pk").pk
+
+    def release(page: Page) -> str:
+        page.goto(f"/admin/testapp/leased/{held}/change/")
+        page.get_by_role("button", name="Release lease…").click()
+        page.get_by_role("link", name="No, take me back").click()
+        expect(page).to_have_url(re.compile(r"/admin/testapp/leased/$"))
+        expect(page.get_by_text("worker-1:7").first).to_be_visible()
+        page.get_by_role("link", name=str(held), exact=True).click()
+        page.get_by_role("button", name="Release lease…").click()
+        expect(page.get_by_text("the message will be handled twice")).to_be_visible()
+        page.get_by_role("button", name="Release lease").click()
+        return page.locator(".messagelist li").inner_text()
+
+    assert browse(release) == "1 message released."
+    assert Leased.objects.get(pk=held).lease_token is None
+
+
+def test_a_queue_is_paused_resumed_and_purged_from_the_overview(browse: Browse) -> None:
+    Leased.send_many({"n": n} for n in range(5))
+
+    def operate(page: Page) -> list[str]:
+        said = []
+
+        def press(name: str) -> None:
+            page.get_by_role("button", name=name).click()
+            said.append(page.locator(".messagelist li").inner_text())
+
+        page.goto("/admin/")
+        page.get_by_role("link", name="Queues", exact=True).last.click()
+        press("Pause testapp.Leased")
+        expect(page.get_by_text("paused by operator")).to_be_visible()
+        press("Resume testapp.Leased")
+        page.get_by_role("button", name="Purge testapp.Leased").click()
+        expect(page.get_by_role("heading", name="Purge testapp.Leased (5 messages)?")).to_be_visible()
+        press("Purge testapp.Leased")
+        return said
+
+    assert browse(operate) == [
+        "Queue testapp.Leased is paused.",
+        "Queue testapp.Leased is running again.",
+        "5 messages of testapp.Leased deleted.",
+    ]
+    assert (Leased.objects.count(), QueueControl.objects.get().paused) == (0, False)
+
+
+# -- what must never happen ----------------------------------------------------------------------------------------
+
+
+def test_nothing_in_a_message_runs_on_any_page(browse: Browse, addresses: list[str]) -> None:
+    Leased.objects.update(headers=json.dumps({"type": HOSTILE, HOSTILE: HOSTILE}), correlation_id=HOSTILE)
+
+    def look(page: Page) -> list[str]:
+        ran = []
+        for address in addresses:
+            page.goto(address)
+            if page.evaluate("window.pwned") is not None or page.locator("img[src=x]").count():
+                ran.append(address)
+        return ran
+
+    assert browse(look) == []
+
+
+def test_a_body_is_saved_and_not_opened(browse: Browse, tmp_path: Path) -> None:
+    identity = Leased.send(HOSTILE.encode())
+    seq = Leased.objects.get().pk
+
+    def save(page: Page) -> tuple[str, bytes]:
+        page.goto(f"/admin/testapp/leased/{seq}/change/")
+        with page.expect_download() as started:
+            page.get_by_role("link", name="Download it as it is stored").click()
+        started.value.save_as(tmp_path / "body")
+        return started.value.suggested_filename, (tmp_path / "body").read_bytes()
+
+    assert browse(save) == (f"{identity}.bin", HOSTILE.encode())
+
+
+# -- how it looks --------------------------------------------------------------------------------------------------
+
+#: Contrast of every text we colour against what is behind it (WCAG 2: 4.5 for text of this size).
+CONTRASTS = """() => {
+  const rgb = text => text.match(/[\\d.]+/g).map(Number);
+  const luminance = ([r, g, b]) => [r, g, b].map(v => v / 255)
+      .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+      .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = element => {
+    for (let e = element; e; e = e.parentElement) {
+      const color = rgb(getComputedStyle(e).backgroundColor);
+      if (color.length < 4 || color[3] === 1) return color;
+    }
+    return [255, 255, 255];
+  };
+  return [...document.querySelectorAll(
+      '.queueapp-badge, .queueapp-aside, .queueapp-note, .queueapp-problem, .queueapp-text, .queueapp-nothing, ' +
+      '#content .button, #content input[type=submit], .queueapp-facts td, .queueapp-wide td')]
+    .filter(e => e.offsetParent !== null)
+    .map(e => {
+      const [a, b] = [luminance(rgb(getComputedStyle(e).color)), luminance(behind(e))];
+      return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), e.className, e.innerText];
+    });
+}"""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_text_has_enough_contrast(browse: Browse, addresses: list[str], theme: str) -> None:
+    def measure(page: Page) -> list[list[Any]]:
+        found = []
+        for address in addresses:
+            page.goto(address)
+            found += page.evaluate(CONTRASTS)
+        return found
+
+    measured = browse(measure, color_scheme=theme)
+    assert len(measured) > 100
+    assert [row for row in measured if row[0] < 4.5] == []
+
+
+@pytest.mark.parametrize("width", [390, 1360])
+def test_pages_fit_their_window(browse: Browse, addresses: list[str], width: int) -> None:
+    def measure(page: Page) -> dict[str, int]:
+        wide = {}
+        for address in addresses:
+            page.goto(address)
+            overflow = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+            if overflow > 0:
+                wide[address] = overflow
+        return wide
+
+    assert browse(measure, viewport={"width": width, "height": 800}) == {}
+
+
+def test_badges_are_words_and_not_only_colours(browse: Browse, populated: None) -> None:
+    def read(page: Page) -> set[str]:
+        page.goto("/admin/testapp/leased/")
+        return set(page.locator(".queueapp-badge").all_inner_texts())
+
+    assert browse(read) == {"free", "leased", "lapsed", "expired"}
