@@ -18,8 +18,9 @@ from queueapp.models import DelayedMessage
 
 from .progress import Progress
 
-#: Two processes of two threads each handle most on two cores; with more, they only wait for one another.
-PROCESSES, CONCURRENCY = 2, 2
+#: On two cores: 1 x 4 threads made 377 messages/s where 2 x 2 made 412, 3 x 3 made 500 and 2 x 4 made 579. A handler
+#: waits for its commit most of the time, and commits that wait together reach the disk together.
+PROCESSES, CONCURRENCY = 2, 4
 #: No change for so long means that nobody will end this. A killed leader's term and a dead worker's lease are shorter.
 STALLED_SECONDS = 90.0
 STOP_SECONDS = 30.0
@@ -114,7 +115,7 @@ def _watch(worker: ChildProcess, published: int, progress: Progress, began: floa
 
 
 def _note(state: State, seconds: float) -> str:
-    return (
-        f"{state.ended / max(seconds, 0.001):,.0f}/s   poison {state.poisoned:,}   delayed {state.delayed:,}"
-        f"   rebooked {state.rebooked:,}"
-    )
+    if not state.ended:
+        return "starting the workers"
+    rate = f"{state.ended / max(seconds, 0.001):,.0f}/s"
+    return f"{rate}  poison {state.poisoned:,}  delayed {state.delayed:,}  rebooked {state.rebooked:,}"

@@ -6,7 +6,7 @@ import shutil
 from time import monotonic
 from typing import TextIO
 
-BAR_WIDTH = 30
+BAR_WIDTH = 24
 SECONDS_BETWEEN_LINES = 5.0
 _SECONDS_BETWEEN_DRAWINGS = 0.1
 

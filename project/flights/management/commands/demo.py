@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import signal
 import sys
 from argparse import ArgumentParser
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,32 +54,27 @@ class Command(BaseCommand):
         # `kill` should stop the children as Ctrl-C does.
         before = signal.signal(signal.SIGTERM, _interrupt)
         try:
-            results = self._run(options)
+            self._report(self._run(options), options["json"])
         except KeyboardInterrupt:
             raise CommandError("Stopped; the next demo starts from a clean state.", returncode=_INTERRUPTED) from None
         except (clean_start.AnotherDemoRuns, handling.HandlingStopped, source.FlightsMissing) as error:
             raise CommandError(str(error)) from error
         finally:
             signal.signal(signal.SIGTERM, before)
-        if options["json"]:
-            self.stdout.write(json.dumps(results.as_dict(), indent=2))
-        else:
-            self.stdout.write(results.as_text())
-        if not results.hold:
-            wrong = "; ".join(
-                f"{check.name}: {check.found:,}, expected {check.expected:,}"
-                for check in results.checks()
-                if not check.holds
-            )
-            raise CommandError(f"The check fails: {wrong}")
+
+    def _report(self, results: Results, as_json: bool) -> None:
+        self.stdout.write(json.dumps(results.as_dict(), indent=2) if as_json else results.as_text())
+        wrong = [check for check in results.checks() if not check.holds]
+        if wrong:
+            found = "; ".join(f"{check.name}: {check.found:,}, expected {check.expected:,}" for check in wrong)
+            raise CommandError(f"The check fails: {found}")
 
     def _run(self, options: dict[str, Any]) -> Results:
         # With --json, standard output has the one object and nothing else.
         progress = Progress(sys.stderr if options["json"] else sys.stdout)
         limit = options["limit"]
         folder = Path(settings.DATA_DIR)
-        with ExitStack() as stack:
-            stack.enter_context(clean_start.only_demo(folder))
+        with clean_start.only_demo(folder):
             call_command("migrate", verbosity=0, interactive=False)
             clean_start.remove_results()
             progress.say("Computing from the source file what must come out ...")
@@ -105,12 +102,28 @@ class Command(BaseCommand):
         try:
             if with_spark:
                 try:
-                    return spark_job.publish_flights(show), True
+                    with _py4j_is_quiet():
+                        return spark_job.publish_flights(show), True
                 except SparkDidNotStart as error:
                     progress.say(f"{error} -- publishing without it.")
             return publish_flights_without_spark(show, limit), False
         finally:
             progress.end()
+
+
+@contextmanager
+def _py4j_is_quiet() -> Iterator[None]:
+    """Without the tracebacks that py4j writes to the root logger when a Ctrl-C ends a call; what counts is raised."""
+    root = logging.getLogger()
+
+    def of_others(record: logging.LogRecord) -> bool:
+        return "py4j" not in Path(record.pathname).parts
+
+    root.addFilter(of_others)
+    try:
+        yield
+    finally:
+        root.removeFilter(of_others)
 
 
 def _interrupt(*_: Any) -> None:
