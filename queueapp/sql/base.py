@@ -149,7 +149,8 @@ class QueueSql(abc.ABC):
 
     @abc.abstractmethod
     def insert_many(self, connection: Any, messages: Iterable[Outgoing]) -> int:
-        """Store all messages by the bulk path of the database, in the caller's transaction; returns how many."""
+        """Store all messages by the bulk path of the database, in the caller's transaction; returns how many. Raises
+        QueueNotFound when the table does not exist."""
 
     # -- taking out -----------------------------------------------------------------------------------------------
 

@@ -20,20 +20,20 @@ from ..conf import settings
 #: Parameters: oid and format, as psycopg sends them. A text has no type of its own: it becomes what its column is.
 UUID, TEXT, BYTES = (2950, Format.BINARY), (0, Format.TEXT), (17, Format.BINARY)
 
-_PREPARED = "_queueapp_prepared"
 _numbers = count(1)
 
 
 class PackedStatement:
     """One statement with ``$1`` to ``$n``, prepared once per connection. It returns no rows."""
 
-    __slots__ = ("_formats", "_name", "_sql", "_types")
+    __slots__ = ("_formats", "_key", "_name", "_sql", "_types")
 
     def __init__(self, sql: str, parameters: Sequence[tuple[int, Format]]) -> None:
         self._sql = sql.encode()
         self._name = b"queueapp_%d" % next(_numbers)
         self._types = tuple(oid for oid, _ in parameters)
         self._formats = tuple(format_ for _, format_ in parameters)
+        self._key = (self._sql, self._types)
 
     def execute(self, connection: Any, values: Sequence[bytes | None]) -> int:
         """Run it on a connection that is ``ready``; returns how many rows it touched. Errors are ``django.db``'s."""
@@ -45,7 +45,7 @@ class PackedStatement:
             except errors.InvalidSqlStatementName:
                 # DISCARD ALL, or another server session behind a pooler. Nothing was done, so outside of a transaction
                 # it is done now.
-                _prepared(raw).clear()
+                raw._prepared._names.pop(self._key, None)
                 if raw.pgconn.transaction_status != TransactionStatus.IDLE:
                     raise
                 return self._run(raw, values)
@@ -53,14 +53,23 @@ class PackedStatement:
     def _run(self, raw: psycopg.Connection[Any], values: Sequence[bytes | None]) -> int:
         pgconn = raw.pgconn
         if settings.PREPARED_STATEMENTS:
-            if self._name not in _prepared(raw):
-                pgconn.send_prepare(self._name, self._sql, self._types)
-                _check(raw, raw.wait(results_of(pgconn)))
-                _prepared(raw).add(self._name)
-            pgconn.send_query_prepared(self._name, values, self._formats)
+            pgconn.send_query_prepared(self._prepared(raw), values, self._formats)
         else:
             pgconn.send_query_params(self._sql, values, self._types, self._formats)
         return _check(raw, raw.wait(results_of(pgconn)))
+
+    def _prepared(self, raw: psycopg.Connection[Any]) -> bytes:
+        """The name under which the statement is prepared on this connection. It is kept in psycopg's own list: after
+        every rollback psycopg empties that and says DEALLOCATE ALL, which takes ours as well."""
+        known = raw._prepared
+        name = known._names.get(self._key)
+        if name is None:
+            if known._to_flush:
+                raw.wait(known.maintain_gen(raw))  # that DEALLOCATE ALL, if it is still to come
+            raw.pgconn.send_prepare(self._name, self._sql, self._types)
+            _check(raw, raw.wait(results_of(raw.pgconn)))
+            name = known._names[self._key] = self._name
+        return name
 
 
 def ready(connection: Any) -> bool:
@@ -72,12 +81,6 @@ def ready(connection: Any) -> bool:
     status = raw.pgconn.transaction_status
     may = status == TransactionStatus.INTRANS or (status == TransactionStatus.IDLE and raw.autocommit)
     return may and raw.pgconn.pipeline_status == PipelineStatus.OFF  # type: ignore[no-any-return]
-
-
-def _prepared(raw: psycopg.Connection[Any]) -> set[bytes]:
-    """Names of the statements that are prepared on this connection; kept with it, so that they go when it goes."""
-    names: set[bytes] = raw.__dict__.setdefault(_PREPARED, set())
-    return names
 
 
 def _check(raw: psycopg.Connection[Any], results: list[Any]) -> int:

@@ -11,6 +11,7 @@ import pytest
 from django.db import connections
 
 from queueapp import Context, consumer
+from queueapp.isolation import close_isolated
 from queueapp.models import DelayedMessage, PoisonMessage
 from queueapp.sql import queue_sql
 from tests.inprocess import Worker, eventually
@@ -73,6 +74,7 @@ class Endpoint:
     def close(self) -> None:
         for worker in self._workers:
             worker.stop()
+        close_isolated()
 
     # -- looking ------------------------------------------------------------------------------------------------------
 

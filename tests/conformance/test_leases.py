@@ -1,0 +1,189 @@
+"""Leases: renewed while a handler runs, extended by hand, and lost in a way that is noticed."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+
+import pytest
+from django.db.models import F
+
+from queueapp import Context, Discard, LeaseLost
+from queueapp.models import Now
+from tests.conformance.endpoint import Endpoint, Note, modes
+from tests.conformance.gate import Gate
+from tests.inprocess import eventually
+
+
+@pytest.fixture
+def short_lease(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> timedelta:
+    period = timedelta(milliseconds=600)
+    monkeypatch.setattr(endpoint.queue.delivery, "lease_period", period)
+    return period
+
+
+def lapse(endpoint: Endpoint) -> None:
+    """The leases are over, by the database's clock."""
+    endpoint.rows.update(lease_expires=Now() - timedelta(seconds=1))
+
+
+def lease_left(endpoint: Endpoint) -> timedelta:
+    left = endpoint.rows.annotate(left=F("lease_expires") - Now()).get().left
+    assert isinstance(left, timedelta)
+    return left
+
+
+@modes("R")
+def test_when_handler_outlives_its_lease_should_renew_it(endpoint: Endpoint, short_lease: timedelta) -> None:
+    gate = Gate()
+    endpoint.handle(gate.enter)
+    endpoint.send(1)
+    endpoint.start()
+    eventually(lambda: gate.inside == 1)
+    first = endpoint.rows.get().lease_expires
+
+    eventually(lambda: endpoint.rows.get().lease_expires > first + 2 * short_lease)
+    gate.let(1)
+
+    endpoint.wait_until_empty()
+    assert endpoint.calls == [(1, 1)]
+
+
+@modes("R")
+def test_when_renewal_is_off_should_give_the_message_to_another_worker(
+    endpoint: Endpoint, short_lease: timedelta, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint.queue.delivery, "renew_leases", False)
+    gate = Gate()
+    endpoint.handle(lambda message, context: gate.enter() if context.attempt == 1 else None)
+    endpoint.send(1)
+    first = endpoint.start(concurrency=1)
+    eventually(lambda: gate.inside == 1)
+    endpoint.start(concurrency=1)
+
+    eventually(lambda: endpoint.calls == [(1, 1), (1, 2)])
+    endpoint.wait_until_empty()
+    gate.let(1)
+
+    eventually(lambda: first.pump.stats.lost == 1)
+
+
+@modes("R")
+def test_when_handler_extends_its_lease_should_last_that_long(endpoint: Endpoint, short_lease: timedelta) -> None:
+    left: list[timedelta] = []
+
+    def act(message: Note, context: Context) -> None:
+        context.extend(timedelta(hours=1))
+        left.append(lease_left(endpoint))
+        context.extend()
+        left.append(lease_left(endpoint))
+
+    endpoint.handle(act)
+    endpoint.send(1)
+    endpoint.start()
+
+    endpoint.wait_until_empty()
+
+    assert timedelta(minutes=59) < left[0] <= timedelta(hours=1)
+    assert left[1] <= short_lease
+
+
+@modes("R")
+def test_when_lease_was_lost_should_raise_when_handler_extends_it(endpoint: Endpoint) -> None:
+    raised: list[LeaseLost] = []
+
+    def act(message: Note, context: Context) -> None:
+        endpoint.rows.update(lease_token=None)
+        try:
+            context.extend()
+        except LeaseLost as error:
+            raised.append(error)
+            endpoint.rows.all().delete()
+
+    endpoint.handle(act)
+    endpoint.send(1)
+    endpoint.start()
+
+    eventually(lambda: raised)
+
+    assert raised[0].queue == endpoint.queue._meta.label
+
+
+@modes("NS")
+def test_when_message_is_not_leased_should_have_nothing_to_extend(endpoint: Endpoint) -> None:
+    endpoint.handle(lambda message, context: context.extend())
+    endpoint.send(1)
+    endpoint.start()
+
+    eventually(lambda: endpoint.numbers == [1])
+    endpoint.wait_until_empty()
+
+
+@modes("R")
+def test_when_lease_was_lost_should_not_end_what_somebody_else_owns(endpoint: Endpoint) -> None:
+    gate = Gate()
+    endpoint.handle(gate.enter)
+    endpoint.send(1)
+    worker = endpoint.start(concurrency=1)
+    eventually(lambda: gate.inside == 1)
+    worker.ask_to_stop()
+
+    lapse(endpoint)
+    with endpoint.queue.receive(using=endpoint.alias) as batch:
+        (message,) = batch
+        gate.let(1)
+        worker.stop()
+
+        assert endpoint.rows.count() == 1, "the late ack touched nothing"
+        message.ack()
+    assert worker.pump.stats.lost == 1
+    assert endpoint.is_empty()
+
+
+@modes("R")
+def test_when_handler_fails_after_its_lease_was_lost_should_change_nothing(endpoint: Endpoint) -> None:
+    gate = Gate()
+
+    def act(message: Note, context: Context) -> None:
+        gate.enter()
+        raise ValueError("too late to matter")
+
+    endpoint.handle(act, policy=lambda failure: Discard("never asked"))
+    endpoint.send(1)
+    worker = endpoint.start(concurrency=1)
+    eventually(lambda: gate.inside == 1)
+    worker.ask_to_stop()
+
+    lapse(endpoint)
+    with endpoint.queue.receive(using=endpoint.alias) as batch:
+        (message,) = batch
+        gate.let(1)
+        worker.stop()
+        message.ack()
+
+    assert endpoint.failures == []
+    assert not endpoint.poison.exists()
+
+
+@modes("R")
+def test_when_a_slow_handler_holds_a_batch_should_give_the_rest_to_others(endpoint: Endpoint) -> None:
+    gate = Gate()
+    slow = threading.Event()
+
+    def act(message: Note, context: Context) -> None:
+        if message.number == 100:
+            slow.set()
+            gate.enter()
+
+    endpoint.handle(act)
+    endpoint.send_many(400)
+    endpoint.start(concurrency=1)
+    assert slow.wait(30)
+
+    endpoint.start(concurrency=1)
+
+    eventually(lambda: endpoint.numbers == list(range(400)))
+    gate.let(1)
+    endpoint.wait_until_empty()
+    assert len(endpoint.calls) == 400, "given back uncounted and handled once"
+    assert {attempt for _, attempt in endpoint.calls} == {1}
