@@ -112,7 +112,7 @@ class RowEncoder:
     def _column(self, name: str, column: pa.Array | None, rows: int) -> pa.Array:
         kind = ARROW_TYPES[name]
         if column is None:
-            return self._ids.take(rows) if name == "id" else pa.array([_DEFAULTS[name]] * rows, kind)
+            return self._ids.take(rows) if name == "id" else pa.array([_DEFAULTS.get(name)] * rows, kind)
         if name == "id":
             return self._given_ids(column, rows)
         if name == "headers":

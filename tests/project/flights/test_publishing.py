@@ -19,7 +19,7 @@ def published() -> list[tuple[str, bytes]]:
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_spark_publishes_the_same_messages_as_plain_python(transactional_db: None, tmp_path: Path) -> None:
     if find_java() is None:
         pytest.skip("Spark needs Java 17 or newer, and none was found")

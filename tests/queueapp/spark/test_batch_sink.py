@@ -23,7 +23,7 @@ from tests.testapp.models import Addressed, ForeignPostgres, Leased, Readable, S
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 Publish = Callable[..., None]
 
 COLUMNS = """

@@ -145,6 +145,7 @@ def frame(spark: SparkSession, schema: str, *rows: tuple[Any, ...]) -> DataFrame
 
 
 @pytest.mark.spark
+@pytest.mark.timeout(600)
 def test_a_wrong_value_fails_the_job_with_its_reason_and_publishes_nothing(
     spark: SparkSession, publish: Publish
 ) -> None:
@@ -165,6 +166,7 @@ def test_a_wrong_value_fails_the_job_with_its_reason_and_publishes_nothing(
 
 
 @pytest.mark.spark
+@pytest.mark.timeout(600)
 def test_an_unreachable_database_is_one_clear_line(spark: SparkSession, publish: Publish) -> None:
     snapshot = take_snapshot()
     database = dataclasses.replace(snapshot.databases["default"], conninfo="host=/nowhere dbname=x user=y")
@@ -174,6 +176,7 @@ def test_an_unreachable_database_is_one_clear_line(spark: SparkSession, publish:
 
 
 @pytest.mark.spark
+@pytest.mark.timeout(600)
 def test_times_are_instants_whatever_the_session_time_zone(spark: SparkSession, publish: Publish) -> None:
     spark.conf.set("spark.sql.session.timeZone", "America/New_York")
     try:

@@ -28,7 +28,7 @@ from tests.testapp.models import Leased
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 
 def publish_badly(spark: SparkSession, kind: str, **options: Any) -> None:
@@ -213,12 +213,6 @@ def test_cleaning_drops_the_jobs_tables_and_old_ones_and_no_others(client: Postg
     client.clean("a" * 16, 24)
     assert staging_tables() == sorted([other[0], "queueapp_stage_of_somebody_else"])
     assert own[0] not in staging_tables()
-
-
-def test_ledger_rows_of_early_micro_batches_are_forgotten(client: PostgresqlClient) -> None:
-    for batch_id in (1, 2, 10_002):
-        client.publish(publication(stage(client, 0, 1), batch_id=batch_id, streaming=True))
-    assert list(SparkCommit.objects.order_by("batch_id").values_list("batch_id", flat=True)) == [2, 10_002]
 
 
 @pytest.fixture

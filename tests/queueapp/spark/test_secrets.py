@@ -43,6 +43,7 @@ def test_no_repr_shows_the_password(snapshot: Snapshot) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.timeout(600)
 def test_neither_plans_nor_logs_nor_errors_show_the_password(
     spark: SparkSession, snapshot: Snapshot, publish: Callable[..., None], spark_log: Path, event_log: Path
 ) -> None:

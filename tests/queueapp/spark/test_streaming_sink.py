@@ -14,7 +14,7 @@ from tests.testapp.models import Leased
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 
 def run(spark: SparkSession, source: Path, checkpoint: Path, **options: str) -> str:

@@ -1,0 +1,120 @@
+"""Stage and publish on every database there is: PostgreSQL, and SQL Server where one is named (tests/settings.py)."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from django.conf import settings
+from django.db import connections
+
+from queueapp.models import SparkCommit
+from queueapp.spark.client import Publication, SinkClient, make_client
+from queueapp.spark.columns import Plan
+from queueapp.spark.encoding import RowEncoder
+from queueapp.spark.errors import StagingLost
+from queueapp.spark.targets import take_snapshot
+from queueapp.sql.spark import STAGED, StagingName, spark_sql
+from tests.testapp.models import Urgent
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=list(settings.DATABASES))
+
+JOB = "0" * 16
+ROW = {
+    "id": str(uuid.uuid4()),
+    "headers": '{"type":"ünï🙂"}',
+    "body": bytes(range(256)),
+    "expires": datetime(2099, 7, 1, 12, 0, 0, 5, tzinfo=UTC),
+    "recipient": "billing",
+    "priority": 2,
+    "is_barrier": True,
+    "correlation_id": "c-1",
+    "reply_to_address": "é",
+}
+
+
+@pytest.fixture(params=["default", pytest.param("sqlserver", marks=pytest.mark.sqlserver)])
+def client(request: pytest.FixtureRequest) -> Iterator[SinkClient]:
+    alias = request.param
+    if alias not in settings.DATABASES:
+        pytest.skip(f"{alias}: no server is named (QUEUEAPP_TEST_SQLSERVER_URL)")
+    snapshot = take_snapshot(using=alias)
+    target = snapshot.find("testapp.Urgent")
+    plan = Plan(target.label, STAGED, priorities=target.priorities)
+    database = snapshot.databases[alias]
+    client = make_client(database, target, spark_sql(database.vendor, target.table, snapshot.ledger), plan, None)
+    client.prepare(24, ledger=True)
+    yield client
+    client.clean(JOB, 24)
+
+
+def stage(client: SinkClient, *rows: dict[str, Any]) -> tuple[str, int]:
+    encoder = RowEncoder(client.plan)
+    schema = pa.schema(
+        [
+            *((name, pa.string()) for name in ("id", "headers", "recipient", "correlation_id", "reply_to_address")),
+            ("body", pa.binary()),
+            ("expires", pa.timestamp("us", "UTC")),
+            ("priority", pa.int32()),
+            ("is_barrier", pa.bool_()),
+        ]
+    )
+    batch = pa.RecordBatch.from_pylist(list(rows), schema=schema)
+    return client.stage(JOB, 0, 0, encoder.schema, iter([encoder.encode(batch)]))
+
+
+def tables(client: SinkClient) -> list[str]:
+    names = connections[client.database.alias].introspection.table_names()
+    return [name for name in names if name.startswith("queueapp_stage_")]
+
+
+def test_every_column_arrives_as_it_was_and_once(client: SinkClient) -> None:
+    queue = Urgent.objects.using(client.database.alias)
+    staged = [stage(client, ROW, {"body": None}), stage(client, *({"body": b"%d" % n} for n in range(500)))]
+    publication = Publication("p", 0, staged, streaming=False)
+    assert client.publish(publication) == 502
+    assert client.publish(publication) == 0
+
+    full, empty, *numbered = queue.order_by("seq")
+    assert {name: getattr(full, name) for name in STAGED if name not in ("id", "headers")} == {
+        name: value for name, value in ROW.items() if name not in ("id", "headers")
+    }
+    assert str(full.id) == ROW["id"]
+    assert '"type":"ünï🙂"' in full.headers
+    assert (empty.body, empty.headers, empty.recipient, empty.priority, empty.expires) == (None, "{}", "", 0, None)
+    assert [int(row.body) for row in numbered] == list(range(500))
+    assert SparkCommit.objects.using(client.database.alias).get().rows == 502
+
+    client.clean(JOB, 24)
+    assert tables(client) == []
+
+
+def test_rows_that_are_missing_fail_the_whole_publication(client: SinkClient) -> None:
+    (table, count), other = stage(client, ROW), stage(client, ROW)
+    with pytest.raises(StagingLost, match="holds 1 rows, its task wrote 2 rows"):
+        client.publish(Publication("p", 0, [other, (table, count + 1)], streaming=False))
+    gone = StagingName.make(1_800_000_000, JOB, 0, 0).name
+    with pytest.raises(StagingLost, match="is gone"):
+        client.publish(Publication("p", 0, [other, (gone, 1)], streaming=False))
+    assert not Urgent.objects.using(client.database.alias).exists()
+    assert not SparkCommit.objects.using(client.database.alias).exists()
+
+
+def test_a_task_that_writes_straight_into_the_queue(client: SinkClient) -> None:
+    encoder = RowEncoder(client.plan)
+    batches = iter([encoder.encode(pa.record_batch({"body": ["1", "2"]}))])
+    assert client.append(JOB, 0, encoder.schema, batches) == 2
+    bodies = Urgent.objects.using(client.database.alias).order_by("seq").values_list("body", flat=True)
+    assert [bytes(body) for body in bodies] == [b"1", b"2"]
+    assert tables(client) == []
+
+
+def test_ledger_rows_of_early_micro_batches_are_forgotten(client: SinkClient) -> None:
+    for batch_id in (1, 2, 10_002):
+        client.publish(Publication("p", batch_id, [stage(client, ROW)], streaming=True))
+    kept = SparkCommit.objects.using(client.database.alias).order_by("batch_id")
+    assert list(kept.values_list("batch_id", flat=True)) == [2, 10_002]
