@@ -203,6 +203,7 @@ class PostgresqlQueueSql(QueueSql):
     def insert_many(self, connection: Any, messages: Iterable[Outgoing]) -> int:
         # COPY, rows packed here: 268,000 rows a second where executemany makes 132,000. In the caller's transaction.
         with translated(self.table.db_table):
+            with translated(self.table.db_table):
             return pack_rows(connection, self._q, self._c, messages, self.table.fill_recoverable)
 
     # -- taking out -----------------------------------------------------------------------------------------------
@@ -311,6 +312,7 @@ class PostgresqlQueueSql(QueueSql):
             while cursor.nextset():
                 pass
             row = cursor.fetchone()
+        connection.needs_rollback = False  # this was the rollback; a save() that failed in the handler had asked for it
         execute(connection, "SELECT set_config('lock_timeout', '0', true)", ())
         return Row(*row) if row else None
 
