@@ -122,12 +122,13 @@ class Claims:
     def claim(self, verb: str, setting: str, source: str, returned: Returned) -> Claim:
         """The texts of a claim that updates or deletes what it takes."""
         output = f"OUTPUT {returned.of(source)}"
+        into = "DELETE FROM m" if verb == "DELETE" else f"{verb} m"
         columns = ", ".join(f"q.{column}" for column in self._c.values())
         # Index: the primary key; on a queue with recipients or levels the claim index, by hint, because equality on its
         # first columns makes ORDER BY look free and the clustered key look cheap. Safe: TAKING; TOP rows, no more.
         in_range = (
             f"WITH m AS (SELECT TOP (%s) {columns} FROM {self._q} AS q WITH ({self._index}{TAKING}) "
-            f"WHERE {self._within(_PARAMETERS)} AND {self._free()} ORDER BY {self._seq}) {verb} m{setting} {output}"
+            f"WHERE {self._within(_PARAMETERS)} AND {self._free()} ORDER BY {self._seq}) {into}{setting} {output}"
         )
         # Index: the primary key, one seek a key (KEYS). Safe: TAKING, and nothing but the rows named is locked.
         of_keys = (

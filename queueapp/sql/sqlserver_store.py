@@ -191,9 +191,7 @@ class SqlServerBackend(Backend):
 
     def lock_migrations(self, connection: Any) -> None:
         # Freed by the server when the session ends, however it ends.
-        sql = (
-            "EXEC sp_getapplock @Resource = %s, @LockMode = 'Exclusive', @LockOwner = 'Session', @LockTimeout = -1"
-        )
+        sql = "EXEC sp_getapplock @Resource = %s, @LockMode = 'Exclusive', @LockOwner = 'Session', @LockTimeout = -1"
         execute(connection, sql, ("queueapp.migrate",))
 
     def drift(self, connection: Any, table: str, seq: str, options: dict[str, Any]) -> list[str]:
