@@ -203,7 +203,6 @@ class PostgresqlQueueSql(QueueSql):
     def insert_many(self, connection: Any, messages: Iterable[Outgoing]) -> int:
         # COPY, rows packed here: 268,000 rows a second where executemany makes 132,000. In the caller's transaction.
         with translated(self.table.db_table):
-            with translated(self.table.db_table):
             return pack_rows(connection, self._q, self._c, messages, self.table.fill_recoverable)
 
     # -- taking out -----------------------------------------------------------------------------------------------
