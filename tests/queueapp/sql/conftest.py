@@ -1,0 +1,36 @@
+"""Runs each test of the SQL layer on every database that there is; the others are skipped by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.db import connections
+
+from tests.inprocess import real_commits
+from tests.queueapp.sql.server import Server
+
+DATABASES = {"postgresql": "default", "sqlserver": "sqlserver"}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One case per database for each test that asks for ``server``."""
+    if "server" in metafunc.fixturenames:
+        cases = [pytest.param(alias, id=name, marks=_marks(alias)) for name, alias in DATABASES.items()]
+        metafunc.parametrize("server", cases, indirect=True)
+
+
+def _marks(alias: str) -> list[Any]:
+    if alias not in connections:
+        return [pytest.mark.skip("needs a SQL Server: QUEUEAPP_TEST_SQLSERVER_URL is not set")]
+    # The names, not the marks: two django_db marks on one test would leave one of them out.
+    return [pytest.mark.django_db(**real_commits.kwargs, databases={"default", alias})]
+
+
+@pytest.fixture
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """One database with empty tables, real commits, and as many connections as the test wants."""
+    server = Server(request.param)
+    yield server
+    server.close()

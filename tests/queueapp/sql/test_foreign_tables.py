@@ -1,0 +1,141 @@
+"""Tables that somebody else made: none of our columns is named, and every verb that can work does (spec/000, 001)."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from queueapp.models import DelayedMessage
+from queueapp.sql import queue_sql
+from queueapp.sql.base import Peek, StoreTable
+from tests.queueapp.sql.server import ALL, Server, outgoing, seqs_of, whole, within
+from tests.testapp.models import ForeignPostgres, ForeignSqlServer
+
+#: As the transports of NServiceBus make them.
+DEFINITIONS = {
+    "postgresql": (
+        ForeignPostgres,
+        """CREATE TABLE foreign_postgres (Id uuid NOT NULL, Expires timestamp, Headers text NOT NULL, Body bytea,
+        Seq serial NOT NULL)""",
+    ),
+    "microsoft": (
+        ForeignSqlServer,
+        """CREATE TABLE foreign_sqlserver (Id uniqueidentifier NOT NULL, CorrelationId varchar(255),
+        ReplyToAddress varchar(255), Recoverable bit NOT NULL, Expires datetime, Headers nvarchar(max) NOT NULL,
+        Body varbinary(max), RowVersion bigint IDENTITY(1,1) NOT NULL);
+        CREATE NONCLUSTERED INDEX Index_RowVersion ON foreign_sqlserver (RowVersion);
+        CREATE NONCLUSTERED INDEX Index_Expires ON foreign_sqlserver (Expires) INCLUDE (Id, RowVersion)
+        WHERE Expires IS NOT NULL""",
+    ),
+}
+
+
+@pytest.fixture
+def foreign(server: Server) -> Iterator[Any]:
+    """The queue in the foreign table of this database."""
+    queue, definition = DEFINITIONS[server.vendor]
+    for statement in definition.split(";"):
+        server.run(statement)
+    yield queue
+    server.run(f"DROP TABLE {queue._meta.db_table}")
+
+
+def test_what_we_send_is_a_row_that_its_owner_understands(server: Server, foreign: Any) -> None:
+    one, two = outgoing(b"1", '{"A": "ß"}'), outgoing(None, expires_ms=60_000)
+    server.sql(foreign).insert(server.connection, one)
+    assert server.sql(foreign).insert_many(server.connection, [two, outgoing(b"")]) == 2
+
+    rows = server.run(f"SELECT Id, Headers, Body, Expires FROM {foreign._meta.db_table} ORDER BY 4, 2")
+
+    assert {uuid.UUID(str(row[0])) for row in rows} > {one.id, two.id}
+    bodies = {(row[1], None if row[2] is None else bytes(row[2])) for row in rows}
+    assert bodies == {("{}", None), ("{}", b""), ('{"A": "ß"}', b"1")}
+    expires = [row[3] for row in rows if row[3] is not None]
+    now = server.backend.now(server.connection).replace(tzinfo=None)
+    assert len(expires) == 1
+    assert timedelta(seconds=50) < expires[0] - now <= timedelta(seconds=61), "UTC without a zone"
+
+
+def test_what_its_owner_sends_is_received_whole(server: Server, foreign: Any) -> None:
+    identity = uuid.uuid4()
+    columns = "Id, Headers, Body" + (", Recoverable" if server.vendor == "microsoft" else "")
+    values = "%s, %s, %s" + (", 1" if server.vendor == "microsoft" else "")
+    server.run(
+        f"INSERT INTO {foreign._meta.db_table} ({columns}) VALUES ({values})", str(identity), '{"a": "b"}', b"\0\1"
+    )
+
+    (claimed,) = server.sql(foreign).claim_by_delete(server.connection, ALL, 5, whole=True)
+
+    row = whole(claimed)
+    assert (row.id, row.headers, row.body) == (identity, '{"a": "b"}', b"\0\1")
+    assert (row.deliveries, row.cancels, row.failures, row.recipient, row.priority) == (0, 0, None, "", 0)
+    assert (row.expires, row.correlation_id, row.reply_to_address) == (None, None, None)
+    assert abs(row.enqueued_at - server.backend.now(server.connection)) < timedelta(seconds=30)
+    assert server.run(f"SELECT COUNT(*) FROM {foreign._meta.db_table}")[0][0] == 0
+
+
+def test_claims_and_peek_know_what_others_hold(server: Server, foreign: Any) -> None:
+    seqs = server.put(foreign, 3)
+    holder = server.another()
+
+    with server.transaction(holder):
+        assert seqs_of(queue_sql(foreign, holder).claim_by_delete(holder, ALL, 1)) == seqs[:1]
+        with within():
+            assert server.sql(foreign).peek(server.connection, ALL, (), 10) == Peek(2, 0, seqs[1])
+            rows = server.sql(foreign).claim_by_delete(server.connection, ALL, 5, skip=seqs[1:2])
+            assert seqs_of(rows) == seqs[2:]
+
+
+def test_expired_messages_are_neither_received_nor_kept(server: Server, foreign: Any) -> None:
+    server.sql(foreign).insert(server.connection, outgoing(expires_ms=1))
+    (kept,) = server.put(foreign, 1)[-1:]
+    sql = server.sql(foreign)
+    (expired,) = [row for row in server.rows(foreign) if row.expires is not None]
+    # datetime counts in 3 ms.
+    server.passed(lambda: expired.expires + timedelta(milliseconds=10))
+
+    assert sql.peek(server.connection, ALL, (), 10).ahead == 1
+    assert sql.purge_expired(server.connection, 10) == 1
+    assert server.seqs(foreign) == [kept]
+
+
+def test_failure_is_written_into_the_headers(server: Server, foreign: Any) -> None:
+    (seq,) = server.put(foreign)
+    other = server.another()
+    sql = queue_sql(foreign, other)
+
+    with server.transaction(other):
+        row = sql.lock(other, seq, None, 1_000)
+        assert row is not None
+        assert (row.deliveries, row.failures) == (0, None)
+        assert sql.put_back(other, seq, deliveries=1, cancels=0, failures="[]", headers='{"Retries": "1"}') == 1
+        again = sql.lock_again(other, seq, 1_000)
+        assert again is not None
+        assert sql.put_back(other, seq, deliveries=1, cancels=0, failures="[]", headers='{"Retries": "2"}') == 1
+
+    assert server.row(foreign, seq).headers == '{"Retries": "2"}'
+    assert sql.remove(other, [seq]) == 1
+    assert sql.is_empty(other) is True
+
+
+def test_delayed_message_moves_into_it(server: Server, foreign: Any) -> None:
+    store = StoreTable.of(DelayedMessage, "due")
+    sent = outgoing(b"late", expires_ms=3_600_000, priority=2, recipient="x")
+    number = server.backend.store_delayed(server.connection, store, foreign._meta.label, sent, 0)
+
+    assert server.sql(foreign).insert_from(server.connection, store, [number]) == 1
+
+    (row,) = server.rows(foreign)
+    delayed = DelayedMessage.objects.using(server.alias).get(number=number)
+    assert (row.id, row.body) == (sent.id, b"late")
+    assert abs(row.expires - delayed.expires) < timedelta(milliseconds=10)
+
+
+def test_purge_leaves_nothing(server: Server, foreign: Any) -> None:
+    server.put(foreign, 3)
+    assert server.sql(foreign).purge(server.connection, 10) == 3
+    assert server.sql(foreign).is_empty(server.connection) is True

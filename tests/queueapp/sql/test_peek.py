@@ -1,0 +1,163 @@
+"""Peek: how much there is to take, without taking, locking or waiting, and without counting what others have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from queueapp.sql import queue_sql
+from queueapp.sql.base import Peek, Range
+from tests.queueapp.sql.server import ALL, Server, levels, outgoing, within
+from tests.testapp.models import Addressed, AddressedUrgent, Leased, Urgent
+
+EVERYWHERE = {Leased: ALL, Urgent: levels(3), Addressed: levels(1), AddressedUrgent: levels(3)}
+every_shape = pytest.mark.parametrize("queue", EVERYWHERE)
+
+
+def peek(server: Server, queue: Any, limit: int = 100, connection: Any = None, **options: Any) -> Peek:
+    connection = connection or server.connection
+    ahead = options.pop("ahead", EVERYWHERE[queue])
+    return queue_sql(queue, connection).peek(connection, ahead, options.pop("behind", ()), limit, **options)
+
+
+@every_shape
+def test_empty_queue(server: Server, queue: Any) -> None:
+    assert peek(server, queue) == Peek(0, 0, 0)
+
+
+@every_shape
+def test_counts_what_is_there_up_to_the_limit(server: Server, queue: Any) -> None:
+    seqs = server.put(queue, 5)
+
+    assert peek(server, queue) == Peek(5, 0, seqs[0])
+    assert peek(server, queue, limit=3).ahead == 3
+
+
+@every_shape
+def test_gaps_are_not_messages(server: Server, queue: Any) -> None:
+    seqs = server.put(queue, 30)
+    server.sql(queue).remove(server.connection, seqs[1:-1])
+
+    assert peek(server, queue) == Peek(2, 0, seqs[0])
+
+
+@every_shape
+def test_ahead_and_behind_are_counted_apart(server: Server, queue: Any) -> None:
+    seqs = server.put(queue, 6)
+
+    seen = peek(
+        server,
+        queue,
+        ahead=[r._replace(low=seqs[4]) for r in EVERYWHERE[queue]],
+        behind=[r._replace(high=seqs[2]) for r in EVERYWHERE[queue]],
+    )
+
+    assert seen == Peek(2, 3, seqs[0])
+    assert peek(server, queue, ahead=[r._replace(low=seqs[4]) for r in EVERYWHERE[queue]]) == Peek(2, 0, seqs[4])
+
+
+@every_shape
+@pytest.mark.parametrize("count, in_flight", [(2, 0), (3, 1), (3, 2), (1, 0)])
+@pytest.mark.parametrize("by_lease", [False, True], ids=["deleted", "leased"])
+def test_what_an_open_transaction_has_taken_does_not_count(
+    server: Server, queue: Any, count: int, in_flight: int, by_lease: bool
+) -> None:
+    # NServiceBus #1412: an estimate that counts messages in flight keeps every idle worker busy.
+    seqs = server.put(queue, count)
+    holder = server.another()
+    only = [r._replace(low=seqs[in_flight], high=seqs[in_flight]) for r in EVERYWHERE[queue]]
+
+    with server.transaction(holder):
+        sql = queue_sql(queue, holder)
+        if by_lease:
+            taken = sql.claim_by_lease(holder, only, 1, sql_id := outgoing().id, sql_id, 60_000)
+        else:
+            taken = sql.claim_by_delete(holder, only, 1)
+        assert len(taken) == 1
+        with within():
+            seen = peek(server, queue)
+
+    others = [seq for n, seq in enumerate(seqs) if n != in_flight]
+    assert seen == Peek(count - 1, 0, others[0] if others else 0)
+
+
+@every_shape
+def test_message_of_a_claim_that_rolled_back_counts_again(server: Server, queue: Any) -> None:
+    server.put(queue, 2)
+    holder = server.another()
+
+    with pytest.raises(ZeroDivisionError), server.transaction(holder):
+        queue_sql(queue, holder).claim_by_delete(holder, EVERYWHERE[queue], 1)
+        raise ZeroDivisionError
+
+    assert peek(server, queue).ahead == 2
+
+
+@every_shape
+def test_message_that_is_not_committed_does_not_count(server: Server, queue: Any) -> None:
+    sender = server.another()
+
+    with server.transaction(sender):
+        queue_sql(queue, sender).insert(sender, outgoing())
+        with within():
+            assert peek(server, queue).ahead == 0
+
+    assert peek(server, queue).ahead == 1
+
+
+@every_shape
+def test_leased_and_expired_messages_do_not_count(server: Server, queue: Any) -> None:
+    (gone,) = server.put(queue, expires_ms=1)
+    (leased,) = server.put(queue, 1)
+    left = server.put(queue, 2)
+    server.passed(lambda: server.row(queue, gone).expires)
+    assert server.lease(queue, 1, ranges=EVERYWHERE[queue])[1] == [leased]
+
+    assert peek(server, queue) == Peek(2, 0, left[0])
+
+
+@every_shape
+def test_what_is_to_be_skipped_does_not_count(server: Server, queue: Any) -> None:
+    seqs = server.put(queue, 4)
+
+    assert peek(server, queue, skip=(seqs[0], seqs[2])) == Peek(2, 0, seqs[1])
+    assert peek(server, queue, limit=1, skip=seqs) == Peek(0, 0, 0)
+
+
+@every_shape
+def test_peek_locks_nothing_not_even_in_a_transaction(server: Server, queue: Any) -> None:
+    seqs = server.put(queue, 3)
+    looker, taker = server.another(), server.another()
+
+    with server.transaction(looker):
+        assert peek(server, queue, connection=looker).ahead == 3
+        with within():
+            rows = queue_sql(queue, taker).claim_by_delete(taker, EVERYWHERE[queue], 5)
+
+    assert [row[0] for row in rows] == seqs
+
+
+def test_limit_holds_over_all_levels_together(server: Server) -> None:
+    for level in range(3):
+        server.put(Urgent, 3, priority=level)
+
+    assert peek(server, Urgent, limit=5).ahead == 5
+    assert peek(server, Urgent, limit=50).ahead == 9
+
+
+def test_levels_and_recipients_that_are_not_asked_for_do_not_count(server: Server) -> None:
+    server.put(AddressedUrgent, 2, recipient="you", priority=1)
+    mine = server.put(AddressedUrgent, 1, recipient="me", priority=1)
+
+    assert peek(server, AddressedUrgent, ahead=[Range(recipient="me", priority=1)]) == Peek(1, 0, mine[0])
+    assert peek(server, AddressedUrgent, ahead=[Range(recipient="me", priority=2)]) == Peek(0, 0, 0)
+
+
+def test_a_thousand_levels_are_one_peek(server: Server) -> None:
+    seqs = server.put(AddressedUrgent, 1, recipient="r99", priority=1)
+    many = levels(10, tuple(f"r{n}" for n in range(100)))
+
+    assert peek(server, AddressedUrgent, ahead=many, behind=many) == Peek(1, 1, seqs[0])
+    with within():
+        assert len(server.sql(AddressedUrgent).claim_by_delete(server.connection, many, 5)) == 1

@@ -1,0 +1,223 @@
+"""The delayed and poison tables, liveness and the catalog: what a database knows beyond one queue."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from queueapp.models import DelayedMessage, PoisonMessage, Subscriber
+from queueapp.sql import queue_sql
+from queueapp.sql.base import StoreTable
+from tests.queueapp.sql.server import Server, outgoing, within
+from tests.testapp.models import AddressedUrgent, Leased
+
+DELAYED = StoreTable.of(DelayedMessage, "due")
+POISON = StoreTable.of(PoisonMessage, "number")
+LABEL = "testapp.Leased"
+
+
+def delay(server: Server, due: Any, **options: Any) -> int:
+    return server.backend.store_delayed(server.connection, DELAYED, LABEL, outgoing(**options), due)
+
+
+def stored(server: Server, number: int) -> DelayedMessage:
+    return DelayedMessage.objects.using(server.alias).get(number=number)
+
+
+# -- the delayed store ------------------------------------------------------------------------------------------------
+
+
+def test_delayed_message_is_stored_whole(server: Server) -> None:
+    identity = uuid.uuid4()
+    before = server.backend.now(server.connection)
+
+    number = delay(
+        server, 60_000, id=identity, body=b"\0\xff", headers='{"é": "🚀"}', expires_ms=30_000, recipient="me", priority=2,
+        correlation_id="c", reply_to_address="r", is_barrier=True,
+    )  # fmt: skip
+
+    row = stored(server, number)
+    assert (row.message_id, row.destination, row.headers, row.body) == (identity, LABEL, '{"é": "🚀"}', b"\0\xff")
+    assert (row.recipient, row.priority, row.is_barrier) == ("me", 2, True)
+    assert (row.correlation_id, row.reply_to_address, row.retries, row.deliveries) == ("c", "r", 0, 0)
+    assert timedelta(seconds=55) < row.due - before < timedelta(seconds=90)
+    assert abs(row.expires - row.due - timedelta(seconds=30)) < timedelta(seconds=1), "counts from when it is due"
+
+
+def test_delayed_message_may_have_nothing_but_a_destination(server: Server) -> None:
+    row = stored(server, delay(server, 0, body=None))
+    assert (row.body, row.expires, row.correlation_id, row.recipient) == (None, None, None, "")
+
+
+@pytest.mark.parametrize(
+    "due",
+    [
+        datetime(2031, 5, 6, 7, 8, 9, 123456, tzinfo=UTC),
+        datetime(2031, 5, 6, 9, 8, 9, 123456, tzinfo=timezone(timedelta(hours=2))),
+    ],
+    ids=["UTC", "two hours east"],
+)
+def test_due_at_a_time_is_that_time_whatever_its_zone(server: Server, due: datetime) -> None:
+    row = stored(server, delay(server, due, expires_ms=1_000))
+    assert row.due == due
+    assert row.expires == due + timedelta(seconds=1)
+
+
+def test_due_may_be_a_century_away(server: Server) -> None:
+    century = timedelta(days=36_500)
+    row = stored(server, delay(server, int(century / timedelta(milliseconds=1)), expires_ms=60_000))
+    left = row.due - server.backend.now(server.connection)
+    assert century - timedelta(minutes=1) < left <= century
+
+
+def test_due_messages_are_locked_in_due_order_and_the_others_are_not(server: Server) -> None:
+    now = server.backend.now(server.connection)
+    later, latest = delay(server, 3_600_000), delay(server, now + timedelta(hours=2))
+    third, first, second = (delay(server, now - timedelta(seconds=n)) for n in (1, 30, 20))
+    other = server.another()
+
+    with server.transaction(other):
+        assert server.backend.lock_due(other, DELAYED, 2) == [(first, LABEL), (second, LABEL)]
+        assert [key for key, _ in server.backend.lock_due(other, DELAYED, 10)] == [first, second, third]
+
+    assert {later, latest} & {first, second, third} == set()
+
+
+def test_two_dispatchers_share_the_work_without_waiting(server: Server) -> None:
+    numbers = [delay(server, server.backend.now(server.connection) - timedelta(seconds=9 - n)) for n in range(4)]
+    one, two = server.another(), server.another()
+
+    with server.transaction(one), server.transaction(two):
+        first = [key for key, _ in server.backend.lock_due(one, DELAYED, 3)]
+        with within():
+            second = [key for key, _ in server.backend.lock_due(two, DELAYED, 3)]
+            assert server.backend.next_due_ms(two, DELAYED) is not None
+
+    assert first + second == numbers
+
+
+def test_next_due_counts_from_the_databases_now(server: Server) -> None:
+    assert server.backend.next_due_ms(server.connection, DELAYED) is None
+
+    delay(server, 7_200_000)
+    ms = server.backend.next_due_ms(server.connection, DELAYED)
+    assert ms is not None
+    assert 7_100_000 < ms <= 7_200_000
+
+    delay(server, server.backend.now(server.connection) - timedelta(seconds=100))
+    ms = server.backend.next_due_ms(server.connection, DELAYED)
+    assert ms is not None
+    assert -200_000 < ms <= -100_000
+
+
+def test_keys_that_are_deleted_are_counted(server: Server) -> None:
+    numbers = [delay(server, 0) for _ in range(3)]
+
+    assert server.backend.delete_keys(server.connection, DELAYED, [*numbers[:2], numbers[2] + 100]) == 2
+    assert [row.number for row in DelayedMessage.objects.using(server.alias).all()] == numbers[2:]
+
+
+# -- from a store into a queue ----------------------------------------------------------------------------------------
+
+
+def test_due_messages_move_into_their_queue_in_due_order(server: Server) -> None:
+    now = server.backend.now(server.connection)
+    late, early = (
+        delay(server, now - timedelta(seconds=n), body=f"{n}".encode(), expires_ms=3_600_000, recipient="me", priority=1,
+              correlation_id="c", reply_to_address="r", is_barrier=True)
+        for n in (5, 50)
+    )  # fmt: skip
+    rows = {number: stored(server, number) for number in (late, early)}
+
+    assert server.sql(AddressedUrgent).insert_from(server.connection, DELAYED, [late, early]) == 2
+
+    moved = server.rows(AddressedUrgent)
+    assert [row.body for row in moved] == [b"50", b"5"]
+    for row, number in zip(moved, (early, late), strict=True):
+        was = rows[number]
+        assert (row.id, row.headers, row.expires) == (was.message_id, was.headers, was.expires)
+        assert (row.recipient, row.priority, row.is_barrier) == ("me", 1, True)
+        assert (row.correlation_id, row.reply_to_address, row.recoverable) == ("c", "r", True)
+        assert row.enqueued_at == was.enqueued_at
+        assert (row.deliveries, row.cancels, row.lease_token) == (0, 0, None)
+
+
+def test_move_is_undone_with_the_callers_transaction(server: Server) -> None:
+    number = delay(server, 0)
+    other = server.another()
+
+    with pytest.raises(ZeroDivisionError), server.transaction(other):
+        assert queue_sql(Leased, other).insert_from(other, DELAYED, [number]) == 1
+        assert server.backend.delete_keys(other, DELAYED, [number]) == 1
+        raise ZeroDivisionError
+
+    assert server.seqs(Leased) == []
+    assert stored(server, number).number == number
+
+
+@pytest.mark.parametrize("reset, counts", [(False, (4, 1, "[1]")), (True, (0, 0, None))])
+def test_poison_goes_back_with_or_without_its_counts(server: Server, reset: bool, counts: tuple[Any, ...]) -> None:
+    poison = PoisonMessage.objects.using(server.alias).create(
+        message_id=uuid.uuid4(), queue=LABEL, reason="because", headers='{"a": "b"}', body=b"x", deliveries=4, cancels=1,
+        failures="[1]", recipient="", priority=0,
+    )  # fmt: skip
+
+    sql = server.sql(Leased)
+    assert sql.insert_from(server.connection, POISON, [poison.number, poison.number + 9], reset_counts=reset) == 1
+
+    (row,) = server.rows(Leased)
+    assert (row.id, row.headers, row.body) == (poison.message_id, '{"a": "b"}', b"x")
+    assert (row.deliveries, row.cancels, row.failures) == counts
+
+
+# -- liveness and the catalog -----------------------------------------------------------------------------------------
+
+
+def test_beat_keeps_only_the_named_alive(server: Server) -> None:
+    past = server.backend.now(server.connection) - timedelta(hours=1)
+    ids = [uuid.uuid4() for _ in range(3)]
+    for identity in ids:
+        Subscriber.objects.using(server.alias).create(
+            id=identity, queue=LABEL, host="h", process=1, supervisor=identity, alive_until=past
+        )
+    table, key = Subscriber._meta.db_table, Subscriber._meta.pk.column
+
+    assert server.backend.beat(server.connection, table, key, [*ids[:2], uuid.uuid4()], 90_000) == 2
+    assert server.backend.beat(server.connection, table, key, [], 90_000) == 0
+
+    now = server.backend.now(server.connection)
+    alive = {row.id: row.alive_until for row in Subscriber.objects.using(server.alias).all()}
+    assert all(timedelta(seconds=60) < alive[identity] - now <= timedelta(seconds=90) for identity in ids[:2])
+    assert alive[ids[2]] == past
+
+
+def test_clock_is_aware_and_goes_on(server: Server) -> None:
+    first = server.backend.now(server.connection)
+    assert first.tzinfo is not None
+    assert abs(first - datetime.now(UTC)) < timedelta(days=1)
+    server.passed(lambda: first)
+
+
+def test_clock_does_not_stand_still_in_a_transaction(server: Server) -> None:
+    other = server.another()
+    with server.transaction(other):
+        first = server.backend.now(other)
+        server.passed(lambda: first)
+        assert server.backend.now(other) > first
+
+
+def test_estimate_of_a_table_is_a_number_and_of_none_is_zero(server: Server) -> None:
+    server.sql(Leased).insert_many(server.connection, (outgoing(None) for _ in range(300)))
+    if server.vendor == "postgresql":
+        server.run(f"ANALYZE {Leased._meta.db_table}")
+
+    assert server.backend.estimate_rows(server.connection, Leased._meta.db_table) == 300
+    assert server.backend.estimate_rows(server.connection, "no [such] \"table\" 'here'") == 0
+
+
+def test_notify_is_accepted_whether_or_not_there_is_such_a_thing(server: Server) -> None:
+    server.backend.notify(server.connection, "queueapp_test", "payload")
+    assert server.backend.can_notify is (server.vendor == "postgresql")
