@@ -1,6 +1,6 @@
 """How far a page looks, in one place. All of it is about time: a page answers as fast on ten million rows as on ten
-thousand. Measured on 5 million messages in memory: 10 ms for a plain list, at most 150 ms for one that looks through a
-window.
+thousand. Measured on 5 million messages in memory: the statements of a list take 4 ms, with a filter that looks through
+a window 11 to 31, of a search for an id 22; the page around them 40 to 130.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote_plus
 
 from django import forms
@@ -23,10 +23,12 @@ from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import PermissionDenied
+from django.db import DatabaseError, connections
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 
+from ..signals import log as operations_log
 from . import display, limits
 from .lists import capped_count
 from .untrusted import visible
@@ -109,15 +111,22 @@ def _perform(op: Operation, page: Any, request: HttpRequest, queryset: QuerySet[
         )
     selected = [] if across else list(queryset.order_by("pk")[: LOGGED_ONE_BY_ONE + 1])
     asked = capped_count(queryset)
-    changed, finished = _in_batches(partial(op.run, page, request), queryset, form.cleaned_data)
-    _log(op, page, request, selected, changed, form.cleaned_data)
-    _tell(op, page, request, asked, changed, finished)
+    done = _in_batches(partial(op.run, page, request), queryset, form.cleaned_data)
+    _log(op, page, request, selected, done.changed, form.cleaned_data)
+    _tell(op, page, request, asked, done)
     return None
+
+
+class Done(NamedTuple):
+    """What was carried out: rows changed, and why it stopped before the end ('': it did not)."""
+
+    changed: int
+    stopped: str = ""
 
 
 def _in_batches(
     run: Callable[[list[int], dict[str, Any]], int], queryset: QuerySet[Any], options: dict[str, Any]
-) -> tuple[int, bool]:
+) -> Done:
     keys_in_order = queryset.order_by("pk").values_list("pk", flat=True)
     end = monotonic() + TIME.total_seconds()
     changed, last = 0, None
@@ -125,10 +134,17 @@ def _in_batches(
         rest = keys_in_order if last is None else keys_in_order.filter(pk__gt=last)
         keys = list(rest[:BATCH])
         if not keys:
-            return changed, True
+            return Done(changed)
         if last is not None and monotonic() > end:
-            return changed, False
-        changed += run(keys, options)
+            return Done(changed, f"Stopped after {TIME.seconds} seconds; there are more: do it again for the rest.")
+        try:
+            changed += run(keys, options)
+        except DatabaseError as error:
+            if connections[queryset.db].in_atomic_block:
+                raise
+            # The batches before this one are committed: they have to be in the log, and the user has to know.
+            operations_log.exception("An operation of the admin stopped after %d messages.", changed)
+            return Done(changed, f"Stopped by the database ({type(error).__name__}): do it again for the rest.")
         last = keys[-1]
 
 
@@ -175,13 +191,13 @@ def ask(page: Any, request: HttpRequest, **question: Any) -> HttpResponse:
     return TemplateResponse(request, "admin/queueapp/confirm.html", context)
 
 
-def _tell(op: Operation, page: Any, request: HttpRequest, asked: int, changed: int, finished: bool) -> None:
-    text = f"{display.messages(changed)} {op.done}."
-    if not finished:
-        text += f" Stopped after {TIME.seconds} seconds; there are more: do it again for the rest."
-    elif changed < asked <= limits.COUNTED:
-        text += f" {display.messages(asked - changed)} left alone: {op.left_alone}."
-    complete = finished and changed >= min(asked, limits.COUNTED)
+def _tell(op: Operation, page: Any, request: HttpRequest, asked: int, done: Done) -> None:
+    text = f"{display.messages(done.changed)} {op.done}."
+    if done.stopped:
+        text += f" {done.stopped}"
+    elif done.changed < asked <= limits.COUNTED:
+        text += f" {display.messages(asked - done.changed)} left alone: {op.left_alone}."
+    complete = not done.stopped and done.changed >= min(asked, limits.COUNTED)
     page.message_user(request, text, messages.SUCCESS if complete else messages.WARNING)
 
 

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -194,22 +195,32 @@ class QueueAdmin(MessageAdmin):
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         context = {"title": f"Messages in {self.opts.label}", **(extra_context or {})}
-        # A list is read within a savepoint, so that a missing table does not break the request's own transaction.
-        # An operation commits batch by batch, so it must not be within one.
+        show = super().changelist_view
+        return self._or_note(request, lambda: show(request, context))
+
+    def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
+        """The page of one message."""
+        show = super().change_view
+        return self._or_note(request, lambda: show(request, object_id, form_url, extra_context))
+
+    def _or_note(self, request: HttpRequest, view: Callable[[], HttpResponse]) -> HttpResponse:
+        """The view's response, or a note when the table is missing: a model whose migration has not run is a state to
+        be told, not a crash."""
+        # A page is read within a savepoint, so that a missing table does not break the request's own transaction. An
+        # operation commits batch by batch, so it must not be within one.
         guard = transaction.atomic(using=self.alias) if request.method == "GET" else nullcontext()
         try:
             with guard:
-                return super().changelist_view(request, context)
+                return view()
         except DatabaseError as error:
-            # A model whose migration has not run is a state to be told, not a crash.
             if backend_of(connections[self.alias]).error_kind(error) is not ErrorKind.MISSING:
                 raise
-            text = f"Queue {self.opts.label}: its table {self.opts.db_table!r} does not exist, or lacks a column."
-            self.message_user(request, text, messages.ERROR)
-            overview = self.admin_site._registry.get(QueueControl)
-            may_see = overview is not None and overview.has_view_permission(request)
-            page = "queueapp_queuecontrol_changelist" if may_see else "index"
-            return HttpResponseRedirect(reverse(f"{self.admin_site.name}:{page}"))
+        text = f"Queue {self.opts.label}: its table {self.opts.db_table!r} does not exist, or lacks a column."
+        self.message_user(request, text, messages.ERROR)
+        overview = self.admin_site._registry.get(QueueControl)
+        may_see = overview is not None and overview.has_view_permission(request)
+        page = "queueapp_queuecontrol_changelist" if may_see else "index"
+        return HttpResponseRedirect(reverse(f"{self.admin_site.name}:{page}"))
 
     # -- columns --------------------------------------------------------------------------------------------------
 

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from django.contrib.admin.models import DELETION, LogEntry
 from django.contrib.auth import get_user_model
+from django.db import OperationalError
 from django.test import Client
 
+from queueapp import control
 from queueapp.admin import operations
 from queueapp.models import Now, PoisonMessage
 from tests.testapp.models import Leased, Transactional
@@ -142,6 +144,29 @@ def test_an_operation_stops_when_its_time_is_over_and_says_so(
     response = operate(operator, Transactional, "delete_selected", left(Transactional)[0], select_across="1")
     assert notes(response) == ["7 messages deleted. Stopped after 0 seconds; there are more: do it again for the rest."]
     assert len(left(Transactional)) == 13
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_operation_that_the_database_stops_is_logged_and_told_as_far_as_it_went(
+    operator: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really, calls = control.delete, []
+
+    def fail_the_second_time(*args: Any, **options: Any) -> int:
+        calls.append(args)
+        if len(calls) == 2:
+            raise OperationalError("deadlock detected")
+        return really(*args, **options)
+
+    monkeypatch.setattr(operations, "BATCH", 7)
+    monkeypatch.setattr(control, "delete", fail_the_second_time)
+    Transactional.send_many({"n": n} for n in range(20))
+    response = operate(operator, Transactional, "delete_selected", left(Transactional)[0], select_across="1")
+    assert notes(response) == [
+        "7 messages deleted. Stopped by the database (OperationalError): do it again for the rest."
+    ]
+    assert len(left(Transactional)) == 13
+    assert LogEntry.objects.get().object_repr == "7 messages"
 
 
 # -- who may -------------------------------------------------------------------------------------------------------

@@ -231,9 +231,16 @@ def test_anonymous_is_sent_to_the_login(db: None, client: Client) -> None:
 
 
 def test_missing_table_is_a_note_not_a_crash(operator: Client) -> None:
-    response = operator.get(url(ForeignPostgres), follow=True)
-    assert response.redirect_chain[0][0] == url(QueueControl)
-    assert "'foreign_postgres' does not exist" in notes(response)[0]
+    for address in (url(ForeignPostgres), url(ForeignPostgres, "change", 7)):
+        response = operator.get(address, follow=True)
+        assert response.redirect_chain[0][0] == url(QueueControl)
+        assert "'foreign_postgres' does not exist" in notes(response)[0]
+
+
+def test_missing_table_is_a_note_for_those_who_may_not_see_the_overview(staff: Callable[..., Client]) -> None:
+    response = staff("testapp.view_foreignpostgres").get(url(ForeignPostgres), follow=True)
+    assert response.redirect_chain[0][0] == "/admin/"
+    assert "does not exist" in notes(response)[0]
 
 
 def test_a_users_own_page_for_a_queue_wins(monkeypatch: pytest.MonkeyPatch) -> None:
