@@ -145,6 +145,16 @@ _decode_headers = msgspec.json.Decoder(dict[str, str | None]).decode
 
 def read_head(headers: str) -> tuple[str, str]:
     """(type name, content type) of stored headers; '' where unknown. Raises UndecodableMessage."""
+    # Messages of one type have the same headers, unless somebody gives them some of their own.
+    return _head_of(headers) if len(headers) < _LONG else _head_of.__wrapped__(headers)
+
+
+#: Headers longer than this are not worth remembering.
+_LONG = 300
+
+
+@lru_cache(maxsize=1024)
+def _head_of(headers: str) -> tuple[str, str]:
     try:
         head = _decode_head(headers)
     except (msgspec.DecodeError, UnicodeEncodeError) as error:

@@ -15,7 +15,8 @@ import logging
 import random
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ from queueapp.sql import ErrorKind, backend_of, queue_sql
 from queueapp.sql.base import Claimed, Range
 
 from .circuit_breaker import CircuitBreaker, State
+from .dead_peers import Answering
 from .handling import Handlers
 from .slots import Slot
 from .tasks import STRATEGIES, Task
@@ -39,8 +41,13 @@ log = logging.getLogger("workers")
 
 #: An uncapped estimate is believed this long; slower handlers peek before each claim, which costs them nothing.
 ESTIMATE_LIFETIME = 0.02
+#: A capped one this long at most, as long as claims come back full: counting costs the server a tenth of the claims, and
+#: the other tasks wait for it.
+CAPPED_LIFETIME = 1.0
 #: Wait per place in the line when it is another worker's turn.
 TURN = 0.003
+#: Claims of so many messages take turns; smaller ones are of slow handlers, and many at once.
+LARGE_CLAIM, TURN_PATIENCE = 50, 0.1
 #: A helper task without work ends after this long, and closes its connection.
 HELPER_IDLE = 10.0
 MAX_CONCURRENCY = 256
@@ -84,6 +91,10 @@ class Round:
         self.capped = estimate.capped
         self.behind = estimate.behind
         self.peeked_at = monotonic()
+
+    def spent(self) -> None:
+        """Nothing is left of the estimate: peek before the next claim."""
+        self.remaining, self.capped = 0, False
 
 
 class QueuePump:
@@ -131,6 +142,7 @@ class QueuePump:
         self._free_slots = list(range(self.concurrency - 1, -1, -1))
         self._wake = threading.Event()
         self._deferred = 0
+        self._claiming = threading.Lock()
         self._cond = threading.Condition()
         self._invitations: list[Round] = []
         self._idle_helpers = 0
@@ -219,6 +231,21 @@ class QueuePump:
         """Whether an outage of something that the handlers need is assumed."""
         return 0 < settings.THROTTLE_AFTER <= self._consecutive_failures
 
+    @contextmanager
+    def turn(self, limit: int) -> Iterator[None]:
+        """Large claims take turns: one that runs beside another walks over its rows, a quarter of the server's work with
+        four tasks. A courtesy, not a rule: behind a claim that hangs nobody waits for long."""
+        held = limit >= LARGE_CLAIM and self._claiming.acquire(timeout=TURN_PATIENCE)
+        try:
+            yield
+        finally:
+            if held:
+                self._claiming.release()
+
+    def ranges(self, task: Task) -> Sequence[Range]:
+        """Where a task may claim now: the window behind the floors that the peek found messages in, or ahead of them."""
+        return (task.round is not None and task.round.behind) or self.floors.ahead()
+
     def leave_alone(self, seqs: Sequence[int]) -> None:
         """No consumer here takes these: they stay where they are, and this process looks past them."""
         if not self.stats.unknown:
@@ -298,11 +325,16 @@ class QueuePump:
                 return None
             place = self._place_in_line(estimate)
             if place == 0:
-                return Round(estimate)
+                return Round(self._part_of(estimate))
             # If the first message is still there after my place in the line, those before me are busy: I take it.
             self._deferred = estimate.first
             self.stopping.wait(place * TURN)
         return None
+
+    def _part_of(self, estimate: Estimate) -> Estimate:
+        """What of a small backlog is this worker's to take before it peeks again: all the others saw the same one. (Eight
+        workers on 5 to 34 messages: 2 % of the receives in vain; when each believed in all of it, 32 %.)"""
+        return estimate if estimate.capped else estimate._replace(waiting=-(-estimate.waiting // self.workers))
 
     def _place_in_line(self, estimate: Estimate) -> int:
         """0: take part. Else how many turns to wait: there are fewer messages than workers, and whose turn it is follows
@@ -318,7 +350,8 @@ class QueuePump:
         started = monotonic()
         ahead, behind = self.floors.ahead(), self.floors.behind()
         try:
-            seen = queue_sql(self.queue, connection).peek(connection, ahead, behind, self.peek_limit, self.skip)
+            with Answering(connection):
+                seen = queue_sql(self.queue, connection).peek(connection, ahead, behind, self.peek_limit, self.skip)
         except Error as error:
             self.survive(error, self.peek_breaker, connection)
             return None
@@ -335,17 +368,19 @@ class QueuePump:
         with round_.lock:
             if round_.ended or (self.throttled and round_.active > 1):
                 return 0
-            age = monotonic() - round_.peeked_at
-            stale = age > self.peek_delay or (not round_.capped and age > ESTIMATE_LIFETIME)
+            lifetime = min(self.peek_delay, CAPPED_LIFETIME) if round_.capped else ESTIMATE_LIFETIME
+            stale = monotonic() - round_.peeked_at > lifetime
+            if round_.capped and round_.remaining <= 0 and not stale:
+                round_.remaining = self.peek_limit  # all claims came back full: as much again
             if round_.remaining <= 0 or stale:
                 estimate = self._peek()
                 if estimate is None or estimate.waiting == 0 or self.paused or self._place_in_line(estimate):
                     round_.ended = True  # if it is not our turn, the pump waits for it
                     return 0
-                round_.renew(estimate)
+                round_.renew(self._part_of(estimate))
             share = 1 if self.throttled else task.size.n
             if not round_.capped:
-                share = min(share, max(1, -(-round_.remaining // (self.workers * round_.active))))
+                share = min(share, max(1, -(-round_.remaining // round_.active)))
             round_.remaining -= share
             return share
 
@@ -359,14 +394,15 @@ class QueuePump:
                 if not asked:
                     break
                 try:
-                    count = task.receive(round_.behind or self.floors.ahead(), asked)
+                    with Answering(connections[self.alias]):
+                        count = task.receive(asked)
                 except Error as error:
-                    round_.remaining = 0
+                    round_.spent()
                     if not self.survive(error, self.breaker, connections[self.alias]):
                         break
                     continue
                 if count < asked:
-                    round_.remaining = 0  # the claim saw the end: peek before the next one
+                    round_.spent()  # the claim saw the end: peek before the next one
                 if count:
                     empty = 0
                     continue

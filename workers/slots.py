@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 _SLOT_BYTES = 4096
 _WORDS = _SLOT_BYTES // 8
-# Words of a slot: 0 seq in hand (0: none), 1-2 lease token, 3-4 subscriber, 5 index of the queue, 6 bytes of text; then
-# the text: id and headers of an AT_MOST_ONCE message, which is nowhere else by then.
-_QUEUE, _LENGTH, _TEXT = 5, 6, 64
+# Words of a slot: 0 seq in hand (0: none), 1-2 lease token, 3-4 subscriber, 5 index of the queue, 6 bytes of headers. An
+# AT_MOST_ONCE message is nowhere else by then: its id is in the place of the token, its headers follow.
+_QUEUE, _LENGTH, _HEADERS = 5, 6, 64
 
 
 class InHand(NamedTuple):
@@ -58,7 +58,8 @@ class Slots:
                 token = uuid.UUID(bytes=bytes(self._bytes[byte + 8 : byte + 24]))
                 owner = uuid.UUID(bytes=bytes(self._bytes[byte + 24 : byte + 40]))
                 length = self._words[word + _LENGTH]
-                text = bytes(self._bytes[byte + _TEXT : byte + _TEXT + length]).decode(errors="replace")
+                headers = bytes(self._bytes[byte + _HEADERS : byte + _HEADERS + length]).decode(errors="replace")
+                text = f"id {token}, headers {headers}" if length else ""
                 yield InHand(self._words[word + _QUEUE], seq, token, owner, text)
 
     def subscribers(self) -> list[tuple[int, uuid.UUID]]:
@@ -86,12 +87,13 @@ class Slots:
 class Slot:
     """The slot of one receive task."""
 
-    __slots__ = ("_base", "_bytes", "_words")
+    __slots__ = ("_base", "_bytes", "_kept", "_words")
 
     def __init__(self, slots: Slots, index: int) -> None:
         self._words = slots._words
         self._bytes = slots._bytes
         self._base = index * _WORDS
+        self._kept = ""
 
     def describe(self, queue: int, subscriber: uuid.UUID) -> None:
         """Whose slot this is; once per task."""
@@ -104,12 +106,16 @@ class Slot:
         byte = self._base * 8
         self._bytes[byte + 8 : byte + 24] = token.bytes
 
-    def keep(self, text: str) -> None:
-        """Id and headers of the message that follows, cut to what fits: for AT_MOST_ONCE."""
-        data = text.encode(errors="replace")[: _SLOT_BYTES - _TEXT]
-        byte = self._base * 8 + _TEXT
-        self._bytes[byte : byte + len(data)] = data
+    def keep(self, identity: bytes, headers: str) -> None:
+        """Id and headers of the message that follows, these cut to what fits: for AT_MOST_ONCE."""
+        byte = self._base * 8
+        self._bytes[byte + 8 : byte + 24] = identity
+        if headers == self._kept:
+            return  # as those of the message before: one type, no headers of its own
+        data = headers.encode(errors="replace")[: _SLOT_BYTES - _HEADERS]
+        self._bytes[byte + _HEADERS : byte + _HEADERS + len(data)] = data
         self._words[self._base + _LENGTH] = len(data)
+        self._kept = headers
 
     def begin(self, seq: int) -> None:
         """A handler is about to run."""

@@ -25,8 +25,9 @@ from queueapp.messages import counted_attempts, new_id
 from queueapp.models.delivery import Semantics
 from queueapp.receiving import Context, as_uuid
 from queueapp.sql import ErrorKind, backend_of, queue_sql
-from queueapp.sql.base import BODY, DELIVERIES, HEADERS, ID, SEQ, Claimed, Range, Row
+from queueapp.sql.base import BODY, DELIVERIES, HEADERS, ID, SEQ, Claimed, Row
 
+from . import dead_peers
 from .handling import Entry, Handlers, Interrupted, ProcessDied, WorkerStopped
 from .sizing import BatchSize
 from .slots import Slot
@@ -96,7 +97,7 @@ class Task:
         """Called on the task's own thread, before anything else."""
         self.thread_id = threading.get_ident()
 
-    def receive(self, ranges: Sequence[Range], limit: int) -> int:
+    def receive(self, limit: int) -> int:
         """Claim at most ``limit``, handle them, end them; returns how many were claimed."""
         raise NotImplementedError
 
@@ -118,6 +119,7 @@ class Task:
             # Handed out for its last attempt, and neither ended nor failed: its process died, or its lease lapsed.
             return ProcessDied(f"It was handed out {attempt - 1} times and never ended; its handler is not run again.")
         context = Context(self.queue, self.alias, entry.registration, claimed, attempt, self.extend)
+        watched = dead_peers.pause()
         started = monotonic()
         timeout = entry.timeout
         slot = self.slot
@@ -139,6 +141,7 @@ class Task:
             # Sent while the handler ran, delivered a few bytecodes after it had returned: it was late all the same.
             self.running = None
             failed = error
+        dead_peers.resume(watched)
         if slot is not None:
             slot.end()
         if failed is not None:
@@ -188,6 +191,7 @@ class Task:
         if connection.connection is not None and not connection.is_usable():
             connection.close()
         while True:
+            dead_peers.again()
             try:
                 verdict = recoverability.fail(
                     self.queue,
@@ -196,6 +200,7 @@ class Task:
                     error,
                     consumer=self.consumer_of(claimed),
                     token=token,
+                    wait=dead_peers.patience(timedelta(seconds=60)),
                     items=items,
                 )
                 break
@@ -238,19 +243,20 @@ class LeaseTask(Task):
         self.size = BatchSize(most, self._target)
         self._lease_ms = int(self.queue.delivery.lease_period / timedelta(milliseconds=1))
 
-    def receive(self, ranges: Sequence[Range], limit: int) -> int:
+    def receive(self, limit: int) -> int:
         connection = connections[self.alias]
         token = new_id()
-        started = monotonic()  # before the statement, so that a slow round trip cannot stretch the lease
         # Careful: what is leased is in hand, so that a crash of everything counts against this message and no other.
         most = 1 if self.pump.careful else limit
-        rows = self.sql.claim_by_lease(
-            connection, ranges, most, token, self.pump.subscriber, self._lease_ms, self.pump.skip
-        )
-        if not rows:
-            return 0
+        with self.pump.turn(most):
+            started = monotonic()  # before the statement, so that a slow round trip cannot stretch the lease
+            rows = self.sql.claim_by_lease(
+                connection, self.pump.ranges(self), most, token, self.pump.subscriber, self._lease_ms, self.pump.skip
+            )
+            if not rows:
+                return 0
+            self.pump.claimed(self, rows)
         count = len(rows)
-        self.pump.claimed(self, rows)
         self.batch = batch = Batch(token, started + self._lease_ms / 1000, rows)
         if self.slot is not None:
             self.slot.lease(token)
@@ -328,6 +334,7 @@ class LeaseTask(Task):
         connection = connections[self.alias]
         done.sort()
         while True:
+            dead_peers.again()
             try:
                 ended = self.sql.ack(connection, done, batch.token)
                 break
@@ -377,16 +384,16 @@ class TransactionalTask(Task):
         self._has_counts = self.sql.table.has("deliveries")
         self._can_lease = self.sql.table.has("lease_token", "lease_owner", "lease_expires", "deliveries")
 
-    def receive(self, ranges: Sequence[Range], limit: int) -> int:
+    def receive(self, limit: int) -> int:
         if self.pump.careful and self._can_lease:
-            return self._receive_carefully(ranges)
+            return self._receive_carefully()
         connection = connections[self.alias]
         claimed: Claimed | None = None
         outcome: BaseException | bool | None = None
         decided: recoverability.Decided | None = None
         try:
             with transaction.atomic(using=self.alias):
-                rows = self.sql.claim_by_delete(connection, ranges, 1, skip=self.pump.skip)
+                rows = self.sql.claim_by_delete(connection, self.pump.ranges(self), 1, skip=self.pump.skip)
                 if not rows:
                     return 0
                 claimed = rows[0]
@@ -439,14 +446,16 @@ class TransactionalTask(Task):
             items=self.items,
         )  # fmt: skip
 
-    def _receive_carefully(self, ranges: Sequence[Range]) -> int:
+    def _receive_carefully(self) -> int:
         """After a crash of a whole process tree: the delivery is committed first, as a lease, and the message is deleted
         in the handler's transaction. Still exactly once, for one commit more; a message that kills everything is counted.
         """
         connection = connections[self.alias]
         token = new_id()
         lease_ms = int(self.queue.delivery.lease_period / timedelta(milliseconds=1))
-        rows = self.sql.claim_by_lease(connection, ranges, 1, token, self.pump.subscriber, lease_ms, self.pump.skip)
+        rows = self.sql.claim_by_lease(
+            connection, self.pump.ranges(self), 1, token, self.pump.subscriber, lease_ms, self.pump.skip
+        )
         if not rows:
             return 0
         claimed = rows[0]
@@ -506,32 +515,43 @@ class AtMostOnceTask(Task):
         super().__init__(pump, slot)
         self.size = BatchSize(min(settings.MAX_BATCH, AT_MOST_ONCE_BATCH), settings.BATCH_TARGET.total_seconds())
 
-    def receive(self, ranges: Sequence[Range], limit: int) -> int:
-        started = monotonic()
+    def receive(self, limit: int) -> int:
         connection = connections[self.alias]
+        rows: list[Claimed] = []
         unknown: list[int] = []
         try:
-            with transaction.atomic(using=self.alias):
+            with transaction.atomic(using=self.alias), self.pump.turn(limit):
+                started = monotonic()
+                ranges = self.pump.ranges(self)
                 rows = self.sql.claim_by_delete(connection, ranges, limit, whole=True, skip=self.pump.skip)
+                if not rows:
+                    return 0
                 unknown = [row[SEQ] for row in rows if self._is_unknown(row)]
                 if unknown:
                     raise _RollBack  # they are somebody else's: claim again without them
+                # Before the commit, so that no other task walks over these rows meanwhile.
+                self.pump.claimed(self, rows)
         except _RollBack:
             self.unknown(unknown)
             return len(unknown)
-        if not rows:
-            return 0
-        self.pump.claimed(self, rows)
+        except Error:
+            if rows:
+                self.pump.floors.lower(min(row[SEQ] for row in rows))
+            raise
         # Also when stopping: what was claimed is handled, never dropped.
+        handled = 0
         for row in rows:
             if self.slot is not None:
-                self.slot.keep(f"id {as_uuid(row[ID])}, headers {row[HEADERS]}")
+                identity = row[ID]
+                self.slot.keep(identity if type(identity) is bytes else as_uuid(identity).bytes, row[HEADERS])
             outcome = self.call(row, 1)
             if outcome is None:
-                self.pump.succeeded(1)
+                handled += 1
             else:
                 assert isinstance(outcome, BaseException)
                 self._keep(row, outcome)
+        if handled:
+            self.pump.succeeded(handled)
         self.size.observe(len(rows), monotonic() - started)
         return len(rows)
 
@@ -551,6 +571,7 @@ class AtMostOnceTask(Task):
         row = Row(claimed[SEQ], as_uuid(claimed[ID]), claimed[HEADERS], claimed[BODY], claimed[DELIVERIES], *rest)
         connection = connections[self.alias]
         while True:
+            dead_peers.again()
             try:
                 recoverability.fail_taken(
                     self.queue, self.alias, row, error, consumer=self.consumer_of(claimed),

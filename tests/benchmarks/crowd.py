@@ -6,7 +6,7 @@ from tests.benchmarks.database import drain, fill
 from tests.benchmarks.figures import Figure, Ratio, Samples, Scale, measures
 from tests.benchmarks.messages import Nap
 from tests.benchmarks.models import Leased
-from tests.benchmarks.workers import Workers, cpu_seconds, server_processes
+from tests.benchmarks.workers import Workers, server_cpu_seconds
 
 CROWD = 8
 
@@ -30,8 +30,8 @@ def _cpu_per_message(processes: int, count: int) -> float:
     with Workers(Leased, processes=processes) as workers:
         workers.warm_up()
         fill(Leased, Nap, count)
-        before = {pid: cpu_seconds(pid) for pid in server_processes()}
+        before = server_cpu_seconds()
         drain(Leased)
         # Connections that were opened meanwhile count from nothing; none ends so soon after its work.
-        used = sum(cpu_seconds(pid) - before.get(pid, 0.0) for pid in server_processes())
+        used = sum(seconds - before.get(process, 0.0) for process, seconds in server_cpu_seconds().items())
     return used / count * 1e6

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -100,13 +101,9 @@ class Workers:
 
 
 def cpu_seconds(process_id: int) -> float:
-    """CPU time that a process and its threads have used, from the scheduler where it tells (in ns, not ticks)."""
-    tasks = Path(f"/proc/{process_id}/task")
-    try:
-        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks.iterdir()) / 1e9
-    except (FileNotFoundError, ProcessLookupError):
-        fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS
+    """CPU time that a process has used, with all threads it ever had."""
+    fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 def resident_bytes(process_id: int) -> int:
@@ -117,11 +114,18 @@ def resident_bytes(process_id: int) -> int:
     return 0
 
 
-def server_processes() -> list[int]:
-    """Process ids of the server's backends that serve this database, our own connection excepted."""
+def server_cpu_seconds() -> dict[int, float]:
+    """CPU time by process id of the server's backends for this database, our own connection excepted.
+
+    In the scheduler's nanoseconds: a share of 20,000 messages is a few clock ticks only.
+    """
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend' "
             "AND pid <> pg_backend_pid()"
         )
-        return [pid for (pid,) in cursor.fetchall()]
+        found = {}
+        for (process_id,) in cursor.fetchall():
+            with suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+                found[process_id] = int(Path(f"/proc/{process_id}/schedstat").read_text().split()[0]) / 1e9
+    return found
