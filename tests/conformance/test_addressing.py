@@ -1,0 +1,246 @@
+"""Which handler gets a message: by its type, by the consumer it is addressed to, and in which order."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from queueapp import Context, InvalidMessage, InvalidOption, consumer
+from queueapp.consumers import registered
+from queueapp.messages import encode_headers, new_id, type_name
+from tests.conformance.endpoint import Endpoint, Note, modes
+from tests.inprocess import Worker, eventually, real_commits
+from tests.testapp.models import Addressed, AddressedUrgent, Urgent
+
+
+class Other(msgspec.Struct):
+    """A type that the tests' consumers do not take."""
+
+    text: str = ""
+
+
+@pytest.fixture
+def calls(settings: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """No consumers but those of the test; (consumer, number) of each call."""
+    settings.QUEUEAPP = {"PEEK_DELAY": 0.1, "RETRY_DELAY": 0}
+    monkeypatch.setattr(registered, "_by_queue", {})
+    return []
+
+
+@pytest.fixture
+def work() -> Iterator[Any]:
+    """Starts workers that end with the test."""
+    workers: list[Worker] = []
+
+    def start(queue: Any, **options: Any) -> Worker:
+        workers.append(Worker(queue, **options).start())
+        return workers[-1]
+
+    yield start
+    for worker in workers:
+        worker.stop()
+
+
+def noting(calls: list[tuple[str, int]], name: str) -> Any:
+    def note(message: Note) -> None:
+        calls.append((name, message.number))
+
+    return note
+
+
+# -- by type -------------------------------------------------------------------------------------------------------
+
+
+@modes("NRS")
+def test_when_message_type_is_unknown_should_leave_it_alone(
+    endpoint: Endpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    endpoint.handle()
+    for _ in range(3):
+        endpoint.queue.send(Other("for somebody else"), using=endpoint.alias)
+    endpoint.send_many(5)
+    worker = endpoint.start()
+
+    eventually(lambda: endpoint.numbers == [0, 1, 2, 3, 4])
+    eventually(lambda: endpoint.rows.count() == 3)
+    worker.stop()
+
+    assert list(endpoint.rows.values_list("deliveries", "cancels", "lease_token")) == [(0, 0, None)] * 3
+    assert not endpoint.poison.exists()
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 1, "said once, not for every message"
+    assert "no consumer" in warnings[0]
+
+
+@modes("NRS")
+def test_when_message_type_is_unknown_should_be_handled_by_a_process_that_knows_it(endpoint: Endpoint) -> None:
+    endpoint.handle()
+    endpoint.queue.send(Other(), using=endpoint.alias)
+    ignorant = endpoint.start()
+    eventually(lambda: ignorant.pump.stats.unknown == 1)
+
+    taken: list[Other] = []
+
+    def take(message: Other) -> None:
+        taken.append(message)
+
+    consumer(endpoint.queue)(take)
+    endpoint.start()
+
+    eventually(lambda: taken)
+    endpoint.wait_until_empty()
+
+
+@modes("NRS")
+def test_when_body_has_no_type_should_go_to_the_untyped_consumer(endpoint: Endpoint) -> None:
+    taken: list[Any] = []
+
+    def take(message: Any, context: Context) -> None:
+        taken.append(message)
+
+    endpoint.handle()
+    consumer(endpoint.queue)(take)
+    endpoint.send(1)
+    endpoint.queue.send({"plain": "JSON"}, using=endpoint.alias)
+    endpoint.queue.send(b"\x00bytes", using=endpoint.alias)
+    endpoint.start(concurrency=1)
+
+    eventually(lambda: endpoint.numbers == [1] and len(taken) == 2)
+    assert taken == [{"plain": "JSON"}, b"\x00bytes"]
+
+
+@modes("NRS")
+def test_when_two_consumers_want_one_type_should_refuse_the_second(endpoint: Endpoint) -> None:
+    endpoint.handle()
+
+    with pytest.raises(InvalidOption, match="handles it already"):
+        consumer(endpoint.queue, name="second")(noting([], "second"))
+
+
+# -- by consumer ---------------------------------------------------------------------------------------------------
+
+
+@real_commits
+@pytest.mark.parametrize("queue", [Addressed, AddressedUrgent])
+def test_when_several_consumers_want_one_type_should_give_each_its_copy(queue: Any, calls: Any, work: Any) -> None:
+    for name in ("first", "second"):
+        consumer(queue, name=name)(noting(calls, name))
+    sent = queue.send(Note("", 1))
+    queue.send_many([Note("", 2), Note("", 3)])
+    assert queue.objects.filter(id=sent).count() == 2
+    work(queue)
+
+    eventually(lambda: len(calls) == 6)
+
+    assert sorted(calls) == [(name, number) for name in ("first", "second") for number in (1, 2, 3)]
+    eventually(lambda: not queue.objects.exists())
+
+
+@real_commits
+def test_when_one_copy_fails_should_not_touch_the_other(calls: Any, work: Any) -> None:
+    def fail(message: Note) -> None:
+        calls.append(("failing", message.number))
+        raise ValueError
+
+    consumer(Addressed, name="failing", attempts=2)(fail)
+    consumer(Addressed, name="working")(noting(calls, "working"))
+    Addressed.send(Note("", 1))
+    work(Addressed)
+
+    eventually(lambda: not Addressed.objects.exists())
+
+    assert sorted(calls) == [("failing", 1), ("failing", 1), ("working", 1)]
+
+
+@real_commits
+def test_when_message_is_addressed_should_reach_that_consumer_only(calls: Any, work: Any) -> None:
+    for name in ("first", "second"):
+        consumer(Addressed, name=name)(noting(calls, name))
+    Addressed.send(Note("", 1), recipient="second")
+    work(Addressed)
+
+    eventually(lambda: not Addressed.objects.exists())
+
+    assert calls == [("second", 1)]
+
+
+@real_commits
+def test_when_message_is_addressed_to_somebody_else_should_leave_it_alone(calls: Any, work: Any) -> None:
+    consumer(Addressed, name="here")(noting(calls, "here"))
+    Addressed.send(Note("", 1), recipient="elsewhere")
+    Addressed.send(Note("", 2), recipient="here")
+    worker = work(Addressed)
+
+    eventually(lambda: calls == [("here", 2)])
+    worker.stop()
+
+    assert Addressed.objects.get().recipient == "elsewhere"
+
+
+@real_commits
+@pytest.mark.parametrize("queue", [Addressed, AddressedUrgent])
+def test_when_a_foreign_producer_names_no_recipient_should_fan_out_on_receive(
+    queue: Any, calls: Any, work: Any
+) -> None:
+    for name in ("first", "second"):
+        consumer(queue, name=name)(noting(calls, name))
+    headers = encode_headers({"type": type_name(Note), "content-type": "application/json"})
+    queue.objects.bulk_create([queue(id=new_id(), headers=headers, body=b'{"tag": "", "number": 7}')])
+    work(queue)
+
+    eventually(lambda: sorted(calls) == [("first", 7), ("second", 7)])
+    eventually(lambda: not queue.objects.exists())
+
+
+# -- in which order ------------------------------------------------------------------------------------------------
+
+
+@modes("NRS")
+def test_when_messages_wait_should_be_handled_in_the_order_they_were_sent(endpoint: Endpoint) -> None:
+    endpoint.handle()
+    endpoint.send_many(200)
+    endpoint.start(concurrency=1)
+
+    eventually(lambda: len(endpoint.calls) == 200)
+
+    assert [number for number, _ in endpoint.calls] == list(range(200))
+
+
+@real_commits
+@pytest.mark.parametrize("queue", [Urgent, AddressedUrgent])
+def test_when_priorities_differ_should_handle_the_highest_first(queue: Any, calls: Any, work: Any) -> None:
+    consumer(queue, name="only")(noting(calls, "only"))
+    for number, priority in enumerate((0, 2, 1, 0, 2, 1)):
+        queue.send(Note("", number), priority=priority)
+    work(queue, concurrency=1)
+
+    eventually(lambda: len(calls) == 6)
+
+    assert [number for _, number in calls] == [1, 4, 2, 5, 0, 3]
+
+
+@real_commits
+def test_when_an_urgent_message_comes_late_should_not_wait_behind_the_others(calls: Any, work: Any) -> None:
+    consumer(Urgent, name="only")(noting(calls, "only"))
+    Urgent.send(Note("", 1), priority=2)
+    work(Urgent, concurrency=1)
+    eventually(lambda: len(calls) == 1)
+
+    Urgent.send(Note("", 2), priority=0)
+    eventually(lambda: len(calls) == 2)
+    Urgent.send(Note("", 3), priority=2)
+
+    eventually(lambda: len(calls) == 3)
+
+
+@real_commits
+@pytest.mark.parametrize("priority", [-1, 3, 1000])
+def test_when_priority_is_out_of_bounds_should_refuse_it_with_the_range(priority: int) -> None:
+    with pytest.raises(InvalidMessage, match="from 0 to 2"):
+        Urgent.send(Note("", 1), priority=priority)
+
+    assert not Urgent.objects.exists()

@@ -1,0 +1,89 @@
+"""Real processes: ``manage.py runqueueworker`` with its workers and its dispatcher, or many workers alone."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from django.db.models import Max, Min
+
+from queueapp.models import Subscriber
+from tests.inprocess import DEADLINE, eventually
+
+CHECKOUT = Path(__file__).parents[2]
+
+
+class Tree:
+    """One process that has started others, from when this is made."""
+
+    def __init__(self, command: Sequence[str], environment: dict[str, str], log: Path) -> None:
+        self._log = log
+        with log.open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, *command],
+                cwd=CHECKOUT,
+                env=environment | {"LOG_LEVEL": "INFO"},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                process_group=0,
+            )
+
+    def wait_for_workers(self, count: int = 1) -> list[int]:
+        """Until so many workers have said that they are alive; their process ids."""
+        eventually(lambda: self.process.poll() is not None or len(self.workers) >= count, 4 * DEADLINE)
+        assert self.process.poll() is None, self.output
+        return self.workers
+
+    def wait_until_workers_know_each_other(self) -> None:
+        """Until each has had a heartbeat after the last one began: they share a small backlog by their number."""
+        seen = Subscriber.objects.aggregate
+        eventually(lambda: seen(last=Max("started_at"))["last"] < seen(first=Min("heartbeat_at"))["first"])
+
+    @property
+    def workers(self) -> list[int]:
+        """Process ids of the workers that are alive by their own account."""
+        return sorted(set(Subscriber.objects.values_list("process", flat=True)))
+
+    @property
+    def output(self) -> str:
+        """What all processes have printed and logged so far."""
+        return self._log.read_text()
+
+    def numbers(self, what: str) -> list[int]:
+        """What the workers said of themselves when they ended, for example "empty receives"."""
+        return [int(number) for number in re.findall(rf"{what} (\d+)", self.output)]
+
+    def terminate(self) -> int:
+        """SIGTERM to the first process; its exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait(self) -> int:
+        return self.process.wait(4 * DEADLINE)
+
+    def kill(self) -> None:
+        """End what is left of it; children end by themselves when their supervisor is gone."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(DEADLINE)
+        eventually(lambda: not children_of(self.process.pid))
+
+
+def children_of(process: int) -> list[int]:
+    """Process ids of the children that this process still has."""
+    found = []
+    for entry in os.listdir("/proc"):
+        try:
+            status = Path("/proc", entry, "stat").read_text() if entry.isdecimal() else ""
+        except OSError:
+            continue
+        fields = status.rpartition(")")[2].split()
+        if len(fields) > 1 and int(fields[1]) == process and fields[0] != "Z":
+            found.append(int(entry))
+    return found
