@@ -178,6 +178,18 @@ OPTIONS: tuple[Option, ...] = (
         seconds=True,
     ),
     Option(
+        "DATABASE_TIMEOUT",
+        timedelta,
+        30 * SECOND,
+        "A worker gives a connection up when a statement of its own (peek, claim, ack, heartbeat, ...) is not answered for so "
+        "long, and keepalives find a dead server or worker in about this time. Statements of handlers have the handler's "
+        "time limit instead. None: as the operating system does, which may take hours.",
+        low=SECOND,
+        high=timedelta(hours=1),
+        optional=True,
+        seconds=True,
+    ),
+    Option(
         "SHUTDOWN_GRACE",
         timedelta,
         15 * SECOND,

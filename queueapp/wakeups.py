@@ -7,13 +7,18 @@ worker, which looks again one interval after it ran dry. Polling stays the truth
 
 from __future__ import annotations
 
+import logging
 import threading
-from functools import lru_cache, partial
+from functools import lru_cache
 from time import monotonic
 from typing import Any
 
+from django.db import Error
+
 from .conf import settings
 from .sql import backend_of
+
+log = logging.getLogger("queueapp")
 
 CHANNEL = "queueapp"
 #: Payload that wakes the delayed dispatcher; queue labels hold a dot, so this is none.
@@ -48,7 +53,10 @@ def _after_commit(connection: Any, payload: str) -> None:
 
 @lru_cache(maxsize=4096)
 def _callback(alias: str, payload: str) -> Any:
-    return partial(_notify, alias, payload)
+    def wake() -> None:
+        _notify(alias, payload)
+
+    return wake
 
 
 def _notify(alias: str, payload: str, connection: Any = None) -> None:
@@ -62,4 +70,8 @@ def _notify(alias: str, payload: str, connection: Any = None) -> None:
         from django.db import connections
 
         connection = connections[alias]
-    backend_of(connection).notify(connection, CHANNEL, payload)
+    try:
+        backend_of(connection).notify(connection, CHANNEL, payload)
+    except Error as error:
+        # The message is stored by now: a sender that got an error here would send it a second time.
+        log.info("A wake-up for %s was lost, polling finds the message: %s", payload, error)

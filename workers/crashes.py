@@ -24,6 +24,7 @@ from queueapp.models import Subscriber
 from queueapp.models.delivery import Semantics
 from queueapp.sql import ErrorKind, backend_of, queue_sql
 
+from .dead_peers import Answering, patience
 from .handling import ProcessDied
 from .slots import InHand, Slots
 
@@ -78,18 +79,20 @@ def account(pending: Sequence[Crash]) -> list[Crash]:
 def _account(crash: Crash) -> None:
     while crash.in_hand:
         queue, one = crash.in_hand[-1]
-        _count(queue, one, ProcessDied(f"The worker process {crash.text} while handling this message."))
+        with Answering(connections[router.db_for_write(queue)]):
+            _count(queue, one, ProcessDied(f"The worker process {crash.text} while handling this message."))
         crash.in_hand.pop()
     while crash.subscribers:
         queue, key = crash.subscribers[-1]
         alias = router.db_for_write(queue)
         connection = connections[alias]
         sql = queue_sql(queue, connection)
-        if sql.table.has("lease_owner"):
-            while sql.release_owner(connection, key, 3000, started=False):
-                pass
-            wakeups.sent(queue, connection)
-        Subscriber.objects.using(alias).filter(pk=key).delete()
+        with Answering(connection) as answering:
+            if sql.table.has("lease_owner"):
+                while sql.release_owner(connection, key, 3000, started=False):
+                    answering.again()
+                wakeups.sent(queue, connection)
+            Subscriber.objects.using(alias).filter(pk=key).delete()
         crash.subscribers.pop()
 
 
@@ -107,8 +110,9 @@ def _count(queue: Any, one: InHand, error: ProcessDied) -> None:
         try:
             # A TRANSACTIONAL receive is rolled back when the server notices that its client is gone: wait for that.
             recoverability.fail(
-                queue, alias, one.seq, error, consumer=_consumer(queue, one), token=token, wait=timedelta(seconds=30)
-            )
+                queue, alias, one.seq, error, consumer=_consumer(queue, one), token=token,
+                wait=patience(timedelta(seconds=30)),
+            )  # fmt: skip
             return
         except Error as failure:
             if backend_of(connection).error_kind(failure) is not ErrorKind.DEADLOCK:

@@ -19,6 +19,7 @@ from queueapp.models.delivery import Semantics
 from queueapp.sql import ErrorKind, backend_of
 
 from .circuit_breaker import CircuitBreaker, RateBreaker
+from .dead_peers import Answering, again
 from .leadership import Leadership
 
 log = logging.getLogger("workers")
@@ -61,7 +62,8 @@ class DelayedDispatcher(threading.Thread):
         while not self._stopping.is_set():
             self._wake.clear()
             try:
-                wait = self._round()
+                with Answering(connections[self.alias]):
+                    wait = self._round()
                 self.fetch_breaker.success()
             except Error as error:
                 wait = self._failed(error)
@@ -74,7 +76,8 @@ class DelayedDispatcher(threading.Thread):
                 wait = min(wait, settings.WAKE_UP_INTERVAL.total_seconds())
             woken = wait > 0 and self._wake.wait(wait)
         try:
-            self.leadership.resign()
+            with Answering(connections[self.alias]):
+                self.leadership.resign()
         except Error as error:
             log.info("The dispatcher of %r could not resign, its lease will lapse: %s", self.alias, error)
         connections[self.alias].close()
@@ -114,6 +117,7 @@ class DelayedDispatcher(threading.Thread):
             one = delayed.dispatch_next(store, backend_of(connection).now(connection))
             if one is None:
                 break
+            again()
             total = delayed.Dispatched(*(a + b for a, b in zip(total, one, strict=True)))
             if one.failed:
                 break

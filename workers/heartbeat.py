@@ -23,6 +23,7 @@ from queueapp.conf import settings
 from queueapp.models import Now, QueueControl, Subscriber
 
 from .circuit_breaker import CircuitBreaker
+from .dead_peers import Answering
 from .pump import QueuePump
 
 log = logging.getLogger("workers")
@@ -53,10 +54,11 @@ class Heartbeat(threading.Thread):
         while not self._stopping.is_set():
             wait = tick
             try:
-                if monotonic() >= next_beat:
-                    self._beat()
-                    next_beat = monotonic() + settings.HEARTBEAT_INTERVAL.total_seconds()
-                self._read_controls()
+                with Answering(connections[self.alias]):
+                    if monotonic() >= next_beat:
+                        self._beat()
+                        next_beat = monotonic() + settings.HEARTBEAT_INTERVAL.total_seconds()
+                    self._read_controls()
                 self.begun.set()
                 self._breaker.success()
             except Error as error:
@@ -67,8 +69,10 @@ class Heartbeat(threading.Thread):
 
     def goodbye(self) -> None:
         """Delete this process' rows: it ended well and holds nothing. Called when the pumps have stopped."""
+        rows = Subscriber.objects.using(self.alias).filter(pk__in=[pump.subscriber for pump in self._pumps])
         try:
-            Subscriber.objects.using(self.alias).filter(pk__in=[pump.subscriber for pump in self._pumps]).delete()
+            with Answering(connections[self.alias]):
+                rows.delete()
         except Error as error:
             log.warning("Could not sign off from %r: %s", self.alias, error)
         finally:

@@ -20,6 +20,7 @@ from queueapp.models import Now, QueueControl, Subscriber
 from queueapp.sql import queue_sql
 
 from .circuit_breaker import CircuitBreaker
+from .dead_peers import Answering, again
 from .leadership import Leadership
 
 log = logging.getLogger("workers")
@@ -47,11 +48,12 @@ class Housekeeping(threading.Thread):
             wait = min(1.0, settings.HEARTBEAT_INTERVAL.total_seconds())
             try:
                 if self._leadership.held:
-                    release_leases_of_dead_subscribers(self.alias)
-                    if next_purge is not None and monotonic() >= next_purge:
-                        for queue in self._queues:
-                            purge_expired(queue, self.alias, self._stopping)
-                        next_purge = monotonic() + interval if interval else None
+                    with Answering(connections[self.alias]):
+                        release_leases_of_dead_subscribers(self.alias)
+                        if next_purge is not None and monotonic() >= next_purge:
+                            for queue in self._queues:
+                                purge_expired(queue, self.alias, self._stopping)
+                            next_purge = monotonic() + interval if interval else None
                 self._breaker.success()
             except Error as error:
                 connections[self.alias].close()
@@ -66,6 +68,7 @@ def purge_expired(queue: Any, alias: str, stopping: threading.Event | None = Non
     sql = queue_sql(queue, connection)
     total = 0
     while not (stopping is not None and stopping.is_set()):
+        again()
         count = sql.purge_expired(connection, settings.PURGE_BATCH)
         total += count
         if count < settings.PURGE_BATCH:
@@ -88,6 +91,7 @@ def release_leases_of_dead_subscribers(alias: str) -> int:
             continue
         sql = queue_sql(queue, connection)
         count = 0
+        again()
         # First the mark: from now on attempts are recorded before handlers run, so that a message that kills the whole
         # tree is counted the next time.
         QueueControl.objects.using(alias).update_or_create(

@@ -28,6 +28,7 @@ from queueapp.sql import queue_sql
 
 from . import crashes
 from .child import ChildOptions
+from .dead_peers import Answering, PeerWatch, prepare_connections
 from .slots import Slots
 
 log = logging.getLogger("workers")
@@ -131,6 +132,9 @@ class Supervisor:
     def run(self, on_started: Callable[[Supervisor], None] | None = None) -> int:
         """Start everything, watch over it, stop it."""
         life_read, life_write = os.pipe()
+        prepare_connections()
+        ended = threading.Event()
+        PeerWatch(ended).start()
         old = {number: signal.signal(number, self.stop) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             for child in self.children:
@@ -155,6 +159,7 @@ class Supervisor:
                     child.signal(signal.SIGKILL)
             os.close(life_write)
             os.close(life_read)
+            ended.set()
             connections.close_all()
 
     # -- inside ---------------------------------------------------------------------------------------------------
@@ -189,10 +194,11 @@ class Supervisor:
             for queue in self.queues:
                 alias = router.db_for_write(queue)
                 connection = connections[alias]
-                if not queue_sql(queue, connection).is_empty(connection):
-                    return False
-                if DelayedMessage.objects.using(alias).filter(destination=queue._meta.label).exists():
-                    return False
+                with Answering(connection):
+                    if not queue_sql(queue, connection).is_empty(connection):
+                        return False
+                    if DelayedMessage.objects.using(alias).filter(destination=queue._meta.label).exists():
+                        return False
         except Error:
             connections.close_all()
             return False
@@ -218,7 +224,8 @@ class Supervisor:
                 child.signal(signal.SIGKILL)
                 assert child.process is not None
                 child.process.wait()
-            if child.process is not None and child.process.returncode != 0:
+            # -SIGTERM: it was asked to stop before it had its handlers, so before it had claimed anything.
+            if child.process is not None and child.process.returncode not in (0, -signal.SIGTERM):
                 self._account(child)
                 code = 1
         if self._unaccounted:

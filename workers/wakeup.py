@@ -18,6 +18,8 @@ from django.db import Error, connections
 from queueapp.sql import backend_of
 from queueapp.wakeups import CHANNEL
 
+from .dead_peers import Answering
+
 log = logging.getLogger("workers")
 
 #: Seconds between two proofs that the connection is alive, and how long one may take.
@@ -48,6 +50,8 @@ class Listener(threading.Thread):
                 self._listen()
                 return
             except (Error, psycopg.Error, OSError) as error:
+                if self.established.is_set():
+                    wait = 1.0
                 self.established.clear()
                 if not self._said:
                     self._said = True
@@ -62,9 +66,11 @@ class Listener(threading.Thread):
         params = {k: v for k, v in params.items() if k not in ("context", "cursor_factory", "prepare_threshold")}
         params["connect_timeout"] = params.get("connect_timeout", 10)
         with psycopg.Connection.connect(**params, autocommit=True) as raw:
-            raw.execute(f'LISTEN "{CHANNEL}"')
-            # Behind a pooler in transaction mode the LISTEN lands on some server connection and nothing ever arrives.
-            self._prove(raw)
+            wrapper.connection = raw  # for whoever has to cut it
+            with Answering(wrapper):
+                raw.execute(f'LISTEN "{CHANNEL}"')
+                # Behind a pooler in transaction mode the LISTEN lands on some server connection: nothing ever arrives.
+                self._prove(raw)
             self.established.set()
             if self._said:
                 log.warning("Wake-ups from %r work again.", self.alias)
@@ -77,7 +83,8 @@ class Listener(threading.Thread):
                     if self._stopping.is_set():
                         return
                 if monotonic() - proved > LIVENESS:
-                    raw.execute("SELECT 1")
+                    with Answering(wrapper):
+                        raw.execute("SELECT 1")
                     proved = monotonic()
 
     def _prove(self, raw: psycopg.Connection) -> None:

@@ -18,6 +18,7 @@ from django.db import Error, connections
 from queueapp.conf import settings
 from queueapp.sql.base import SEQ
 
+from .dead_peers import Answering
 from .handling import Interrupted, TimeLimitExceeded, WorkerStopped
 from .pump import QueuePump
 from .tasks import LeaseTask, Running, Task
@@ -72,23 +73,24 @@ class Watchdog(threading.Thread):
         now = monotonic()
         period = task.queue.delivery.lease_period.total_seconds()
         try:
-            if running is not None and now - running.started > STUCK_AFTER and batch.waiting:
-                surplus = []
-                while batch.waiting:
-                    try:
-                        surplus.append(batch.waiting.pop()[SEQ])
-                    except IndexError:  # the task took the last one
-                        break
-                if surplus:
-                    connection = connections[task.alias]
-                    task.sql.give_back(connection, sorted(surplus), batch.token, handled=False)
-                    task.pump.came_back(min(surplus), len(surplus))
-            if task.queue.delivery.renew_leases and batch.expires - now < period / 2:
-                seqs = sorted({*batch.held, *(row[SEQ] for row in list(batch.waiting))})
-                if seqs:
-                    asked = monotonic()
-                    task.sql.extend(connections[task.alias], seqs, batch.token, int(period * 1000))
-                    batch.expires = asked + period
+            with Answering(connections[task.alias]):
+                if running is not None and now - running.started > STUCK_AFTER and batch.waiting:
+                    surplus = []
+                    while batch.waiting:
+                        try:
+                            surplus.append(batch.waiting.pop()[SEQ])
+                        except IndexError:  # the task took the last one
+                            break
+                    if surplus:
+                        connection = connections[task.alias]
+                        task.sql.give_back(connection, sorted(surplus), batch.token, handled=False)
+                        task.pump.came_back(min(surplus), len(surplus))
+                if task.queue.delivery.renew_leases and batch.expires - now < period / 2:
+                    seqs = sorted({*batch.held, *(row[SEQ] for row in list(batch.waiting))})
+                    if seqs:
+                        asked = monotonic()
+                        task.sql.extend(connections[task.alias], seqs, batch.token, int(period * 1000))
+                        batch.expires = asked + period
         except Error as error:
             connections[task.alias].close()
             log.warning("%s: the watchdog could not reach the database: %s", task.queue._meta.label, error)

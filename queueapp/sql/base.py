@@ -342,6 +342,18 @@ class Backend(abc.ABC):
         """Say that these subscribers are alive until now + ``dead_after_ms``; returns how many rows still exist."""
 
     @abc.abstractmethod
+    def liveness_options(self, seconds: float) -> dict[str, Any]:
+        """Connection OPTIONS with which this host notices within about ``seconds`` that a server is gone without a word."""
+
+    @abc.abstractmethod
+    def watch_client(self, connection: Any, seconds: float) -> None:
+        """Let the server notice within about ``seconds`` that this connection's client is gone, and roll it back."""
+
+    @abc.abstractmethod
+    def socket_of(self, connection: Any) -> int | None:
+        """The file descriptor of the connection's socket, for a thread that has to cut it; None if there is none."""
+
+    @abc.abstractmethod
     def estimate_rows(self, connection: Any, db_table: str) -> int:
         """A cheap estimate of a table's rows from the catalog, for pages that must not count."""
 

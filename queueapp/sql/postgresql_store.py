@@ -126,6 +126,42 @@ class PostgresqlBackend(Backend):
         )
         return execute(connection, sql, (dead_after_ms, list(owners)))
 
+    def liveness_options(self, seconds: float) -> dict[str, Any]:
+        idle, interval = self._keepalives(seconds)
+        return {
+            "connect_timeout": max(2, min(10, int(seconds))),
+            "keepalives": 1,
+            "keepalives_idle": idle,
+            "keepalives_interval": interval,
+            "keepalives_count": 3,
+            "tcp_user_timeout": int(seconds * 1000),
+        }
+
+    def watch_client(self, connection: Any, seconds: float) -> None:
+        idle, interval = self._keepalives(seconds)
+        # Settings of the session, all of which any user may set. A pooler in transaction mode applies them to one of its
+        # own server connections, where they do no harm.
+        sql = (
+            "SELECT set_config('tcp_keepalives_idle', %s, false), set_config('tcp_keepalives_interval', %s, false), "
+            "set_config('tcp_keepalives_count', '3', false), set_config('tcp_user_timeout', %s, false), "
+            "set_config('client_connection_check_interval', %s, false)"
+        )
+        fetch(connection, sql, (str(idle), str(interval), f"{int(seconds * 1000)}ms", f"{interval}s"))
+
+    @staticmethod
+    def _keepalives(seconds: float) -> tuple[int, int]:
+        """(idle, interval) in seconds: with three probes a silent peer is found in two thirds of the time."""
+        return max(1, int(seconds / 3)), max(1, int(seconds / 9))
+
+    def socket_of(self, connection: Any) -> int | None:
+        raw = connection.connection
+        if raw is None or raw.closed:
+            return None
+        try:
+            return int(raw.fileno())
+        except psycopg.Error:
+            return None
+
     def estimate_rows(self, connection: Any, db_table: str) -> int:
         # Catalog only: never reads the table.
         sql = "SELECT greatest(reltuples, 0)::bigint FROM pg_class WHERE oid = to_regclass(%s)"

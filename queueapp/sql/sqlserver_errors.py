@@ -32,14 +32,14 @@ _ERRORS: tuple[tuple[tuple[int, ...], ErrorKind, str], ...] = (
     ((4060, 18456), ErrorKind.CONNECTION, "Cannot open database|Login failed for user"),
     ((596, 6005, 17142), ErrorKind.CONNECTION, "session is in the kill state|SHUTDOWN is in progress|has been paused"),
     # Read-only or not in charge: a failover left us on a secondary; reconnect to find the primary.
-    ((3906, 3908, 976, 978, 983), ErrorKind.CONNECTION, "the database is read-only|availability (group|replica)"),
+    ((3906, 976, 978, 983), ErrorKind.CONNECTION, "the database is read-only|availability (group|database)"),
     # Azure SQL: throttled, moved or resumed. The session is gone or useless.
     ((40197, 40143, 40166, 40540), ErrorKind.CONNECTION, "has encountered an error processing your request"),
-    ((40613, 42108, 42109), ErrorKind.CONNECTION, "is not currently available|is currently being (resumed|started)"),
+    ((40613,), ErrorKind.CONNECTION, "is not currently available"),
     ((40501, 49918, 49919, 49920), ErrorKind.CONNECTION, "The service is currently busy|Cannot process .*request"),
     ((10928, 10929), ErrorKind.CONNECTION, "limit for the database is .* has been reached|currently too busy"),
-    # The driver's own: timeouts and sockets.
-    ((-2, 20, 64, 121, 233, 10053, 10054, 10060), ErrorKind.CONNECTION, "transport-level error"),
+    # Sockets, as the operating system numbers them; the driver has 08S01 for them.
+    ((64, 121, 10053, 10054, 10060), ErrorKind.CONNECTION, "transport-level error"),
 )  # fmt: skip
 
 _BY_NUMBER = {number: kind for numbers, kind, _ in _ERRORS for number in numbers}

@@ -66,10 +66,12 @@ def later_params(ms: int) -> tuple[int, int]:
 
 
 def execute(connection: Any, sql: str, params: Sequence[Any]) -> int:
-    """Run a statement without OUTPUT and return how many rows it touched. Errors are ``django.db.Error``s."""
-    with connection.cursor() as cursor:
-        _run(cursor, sql, params)
-        return int(cursor.rowcount)
+    """Run a statement without OUTPUT and return how many rows it touched. Errors are ``django.db.Error``s.
+
+    ``rowcount`` is -1 wherever NOCOUNT is on, by a server's ``user options`` or a statement before, and every ack
+    would look like a lost lease. @@ROWCOUNT is right in both cases, and it is the only result with NOCOUNT on.
+    """
+    return int(fetch(connection, f"SET NOCOUNT ON; {sql}; SELECT @@ROWCOUNT", params)[0][0])
 
 
 def fetch(connection: Any, sql: str, params: Sequence[Any]) -> list[Any]:

@@ -142,6 +142,15 @@ class SqlServerBackend(Backend):
         )
         return execute(connection, sql, (*later_params(dead_after_ms), json_of(list(owners))))
 
+    def liveness_options(self, seconds: float) -> dict[str, Any]:
+        return {}  # the drivers send keepalives by themselves: 30 s, then each second
+
+    def watch_client(self, connection: Any, seconds: float) -> None:
+        """Nothing to say: SQL Server sends keepalives, and rolls back what a client leaves behind."""
+
+    def socket_of(self, connection: Any) -> int | None:
+        return None  # neither driver tells; DATABASES' query_timeout does what a cut would
+
     def estimate_rows(self, connection: Any, db_table: str) -> int:
         # Index: none, the catalog: never reads the table. sys.partitions needs no right but to see the table.
         sql = (

@@ -22,10 +22,6 @@ QUEUES = {"N": AtMostOnce, "R": Leased, "S": Transactional}
 DATABASES = {"postgresql": "default", "sqlserver": "sqlserver"}
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "modes(letters): the transaction modes that a conformance test holds for")
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One case per database and mode."""
     if "endpoint" not in metafunc.fixturenames:

@@ -24,6 +24,7 @@ def scene(server: PrivateServer, tmp_path: Path, django_db_blocker: DjangoDbBloc
     """A database of the test's own, which is Django's default in this process meanwhile."""
     with django_db_blocker.unblock(), Scene(server, tmp_path) as made, made.as_default():
         yield made
+        made.print_logs()  # captured by pytest, and shown only when the test has failed
 
 
 @pytest.fixture(scope="module")
@@ -33,3 +34,4 @@ def shared_scene(
     """The same for all tests of a module, where they need not have workers of their own."""
     with django_db_blocker.unblock(), Scene(server, tmp_path_factory.mktemp("scene")) as made, made.as_default():
         yield made
+        made.print_logs()

@@ -9,8 +9,10 @@ survives the death of the process, the rollback of the transaction and the loss 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import os
+import resource
 import signal
 import time
 
@@ -67,13 +69,17 @@ def act(message: Act, context: Context) -> None:
         with transaction.atomic(using=context.alias):
             ledger.sent(context.alias, message.send_key, message.send_to, "chained")
             registry.queues.find(message.send_to).send(Act(message.send_key))
+    if message.linger_ms:
+        time.sleep(message.linger_ms / 1000)
 
 
 def _die(how: str) -> None:
     if how == "exit":
         os._exit(3)
     if how == "SIGSEGV":
-        faulthandler.disable()  # the trace of a crash on purpose helps nobody
+        faulthandler.disable()  # neither the trace nor the core of a crash on purpose helps anybody
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        ctypes.string_at(0)
     if how == "tree":
         supervisor = psutil.Process(os.getppid())
         for process in (supervisor, *(child for child in supervisor.children() if child.pid != os.getpid())):

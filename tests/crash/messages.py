@@ -7,7 +7,7 @@ class Act(msgspec.Struct):
     """``key`` is the ledger's. The other fields make the handler misbehave, in this order."""
 
     key: str
-    #: How the process dies: "exit", "SIGKILL", "SIGSEGV", or "tree" for the supervisor and all of its children.
+    #: How the process dies: "exit", "SIGKILL", "SIGSEGV" (a real one), or "tree" for the supervisor and all of its children.
     die: str = ""
     #: It dies in so many attempts, and is a good message after that.
     deaths: int = 1_000_000
@@ -18,6 +18,8 @@ class Act(msgspec.Struct):
     lock: str = ""
     #: Raise in the first so many attempts.
     fail: int = 0
+    #: Sleep after the effect, before the commit or the ack.
+    linger_ms: int = 0
     #: Key of a message that the handler sends on, to the queue of this label.
     send_key: str = ""
     send_to: str = ""

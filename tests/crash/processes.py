@@ -45,6 +45,11 @@ class Program:
         self.environment = dict(environment)
         self.log = log
         self.process: subprocess.Popen[bytes] | None = None
+        self.restarts = 0
+        #: Whether it is to be started again; changed under the lock, so that it is not started after its last end.
+        self._wanted = False
+        self._lock = threading.Lock()
+        self._init: threading.Thread | None = None
 
     def start(self) -> None:
         """Start it, in a session of its own: a Ctrl-C in the terminal is for the harness."""
@@ -54,6 +59,11 @@ class Program:
                 cwd=CHECKOUT, env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True,
             )  # fmt: skip
+
+    @property
+    def name(self) -> str:
+        """What its connections are called."""
+        return self.environment["CRASH_NAME"]
 
     @property
     def pid(self) -> int:
@@ -84,6 +94,45 @@ class Program:
             self.process.wait()
             raise
 
+    def keep_running(self) -> None:
+        """Start it, and again whenever it ends, until ``stop`` or ``kill``: what an init system does."""
+        self._wanted = True
+        self._init = threading.Thread(target=self._restart, name=f"init-{self.log.name}", daemon=True)
+        self._init.start()
+
+    def _restart(self) -> None:
+        while True:
+            with self._lock:
+                if not self._wanted:
+                    break
+                if not self.running:
+                    self.restarts += self.process is not None
+                    self.start()
+            assert self.process is not None
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(0.1)
+        if self.running:
+            # The process is bound to this thread's life (see dying_with_parent): stay with it.
+            assert self.process is not None
+            self.process.wait()
+
+    def stop(self, seconds: float = 60.0) -> int:
+        """SIGTERM, as a deploy does; waits for the end and returns the exit code."""
+        self._do_not_restart()
+        self.signal(signal.SIGTERM)
+        return self.wait(seconds)
+
+    def kill(self) -> None:
+        """SIGKILL, and do not start it again."""
+        self._do_not_restart()
+        self.signal(signal.SIGKILL)
+        if self.process is not None:
+            self.process.wait()
+
+    def _do_not_restart(self) -> None:
+        with self._lock:
+            self._wanted = False
+
     def log_text(self) -> str:
         """What it and its children have written, over all restarts."""
         with contextlib.suppress(FileNotFoundError):
@@ -92,43 +141,12 @@ class Program:
 
 
 class Tree(Program):
-    """``manage.py runqueueworker`` with its children, restarted by a thread as an init system would."""
+    """``manage.py runqueueworker`` with its children."""
 
-    def __init__(self, name: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
         super().__init__(["manage.py", "runqueueworker", *arguments], environment, log)
-        self.name = name
-        self.restarts = 0
-        self._wanted = threading.Event()
-        self._init: threading.Thread | None = None
         #: Every process that was ever seen in this tree, so that orphans of a killed supervisor are found.
         self._seen: dict[int, psutil.Process] = {}
-
-    def __enter__(self) -> Tree:
-        self.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.kill_everything()
-
-    def keep_running(self) -> None:
-        """Start the tree again whenever its supervisor ends, until ``stop`` or ``kill_everything``."""
-        self._wanted.set()
-        self._init = threading.Thread(target=self._restart, name=f"init-{self.name}", daemon=True)
-        self._init.start()
-
-    def _restart(self) -> None:
-        while self._wanted.is_set():
-            if not self.running:
-                if self.process is not None:
-                    self.restarts += 1
-                self.start()
-            assert self.process is not None
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(0.1)
-        if self.running:
-            # The supervisor is bound to this thread's life (see dying_with_parent): stay with it.
-            assert self.process is not None
-            self.process.wait()
 
     # -- its parts ------------------------------------------------------------------------------------------------
 
@@ -163,23 +181,16 @@ class Tree(Program):
         return [pid for pid, process in self._seen.items() if pid not in present and process.is_running()
                 and process.status() != psutil.STATUS_ZOMBIE]  # fmt: skip
 
-    def stop(self, seconds: float = 60.0) -> int:
-        """SIGTERM, as a deploy does; waits for the end and returns the exit code."""
-        self._wanted.clear()
-        self.signal(signal.SIGTERM)
-        return self.wait(seconds)
-
-    def kill_everything(self) -> None:
-        """End it at once, orphans included, and do not start it again."""
-        self._wanted.clear()
+    def kill(self) -> None:
+        """End all of it at once, orphans included, and do not start it again."""
+        self._do_not_restart()
         self.children()
         with contextlib.suppress(psutil.Error):
             self.kill_tree()
         for process in self._seen.values():
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        if self.process is not None:
-            self.process.wait()
+        super().kill()
 
 
 def _children_of(pid: int) -> Iterator[psutil.Process]:

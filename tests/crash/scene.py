@@ -48,7 +48,7 @@ class Scene:
         self.directory = directory
         self.starts_file = directory / "starts"
         self._programs: list[Program] = []
-        self._numbers: Iterator[int] = itertools.count(1)
+        self._tree_numbers = itertools.count(1)
         server.execute(f"CREATE DATABASE {self.name} TEMPLATE {TEMPLATE}")
 
     def __enter__(self) -> Scene:
@@ -56,15 +56,14 @@ class Scene:
 
     def __exit__(self, *exc: object) -> None:
         for program in self._programs:
-            # Captured by pytest, and shown only when the test has failed.
-            print(f"--- {program.log.name}: {' '.join(program.command)}\n{program.log_text()[-6000:]}")
-            if isinstance(program, Tree):
-                program.kill_everything()
-            elif program.running:
-                program.signal(9)
-                program.wait()
+            program.kill()
         with contextlib.suppress(psycopg.Error):
             self.server.execute(f"DROP DATABASE IF EXISTS {self.name} WITH (FORCE)")
+
+    def print_logs(self) -> None:
+        """The end of what each process has written."""
+        for program in self._programs:
+            print(f"--- {program.name}: {' '.join(program.command)}\n{program.log_text()[-6000:]}")
 
     # -- processes ------------------------------------------------------------------------------------------------
 
@@ -72,9 +71,9 @@ class Scene:
              environ: dict[str, str] | None = None, **settings: object) -> Tree:  # fmt: skip
         """A worker tree on this database, not yet started. ``port``: by TCP, through it. ``parameters`` of libpq.
         ``environ`` is for the handlers (see ``consumers``). ``settings`` override QUEUEAPP."""
-        name = f"tree{next(self._numbers)}"
+        name = f"tree{next(self._tree_numbers)}"
         url = self.server.url(self.name, port=port, **parameters or {})
-        tree = Tree(name, arguments, environment(url, name, self.starts_file, **settings), self.directory / name)
+        tree = Tree(arguments, environment(url, name, self.starts_file, **settings), self.directory / name)
         tree.environment |= environ or {}
         self._programs.append(tree)
         return tree
@@ -86,13 +85,11 @@ class Scene:
         tree.worker()
         return tree
 
-    def program(self, *command: str, port: int | None = None, **settings: object) -> Program:
-        """Another command of this run, started."""
-        name = f"program{next(self._numbers)}"
+    def program(self, name: str, *command: str, port: int | None = None) -> Program:
+        """Another command of this run, not yet started."""
         url = self.server.url(self.name, port=port)
-        program = Program(command, environment(url, name, self.starts_file, **settings), self.directory / name)
+        program = Program(command, environment(url, name, self.starts_file), self.directory / name)
         self._programs.append(program)
-        program.start()
         return program
 
     # -- messages -------------------------------------------------------------------------------------------------

@@ -51,11 +51,12 @@ def kill_backend_waiting_in(scene: Scene, statement: str) -> None:
 
 
 @pytest.mark.parametrize(("queue", "statement"), [(Leased, "UPDATE"), (Transactional, "DELETE")])
-def test_killed_in_the_claim_the_message_is_received_a_moment_later(scene: Scene, queue: Any, statement: str) -> None:
+def test_killed_in_the_claim_the_message_is_received_a_moment_later(
+    scene: Scene, tree: Tree, queue: Any, statement: str
+) -> None:
     key, table = f"claim {queue.__name__}", queue._meta.db_table
     control.pause(queue)
-    with holding(scene, f"LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE"):
-        pass  # whatever the worker was doing has ended
+    wait_until(lambda: f"{queue._meta.label} is paused" in tree.log_text(), "the worker knows")
     scene.send(queue, key)
     with holding(scene, f"LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE"):
         control.resume(queue)
@@ -118,8 +119,8 @@ def test_killed_while_a_failed_lease_is_recorded_the_attempt_is_counted_once(sce
 def test_killed_while_a_failed_transaction_is_recorded_the_attempt_is_counted_once(scene: Scene) -> None:
     scene.send(Transactional, "recoverability t", sleep_ms=1500, fail=1)
     wait_until(lambda: scene.starts("recoverability t"), "the handler runs")
-    # Waits for the handler's transaction, and has the row the moment that is rolled back.
-    with holding(scene, "SELECT FROM testapp_transactional FOR UPDATE"):
+    # Waits for the handler's transaction, and has the table the moment that is rolled back.
+    with holding(scene, "LOCK TABLE testapp_transactional IN EXCLUSIVE MODE"):
         kill_backend_waiting_in(scene, "%FOR UPDATE")
 
     wait_until(lambda: scene.effects("recoverability t") == 1, "the effect")

@@ -91,7 +91,9 @@ def test_what_a_killed_worker_had_in_hand_is_counted_and_the_rest_of_its_batch_i
     assert verdict.faultless, verdict
     assert scene.starts("in hand") == [1, 2]
     assert [scene.starts(key) for key in rest] == [[1]] * len(rest)
-    assert verdict.duplicates["at_least_once"] == 0
+    # Quick ones of the same batch, handled and not yet acked, come again: for the first time, as far as they know.
+    assert all(key.startswith("quick") for key in verdict.duplicate_keys["at_least_once"])
+    assert all(scene.starts(f"quick {number}") in ([1], [1, 1]) for number in range(40))
 
 
 def test_children_of_a_killed_supervisor_finish_what_they_have_and_end(scene: Scene) -> None:
@@ -140,7 +142,7 @@ def test_leases_of_a_dead_subscriber_are_released_by_its_missing_heartbeat(scene
     Leased.objects.update(lease_expires="2100-01-01T00:00:00Z")
 
     wait_until(lambda: Leased.objects.filter(lease_token=None).exists(), "the lease is released")
-    assert "is dead; 1 of its leases were released" in survivor.log_text()
+    wait_until(lambda: "is dead; 1 of its leases were released" in survivor.log_text(), "that is logged")
     wait_until(lambda: not Subscriber.objects.filter(queue="testapp.Leased").exists(), "the subscriber is buried")
 
 

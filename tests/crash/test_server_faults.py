@@ -125,9 +125,11 @@ def tiny_disk(server: PrivateServer, scene: Scene) -> Iterator[Path]:
 
 def fill(scene: Scene, rows: int) -> bool:
     """Take room for so many rows of 6.4 kB; False when there is none."""
-    random = "(SELECT string_agg(md5(random()::text || g), '') FROM generate_series(1, 200))"
+    text = "string_agg(md5(random()::text), '')"  # not compressible
     try:
-        scene.execute(f"INSERT INTO filler SELECT {random} FROM generate_series(1, %s) g", rows)
+        scene.execute(
+            f"INSERT INTO filler SELECT {text} FROM generate_series(1, %s) r, generate_series(1, 200) GROUP BY r", rows
+        )
     except psycopg.errors.DiskFull:
         return False
     return True

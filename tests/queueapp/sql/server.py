@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,8 +19,6 @@ from tests.inprocess import eventually
 ALL = (Range(),)
 #: What must not wait for anybody is done in this many seconds, on the slowest machine.
 AT_ONCE = 5.0
-
-_numbers = itertools.count(1)
 
 
 def outgoing(body: bytes | None = b"{}", headers: str = "{}", **options: Any) -> Outgoing:
@@ -66,6 +63,16 @@ class Server:
             connection.rollback()
             raise
         finally:
+            connection.set_autocommit(True)
+
+    @contextmanager
+    def rolled_back(self, connection: Any) -> Iterator[None]:
+        """An open transaction that is rolled back at the end."""
+        connection.set_autocommit(False)
+        try:
+            yield
+        finally:
+            connection.rollback()
             connection.set_autocommit(True)
 
     # -- messages -----------------------------------------------------------------------------------------------------

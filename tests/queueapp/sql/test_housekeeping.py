@@ -74,8 +74,8 @@ def test_purge_of_more_than_one_batch(server: Server) -> None:
     assert len(server.seqs(Leased)) == 200
 
 
-@pytest.mark.parametrize("queue, ranges", [(Leased, ALL), (AddressedUrgent, levels(3))])
-@pytest.mark.parametrize("started, deliveries", [(True, 1), (False, 0)])
+@pytest.mark.parametrize(("queue", "ranges"), [(Leased, ALL), (AddressedUrgent, levels(3))])
+@pytest.mark.parametrize(("started", "deliveries"), [(True, 1), (False, 0)])
 def test_leases_of_the_dead_are_released(
     server: Server, queue: Any, ranges: Any, started: bool, deliveries: int
 ) -> None:
@@ -93,6 +93,22 @@ def test_leases_of_the_dead_are_released(
     assert server.row(queue, seqs[3]).lease_owner == alive
     assert sql.ack(server.connection, seqs, stale) == 0
     assert server.lease(queue, ranges=ranges)[1] == [*seqs[:3], seqs[4]]
+
+
+def test_counts_are_right_when_the_session_counts_nothing(server: Server) -> None:
+    # SQL Server: ``SET NOCOUNT ON``, or the server's default, turns every row count of the driver into -1.
+    if server.vendor == "microsoft":
+        server.run("SET NOCOUNT ON")
+    seqs = server.put(Leased, 4)
+    sql = server.sql(Leased)
+    token, _ = server.lease(Leased, 2)
+
+    assert sql.insert_many(server.connection, [outgoing()]) == 1
+    assert sql.ack(server.connection, seqs, token) == 2
+    assert sql.purge(server.connection, 2) == 2
+    if server.vendor == "microsoft":
+        server.run("SET NOCOUNT OFF")
+    assert sql.purge(server.connection, 2) == 1
 
 
 def test_empty_means_no_message_at_all(server: Server) -> None:

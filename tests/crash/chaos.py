@@ -1,0 +1,195 @@
+"""The seeded run: `python -m tests.crash.chaos --duration 1800 --seed 7` (`make chaos DURATION=1800 SEED=7`).
+
+Real workers on the three semantics and real producers, on a private server, under a schedule of faults. When the time
+is over, the faults stop, everything drains, and the oracle compares the ledger with effects and tables. Ctrl-C ends it
+early, with the verdict so far. The last line is one JSON object; the exit code is 0 when every promise was kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from . import ledger
+from .processes import Program, Tree
+from .producers import KINDS
+from .proxy import Proxy
+from .scene import Scene, make_template
+from .schedule import KILLS, schedule
+from .server import PrivateServer
+from .strikes import Striker, unexplained
+from .waiting import wait_until
+
+#: Short, so that careful and normal times, lapsed leases and given-up connections all happen often within minutes.
+SETTINGS = {"heartbeat_interval": 1, "dead_after": 4, "careful_period": 3, "shutdown_grace": 4, "database_timeout": 3}
+CONCURRENCY, BATCH = 2, 100
+#: ``lease_period`` of the test queue.
+LEASE = timedelta(seconds=5)
+DRAIN_SECONDS = 300.0
+LOOK_SECONDS = 1.0
+LINE_EVERY_SECONDS = 60.0
+
+
+class Run:
+    """One seeded run on one scene."""
+
+    def __init__(self, scene: Scene, proxy: Proxy, seed: int, seconds: float) -> None:
+        self.scene = scene
+        self.proxy = proxy
+        self.seed, self.seconds = seed, seconds
+        self.stopping = threading.Event()
+        queues = (*ledger.QUEUES, f"--concurrency={CONCURRENCY}")
+        self.trees: list[Tree] = [
+            scene.tree(*queues, "--processes=2", **SETTINGS),
+            scene.tree(*queues, port=proxy.port, parameters={"connect_timeout": 3}, **SETTINGS),
+        ]
+        self.producers: list[Program] = [
+            scene.program(
+                kind, "-m", "tests.crash.producers", kind, str(seed), port=proxy.port if kind == "delayed" else None
+            )
+            for kind in KINDS
+        ]
+        self.striker = Striker(scene, self.trees, self.producers, proxy)
+        self.faults = schedule(seed, seconds)
+        self._began = 0.0
+        self._said = 0.0
+
+    def go(self) -> dict[str, Any]:
+        """Run it to its end; returns the report."""
+        self._began = time.monotonic()
+        for program in (*self.trees, *self.producers):
+            program.keep_running()
+        interrupted = False
+        try:
+            self._strike_until_the_end()
+            struck_for = time.monotonic() - self._began
+            self._stop_producers()
+            drained = self._drain()
+        except KeyboardInterrupt:
+            interrupted, drained = True, False
+            struck_for = time.monotonic() - self._began
+            self.stopping.set()
+            print("\ninterrupted: the verdict so far", file=sys.stderr)
+            self.proxy.resume()
+            self._stop_producers()
+        codes = [tree.stop(seconds=90) for tree in self.trees]
+        return self._report(struck_for, drained, interrupted, codes)
+
+    # -- stages ---------------------------------------------------------------------------------------------------
+
+    def _strike_until_the_end(self) -> None:
+        faults = list(self.faults)
+        while (now := time.monotonic() - self._began) < self.seconds:
+            if faults and faults[0].at <= now:
+                self.striker.strike(faults.pop(0), self.stopping)
+            self._progress()
+            next_at = min(faults[0].at if faults else self.seconds, self.seconds)
+            time.sleep(min(max(0.02, next_at - (time.monotonic() - self._began)), LOOK_SECONDS))
+
+    def _stop_producers(self) -> None:
+        for producer in self.producers:
+            producer.stop(seconds=90)
+
+    def _drain(self) -> bool:
+        def drained() -> bool:
+            self._progress()
+            return self.scene.waiting() == 0
+
+        try:
+            return wait_until(drained, "everything has drained", DRAIN_SECONDS, pause=0.5)
+        except AssertionError:
+            return False
+
+    def _progress(self) -> None:
+        now = time.monotonic()
+        if now - self._said < (LOOK_SECONDS if sys.stderr.isatty() else LINE_EVERY_SECONDS):
+            return
+        self._said = now
+        try:
+            sent, effects = self.scene.execute(
+                "SELECT (SELECT count(*) FROM crash_sent), (SELECT count(*) FROM crash_effect)"
+            )[0]
+        except psycopg.Error:
+            return
+        kills = sum(self.striker.struck[kind] for kind in KILLS)
+        text = (
+            f"{now - self._began:6.0f} s  {sent} sent  {effects} effects  {kills} kills  {self.scene.waiting()} waiting"
+        )
+        print(f"\r{text}   " if sys.stderr.isatty() else text, end="" if sys.stderr.isatty() else "\n",
+              file=sys.stderr, flush=True)  # fmt: skip
+
+    # -- the verdict ----------------------------------------------------------------------------------------------
+
+    def _report(self, struck_for: float, drained: bool, interrupted: bool, codes: list[int]) -> dict[str, Any]:
+        if sys.stderr.isatty():
+            print(file=sys.stderr)
+        verdict = self.scene.verdict()
+        struck = self.striker.struck
+        kills = {kind: struck[kind] for kind in KILLS}
+        bare = unexplained(self.scene, verdict.duplicate_keys["at_least_once"], self.striker.events, lease=LEASE)
+        # Each fault may cost an AT_MOST_ONCE queue what the tasks of its victims had claimed, and no more.
+        tasks = 3 * CONCURRENCY
+        bound = sum(struck.values()) * tasks * BATCH
+        reported = sum(tree.log_text().count("at-most-once message is gone") for tree in self.trees)
+        kept = verdict.faultless and not bare and len(verdict.at_most_once_gone) <= bound and (drained or interrupted)
+        for title, keys in (("lost", verdict.lost), ("ghosts", verdict.ghosts), ("in two places", verdict.in_two_places),
+                            ("unexplained", bare), ("transactional", verdict.duplicate_keys["transactional"])):  # fmt: skip
+            if keys:
+                print(f"{title}: {', '.join(keys[:20])}", file=sys.stderr)
+        return {
+            "sent": verdict.sent,
+            "effects": verdict.effects,
+            "kills": {"total": sum(kills.values()), **kills},
+            "other_faults": {kind: count for kind, count in struck.items() if kind not in KILLS},
+            "lost": len(verdict.lost),
+            "duplicates": verdict.duplicates,
+            "unexplained_duplicates": len(bare),
+            "poisoned": verdict.poisoned,
+            "poisoned_by_kind": verdict.poisoned_by_kind,
+            "at_most_once_gone": len(verdict.at_most_once_gone),
+            "at_most_once_reported": reported,
+            "in_two_places": len(verdict.in_two_places),
+            "ghosts": len(verdict.ghosts),
+            "waiting": verdict.waiting,
+            "restarts": {tree.name: tree.restarts for tree in self.trees},
+            "exit_codes": codes,
+            "seed": self.seed,
+            "seconds": round(struck_for),
+            "drained": drained,
+            "kept": kept,
+        }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.crash.chaos", description=__doc__)
+    parser.add_argument("--duration", type=float, default=300, metavar="SECONDS")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--keep-logs", type=Path, metavar="DIRECTORY", help="where the logs go, and stay")
+    parser.add_argument("--print-schedule", action="store_true", help="print the faults of this seed and end")
+    options = parser.parse_args()
+    if options.print_schedule:
+        for fault in schedule(options.seed, options.duration):
+            print(f"{fault.at:8.1f} s  {fault.kind:10}  victim at {fault.whom:.2f}")
+        return 0
+    with tempfile.TemporaryDirectory(prefix="queueapp-chaos-") as temporary:
+        directory = options.keep_logs or Path(temporary)
+        directory.mkdir(parents=True, exist_ok=True)
+        with PrivateServer() as server:
+            make_template(server)
+            with Proxy(server.port) as proxy, Scene(server, directory) as scene:
+                report = Run(scene, proxy, options.seed, options.duration).go()
+    print(json.dumps(report))
+    return 0 if report["kept"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""Producers of the seeded run: `python -m tests.crash.producers KIND SEED`, until SIGTERM.
+
+    single    one message per transaction, beside its business row (the ledger's); some are rolled back on purpose
+    bulk      a few hundred by the bulk path, with their rows, in one transaction
+    delayed   messages that are due in a while
+
+A producer that loses its connection does not know whether its last transaction was committed. It does not have to: row
+and message were one transaction, so they are both there or both not. It goes on with the next one.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+BACKLOG = 3000
+
+
+def main(kind: str, seed: int) -> None:
+    """Produce until told to stop."""
+    import django
+
+    django.setup()
+    from django.db import Error, connection
+
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    produce, pause = KINDS[kind]
+    chance = random.Random(f"{seed} {kind} {os.getpid()}")
+    count = 0
+    while not stopping.wait(pause):
+        try:
+            if count % 50 == 0 and backlog(connection) > BACKLOG:
+                stopping.wait(0.5)
+                continue
+            produce(chance, f"{kind}-{os.getpid()}-{count}")
+        except Error:
+            connection.close()
+            stopping.wait(0.2)
+        count += 1
+    connection.close()
+
+
+class _OnPurpose(Exception):
+    """Rolls a transaction back."""
+
+
+def single(chance: random.Random, key: str) -> None:
+    """One message beside its business row."""
+    from django.db import transaction
+
+    from . import ledger
+
+    queue = pick(chance)
+    try:
+        with transaction.atomic():
+            ledger.sent("default", key, queue._meta.label, "single")
+            queue.send(message(chance, key))
+            if chance.random() < 0.02:
+                raise _OnPurpose
+    except _OnPurpose:
+        pass
+
+
+def bulk(chance: random.Random, key: str) -> None:
+    """A few hundred by COPY."""
+    from django.db import connection, transaction
+
+    queue = pick(chance)
+    keys = [f"{key}-{number}" for number in range(chance.randint(20, 300))]
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "INSERT INTO crash_sent (key, queue, how) SELECT unnest(%s::text[]), %s, 'bulk'",
+                [keys, queue._meta.label],
+            )
+        queue.send_many(message(chance, one) for one in keys)
+
+
+def delayed(chance: random.Random, key: str) -> None:
+    """One that is due within three seconds."""
+    from django.db import transaction
+
+    from . import ledger
+
+    queue = pick(chance)
+    with transaction.atomic():
+        ledger.sent("default", key, queue._meta.label, "delayed")
+        queue.send(message(chance, key), delay=timedelta(seconds=3 * chance.random()))
+
+
+#: What each kind does, and its pause between two of them in seconds.
+KINDS: dict[str, tuple[Callable[[random.Random, str], None], float]] = {
+    "single": (single, 0.02),
+    "bulk": (bulk, 2.0),
+    "delayed": (delayed, 0.08),
+}
+
+
+def pick(chance: random.Random) -> Any:
+    """A queue: the two that promise most are the busiest."""
+    from tests.testapp.models import AtMostOnce, Leased, Transactional
+
+    return chance.choices((Leased, Transactional, AtMostOnce), (4, 4, 2))[0]
+
+
+def message(chance: random.Random, key: str) -> Any:
+    """Mostly good and quick; some slow, some that fail once or twice, some that send another message."""
+    from .messages import Act
+
+    draw = chance.random()
+    if draw < 0.90:
+        return Act(key)
+    if draw < 0.95:
+        return Act(key, sleep_ms=chance.randint(5, 150))
+    if draw < 0.96:
+        return Act(key, query_ms=chance.randint(5, 300))
+    if draw < 0.98:
+        return Act(key, fail=chance.choice((1, 1, 2)))
+    return Act(key, send_key=f"{key}-chained", send_to="testapp.Transactional")
+
+
+def backlog(connection: Any) -> int:
+    """How much is waiting, counted no further than needed."""
+    from . import ledger
+
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT " + " + ".join(
+                f"(SELECT count(*) FROM (SELECT 1 FROM {table} LIMIT {BACKLOG}) x)" for table in ledger.QUEUES.values()
+            )
+        )  # fmt: skip
+        return int(cursor.fetchone()[0])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

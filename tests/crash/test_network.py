@@ -1,0 +1,100 @@
+"""A network that loses a connection without telling anybody, and a server that takes everything and answers nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.testapp.models import Leased, Transactional
+
+from .proxy import CAN_LOSE_PACKETS, Proxy
+from .scene import Scene
+from .server import PrivateServer
+from .waiting import wait_until
+
+QUEUES = ("testapp.Leased", "testapp.Transactional")
+
+
+@pytest.fixture
+def proxy(server: PrivateServer) -> Iterator[Proxy]:
+    with Proxy(server.port) as proxy:
+        yield proxy
+
+
+@pytest.mark.skipif(not CAN_LOSE_PACKETS, reason="packets can be lost on purpose on Linux only")
+def test_half_open_connections_are_found_out_by_both_ends(scene: Scene, proxy: Proxy) -> None:
+    tree = scene.workers(*QUEUES, "--no-dispatcher", port=proxy.port, database_timeout=3)
+    scene.send(Transactional, "in hand", sleep_ms=2000)
+    scene.send(Leased, "leased", sleep_ms=2000)
+    wait_until(lambda: scene.starts("in hand") and scene.starts("leased"), "both are in hand")
+    locked = scene.backends("state LIKE 'idle in transaction%%'")
+    assert locked, "the message in hand is locked by a backend that will never hear of its client again"
+    assert proxy.lose_packets() >= 2
+    scene.send(Leased, "sent meanwhile")
+
+    verdict = scene.drained()
+    assert verdict.faultless, verdict
+    assert verdict.effects - verdict.duplicates["at_least_once"] == 3
+    assert scene.starts("in hand") == [1, 2]
+    assert not scene.backends("pid = %s", locked[0][0]), "the server has let go of it"
+    assert tree.restarts == 0, "lost connections cost no process"
+
+
+def test_a_server_that_acknowledges_and_never_answers_is_given_up(scene: Scene, proxy: Proxy) -> None:
+    """No keepalive sees this one: every byte is acknowledged. So it is behind a load balancer whose server died."""
+    tree = scene.workers(*QUEUES, port=proxy.port, database_timeout=2)
+    scene.send(Leased, "before")
+    wait_until(lambda: scene.effects() == 1, "the worker works")
+    proxy.stall()
+    scene.send(Leased, "leased meanwhile")
+    scene.send(Transactional, "sent meanwhile")
+    wait_until(lambda: "does not answer for 2 s" in tree.log_text(), "the worker gives its connections up")
+    for breaker in ("Peek", "Heartbeat", "Fetch of due messages"):
+        wait_until(lambda it=breaker: f"{it} " in tree.log_text(), f"{breaker} fails")  # type: ignore[misc]
+    assert scene.effects() == 1
+    proxy.resume()
+
+    verdict = scene.drained()
+    assert verdict.faultless, verdict
+    assert verdict.effects == 3
+    assert tree.restarts == 0
+    assert tree.stop() == 0
+
+
+def test_a_commit_whose_answer_is_lost_is_neither_repeated_nor_counted_as_a_failure(scene: Scene, proxy: Proxy) -> None:
+    tree = scene.workers(*QUEUES, port=proxy.port, database_timeout=2)
+    scene.send(Transactional, "committed", linger_ms=1500)
+    scene.send(Leased, "acked", linger_ms=1500)
+    wait_until(lambda: scene.effects("acked") == 1, "one is before its ack")
+    wait_until(
+        lambda: scene.backends("state = 'idle in transaction' AND query LIKE '%%crash_effect%%'"),
+        "one in front of its commit",
+    )
+    # From now on everything reaches the server, and nothing comes back.
+    proxy.stall(to_server=False, to_client=True)
+    wait_until(lambda: scene.effects("committed") == 1, "the commit has reached the server")
+    wait_until(lambda: not Leased.objects.exists(), "the ack has reached the server")
+    wait_until(lambda: tree.log_text().count("does not answer for 2 s") >= 3, "the worker gives its connections up")
+    proxy.resume()
+
+    verdict = scene.drained()
+    assert verdict.faultless, verdict  # each has its effect, and is not in the poison table as well
+    assert verdict.duplicates["at_least_once"] == 0
+    assert scene.starts("committed") == [1]
+    assert scene.starts("acked") == [1]
+    assert verdict.poisoned == 0
+
+
+def test_reset_connections_cost_nothing_but_the_attempt(scene: Scene, proxy: Proxy) -> None:
+    tree = scene.workers(*QUEUES, port=proxy.port)
+    for number in range(100):
+        scene.send((Leased, Transactional)[number % 2], f"message {number}", sleep_ms=5)
+    for enough in (10, 40, 70):
+        wait_until(lambda least=enough: scene.effects() >= least, "the worker works", pause=0.01)  # type: ignore[misc]
+        proxy.cut()
+
+    verdict = scene.drained()
+    assert verdict.faultless, verdict
+    assert verdict.poisoned == 0
+    assert tree.restarts == 0

@@ -1,0 +1,144 @@
+"""How a worker finds out that the other end of a connection is dead, when nothing says so (half-open TCP).
+
+Three layers, each for what the one before cannot see:
+
+* keepalives and ``tcp_user_timeout`` of this host's kernel: the server's host or the network vanished;
+* the same on the server, and its own check of clients in mid-query: a worker vanished, and a row that it had locked is
+  back as soon as the server knows;
+* ``Answering``: the peer acknowledges every byte and never answers (a frozen server, one that died behind a load
+  balancer). A statement of the engine that takes longer than ``DATABASE_TIMEOUT`` has its socket shut down by a watching
+  thread; the waiting thread gets an ordinary lost connection. Handlers have their time limits instead.
+
+What the user's DATABASES say comes first. Unix sockets need none of the TCP settings, and ignore them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+from datetime import timedelta
+from time import monotonic
+from typing import Any
+
+from django.db import Error, connections
+from django.db.backends.signals import connection_created
+
+from queueapp.conf import settings
+from queueapp.errors import UnsupportedServer
+from queueapp.sql import backend_of
+
+log = logging.getLogger("workers")
+
+_LOOK = 0.25
+
+
+def prepare_connections() -> None:
+    """Give this process' databases the settings above, where the user has not set them. Before the first connection."""
+    if settings.DATABASE_TIMEOUT is None:
+        return
+    seconds = settings.DATABASE_TIMEOUT.total_seconds()
+    for alias in connections:
+        try:
+            backend = backend_of(connections[alias])
+        except UnsupportedServer:
+            continue  # holds no queue
+        options = connections[alias].settings_dict.setdefault("OPTIONS", {})
+        for name, value in backend.liveness_options(seconds).items():
+            options.setdefault(name, value)
+    connection_created.connect(_tell_server, dispatch_uid="workers.dead_peers")
+
+
+def _tell_server(*, connection: Any, **_: Any) -> None:
+    try:
+        backend = backend_of(connection)
+    except UnsupportedServer:
+        return
+    try:
+        backend.watch_client(connection, settings.DATABASE_TIMEOUT.total_seconds())
+    except Error as error:
+        # An exotic server or pooler refuses: it finds out later that a worker is gone, nothing else.
+        log.info("The server of %r cannot be told to watch its clients: %s", connection.alias, error)
+
+
+class Answering:
+    """``with Answering(connection):`` this thread waits for its database now; ``again`` starts the clock anew.
+
+    In the path of every claim, so it costs a dict entry: no lock, no timer.
+    """
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> Answering:
+        self.again()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        _waiting.pop(threading.get_ident(), None)
+
+    def again(self) -> None:
+        """A new statement."""
+        _waiting[threading.get_ident()] = (monotonic(), self._connection)
+
+
+def pause() -> tuple[float, Any] | None:
+    """A handler begins on this thread: nothing of the engine waits. Give what it returns to ``resume``."""
+    return _waiting.pop(threading.get_ident(), None)
+
+
+def resume(paused: tuple[float, Any] | None) -> None:
+    """The handler has ended; the clock starts anew."""
+    if paused is not None:
+        _waiting[threading.get_ident()] = (monotonic(), paused[1])
+
+
+def again() -> None:
+    """This thread sends a new statement: if it is watched, the clock starts anew."""
+    resume(_waiting.get(threading.get_ident()))
+
+
+def patience(most: timedelta) -> timedelta:
+    """How long a statement may wait for a lock, at most ``most``, before it would be taken for one without an answer."""
+    limit = settings.DATABASE_TIMEOUT
+    return most if limit is None else min(most, limit / 2)
+
+
+#: Thread -> since when it waits for which connection. Each thread writes its own entry only.
+_waiting: dict[int, tuple[float, Any]] = {}
+
+
+class PeerWatch(threading.Thread):
+    """Cuts connections on which nobody answers, until ``ended``."""
+
+    def __init__(self, ended: threading.Event) -> None:
+        super().__init__(name="peer-watch", daemon=True)
+        self._ended = ended
+
+    def run(self) -> None:
+        if settings.DATABASE_TIMEOUT is None:
+            return
+        limit = settings.DATABASE_TIMEOUT.total_seconds()
+        while not self._ended.wait(_LOOK):
+            for thread, entry in list(_waiting.items()):
+                since, connection = entry
+                if monotonic() - since > limit and _waiting.get(thread) is entry:
+                    _waiting[thread] = (monotonic(), connection)  # once per limit
+                    if _cut(connection):
+                        log.warning("Database %r does not answer for %.0f s: connection given up.",
+                                    connection.alias, limit)  # fmt: skip
+
+
+def _cut(connection: Any) -> bool:
+    """Shut the socket down beneath the thread that waits for it, which then sees a lost connection."""
+    descriptor = backend_of(connection).socket_of(connection)
+    if descriptor is None:
+        return False
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as end:
+        end.shutdown(socket.SHUT_RDWR)
+        return True
+    return False
