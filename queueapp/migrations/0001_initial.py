@@ -8,7 +8,6 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
     dependencies = [
@@ -17,134 +16,225 @@ class Migration(migrations.Migration):
 
     operations = [
         migrations.CreateModel(
-            name='DelayedMessage',
+            name="DelayedMessage",
             fields=[
-                ('message_id', queueapp.models.fields.GuidField(db_index=True, help_text="The message's id; it keeps it wherever it goes.")),
-                ('headers', models.TextField(db_default='{}')),
-                ('body', queueapp.models.fields.BytesField(blank=True, null=True)),
-                ('expires', queueapp.models.fields.UtcField(blank=True, null=True)),
-                ('recipient', models.CharField(blank=True, db_default='', max_length=200)),
-                ('priority', models.SmallIntegerField(db_default=0)),
-                ('is_barrier', models.BooleanField(db_default=False)),
-                ('correlation_id', models.CharField(blank=True, max_length=255, null=True)),
-                ('reply_to_address', models.CharField(blank=True, max_length=255, null=True)),
-                ('enqueued_at', queueapp.models.fields.UtcField(db_default=queueapp.models.fields.Now(), help_text='When it first entered its queue, or this table.')),
-                ('deliveries', models.IntegerField(db_default=0)),
-                ('cancels', models.IntegerField(db_default=0)),
-                ('failures', models.TextField(blank=True, help_text='JSON list of the failed attempts so far.', null=True)),
-                ('number', models.BigAutoField(primary_key=True, serialize=False)),
-                ('destination', models.CharField(help_text='Label (app.Model) of the queue it goes to.', max_length=200)),
-                ('due', queueapp.models.fields.UtcField(db_index=True, help_text="By the database's clock.")),
-                ('stored_at', queueapp.models.fields.UtcField(db_default=queueapp.models.fields.Now())),
-                ('retries', models.IntegerField(db_default=0, help_text='Failed dispatches so far (spec/002 NumberOfRetries).')),
+                (
+                    "message_id",
+                    queueapp.models.fields.GuidField(
+                        db_index=True, help_text="The message's id; it keeps it wherever it goes."
+                    ),
+                ),
+                ("headers", models.TextField(db_default="{}")),
+                ("body", queueapp.models.fields.BytesField(blank=True, null=True)),
+                ("expires", queueapp.models.fields.UtcField(blank=True, null=True)),
+                ("recipient", models.CharField(blank=True, db_default="", max_length=200)),
+                ("priority", models.SmallIntegerField(db_default=0)),
+                ("is_barrier", models.BooleanField(db_default=False)),
+                ("correlation_id", models.CharField(blank=True, max_length=255, null=True)),
+                ("reply_to_address", models.CharField(blank=True, max_length=255, null=True)),
+                (
+                    "enqueued_at",
+                    queueapp.models.fields.UtcField(
+                        db_default=queueapp.models.fields.Now(),
+                        help_text="When it first entered its queue, or this table.",
+                    ),
+                ),
+                ("deliveries", models.IntegerField(db_default=0)),
+                ("cancels", models.IntegerField(db_default=0)),
+                (
+                    "failures",
+                    models.TextField(blank=True, help_text="JSON list of the failed attempts so far.", null=True),
+                ),
+                ("number", models.BigAutoField(primary_key=True, serialize=False)),
+                (
+                    "destination",
+                    models.CharField(help_text="Label (app.Model) of the queue it goes to.", max_length=200),
+                ),
+                ("due", queueapp.models.fields.UtcField(db_index=True, help_text="By the database's clock.")),
+                ("stored_at", queueapp.models.fields.UtcField(db_default=queueapp.models.fields.Now())),
+                (
+                    "retries",
+                    models.IntegerField(db_default=0, help_text="Failed dispatches so far (spec/002 NumberOfRetries)."),
+                ),
             ],
             options={
-                'verbose_name': 'delayed message',
-                'ordering': ['due', 'number'],
+                "verbose_name": "delayed message",
+                "ordering": ["due", "number"],
             },
         ),
         migrations.CreateModel(
-            name='Leader',
+            name="Leader",
             fields=[
-                ('role', models.CharField(max_length=100, primary_key=True, serialize=False)),
-                ('holder', queueapp.models.fields.GuidField()),
-                ('term', models.BigIntegerField(db_default=1)),
-                ('elected_at', queueapp.models.fields.UtcField(db_default=queueapp.models.fields.Now())),
-                ('expires', queueapp.models.fields.UtcField()),
+                ("role", models.CharField(max_length=100, primary_key=True, serialize=False)),
+                ("holder", queueapp.models.fields.GuidField()),
+                ("term", models.BigIntegerField(db_default=1)),
+                ("elected_at", queueapp.models.fields.UtcField(db_default=queueapp.models.fields.Now())),
+                ("expires", queueapp.models.fields.UtcField()),
             ],
         ),
         migrations.CreateModel(
-            name='Subscriber',
+            name="Subscriber",
             fields=[
-                ('id', queueapp.models.fields.GuidField(default=uuid.uuid4, primary_key=True, serialize=False)),
-                ('queue', models.CharField(db_index=True, max_length=200)),
-                ('host', models.CharField(max_length=255)),
-                ('process', models.IntegerField(help_text='Process id.')),
-                ('supervisor', queueapp.models.fields.GuidField(help_text='The process tree it belongs to.')),
-                ('version', models.CharField(blank=True, db_default='', max_length=64)),
-                ('concurrency', models.IntegerField(db_default=1)),
-                ('started_at', queueapp.models.fields.UtcField(db_default=queueapp.models.fields.Now())),
-                ('heartbeat_at', queueapp.models.fields.UtcField(db_default=queueapp.models.fields.Now())),
-                ('alive_until', queueapp.models.fields.UtcField(help_text="Dead after this, by the database's clock, unless it says otherwise in time.")),
-                ('received', models.BigIntegerField(db_default=0)),
-                ('handled', models.BigIntegerField(db_default=0)),
-                ('failed', models.BigIntegerField(db_default=0)),
-                ('outstanding', models.IntegerField(db_default=0, help_text='Received and not yet ended, at the last heartbeat.')),
+                ("id", queueapp.models.fields.GuidField(default=uuid.uuid4, primary_key=True, serialize=False)),
+                ("queue", models.CharField(db_index=True, max_length=200)),
+                ("host", models.CharField(max_length=255)),
+                ("process", models.IntegerField(help_text="Process id.")),
+                ("supervisor", queueapp.models.fields.GuidField(help_text="The process tree it belongs to.")),
+                ("version", models.CharField(blank=True, db_default="", max_length=64)),
+                ("concurrency", models.IntegerField(db_default=1)),
+                ("started_at", queueapp.models.fields.UtcField(db_default=queueapp.models.fields.Now())),
+                ("heartbeat_at", queueapp.models.fields.UtcField(db_default=queueapp.models.fields.Now())),
+                (
+                    "alive_until",
+                    queueapp.models.fields.UtcField(
+                        help_text="Dead after this, by the database's clock, unless it says otherwise in time."
+                    ),
+                ),
+                ("received", models.BigIntegerField(db_default=0)),
+                ("handled", models.BigIntegerField(db_default=0)),
+                ("failed", models.BigIntegerField(db_default=0)),
+                (
+                    "outstanding",
+                    models.IntegerField(db_default=0, help_text="Received and not yet ended, at the last heartbeat."),
+                ),
             ],
             options={
-                'ordering': ['queue', 'host', 'process'],
+                "ordering": ["queue", "host", "process"],
             },
         ),
         migrations.CreateModel(
-            name='PoisonMessage',
+            name="PoisonMessage",
             fields=[
-                ('message_id', queueapp.models.fields.GuidField(db_index=True, help_text="The message's id; it keeps it wherever it goes.")),
-                ('headers', models.TextField(db_default='{}')),
-                ('body', queueapp.models.fields.BytesField(blank=True, null=True)),
-                ('expires', queueapp.models.fields.UtcField(blank=True, null=True)),
-                ('recipient', models.CharField(blank=True, db_default='', max_length=200)),
-                ('priority', models.SmallIntegerField(db_default=0)),
-                ('is_barrier', models.BooleanField(db_default=False)),
-                ('correlation_id', models.CharField(blank=True, max_length=255, null=True)),
-                ('reply_to_address', models.CharField(blank=True, max_length=255, null=True)),
-                ('enqueued_at', queueapp.models.fields.UtcField(db_default=queueapp.models.fields.Now(), help_text='When it first entered its queue, or this table.')),
-                ('deliveries', models.IntegerField(db_default=0)),
-                ('cancels', models.IntegerField(db_default=0)),
-                ('failures', models.TextField(blank=True, help_text='JSON list of the failed attempts so far.', null=True)),
-                ('number', models.BigAutoField(primary_key=True, serialize=False)),
-                ('status', models.CharField(choices=[('unresolved', 'Unresolved'), ('archived', 'Archived')], db_default='unresolved', default='unresolved', max_length=20)),
-                ('queue', models.CharField(help_text='Label (app.Model) of the queue it came from.', max_length=200)),
-                ('destination', models.CharField(blank=True, db_default='', help_text='Where it was meant to go, if elsewhere.', max_length=200)),
-                ('consumer', models.CharField(blank=True, db_default='', max_length=200)),
-                ('message_type', models.CharField(blank=True, db_default='', max_length=255)),
-                ('reason', models.CharField(help_text='Why it is here, in one line.', max_length=500)),
-                ('attempts', models.IntegerField(db_default=0)),
-                ('exception_type', models.CharField(blank=True, db_default='', max_length=255)),
-                ('exception_message', models.TextField(blank=True, db_default='')),
-                ('traceback', models.TextField(blank=True, db_default='')),
-                ('first_failed_at', queueapp.models.fields.UtcField(blank=True, null=True)),
-                ('failed_at', queueapp.models.fields.UtcField(db_default=queueapp.models.fields.Now())),
-                ('host', models.CharField(blank=True, db_default='', max_length=255)),
-                ('process', models.CharField(blank=True, db_default='', help_text='Process id and thread.', max_length=64)),
-                ('worker_version', models.CharField(blank=True, db_default='', max_length=64)),
-                ('group_key', models.CharField(blank=True, db_default='', help_text='Same exception at the same place.', max_length=64)),
-                ('edit_of', queueapp.models.fields.GuidField(blank=True, help_text='The message this one was edited from.', null=True)),
-                ('archived_at', queueapp.models.fields.UtcField(blank=True, null=True)),
+                (
+                    "message_id",
+                    queueapp.models.fields.GuidField(
+                        db_index=True, help_text="The message's id; it keeps it wherever it goes."
+                    ),
+                ),
+                ("headers", models.TextField(db_default="{}")),
+                ("body", queueapp.models.fields.BytesField(blank=True, null=True)),
+                ("expires", queueapp.models.fields.UtcField(blank=True, null=True)),
+                ("recipient", models.CharField(blank=True, db_default="", max_length=200)),
+                ("priority", models.SmallIntegerField(db_default=0)),
+                ("is_barrier", models.BooleanField(db_default=False)),
+                ("correlation_id", models.CharField(blank=True, max_length=255, null=True)),
+                ("reply_to_address", models.CharField(blank=True, max_length=255, null=True)),
+                (
+                    "enqueued_at",
+                    queueapp.models.fields.UtcField(
+                        db_default=queueapp.models.fields.Now(),
+                        help_text="When it first entered its queue, or this table.",
+                    ),
+                ),
+                ("deliveries", models.IntegerField(db_default=0)),
+                ("cancels", models.IntegerField(db_default=0)),
+                (
+                    "failures",
+                    models.TextField(blank=True, help_text="JSON list of the failed attempts so far.", null=True),
+                ),
+                ("number", models.BigAutoField(primary_key=True, serialize=False)),
+                (
+                    "status",
+                    models.CharField(
+                        choices=[("unresolved", "Unresolved"), ("archived", "Archived")],
+                        db_default="unresolved",
+                        default="unresolved",
+                        max_length=20,
+                    ),
+                ),
+                ("queue", models.CharField(help_text="Label (app.Model) of the queue it came from.", max_length=200)),
+                (
+                    "destination",
+                    models.CharField(
+                        blank=True, db_default="", help_text="Where it was meant to go, if elsewhere.", max_length=200
+                    ),
+                ),
+                ("consumer", models.CharField(blank=True, db_default="", max_length=200)),
+                ("message_type", models.CharField(blank=True, db_default="", max_length=255)),
+                ("reason", models.CharField(help_text="Why it is here, in one line.", max_length=500)),
+                ("attempts", models.IntegerField(db_default=0)),
+                ("exception_type", models.CharField(blank=True, db_default="", max_length=255)),
+                ("exception_message", models.TextField(blank=True, db_default="")),
+                ("traceback", models.TextField(blank=True, db_default="")),
+                ("first_failed_at", queueapp.models.fields.UtcField(blank=True, null=True)),
+                ("failed_at", queueapp.models.fields.UtcField(db_default=queueapp.models.fields.Now())),
+                ("host", models.CharField(blank=True, db_default="", max_length=255)),
+                (
+                    "process",
+                    models.CharField(blank=True, db_default="", help_text="Process id and thread.", max_length=64),
+                ),
+                ("worker_version", models.CharField(blank=True, db_default="", max_length=64)),
+                (
+                    "group_key",
+                    models.CharField(
+                        blank=True, db_default="", help_text="Same exception at the same place.", max_length=64
+                    ),
+                ),
+                (
+                    "edit_of",
+                    queueapp.models.fields.GuidField(
+                        blank=True, help_text="The message this one was edited from.", null=True
+                    ),
+                ),
+                ("archived_at", queueapp.models.fields.UtcField(blank=True, null=True)),
             ],
             options={
-                'verbose_name': 'poison message',
-                'ordering': ['-failed_at', '-number'],
-                'permissions': [('requeue_poisonmessage', 'Can requeue poison messages')],
-                'indexes': [models.Index(fields=['queue', 'status', 'failed_at'], name='queueapp_poison_queue'), models.Index(fields=['group_key', 'status'], name='queueapp_poison_group'), models.Index(fields=['status', 'failed_at'], name='queueapp_poison_status')],
+                "verbose_name": "poison message",
+                "ordering": ["-failed_at", "-number"],
+                "permissions": [("requeue_poisonmessage", "Can requeue poison messages")],
+                "indexes": [
+                    models.Index(fields=["queue", "status", "failed_at"], name="queueapp_poison_queue"),
+                    models.Index(fields=["group_key", "status"], name="queueapp_poison_group"),
+                    models.Index(fields=["status", "failed_at"], name="queueapp_poison_status"),
+                ],
             },
         ),
         migrations.CreateModel(
-            name='QueueControl',
+            name="QueueControl",
             fields=[
-                ('queue', models.CharField(max_length=200, primary_key=True, serialize=False)),
-                ('paused', models.BooleanField(db_default=False, default=False)),
-                ('changed_at', queueapp.models.fields.UtcField(db_default=queueapp.models.fields.Now())),
-                ('changed_by', models.ForeignKey(blank=True, db_constraint=False, null=True, on_delete=django.db.models.deletion.SET_NULL, to=settings.AUTH_USER_MODEL)),
+                ("queue", models.CharField(max_length=200, primary_key=True, serialize=False)),
+                ("paused", models.BooleanField(db_default=False, default=False)),
+                ("changed_at", queueapp.models.fields.UtcField(db_default=queueapp.models.fields.Now())),
+                (
+                    "changed_by",
+                    models.ForeignKey(
+                        blank=True,
+                        db_constraint=False,
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
             ],
             options={
-                'verbose_name': 'queue',
-                'permissions': [('operate_queue', 'Can pause, resume and purge queues')],
+                "verbose_name": "queue",
+                "permissions": [("operate_queue", "Can pause, resume and purge queues")],
             },
         ),
         migrations.CreateModel(
-            name='SparkCommit',
+            name="SparkCommit",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('queue', models.CharField(help_text='Label of the queue, app.Model.', max_length=200)),
-                ('publish_id', models.CharField(help_text="The job's publish_id, or the streaming query's id.", max_length=200)),
-                ('batch_id', models.BigIntegerField(help_text='The micro-batch of a streaming query; 0 for a batch job.')),
-                ('rows', models.BigIntegerField(help_text='Messages added to the queue.')),
-                ('tasks', models.IntegerField(help_text='Spark tasks that staged them.')),
-                ('committed_at', queueapp.models.fields.UtcField(db_default=queueapp.models.fields.Now())),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("queue", models.CharField(help_text="Label of the queue, app.Model.", max_length=200)),
+                (
+                    "publish_id",
+                    models.CharField(help_text="The job's publish_id, or the streaming query's id.", max_length=200),
+                ),
+                (
+                    "batch_id",
+                    models.BigIntegerField(help_text="The micro-batch of a streaming query; 0 for a batch job."),
+                ),
+                ("rows", models.BigIntegerField(help_text="Messages added to the queue.")),
+                ("tasks", models.IntegerField(help_text="Spark tasks that staged them.")),
+                ("committed_at", queueapp.models.fields.UtcField(db_default=queueapp.models.fields.Now())),
             ],
             options={
-                'ordering': ['-id'],
-                'constraints': [models.UniqueConstraint(fields=('queue', 'publish_id', 'batch_id'), name='queueapp_sparkcommit_once')],
+                "ordering": ["-id"],
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("queue", "publish_id", "batch_id"), name="queueapp_sparkcommit_once"
+                    )
+                ],
             },
         ),
     ]

@@ -5,24 +5,28 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('queueapp', '0001_initial'),
+        ("queueapp", "0001_initial"),
     ]
 
     operations = [
         migrations.AlterModelOptions(
-            name='queuecontrol',
-            options={'permissions': [('operate_queue', 'Can pause, resume and purge queues')], 'verbose_name': 'queue'},
+            name="queuecontrol",
+            options={"permissions": [("operate_queue", "Can pause, resume and purge queues")], "verbose_name": "queue"},
         ),
         migrations.AddField(
-            model_name='queuecontrol',
-            name='careful_until',
-            field=queueapp.models.fields.UtcField(blank=True, help_text='Workers record each attempt before its handler runs.', null=True),
+            model_name="queuecontrol",
+            name="careful_until",
+            field=queueapp.models.fields.UtcField(
+                blank=True, help_text="Workers record each attempt before its handler runs.", null=True
+            ),
         ),
         migrations.AddField(
-            model_name='subscriber',
-            name='careful',
-            field=models.BooleanField(db_default=False, help_text='It leased one message at a time, so a lease it left behind was being handled.'),
+            model_name="subscriber",
+            name="careful",
+            field=models.BooleanField(
+                db_default=False,
+                help_text="It leased one message at a time, so a lease it left behind was being handled.",
+            ),
         ),
     ]

@@ -4,15 +4,16 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('queueapp', '0002_careful'),
+        ("queueapp", "0002_careful"),
     ]
 
     operations = [
         migrations.AddField(
-            model_name='subscriber',
-            name='trouble',
-            field=models.TextField(blank=True, db_default='', help_text='Circuit breakers that are armed or triggered, and why.'),
+            model_name="subscriber",
+            name="trouble",
+            field=models.TextField(
+                blank=True, db_default="", help_text="Circuit breakers that are armed or triggered, and why."
+            ),
         ),
     ]

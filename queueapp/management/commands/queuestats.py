@@ -31,7 +31,9 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         if not 0.1 <= options["interval"] <= 3600:
-            raise CommandError(f"--interval {options['interval']} is not accepted: it must be from 0.1 to 3600 seconds.")
+            raise CommandError(
+                f"--interval {options['interval']} is not accepted: it must be from 0.1 to 3600 seconds."
+            )
         try:
             queues = [registry.queues.find(name) for name in options["queue"]] or None
         except QueueNotFound as error:
@@ -59,7 +61,16 @@ class Command(BaseCommand):
             counts = [f"{n}+" if n >= LIMIT else str(n) for n in (one.waiting, one.leased, one.delayed, one.poison)]
             note = one.error or "; ".join(filter(None, ["paused" if one.paused else "", one.trouble]))
             lines.append(
-                (one.queue, counts[0], counts[1], span(one.oldest_seconds), counts[2], counts[3], str(one.subscribers), note)
+                (
+                    one.queue,
+                    counts[0],
+                    counts[1],
+                    span(one.oldest_seconds),
+                    counts[2],
+                    counts[3],
+                    str(one.subscribers),
+                    note,
+                )
             )
         widths = [max(len(line[i]) for line in lines) for i in range(len(head) - 1)]
         for line in lines:
