@@ -145,9 +145,8 @@ class Heartbeat(threading.Thread):
     def _set_careful(self, pump: QueuePump, careful: bool) -> None:
         if careful == pump.careful:
             return
-        # First the row, then the pump: whoever buries this process must know that what it leased was in hand.
-        if careful:
-            Subscriber.objects.using(self.alias).filter(pk=pump.subscriber).update(careful=True)
+        # First the row, then the pump: whoever buries this process must know whether what it leased was in hand.
+        Subscriber.objects.using(self.alias).filter(pk=pump.subscriber).update(careful=careful)
         pump.careful = careful
         if self.begun.is_set():
             log.warning(
