@@ -65,6 +65,7 @@ class Listener(threading.Thread):
         params = wrapper.get_connection_params()
         params = {k: v for k, v in params.items() if k not in ("context", "cursor_factory", "prepare_threshold")}
         params["connect_timeout"] = params.get("connect_timeout", 10)
+        params["prepare_threshold"] = None  # its few statements are not worth a prepared one, which poolers may mix up
         with psycopg.Connection.connect(**params, autocommit=True) as raw:
             wrapper.connection = raw  # for whoever has to cut it
             with Answering(wrapper):
@@ -88,8 +89,13 @@ class Listener(threading.Thread):
                     proved = monotonic()
 
     def _prove(self, raw: psycopg.Connection) -> None:
-        """A notification to oneself must arrive, or LISTEN does not work here."""
-        raw.execute("SELECT pg_notify(%s, %s)", (CHANNEL, _PROOF))
+        """A notification must arrive, or LISTEN does not work here. Sent on another connection, as all the others will be:
+        a pooler hands the answer to one's own statement back together with the notification."""
+        connection = connections[self.alias]
+        try:
+            backend_of(connection).notify(connection, CHANNEL, _PROOF)
+        finally:
+            connection.close()
         deadline = monotonic() + 5
         while monotonic() < deadline:
             for notify in raw.notifies(timeout=0.5, stop_after=1):

@@ -52,7 +52,9 @@ _HERE = " UNION ALL ".join(
     for label, table in QUEUES.items()
 ) + (
     " UNION ALL SELECT convert_from(body, 'UTF8')::json->>'key', destination, 'delayed' FROM queueapp_delayedmessage"
-    " UNION ALL SELECT convert_from(body, 'UTF8')::json->>'key', queue, 'poison' FROM queueapp_poisonmessage"
+    " UNION ALL SELECT body->>'key', queue, 'poison: ' || CASE WHEN body->>'die' <> '' THEN 'killer' "
+    "WHEN (body->>'fail')::int > 0 THEN 'failing' ELSE 'bystander' END "
+    "FROM (SELECT queue, convert_from(body, 'UTF8')::json AS body FROM queueapp_poisonmessage) p"
 )
 
 
@@ -69,6 +71,7 @@ class Verdict:
     duplicates: dict[str, int] = field(default_factory=dict)
     duplicate_keys: dict[str, list[str]] = field(default_factory=dict)
     poisoned: int = 0
+    #: Messages that kill, that fail, of AT_MOST_ONCE queues, and bystanders that did nothing wrong.
     poisoned_by_kind: dict[str, int] = field(default_factory=dict)
     #: Still in a queue, or in the delayed store.
     waiting: int = 0
@@ -101,7 +104,7 @@ def judge(connection: psycopg.Connection[Any]) -> Verdict:
     """Compare ledger, effects and tables, in one snapshot."""
     with connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-        sent_rows = connection.execute("SELECT key, queue, how FROM crash_sent").fetchall()
+        sent_rows = connection.execute("SELECT key, queue FROM crash_sent").fetchall()
         effects = dict(connection.execute("SELECT key, count(*) FROM crash_effect GROUP BY key").fetchall())
         here = connection.execute(_HERE).fetchall()
     places: dict[str, list[str]] = {}
@@ -112,7 +115,7 @@ def judge(connection: psycopg.Connection[Any]) -> Verdict:
     verdict.duplicate_keys = {name: [] for name in SEMANTICS.values()}
     poisoned: Counter[str] = Counter()
     known = set()
-    for key, queue, how in sent_rows:
+    for key, queue in sent_rows:
         known.add(key)
         semantics, count, at = SEMANTICS[queue], effects.get(key, 0), places.get(key, [])
         if not count and not at:
@@ -122,8 +125,9 @@ def judge(connection: psycopg.Connection[Any]) -> Verdict:
             verdict.duplicate_keys[semantics].append(key)
         if len(at) > 1 or (at and count and semantics == "transactional"):
             verdict.in_two_places.append(key)
-        if "poison" in at:
-            poisoned[how] += 1
+        if at and at[0].startswith("poison"):
+            # An AT_MOST_ONCE message is poison after its first failure, whatever it was.
+            poisoned["at_most_once" if semantics == "at_most_once" else at[0].removeprefix("poison: ")] += 1
         elif at:
             verdict.waiting += 1
     verdict.ghosts = [key for key in {*effects, *places} if key not in known]

@@ -158,9 +158,9 @@ class PrivateServer:
     # -- inside ---------------------------------------------------------------------------------------------------
 
     @property
-    def password(self) -> str:
-        """Of the superuser, for connections by TCP."""
-        return self._password
+    def sockets(self) -> Path:
+        """The directory of its socket, which root and its own account may enter."""
+        return self._sockets
 
     @property
     def account(self) -> Account:

@@ -63,7 +63,10 @@ def test_a_server_that_acknowledges_and_never_answers_is_given_up(scene: Scene, 
 
 
 def test_a_commit_whose_answer_is_lost_is_neither_repeated_nor_counted_as_a_failure(scene: Scene, proxy: Proxy) -> None:
-    tree = scene.workers(*QUEUES, port=proxy.port, database_timeout=2)
+    tree = scene.workers(*QUEUES, "--concurrency=1", port=proxy.port, database_timeout=2)
+    for number in range(6):  # so that all statements are prepared: that takes an answer
+        scene.send((Leased, Transactional)[number % 2], f"before {number}")
+    wait_until(lambda: scene.effects() == 6 and scene.waiting() == 0, "the worker works")
     scene.send(Transactional, "committed", linger_ms=1500)
     scene.send(Leased, "acked", linger_ms=1500)
     wait_until(lambda: scene.effects("acked") == 1, "one is before its ack")

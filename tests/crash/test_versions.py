@@ -1,0 +1,34 @@
+"""A rolling deploy: workers of version N and N+1 side by side on one queue."""
+
+from __future__ import annotations
+
+from queueapp.models import PoisonMessage
+from tests.testapp.models import Leased, Transactional
+
+from .messages import Act, Unheard
+from .scene import Scene
+from .waiting import holds_for, wait_until
+
+
+def test_messages_of_a_type_that_only_the_next_version_knows_are_left_for_it(scene: Scene) -> None:
+    for number in range(20):
+        for queue in (Leased, Transactional):
+            queue.send(Unheard(f"new {number}"))
+            queue.send(Act(f"old {number}"))
+    queues = ("testapp.Leased", "testapp.Transactional", "--no-dispatcher")
+    old = scene.workers(*queues)
+    wait_until(lambda: scene.effects() == 40, "the old version handles what it knows")
+    # It does not spin on the others, does not count attempts, and does not poison them.
+    counts = set(Leased.objects.values_list("deliveries", flat=True)) | set(
+        Transactional.objects.values_list("deliveries", flat=True)
+    )
+    assert counts == {0}
+    assert Leased.objects.count() == Transactional.objects.count() == 20
+    assert not PoisonMessage.objects.exists()
+
+    new = scene.workers(*queues, environ={"CRASH_VERSION": "2"})
+    wait_until(lambda: scene.effects() == 80, "the new version handles the rest")
+    assert not Leased.objects.exists()
+    assert old.log_text().count("has a type that no consumer of this process takes") == 2  # once per queue
+    assert holds_for(lambda: scene.effects() == 80, seconds=0.5)
+    assert (old.stop(), new.stop()) == (0, 0)
