@@ -5,6 +5,7 @@ Mistakes of the environment (a wrong DATABASE_URL, an unreachable server, a miss
 line with what to do next and exit code 1; `--traceback` shows where they were raised.
 """
 
+import io
 import os
 import sys
 import threading
@@ -25,6 +26,9 @@ def main() -> int:
     # `runserver` works in a thread, beside the one that watches the files for changes.
     if sys.argv[1:2] == ["runserver"]:
         threading.excepthook = lambda event: None if report(event.exc_value) else threading.__excepthook__(event)
+    # Piped into a file or a service manager, what a long-running command says must arrive when it says it.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
     try:
         execute_from_command_line(sys.argv)
     except Exception as error:

@@ -26,4 +26,5 @@ class Command(BaseCommand):
         supervisor = Supervisor([], dispatcher=True)
         supervisor.children[0].options.aliases = [options["database"]]
         self.stdout.write(f"Dispatching delayed messages of {options['database']!r}. Ctrl-C stops.")
+        self.stdout.flush()
         supervisor.run()

@@ -84,6 +84,7 @@ class Command(BaseCommand):
             until_empty=options["until_empty"],
         )
         self.stdout.write(f"Receiving {', '.join(queue._meta.label for queue in queues)}. Ctrl-C stops.")
+        self.stdout.flush()
         code = supervisor.run()
         if code:
             raise CommandError("A worker process did not stop cleanly; what it held was given back.", returncode=code)
