@@ -141,6 +141,8 @@ class _Head(msgspec.Struct):
 
 _decode_head = msgspec.json.Decoder(_Head).decode
 _decode_headers = msgspec.json.Decoder(dict[str, str | None]).decode
+#: RecursionError: a hundred thousand opening brackets are enough for it.
+_NOT_HEADERS = (msgspec.DecodeError, UnicodeEncodeError, RecursionError)
 
 
 def read_head(headers: str) -> tuple[str, str]:
@@ -157,7 +159,7 @@ _LONG = 300
 def _head_of(headers: str) -> tuple[str, str]:
     try:
         head = _decode_head(headers)
-    except (msgspec.DecodeError, UnicodeEncodeError) as error:
+    except _NOT_HEADERS as error:
         raise UndecodableMessage(f"The headers are not a JSON object of strings: {error}") from error
     kind = head.type
     if kind is None and head.nsb_types:
@@ -170,7 +172,7 @@ def decode_headers(headers: str) -> dict[str, str]:
     """All headers as a dict; a null value reads as ''. Raises UndecodableMessage."""
     try:
         return {name: value or "" for name, value in _decode_headers(headers).items()}
-    except (msgspec.DecodeError, UnicodeEncodeError) as error:
+    except _NOT_HEADERS as error:
         raise UndecodableMessage(f"The headers are not a JSON object of strings: {error}") from error
 
 
@@ -259,7 +261,7 @@ def encode(body: Any, headers: Mapping[str, str] | None = None) -> tuple[str, by
     else:
         try:
             data = _encoder.encode(body)
-        except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
+        except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
             raise InvalidMessage(f"A {cls.__qualname__} cannot be a message body: {error}.") from error
         plain = _plain_headers(cast("Hashable", cls)) if is_typed(cls) else _UNTYPED_HEADERS
     if not headers:
@@ -286,6 +288,6 @@ def decode_body(body: bytes | None, content_type: str, cls: Any = Any) -> Any:
     try:
         # Foreign JSON often starts with a byte order mark, which no JSON parser accepts.
         return body_decoder(cls)(body[3:] if body.startswith(b"\xef\xbb\xbf") else body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except Exception as error:  # also whatever the class itself raises in __post_init__
         name = getattr(cls, "__qualname__", str(cls))
         raise UndecodableMessage(f"The body is not a {name}: {error}") from error

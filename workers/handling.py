@@ -145,6 +145,6 @@ class Handlers:
         if entry.decode is not None and body and content_type == messages.JSON:
             try:
                 return entry.decode(body)
-            except ValueError:
+            except Exception:  # noqa: S110
                 pass  # not this type, or a byte order mark: the general path reads it, or says what is wrong
         return messages.decode_body(body, content_type, entry.registration.message_type)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from queueapp import consumer
 from queueapp.messages import encode_headers, new_id, type_name
 from tests.conformance.endpoint import Endpoint, Note, modes
 from tests.inprocess import eventually
@@ -57,3 +59,47 @@ def test_when_json_starts_with_a_byte_order_mark_should_be_read(endpoint: Endpoi
     endpoint.start()
 
     eventually(lambda: endpoint.numbers == [7])
+
+
+class Choosy(msgspec.Struct):
+    """A body that checks itself, with an error that no decoder expects."""
+
+    number: int
+
+    def __post_init__(self) -> None:
+        assert self.number > 0, "a number must be positive"
+
+
+DEEP = b'{"a":' * 100_000
+
+
+@modes("NRS")
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        (encode_headers({"type": type_name(Choosy), "content-type": "application/json"}), b'{"number": -1}'),
+        (encode_headers({"type": type_name(Choosy)}), DEEP),
+        (DEEP.decode(), b""),
+        ('{"type": "%s", "other": %s' % (type_name(Choosy), DEEP.decode()), b""),
+    ],
+    ids=["refused by its own class", "body nested too deep", "headers nested too deep", "a header nested too deep"],
+)
+def test_when_reading_a_message_fails_in_an_unforeseen_way_should_move_it_to_poison(
+    endpoint: Endpoint, headers: str, body: bytes
+) -> None:
+    taken: list[int] = []
+
+    def take(message: Choosy) -> None:
+        taken.append(message.number)
+
+    consumer(endpoint.queue)(take)
+    put(endpoint, headers, body)
+    endpoint.queue.send(Choosy(1), using=endpoint.alias)
+    worker = endpoint.start()
+
+    poisoned = eventually(endpoint.poison.first)
+    eventually(lambda: taken == [1])
+
+    assert (poisoned.headers, poisoned.body) == (headers, body)
+    assert poisoned.reason.startswith("undecodable: ")
+    assert worker.running
