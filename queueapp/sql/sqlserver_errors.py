@@ -28,8 +28,7 @@ _ERRORS: tuple[tuple[tuple[int, ...], ErrorKind, str], ...] = (
     ((208, 4902), ErrorKind.MISSING, "Invalid object name|Cannot find the object"),
     ((207,), ErrorKind.MISSING, "Invalid column name"),
     ((229, 230, 262, 297, 300), ErrorKind.DENIED, "permission was denied|permission denied|does not have permission"),
-    ((916,), ErrorKind.DENIED, "is not able to access the database"),
-    ((4060, 18456), ErrorKind.CONNECTION, "Cannot open database|Login failed for user"),
+    ((916, 4060, 18456), ErrorKind.CONNECTION, "is not able to access|Cannot open database|Login failed for user"),
     ((596, 6005, 17142), ErrorKind.CONNECTION, "session is in the kill state|SHUTDOWN is in progress|has been paused"),
     # Read-only or not in charge: a failover left us on a secondary; reconnect to find the primary.
     ((3906, 976, 978, 983), ErrorKind.CONNECTION, "the database is read-only|availability (group|database)"),

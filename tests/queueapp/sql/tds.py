@@ -1,71 +1,91 @@
 """A server that speaks just enough of TDS to log a driver in and to refuse what it asks for, with a number of one's choice.
 
 What becomes of an error's number is the driver's doing, so it is tested with the real drivers and the real bytes of an
-ERROR token ([MS-TDS] 2.2.7.10); no database is imitated. Every statement fails; ``hang_up`` closes the line instead.
+ERROR token ([MS-TDS] 2.2.7.10); no database is imitated. The statement says itself how it wants to be refused
+(``refusal``). It runs in a process of its own, because the drivers wait for an answer with Python's lock held.
 """
 
 from __future__ import annotations
 
+import re
 import socket
 import struct
+import subprocess
+import sys
 import threading
 from types import TracebackType
 
 _PRELOGIN, _LOGIN = 0x12, 0x10
 _VERSION = bytes([16, 0, 3, 232])
+_REFUSAL = re.compile(r"/\* refuse (\d+) (\d+) (.*?) \*/")
+_HANG_UP = "/* hang up */"
+
+
+def refusal(number: int, severity: int, text: str) -> str:
+    """A comment that makes the server refuse the statement that it stands in."""
+    return f"/* refuse {number} {severity} {text} */"
+
+
+def broken_line() -> str:
+    """A comment that makes the server hang up on the statement that it stands in."""
+    return _HANG_UP
 
 
 class TdsServer:
-    """Listens on a port of this machine until the block ends."""
-
-    def __init__(self) -> None:
-        self.number, self.severity, self.text = 50_000, 16, "no"
-        self.hang_up = False
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
+    """The server, in a process of its own, until the block ends."""
 
     def __enter__(self) -> TdsServer:
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._process = subprocess.Popen([sys.executable, "-m", __name__], stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self.port = int(self._process.stdout.readline())
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._listener.close()
+        self._process.kill()
+        self._process.communicate()
 
-    def refuse(self, number: int, severity: int, text: str) -> None:
-        """What every statement from now on is answered with."""
-        self.number, self.severity, self.text = number, severity, text
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                line, _ = self._listener.accept()
-            except OSError:
+# -- in that process -------------------------------------------------------------------------------------------------
+
+
+def _listen() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    print(listener.getsockname()[1], flush=True)
+    while True:
+        line, _ = listener.accept()
+        threading.Thread(target=_serve, args=(line,), daemon=True).start()
+
+
+def _serve(line: socket.socket) -> None:
+    with line:
+        while (received := _receive(line)) is not None:
+            kind, text = received
+            refused = _REFUSAL.search(text)
+            if kind == _PRELOGIN:
+                _send(line, _prelogin())
+            elif kind == _LOGIN:
+                _send(line, _logged_in())
+            elif _HANG_UP in text:
                 return
-            threading.Thread(target=self._serve, args=(line,), daemon=True).start()
-
-    def _serve(self, line: socket.socket) -> None:
-        with line:
-            while (kind := _receive(line)) is not None:
-                if kind == _PRELOGIN:
-                    _send(line, _prelogin())
-                elif kind == _LOGIN:
-                    _send(line, _logged_in())
-                elif self.hang_up:
-                    return
-                else:
-                    _send(line, _error(self.number, min(self.severity, 19), self.text) + _done(failed=True))
+            elif refused is not None:
+                # A severity of 20 and more ends the session on a real server; that is what ``broken_line`` is for.
+                _send(line, _error(int(refused[1]), min(int(refused[2]), 19), refused[3]) + _done(failed=True))
+            else:
+                _send(line, _done())
 
 
-def _receive(line: socket.socket) -> int | None:
-    """The type of the next message, which is read to its end; None when the other side hung up."""
+def _receive(line: socket.socket) -> tuple[int, str] | None:
+    """The type of the next message and what can be read in it; None when the other side hung up."""
+    data = b""
     while True:
         header = _exactly(line, 8)
         if not header:
             return None
         kind, status, length = struct.unpack(">BBH", header[:4])
-        _exactly(line, length - 8)
+        data += _exactly(line, length - 8)
         if status & 1:
-            return int(kind)
+            # A statement may begin at an odd byte of its message.
+            return int(kind), data.decode("utf-16-le", "ignore") + data[1:].decode("utf-16-le", "ignore")
 
 
 def _exactly(line: socket.socket, count: int) -> bytes:
@@ -120,3 +140,7 @@ def _token(kind: int, body: bytes) -> bytes:
 
 def _text(text: str) -> bytes:
     return bytes([len(text)]) + text.encode("utf-16-le")
+
+
+if __name__ == "__main__":
+    _listen()

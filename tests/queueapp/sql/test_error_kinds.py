@@ -12,14 +12,16 @@ from typing import Any
 
 import pytest
 from django.db import Error, connections
+from django.db.backends.postgresql import base as postgresql
 from django.db.utils import DatabaseErrorWrapper
 
 from queueapp.sql import queue_sql
+from queueapp.sql.postgresql_store import PostgresqlBackend
 from queueapp.sql.sqlserver_errors import LockTimeout, error_kind, missing_driver
 from queueapp.sql.sqlserver_store import SqlServerBackend
 from tests.inprocess import real_commits
 from tests.queueapp.sql.server import ALL, Server
-from tests.queueapp.sql.tds import TdsServer
+from tests.queueapp.sql.tds import TdsServer, broken_line, refusal
 from tests.testapp.models import Leased, Transactional
 
 # -- made on a database ----------------------------------------------------------------------------------------------
@@ -135,16 +137,13 @@ def test_serialization_failure_is_like_a_deadlock() -> None:
     assert server.kind_of(raised.value) == "deadlock"
 
 
-@real_commits
+@pytest.mark.django_db
 def test_postgresql_that_is_not_there_is_a_lost_connection() -> None:
-    server = Server("default")
-    nowhere = server.another()
-    nowhere.settings_dict["HOST"], nowhere.settings_dict["PORT"] = "127.0.0.1", "1"
-
+    settings = connections.settings["default"] | {"HOST": "127.0.0.1", "PORT": "1"}
     with pytest.raises(Error) as raised:
-        nowhere.ensure_connection()
+        postgresql.DatabaseWrapper(settings, "nowhere").ensure_connection()
 
-    assert server.kind_of(raised.value) == "connection"
+    assert PostgresqlBackend().error_kind(raised.value).value == "connection"
 
 
 # -- the drivers of SQL Server ---------------------------------------------------------------------------------------
@@ -165,11 +164,11 @@ MESSAGES = [
     (262, 14, "CREATE TABLE permission denied in database 'shop'.", "denied"),
     (297, 16, "The user does not have permission to perform this action.", "denied"),
     (916, 14, 'The server principal "app" is not able to access the database "shop" under the current security context.',
-     "denied"),
+     "connection"),
     (4060, 11, 'Cannot open database "shop" requested by the login. The login failed.', "connection"),
     (18456, 14, "Login failed for user 'app'.", "connection"),
     (596, 21, "Cannot continue the execution because the session is in the kill state.", "connection"),
-    (6005, 10, "SHUTDOWN is in progress.", "connection"),
+    (6005, 14, "SHUTDOWN is in progress.", "connection"),
     (3906, 16, 'Failed to update database "shop" because the database is read-only.', "connection"),
     (976, 14, "The target database, 'shop', is participating in an availability group and is currently not accessible for "
               "queries.", "connection"),
@@ -235,21 +234,22 @@ def as_django_raises_them(driver: Any) -> Iterator[None]:
         yield
 
 
-def refused(connect: Any, server: TdsServer, *parameters: Any) -> BaseException:
-    """The error that Django raises when the server refuses a statement."""
+def refused(connect: Any, server: TdsServer, said: str, *parameters: Any) -> BaseException:
+    """The error that Django raises when the server refuses a statement; ``said`` is how."""
     driver, connection = connect(server.port)
+    sql = f"SELECT 1 {'WHERE 1 = ? ' if parameters else ''}{said}"
     with pytest.raises(Error) as raised, as_django_raises_them(driver):
-        connection.cursor().execute("SELECT 1 WHERE 1 = ?" if parameters else "SELECT 1", *parameters)
+        connection.cursor().execute(sql, *parameters)
     return raised.value
 
 
 @drivers
 @pytest.mark.parametrize(("number", "severity", "text", "kind"), MESSAGES, ids=[str(each[0]) for each in MESSAGES])
 def test_error_of_sql_server(tds: TdsServer, connect: Any, number: int, severity: int, text: str, kind: str) -> None:
-    tds.refuse(number, severity, text)
+    said = refusal(number, severity, text)
 
-    assert error_kind(refused(connect, tds)).value == kind
-    assert error_kind(refused(connect, tds, 1)).value == kind
+    assert error_kind(refused(connect, tds, said)).value == kind
+    assert error_kind(refused(connect, tds, said, 1)).value == kind
 
 
 @drivers
@@ -257,31 +257,27 @@ def test_error_of_sql_server(tds: TdsServer, connect: Any, number: int, severity
 def test_error_of_a_server_that_speaks_another_language(
     tds: TdsServer, connect: Any, number: int, severity: int, kind: str
 ) -> None:
-    tds.refuse(number, severity, "Das geht leider nicht.")
-
-    assert error_kind(refused(connect, tds)).value == kind
+    assert error_kind(refused(connect, tds, refusal(number, severity, "Das geht leider nicht."))).value == kind
 
 
 def test_number_decides_where_the_driver_tells_it(tds: TdsServer) -> None:
-    tds.refuse(1222, 16, "Das Timeout für Sperranforderungen wurde überschritten.")
+    said = refusal(1222, 16, "Das Timeout für Sperranforderungen wurde überschritten.")
 
-    assert error_kind(refused(pyodbc_connection, tds)).value == "locked"
+    assert error_kind(refused(pyodbc_connection, tds, said)).value == "locked"
 
 
 @drivers
 def test_only_a_missing_table_is_a_queue_that_is_not_found(tds: TdsServer, connect: Any) -> None:
-    tds.refuse(208, 16, "Invalid object name 'orders'.")
-    assert error_kind(refused(connect, tds), table_only=True).value == "missing"
+    table = refused(connect, tds, refusal(208, 16, "Invalid object name 'orders'."))
+    column = refused(connect, tds, refusal(207, 16, "Invalid column name 'failures'."))
 
-    tds.refuse(207, 16, "Invalid column name 'failures'.")
-    assert error_kind(refused(connect, tds), table_only=True).value == "other"
+    assert error_kind(table, table_only=True).value == "missing"
+    assert error_kind(column, table_only=True).value == "other"
 
 
 @drivers
-def test_line_that_breaks_is_a_lost_connection(connect: Any) -> None:
-    with TdsServer() as server:
-        server.hang_up = True
-        assert error_kind(refused(connect, server)).value == "connection"
+def test_line_that_breaks_is_a_lost_connection(tds: TdsServer, connect: Any) -> None:
+    assert error_kind(refused(connect, tds, broken_line())).value == "connection"
 
 
 def test_closed_connection_of_the_driver_is_a_lost_connection(tds: TdsServer) -> None:
@@ -319,8 +315,7 @@ def test_lock_timeout_that_was_caught_in_sql_is_locked() -> None:
 
 
 def test_future_attributes_of_the_driver_are_used(tds: TdsServer) -> None:
-    tds.refuse(1222, 16, "unverständlich")
-    error = refused(mssql_python_connection, tds)
+    error = refused(mssql_python_connection, tds, refusal(1222, 16, "unverständlich"))
     assert error_kind(error).value == "other"
 
     error.__cause__.native_error = 1222  # type: ignore[union-attr]
