@@ -35,24 +35,24 @@ class Option:
 
     def read(self, value: Any, where: str = "") -> Any:
         """Return the value in its own type. Raises InvalidOption naming option, value and accepted range."""
-        named = f"{where}{self.name}"
+        refused = InvalidOption(f"{where}{self.name}", value, self.accepted)
         if value is None and self.optional:
             return None
-        if self.kind is timedelta and self.seconds and type(value) in (int, float):
-            value = timedelta(seconds=value)
-        if issubclass(self.kind, enum.Enum) and isinstance(value, str):
-            try:
+        try:
+            if self.kind is timedelta and self.seconds and type(value) in (int, float):
+                value = timedelta(seconds=value)
+            if issubclass(self.kind, enum.Enum) and isinstance(value, str):
                 value = self.kind(value)
-            except ValueError:
-                raise InvalidOption(named, value, self.accepted) from None
+        except (ValueError, OverflowError):  # no such member; not a number, or too many seconds
+            raise refused from None
         if self.kind is float and type(value) is int:
             value = float(value)
         if not isinstance(value, self.kind) or (self.kind is not bool and isinstance(value, bool)):
-            raise InvalidOption(named, value, self.accepted)
+            raise refused
         too_low = self.low is not None and value < self.low
         too_high = self.high is not None and value > self.high
         if too_low or too_high or (self.accept is not None and not self.accept(value)):
-            raise InvalidOption(named, value, self.accepted)
+            raise refused
         return value
 
     @property

@@ -8,11 +8,16 @@ import os
 import re
 from urllib.parse import quote, urlencode
 
+import hypothesis
 import pytest
 from django.db import connection, connections
 from pytest_django import DjangoDbBlocker
 
 _NAME = "test_queueapp_{}"
+
+# A deadline per example would only measure what else the machine is doing.
+hypothesis.settings.register_profile("queueapp", deadline=None, max_examples=50)
+hypothesis.settings.load_profile("queueapp")
 
 
 @pytest.fixture(scope="session")

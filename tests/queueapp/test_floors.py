@@ -1,0 +1,125 @@
+"""Floors: where a claim starts to look, and the rescan that finds what came back behind them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from queueapp.floors import FIRST_WINDOW, Floors
+from queueapp.sql.base import MAX_SEQ, Range
+
+LEVELS = (("", 1), ("", 0))
+
+
+def row(seq: int, recipient: str = "", priority: int = 0) -> Any:
+    return (seq, b"", "", b"", 1, recipient, priority, None)
+
+
+def test_a_claim_begins_at_the_very_start_at_first() -> None:
+    assert Floors().ahead() == [Range(0, MAX_SEQ)]
+    assert Floors().behind() == []
+
+
+def test_the_floor_rises_above_what_was_claimed() -> None:
+    floors = Floors()
+
+    floors.passed([row(3), row(4), row(9)])
+
+    assert floors.ahead() == [Range(10, MAX_SEQ)]
+    assert floors.lowest == 10
+
+
+def test_a_claim_of_lower_rows_does_not_lower_the_floor() -> None:
+    floors = Floors()
+    floors.passed([row(100)])
+
+    floors.passed([row(5)])
+
+    assert floors.lowest == 101
+
+
+def test_what_came_back_lowers_the_floor_to_itself() -> None:
+    floors = Floors()
+    floors.passed([row(100)])
+
+    floors.lower(40)
+    floors.lower(60)
+
+    assert floors.ahead() == [Range(40, MAX_SEQ)]
+
+
+def test_each_level_has_a_floor_of_its_own() -> None:
+    floors = Floors(LEVELS, leveled=True)
+
+    floors.passed([row(50, priority=0)])
+
+    assert set(floors.ahead()) == {Range(0, MAX_SEQ, "", 1), Range(51, MAX_SEQ, "", 0)}
+
+
+def test_the_highest_priority_comes_first_and_recipients_take_turns() -> None:
+    floors = Floors([("a", 1), ("b", 1), ("a", 0), ("b", 0)], leveled=True)
+
+    claims = [floors.ahead() for _ in range(4)]
+
+    assert all([one.priority for one in ranges] == [1, 1, 0, 0] for ranges in claims)
+    assert {ranges[0].recipient for ranges in claims} == {"a", "b"}
+    assert {ranges[2].recipient for ranges in claims} == {"a", "b"}
+
+
+def test_the_rescan_looks_behind_the_floor_only() -> None:
+    floors = Floors()
+    floors.passed([row(100)])
+
+    assert floors.behind() == [Range(0, 100)]
+
+
+def test_the_rescan_goes_in_windows_that_follow_the_time_they_take() -> None:
+    floors = Floors()
+    floors.passed([row(10 * FIRST_WINDOW)])
+    assert floors.behind() == [Range(0, FIRST_WINDOW - 1)]
+
+    assert floors.rescanned(seconds=1.0) is False
+
+    assert floors.behind() == [Range(FIRST_WINDOW, FIRST_WINDOW + FIRST_WINDOW // 2 - 1)]
+    floors.rescanned(seconds=0.0001)
+    (window,) = floors.behind()
+    assert window.high - window.low + 1 == FIRST_WINDOW
+
+
+def test_after_the_last_window_the_rescan_begins_again() -> None:
+    floors = Floors()
+    floors.passed([row(FIRST_WINDOW + 5)])
+
+    assert floors.rescanned(seconds=0.008) is False
+    assert floors.rescanned(seconds=0.008) is True
+
+    assert floors.behind()[0].low == 0
+
+
+@given(st.integers(1, 10_000_000), st.lists(st.floats(0.0, 1.0), max_size=100))
+def test_every_number_behind_the_floor_is_looked_at_in_every_cycle(top: int, seconds: list[float]) -> None:
+    floors = Floors()
+    floors.passed([row(top)])
+    looked_at = 0
+    times = iter([*seconds, *[0.0] * 100_000])
+
+    while True:
+        (window,) = floors.behind()
+        assert window.low == looked_at, "no gap between the windows"
+        looked_at = window.high + 1
+        if floors.rescanned(next(times)):
+            break
+
+    assert looked_at == top + 1
+
+
+def test_a_reset_looks_from_the_very_beginning() -> None:
+    floors = Floors(LEVELS, leveled=True)
+    floors.passed([row(50, priority=1), row(60, priority=0)])
+
+    floors.reset()
+
+    assert floors.lowest == 0
+    assert floors.behind() == []
