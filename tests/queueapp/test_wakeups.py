@@ -1,0 +1,159 @@
+"""When a wake-up is sent: after the commit, once per transaction, and not too often."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from django.db import OperationalError, connection, transaction
+
+from queueapp import wakeups
+from queueapp.isolation import close_isolated
+from queueapp.sql.postgresql import PostgresqlBackend
+from tests.inprocess import real_commits
+from tests.testapp.models import Leased, Transactional
+
+pytestmark = real_commits
+
+
+@pytest.fixture(autouse=True)
+def unthrottled(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Iterator[None]:
+    if connection.vendor != "postgresql":
+        pytest.skip("this database has no wake-ups")
+    settings.QUEUEAPP = {"WAKE_UP_INTERVAL": 0.001}
+    monkeypatch.setattr(wakeups, "_last_sent", {})
+    yield
+    close_isolated()
+
+
+class Ear:
+    """A connection that listens."""
+
+    def __init__(self, raw: psycopg.Connection) -> None:
+        self._raw = raw
+
+    def heard(self) -> list[str]:
+        """What was said up to now: the last word is our own."""
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_notify(%s, 'that is all')", [wakeups.CHANNEL])
+        heard = []
+        for notify in self._raw.notifies(timeout=30):
+            if notify.payload == "that is all":
+                break
+            heard.append(notify.payload)
+        return heard
+
+
+@pytest.fixture
+def ear() -> Iterator[Ear]:
+    params = connection.get_connection_params()
+    named = {name: params[name] for name in ("host", "port", "user", "password", "dbname") if params.get(name)}
+    with psycopg.connect(**named, autocommit=True) as raw:
+        raw.execute(f'LISTEN "{wakeups.CHANNEL}"')
+        yield Ear(raw)
+
+
+def test_a_send_outside_of_a_transaction_wakes_at_once(ear: Ear) -> None:
+    Leased.send({})
+
+    assert ear.heard() == ["testapp.Leased"]
+
+
+def test_a_transaction_wakes_once_per_queue_after_its_commit(ear: Ear) -> None:
+    with transaction.atomic():
+        for _ in range(3):
+            Leased.send({})
+        Leased.send_many([{}, {}])
+        Transactional.send({})
+        Transactional.send({})
+
+    assert ear.heard() == ["testapp.Leased", "testapp.Transactional"]
+
+
+def test_a_transaction_that_rolls_back_wakes_nobody(ear: Ear) -> None:
+    with transaction.atomic():
+        Leased.send({})
+        transaction.set_rollback(True)
+
+    assert ear.heard() == []
+
+
+def test_a_savepoint_that_rolls_back_takes_its_wake_up_with_it(ear: Ear) -> None:
+    with transaction.atomic():
+        with transaction.atomic():
+            Leased.send({})
+            transaction.set_rollback(True)
+        Transactional.send({})
+
+    assert ear.heard() == ["testapp.Transactional"]
+
+
+def test_a_send_after_a_savepoint_that_rolled_back_wakes(ear: Ear) -> None:
+    with transaction.atomic():
+        with transaction.atomic():
+            Leased.send({})
+            transaction.set_rollback(True)
+        Leased.send({})
+
+    assert ear.heard() == ["testapp.Leased"]
+
+
+def test_within_the_interval_one_wake_up_is_enough(ear: Ear, settings: Any) -> None:
+    settings.QUEUEAPP = {"WAKE_UP_INTERVAL": timedelta(seconds=10)}
+
+    for _ in range(5):
+        Leased.send({})
+    Transactional.send({})
+
+    assert ear.heard() == ["testapp.Leased", "testapp.Transactional"], "one for each queue"
+
+
+def test_after_the_interval_it_wakes_again(ear: Ear, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings.QUEUEAPP = {"WAKE_UP_INTERVAL": timedelta(seconds=10)}
+    now = [1000.0]
+    monkeypatch.setattr(wakeups, "monotonic", lambda: now[0])
+
+    Leased.send({})
+    now[0] += 10.0
+    Leased.send({})
+
+    assert ear.heard() == ["testapp.Leased"] * 2
+
+
+def test_a_delayed_message_wakes_the_dispatcher_and_not_the_queue(ear: Ear) -> None:
+    Leased.send({}, delay=timedelta(hours=1))
+
+    assert ear.heard() == [wakeups.DELAYED]
+
+
+def test_an_isolated_send_wakes_although_the_transaction_goes_on(ear: Ear) -> None:
+    with transaction.atomic():
+        Leased.send({}, isolated=True)
+        transaction.set_rollback(True)
+
+    assert ear.heard() == ["testapp.Leased"]
+
+
+def test_wake_ups_can_be_turned_off(ear: Ear, settings: Any) -> None:
+    settings.QUEUEAPP = {"WAKE_UPS": False}
+
+    Leased.send({})
+
+    assert ear.heard() == []
+
+
+@pytest.mark.parametrize("in_transaction", [False, True])
+def test_a_wake_up_that_fails_does_not_fail_the_send(monkeypatch: pytest.MonkeyPatch, in_transaction: bool) -> None:
+    def broken(*arguments: Any) -> None:
+        raise OperationalError("the server went away after the commit")
+
+    monkeypatch.setattr(PostgresqlBackend, "notify", broken)
+
+    with transaction.atomic() if in_transaction else nullcontext():
+        Leased.send({})
+
+    assert Leased.objects.count() == 1
