@@ -6,6 +6,7 @@ the process id, so that several runs of one checkout do not meet; those of runs 
 
 import os
 import re
+import signal
 from urllib.parse import quote, urlencode
 
 import hypothesis
@@ -14,6 +15,10 @@ from django.db import connection, connections
 from pytest_django import DjangoDbBlocker
 
 _NAME = "test_queueapp_{}"
+
+# A shell without job control starts background commands with SIGINT ignored, and every child inherits that: the tests of
+# Ctrl-C would fail there. A handler, unlike "ignored", does not survive exec.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A deadline per example would only measure what else the machine is doing.
 hypothesis.settings.register_profile("queueapp", deadline=None, max_examples=50)
