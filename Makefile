@@ -51,12 +51,12 @@ test-matrix: $(VENV)/dev.installed java chromium  ## run the tests on each Pytho
 	$(PY) -m nox --sessions tests -- $(TESTS)
 
 .PHONY: bench
-bench: $(VENV)/bench.installed java  ## measure the figures of the documentation (FIGURES="name ..." for some)
+bench: $(VENV)/bench.installed  ## measure the figures of the documentation (FIGURES="name ..." for some)
 	$(PY) -m tests.benchmarks $(FIGURES)
 
 .PHONY: soak
-soak: $(VENV)/bench.installed  ## run for a long time under load and watch for growth
-	$(PY) -m tests.benchmarks.soak
+soak: $(VENV)/dev.installed  ## run half an hour under load and watch for growth (DURATION=seconds)
+	$(PY) -m tests.benchmarks.soak $(if $(filter-out file,$(origin DURATION)),--duration $(DURATION))
 
 .PHONY: chaos
 chaos: $(VENV)/dev.installed  ## kill processes and connections at random (DURATION=seconds SEED=number)
