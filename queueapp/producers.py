@@ -126,7 +126,9 @@ def outgoing(
 ) -> Outgoing:
     """A message ready to be stored, its options checked against the queue. Raises InvalidMessage."""
     delivery = queue.delivery
-    if not 0 <= priority < delivery.priorities:
+    if not isinstance(identity, uuid.UUID):
+        raise InvalidMessage(f"message_id = {identity!r} is not accepted: it must be a uuid.UUID.")
+    if not isinstance(priority, int) or not 0 <= priority < delivery.priorities:
         raise InvalidMessage(
             f"priority = {priority!r} is not accepted by {queue._meta.label}: it must be from 0 to {delivery.priorities - 1}"
             f" (Delivery.priorities = {delivery.priorities})."

@@ -19,7 +19,7 @@ from django.db import connections, transaction
 
 from . import messages, producers, signals
 from .consumers import Registration
-from .errors import InvalidMessage, LeaseLost, QueueError
+from .errors import InvalidOption, LeaseLost, QueueError
 from .floors import Floors
 from .models.delivery import Semantics
 from .sql import queue_sql
@@ -200,8 +200,8 @@ class Receive:
         recipient: str = "",
         using: str | None = None,
     ) -> None:
-        if not 1 <= max_backlog <= 3500:
-            raise InvalidMessage(f"max_backlog = {max_backlog!r} is not accepted: it must be from 1 to 3500.")
+        if not isinstance(max_backlog, int) or not 1 <= max_backlog <= 3500:
+            raise InvalidOption("max_backlog", max_backlog, "a whole number from 1 to 3500")
         self.queue = queue
         self.alias = producers.alias_of(queue, using)
         self._limit = max_backlog
