@@ -8,7 +8,7 @@ by the rescan, which walks from zero to the floor in windows sized by the time t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, MutableSequence, Sequence
 from datetime import timedelta
 
 from .sql.base import MAX_SEQ, PRIORITY, RECIPIENT, SEQ, Claimed, Range
@@ -25,25 +25,32 @@ class Floors:
     """The floors of one queue in one process, and its rescan. Shared by the receive tasks of that queue without a lock:
     a lost update only means that a few rows are looked at twice, or found by the rescan."""
 
-    __slots__ = ("_leveled", "_low", "_position", "_span", "_turn", "levels")
+    __slots__ = ("_leveled", "_low", "_place", "_position", "_span", "_turn", "levels")
 
     def __init__(self, levels: Iterable[Level] = (("", 0),), leveled: bool = False) -> None:
         self.levels: list[Level] = list(levels)
         self._leveled = leveled
-        self._low: dict[Level, int] = dict.fromkeys(self.levels, 0)
+        self._low: MutableSequence[int] | memoryview[int] = [0] * len(self.levels)
+        self._place = {level: place for place, level in enumerate(self.levels)}
         self._position = 0
         self._span = FIRST_WINDOW
         self._turn = 0
+
+    def share(self, places: MutableSequence[int] | memoryview[int]) -> None:
+        """Keep the floors in these places from now on, where other processes with the same levels keep theirs: a claim
+        then starts above what any of them has taken, and does not walk over it."""
+        for place, low in enumerate(self._low):
+            places[place] = max(places[place], low)
+        self._low = places
 
     def ahead(self) -> list[Range]:
         """Where to claim: every level from its floor, in claim order. Recipients of one priority take turns at being
         first, so that one with an endless backlog does not starve the others."""
         low = self._low
         if not self._leveled:
-            level = self.levels[0]
-            return [Range(low[level], MAX_SEQ, *level)]
+            return [Range(low[0], MAX_SEQ, *self.levels[0])]
         self._turn += 1
-        ranges = [Range(low[level], MAX_SEQ, *level) for level in self.levels]
+        ranges = [Range(low[place], MAX_SEQ, *level) for place, level in enumerate(self.levels)]
         first = self._turn % len(ranges)
         ranges = ranges[first:] + ranges[:first]
         ranges.sort(key=lambda r: -r.priority)
@@ -52,7 +59,8 @@ class Floors:
     def behind(self) -> list[Range]:
         """The present rescan window, cut off below each level's floor; empty when nothing lies behind."""
         start, end = self._position, self._position + self._span - 1
-        found = [Range(start, min(end, low - 1), *level) for level, low in self._low.items() if start < low]
+        floors = zip(self.levels, self._low, strict=False)
+        found = [Range(start, min(end, low - 1), *level) for level, low in floors if start < low]
         if self._leveled:
             found.sort(key=lambda r: -r.priority)
         return found
@@ -64,7 +72,7 @@ class Floors:
             self._span = min(self._span * 2, 1 << 40)
         elif seconds > WINDOW_TARGET * 2:
             self._span = max(self._span // 2, _SMALLEST_WINDOW)
-        if self._position >= max(self._low.values()):
+        if self._position >= max(self._low):
             self._position = 0
             return True
         return False
@@ -73,28 +81,33 @@ class Floors:
         """These rows were claimed from ``ahead``: their levels' floors are above them now."""
         low = self._low
         if not self._leveled:
-            level, seq = self.levels[0], rows[-1][SEQ] + 1
-            if seq > low[level]:
-                low[level] = seq
+            seq = rows[-1][SEQ] + 1
+            if seq > low[0]:
+                low[0] = seq
             return
         for row in rows:
-            level = (row[RECIPIENT], row[PRIORITY])
-            if row[SEQ] >= low.get(level, MAX_SEQ):
-                low[level] = row[SEQ] + 1
+            place = self._place.get((row[RECIPIENT], row[PRIORITY]))
+            if place is not None and row[SEQ] >= low[place]:
+                low[place] = row[SEQ] + 1
+
+    def seen(self, first: int) -> None:
+        """A peek ahead found nothing below ``first``: no claim needs to walk there again."""
+        if not self._leveled and first > self._low[0]:
+            self._low[0] = first
 
     def lower(self, seq: int) -> None:
-        """A row came back in this process (a retry, a give-back): do not wait for the rescan to find it."""
-        for level, low in self._low.items():
+        """A row came back (a retry, a give-back): do not wait for the rescan to find it."""
+        for place, low in enumerate(self._low):
             if seq < low:
-                self._low[level] = seq
+                self._low[place] = seq
 
     def reset(self) -> None:
         """Look from the very beginning again."""
-        for level in self._low:
-            self._low[level] = 0
+        for place in range(len(self._low)):
+            self._low[place] = 0
         self._position = 0
 
     @property
     def lowest(self) -> int:
         """The lowest floor, for display."""
-        return min(self._low.values())
+        return min(self._low)

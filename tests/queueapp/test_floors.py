@@ -123,3 +123,36 @@ def test_a_reset_looks_from_the_very_beginning() -> None:
 
     assert floors.lowest == 0
     assert floors.behind() == []
+
+
+def test_shared_floors_rise_and_fall_together() -> None:
+    places = [0]
+    one, other = Floors(), Floors()
+    one.passed([row(10)])
+    one.share(places)
+    other.share(places)
+
+    assert other.lowest == 11
+    other.passed([row(20)])
+    assert one.ahead() == [Range(21, MAX_SEQ)]
+    one.lower(5)
+    assert other.lowest == 5
+
+
+def test_a_claim_begins_where_the_peek_saw_the_first_message() -> None:
+    floors = Floors()
+    floors.passed([row(10)])
+
+    floors.seen(500)
+    floors.seen(3)
+
+    assert floors.ahead() == [Range(500, MAX_SEQ)]
+    assert floors.behind() == [Range(0, 499)]
+
+
+def test_a_peek_says_nothing_about_single_levels() -> None:
+    floors = Floors(LEVELS, leveled=True)
+
+    floors.seen(500)
+
+    assert floors.lowest == 0
