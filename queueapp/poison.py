@@ -64,6 +64,8 @@ def _requeue_batch(alias: str, keys: list[int], to: Any, reset_counts: bool) -> 
             by_queue[to or registry.queues.find(destination or queue)].append(number)
         if not reset_counts:
             _leave_one_attempt(alias, keys)
+        # Whoever requeues a message wants it handled: its time to be received was over once it had been received.
+        PoisonMessage.objects.using(alias).filter(number__in=keys).update(expires=None)
         moved = 0
         for queue, numbers in by_queue.items():
             count = queue_sql(queue, connection).insert_from(connection, store, numbers, reset_counts=reset_counts)

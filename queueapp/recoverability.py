@@ -312,7 +312,7 @@ def describe(exception: BaseException) -> dict[str, str]:
     text = "".join(traceback.format_exception(exception))
     return {
         "exception_type": kind[:255],
-        "exception_message": _clean(str(exception), MAX_TEXT),
+        "exception_message": _clean(_words_of(exception), MAX_TEXT),
         # The end of a traceback says what happened; a recursion's middle says nothing.
         "traceback": _clean(
             text if len(text) <= MAX_TEXT else text[:2000] + "\n…\n" + text[-(MAX_TEXT - 2010) :], MAX_TEXT
@@ -335,7 +335,15 @@ def _clean(text: str, limit: int) -> str:
 
 
 def _one_line(exception: BaseException) -> str:
-    return _clean(f"{type(exception).__name__}: {exception}".split("\n", 1)[0], 400)
+    return _clean(f"{type(exception).__name__}: {_words_of(exception)}".split("\n", 1)[0], 400)
+
+
+def _words_of(exception: BaseException) -> str:
+    try:
+        return str(exception)
+    except Exception as error:
+        # The failure has to be kept, whatever its class makes of being shown.
+        return f"(its __str__ raised {type(error).__name__})"
 
 
 def _type_of(row: Row) -> str:
