@@ -14,6 +14,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Sequence
 from time import monotonic
+from typing import Any
 
 from django.db import Error, connections
 from django.db.models import Q
@@ -45,6 +46,7 @@ class Heartbeat(threading.Thread):
         self.begun = threading.Event()
         self._started_at = monotonic()
         self._strangers: set[str] = set()
+        self._told: dict[QueuePump, dict[str, Any]] = {}
         for pump in pumps:
             pump.careful = True  # until the first beat says that there is no reason
 
@@ -81,15 +83,13 @@ class Heartbeat(threading.Thread):
     def _beat(self) -> None:
         rows = Subscriber.objects.using(self.alias)
         alive = {"heartbeat_at": Now(), "alive_until": Now() + settings.DEAD_AFTER}
-        for pump in self._pumps:
-            counts = {
-                "received": pump.stats.received,
-                "handled": pump.stats.handled,
-                "failed": pump.stats.failed,
-                "outstanding": sum(_outstanding(task) for task in pump.tasks),
-                "careful": pump.careful,
-                "trouble": pump.trouble(),
-            }
+        news = {pump: _counts(pump) for pump in self._pumps}
+        quiet = [pump for pump in self._pumps if self._told.get(pump) == news[pump]]
+        # One statement for all that have nothing new to say; each of the others, and all if a row is missing, its own.
+        if quiet and rows.filter(pk__in=[pump.subscriber for pump in quiet]).update(**alive) == len(quiet):
+            for pump in quiet:
+                del news[pump]
+        for pump, counts in news.items():
             if not rows.filter(pk=pump.subscriber).update(**alive, **counts):
                 rows.create(
                     id=pump.subscriber,
@@ -102,6 +102,7 @@ class Heartbeat(threading.Thread):
                     **alive,
                     **counts,
                 )
+            self._told[pump] = counts
         # One read for all queues: everybody's place among the live subscribers of each.
         live: defaultdict[str, list[uuid.UUID]] = defaultdict(list)
         names = [pump.queue._meta.label for pump in self._pumps]
@@ -152,6 +153,17 @@ class Heartbeat(threading.Thread):
             log.warning(
                 "%s is received %s.", pump.queue._meta.label, "carefully: a worker died" if careful else "normally"
             )
+
+
+def _counts(pump: QueuePump) -> dict[str, Any]:
+    return {
+        "received": pump.stats.received,
+        "handled": pump.stats.handled,
+        "failed": pump.stats.failed,
+        "outstanding": sum(_outstanding(task) for task in pump.tasks),
+        "careful": pump.careful,
+        "trouble": pump.trouble(),
+    }
 
 
 def _outstanding(task: object) -> int:
