@@ -19,7 +19,8 @@ _RANGES = (
     "OPENJSON(%s) WITH ([n] int '$[0]', [recipient] nvarchar(200) '$[1]', [priority] smallint '$[2]', "
     "[low] bigint '$[3]', [high] bigint '$[4]') AS l"
 )
-_PARAMETERS = {"recipient": "%s", "priority": "%s", "low": "%s", "high": "%s"}
+#: A bigint compared with the smallint column would be a range to the optimizer, no longer one level in order of seq.
+_PARAMETERS = {"recipient": "%s", "priority": "CAST(%s AS smallint)", "low": "%s", "high": "%s"}
 _OF_RANGES = {name: f"l.[{name}]" for name in _PARAMETERS}
 #: How many more messages than asked for are looked up when some are to be left alone: others take some meanwhile.
 _SPARE = 16

@@ -374,19 +374,19 @@ class Migration(migrations.Migration):
                 ),
             ],
             options={
-                "db_table": "odd 'name' [of] a Tësch",
+                "db_table": "odd 'name' [of a Tësch",
                 "ordering": ["seq"],
                 "abstract": False,
                 "indexes": [
                     models.Index(
                         condition=models.Q(("expires__isnull", False)),
                         fields=["expires"],
-                        name="odd__name___of_f987de_expires",
+                        name="odd__name___of_5e86aa_expires",
                     )
                 ],
                 "constraints": [
                     queueapp.models.TableOptions(
-                        autovacuum_threshold=1000, body_string=True, fillfactor=70, name="odd__name___of_f987de_options"
+                        autovacuum_threshold=1000, body_string=True, fillfactor=70, name="odd__name___of_5e86aa_options"
                     )
                 ],
             },

@@ -1,0 +1,376 @@
+"""Every T-SQL statement that can be sent is T-SQL: a parser reads it completely, for every verb and shape of table.
+
+Where no SQL Server is at hand this is what keeps the statements honest; the tests beside this one run them.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlglot import exp
+from sqlglot.errors import ParseError
+
+from queueapp.errors import UnsupportedServer
+from queueapp.messages import new_id
+from queueapp.models import DelayedMessage, PoisonMessage, Subscriber
+from queueapp.sql.base import CARRIED, Outgoing, QueueTable, Range, StoreTable
+from queueapp.sql.sqlserver import SqlServerQueueSql
+from queueapp.sql.sqlserver_store import LOOKING, TAKING, SqlServerBackend
+from tests.queueapp.sql.tsql import Recorder, columns, hints, never_connected, parsed, placeholders, tables
+from tests.testapp.models import (
+    Addressed,
+    AddressedUrgent,
+    ForeignPostgres,
+    ForeignSqlServer,
+    Leased,
+    Readable,
+    Transactional,
+    Urgent,
+)
+
+PLAIN = QueueTable.of(Leased)
+BOTH = QueueTable.of(AddressedUrgent)
+ODD = {name: f"{name} 100% [of] Zoë's" for name in PLAIN.columns}
+
+#: Every shape of table: what the queue is, and how a table may be called.
+TABLES: dict[str, QueueTable] = {
+    **{
+        queue.__name__: QueueTable.of(queue)
+        for queue in (Leased, Transactional, Urgent, Addressed, AddressedUrgent, Readable, ForeignPostgres, ForeignSqlServer)
+    },
+    "schema": replace(PLAIN, db_table="shop].[orders"),
+    "quoted schema": replace(BOTH, db_table="[shop].[orders]"),
+    "odd names": replace(PLAIN, db_table="50% of ]brackets[ 'n' \"quotes\"", columns=ODD),
+    "odd names, levels": replace(BOTH, db_table="odd", columns=ODD, claim_index="in%dex]"),
+    "no expiry": replace(PLAIN, columns={k: v for k, v in PLAIN.columns.items() if k != "expires"}),
+    "no arrival": replace(PLAIN, columns={k: v for k, v in PLAIN.columns.items() if k != "enqueued_at"}),
+}  # fmt: skip
+
+TOKEN, OWNER = uuid.uuid4(), uuid.uuid4()
+#: Values that must be parameters: none of these may stand in a statement.
+SECRETS = ("SECRET", str(TOKEN), str(OWNER))
+FULL = Outgoing(new_id(), '{"h": "SECRET"}', b"SECRET", 5, "SECRET", 2, "SECRET", "SECRET", True)
+BARE = Outgoing(new_id(), "{}", None)
+
+LEVELS = [Range(3, 9, "SECRET", 2), Range(4, 9, "SECRET", 1), Range(5, 9, "SECRET", 0)]
+PEEKED = [[(0, 0, None, None)]]
+DELAYED, POISON = StoreTable.of(DelayedMessage, "due"), StoreTable.of(PoisonMessage, "number")
+
+Verb = Callable[[SqlServerQueueSql, Any, Recorder], Any]
+
+
+def _after(answers: list[list[tuple[Any, ...]]], verb: Callable[[SqlServerQueueSql, Any], Any]) -> Verb:
+    def run(sql: SqlServerQueueSql, connection: Any, recorder: Recorder) -> Any:
+        recorder.answers = [list(answer) for answer in answers]
+        return verb(sql, connection)
+
+    return run
+
+
+#: Verb -> (how to call it, what the statement is). Each answer lets the verb go on to its next statement.
+LEASE_VERBS: dict[str, tuple[Verb, type[exp.Expression]]] = {
+    "lease": (_after([], lambda s, c: s.claim_by_lease(c, LEVELS, 5, TOKEN, OWNER, 1_000)), exp.Update),
+    "lease, one range": (_after([], lambda s, c: s.claim_by_lease(c, LEVELS[:1], 5, TOKEN, OWNER, 1_000)), exp.Update),
+    "ack": (_after([], lambda s, c: s.ack(c, [1, 2], TOKEN)), exp.Delete),
+    "cancel": (_after([], lambda s, c: s.give_back(c, [1, 2], TOKEN, handled=True)), exp.Update),
+    "give back": (_after([], lambda s, c: s.give_back(c, [1], TOKEN, handled=False)), exp.Update),
+    "extend": (_after([], lambda s, c: s.extend(c, [1, 2], TOKEN, 10**12)), exp.Update),
+    "lock by token": (_after([], lambda s, c: s.lock(c, 1, TOKEN, 100)), exp.Select),
+    "put back by token": (
+        _after([], lambda s, c: s.put_back(c, 1, deliveries=1, cancels=0, failures="SECRET", token=TOKEN)),
+        exp.Update,
+    ),
+    "put back": (_after([], lambda s, c: s.put_back(c, 1, deliveries=1, cancels=0, failures=None)), exp.Update),
+    "release": (_after([], lambda s, c: s.release_owner(c, OWNER, 9_000)), exp.Update),
+    "release, not started": (_after([], lambda s, c: s.release_owner(c, OWNER, 10, started=False)), exp.Update),
+}
+VERBS: dict[str, tuple[Verb, type[exp.Expression]]] = {
+    "insert": (_after([], lambda s, c: s.insert(c, FULL)), exp.Insert),
+    "insert bare": (_after([], lambda s, c: s.insert(c, BARE)), exp.Insert),
+    "insert many": (_after([], lambda s, c: s.insert_many(c, [FULL, BARE])), exp.Insert),
+    "insert many bare": (_after([], lambda s, c: s.insert_many(c, [BARE] * 1_001)), exp.Insert),
+    "peek": (_after(PEEKED, lambda s, c: s.peek(c, LEVELS, LEVELS, 5)), exp.Select),
+    "peek, nothing behind": (_after(PEEKED, lambda s, c: s.peek(c, LEVELS, [], 5)), exp.Select),
+    "peek past": (_after(PEEKED, lambda s, c: s.peek(c, LEVELS, LEVELS, 5, skip=(7, 8))), exp.Select),
+    "delete": (_after([], lambda s, c: s.claim_by_delete(c, LEVELS, 5)), exp.Delete),
+    "delete whole": (_after([], lambda s, c: s.claim_by_delete(c, LEVELS, 5, whole=True)), exp.Delete),
+    "lock": (_after([], lambda s, c: s.lock(c, 1, None, 100)), exp.Select),
+    "lock again": (_after([], lambda s, c: s.lock_again(c, 1, 100)), exp.Select),
+    "put back, headers": (
+        _after([], lambda s, c: s.put_back(c, 1, deliveries=1, cancels=0, failures=None, headers="SECRET")),
+        exp.Update,
+    ),
+    "remove": (_after([], lambda s, c: s.remove(c, [1, 2])), exp.Delete),
+    "purge": (_after([], lambda s, c: s.purge(c, 9_000)), exp.Delete),
+    "is empty": (_after([], lambda s, c: s.is_empty(c)), exp.Select),
+    "from delayed": (_after([], lambda s, c: s.insert_from(c, DELAYED, [1])), exp.Insert),
+    "from poison, reset": (_after([], lambda s, c: s.insert_from(c, POISON, [1], reset_counts=True)), exp.Insert),
+}
+#: Those that send a statement of another kind before theirs.
+IN_TWO_STEPS: dict[str, tuple[Verb, list[type[exp.Expression]]]] = {
+    "delete past": (
+        _after([[(1,), (2,)]], lambda s, c: s.claim_by_delete(c, LEVELS, 5, skip=(7, 8))),
+        [exp.Select, exp.Delete],
+    ),
+    "delete whole past": (
+        _after([[(1,)]], lambda s, c: s.claim_by_delete(c, LEVELS, 5, whole=True, skip=(7,))),
+        [exp.Select, exp.Delete],
+    ),
+}
+each_table = pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+
+
+def statements_of(table: QueueTable, verb: Verb) -> list[tuple[Any, list[exp.Expression]]]:
+    """What a verb sends, with the parser's reading of it; everything that holds for any statement is checked."""
+    recorder = Recorder()
+    verb(SqlServerQueueSql(table), never_connected(recorder), recorder)
+    assert recorder.statements
+    read = []
+    for statement in recorder.statements:
+        sql, found = statement.sql, parsed(statement.sql)
+        assert placeholders(found) == sql.count("?") == len(statement.params) == len(statement.sizes)
+        assert None not in statement.params, "the driver would ask the server for the type of a NULL"
+        assert "%s" not in sql
+        assert "%%" not in sql
+        assert "GROUP BY" not in sql, "mssql-django rewrites such statements"
+        assert not any(secret in sql for secret in SECRETS), "a value stands in the statement"
+        read.append((statement, found))
+    return read
+
+
+def kinds(found: list[exp.Expression]) -> list[type[exp.Expression]]:
+    """The statements of a batch without its SETs and its count."""
+    if isinstance(found[0], exp.Set):
+        assert found[0].sql("tsql") == "SET NOCOUNT ON"
+        assert found[-1].sql("tsql") == "SELECT @@ROWCOUNT"
+        found = found[1:-1]
+    return [type(one) for one in found]
+
+
+@each_table
+@pytest.mark.parametrize("verb", VERBS)
+def test_verb_is_one_statement_of_its_kind(table: QueueTable, verb: str) -> None:
+    run, kind = VERBS[verb]
+    check_kinds(table, run, kind)
+
+
+@pytest.mark.parametrize(
+    "table", [table for table in TABLES.values() if table.has("lease_token")], ids=lambda t: t.db_table
+)
+@pytest.mark.parametrize("verb", LEASE_VERBS)
+def test_verb_of_a_lease_is_one_statement_of_its_kind(table: QueueTable, verb: str) -> None:
+    run, kind = LEASE_VERBS[verb]
+    check_kinds(table, run, kind)
+
+
+def check_kinds(table: QueueTable, run: Verb, kind: type[exp.Expression]) -> None:
+    first, *rest = (kinds(found) for _, found in statements_of(table, run))
+    assert first == [kind]
+    # A claim that is not full asks which of the lower levels hold something; a bulk send goes in chunks.
+    assert all(other == [exp.Select if table.claim_by and kind is not exp.Insert else kind] for other in rest)
+
+
+@each_table
+@pytest.mark.parametrize("verb", IN_TWO_STEPS)
+def test_verb_in_two_steps(table: QueueTable, verb: str) -> None:
+    run, expected = IN_TWO_STEPS[verb]
+    assert [kinds(found) for _, found in statements_of(table, run)] == [[kind] for kind in expected]
+
+
+@pytest.mark.parametrize("table", [BOTH, TABLES["Urgent"], TABLES["odd names, levels"]], ids=lambda t: t.db_table)
+def test_levels_that_hold_nothing_are_one_question(table: QueueTable) -> None:
+    first, question, last = statements_of(
+        table, _after([[], [(1,)], []], lambda s, c: s.claim_by_lease(c, LEVELS, 5, TOKEN, OWNER, 1_000))
+    )
+    assert [kinds(found) for _, found in (first, question, last)] == [[exp.Update], [exp.Select], [exp.Update]]
+    assert LEVELS[0].low in first[0].params
+    assert LEVELS[2].low in last[0].params, "the level that holds something"
+
+
+@each_table
+def test_only_columns_that_the_table_has_are_named(table: QueueTable) -> None:
+    ours = {"n", "first", "key", "seq", "low", "high", "recipient", "priority", "NOCOUNT"}
+    ours |= {"id", "headers", "body", "expires", "correlation_id", "reply_to_address", "is_barrier"}  # of the JSON
+    store = {*DELAYED.columns.values(), *POISON.columns.values()}
+    verbs = VERBS | {name: (run, kind[-1]) for name, (run, kind) in IN_TWO_STEPS.items()}
+    if table.has("lease_token"):
+        verbs |= LEASE_VERBS
+    for run, _ in verbs.values():
+        for statement, found in statements_of(table, run):
+            named = columns(found) - ours - {table.claim_index}
+            assert named <= {*table.columns.values(), *store}
+            for absent in {*PLAIN.columns.values(), *ODD.values()} - {*table.columns.values()} - store - ours:
+                assert f"[{absent}]" not in statement.sql
+
+
+@each_table
+def test_table_is_named_as_it_is_called(table: QueueTable) -> None:
+    expected = table.db_table.strip("[]").replace("].[", ".") if "].[" in table.db_table else table.db_table
+    for run, _ in VERBS.values():
+        for _, found in statements_of(table, run):
+            own = tables(found) - {"m", "q", DELAYED.db_table, POISON.db_table}
+            assert own <= {expected}
+
+
+@each_table
+def test_takers_skip_what_is_locked_and_lookers_lock_nothing(table: QueueTable) -> None:
+    index = {f"INDEX({_bracketed(table.claim_index)})"} if table.claim_by and table.claim_index else set()
+    taking, looking = set(TAKING.split(", ")), set(LOOKING.split(", "))
+    expected = {
+        "delete": [taking | index],
+        "delete whole": [taking | index],
+        "delete past": [looking | index, taking],
+        "peek": [looking | index] * 2,
+        "peek past": [looking | index] * 2,
+        "purge": [taking],
+        "remove": [{"ROWLOCK"}],
+        "lock": [{"UPDLOCK", "ROWLOCK"}],
+        "lock again": [{"UPDLOCK", "ROWLOCK"}],
+        "is empty": [{"READCOMMITTEDLOCK"}],
+    }
+    verbs = {name: run for name, (run, _) in VERBS.items()} | {name: run for name, (run, _) in IN_TWO_STEPS.items()}
+    one_range = _after([], lambda s, c: s.claim_by_delete(c, LEVELS[:1], 5))
+    for name, hinted in expected.items():
+        run = one_range if name == "delete" else verbs[name]
+        found = [given for _, found in statements_of(table, run) for _, given in hints(found)]
+        # The other levels of a claim are asked for, and taken, under the same hints.
+        assert found[: len(hinted)] == hinted, name
+
+
+def _bracketed(name: str | None) -> str:
+    return "[" + str(name).replace("]", "]]") + "]"
+
+
+@each_table
+def test_claim_is_an_ordered_top_of_one_range(table: QueueTable) -> None:
+    ((_, (delete,)),) = statements_of(table, _after([], lambda s, c: s.claim_by_delete(c, LEVELS[:1], 5)))
+    (cte,) = delete.find_all(exp.CTE)
+    select = cte.this
+    assert isinstance(select.args["limit"].expression, exp.Placeholder)
+    assert [ordered.this.name for ordered in select.args["order"].expressions] == [table.columns["seq"]]
+    assert select.find(exp.Between).this.name == table.columns["seq"]
+    compared = {one.this.name for one in select.find_all(exp.EQ) if isinstance(one.this, exp.Column)}
+    assert compared == {table.columns[name] for name in table.claim_by}
+    assert [column.name for column in delete.args["returning"].expressions][:2] == [
+        table.columns["seq"], table.columns["id"]
+    ]  # fmt: skip
+
+
+@each_table
+def test_claim_returns_what_the_contract_says(table: QueueTable) -> None:
+    returned = {"seq": 7, "id": str(TOKEN).upper(), "headers": "h", "body": b"b", "deliveries": 1, "recipient": "r",
+                "priority": 2, "expires": datetime(2030, 1, 1), "cancels": 3, "failures": "f",
+                "correlation_id": "c", "reply_to_address": "a", "enqueued_at": datetime(2029, 1, 1)}  # fmt: skip
+    absent = {"deliveries": 0, "recipient": "", "priority": 0, "cancels": 0}
+    names = ["seq", "id", "headers", "body", "deliveries"]
+    names += ["recipient", "priority", "expires"] if table.claim_by else []
+    rest = [
+        "cancels",
+        "failures",
+        "expires",
+        "recipient",
+        "priority",
+        "correlation_id",
+        "reply_to_address",
+        "enqueued_at",
+    ]
+    # The database's clock stands for the time of arrival in a table that keeps none.
+    order = [name for name in dict.fromkeys([*names, *rest]) if table.has(name)]
+    order += [] if table.has("enqueued_at") else ["enqueued_at"]
+    recorder = Recorder(answers=[[tuple(returned[name] for name in order)]])
+
+    (row,) = SqlServerQueueSql(table).claim_by_delete(never_connected(recorder), LEVELS[:1], 1, whole=True)
+
+    given = {name: returned[name] if name in order else absent.get(name) for name in (*names, *rest)}
+    given |= {"id": TOKEN.bytes, "enqueued_at": datetime(2029, 1, 1, tzinfo=UTC)}
+    if given["expires"]:
+        given["expires"] = datetime(2030, 1, 1, tzinfo=UTC)
+    assert row == tuple(given[name] for name in (*names, *rest))
+
+
+# -- beyond one queue -------------------------------------------------------------------------------------------------
+
+BACKEND: dict[str, tuple[Callable[[SqlServerBackend, Any], Any], list[list[tuple[Any, ...]]], type[exp.Expression]]] = {
+    "delay": (lambda b, c: b.store_delayed(c, DELAYED, "SECRET", FULL, 10**12), [[(1,)]], exp.Insert),
+    "delay until": (
+        lambda b, c: b.store_delayed(c, DELAYED, "SECRET", FULL, datetime.now(UTC) + timedelta(1)), [[(1,)]], exp.Insert
+    ),
+    "delay bare": (lambda b, c: b.store_delayed(c, DELAYED, "SECRET", BARE, 0), [[(1,)]], exp.Insert),
+    "lock due": (lambda b, c: b.lock_due(c, DELAYED, 10), [], exp.Select),
+    "next due": (lambda b, c: b.next_due_ms(c, DELAYED), [], exp.Select),
+    "delete keys": (lambda b, c: b.delete_keys(c, DELAYED, [1, 2]), [], exp.Delete),
+    "beat": (lambda b, c: b.beat(c, Subscriber._meta.db_table, "id", [TOKEN, OWNER], 10**12), [], exp.Update),
+    "estimate": (lambda b, c: b.estimate_rows(c, "SECRET].[orders"), [[(5,)]], exp.Select),
+    "now": (lambda b, c: b.now(c), [[(datetime(2030, 1, 1),)]], exp.Select),
+    "check": (lambda b, c: b.check_server(c), [[("16.0.1000.6", 2, 160)]], exp.Select),
+    "migrations": (lambda b, c: b.lock_migrations(c), [], exp.Execute),
+    "drift": (lambda b, c: b.drift(c, "SECRET", "seq", {"body_string": True}), [[("RowVersion",)]], exp.Select),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BACKEND)
+def test_statement_beyond_one_queue(name: str) -> None:
+    call, answers, kind = BACKEND[name]
+    ((_, found),) = statements_of(
+        PLAIN,
+        lambda sql, connection, recorder: (setattr(recorder, "answers", answers), call(SqlServerBackend(), connection)),
+    )
+    assert kinds(found) == [kind]
+
+
+def test_due_rows_are_sought_and_not_scanned() -> None:
+    call, answers, _ = BACKEND["lock due"]
+    ((statement, found),) = statements_of(PLAIN, lambda sql, connection, recorder: call(SqlServerBackend(), connection))
+    assert list(hints(found)) == [(DELAYED.db_table, {"FORCESEEK", *TAKING.split(", ")})]
+    assert re.search(r"ORDER BY t\.\[due\], t\.\[number\]$", statement.sql)
+    assert answers == []
+
+
+def test_everything_a_message_carries_goes_into_its_queue() -> None:
+    ((statement, _),) = statements_of(BOTH, VERBS["from delayed"][0])
+    for name in CARRIED:
+        assert f"[{BOTH.columns[name]}]" in statement.sql.split(" SELECT ")[0]
+        assert f"q.[{DELAYED.columns[name]}]" in statement.sql.split(" SELECT ")[1]
+
+
+@pytest.mark.parametrize(
+    ("version", "edition", "level", "named"),
+    [("13.0.5026.0", 3, 130, "13.0.5026.0"), ("12.0.2000.8", 2, 150, "12.0.2000.8"), ("15.0.4000.0", 2, 120, "level 120"),
+     ("12.0.2000.8", 5, 110, "Azure SQL Database 12.0.2000.8")],
+)  # fmt: skip
+def test_server_that_is_too_old_is_refused_by_its_version(version: str, edition: int, level: int, named: str) -> None:
+    connection = never_connected(Recorder(answers=[[(version, edition, level)]]))
+    with pytest.raises(UnsupportedServer, match=named):
+        SqlServerBackend().check_server(connection)
+
+
+@pytest.mark.parametrize(
+    ("version", "edition", "level"),
+    [("14.0.1000.169", 2, 130), ("16.0.1000.6", 3, 160), ("12.0.2000.8", 5, 150), ("12.0.2000.8", 8, 130)],
+)
+def test_server_that_is_new_enough_is_accepted(version: str, edition: int, level: int) -> None:
+    recorder = Recorder(answers=[[(version, edition, level)]])
+    SqlServerBackend().check_server(never_connected(recorder))
+    assert len(recorder.statements) == 1
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "DELETE FROM m OUTPUT deleted.[seq] FROM",
+        "WITH m AS (SELECT TOP (?) [seq] FROM [q] WITH (UPDLOCK ORDER BY [seq]) DELETE FROM m",
+        "UPDATE m SET [a] = ? [b] = ?",
+        "SELECT TOP (?) [seq] FROM [q] ORDER [seq]",
+        "BULK INSERT [q] FROM 'file'",
+        "SELECT 1; WAITFOR DELAY '00:00:01'",
+    ],
+)
+def test_parser_is_not_easily_pleased(sql: str) -> None:
+    with pytest.raises((ParseError, AssertionError)):
+        parsed(sql)

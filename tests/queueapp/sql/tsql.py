@@ -1,0 +1,143 @@
+"""A SQL Server connection of Django that records what reaches the driver, and a parser's verdict on it.
+
+The recording starts at the driver: Django's cursor and mssql-django's are the real ones, so placeholders and ``%`` are
+what the server would get. Nothing is executed, and no answer stands for a database's: answers only let a verb go on to
+its next statement.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import sqlglot
+from django.db import connections
+from sqlglot import exp
+from sqlglot.errors import ErrorLevel
+
+
+@dataclass
+class Statement:
+    """One statement as the driver got it."""
+
+    sql: str
+    params: tuple[Any, ...]
+    sizes: list[tuple[int, int, int]]
+
+    def __str__(self) -> str:
+        return self.sql
+
+
+@dataclass
+class Recorder:
+    """The driver: keeps every statement, and answers fetches with what was laid down."""
+
+    statements: list[Statement] = field(default_factory=list)
+    answers: list[list[tuple[Any, ...]]] = field(default_factory=list)
+
+    def cursor(self) -> _Cursor:
+        return _Cursor(self)
+
+
+class _Cursor:
+    rowcount = -1
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._sizes: list[tuple[int, int, int]] = []
+        self._rows: list[tuple[Any, ...]] = []
+        self.description: Any = None
+
+    def setinputsizes(self, sizes: list[tuple[int, int, int]]) -> None:
+        self._sizes = sizes
+
+    def execute(self, sql: str, params: tuple[Any, ...] = ()) -> None:
+        self._recorder.statements.append(Statement(sql, tuple(params), self._sizes))
+        self._rows = self._recorder.answers.pop(0) if self._recorder.answers else []
+        counted = sql.endswith("SELECT @@ROWCOUNT")
+        self._rows = self._rows or ([(0,)] if counted else [])
+        self.description = [("column", None)]
+
+    def fetchall(self) -> list[tuple[Any, ...]]:
+        return self._rows
+
+    def nextset(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
+
+
+def never_connected(recorder: Recorder) -> Any:
+    """Django's connection to a SQL Server 2022 that is not there."""
+    backend = pytest.importorskip("mssql.base", exc_type=ImportError)
+    settings = connections.settings["default"] | {"ENGINE": "mssql", "NAME": "shop", "OPTIONS": {}}
+    connection = backend.DatabaseWrapper(settings, "recorded")
+    backend.DatabaseWrapper._known_versions["recorded"] = 2022
+    backend.DatabaseWrapper._known_azures["recorded"] = False
+    connection.connection = recorder
+    connection.ensure_connection = lambda: None
+    connection.Database = SimpleNamespace(**{name: type(name, (Exception,), {}) for name in _ERRORS})
+    return connection
+
+
+_ERRORS = (
+    "DataError", "OperationalError", "IntegrityError", "InternalError", "ProgrammingError", "NotSupportedError",
+    "DatabaseError", "InterfaceError", "Error",
+)  # fmt: skip
+
+# -- the parser's verdict ----------------------------------------------------------------------------------------------
+
+#: sqlglot has no TRY … CATCH, no IF and no BEGIN TRANSACTION among statements: the frames of ``fetch_within`` are checked
+#: as text, letter by letter, and what stands in them is parsed.
+_TRY = re.compile(
+    r"^(?P<first>IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION; BEGIN TRANSACTION; )?SET LOCK_TIMEOUT \d+; "
+    r"BEGIN TRY (?P<body>.*); END TRY BEGIN CATCH SET LOCK_TIMEOUT -1; "
+    r"IF ERROR_NUMBER\(\) <> 1222 BEGIN; THROW; END; SELECT 1222 AS \[lock_timeout\]; END CATCH; SET LOCK_TIMEOUT -1$"
+)
+
+
+def parsed(sql: str) -> list[exp.Expression]:
+    """The statements of a batch. Fails on anything that the parser does not understand completely."""
+    framed = _TRY.match(sql)
+    if framed:
+        return parsed(framed["body"])
+    found = sqlglot.parse(sql, dialect="tsql", error_level=ErrorLevel.RAISE)
+    assert found, sql
+    for one in found:
+        assert one is not None, sql
+        assert not isinstance(one, exp.Command), f"not understood: {sql}"
+        assert next(one.find_all(exp.Command), None) is None, f"not understood in part: {sql}"
+    return [one for one in found if one is not None]
+
+
+def placeholders(found: list[exp.Expression]) -> int:
+    """Parameters of a parsed batch."""
+    return sum(1 for one in found for _ in one.find_all(exp.Placeholder))
+
+
+def tables(found: list[exp.Expression]) -> set[str]:
+    """Every name in the place of a table, as it is written."""
+    return {
+        ".".join(part.name for part in table.parts) for one in found for table in one.find_all(exp.Table) if table.name
+    }
+
+
+def columns(found: list[exp.Expression]) -> set[str]:
+    """Every column that is named."""
+    return {column.name for one in found for column in one.find_all(exp.Column)} | {
+        name.name for one in found if isinstance(one.this, exp.Schema) for name in one.this.expressions
+    }
+
+
+def hints(found: list[exp.Expression]) -> Iterator[tuple[str, set[str]]]:
+    """Each table with the hints it is read under."""
+    for one in found:
+        for table in one.find_all(exp.Table):
+            given = {hint.sql("tsql") for with_ in table.args.get("hints") or () for hint in with_.expressions}
+            if given:
+                yield table.name, given
