@@ -37,6 +37,8 @@ class ChildOptions:
     slots: int = 0
     slots_fd: int = -1
     life_fd: int = -1
+    #: It replaces one that crashed: for so many seconds it handles what may have been the cause alone.
+    watchful_for: float = 0.0
     holder: str = ""
     aliases: list[str] = field(default_factory=list)
 
@@ -116,11 +118,13 @@ def run_worker(options: ChildOptions, stages: Stages) -> int:
     from .dead_peers import PeerWatch
     from .heartbeat import Heartbeat
     from .pump import QueuePump
+    from .quarantine import Quarantine
     from .slots import Slots
     from .wakeup import Listener
     from .watchdog import Watchdog, interrupt_all
 
     slots = Slots(options.slots, options.slots_fd) if options.slots else None
+    quarantine = Quarantine(options.watchful_for)
     pumps: list[QueuePump] = []
     used = 0
     for index, label in enumerate(options.queues):
@@ -131,7 +135,9 @@ def run_worker(options: ChildOptions, stages: Stages) -> int:
         if slots is not None:
             own = [slots.slot(used + i) for i in range(concurrency)]
             used += concurrency
-        pump = QueuePump(queue, alias, stopping=stages.stopping, slots=own, concurrency=concurrency)
+        pump = QueuePump(
+            queue, alias, stopping=stages.stopping, slots=own, concurrency=concurrency, quarantine=quarantine
+        )
         for slot in own or ():
             slot.describe(index, pump.subscriber)
         pumps.append(pump)

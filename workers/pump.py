@@ -34,6 +34,7 @@ from queueapp.sql.base import Claimed, Range
 from .circuit_breaker import CircuitBreaker, State
 from .dead_peers import Answering
 from .handling import Handlers
+from .quarantine import Quarantine
 from .slots import Slot
 from .tasks import STRATEGIES, Task
 
@@ -109,6 +110,7 @@ class QueuePump:
         slots: Sequence[Slot] | None = None,
         concurrency: int | None = None,
         handlers: Handlers | None = None,
+        quarantine: Quarantine | None = None,
     ) -> None:
         self.queue = queue
         self.alias = alias
@@ -135,6 +137,7 @@ class QueuePump:
         self.paused = False
         #: Receive one message at a time and record the attempt first; kept by the heartbeat (see ``CAREFUL_PERIOD``).
         self.careful = False
+        self.quarantine = quarantine or Quarantine()
         self._consecutive_failures = 0
         self.tasks: list[Task] = []
         self._slots = slots

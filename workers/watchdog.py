@@ -1,8 +1,8 @@
 """The watchdog: one thread per process that looks at what all receive tasks are doing.
 
 It raises ``TimeLimitExceeded`` in the thread of a handler that is over its limit, renews the leases of batches that are
-half over, and gives back what waits behind a handler that takes long. It looks ten times a second while something runs,
-and never sits in the path of a message: a task writes two attributes per message and takes no lock.
+half over, and behind a handler that takes long acks what is done and gives back what waits. It looks ten times a second
+while something runs, and never sits in the path of a message: a task writes two attributes per message and takes no lock.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class Watchdog(threading.Thread):
         while True:
             busy = False
             for pump in self._pumps:
+                pump.quarantine.look(careful=any(other.careful for other in self._pumps))
                 for task in pump.tasks:
                     running = task.running
                     busy = busy or running is not None
@@ -71,10 +72,13 @@ class Watchdog(threading.Thread):
         if batch is None:
             return
         now = monotonic()
+        slow = running is not None and now - running.started > STUCK_AFTER
         period = task.queue.delivery.lease_period.total_seconds()
         try:
             with Answering(connections[task.alias]):
-                if running is not None and now - running.started > STUCK_AFTER and batch.waiting:
+                if slow and batch.done:
+                    task.ack_done(batch)
+                if slow and batch.waiting:
                     surplus = []
                     while batch.waiting:
                         try:

@@ -52,6 +52,7 @@ def act(message: Act, context: Context) -> None:
     label, attempt = context.queue._meta.label, context.attempt
     _starts.write(f"{message.key} {label} {attempt} {os.getpid()}")
     if message.die and attempt <= message.deaths:
+        time.sleep(message.die_after_ms / 1000)
         _die(message.die)
     if message.sleep_ms:
         time.sleep(message.sleep_ms / 1000)

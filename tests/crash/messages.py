@@ -11,6 +11,8 @@ class Act(msgspec.Struct):
     die: str = ""
     #: It dies in so many attempts, and is a good message after that.
     deaths: int = 1_000_000
+    #: It takes so long to die.
+    die_after_ms: int = 0
     sleep_ms: int = 0
     #: Sleep in the database, so that the connection is busy.
     query_ms: int = 0

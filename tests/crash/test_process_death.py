@@ -47,7 +47,11 @@ def test_a_handler_that_kills_its_whole_tree_ends_as_poison_and_its_neighbours_d
     for number, key in enumerate(good):
         scene.send((Leased, Transactional)[number % 2], key)
 
-    tree = scene.workers("testapp.Leased", "testapp.Transactional", dead_after=2, environ={"CRASH_ATTEMPTS": "2"})
+    # Somebody else keeps house; the tree's own dispatcher would have to wait for its predecessor's term to end.
+    scene.program("keeper", "manage.py", "rundelayeddispatcher").keep_running()
+    tree = scene.tree("testapp.Leased", "testapp.Transactional", "--no-dispatcher", environ={"CRASH_ATTEMPTS": "2"})
+    wait_until(lambda: scene.execute("SELECT 1 FROM queueapp_leader"), "a housekeeper is elected")
+    tree.keep_running()
 
     wait_until(lambda: PoisonMessage.objects.count() >= len(killers), "the killers are poison", seconds=120)
     verdict = scene.drained()
@@ -56,7 +60,7 @@ def test_a_handler_that_kills_its_whole_tree_ends_as_poison_and_its_neighbours_d
     assert all(scene.effects(key) >= 1 for key in good)
     # Two attempts each, and one more in the first life of the tree, which nobody had reason to watch.
     assert all(len(scene.starts(f"{queue.__name__} killer")) <= 3 for queue in (Transactional, Leased))
-    assert 2 <= tree.restarts <= 5
+    assert 2 <= tree.restarts <= 6
 
 
 def test_an_at_most_once_message_that_died_with_its_process_is_reported_with_id_and_headers(scene: Scene) -> None:
@@ -72,6 +76,22 @@ def test_an_at_most_once_message_that_died_with_its_process_is_reported_with_id_
     assert scene.starts("killer") == [1]
 
 
+def test_a_neighbour_that_is_in_hand_each_time_a_killer_strikes_is_not_buried_beside_it(scene: Scene) -> None:
+    """Both are slow, so whenever a process dies of the one it has the other in hand as well."""
+    killers = [
+        scene.send(queue, f"killer of {queue.__name__}", die="SIGKILL", die_after_ms=400)
+        for queue in (Leased, Transactional)
+    ]
+    for queue in (Leased, Transactional):
+        scene.send(queue, f"neighbour of {queue.__name__}", sleep_ms=1500)
+    scene.workers("testapp.Leased", "testapp.Transactional", "--concurrency=2")
+
+    wait_until(lambda: scene.effects() == 2, "the neighbours have their effects")
+    verdict = scene.drained()
+    assert verdict.faultless, verdict
+    assert {poison.message_id for poison in PoisonMessage.objects.all()} == set(killers)
+
+
 def test_what_a_killed_worker_had_in_hand_is_counted_and_the_rest_of_its_batch_is_not(scene: Scene) -> None:
     for number in range(40):  # quick ones first, so that the batches grow
         scene.send(Leased, f"quick {number}")
@@ -81,6 +101,9 @@ def test_what_a_killed_worker_had_in_hand_is_counted_and_the_rest_of_its_batch_i
         scene.send(Leased, key)
     tree = scene.workers("testapp.Leased", "--concurrency=1")
     wait_until(lambda: scene.starts("in hand"), "the handler runs")
+    # Behind a slow handler, what was handled before it is acked, and what was not started is given back.
+    wait_until(lambda: Leased.objects.filter(lease_token=None).count() == len(rest), "the rest is given back")
+    wait_until(lambda: Leased.objects.count() == 1 + len(rest), "the quick ones are acked")
 
     scene.execute(  # quick the next time
         "UPDATE testapp_leased SET body = replace(convert_from(body, 'UTF8'), '120000', '0')::bytea"
@@ -91,9 +114,7 @@ def test_what_a_killed_worker_had_in_hand_is_counted_and_the_rest_of_its_batch_i
     assert verdict.faultless, verdict
     assert scene.starts("in hand") == [1, 2]
     assert [scene.starts(key) for key in rest] == [[1]] * len(rest)
-    # Quick ones of the same batch, handled and not yet acked, come again: for the first time, as far as they know.
-    assert all(key.startswith("quick") for key in verdict.duplicate_keys["at_least_once"])
-    assert all(scene.starts(f"quick {number}") in ([1], [1, 1]) for number in range(40))
+    assert verdict.duplicates["at_least_once"] == 0
 
 
 def test_children_of_a_killed_supervisor_finish_what_they_have_and_end(scene: Scene) -> None:

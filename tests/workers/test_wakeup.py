@@ -100,7 +100,7 @@ def test_a_listener_whose_connection_is_cut_listens_again(
     eventually(listener.established.is_set)
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE '%%pg_notify%%' "
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%%' "
             "AND pid <> pg_backend_pid() AND datname = current_database()"
         )
     eventually(lambda: not listener.established.is_set())

@@ -99,6 +99,9 @@ class Task:
             return ProcessDied(f"It was handed out {attempt - 1} times and never ended; its handler is not run again.")
         context = Context(self.queue, self.alias, entry.registration, claimed, attempt, self.extend)
         watched = dead_peers.pause()
+        quarantine = self.pump.quarantine if self.pump.quarantine.watchful else None
+        if quarantine is not None:
+            quarantine.enter(suspect=attempt > 1)
         started = monotonic()
         timeout = entry.timeout
         slot = self.slot
@@ -120,9 +123,11 @@ class Task:
             # Sent while the handler ran, delivered a few bytecodes after it had returned: it was late all the same.
             self.running = None
             failed = error
-        dead_peers.resume(watched)
         if slot is not None:
             slot.end()
+        if quarantine is not None:
+            quarantine.leave(suspect=attempt > 1)
+        dead_peers.resume(watched)
         if failed is not None:
             if self.cut_off is running and self.hit is not running:
                 # Whatever the handler made of the interruption.

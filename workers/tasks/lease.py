@@ -38,17 +38,29 @@ _Failed = tuple[Claimed, BaseException, dict[str, Any] | None]
 
 
 class Batch:
-    """A leased batch. ``waiting`` is shared with the watchdog: the task takes from the left, the watchdog from the
-    right, so neither needs a lock."""
+    """A leased batch. ``waiting`` and ``done`` are shared with the watchdog: who takes a message out of one of them has it
+    for himself, so neither needs a lock."""
 
-    __slots__ = ("expires", "held", "token", "waiting")
+    __slots__ = ("done", "expires", "held", "token", "waiting")
 
     def __init__(self, token: uuid.UUID, expires: float, rows: Sequence[Claimed]) -> None:
         self.token = token
         self.expires = expires
         self.waiting: deque[Claimed] = deque(rows)
+        #: Handled, and not yet acked.
+        self.done: deque[int] = deque()
         #: Handled or in hand, and not yet acked: what a renewal has to cover besides ``waiting``.
         self.held: list[int] = []
+
+    def take_done(self) -> list[int]:
+        """Take everything out of ``done``, ascending."""
+        taken: list[int] = []
+        try:
+            while True:
+                taken.append(self.done.popleft())
+        except IndexError:
+            taken.sort()
+            return taken
 
 
 class LeaseTask(Task):
@@ -88,15 +100,13 @@ class LeaseTask(Task):
         return count
 
     def _handle(self, batch: Batch, started: float) -> None:
-        held, waiting = batch.held, batch.waiting
-        done: list[int] = []
+        held, waiting, done = batch.held, batch.waiting, batch.done
         failures: list[_Failed] = []
         unknown: list[int] = []
         flush_at = started + 2 * self._target
         stopping = self.pump.stopping
         while waiting:
             if stopping.is_set():
-                self._give_back(batch, 0)
                 break
             try:
                 row = waiting.popleft()
@@ -112,22 +122,17 @@ class LeaseTask(Task):
                 assert isinstance(outcome, BaseException)
                 failures.append((row, outcome, self.items))
             if monotonic() > flush_at:
-                self._flush(batch, done, failures, unknown, started)
+                self._flush(batch, failures, unknown, started)
                 flush_at = monotonic() + 2 * self._target
-        self._end(batch, done, failures, unknown)
+        self._end(batch, failures, unknown)
+        if waiting:
+            self._give_back(batch, 0)  # stopping; last, so that an error here does not cost the acks
 
-    def _flush(
-        self,
-        batch: Batch,
-        done: list[int],
-        failures: list[_Failed],
-        unknown: list[int],
-        started: float,
-    ) -> None:
+    def _flush(self, batch: Batch, failures: list[_Failed], unknown: list[int], started: float) -> None:
         """Handlers are slower than thought: end what is done, and keep only what fits into the target."""
         now = monotonic()
-        average = (now - started) / max(1, len(done) + len(failures) + len(unknown))
-        self._end(batch, done, failures, unknown)
+        average = (now - started) / max(1, len(batch.held))
+        self._end(batch, failures, unknown)
         if now > batch.expires and batch.waiting:
             # Nobody renewed it: what was not started may be somebody else's by now.
             self.pump.stats.lost += len(batch.waiting)
@@ -135,40 +140,49 @@ class LeaseTask(Task):
             batch.waiting.clear()
         self._give_back(batch, max(1, int(self._target / average)))
 
-    def _end(self, batch: Batch, done: list[int], failures: list[_Failed], unknown: list[int]) -> None:
-        if done:
-            self._ack(done, batch)
+    def _end(self, batch: Batch, failures: list[_Failed], unknown: list[int]) -> None:
+        if batch.done:
+            self._ack(batch)
         for row, error, items in failures:
             self.recover(row, error, batch.token, items)
         if unknown:
             self.sql.give_back(connections[self.alias], sorted(unknown), batch.token, handled=False)
             self.unknown(unknown)
-        done.clear()
         failures.clear()
         unknown.clear()
         batch.held.clear()
 
-    def _ack(self, done: list[int], batch: Batch) -> None:
+    def _ack(self, batch: Batch) -> None:
         connection = connections[self.alias]
-        done.sort()
-        while True:
+        while batch.done:
             dead_peers.again()
             try:
-                ended = self.sql.ack(connection, done, batch.token)
-                break
+                self.ack_done(batch)
             except Error as error:
                 # These messages are handled: an ack that did not arrive is tried again as long as the lease holds.
                 if monotonic() > batch.expires or not self.pump.survive(error, self.pump.breaker, connection):
+                    lost = len(batch.take_done())
                     log.error("%s: %d handled messages could not be acked and will come again: %s",
-                              self.queue._meta.label, len(done), error)  # fmt: skip
-                    self.pump.stats.lost += len(done)
-                    return
+                              self.queue._meta.label, lost, error)  # fmt: skip
+                    self.pump.stats.lost += lost
+
+    def ack_done(self, batch: Batch) -> None:
+        """Ack what is done; an error leaves it done and not acked. The watchdog calls this as well, on its own thread and
+        connection: what was handled is not to wait for its ack behind a slow handler, lest a crash doubles it."""
+        seqs = batch.take_done()
+        if not seqs:
+            return
+        try:
+            ended = self.sql.ack(connections[self.alias], seqs, batch.token)
+        except Error:
+            batch.done.extend(seqs)
+            raise
         self.pump.succeeded(ended)
-        if ended != len(done):
-            self.pump.stats.lost += len(done) - ended
+        if ended != len(seqs):
+            self.pump.stats.lost += len(seqs) - ended
             log.warning(
                 "%s: %d of %d leases were lost before the ack (seq %d to %d); those messages are handled again.",
-                self.queue._meta.label, len(done) - ended, len(done), done[0], done[-1],
+                self.queue._meta.label, len(seqs) - ended, len(seqs), seqs[0], seqs[-1],
             )  # fmt: skip
 
     def _give_back(self, batch: Batch, keep: int) -> None:
