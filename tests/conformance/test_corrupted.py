@@ -80,7 +80,7 @@ DEEP = b'{"a":' * 100_000
         (encode_headers({"type": type_name(Choosy), "content-type": "application/json"}), b'{"number": -1}'),
         (encode_headers({"type": type_name(Choosy)}), DEEP),
         (DEEP.decode(), b""),
-        ('{"type": "%s", "other": %s' % (type_name(Choosy), DEEP.decode()), b""),
+        (f'{{"type": "{type_name(Choosy)}", "other": {DEEP.decode()}', b""),
     ],
     ids=["refused by its own class", "body nested too deep", "headers nested too deep", "a header nested too deep"],
 )
