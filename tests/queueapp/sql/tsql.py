@@ -101,7 +101,7 @@ _TRY = re.compile(
 )
 
 
-def parsed(sql: str) -> list[exp.Expression]:
+def parsed(sql: str) -> list[Any]:
     """The statements of a batch. Fails on anything that the parser does not understand completely."""
     framed = _TRY.match(sql)
     if framed:
