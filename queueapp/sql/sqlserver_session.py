@@ -28,6 +28,7 @@ _BINARY = (-3, 0, 0)
 _DATETIME2 = (93, 26, 6)
 
 _DAY_MS = 86_400_000
+_LONGEST_WAIT_MS = 2**31 - 1
 _MARK = "lock_timeout"
 
 
@@ -93,7 +94,7 @@ def fetch_within(connection: Any, wait_ms: int, select: str, params: Sequence[An
     SQLSTATE of its own. SET ends with a parametrised batch; in a plain one every way out leads over a second SET.
     """
     sql = (
-        f"{first}SET LOCK_TIMEOUT {int(wait_ms)}; BEGIN TRY {select}; END TRY BEGIN CATCH SET LOCK_TIMEOUT -1; "
+        f"{first}SET LOCK_TIMEOUT {min(int(wait_ms), _LONGEST_WAIT_MS)}; BEGIN TRY {select}; END TRY BEGIN CATCH SET LOCK_TIMEOUT -1; "
         f"IF ERROR_NUMBER() <> {LOCK_TIMEOUT} BEGIN; THROW; END; SELECT {LOCK_TIMEOUT} AS [{_MARK}]; END CATCH; "
         f"SET LOCK_TIMEOUT -1"
     )
