@@ -64,9 +64,10 @@ def _tell_server(*, connection: Any, **_: Any) -> None:
 
 
 class Answering:
-    """``with Answering(connection):`` this thread waits for its database now; ``again`` starts the clock anew.
+    """``with Answering(connection):`` this thread waits for its database now; ``again`` starts the clock anew, ``pause`` is
+    for a handler in between.
 
-    In the path of every claim, so it costs a dict entry: no lock, no timer.
+    In the path of every claim and ack, so it costs a dict entry: no lock, no timer. One in another counts as ``again``.
     """
 
     __slots__ = ("_connection",)
@@ -79,6 +80,10 @@ class Answering:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self.pause()
+
+    def pause(self) -> None:
+        """What follows is not the engine's statement."""
         _waiting.pop(threading.get_ident(), None)
 
     def again(self) -> None:
@@ -86,20 +91,11 @@ class Answering:
         _waiting[threading.get_ident()] = (monotonic(), self._connection)
 
 
-def pause() -> tuple[float, Any] | None:
-    """A handler begins on this thread: nothing of the engine waits. Give what it returns to ``resume``."""
-    return _waiting.pop(threading.get_ident(), None)
-
-
-def resume(paused: tuple[float, Any] | None) -> None:
-    """The handler has ended; the clock starts anew."""
-    if paused is not None:
-        _waiting[threading.get_ident()] = (monotonic(), paused[1])
-
-
 def again() -> None:
     """This thread sends a new statement: if it is watched, the clock starts anew."""
-    resume(_waiting.get(threading.get_ident()))
+    thread = threading.get_ident()
+    if thread in _waiting:
+        _waiting[thread] = (monotonic(), _waiting[thread][1])
 
 
 def patience(most: timedelta) -> timedelta:

@@ -14,7 +14,7 @@ from queueapp.errors import UndecodableMessage
 from queueapp.receiving import as_uuid
 from queueapp.sql.base import BODY, DELIVERIES, HEADERS, ID, SEQ, Claimed, Row
 
-from .. import dead_peers
+from ..dead_peers import Answering
 from ..handling import WorkerStopped
 from ..sizing import BatchSize
 from ..slots import Slot
@@ -42,7 +42,7 @@ class AtMostOnceTask(Task):
         rows: list[Claimed] = []
         unknown: list[int] = []
         try:
-            with transaction.atomic(using=self.alias), self.pump.turn(limit):
+            with Answering(connection), transaction.atomic(using=self.alias), self.pump.turn(limit):
                 started = monotonic()
                 ranges = self.pump.ranges(self)
                 rows = self.sql.claim_by_delete(connection, ranges, limit, whole=True, skip=self.pump.skip)
@@ -93,15 +93,15 @@ class AtMostOnceTask(Task):
         row = Row(claimed[SEQ], as_uuid(claimed[ID]), claimed[HEADERS], claimed[BODY], claimed[DELIVERIES], *rest)
         connection = connections[self.alias]
         while True:
-            dead_peers.again()
             try:
-                recoverability.fail_taken(
-                    self.queue, self.alias, row, error, consumer=self.consumer_of(claimed),
-                    items=self.items, verdict=verdict,
-                )  # fmt: skip
+                with Answering(connection):
+                    recoverability.fail_taken(
+                        self.queue, self.alias, row, error, consumer=self.consumer_of(claimed),
+                        items=self.items, verdict=verdict,
+                    )  # fmt: skip
                 return
             except Error as failure:
                 if not self.pump.survive(failure, self.pump.breaker, connection):
                     log.critical("%s: at-most-once message %s failed and could not be kept; headers: %s",
                                  self.queue._meta.label, row.id, row.headers)  # fmt: skip
-                    raise
+                    return  # the rest of its batch is to be handled all the same

@@ -22,7 +22,7 @@ from queueapp.receiving import Context
 from queueapp.sql import ErrorKind, backend_of, queue_sql
 from queueapp.sql.base import SEQ, Claimed
 
-from .. import dead_peers
+from ..dead_peers import Answering, patience
 from ..handling import Entry, Handlers, Interrupted, ProcessDied, WorkerStopped
 from ..sizing import BatchSize
 from ..slots import Slot
@@ -98,7 +98,6 @@ class Task:
             # Handed out for its last attempt, and neither ended nor failed: its process died, or its lease lapsed.
             return ProcessDied(f"It was handed out {attempt - 1} times and never ended; its handler is not run again.")
         context = Context(self.queue, self.alias, entry.registration, claimed, attempt, self.extend)
-        watched = dead_peers.pause()
         quarantine = self.pump.quarantine if self.pump.quarantine.watchful else None
         if quarantine is not None:
             quarantine.enter(suspect=attempt > 1)
@@ -127,7 +126,6 @@ class Task:
             slot.end()
         if quarantine is not None:
             quarantine.leave(suspect=attempt > 1)
-        dead_peers.resume(watched)
         if failed is not None:
             if self.cut_off is running and self.hit is not running:
                 # Whatever the handler made of the interruption.
@@ -167,26 +165,28 @@ class Task:
         if isinstance(error, WorkerStopped):
             # A lease is ended uncounted; what was received in a transaction is back since its rollback.
             if token is not None:
-                self.sql.give_back(connections[self.alias], [claimed[SEQ]], token, handled=False)
+                with Answering(connections[self.alias]):
+                    self.sql.give_back(connections[self.alias], [claimed[SEQ]], token, handled=False)
             self.pump.came_back(claimed[SEQ])
             return
         self.pump.failed()
         connection = connections[self.alias]
-        if connection.connection is not None and not connection.is_usable():
-            connection.close()
+        with Answering(connection):
+            if connection.connection is not None and not connection.is_usable():
+                connection.close()
         while True:
-            dead_peers.again()
             try:
-                verdict = recoverability.fail(
-                    self.queue,
-                    self.alias,
-                    claimed[SEQ],
-                    error,
-                    consumer=self.consumer_of(claimed),
-                    token=token,
-                    wait=dead_peers.patience(timedelta(seconds=60)),
-                    items=items,
-                )
+                with Answering(connection):
+                    verdict = recoverability.fail(
+                        self.queue,
+                        self.alias,
+                        claimed[SEQ],
+                        error,
+                        consumer=self.consumer_of(claimed),
+                        token=token,
+                        wait=patience(timedelta(seconds=60)),
+                        items=items,
+                    )
                 break
             except Error as failure:
                 kind = backend_of(connection).error_kind(failure)

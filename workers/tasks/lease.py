@@ -22,7 +22,7 @@ from queueapp.messages import new_id
 from queueapp.sql import backend_of
 from queueapp.sql.base import DELIVERIES, SEQ, Claimed
 
-from .. import dead_peers
+from ..dead_peers import Answering
 from ..sizing import BatchSize
 from ..slots import Slot
 from .base import Task
@@ -80,9 +80,11 @@ class LeaseTask(Task):
         most = 1 if self.pump.careful else limit
         with self.pump.turn(most):
             started = monotonic()  # before the statement, so that a slow round trip cannot stretch the lease
-            rows = self.sql.claim_by_lease(
-                connection, self.pump.ranges(self), most, token, self.pump.subscriber, self._lease_ms, self.pump.skip
-            )
+            with Answering(connection):
+                ranges, skip = self.pump.ranges(self), self.pump.skip
+                rows = self.sql.claim_by_lease(
+                    connection, ranges, most, token, self.pump.subscriber, self._lease_ms, skip
+                )
             if not rows:
                 return 0
             self.pump.claimed(self, rows)
@@ -146,7 +148,8 @@ class LeaseTask(Task):
         for row, error, items in failures:
             self.recover(row, error, batch.token, items)
         if unknown:
-            self.sql.give_back(connections[self.alias], sorted(unknown), batch.token, handled=False)
+            with Answering(connections[self.alias]):
+                self.sql.give_back(connections[self.alias], sorted(unknown), batch.token, handled=False)
             self.unknown(unknown)
         failures.clear()
         unknown.clear()
@@ -155,7 +158,6 @@ class LeaseTask(Task):
     def _ack(self, batch: Batch) -> None:
         connection = connections[self.alias]
         while batch.done:
-            dead_peers.again()
             try:
                 self.ack_done(batch)
             except Error as error:
@@ -172,8 +174,10 @@ class LeaseTask(Task):
         seqs = batch.take_done()
         if not seqs:
             return
+        connection = connections[self.alias]
         try:
-            ended = self.sql.ack(connections[self.alias], seqs, batch.token)
+            with Answering(connection):
+                ended = self.sql.ack(connection, seqs, batch.token)
         except Error:
             batch.done.extend(seqs)
             raise
@@ -195,7 +199,8 @@ class LeaseTask(Task):
                 break
         if surplus:
             surplus.reverse()
-            self.sql.give_back(connections[self.alias], sorted(surplus), batch.token, handled=False)
+            with Answering(connections[self.alias]):
+                self.sql.give_back(connections[self.alias], sorted(surplus), batch.token, handled=False)
             self.pump.came_back(min(surplus), len(surplus))
 
     def extend(self, seq: int, period: timedelta | None) -> None:

@@ -18,6 +18,7 @@ from queueapp.messages import counted_attempts, new_id
 from queueapp.sql import ErrorKind, backend_of
 from queueapp.sql.base import DELIVERIES, HEADERS, SEQ, Claimed
 
+from ..dead_peers import Answering
 from ..handling import WorkerStopped
 from ..slots import Slot
 from .base import RollBack, Task
@@ -50,13 +51,15 @@ class TransactionalTask(Task):
         outcome: BaseException | bool | None = None
         decided: recoverability.Decided | None = None
         try:
-            with transaction.atomic(using=self.alias):
+            with Answering(connection) as answering, transaction.atomic(using=self.alias):
                 rows = self.sql.claim_by_delete(connection, self.pump.ranges(self), 1, skip=self.pump.skip)
                 if not rows:
                     return 0
                 claimed = rows[0]
                 self.pump.claimed(self, rows)
+                answering.pause()
                 outcome = self.call(claimed, 1 + self._failed_attempts(claimed))
+                answering.again()
                 if outcome is None:
                     pass
                 elif outcome is False or isinstance(outcome, WorkerStopped) or self._is_deadlock(outcome, connection):
@@ -111,9 +114,10 @@ class TransactionalTask(Task):
         connection = connections[self.alias]
         token = new_id()
         lease_ms = int(self.queue.delivery.lease_period / timedelta(milliseconds=1))
-        rows = self.sql.claim_by_lease(
-            connection, self.pump.ranges(self), 1, token, self.pump.subscriber, lease_ms, self.pump.skip
-        )
+        with Answering(connection):
+            rows = self.sql.claim_by_lease(
+                connection, self.pump.ranges(self), 1, token, self.pump.subscriber, lease_ms, self.pump.skip
+            )
         if not rows:
             return 0
         claimed = rows[0]
@@ -122,25 +126,29 @@ class TransactionalTask(Task):
             self.slot.lease(token)
         outcome: BaseException | bool | None
         try:
-            with transaction.atomic(using=self.alias):
+            with Answering(connection) as answering, transaction.atomic(using=self.alias):
                 # From here on the row lock owns the message, however long the handler takes and the lease lasts.
                 if self.sql.ack(connection, [claimed[SEQ]], token) != 1:
                     self.pump.stats.lost += 1
                     log.warning("%s", LeaseLost(self.queue._meta.label, claimed[SEQ]))
                     return 1
+                answering.pause()
                 outcome = self.call(claimed, claimed[DELIVERIES])
+                answering.again()
                 if outcome is not None:
                     raise RollBack
         except RollBack:
             pass
         except Exception as error:
             outcome = error
-        if self.slot is not None:
-            self.slot.lease(NO_TOKEN)
+        finally:
+            if self.slot is not None:
+                self.slot.lease(NO_TOKEN)
         if outcome is None:
             self.pump.succeeded(1)
         elif outcome is False:
-            self.sql.give_back(connection, [claimed[SEQ]], token, handled=False)
+            with Answering(connection):
+                self.sql.give_back(connection, [claimed[SEQ]], token, handled=False)
             self.unknown([claimed[SEQ]])
         else:
             assert isinstance(outcome, BaseException)
@@ -160,7 +168,8 @@ class TransactionalTask(Task):
             if self._deadlocks[seq] <= FREE_DEADLOCKS:
                 # A victim did nothing wrong: everything was rolled back, it is received again.
                 if token is not None:
-                    self.sql.give_back(connection, [seq], token, handled=False)
+                    with Answering(connection):
+                        self.sql.give_back(connection, [seq], token, handled=False)
                 self.pump.floors.lower(seq)
                 return
         self.recover(claimed, error, token, self.items)
