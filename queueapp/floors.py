@@ -25,23 +25,29 @@ class Floors:
     """The floors of one queue in one process, and its rescan. Shared by the receive tasks of that queue without a lock:
     a lost update only means that a few rows are looked at twice, or found by the rescan."""
 
-    __slots__ = ("_leveled", "_low", "_place", "_position", "_span", "_turn", "levels")
+    __slots__ = ("_leveled", "_low", "_place", "_position", "_returns", "_returns_seen", "_span", "_turn", "levels")
 
     def __init__(self, levels: Iterable[Level] = (("", 0),), leveled: bool = False) -> None:
         self.levels: list[Level] = list(levels)
         self._leveled = leveled
         self._low: MutableSequence[int] | memoryview[int] = [0] * len(self.levels)
+        #: One place: how often rows came back that were taken lately, told by who gave them back.
+        self._returns: MutableSequence[int] | memoryview[int] = [0]
+        self._returns_seen = 0
         self._place = {level: place for place, level in enumerate(self.levels)}
         self._position = 0
         self._span = FIRST_WINDOW
         self._turn = 0
 
-    def share(self, places: MutableSequence[int] | memoryview[int]) -> None:
+    def share(
+        self, places: memoryview[int] | MutableSequence[int], returns: memoryview[int] | MutableSequence[int]
+    ) -> None:
         """Keep the floors in these places from now on, where other processes with the same levels keep theirs: a claim
-        then starts above what any of them has taken, and does not walk over it."""
+        then starts above what any of them has taken, and does not walk over it. ``returns`` is one place: a change of
+        it says that rows came back that were taken lately."""
         for place, low in enumerate(self._low):
             places[place] = max(places[place], low)
-        self._low = places
+        self._low, self._returns = places, returns
 
     def ahead(self) -> list[Range]:
         """Where to claim: every level from its floor, in claim order. Recipients of one priority take turns at being
@@ -58,6 +64,10 @@ class Floors:
 
     def behind(self) -> list[Range]:
         """The present rescan window, cut off below each level's floor; empty when nothing lies behind."""
+        if self._returns[0] != self._returns_seen:
+            self._returns_seen = self._returns[0]
+            self._span = FIRST_WINDOW
+            self._position = max(0, max(self._low) - FIRST_WINDOW)
         start, end = self._position, self._position + self._span - 1
         floors = zip(self.levels, self._low, strict=False)
         found = [Range(start, min(end, low - 1), *level) for level, low in floors if start < low]

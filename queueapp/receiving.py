@@ -11,6 +11,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
+from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -259,10 +260,18 @@ class Receive:
         sql = queue_sql(self.queue, connection)
         delivery = self.queue.delivery
         levels = [(self._recipient, priority) for priority in range(delivery.priorities - 1, -1, -1)]
-        floors = floors_of(self.queue, self.alias, tuple(levels), bool(sql.table.claim_by))
+        leveled = bool(sql.table.claim_by)
+        floors = floors_of(self.queue, self.alias, tuple(levels), leveled)
+        # What came back keeps its place, so the present rescan window comes first: a backlog ahead of the floor that
+        # fills every batch must not starve it. At last, when that does not fill the batch, from the very beginning.
+        behind, ahead = floors.behind(), floors.ahead()
+        looks = [sorted(behind + ahead, key=lambda r: -r.priority)] if leveled else [behind, ahead]
+        looks.append([Range(0, recipient=r, priority=p) for r, p in levels])
+        started = monotonic()
         rows: list[Claimed] = []
-        # From the floor first; only when that does not fill the batch from the very beginning.
-        for ranges in (floors.ahead(), [Range(0, recipient=r, priority=p) for r, p in levels]):
+        for ranges in looks:
+            if not ranges:
+                continue
             limit = self._limit - len(rows)
             if self.leased:
                 owner = self._token
@@ -274,6 +283,8 @@ class Receive:
             rows += got
             if len(rows) == self._limit:
                 break
+        if behind and not any(row[SEQ] <= behind[0].high for row in rows):
+            floors.rescanned(monotonic() - started)
         return rows
 
     def _end(self, message: Message, how: str) -> None:

@@ -37,6 +37,7 @@ class ChildOptions:
     slots: int = 0
     slots_fd: int = -1
     life_fd: int = -1
+    floors_fd: int = -1
     #: It replaces one that crashed: for so many seconds it handles what may have been the cause alone.
     watchful_for: float = 0.0
     holder: str = ""
@@ -119,11 +120,13 @@ def run_worker(options: ChildOptions, stages: Stages) -> int:
     from .heartbeat import Heartbeat
     from .pump import QueuePump
     from .quarantine import Quarantine
+    from .shared_floors import SharedFloors
     from .slots import Slots
     from .wakeup import Listener
     from .watchdog import Watchdog, interrupt_all
 
     slots = Slots(options.slots, options.slots_fd) if options.slots else None
+    floors = SharedFloors(len(options.queues), options.floors_fd) if options.floors_fd >= 0 else None
     quarantine = Quarantine(options.watchful_for)
     pumps: list[QueuePump] = []
     used = 0
@@ -138,6 +141,8 @@ def run_worker(options: ChildOptions, stages: Stages) -> int:
         pump = QueuePump(
             queue, alias, stopping=stages.stopping, slots=own, concurrency=concurrency, quarantine=quarantine
         )
+        if floors is not None:
+            floors.share(index, pump.floors)
         for slot in own or ():
             slot.describe(index, pump.subscriber)
         pumps.append(pump)

@@ -364,6 +364,8 @@ class QueuePump:
             # Came back behind the floor, or was committed late: first these, the window stays until it is clear.
             return Estimate(seen.behind, seen.behind >= self.peek_limit, seen.first, behind)
         self.floors.rescanned(monotonic() - started)
+        if seen.ahead:
+            self.floors.seen(seen.first)
         return Estimate(seen.ahead, seen.ahead >= self.peek_limit, seen.first, None)
 
     def _take(self, task: Task, round_: Round) -> int:
@@ -397,8 +399,7 @@ class QueuePump:
                 if not asked:
                     break
                 try:
-                    with Answering(connections[self.alias]):
-                        count = task.receive(asked)
+                    count = task.receive(asked)
                 except Error as error:
                     round_.spent()
                     if not self.survive(error, self.breaker, connections[self.alias]):

@@ -13,7 +13,7 @@ from zlib import crc32
 
 from queueapp.floors import Floors
 
-#: Places of one queue: what its levels are, then a floor for each of them.
+#: Places of one queue: what its levels are, how often messages came back, then a floor for each level.
 PLACES = 512
 
 
@@ -35,8 +35,13 @@ class SharedFloors:
         levels = len(floors.levels)
         start = queue * PLACES
         what = crc32(repr(floors.levels).encode()) + 1
-        if levels >= PLACES or self._places[start] not in (0, what):
+        if levels + 2 > PLACES or self._places[start] not in (0, what):
             return False
         self._places[start] = what
-        floors.share(self._places[start + 1 : start + 1 + levels])
+        floors.share(self._places[start + 2 : start + 2 + levels], self._places[start + 1 : start + 2])
         return True
+
+    def came_back(self) -> None:
+        """What a process had taken was given back after its death: let the others look for it."""
+        for start in range(0, len(self._places), PLACES):
+            self._places[start + 1] += 1

@@ -29,6 +29,7 @@ from queueapp.sql import queue_sql
 from . import crashes
 from .child import ChildOptions
 from .dead_peers import Answering, PeerWatch, prepare_connections
+from .shared_floors import SharedFloors
 from .slots import Slots
 
 log = logging.getLogger("workers")
@@ -58,6 +59,8 @@ class Child:
             self.slots.clear()
             self.options.slots_fd = self.slots.fd
             passed.append(self.slots.fd)
+        if self.options.floors_fd >= 0:
+            passed.append(self.options.floors_fd)
         environment = os.environ | {
             "DJANGO_SETTINGS_MODULE": os.environ.get("DJANGO_SETTINGS_MODULE", django_settings.SETTINGS_MODULE or ""),
             "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
@@ -108,9 +111,13 @@ class Supervisor:
         self._stopping = threading.Event()
         self._signals = 0
         labels = [queue._meta.label for queue in self.queues]
+        self._floors = SharedFloors(len(labels))
         slots = sum(concurrency or q.delivery.concurrency or settings.CONCURRENCY for q in self.queues)
         self.children = [
-            Child(f"worker {n + 1}", ChildOptions("worker", labels, str(self.id), concurrency, slots))
+            Child(
+                f"worker {n + 1}",
+                ChildOptions("worker", labels, str(self.id), concurrency, slots, floors_fd=self._floors.fd),
+            )
             for n in range(processes if labels else 0)
         ]
         if dispatcher:
@@ -180,7 +187,7 @@ class Supervisor:
                 child.restart_at = 0.0
                 child.start(life_read)
         if self._unaccounted:
-            self._unaccounted = crashes.account(self._unaccounted)
+            self._settle(self._unaccounted)
 
     def _account(self, child: Child) -> None:
         """Count the crash against what the child was handling. What fails is tried again with the next look."""
@@ -188,7 +195,11 @@ class Supervisor:
             return
         assert child.process is not None
         crash = crashes.Crash.of(child.slots, self.queues, child.process.returncode)
-        self._unaccounted = crashes.account([*self._unaccounted, crash])
+        self._settle([*self._unaccounted, crash])
+
+    def _settle(self, open_crashes: list[crashes.Crash]) -> None:
+        self._unaccounted = crashes.account(open_crashes)
+        self._floors.came_back()
 
     def _is_empty(self) -> bool:
         try:
@@ -230,5 +241,5 @@ class Supervisor:
                 self._account(child)
                 code = 1
         if self._unaccounted:
-            self._unaccounted = crashes.account(self._unaccounted)
+            self._settle(self._unaccounted)
         return code

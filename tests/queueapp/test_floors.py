@@ -126,17 +126,30 @@ def test_a_reset_looks_from_the_very_beginning() -> None:
 
 
 def test_shared_floors_rise_and_fall_together() -> None:
-    places = [0]
+    places, returns = [0], [0]
     one, other = Floors(), Floors()
     one.passed([row(10)])
-    one.share(places)
-    other.share(places)
+    one.share(places, returns)
+    other.share(places, returns)
 
     assert other.lowest == 11
     other.passed([row(20)])
     assert one.ahead() == [Range(21, MAX_SEQ)]
     one.lower(5)
     assert other.lowest == 5
+
+
+def test_what_another_process_gave_back_is_looked_for_just_behind_the_floor() -> None:
+    places, returns = [0], [0]
+    floors = Floors()
+    floors.share(places, returns)
+    floors.passed([row(10 * FIRST_WINDOW)])
+
+    returns[0] += 1
+
+    assert floors.behind() == [Range(9 * FIRST_WINDOW + 1, 10 * FIRST_WINDOW)]
+    floors.rescanned(0.001)
+    assert floors.behind()[0].low == 0
 
 
 def test_a_claim_begins_where_the_peek_saw_the_first_message() -> None:
