@@ -13,7 +13,15 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from .consumers import Consumer, consumer
-    from .errors import InvalidMessage, InvalidOption, LeaseLost, QueueError, QueueNotFound, UndecodableMessage
+    from .errors import (
+        InvalidMessage,
+        InvalidOption,
+        LeaseLost,
+        MessageNotFound,
+        QueueError,
+        QueueNotFound,
+        UndecodableMessage,
+    )
     from .messages import message_type
     from .models import Delivery, ForeignQueue, ForeignSqlServerQueue, Queue, Semantics
     from .receiving import Context, Message
@@ -32,6 +40,7 @@ _PUBLIC = {
     "InvalidOption": "errors",
     "LeaseLost": "errors",
     "Message": "receiving",
+    "MessageNotFound": "errors",
     "message_type": "messages",
     "Poison": "recoverability",
     "Queue": "models",
@@ -54,6 +63,7 @@ __all__ = [
     "InvalidOption",
     "LeaseLost",
     "Message",
+    "MessageNotFound",
     "Poison",
     "Queue",
     "QueueError",

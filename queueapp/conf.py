@@ -290,6 +290,17 @@ OPTIONS: tuple[Option, ...] = (
         optional=True,
         seconds=True,
     ),
+    Option(
+        "POISON_RETENTION",
+        timedelta,
+        timedelta(days=15),
+        "How long archived and edited poison messages are kept before housekeeping deletes them; None: for ever. "
+        "Unresolved ones are never deleted.",
+        low=timedelta(hours=1),
+        high=timedelta(days=3650),
+        optional=True,
+        seconds=True,
+    ),
     Option("PURGE_BATCH", int, 3500, "Expired messages deleted in one statement.", low=1, high=3500),
 )
 

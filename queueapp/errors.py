@@ -37,6 +37,10 @@ class InvalidMessage(QueueError, ValueError):
     """A message that was about to be sent cannot be stored: a body or header of the wrong type, a NUL, too long."""
 
 
+class MessageNotFound(QueueError, LookupError):
+    """The message is not where it was looked for: handled, moved, or deleted meanwhile. Nothing was changed."""
+
+
 class UndecodableMessage(QueueError, ValueError):
     """Headers or body of a received message do not parse. The message goes to poison with its bytes untouched."""
 

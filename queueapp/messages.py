@@ -28,6 +28,8 @@ TYPE = "type"
 CONTENT_TYPE = "content-type"
 CORRELATION_ID = "correlation-id"
 REPLY_TO = "reply-to"
+#: In a message that was edited out of poison: the id of the one it replaces.
+EDIT_OF = "edit-of"
 
 #: The same facts under the names of the NServiceBus wire format (spec/000, 001), read from and written to foreign tables.
 NSB_MESSAGE_ID = "NServiceBus.MessageId"
@@ -226,6 +228,48 @@ def count_attempts(headers: str, attempts: int) -> str:
     return encode_headers(changed | ({ATTEMPTS: str(attempts)} if attempts else {}))
 
 
+#: What says who a message is, what it belongs to and what happened to it; whole names, and beginnings of names.
+_LOCKED = frozenset(
+    {CORRELATION_ID, EDIT_OF, ATTEMPTS, NSB_MESSAGE_ID, NSB_CORRELATION_ID, "NServiceBus.ConversationId"}
+    | {"NServiceBus.RelatedTo", "NServiceBus.MessageIntent", "NServiceBus.FailedQ", "NServiceBus.TimeOfFailure"}
+)
+_LOCKED_BEGINNINGS = (
+    "NServiceBus.Saga", "NServiceBus.OriginatingSaga", "NServiceBus.Retries", "NServiceBus.ExceptionInfo.",
+    "NServiceBus.DelayedRetries", "ServiceControl.EditOf",
+)  # fmt: skip
+
+
+def edited_headers(before: str, after: Mapping[str, str] | None, original: uuid.UUID, identity: uuid.UUID) -> str:
+    """Stored headers of the edited copy ``identity`` of a message: ``after`` in place of ``before`` (None: the same),
+    linked to the original. Raises InvalidMessage where one was changed, added or taken out that is locked: ids,
+    correlation, conversation, saga, intent, retries and faults."""
+    try:
+        old = decode_headers(before)
+    except UndecodableMessage as error:
+        if after is None:
+            raise InvalidMessage(f"{error} Give the edited message headers of its own.") from error
+        old = {}
+    new = dict(old if after is None else after)
+    for name in sorted(old.keys() | new.keys()):
+        locked = name in _LOCKED or name.startswith(_LOCKED_BEGINNINGS)
+        if locked and old.get(name) != new.get(name):
+            raise InvalidMessage(f"Header {name!r} is locked: an edited message keeps it as it was.")
+    new[EDIT_OF] = str(original)
+    if NSB_MESSAGE_ID in new:
+        new[NSB_MESSAGE_ID] = str(identity)
+    return encode_headers(new)
+
+
+def edit_of(headers: str) -> uuid.UUID | None:
+    """The message that this one was edited from; None when it was not, or the headers do not parse."""
+    if EDIT_OF not in headers:
+        return None
+    try:
+        return uuid.UUID(decode_headers(headers).get(EDIT_OF, ""))
+    except (UndecodableMessage, ValueError):
+        return None
+
+
 _NSB_TIME = "%Y-%m-%d %H:%M:%S:%f Z"
 
 
@@ -289,5 +333,5 @@ def decode_body(body: bytes | None, content_type: str, cls: Any = Any) -> Any:
         # Foreign JSON often starts with a byte order mark, which no JSON parser accepts.
         return body_decoder(cls)(body[3:] if body.startswith(b"\xef\xbb\xbf") else body)
     except Exception as error:  # also whatever the class itself raises in __post_init__
-        name = getattr(cls, "__qualname__", str(cls))
-        raise UndecodableMessage(f"The body is not a {name}: {error}") from error
+        what = "JSON" if cls is Any else f"a {getattr(cls, '__qualname__', str(cls))}"
+        raise UndecodableMessage(f"The body is not {what}: {error}") from error

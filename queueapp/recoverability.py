@@ -283,6 +283,7 @@ def _keep(failure: Failure, verdict: Verdict, failures: str, alias: str) -> None
             **describe(failure.exception),
             **_where(),
             message_type=_type_of(row),
+            edit_of=messages.edit_of(row.headers),
             **carried,
         )
 

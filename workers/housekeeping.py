@@ -1,7 +1,8 @@
 """Housekeeping of one database: expired messages go, and the leases of dead subscribers are released.
 
-Done by the process that dispatches delayed messages, as the same elected leader. Every piece of it is idempotent and in
-small batches that skip what is locked, so nothing waits for it.
+Poison messages that were archived or edited go when their retention is over. All of it is done by the process that
+dispatches delayed messages, as the same elected leader. Every piece is idempotent and in small batches that skip what
+is locked, so nothing waits for it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 from django.db import Error, connections
 
-from queueapp import registry, signals, wakeups
+from queueapp import poison, registry, signals, wakeups
 from queueapp.conf import settings
 from queueapp.models import Now, QueueControl, Subscriber
 from queueapp.sql import queue_sql
@@ -26,6 +27,8 @@ from .leadership import Leadership
 log = logging.getLogger("workers")
 
 BATCH = 3000
+#: Seconds between two looks for poison messages whose retention is over.
+RETENTION_INTERVAL = 600.0
 
 
 class Housekeeping(threading.Thread):
@@ -44,6 +47,7 @@ class Housekeeping(threading.Thread):
         next_purge = (
             monotonic() if settings.PURGE_EXPIRED_ON_STARTUP else (monotonic() + interval if interval else None)
         )
+        next_retention = monotonic()
         while not self._stopping.is_set():
             wait = min(1.0, settings.HEARTBEAT_INTERVAL.total_seconds())
             try:
@@ -54,6 +58,9 @@ class Housekeeping(threading.Thread):
                             for queue in self._queues:
                                 purge_expired(queue, self.alias, self._stopping)
                             next_purge = monotonic() + interval if interval else None
+                        if settings.POISON_RETENTION and monotonic() >= next_retention:
+                            next_retention = monotonic() + RETENTION_INTERVAL
+                            drop_old_poison(self.alias, self._stopping)
                 self._breaker.success()
             except Error as error:
                 connections[self.alias].close()
@@ -76,6 +83,20 @@ def purge_expired(queue: Any, alias: str, stopping: threading.Event | None = Non
     if total:
         log.info("%s: %d expired messages were purged.", queue._meta.label, total)
         signals.expired.send_robust(sender=queue, queue=queue, count=total)
+    return total
+
+
+def drop_old_poison(alias: str, stopping: threading.Event | None = None) -> int:
+    """Delete archived and edited poison messages whose retention is over, in batches; returns how many."""
+    total = 0
+    while not (stopping is not None and stopping.is_set()):
+        again()
+        count = poison.drop_old(settings.POISON_RETENTION, using=alias)
+        total += count
+        if count < poison.BATCH:
+            break
+    if total:
+        log.info("%d archived or edited poison messages in %r were deleted: their retention is over.", total, alias)
     return total
 
 

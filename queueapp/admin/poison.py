@@ -11,6 +11,7 @@ from django.contrib import admin, messages
 from django.contrib.admin.models import CHANGE, DELETION
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
+from django.urls import path
 from django.utils.html import format_html
 from django.utils.http import urlencode
 from django.utils.safestring import SafeString
@@ -20,6 +21,7 @@ from ..errors import QueueNotFound
 from ..models import PoisonMessage
 from . import display, untrusted
 from .delayed import carried
+from .editing import edit_view
 from .lists import BoundedFilter
 from .message_pages import Facts, MessageAdmin
 from .operations import Operation, Options
@@ -29,7 +31,8 @@ from .search import keys_in_store
 SAMPLE = 1000
 CHOICES = 20
 
-UNRESOLVED, ARCHIVED = PoisonMessage.Status.UNRESOLVED, PoisonMessage.Status.ARCHIVED
+Status = PoisonMessage.Status
+UNRESOLVED, ARCHIVED = Status.UNRESOLVED, Status.ARCHIVED
 
 
 # -- filters -------------------------------------------------------------------------------------------------------
@@ -42,7 +45,7 @@ class StatusFilter(admin.SimpleListFilter):
     parameter_name = "status"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [("archived", "archived"), ("all", "all")]
+        return [("archived", "archived"), ("edited", "edited"), ("all", "all")]
 
     def choices(self, changelist: Any) -> Any:
         own, *others = super().choices(changelist)
@@ -52,7 +55,7 @@ class StatusFilter(admin.SimpleListFilter):
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         if self.value() == "all":
             return queryset
-        return queryset.filter(status=ARCHIVED if self.value() == "archived" else UNRESOLVED)
+        return queryset.filter(status=self.value() if self.value() in Status.values else UNRESOLVED)
 
 
 class _Occurring(admin.SimpleListFilter):
@@ -225,6 +228,10 @@ class PoisonAdmin(MessageAdmin):
         """Archiving and restoring: Django's change permission."""
         return self._may(request, "change")
 
+    def has_edit_permission(self, request: HttpRequest) -> bool:
+        """``queueapp.edit_poisonmessage``."""
+        return self._may(request, "edit")
+
     # -- the list -------------------------------------------------------------------------------------------------
 
     def newest(self, request: HttpRequest) -> list[dict[str, Any]]:
@@ -244,7 +251,7 @@ class PoisonAdmin(MessageAdmin):
         return super().changelist_view(request, {"title": "Poison messages", **(extra_context or {})})
 
     def scope_of(self, message: Any) -> str:
-        return urlencode({"status": "archived"}) if message.status == ARCHIVED else ""
+        return urlencode({"status": message.status}) if message.status != UNRESOLVED else ""
 
     def message_type(self, row: Any) -> str:
         return row.message_type or super().message_type(row)
@@ -307,7 +314,10 @@ class PoisonAdmin(MessageAdmin):
             ("Worker", text(f"{message.host} {message.process} {message.worker_version}".strip(), 300)),
             ("Group", self.group(message)),
             ("Meant for", text(message.destination, 200) if message.destination else ""),
-            ("Archived", display.moment(message.archived_at) if message.archived_at else ""),
+            ("Archived", display.moment(message.archived_at) if message.status == ARCHIVED else ""),
+            ("Edited", display.moment(message.archived_at) if message.status == Status.EDITED else ""),
+            ("Edited as", message.edited_as or ""),
+            ("Edited from", self._original(message)),
         ]
         return [
             ("Failure", [(name, value) for name, value in failure if value != ""]),
@@ -322,6 +332,26 @@ class PoisonAdmin(MessageAdmin):
             ),
         ]
 
+    def _original(self, message: PoisonMessage) -> Any:
+        """The message that this one was edited from, as a link while it is kept."""
+        if message.edit_of is None:
+            return ""
+        originals = PoisonMessage.objects.using(self.alias).filter(message_id=message.edit_of)
+        number = originals.values_list("number", flat=True).first()
+        if number is None:
+            return message.edit_of
+        return format_html('<a href="{}{}/change/">{}</a>', self.list_url(), number, message.edit_of)
+
+    def get_urls(self) -> list[Any]:
+        name = f"{self.opts.app_label}_{self.opts.model_name}_edit"
+        view = self.admin_site.admin_view(self.edit_view)
+        return [path("<path:object_id>/edit/", view, name=name), *super().get_urls()]
+
+    def edit_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """The page that edits a message and requeues the copy."""
+        message = self._find(request, object_id)
+        return self._gone(request, object_id) if message is None else edit_view(self, request, message)
+
     def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
         message = self._find(request, object_id)
         more = {}
@@ -329,5 +359,6 @@ class PoisonAdmin(MessageAdmin):
             more = {
                 "exception_message": untrusted.text(message.exception_message),
                 "traceback": untrusted.text(message.traceback),
+                "edit": _is_unresolved(message) and self.has_edit_permission(request),
             }
         return super().change_view(request, object_id, form_url, {**more, **(extra_context or {})})

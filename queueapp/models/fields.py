@@ -51,6 +51,13 @@ class UtcField(models.DateTimeField):
 class BytesField(models.BinaryField):
     """Bytes: ``bytea`` or ``varbinary(max)``; always ``bytes`` here, where psycopg's text mode gives a memoryview."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # mssql-django, once loaded, gives every BinaryField made from then on max_length "max": models and migrations
+        # made before and after would differ, and makemigrations would find a change in each body.
+        if self.max_length == "max":  # type: ignore[comparison-overlap]
+            self.max_length = None
+
     def db_type(self, connection: Any) -> str | None:
         # mssql-django makes ``varbinary(None)`` of a field without max_length.
         return "varbinary(max)" if connection.vendor == "microsoft" else super().db_type(connection)

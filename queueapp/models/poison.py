@@ -14,6 +14,8 @@ class PoisonMessage(StoredMessage):
     class Status(models.TextChoices):
         UNRESOLVED = "unresolved"
         ARCHIVED = "archived"
+        #: A mended copy of it was sent in its place.
+        EDITED = "edited"
 
     number = models.BigAutoField(primary_key=True)
     status = models.CharField(max_length=20, choices=Status, db_default=Status.UNRESOLVED, default=Status.UNRESOLVED)
@@ -37,7 +39,10 @@ class PoisonMessage(StoredMessage):
         max_length=64, blank=True, db_default="", help_text="Same exception at the same place."
     )
     edit_of = GuidField(null=True, blank=True, help_text="The message this one was edited from.")
-    archived_at = UtcField(null=True, blank=True)
+    edited_as = GuidField(null=True, blank=True, help_text="The message that was sent in its place.")
+    archived_at = UtcField(
+        null=True, blank=True, help_text="Since when it is archived or edited: its retention counts."
+    )
 
     class Meta:
         ordering = ["-failed_at", "-number"]
@@ -47,7 +52,10 @@ class PoisonMessage(StoredMessage):
             models.Index(fields=["group_key", "status"], name="queueapp_poison_group"),
             models.Index(fields=["status", "failed_at"], name="queueapp_poison_status"),
         ]
-        permissions = [("requeue_poisonmessage", "Can requeue poison messages")]
+        permissions = [
+            ("requeue_poisonmessage", "Can requeue poison messages"),
+            ("edit_poisonmessage", "Can edit poison messages and requeue the copy"),
+        ]
 
     def __str__(self) -> str:
         # Without the reason: that is text of an exception, so of whoever wrote the message, and str() is printed anywhere.

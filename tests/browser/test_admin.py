@@ -74,6 +74,8 @@ def addresses(populated: None) -> list[str]:
     ):
         base = f"/admin/{model._meta.app_label}/{model._meta.model_name}/"
         found += [base + query, *(f"{base}{pk}/change/" for pk in model.objects.values_list("pk", flat=True)[:2])]
+    unresolved = PoisonMessage.objects.filter(status="unresolved").latest("pk")
+    found.append(f"/admin/queueapp/poisonmessage/{unresolved.pk}/edit/")
     return [*found, "/admin/testapp/leased/?q=nonsense", "/admin/testapp/leased/?state=leased"]
 
 
@@ -120,6 +122,26 @@ def test_a_button_on_a_messages_own_page_asks_and_can_be_declined(browse: Browse
 
     assert browse(release) == "1 message released."
     assert Leased.objects.get(pk=held).lease_token is None
+
+
+def test_a_poison_message_is_edited_and_requeued_from_its_own_page(browse: Browse, tmp_path: Path) -> None:
+    poison(1, headers='{"content-type":"application/json"}')
+
+    def mend(page: Page) -> str:
+        page.goto("/admin/queueapp/poisonmessage/")
+        page.locator("#result_list tbody a").first.click()
+        page.get_by_role("link", name="Edit and requeue…").click()
+        page.get_by_label("Body:").fill('{"gate":')
+        page.get_by_role("button", name="Requeue the edited message").click()
+        expect(page.get_by_text("does not suit its content type")).to_be_visible()
+        page.get_by_label("Body:").fill('{\n  "gate": "B12"\n}')
+        page.screenshot(path=tmp_path / "edit.png", full_page=True)
+        page.get_by_role("button", name="Requeue the edited message").click()
+        return page.locator(".messagelist li").inner_text()
+
+    assert "the original is kept as edited" in browse(mend)
+    assert Leased.objects.get().body == b'{\n  "gate": "B12"\n}'
+    assert PoisonMessage.objects.get().status == PoisonMessage.Status.EDITED
 
 
 def test_a_queue_is_paused_resumed_and_purged_from_the_overview(browse: Browse) -> None:

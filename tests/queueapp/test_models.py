@@ -14,7 +14,7 @@ from django.db.migrations.state import ModelState, ProjectState
 from django.test.utils import isolate_apps
 
 from queueapp import InvalidOption, Queue, QueueNotFound, Semantics, registry
-from queueapp.models import TableOptions
+from queueapp.models import BytesField, TableOptions
 from queueapp.models.queue import claim_columns
 from queueapp.producers import alias_of
 from tests.inprocess import real_commits
@@ -218,6 +218,13 @@ def test_migrations_are_complete(capsys: pytest.CaptureFixture[str]) -> None:
     call_command("makemigrations", "queueapp", "testapp", check=True, dry_run=True)
 
     assert "No changes detected" in capsys.readouterr().out
+
+
+def test_a_body_is_the_same_to_migrations_whether_or_not_the_sql_server_backend_is_loaded() -> None:
+    pytest.importorskip("mssql.base")
+
+    assert "max_length" not in BytesField().deconstruct()[3]
+    assert BytesField(max_length=10).deconstruct()[3] == {"max_length": 10}
 
 
 def migrated(before: ProjectState, after: ProjectState) -> list[Any]:

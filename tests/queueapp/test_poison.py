@@ -188,12 +188,14 @@ def test_an_archived_message_is_neither_found_nor_requeued_until_it_is_restored(
     assert poison.requeue(poison.find()) == 2
 
 
-def test_only_archived_messages_whose_retention_is_over_are_dropped() -> None:
-    old, new, unresolved = bury(3)
-    poison.archive(poison.find([old.number, new.number]))
-    PoisonMessage.objects.filter(pk=old.pk).update(archived_at=Now() - 2 * HOUR)
+def test_only_archived_and_edited_messages_whose_retention_is_over_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(poison, "BATCH", 2)
+    *old, new, unresolved = bury(5)
+    poison.archive(poison.find([row.number for row in (*old[:2], new)]))
+    poison.edit_and_requeue(old[2].number, body=b"9")
+    PoisonMessage.objects.filter(pk__in=[row.pk for row in old]).update(archived_at=Now() - 2 * HOUR)
     PoisonMessage.objects.filter(pk=unresolved.pk).update(failed_at=Now() - 100 * HOUR)
 
-    assert poison.drop_archived(HOUR) == 1
+    assert [poison.drop_old(HOUR), poison.drop_old(HOUR), poison.drop_old(HOUR)] == [2, 1, 0]
 
     assert set(PoisonMessage.objects.values_list("pk", flat=True)) == {new.pk, unresolved.pk}

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from queueapp.models import Leader, Now, QueueControl, Subscriber
+from queueapp import poison
+from queueapp.models import Leader, Now, PoisonMessage, QueueControl, Subscriber
 from tests.inprocess import eventually, real_commits
 from tests.testapp.models import AtMostOnce, Leased, Transactional
 from workers.housekeeping import Housekeeping, release_leases_of_dead_subscribers
@@ -175,3 +176,23 @@ def test_who_does_not_lead_does_nothing(start: Callable[..., Housekeeping], sett
     eventually(lambda: not Subscriber.objects.exists() and not Leased.objects.exists())
 
     assert idle.is_alive()
+
+
+@pytest.mark.parametrize(("retention", "left"), [(3600, ["new", "unresolved"]), (None, ["new", "old", "unresolved"])])
+def test_archived_poison_goes_when_its_retention_is_over(
+    start: Callable[..., Housekeeping], settings: Any, retention: int | None, left: list[str]
+) -> None:
+    settings.QUEUEAPP = {"POISON_RETENTION": retention, "HEARTBEAT_INTERVAL": 0.1}
+    for name in ("old", "new", "unresolved"):
+        PoisonMessage.objects.create(queue="testapp.Leased", message_id=uuid.uuid4(), reason=name)
+    poison.archive(PoisonMessage.objects.exclude(reason="unresolved"))
+    PoisonMessage.objects.filter(reason="old").update(archived_at=Now() - 2 * HOUR)
+    one = start()
+
+    eventually(lambda: sorted(PoisonMessage.objects.values_list("reason", flat=True)) == left)
+
+    # A later round of the same thread has come by, and left the rest.
+    subscriber(dead=True)
+    eventually(lambda: not Subscriber.objects.exists())
+    assert one.is_alive()
+    assert sorted(PoisonMessage.objects.values_list("reason", flat=True)) == left
