@@ -385,7 +385,9 @@ class QueuePump:
                 round_.renew(self._part_of(estimate))
             share = 1 if self.throttled else task.size.n
             if not round_.capped:
-                share = min(share, max(1, -(-round_.remaining // round_.active)))
+                # Slow handlers: a message that waits in a batch behind another one keeps a task idle that is to come.
+                tasks = round_.active if share >= LARGE_CLAIM else self.concurrency
+                share = min(share, max(1, -(-round_.remaining // tasks)))
             round_.remaining -= share
             return share
 
@@ -425,6 +427,8 @@ class QueuePump:
 
     def _new_task(self) -> tuple[Task, int]:
         with self._cond:
+            while not self._free_slots:  # of a helper that left and is closing its connection
+                self._cond.wait(1)
             index = self._free_slots.pop()
         slot = self._slots[index] if self._slots is not None else None
         task = STRATEGIES[self.queue.delivery.semantics](self, slot)
@@ -438,6 +442,7 @@ class QueuePump:
         close_isolated()
         with self._cond:
             self._free_slots.append(index)
+            self._cond.notify_all()
 
     def _may_go_on(self) -> bool:
         """Whether this task may take another message now that the concurrency is what it is: of too many the helpers end
@@ -492,7 +497,15 @@ class QueuePump:
             self._idle_helpers -= 1
             if self._invitations and not self.stopping.is_set() and not self._retire(me):
                 return self._invitations.pop()
+            # In the same breath: an invitation that came between this and the end of the thread would count on it.
+            self._leave(me)
             return None
+
+    def _leave(self, helper: threading.Thread) -> None:
+        """This helper takes no more invitations. Under ``_cond``."""
+        self._live_helpers -= 1
+        self._retired.discard(helper)
+        self._cond.notify_all()
 
     def _help(self) -> None:
         """Body of a helper thread: take part in the rounds it is invited to."""
@@ -502,10 +515,8 @@ class QueuePump:
                 self._work(task, round_)
         except Exception:
             log.exception("%s: a receive task failed; the pump goes on without it.", self.queue._meta.label)
+            with self._cond:
+                self._leave(threading.current_thread())
         finally:
             self._end_task(task, index)
-            with self._cond:
-                self._live_helpers -= 1
-                self._retired.discard(threading.current_thread())
-                self._cond.notify_all()
             self._helpers.discard(threading.current_thread())
