@@ -83,13 +83,13 @@ class Worker:
 
     @property
     def running(self) -> bool:
-        return self._thread.is_alive() or not self.pump.join_helpers(0)
+        return self._thread.is_alive() or not self.pump.crew.join(0)
 
     def stop(self) -> None:
         """Stop gracefully and wait for the end of every thread."""
         self.ask_to_stop()
         self._thread.join(DEADLINE)
-        stopped = not self._thread.is_alive() and self.pump.join_helpers(DEADLINE)
+        stopped = not self._thread.is_alive() and self.pump.crew.join(DEADLINE)
         self._ended.set()
         if self.dispatcher is not None:
             self.dispatcher.stop()

@@ -198,11 +198,11 @@ def run_worker(options: ChildOptions, stages: Stages) -> int:
 def _wait_for_pumps(pumps: Any, threads: Any, stages: Stages, seconds: float, patient: bool = False) -> bool:
     deadline = monotonic() + seconds
     while monotonic() < deadline and not (stages.hurry.is_set() and not patient):
-        if not any(thread.is_alive() for thread in threads) and all(pump.join_helpers(0) for pump in pumps):
+        if not any(thread.is_alive() for thread in threads) and all(pump.crew.join(0) for pump in pumps):
             return True
         for thread in threads:
             thread.join(0.02)
-    return not any(thread.is_alive() for thread in threads) and all(pump.join_helpers(0) for pump in pumps)
+    return not any(thread.is_alive() for thread in threads) and all(pump.crew.join(0) for pump in pumps)
 
 
 def _report(pumps: Any) -> None:

@@ -98,7 +98,7 @@ class Heartbeat(threading.Thread):
                     process=os.getpid(),
                     supervisor=self._supervisor,
                     version=os.environ.get("QUEUEAPP_WORKER_VERSION", __version__)[:64],
-                    concurrency=pump.concurrency,
+                    concurrency=pump.crew.concurrency,
                     **alive,
                     **counts,
                 )

@@ -18,12 +18,11 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.db import Error, connections
 
 from queueapp.conf import settings
-from queueapp.errors import InvalidOption
 from queueapp.floors import Floors
 from queueapp.isolation import close_isolated
 from queueapp.messages import new_id
@@ -32,9 +31,11 @@ from queueapp.sql import ErrorKind, backend_of, queue_sql
 from queueapp.sql.base import Claimed, Range
 
 from .circuit_breaker import CircuitBreaker, State
+from .crew import Crew
 from .dead_peers import Answering
 from .handling import Handlers
 from .quarantine import Quarantine
+from .rounds import Estimate, Round, Stats
 from .slots import Slot
 from .tasks import STRATEGIES, Task
 
@@ -49,53 +50,8 @@ CAPPED_LIFETIME = 1.0
 TURN = 0.003
 #: Claims of so many messages take turns; smaller ones are of slow handlers, and many at once.
 LARGE_CLAIM, TURN_PATIENCE = 50, 0.1
-#: A helper task without work ends after this long, and closes its connection.
-HELPER_IDLE = 10.0
-MAX_CONCURRENCY = 256
 #: Messages of unknown types that a process remembers, so as not to claim them again and again.
 MAX_SKIP = 10_000
-
-
-class Stats:
-    """Counters of one pump. Written by several threads without a lock: each is for display, not for decisions."""
-
-    __slots__ = ("empty", "failed", "handled", "lost", "peeks", "received", "returned", "unknown")
-
-    def __init__(self) -> None:
-        self.received = self.handled = self.failed = self.empty = self.lost = 0
-        self.returned = self.unknown = self.peeks = 0
-
-
-class Estimate(NamedTuple):
-    """What a peek says to the round: how many, whether it stopped counting at the limit, the lowest seq, and the window
-    behind the floors if that is where they are."""
-
-    waiting: int
-    capped: bool
-    first: int
-    behind: Sequence[Range] | None
-
-
-class Round:
-    """One stay in receive mode. ``remaining`` is what is left of the estimate, claims in progress taken off."""
-
-    __slots__ = ("active", "behind", "capped", "ended", "lock", "peeked_at", "remaining")
-
-    def __init__(self, estimate: Estimate) -> None:
-        self.ended = False
-        self.active = 1
-        self.lock = threading.Lock()
-        self.renew(estimate)
-
-    def renew(self, estimate: Estimate) -> None:
-        self.remaining = estimate.waiting
-        self.capped = estimate.capped
-        self.behind = estimate.behind
-        self.peeked_at = monotonic()
-
-    def spent(self) -> None:
-        """Nothing is left of the estimate: peek before the next claim."""
-        self.remaining, self.capped = 0, False
 
 
 class QueuePump:
@@ -118,7 +74,15 @@ class QueuePump:
         self.stopping = stopping
         self.handlers = handlers or Handlers(queue)
         delivery = queue.delivery
-        self.concurrency = concurrency or delivery.concurrency or settings.CONCURRENCY
+        self.crew = Crew(
+            queue._meta.label,
+            alias,
+            lambda slot: STRATEGIES[delivery.semantics](self, slot),
+            self._work,
+            concurrency=concurrency or delivery.concurrency or settings.CONCURRENCY,
+            slots=slots,
+            stopping=stopping,
+        )
         self.peek_delay = (delivery.peek_delay or settings.PEEK_DELAY).total_seconds()
         self.peek_limit = delivery.max_records_to_peek or settings.MAX_RECORDS_TO_PEEK
         levels = tuple((r, p) for p in range(delivery.priorities - 1, -1, -1) for r in self.handlers.recipients)
@@ -139,20 +103,15 @@ class QueuePump:
         self.careful = False
         self.quarantine = quarantine or Quarantine()
         self._consecutive_failures = 0
-        self.tasks: list[Task] = []
-        self._slots = slots
-        self._tasks_at_most = self.concurrency
-        self._free_slots = list(range(self.concurrency - 1, -1, -1))
         self._wake = threading.Event()
         self._deferred = 0
         self._claiming = threading.Lock()
-        self._cond = threading.Condition()
-        self._invitations: list[Round] = []
-        self._idle_helpers = 0
-        self._live_helpers = 0  # that still take invitations; under _cond
-        self._helpers: set[threading.Thread] = set()  # whose threads have not ended
-        self._retired: set[threading.Thread] = set()  # those of them that end because the concurrency was lowered
         self._woken = False
+
+    @property
+    def tasks(self) -> list[Task]:
+        """The receive tasks there are now."""
+        return self.crew.tasks
 
     # -- from other threads ---------------------------------------------------------------------------------------
 
@@ -166,14 +125,7 @@ class QueuePump:
 
         Raised: more tasks join the round at once. Lowered: tasks above it end with the message they have in hand.
         """
-        most = len(self._slots) if self._slots is not None else MAX_CONCURRENCY
-        if not 1 <= concurrency <= most:
-            raise InvalidOption("concurrency", concurrency, f"a whole number from 1 to {most}")
-        with self._cond:
-            self._free_slots[:0] = range(concurrency - 1, self._tasks_at_most - 1, -1)
-            self._tasks_at_most = max(self._tasks_at_most, concurrency)
-            self.concurrency = concurrency
-            self._cond.notify_all()
+        self.crew.set_concurrency(concurrency)
         for round_ in {task.round for task in self.tasks}:
             if round_ is not None:
                 for _ in range(concurrency - round_.active):
@@ -281,7 +233,7 @@ class QueuePump:
 
     def run(self) -> None:
         """Peek and receive until stopping."""
-        task, index = self._new_task()
+        task, index = self.crew.begin()
         after_round = False
         try:
             while not self.stopping.is_set():
@@ -305,16 +257,8 @@ class QueuePump:
                     self._wait(min(interval, self.peek_delay) if after_round else self.peek_delay)
                     after_round = False
         finally:
-            with self._cond:
-                self._cond.notify_all()
-            self._end_task(task, index)
-
-    def join_helpers(self, timeout: float) -> bool:
-        """Wait for the helper tasks to end; False when some are still running."""
-        deadline = monotonic() + timeout
-        for helper in list(self._helpers):
-            helper.join(max(0.0, deadline - monotonic()))
-        return not any(helper.is_alive() for helper in list(self._helpers))
+            self.crew.wake_all()
+            self.crew.end(task, index)
 
     def _wait(self, seconds: float) -> None:
         self._wake.wait(seconds)
@@ -386,7 +330,7 @@ class QueuePump:
             share = 1 if self.throttled else task.size.n
             if not round_.capped:
                 # Slow handlers: a message that waits in a batch behind another one keeps a task idle that is to come.
-                tasks = round_.active if share >= LARGE_CLAIM else self.concurrency
+                tasks = round_.active if share >= LARGE_CLAIM else self.crew.concurrency
                 share = min(share, max(1, -(-round_.remaining // tasks)))
             round_.remaining -= share
             return share
@@ -396,7 +340,7 @@ class QueuePump:
         task.round, task.successes = round_, 0
         empty = 0
         try:
-            while not self.stopping.is_set() and not self.paused and self._may_go_on():
+            while not self.stopping.is_set() and not self.paused and self.crew.may_go_on():
                 asked = self._take(task, round_)
                 if not asked:
                     break
@@ -423,100 +367,7 @@ class QueuePump:
             with round_.lock:
                 round_.active -= 1
 
-    # -- more tasks -----------------------------------------------------------------------------------------------
-
-    def _new_task(self) -> tuple[Task, int]:
-        with self._cond:
-            while not self._free_slots:  # of a helper that left and is closing its connection
-                self._cond.wait(1)
-            index = self._free_slots.pop()
-        slot = self._slots[index] if self._slots is not None else None
-        task = STRATEGIES[self.queue.delivery.semantics](self, slot)
-        task.bind()
-        self.tasks = [*self.tasks, task]
-        return task, index
-
-    def _end_task(self, task: Task, index: int) -> None:
-        self.tasks = [other for other in self.tasks if other is not task]
-        connections[self.alias].close()
-        close_isolated()
-        with self._cond:
-            self._free_slots.append(index)
-            self._cond.notify_all()
-
-    def _may_go_on(self) -> bool:
-        """Whether this task may take another message now that the concurrency is what it is: of too many the helpers end
-        here, and the pump's own task waits until they did."""
-        if self._live_helpers < self.concurrency:  # the hot path: no lock
-            return True
-        me = threading.current_thread()
-        with self._cond:
-            if me in self._helpers:
-                return not self._retire(me)
-            while self._live_helpers >= self.concurrency and not self.stopping.is_set():
-                self._cond.wait(0.1)
-        return True
-
-    def _retire(self, helper: threading.Thread) -> bool:
-        """Whether this helper is one too many since the concurrency was lowered; then its thread ends. Under ``_cond``."""
-        if self._live_helpers - len(self._retired) >= self.concurrency:
-            self._retired.add(helper)
-        return helper in self._retired
-
     def _invite(self, round_: Round) -> None:
-        """Let one more task take part, unless the breaker or the concurrency says no."""
-        with round_.lock:
-            # A triggered breaker means trouble: one task feels its way.
-            if round_.active >= self.concurrency or self.breaker.failures or round_.ended or self.throttled:
-                return
-            round_.active += 1
-        with self._cond:
-            self._invitations.append(round_)
-            if self._idle_helpers >= len(self._invitations):
-                self._cond.notify()
-                return
-            if self._live_helpers + 1 >= self.concurrency:
-                return  # all exist; the next one to become idle takes the invitation
-            self._live_helpers += 1
-            name = f"{self.queue._meta.label}-{self._live_helpers}"
-            helper = threading.Thread(target=self._help, name=name, daemon=True)
-            self._helpers.add(helper)
-        helper.start()
-
-    def _next_invitation(self) -> Round | None:
-        """Wait for a round to take part in; None after a while without one."""
-        me = threading.current_thread()
-        with self._cond:
-            self._idle_helpers += 1
-            deadline = monotonic() + HELPER_IDLE
-            while not self._invitations and not self.stopping.is_set() and not self._retire(me):
-                left = deadline - monotonic()
-                if left <= 0:
-                    break
-                self._cond.wait(left)
-            self._idle_helpers -= 1
-            if self._invitations and not self.stopping.is_set() and not self._retire(me):
-                return self._invitations.pop()
-            # In the same breath: an invitation that came between this and the end of the thread would count on it.
-            self._leave(me)
-            return None
-
-    def _leave(self, helper: threading.Thread) -> None:
-        """This helper takes no more invitations. Under ``_cond``."""
-        self._live_helpers -= 1
-        self._retired.discard(helper)
-        self._cond.notify_all()
-
-    def _help(self) -> None:
-        """Body of a helper thread: take part in the rounds it is invited to."""
-        task, index = self._new_task()
-        try:
-            while (round_ := self._next_invitation()) is not None:
-                self._work(task, round_)
-        except Exception:
-            log.exception("%s: a receive task failed; the pump goes on without it.", self.queue._meta.label)
-            with self._cond:
-                self._leave(threading.current_thread())
-        finally:
-            self._end_task(task, index)
-            self._helpers.discard(threading.current_thread())
+        """Ask for one more task, unless there is trouble: then one task feels its way."""
+        if not self.breaker.failures and not self.throttled:
+            self.crew.invite(round_)

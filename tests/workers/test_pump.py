@@ -18,9 +18,10 @@ from tests.conformance.gate import Gate
 from tests.inprocess import Worker, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import AtMostOnce, Leased, Transactional
-from workers import pump as pumps
+from workers import crew
 from workers.circuit_breaker import CircuitBreaker, State
-from workers.pump import Estimate, QueuePump
+from workers.pump import QueuePump
+from workers.rounds import Estimate
 from workers.tasks import LeaseTask
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
@@ -192,7 +193,7 @@ def test_a_task_ends_after_so_many_empty_receives(
 
 
 def test_helpers_without_work_end(start_worker: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pumps, "HELPER_IDLE", 0.05)
+    monkeypatch.setattr(crew, "HELPER_IDLE", 0.05)
     gate = Gate()
     handle(Leased, gate.enter)
     send(Leased, 4)

@@ -28,7 +28,8 @@ from ..sizing import BatchSize
 from ..slots import Slot
 
 if TYPE_CHECKING:
-    from ..pump import QueuePump, Round
+    from ..pump import QueuePump
+    from ..rounds import Round
 
 log = logging.getLogger("workers")
 
