@@ -150,10 +150,9 @@ class QueuePump:
 
     def claimed(self, task: Task, rows: Sequence[Claimed]) -> None:
         """A task claimed these rows and is about to handle them. This is where more tasks are asked for, because its
-        handlers may take long."""
+        handlers may take long. (The floors have passed these rows already, while it was the task's turn.)"""
         self.stats.received += len(rows)
         self.breaker.success()
-        self.floors.passed(rows)
         round_ = task.round
         if round_ is not None and round_.remaining > 0:
             task.successes += 1

@@ -18,7 +18,7 @@ from tests.conformance.gate import Gate
 from tests.inprocess import Worker, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import AtMostOnce, Leased, Transactional
-from workers import crew
+from workers import crew, pump
 from workers.circuit_breaker import CircuitBreaker, State
 from workers.pump import QueuePump
 from workers.rounds import Estimate
@@ -114,7 +114,7 @@ def test_a_peek_that_fails_is_tried_again_and_counted(
         return really_peek(self, *arguments, **options)
 
     monkeypatch.setattr(PostgresqlQueueSql, "peek", peek)
-    monkeypatch.setattr(pumps, "CircuitBreaker", lambda name, time: CircuitBreaker(name, time, timedelta(0)))
+    monkeypatch.setattr(pump, "CircuitBreaker", lambda name, time: CircuitBreaker(name, time, timedelta(0)))
 
     worker = start_worker(Leased)
 

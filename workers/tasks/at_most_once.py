@@ -42,18 +42,21 @@ class AtMostOnceTask(Task):
         rows: list[Claimed] = []
         unknown: list[int] = []
         try:
-            with Answering(connection), transaction.atomic(using=self.alias), self.pump.turn(limit):
-                started = monotonic()
-                ranges = self.pump.ranges(self)
-                rows = self.sql.claim_by_delete(connection, ranges, limit, whole=True, skip=self.pump.skip)
-                if not rows:
-                    return 0
+            with Answering(connection), transaction.atomic(using=self.alias):
+                with self.pump.turn(limit):
+                    started = monotonic()
+                    ranges = self.pump.ranges(self)
+                    rows = self.sql.claim_by_delete(connection, ranges, limit, whole=True, skip=self.pump.skip)
+                    if not rows:
+                        return 0
+                    # Before the commit, so that no other task walks over these rows meanwhile.
+                    self.pump.floors.passed(rows)
                 unknown = [row[SEQ] for row in rows if self._is_unknown(row)]
                 if unknown:
                     raise RollBack  # they are somebody else's: claim again without them
-                # Before the commit, so that no other task walks over these rows meanwhile.
-                self.pump.claimed(self, rows)
+            self.pump.claimed(self, rows)
         except RollBack:
+            self.pump.floors.lower(min(row[SEQ] for row in rows))
             self.unknown(unknown)
             return len(unknown)
         except Error:

@@ -87,7 +87,8 @@ class LeaseTask(Task):
                 )
             if not rows:
                 return 0
-            self.pump.claimed(self, rows)
+            self.pump.floors.passed(rows)
+        self.pump.claimed(self, rows)
         count = len(rows)
         self.batch = batch = Batch(token, started + self._lease_ms / 1000, rows)
         if self.slot is not None:

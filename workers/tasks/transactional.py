@@ -56,6 +56,7 @@ class TransactionalTask(Task):
                 if not rows:
                     return 0
                 claimed = rows[0]
+                self.pump.floors.passed(rows)
                 self.pump.claimed(self, rows)
                 answering.pause()
                 outcome = self.call(claimed, 1 + self._failed_attempts(claimed))
@@ -121,6 +122,7 @@ class TransactionalTask(Task):
         if not rows:
             return 0
         claimed = rows[0]
+        self.pump.floors.passed(rows)
         self.pump.claimed(self, rows)
         if self.slot is not None:
             self.slot.lease(token)
