@@ -114,6 +114,15 @@ OPTIONS: tuple[Option, ...] = (
         high=3500,
     ),
     Option(
+        "AT_MOST_ONCE_BATCH",
+        int,
+        500,
+        "The same for an AT_MOST_ONCE queue. A batch is gone when it is received: a process that dies loses, per task, at most "
+        "so many messages, and no more than it handles in BATCH_TARGET.",
+        low=1,
+        high=3500,
+    ),
+    Option(
         "BATCH_TARGET",
         timedelta,
         timedelta(milliseconds=80),

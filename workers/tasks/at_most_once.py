@@ -12,6 +12,7 @@ from queueapp import recoverability
 from queueapp.conf import settings
 from queueapp.errors import UndecodableMessage
 from queueapp.receiving import as_uuid
+from queueapp.sql import backend_of
 from queueapp.sql.base import BODY, DELIVERIES, HEADERS, ID, SEQ, Claimed, Row
 
 from ..dead_peers import Answering
@@ -26,16 +27,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("workers")
 
 
-#: An AT_MOST_ONCE batch is gone when it is claimed, so a crash may lose all of it: kept small.
-AT_MOST_ONCE_BATCH = 100
-
-
 class AtMostOnceTask(Task):
     """AT_MOST_ONCE: gone before the handler runs; what a handler fails on is kept as poison."""
 
     def __init__(self, pump: QueuePump, slot: Slot | None) -> None:
         super().__init__(pump, slot)
-        self.size = BatchSize(min(settings.MAX_BATCH, AT_MOST_ONCE_BATCH), settings.BATCH_TARGET.total_seconds())
+        # A batch is gone when it is claimed, so a crash may lose all of it: BATCH_TARGET's worth of work.
+        most = min(settings.AT_MOST_ONCE_BATCH, backend_of(connections[self.alias]).max_batch)
+        self.size = BatchSize(most, settings.BATCH_TARGET.total_seconds())
 
     def receive(self, limit: int) -> int:
         connection = connections[self.alias]
