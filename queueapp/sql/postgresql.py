@@ -28,12 +28,22 @@ from .base import (
     StoreTable,
 )
 from .postgresql_copy import pack_rows
-from .postgresql_packed import BYTES, TEXT, UUID, PackedStatement, ready
+from .postgresql_packed import (
+    BIGINT,
+    BYTES,
+    TEXT,
+    UUID,
+    OpeningQuery,
+    PackedStatement,
+    ready,
+    ready_to_open,
+)
 from .postgresql_session import execute, fetch, quote, quote_table, translated
 from .postgresql_store import PostgresqlBackend
 
 __all__ = ["PostgresqlBackend", "PostgresqlQueueSql"]
 
+_ONE = (1).to_bytes(8, "big")
 _BY_SEQ = itemgetter(0)
 _OPTIONAL = ("expires", "recipient", "priority", "correlation_id", "reply_to_address", "is_barrier")
 _NOTHING_ELSE = (None, "", 0, None, None, False)
@@ -60,6 +70,7 @@ class PostgresqlQueueSql(QueueSql):
         self._inserts: dict[tuple[str, ...], str] = {}
         plain = self._insert_into((), ("$1", "$2", "$3")).replace("%%", "%")
         self._plain_insert = PackedStatement(plain, (UUID, TEXT, BYTES))
+        self._opening_claim = self._build_opening_claim()
 
     def _build_claims(self, skip: bool) -> tuple[str, str, str]:
         """(claim by lease, claim by delete, the same returning the whole row)."""
@@ -79,6 +90,16 @@ class PostgresqlQueueSql(QueueSql):
         # Index and safety as above; the row lock is kept until the caller's transaction ends, which is the ownership.
         by_delete = f"DELETE FROM {self._q} WHERE {seq} = ANY(ARRAY({inner})) RETURNING {claimed}"
         return by_lease, by_delete, f"{by_delete}, {self._rest_columns()}"
+
+    def _build_opening_claim(self) -> OpeningQuery | None:
+        """Claim one message by delete as the first statement of a transaction: the receive of a TRANSACTIONAL worker."""
+        if self.table.claim_by:
+            return None
+        # Index and safety as the claim by delete: it is that statement.
+        sql = self._claims[False][1]
+        for place in ("$1", "$2", "$3"):
+            sql = sql.replace("%s", place, 1)
+        return OpeningQuery(sql.replace("%%", "%"), (BIGINT, BIGINT, BIGINT))
 
     # -- pieces ---------------------------------------------------------------------------------------------------
 
@@ -251,11 +272,25 @@ class PostgresqlQueueSql(QueueSql):
         whole: bool = False,
         skip: Sequence[int] = (),
     ) -> list[Claimed]:
+        if limit == 1 and self._opening_claim and not whole and not skip and ready_to_open(connection):
+            return self._open_with_claim(connection, ranges[0])
         sql = self._claims[bool(skip)][2 if whole else 1]
         rows = fetch(connection, sql, self._range_params(ranges, limit, skip))
         if len(rows) > 1:
             rows.sort(key=self._order)
         return rows
+
+    def _open_with_claim(self, connection: Any, only: Range) -> list[Claimed]:
+        assert self._opening_claim is not None
+        bounds = (only.low.to_bytes(8, "big"), only.high.to_bytes(8, "big"), _ONE)
+        result = self._opening_claim.fetch(connection, bounds)
+        if not result.ntuples:
+            return []
+        seq, identity, headers, body, deliveries = (result.get_value(0, column) for column in range(5))
+        number = int.from_bytes
+        return [
+            (number(seq or b"", "big"), identity, (headers or b"").decode(), body, number(deliveries or b"", "big"))
+        ]
 
     # -- ending a lease -------------------------------------------------------------------------------------------
 

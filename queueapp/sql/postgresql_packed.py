@@ -12,13 +12,16 @@ from typing import Any
 
 import psycopg
 from psycopg import errors
+from psycopg.abc import PQGen
 from psycopg.generators import execute as results_of
-from psycopg.pq import ExecStatus, Format, PipelineStatus, TransactionStatus
+from psycopg.pq import DiagnosticField, ExecStatus, Format, PipelineStatus, TransactionStatus
+from psycopg.pq.abc import PGconn, PGresult
+from psycopg.waiting import Wait
 
 from ..conf import settings
 
 #: Parameters: oid and format, as psycopg sends them. A text has no type of its own: it becomes what its column is.
-UUID, TEXT, BYTES = (2950, Format.BINARY), (0, Format.TEXT), (17, Format.BINARY)
+UUID, TEXT, BYTES, BIGINT = (2950, Format.BINARY), (0, Format.TEXT), (17, Format.BINARY), (20, Format.BINARY)
 
 _numbers = count(1)
 
@@ -70,6 +73,72 @@ class PackedStatement:
             _check(raw, raw.wait(results_of(raw.pgconn)))
             name = known._names[self._key] = self._name
         return name
+
+
+class OpeningQuery(PackedStatement):
+    """A query that opens its transaction: BEGIN travels with it, and both are waited for once.
+
+    A receive of one message in a transaction of its own is BEGIN, DELETE, COMMIT; this is one trip less, and half of the
+    client's work (psycopg's own pipeline costs what it saves).
+    """
+
+    __slots__ = ()
+
+    def fetch(self, connection: Any, values: Sequence[bytes | None]) -> PGresult:
+        """Run BEGIN and the query on a connection that is ``ready_to_open``. Errors are ``django.db``'s."""
+        connection.validate_no_broken_transaction()
+        raw = connection.connection
+        with connection.wrap_database_errors, raw.lock:
+            name = self._prepared(raw)
+            try:
+                result = raw.wait(self._conversation(raw.pgconn, name, values))
+            except BaseException:
+                raw.close()  # in the middle of a pipeline nobody knows what the server does with it; it rolls back
+                raise
+            if result.status != ExecStatus.TUPLES_OK:
+                if result.error_field(DiagnosticField.SQLSTATE) == b"26000":
+                    raw._prepared._names.pop(self._key, None)  # forgotten by the server: prepared anew the next time
+                raise errors.error_from_result(result, encoding=raw.info.encoding)
+            return result
+
+    def _conversation(self, pgconn: PGconn, name: bytes, values: Sequence[bytes | None]) -> PQGen[PGresult]:
+        pgconn.enter_pipeline_mode()
+        pgconn.send_query_params(b"BEGIN", None)
+        pgconn.send_query_prepared(name, values, self._formats, result_format=Format.BINARY)
+        pgconn.pipeline_sync()
+        while pgconn.flush():
+            yield Wait.W
+        results: list[PGresult] = []
+        ended = 0
+        while True:
+            while pgconn.is_busy():
+                yield Wait.R
+                pgconn.consume_input()
+            result = pgconn.get_result()
+            if result is None:
+                ended += 1
+                if ended > 2:  # after BEGIN and after the query; more are those of a connection that is gone
+                    raise psycopg.OperationalError("the connection was lost while a transaction was opened")
+            elif result.status == ExecStatus.PIPELINE_SYNC:
+                break
+            else:
+                results.append(result)
+        pgconn.exit_pipeline_mode()
+        failed = (one for one in results if one.status == ExecStatus.FATAL_ERROR)
+        return next(failed, results[-1])
+
+
+def ready_to_open(connection: Any) -> bool:
+    """Whether an ``OpeningQuery`` may run now: a transaction is wanted and not begun, with the server's own settings."""
+    raw = connection.connection
+    return (
+        raw is not None
+        and not raw.autocommit
+        and settings.PREPARED_STATEMENTS
+        and raw.isolation_level is raw.read_only is raw.deferrable is None
+        and raw.pgconn.transaction_status == TransactionStatus.IDLE
+        and raw.pgconn.pipeline_status == PipelineStatus.OFF
+    )
 
 
 def ready(connection: Any) -> bool:

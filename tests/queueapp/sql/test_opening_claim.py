@@ -1,0 +1,186 @@
+"""A receive of one message in a transaction of its own: BEGIN and claim in one trip, whatever goes wrong on the way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from django.db import DatabaseError, OperationalError, ProgrammingError, connection, connections, transaction
+from psycopg import IsolationLevel
+
+from queueapp.sql import queue_sql
+from queueapp.sql.base import Claimed, Range
+from queueapp.sql.postgresql_packed import OpeningQuery
+from tests.inprocess import real_commits
+from tests.testapp.models import Transactional
+
+pytestmark = real_commits
+
+
+@pytest.fixture(autouse=True)
+def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[None]]:
+    """One entry for each time the short way was taken."""
+    taken: list[None] = []
+    fetch = OpeningQuery.fetch
+
+    def counted(self: OpeningQuery, *arguments: Any) -> Any:
+        taken.append(None)
+        return fetch(self, *arguments)
+
+    monkeypatch.setattr(OpeningQuery, "fetch", counted)
+    connection.close()
+    yield taken
+    connection.close()
+
+
+def claim() -> list[Claimed]:
+    return queue_sql(Transactional, connection).claim_by_delete(connection, [Range()], 1)
+
+
+def test_it_is_what_the_long_way_gives(opened: list[None]) -> None:
+    Transactional.send({"n": 1}, headers={"ž": "ů"})
+    Transactional.send(None)
+    for expected_body in (b'{"n":1}', None):
+        found = []
+        for way in ("long", "short"):
+            connection.ensure_connection()
+            with transaction.atomic():
+                if way == "long":
+                    connection.cursor().execute("SELECT 1")  # opens the transaction
+                found.append(claim())
+                transaction.set_rollback(way == "long")
+        assert found[0] == found[1]
+        assert found[0][0][3] == expected_body
+    assert len(opened) == 2
+    with transaction.atomic():
+        assert claim() == []
+
+
+def test_what_follows_is_in_its_transaction_and_is_undone_with_it(opened: list[None]) -> None:
+    Transactional.send({"n": 1})
+
+    for _ in range(3):
+        with transaction.atomic():
+            assert len(claim()) == 1
+            Transactional.send({"n": 2})
+            with transaction.atomic():
+                Transactional.send({"n": 3})
+            transaction.set_rollback(True)
+    assert Transactional.objects.count() == 1
+
+    with transaction.atomic():
+        claim()
+        Transactional.send({"n": 2})
+    assert [bytes(row.body) for row in Transactional.objects.all()] == [b'{"n":2}']
+    assert len(opened) == 4
+
+
+def test_a_message_in_it_is_locked_for_everybody_else() -> None:
+    Transactional.send({"n": 1})
+    others: list[int] = []
+
+    def look() -> None:
+        with transaction.atomic():
+            others.append(len(claim()))
+        connections.close_all()
+
+    with transaction.atomic():
+        assert len(claim()) == 1
+        other = threading.Thread(target=look)
+        other.start()
+        other.join(30)
+
+    assert others == [0]
+
+
+@pytest.mark.parametrize(
+    ("statement", "undo", "error"),
+    [
+        ("SET statement_timeout = 1", "RESET statement_timeout", OperationalError),
+        ("SET search_path = nowhere", "RESET search_path", ProgrammingError),
+    ],
+)
+def test_after_an_error_the_connection_goes_on(
+    statement: str, undo: str, error: type[DatabaseError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Transactional.send({"n": 1})
+    with transaction.atomic():
+        claim()
+        transaction.set_rollback(True)
+    pid = connection.connection.info.backend_pid
+    blocker = psycopg.connect(
+        **{**connection.get_connection_params(), "cursor_factory": psycopg.Cursor, "context": None}
+    )
+    with blocker, connection.cursor() as cursor:
+        # Something to wait for: SKIP LOCKED does not skip a locked table.
+        blocker.execute(
+            f'LOCK TABLE "{Transactional._meta.db_table}" IN ACCESS EXCLUSIVE MODE'
+            if "timeout" in statement
+            else "SELECT 1"
+        )
+        cursor.execute(statement)
+        with pytest.raises(error), transaction.atomic():
+            claim()
+        blocker.rollback()
+        cursor.execute(undo)
+    with transaction.atomic():
+        assert len(claim()) == 1
+    assert connection.connection.info.backend_pid == pid
+
+
+def test_a_connection_that_was_killed_is_an_ordinary_error_and_the_next_one_works() -> None:
+    Transactional.send({"n": 1})
+    with transaction.atomic():
+        claim()
+        transaction.set_rollback(True)
+    killer = connections["default"].copy()
+    with killer.cursor() as cursor:
+        cursor.execute("SELECT pg_terminate_backend(%s, 10000)", [connection.connection.info.backend_pid])
+    killer.close()
+
+    with pytest.raises(OperationalError), transaction.atomic():
+        claim()
+    connection.close()
+
+    with transaction.atomic():
+        assert len(claim()) == 1
+
+
+def test_a_statement_that_the_server_forgot_is_prepared_anew_the_next_time() -> None:
+    Transactional.send_many([{"n": 1}, {"n": 2}])
+    with transaction.atomic():
+        claim()
+    connection.connection.pgconn.exec_(b"DEALLOCATE ALL")
+
+    with pytest.raises(DatabaseError, match="does not exist"), transaction.atomic():
+        claim()
+
+    with transaction.atomic():
+        assert len(claim()) == 1
+
+
+def prepared_off(settings: Any) -> None:
+    settings.QUEUEAPP = {"PREPARED_STATEMENTS": False}
+
+
+def serializable(settings: Any) -> None:
+    connection.ensure_connection()
+    connection.connection.isolation_level = IsolationLevel.SERIALIZABLE
+
+
+@pytest.mark.parametrize("differ", [prepared_off, serializable])
+def test_where_the_transaction_is_not_the_usual_one_the_long_way_is_taken(
+    differ: Callable[[Any], None], settings: Any, opened: list[None]
+) -> None:
+    Transactional.send({"n": 1})
+    differ(settings)
+
+    with transaction.atomic():
+        assert len(claim()) == 1
+        transaction.set_rollback(True)
+    assert len(claim()) == 1, "outside of a transaction"
+
+    assert opened == []
