@@ -338,10 +338,6 @@ class Backend(abc.ABC):
         """Delete rows of a store table by key."""
 
     @abc.abstractmethod
-    def beat(self, connection: Any, table: str, key: str, owners: Sequence[uuid.UUID], dead_after_ms: int) -> int:
-        """Say that these subscribers are alive until now + ``dead_after_ms``; returns how many rows still exist."""
-
-    @abc.abstractmethod
     def liveness_options(self, seconds: float) -> dict[str, Any]:
         """Connection OPTIONS with which this host notices within about ``seconds`` that a server is gone without a word."""
 

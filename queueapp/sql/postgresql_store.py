@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -117,14 +116,6 @@ class PostgresqlBackend(Backend):
         return execute(connection, sql, (list(keys),))
 
     # -- liveness -------------------------------------------------------------------------------------------------
-
-    def beat(self, connection: Any, table: str, key: str, owners: Sequence[uuid.UUID], dead_after_ms: int) -> int:
-        # Primary key. One statement for all queues of a process.
-        sql = (
-            f"UPDATE {quote_table(table)} SET heartbeat_at = clock_timestamp(), "
-            f"alive_until = clock_timestamp() + %s * interval '1 ms' WHERE {quote(key)} = ANY(%s)"
-        )
-        return execute(connection, sql, (dead_after_ms, list(owners)))
 
     def liveness_options(self, seconds: float) -> dict[str, Any]:
         idle, interval = self._keepalives(seconds)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -131,16 +130,6 @@ class SqlServerBackend(Backend):
         return execute(connection, sql, (json_of(list(keys)),))
 
     # -- liveness -------------------------------------------------------------------------------------------------
-
-    def beat(self, connection: Any, table: str, key: str, owners: Sequence[uuid.UUID], dead_after_ms: int) -> int:
-        # Index: the primary key, one seek a key. Safe: only this process writes these rows. One statement for all
-        # queues of a process.
-        sql = (
-            f"UPDATE t SET [heartbeat_at] = SYSUTCDATETIME(), [alive_until] = {LATER} "
-            f"FROM OPENJSON(%s) WITH ([key] uniqueidentifier '$') AS k INNER LOOP JOIN {quote_table(table)} AS t "
-            f"WITH (ROWLOCK) ON t.{quote(key)} = k.[key]"
-        )
-        return execute(connection, sql, (*later_params(dead_after_ms), json_of(list(owners))))
 
     def liveness_options(self, seconds: float) -> dict[str, Any]:
         return {}  # the drivers send keepalives by themselves: 30 s, then each second

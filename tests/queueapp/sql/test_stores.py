@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from queueapp.models import DelayedMessage, PoisonMessage, Subscriber
+from queueapp.models import DelayedMessage, PoisonMessage
 from queueapp.sql import queue_sql
 from queueapp.sql.base import StoreTable
 from tests.queueapp.sql.server import Server, outgoing, within
@@ -173,24 +173,6 @@ def test_poison_goes_back_with_or_without_its_counts(server: Server, reset: bool
 
 
 # -- liveness and the catalog -----------------------------------------------------------------------------------------
-
-
-def test_beat_keeps_only_the_named_alive(server: Server) -> None:
-    past = server.backend.now(server.connection) - timedelta(hours=1)
-    ids = [uuid.uuid4() for _ in range(3)]
-    for identity in ids:
-        Subscriber.objects.using(server.alias).create(
-            id=identity, queue=LABEL, host="h", process=1, supervisor=identity, alive_until=past
-        )
-    table, key = Subscriber._meta.db_table, Subscriber._meta.pk.column
-
-    assert server.backend.beat(server.connection, table, key, [*ids[:2], uuid.uuid4()], 90_000) == 2
-    assert server.backend.beat(server.connection, table, key, [], 90_000) == 0
-
-    now = server.backend.now(server.connection)
-    alive = {row.id: row.alive_until for row in Subscriber.objects.using(server.alias).all()}
-    assert all(timedelta(seconds=60) < alive[identity] - now <= timedelta(seconds=90) for identity in ids[:2])
-    assert alive[ids[2]] == past
 
 
 def test_clock_is_aware_and_goes_on(server: Server) -> None:

@@ -18,7 +18,7 @@ from sqlglot.errors import ParseError
 
 from queueapp.errors import UnsupportedServer
 from queueapp.messages import new_id
-from queueapp.models import DelayedMessage, PoisonMessage, Subscriber
+from queueapp.models import DelayedMessage, PoisonMessage
 from queueapp.sql.base import CARRIED, Outgoing, QueueTable, Range, StoreTable
 from queueapp.sql.sqlserver import SqlServerQueueSql
 from queueapp.sql.sqlserver_store import LOOKING, TAKING, SqlServerBackend
@@ -305,7 +305,6 @@ BACKEND: dict[str, tuple[Callable[[SqlServerBackend, Any], Any], list[list[tuple
     "lock due": (lambda b, c: b.lock_due(c, DELAYED, 10), [], exp.Select),
     "next due": (lambda b, c: b.next_due_ms(c, DELAYED), [], exp.Select),
     "delete keys": (lambda b, c: b.delete_keys(c, DELAYED, [1, 2]), [], exp.Delete),
-    "beat": (lambda b, c: b.beat(c, Subscriber._meta.db_table, "id", [TOKEN, OWNER], 10**12), [], exp.Update),
     "estimate": (lambda b, c: b.estimate_rows(c, "SECRET].[orders"), [[(5,)]], exp.Select),
     "now": (lambda b, c: b.now(c), [[(datetime(2030, 1, 1),)]], exp.Select),
     "check": (lambda b, c: b.check_server(c), [[("16.0.1000.6", 2, 160)]], exp.Select),
