@@ -1,0 +1,219 @@
+"""PostgreSQL: looking at a queue and taking from it. What a claim and a peek share is written once, here."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import Any
+
+from .base import PRIORITY, Claimed, Peek, QueueSql, QueueTable, Range
+from .postgresql_packed import BIGINT, OpeningQuery, ready_to_open
+from .postgresql_session import fetch, quote, quote_table
+
+_ONE = (1).to_bytes(8, "big")
+_BY_SEQ = itemgetter(0)
+
+
+def _by_priority(row: Claimed) -> tuple[int, int]:
+    return -row[PRIORITY], row[0]
+
+
+class PostgresqlClaims(QueueSql):
+    """Peek, claim by lease and claim by delete of one queue."""
+
+    def __init__(self, table: QueueTable) -> None:
+        super().__init__(table)
+        self._q = quote_table(table.db_table)
+        self._c = {name: quote(column) for name, column in table.columns.items()}
+        # The clock is turned into the column's UTC wall time, never the stored time into a zone.
+        self._clock = "(clock_timestamp() AT TIME ZONE 'UTC')" if table.naive_expires else "clock_timestamp()"
+        self._free = self._build_free()
+        self._order = _by_priority if "priority" in table.claim_by else _BY_SEQ
+        self._claims = {skip: self._build_claims(skip) for skip in (False, True)}
+        self._peeks = {skip: self._build_peek(skip) for skip in (False, True)}
+        self._opening_claim = self._build_opening_claim()
+
+    # -- taking out -----------------------------------------------------------------------------------------------
+
+    def peek(
+        self,
+        connection: Any,
+        ahead: Sequence[Range],
+        behind: Sequence[Range],
+        limit: int,
+        skip: Sequence[int] = (),
+    ) -> Peek:
+        behind = behind or [Range(1, 0)]
+        params = (*self._range_params(ahead, limit, skip), *self._range_params(behind, limit, skip))
+        return Peek(*fetch(connection, self._peeks[bool(skip)], params)[0])
+
+    #: xmax is 32 bits: the latest full xid at or below the snapshot's end with these low bits is meant. A locker that
+    #: finished or aborted is "visible" in the snapshot, so its row is not in flight.
+    _NOT_IN_FLIGHT = (
+        "(xmax = '0'::xid OR pg_visible_in_snapshot((pg_snapshot_xmax(pg_current_snapshot())::text::bigint - "
+        "((pg_snapshot_xmax(pg_current_snapshot())::text::bigint - xmax::text::bigint) & 4294967295))::text::xid8, "
+        "pg_current_snapshot()))"
+    )
+
+    def claim_by_lease(
+        self,
+        connection: Any,
+        ranges: Sequence[Range],
+        limit: int,
+        token: uuid.UUID,
+        owner: uuid.UUID,
+        lease_ms: int,
+        skip: Sequence[int] = (),
+    ) -> list[Claimed]:
+        params = (token, owner, lease_ms, *self._range_params(ranges, limit, skip))
+        rows = fetch(connection, self._claims[bool(skip)][0], params)
+        if len(rows) > 1:
+            rows.sort(key=self._order)  # RETURNING has no order of its own
+        return rows
+
+    def claim_by_delete(
+        self,
+        connection: Any,
+        ranges: Sequence[Range],
+        limit: int,
+        whole: bool = False,
+        skip: Sequence[int] = (),
+    ) -> list[Claimed]:
+        if limit == 1 and self._opening_claim and not whole and not skip and ready_to_open(connection):
+            return self._open_with_claim(connection, ranges[0])
+        sql = self._claims[bool(skip)][2 if whole else 1]
+        rows = fetch(connection, sql, self._range_params(ranges, limit, skip))
+        if len(rows) > 1:
+            rows.sort(key=self._order)
+        return rows
+
+    def _open_with_claim(self, connection: Any, only: Range) -> list[Claimed]:
+        assert self._opening_claim is not None
+        bounds = (only.low.to_bytes(8, "big"), only.high.to_bytes(8, "big"), _ONE)
+        result = self._opening_claim.fetch(connection, bounds)
+        if not result.ntuples:
+            return []
+        seq, identity, headers, body, deliveries = (result.get_value(0, column) for column in range(5))
+        number = int.from_bytes
+        return [
+            (number(seq or b"", "big"), identity, (headers or b"").decode(), body, number(deliveries or b"", "big"))
+        ]
+
+    # -- how they are written --------------------------------------------------------------------------------------
+
+    def _build_claims(self, skip: bool) -> tuple[str, str, str]:
+        """(claim by lease, claim by delete, the same returning the whole row)."""
+        table, seq = self.table, self._c["seq"]
+        inner, claimed = self._build_inner(skip), self._claimed_columns()
+        by_lease = ""
+        # Index: the primary key, or the claim index for a queue with recipients or levels (row comparison, below).
+        # Safe: the LIMIT sits inside ARRAY(...), so exactly that many rows are locked; SKIP LOCKED never waits for a
+        # receiver. Never combined with an ack: claim and ack rows in one transaction deadlock (reproduced).
+        if table.has("lease_token", "lease_owner", "lease_expires", "deliveries"):
+            by_lease = (
+                f"UPDATE {self._q} SET {self._c['lease_token']} = %s, {self._c['lease_owner']} = %s, "
+                f"{self._c['lease_expires']} = clock_timestamp() + %s * interval '1 ms', "
+                f"{self._c['deliveries']} = {self._c['deliveries']} + 1 "
+                f"WHERE {seq} = ANY(ARRAY({inner})) RETURNING {claimed}"
+            )
+        # Index and safety as above; the row lock is kept until the caller's transaction ends, which is the ownership.
+        by_delete = f"DELETE FROM {self._q} WHERE {seq} = ANY(ARRAY({inner})) RETURNING {claimed}"
+        return by_lease, by_delete, f"{by_delete}, {self._rest_columns()}"
+
+    def _build_opening_claim(self) -> OpeningQuery | None:
+        """Claim one message by delete as the first statement of a transaction: the receive of a TRANSACTIONAL worker."""
+        if self.table.claim_by:
+            return None
+        # Index and safety as the claim by delete: it is that statement.
+        sql = self._claims[False][1]
+        for place in ("$1", "$2", "$3"):
+            sql = sql.replace("%s", place, 1)
+        return OpeningQuery(sql.replace("%%", "%"), (BIGINT, BIGINT, BIGINT))
+
+    # -- pieces ---------------------------------------------------------------------------------------------------
+
+    def _build_free(self) -> str:
+        """Neither leased nor expired. Not indexed on purpose: an unindexed lease keeps half of the updates HOT."""
+        parts = []
+        if self.table.has("lease_expires"):
+            parts.append("({0} IS NULL OR {0} < clock_timestamp())".format(self._c["lease_expires"]))
+        if self.table.has("expires"):
+            parts.append("({0} IS NULL OR {0} > {1})".format(self._c["expires"], self._clock))
+        return " AND ".join(parts) or "true"
+
+    def _scan(self, extra: str = "") -> str:
+        """The ordered scan of one range. A row comparison where there is a claim index: with ``recipient = x AND
+        seq >= n`` the planner takes the primary key and filters (measured 1,300 against 72,000 messages a second)."""
+        seq = self._c["seq"]
+        if not self.table.claim_by:
+            return f"{seq} FROM {self._q} WHERE {seq} >= %s AND {seq} <= %s AND {self._free}{extra} ORDER BY {seq}"
+        keys = ", ".join([*(self._c[name] for name in self.table.claim_by), seq])
+        low = ", ".join([*(f"l.{name}" for name in self.table.claim_by), "l.low"])
+        high = ", ".join([*(f"l.{name}" for name in self.table.claim_by), "l.high"])
+        return f"{seq} FROM {self._q} WHERE ({keys}) >= ({low}) AND ({keys}) <= ({high}) AND {self._free}{extra} ORDER BY {keys}"
+
+    _LEVELS = "unnest(%s::varchar[], %s::smallint[], %s::bigint[], %s::bigint[]) AS l(recipient, priority, low, high)"
+
+    def _skipping(self, skip: bool) -> str:
+        return f" AND {self._c['seq']} <> ALL(%s)" if skip else ""
+
+    def _build_inner(self, skip: bool) -> str:
+        scan = f"SELECT {self._scan(self._skipping(skip))} LIMIT %s FOR UPDATE SKIP LOCKED"
+        if not self.table.claim_by:
+            return scan
+        # The ranges come in claim order; the nested loop stops at the outer LIMIT, so lower levels are not touched
+        # when higher ones fill the batch, and never more than LIMIT rows are locked (checked from a second session).
+        return f"SELECT m.seq FROM {self._LEVELS} CROSS JOIN LATERAL ({scan}) AS m(seq) LIMIT %s"
+
+    def _build_peek(self, skip: bool) -> str:
+        # Primary key or claim index, as the claim. No lock, no WAL. A row that an open transaction has deleted or locked
+        # has that transaction in xmax: not available, though this snapshot still sees it (NServiceBus #1412).
+        scan = f"SELECT {self._scan(f' AND {self._NOT_IN_FLIGHT}{self._skipping(skip)}')} LIMIT %s"
+        if self.table.claim_by:
+            scan = f"SELECT m.seq FROM {self._LEVELS} CROSS JOIN LATERAL ({scan}) AS m(seq) LIMIT %s"
+        return (
+            "SELECT a.n, b.n, coalesce(least(a.first, b.first), 0) "
+            f"FROM (SELECT count(*) AS n, min(x.seq) AS first FROM ({scan}) AS x(seq)) a, "
+            f"(SELECT count(*) AS n, min(x.seq) AS first FROM ({scan}) AS x(seq)) b"
+        )
+
+    def _range_params(self, ranges: Sequence[Range], limit: int, skip: Sequence[int]) -> tuple[Any, ...]:
+        skipped = (list(skip),) if skip else ()
+        if not self.table.claim_by:
+            only = ranges[0]
+            return only.low, only.high, *skipped, limit
+        return (
+            [r.recipient for r in ranges],
+            [r.priority for r in ranges],
+            [r.low for r in ranges],
+            [r.high for r in ranges],
+            *skipped,
+            limit,
+            limit,
+        )
+
+    def _column_or(self, name: str, absent: str) -> str:
+        return self._c.get(name, absent)
+
+    def _claimed_columns(self) -> str:
+        c = self._column_or
+        columns = [self._c["seq"], self._c["id"], self._c["headers"], self._c["body"], c("deliveries", "0")]
+        if self.table.claim_by:
+            columns += [c("recipient", "''"), c("priority", "0"), c("expires", "NULL::timestamptz")]
+        return ", ".join(columns)
+
+    def _rest_columns(self) -> str:
+        c = self._column_or
+        return ", ".join(
+            [
+                c("cancels", "0"),
+                c("failures", "NULL"),
+                c("expires", "NULL::timestamptz"),
+                c("recipient", "''"),
+                c("priority", "0"),
+                c("correlation_id", "NULL"),
+                c("reply_to_address", "NULL"),
+                c("enqueued_at", "clock_timestamp()"),
+            ]
+        )
