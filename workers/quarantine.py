@@ -5,11 +5,16 @@ its neighbours of the last time are in hand again, they are counted with it unti
 watchful times (after a crash) a message that was handed out before is a suspect: it waits until the other handlers of
 its process have ended, and they wait for it. Neither waits longer than ``PATIENCE``: this is about who is counted, not
 about safety. In normal times it costs a task one look at ``watchful`` per message.
+
+After a crash of everything (careful times) whatever is leased is counted with the next one. So there a task is ``alone``
+from before its claim: a message that waited in hand for its turn would be counted with the killer that had it.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import monotonic
 
 PATIENCE = 5.0
@@ -21,6 +26,7 @@ class Quarantine:
     def __init__(self, watchful_for: float = 0.0) -> None:
         self._until = monotonic() + watchful_for
         self._cond = threading.Condition()
+        self._alone = threading.Lock()
         self._inside = 0
         self._suspects = 0
         self._suspect_inside = False
@@ -30,6 +36,19 @@ class Quarantine:
     def look(self, careful: bool) -> None:
         """Decide whether the times are watchful: some seconds after a crash, and as long as a queue is careful."""
         self.watchful = careful or monotonic() < self._until
+
+    @contextmanager
+    def alone(self, stopping: threading.Event) -> Iterator[bool]:
+        """Careful times: nobody else in this process claims or handles, or ``PATIENCE`` is over. False: stopping."""
+        deadline = monotonic() + PATIENCE
+        mine = False
+        while not stopping.is_set() and not mine and monotonic() < deadline:
+            mine = self._alone.acquire(timeout=0.1)
+        try:
+            yield not stopping.is_set()
+        finally:
+            if mine:
+                self._alone.release()
 
     def enter(self, suspect: bool) -> None:
         """Wait for one's turn to run a handler; it has to ``leave``."""

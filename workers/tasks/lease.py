@@ -74,16 +74,22 @@ class LeaseTask(Task):
         self._lease_ms = int(self.queue.delivery.lease_period / timedelta(milliseconds=1))
 
     def receive(self, limit: int) -> int:
+        if not self.pump.careful:
+            return self._receive(limit)
+        # What is leased is in hand, so that a crash of everything counts against this message and no other.
+        with self.pump.quarantine.alone(self.pump.stopping) as may:
+            # Not a short claim: there may well be more.
+            return limit if may and self._receive(1) else 0
+
+    def _receive(self, limit: int) -> int:
         connection = connections[self.alias]
         token = new_id()
-        # Careful: what is leased is in hand, so that a crash of everything counts against this message and no other.
-        most = 1 if self.pump.careful else limit
-        with self.pump.turn(most):
+        with self.pump.turn(limit):
             started = monotonic()  # before the statement, so that a slow round trip cannot stretch the lease
             with Answering(connection):
                 ranges, skip = self.pump.ranges(self), self.pump.skip
                 rows = self.sql.claim_by_lease(
-                    connection, ranges, most, token, self.pump.subscriber, self._lease_ms, skip
+                    connection, ranges, limit, token, self.pump.subscriber, self._lease_ms, skip
                 )
             if not rows:
                 return 0
@@ -97,8 +103,6 @@ class LeaseTask(Task):
             self._handle(batch, started)
         finally:
             self.batch = None
-        if most != limit:
-            return limit  # not a short claim: there may well be more
         self.size.observe(count, monotonic() - started)
         return count
 

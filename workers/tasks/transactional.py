@@ -45,7 +45,8 @@ class TransactionalTask(Task):
 
     def receive(self, limit: int) -> int:
         if self.pump.careful and self._can_lease:
-            return self._receive_carefully()
+            with self.pump.quarantine.alone(self.pump.stopping) as may:
+                return self._receive_carefully() if may else 0
         connection = connections[self.alias]
         claimed: Claimed | None = None
         outcome: BaseException | bool | None = None
