@@ -13,6 +13,7 @@ import threading
 import uuid
 from collections import defaultdict
 from collections.abc import Sequence
+from datetime import datetime
 from time import monotonic
 from typing import Any
 
@@ -45,7 +46,8 @@ class Heartbeat(threading.Thread):
         #: Set after the first beat: by then every pump knows whether it has to be careful.
         self.begun = threading.Event()
         self._started_at = monotonic()
-        self._strangers: set[str] = set()
+        #: Subscribers of other trees that were there when this one began, until they show that they live.
+        self._strangers: dict[uuid.UUID, tuple[str, datetime]] = {}
         self._told: dict[QueuePump, dict[str, Any]] = {}
         for pump in pumps:
             pump.careful = True  # until the first beat says that there is no reason
@@ -136,12 +138,15 @@ class Heartbeat(threading.Thread):
         this process cannot know whether another tree's rows are those of living workers or of its own last life."""
         rows = Subscriber.objects.using(self.alias).exclude(supervisor=self._supervisor)
         if not self.begun.is_set():
-            self._strangers = set(rows.values_list("queue", flat=True))
-            return self._strangers
+            self._strangers = {row[0]: row[1:] for row in rows.values_list("id", "queue", "heartbeat_at")}
+        elif self._strangers:
+            # One beat since then is proof of life; a row that is gone said goodbye, or was buried, which is known.
+            seen = dict(rows.filter(pk__in=list(self._strangers)).values_list("id", "heartbeat_at"))
+            self._strangers = {key: (q, at) for key, (q, at) in self._strangers.items() if seen.get(key) == at}
+            if monotonic() - self._started_at >= settings.DEAD_AFTER.total_seconds():
+                self._strangers = {}  # those that died are found by their time
         found = set(rows.filter(alive_until__lt=Now()).values_list("queue", flat=True))
-        if monotonic() - self._started_at < settings.DEAD_AFTER.total_seconds():
-            found |= self._strangers
-        return found
+        return found | {queue for queue, _ in self._strangers.values()}
 
     def _set_careful(self, pump: QueuePump, careful: bool) -> None:
         if careful == pump.careful:

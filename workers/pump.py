@@ -328,9 +328,7 @@ class QueuePump:
                 round_.renew(self._part_of(estimate))
             share = 1 if self.throttled else task.size.n
             if not round_.capped:
-                # Slow handlers: a message that waits in a batch behind another one keeps a task idle that is to come.
-                tasks = round_.active if share >= LARGE_CLAIM else self.crew.concurrency
-                share = min(share, max(1, -(-round_.remaining // tasks)))
+                share = min(share, max(1, -(-round_.remaining // round_.active)))
             round_.remaining -= share
             return share
 

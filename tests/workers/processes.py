@@ -41,9 +41,11 @@ class Tree:
         return self.workers
 
     def wait_until_workers_know_each_other(self) -> None:
-        """Until each has had a heartbeat after the last one began: they share a small backlog by their number."""
+        """Until each has had a heartbeat after the last one began: they share a small backlog by their number, and are
+        careful no longer, because the others are alive."""
         seen = Subscriber.objects.aggregate
         eventually(lambda: seen(last=Max("started_at"))["last"] < seen(first=Min("heartbeat_at"))["first"])
+        eventually(lambda: not Subscriber.objects.filter(careful=True).exists())
 
     @property
     def workers(self) -> list[int]:

@@ -110,6 +110,29 @@ def test_a_worker_that_starts_alone_is_not_careful(start_worker: Start) -> None:
     assert Subscriber.objects.get().careful is False
 
 
+def test_a_worker_among_strangers_is_careful_until_each_of_them_shows_that_it_lives(start_worker: Start) -> None:
+    one, other = stranger(), stranger()
+    worker = start_worker(Leased, heartbeat=True)
+    assert worker.pump.careful is True
+
+    Subscriber.objects.filter(pk=one.pk).update(heartbeat_at=Now())
+    eventually(lambda: set(worker.heartbeat._strangers) == {other.pk})  # type: ignore[union-attr]
+    assert worker.pump.careful is True
+
+    Subscriber.objects.filter(pk=other.pk).update(heartbeat_at=Now())
+    eventually(lambda: not worker.pump.careful)
+
+
+def test_a_stranger_that_signs_off_is_no_reason_to_be_careful(start_worker: Start) -> None:
+    leaving = stranger()
+    worker = start_worker(Leased, heartbeat=True)
+    assert worker.pump.careful is True
+
+    leaving.delete()
+
+    eventually(lambda: not worker.pump.careful)
+
+
 def test_a_worker_is_careful_while_its_queue_has_an_unburied_dead(start_worker: Start) -> None:
     dead = stranger(alive=False)
     worker = start_worker(Leased, heartbeat=True)
