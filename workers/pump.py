@@ -41,8 +41,9 @@ from .tasks import STRATEGIES, Task
 
 log = logging.getLogger("workers")
 
-#: An uncapped estimate is believed this long; slower handlers peek before each claim, which costs them nothing.
-ESTIMATE_LIFETIME = 0.02
+#: An uncapped estimate is believed this long; slower handlers peek before each claim, which costs them nothing. Eight
+#: workers on two cores that take one message at a time: 1.4 % of the receives in vain; at 10 ms 3 %, at 20 ms 5 %.
+ESTIMATE_LIFETIME = 0.005
 #: A capped one this long at most, as long as claims come back full: counting costs the server a tenth of the claims, and
 #: the other tasks wait for it.
 CAPPED_LIFETIME = 1.0
@@ -278,9 +279,14 @@ class QueuePump:
         return None
 
     def _part_of(self, estimate: Estimate) -> Estimate:
-        """What of a small backlog is this worker's to take before it peeks again: all the others saw the same one. (Eight
-        workers on 5 to 34 messages: 2 % of the receives in vain; when each believed in all of it, 32 %.)"""
-        return estimate if estimate.capped else estimate._replace(waiting=-(-estimate.waiting // self.workers))
+        """What of a small backlog is this worker's to take before it peeks again: all the others saw the same one, and the
+        parts add up to it. (Eight workers on 5 to 34 messages: 1 % of the receives in vain; when each believed in all
+        of it, 32 %.)"""
+        if estimate.capped:
+            return estimate
+        part, left_over = divmod(estimate.waiting, self.workers)
+        mine = (self.rank - estimate.first) % self.workers < left_over
+        return estimate._replace(waiting=max(1, part + mine))
 
     def _place_in_line(self, estimate: Estimate) -> int:
         """0: take part. Else how many turns to wait: there are fewer messages than workers, and whose turn it is follows
