@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from django.db import connection
 
 from queueapp.spark.source import with_snapshot
 from queueapp.spark.targets import Snapshot, take_snapshot
@@ -18,17 +19,28 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PASSWORD = "hush hush/ü%40"
+ROLE = "queueapp_hush"
 
 
 @pytest.fixture
-def snapshot(transactional_db: None) -> Snapshot:
-    """The test database with a password, which the server does not ask for."""
-    from psycopg.conninfo import make_conninfo
+def snapshot(transactional_db: None) -> Iterator[Snapshot]:
+    """The test database with this password. A server that asks for one gets a role that has it."""
+    from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
     snapshot = take_snapshot()
     database = snapshot.databases["default"]
-    database = dataclasses.replace(database, conninfo=make_conninfo(database.conninfo, password=PASSWORD))
-    return dataclasses.replace(snapshot, databases={"default": database})
+    asked = "password" in conninfo_to_dict(database.conninfo)
+    with connection.cursor() as cursor:
+        if asked:
+            cursor.execute(f"CREATE ROLE {ROLE} LOGIN PASSWORD '{PASSWORD}'")
+            cursor.execute(f'GRANT "{connection.settings_dict["USER"]}" TO {ROLE}')
+        own = {"user": ROLE} if asked else {}
+        database = dataclasses.replace(database, conninfo=make_conninfo(database.conninfo, password=PASSWORD, **own))
+        yield dataclasses.replace(snapshot, databases={"default": database})
+        if asked:
+            cursor.execute(f"REASSIGN OWNED BY {ROLE} TO CURRENT_USER")
+            cursor.execute(f"DROP OWNED BY {ROLE}")
+            cursor.execute(f"DROP ROLE {ROLE}")
 
 
 def test_no_repr_shows_the_password(snapshot: Snapshot) -> None:
