@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PASSWORD = "hush hush/ü%40"
-ROLE = "queueapp_hush"
+ROLE = "queueapp_quiet"
 
 
 @pytest.fixture
