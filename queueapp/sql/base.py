@@ -148,9 +148,9 @@ class QueueSql(abc.ABC):
         """Store one message. Raises QueueNotFound when the table does not exist."""
 
     @abc.abstractmethod
-    def insert_many(self, connection: Any, messages: Iterable[Outgoing]) -> int:
+    def insert_many(self, connection: Any, messages: Iterable[Outgoing], undisturbed: bool = False) -> int:
         """Store all messages by the bulk path of the database, in the caller's transaction; returns how many. Raises
-        QueueNotFound when the table does not exist."""
+        QueueNotFound when the table does not exist. ``undisturbed``: drawing them does not use this connection."""
 
     # -- taking out -----------------------------------------------------------------------------------------------
 

@@ -70,10 +70,10 @@ class PostgresqlQueueSql(PostgresqlClaims):
         # No index beyond those of the table; safe: one row, the caller's transaction.
         return f"INSERT INTO {self._q} ({', '.join(columns)}) VALUES ({', '.join(values)})"
 
-    def insert_many(self, connection: Any, messages: Iterable[Outgoing]) -> int:
+    def insert_many(self, connection: Any, messages: Iterable[Outgoing], undisturbed: bool = False) -> int:
         # COPY, rows packed here: 268,000 rows a second where executemany makes 132,000. In the caller's transaction.
         with translated(self.table.db_table):
-            return pack_rows(connection, self._q, self._c, messages, self.table.fill_recoverable)
+            return pack_rows(connection, self._q, self._c, messages, self.table.fill_recoverable, undisturbed)
 
     # -- ending a lease -------------------------------------------------------------------------------------------
 

@@ -19,10 +19,11 @@ _TRAILER = struct.pack(">h", -1)
 _NULL = struct.pack(">i", -1)
 _FLUSH = 1 << 16
 _ROWS_PER_COPY = 10_000
+_ROWS_PER_PIECE = 1_000
 _START = struct.Struct(">hi")
 _LENGTH = struct.Struct(">i")
 
-#: Attributes of an Outgoing that all rows of a COPY name, in this order; a column the table lacks is left out.
+#: Attributes of an Outgoing that the rows of a COPY may name, in this order; a column the table lacks is left out.
 _COLUMNS = (
     "id",
     "headers",
@@ -36,27 +37,57 @@ _COLUMNS = (
 )
 
 
+#: What the columns after id, headers and body hold where a message says nothing; then they are left to the server.
+_DEFAULTS = (None, "", 0, None, None, False)
+
+
 def pack_rows(
-    connection: Any, table: str, columns: dict[str, str], messages: Iterable[Outgoing], fill_recoverable: bool = False
+    connection: Any,
+    table: str,
+    columns: dict[str, str],
+    messages: Iterable[Outgoing],
+    fill_recoverable: bool = False,
+    undisturbed: bool = False,
 ) -> int:
-    """COPY the messages into a table in the caller's transaction; returns how many."""
-    named = [name for name in _COLUMNS if name in columns]
-    if fill_recoverable:
-        named.append("recoverable")
-    sql = f"COPY {table} ({', '.join(columns[name] for name in named)}) FROM STDIN (FORMAT BINARY)".replace("%%", "%")
-    # Expiry by the database's clock, read once.
-    now = _now_micros(connection) if "expires" in named else 0
-    count = 0
+    """COPY the messages into a table in the caller's transaction; returns how many.
+
+    While a COPY is open the connection can do nothing else, and the iterable may well be a queryset on that very
+    connection: so rows are drawn first and then written, a few megabytes at a time. ``undisturbed`` says that drawing
+    does not use the connection: then the server stores rows while the next ones are packed.
+    """
     iterator = iter(messages)
-    # While a COPY is open the connection can do nothing else, and the iterable may well be a queryset on that very
-    # connection: so rows are drawn and packed first, then written, a few megabytes at a time.
-    while chunk := list(islice(iterator, _ROWS_PER_COPY)):
-        packed = _pack(chunk, named, now)
-        with connection.wrap_database_errors, connection.connection.cursor() as cursor, cursor.copy(sql) as copy:
-            for part in packed:
-                copy.write(part)
-        count += len(chunk)
+    rows_at_once = _ROWS_PER_PIECE if undisturbed else _ROWS_PER_COPY
+    count = 0
+    chunk = list(islice(iterator, rows_at_once))
+    while chunk:
+        named = _named(chunk, columns, fill_recoverable)
+        sql = f"COPY {table} ({', '.join(columns[name] for name in named)}) FROM STDIN (FORMAT BINARY)"
+        # Expiry by the database's clock, read once.
+        now = _now_micros(connection) if "expires" in named else 0
+        connection.ensure_connection()
+        with (
+            connection.wrap_database_errors,
+            connection.connection.cursor() as cursor,
+            cursor.copy(sql.replace("%%", "%")) as copy,
+        ):
+            copy.write(_HEADER)
+            while chunk:
+                for part in _pack(chunk, named, now):
+                    copy.write(part)
+                count += len(chunk)
+                chunk = list(islice(iterator, rows_at_once)) if undisturbed else []
+                if chunk and not set(_named(chunk, columns, fill_recoverable)) <= set(named):
+                    break  # these say something that the ones before did not
+            copy.write(_TRAILER)
+        chunk = chunk or list(islice(iterator, rows_at_once))
     return count
+
+
+def _named(chunk: list[Outgoing], columns: dict[str, str], fill_recoverable: bool) -> list[str]:
+    """The columns that any of these rows has something to say about: each costs the server as much as packing a row."""
+    said = {message[3:] for message in chunk}
+    rest = (name for place, name in enumerate(_COLUMNS[3:]) if any(one[place] != _DEFAULTS[place] for one in said))
+    return [name for name in (*_COLUMNS[:3], *rest) if name in columns] + ["recoverable"] * fill_recoverable
 
 
 def _pack(chunk: list[Outgoing], named: list[str], now: int) -> list[bytes]:
@@ -66,7 +97,7 @@ def _pack(chunk: list[Outgoing], named: list[str], now: int) -> list[bytes]:
     tails: dict[Any, bytes] = {}
     start = _START.pack(len(named), 16)
     pack_length = _LENGTH.pack
-    buffer = bytearray(_HEADER)
+    buffer = bytearray()
     for message in chunk:
         headers, body, rest = message[1], message[2], message[3:]
         head = heads.get(headers)
@@ -88,7 +119,7 @@ def _pack(chunk: list[Outgoing], named: list[str], now: int) -> list[bytes]:
         if len(buffer) >= _FLUSH:
             parts.append(bytes(buffer))
             buffer.clear()
-    parts.append(bytes(buffer + _TRAILER))
+    parts.append(bytes(buffer))
     return parts
 
 

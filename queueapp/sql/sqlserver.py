@@ -67,7 +67,8 @@ class SqlServerQueueSql(QueueSql):
         with translated(self.table.db_table):
             execute(connection, *insert_statement(self._q, self._c, self._filled, self._inserts, message))
 
-    def insert_many(self, connection: Any, messages: Iterable[Outgoing]) -> int:
+    def insert_many(self, connection: Any, messages: Iterable[Outgoing], undisturbed: bool = False) -> int:
+        # Each piece is one statement, drawn before it is sent, so it makes no difference who uses the connection meanwhile.
         with translated(self.table.db_table):
             return insert_rows(connection, self._q, self._c, self._filled, messages)
 

@@ -21,7 +21,7 @@ from queueapp.messages import decode_headers
 from queueapp.models import DelayedMessage
 from tests.inprocess import real_commits
 from tests.testapp.messages import Ping
-from tests.testapp.models import Addressed, Effect, Leased, Readable, Short, Urgent
+from tests.testapp.models import Addressed, Effect, Leased, Readable, Short, Transactional, Urgent
 
 pytestmark = real_commits
 HOUR = timedelta(hours=1)
@@ -244,3 +244,24 @@ def test_an_error_in_the_callers_iterable_is_the_callers() -> None:
 
     assert not Leased.objects.exists()
     assert connection.is_usable()
+
+
+@pytest.mark.parametrize("bodies", [list, iter])
+def test_a_bulk_send_that_fails_in_the_middle_stores_nothing_and_the_connection_goes_on(bodies: Any) -> None:
+    given = [{"n": n} for n in range(25_000)] + [object()]
+
+    with pytest.raises(InvalidMessage, match="object cannot be a message body"):
+        Leased.send_many(bodies(given))
+
+    assert not Leased.objects.exists()
+    with transaction.atomic():
+        Leased.send({"n": 1})
+        with pytest.raises(InvalidMessage):
+            Leased.send_many(bodies(given))
+    assert Leased.objects.count() == 1
+
+
+def test_a_bulk_send_may_draw_from_the_very_connection_it_writes_to() -> None:
+    Leased.send_many({"n": n} for n in range(50))
+
+    assert Transactional.send_many({"n": row.pk} for row in Leased.objects.order_by("seq").iterator(chunk_size=7)) == 50
