@@ -17,6 +17,7 @@ from queueapp import InvalidOption, Queue, QueueNotFound, Semantics, registry
 from queueapp.models import BytesField, TableOptions
 from queueapp.models.queue import claim_columns
 from queueapp.producers import alias_of
+from tests import odbc
 from tests.inprocess import real_commits
 from tests.testapp.models import Addressed, AddressedUrgent, Leased, Readable, Short, Transactional, Urgent
 
@@ -221,6 +222,7 @@ def test_migrations_are_complete(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_body_is_the_same_to_migrations_whether_or_not_the_sql_server_backend_is_loaded() -> None:
+    odbc.required()
     pytest.importorskip("mssql.base")
 
     assert "max_length" not in BytesField().deconstruct()[3]

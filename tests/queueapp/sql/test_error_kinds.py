@@ -19,6 +19,7 @@ from queueapp.sql import queue_sql
 from queueapp.sql.postgresql_store import PostgresqlBackend
 from queueapp.sql.sqlserver_errors import LockTimeout, error_kind, missing_driver
 from queueapp.sql.sqlserver_store import SqlServerBackend
+from tests import odbc
 from tests.inprocess import real_commits
 from tests.queueapp.sql.server import ALL, Server
 from tests.queueapp.sql.tds import TdsServer, broken_line, refusal
@@ -203,11 +204,13 @@ def tds() -> Iterator[TdsServer]:
 
 
 def mssql_python_connection(port: int) -> Any:
+    odbc.required()
     driver = pytest.importorskip("mssql_python", exc_type=ImportError)
     return driver, driver.connect(_address(port), native_uuid=False)
 
 
 def pyodbc_connection(port: int) -> Any:
+    odbc.required()
     driver = pytest.importorskip("pyodbc", exc_type=ImportError)
     # Microsoft's ODBC driver comes with a package of the extra; unixODBC takes a path for a name.
     libraries = pytest.importorskip("mssql_python_odbc")
@@ -302,6 +305,7 @@ def sql_server_at(port: int) -> Any:
 
 @pytest.mark.django_db
 def test_server_that_is_not_there_is_a_lost_connection() -> None:
+    odbc.required()
     with pytest.raises(Error) as raised:
         SqlServerBackend().check_server(sql_server_at(1))
 

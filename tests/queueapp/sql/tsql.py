@@ -19,6 +19,8 @@ from django.db import connections
 from sqlglot import exp
 from sqlglot.errors import ErrorLevel
 
+from tests import odbc
+
 
 @dataclass
 class Statement:
@@ -74,6 +76,7 @@ class _Cursor:
 
 def never_connected(recorder: Recorder) -> Any:
     """Django's connection to a SQL Server 2022 that is not there."""
+    odbc.required()
     backend = pytest.importorskip("mssql.base", exc_type=ImportError)
     settings = connections.settings["default"] | {"ENGINE": "mssql", "NAME": "shop", "OPTIONS": {}}
     connection = backend.DatabaseWrapper(settings, "recorded")
