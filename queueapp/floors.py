@@ -75,9 +75,15 @@ class Floors:
             found.sort(key=lambda r: -r.priority)
         return found
 
-    def rescanned(self, seconds: float) -> bool:
-        """The window was looked at and took so long: go on to the next. True when that completed a cycle."""
-        self._position += self._span
+    def rescanned(self, seconds: float, reached: int = 0) -> bool:
+        """The window was looked at, up to the seq ``reached`` if not to its end, and took so long: go on to the next. True
+        when that completed a cycle."""
+        if reached:
+            # Many rows that nobody may take now. In a stretch without any the span has doubled until it spans them all.
+            self._span = max(reached + 1 - self._position, _SMALLEST_WINDOW)
+            self._position = reached + 1
+        else:
+            self._position += self._span
         if seconds < WINDOW_TARGET / 2:
             self._span = min(self._span * 2, 1 << 40)
         elif seconds > WINDOW_TARGET * 2:

@@ -311,8 +311,10 @@ class QueuePump:
         self.peek_breaker.success()
         if seen.behind:
             # Came back behind the floor, or was committed late: first these, the window stays until it is clear.
+            if seen.reached:
+                behind = [only._replace(high=min(only.high, seen.reached)) for only in behind]
             return Estimate(seen.behind, seen.behind >= self.peek_limit, seen.first, behind)
-        self.floors.rescanned(monotonic() - started)
+        self.floors.rescanned(monotonic() - started, seen.reached)
         if seen.ahead:
             self.floors.seen(seen.first)
         return Estimate(seen.ahead, seen.ahead >= self.peek_limit, seen.first, None)

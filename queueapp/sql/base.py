@@ -70,13 +70,18 @@ class Outgoing(NamedTuple):
     is_barrier: bool = False
 
 
+#: A rescan window is at most this many rows of a level, free or not: about 10 ms where none of them is in memory.
+WINDOW_ROWS = 30_000
+
+
 class Peek(NamedTuple):
-    """What a peek saw: available messages ahead of the floor and in the rescanned range, at most ``limit`` each, and
-    the lowest seq among them (0: none)."""
+    """What a peek saw: available messages ahead of the floor and in the rescanned range, at most ``limit`` each, the
+    lowest seq among them (0: none), and where in the rescanned range it ended after ``WINDOW_ROWS`` (0: at its end)."""
 
     ahead: int
     behind: int
     first: int
+    reached: int = 0
 
 
 class ErrorKind(enum.Enum):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from .base import PRIORITY, Claimed, Peek, QueueTable, Range
+from .base import PRIORITY, WINDOW_ROWS, Claimed, Peek, QueueTable, Range
 from .sqlserver_rows import Returned
 from .sqlserver_session import fetch, json_of, quote
 from .sqlserver_store import KEYS, LOOKING, TAKING
@@ -77,17 +77,18 @@ class Claims:
         self, connection: Any, ahead: Sequence[Range], behind: Sequence[Range], limit: int, skip: Sequence[int]
     ) -> Peek:
         """See ``QueueSql.peek``."""
-        look = self._look(skip=bool(skip))
+        look, window = self._look(skip=bool(skip)), self._window(skip=bool(skip))
         # Index: as the claim. Safe: LOOKING; what an open transaction has deleted or leased is not available, what it
         # has only locked for a verdict (``lock``) still counts. One plan for any number of levels.
         sql = (
-            "SELECT a.[n], b.[n], a.[first], b.[first] "
-            f"FROM (SELECT COUNT(*) AS [n], MIN(x.[seq]) AS [first] FROM ({look}) AS x) AS a "
-            f"CROSS JOIN (SELECT COUNT(*) AS [n], MIN(x.[seq]) AS [first] FROM ({look}) AS x) AS b"
+            "SELECT a.[n], b.[n], a.[first], b.[first], b.[reached] "
+            f"FROM (SELECT COUNT(*) AS [n], MIN(x.[seq]) AS [first] FROM ({look}) AS x) AS a CROSS JOIN ({window}) AS b"
         )
-        params = (*self._look_params(ahead, limit, skip), *self._look_params(behind or [Range(1, 0)], limit, skip))
-        n_ahead, n_behind, *firsts = fetch(connection, sql, params)[0]
-        return Peek(n_ahead, n_behind, min((first for first in firsts if first is not None), default=0))
+        behind = behind or [Range(1, 0)]
+        params = (*self._look_params(ahead, limit, skip), *self._window_params(behind, skip))
+        n_ahead, n_behind, *firsts, reached = fetch(connection, sql, params)[0]
+        first = min((first for first in firsts if first is not None), default=0)
+        return Peek(n_ahead, min(n_behind or 0, limit), first, reached or 0)
 
     def _look(self, *, skip: bool, in_order: bool = False) -> str:
         """SELECT of the seqs that are there to be taken, at most TOP; all levels in claim order where asked for."""
@@ -102,6 +103,27 @@ class Claims:
             f"SELECT TOP (%s) m.[seq] FROM {_RANGES} CROSS APPLY (SELECT TOP (%s) {self._seq} AS [seq] {table} "
             f"WHERE {self._within(_OF_RANGES)} AND {where}) AS m{' ORDER BY l.[n], m.[seq]' if in_order else ''}"
         )
+
+    def _window(self, *, skip: bool) -> str:
+        """(free rows, the first of them, where the look ended before the end of the window or NULL) of a rescan window. It
+        looks at so many rows of a level, free or not: a window over a million leased ones must not take long."""
+        where = self._within(_OF_RANGES)
+        if skip:
+            keys = "SELECT 1 FROM OPENJSON(c.[skip]) WITH ([key] bigint '$') AS s"
+            where += f" AND NOT EXISTS ({keys} WHERE s.[key] = {self._seq})"
+        rows = (
+            f"SELECT TOP ({WINDOW_ROWS}) {self._seq} AS [seq], CASE WHEN {self._free()} THEN {self._seq} END AS [free] "
+            f"FROM {self._q} AS q WITH ({self._index}{LOOKING}) WHERE {where} ORDER BY {self._seq}"
+        )
+        skipped = "(SELECT %s AS [skip]) AS c CROSS JOIN " if skip else ""
+        return (
+            "SELECT SUM(m.[n]) AS [n], MIN(m.[first]) AS [first], MIN(m.[reached]) AS [reached] FROM "
+            f"{skipped}{_RANGES} CROSS APPLY (SELECT COUNT(w.[free]) AS [n], MIN(w.[free]) AS [first], "
+            f"CASE WHEN COUNT(*) = {WINDOW_ROWS} THEN MAX(w.[seq]) END AS [reached] FROM ({rows}) AS w) AS m"
+        )
+
+    def _window_params(self, ranges: Sequence[Range], skip: Sequence[int]) -> tuple[Any, ...]:
+        return (json_of(list(skip)), _numbered(ranges)) if skip else (_numbered(ranges),)
 
     def _look_params(self, ranges: Sequence[Range], limit: int, skip: Sequence[int]) -> tuple[Any, ...]:
         skipped = (json_of(list(skip)),) if skip else ()

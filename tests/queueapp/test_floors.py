@@ -98,6 +98,18 @@ def test_after_the_last_window_the_rescan_begins_again() -> None:
     assert floors.behind()[0].low == 0
 
 
+def test_a_window_that_was_looked_at_in_part_is_followed_by_its_rest() -> None:
+    floors = Floors()
+    floors.passed([row(10_000_000)])
+    for _ in range(5):  # nothing there, so the windows grow
+        floors.rescanned(seconds=0.0001)
+    start = floors.behind()[0].low
+
+    assert floors.rescanned(seconds=0.008, reached=start + 29_999) is False
+
+    assert floors.behind() == [Range(start + 30_000, start + 59_999)]
+
+
 @given(st.integers(1, 10_000_000), st.lists(st.floats(0.0, 1.0), max_size=100))
 def test_every_number_behind_the_floor_is_looked_at_in_every_cycle(top: int, seconds: list[float]) -> None:
     floors = Floors()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
-from queueapp.sql import queue_sql
+from queueapp.sql import postgresql_claims, queue_sql, sqlserver_claims
 from queueapp.sql.base import Peek, Range
 from tests.queueapp.sql.server import ALL, Server, levels, outgoing, within
 from tests.testapp.models import Addressed, AddressedUrgent, Leased, Urgent
@@ -40,6 +41,25 @@ def test_gaps_are_not_messages(server: Server, queue: Any) -> None:
     server.sql(queue).remove(server.connection, seqs[1:-1])
 
     assert peek(server, queue) == Peek(2, 0, seqs[0])
+
+
+@every_shape
+def test_rescan_window_ends_after_so_many_rows_that_nobody_may_take(
+    server: Server, queue: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (postgresql_claims, sqlserver_claims):
+        monkeypatch.setattr(module, "WINDOW_ROWS", 3)
+    seqs = server.put(queue, 7)
+    with within():
+        server.sql(queue).claim_by_lease(server.connection, EVERYWHERE[queue], 4, uuid4(), uuid4(), 60_000)
+    above = [r._replace(low=seqs[-1] + 1) for r in EVERYWHERE[queue]]
+
+    def look(low: int) -> Peek:
+        return peek(server, queue, ahead=above, behind=[r._replace(low=low) for r in EVERYWHERE[queue]])
+
+    assert look(seqs[0]) == Peek(0, 0, 0, reached=seqs[2])
+    assert look(seqs[2]) == Peek(0, 1, seqs[4], reached=seqs[4])
+    assert look(seqs[5]) == Peek(0, 2, seqs[5], reached=0)
 
 
 @every_shape
