@@ -12,6 +12,7 @@ from typing import Any
 from project.embedded_postgres.binaries import MAJOR_VERSION
 from project.embedded_postgres.errors import EmbeddedPostgresError
 from project.embedded_postgres.home import DATABASE, SUPERUSER, Home
+from project.embedded_postgres.memory import shared_buffers_mb
 from project.embedded_postgres.placement import Account, account_of, binaries_for
 
 # Durable as any server; the rest suits a queue on a small machine. Given at each start, so that a change reaches
@@ -20,7 +21,7 @@ SETTINGS = {
     "listen_addresses": "",  # the socket only: nothing on the network, no password
     "unix_socket_permissions": "0700",
     "max_connections": "200",
-    "shared_buffers": "256MB",
+    "shared_buffers": f"{shared_buffers_mb()}MB",
     "max_wal_size": "2GB",
     "autovacuum_naptime": "5s",  # queue tables die and grow within seconds
     "fsync": "on",

@@ -76,9 +76,10 @@ def fill(queue: Any, cls: type, count: int, *, head: str = "", recipient: str = 
     table = connection.ops.quote_name(queue._meta.db_table)
     with connection.cursor() as cursor:
         cursor.execute(f"TRUNCATE {table}")
-        cursor.execute("CHECKPOINT")
         if head:
             cursor.execute(f"INSERT INTO {table} {head}")
+            cursor.execute(f"VACUUM {table}")
+        cursor.execute("CHECKPOINT")
     append(queue, cls, count, recipient=recipient)
     with connection.cursor() as cursor:
         cursor.execute(f"VACUUM (ANALYZE) {table}")
