@@ -103,7 +103,9 @@ OPTIONS: tuple[Option, ...] = (
         "PREPARED_STATEMENTS",
         bool,
         True,
-        "Prepare the engine's own statements. Set to False behind a pooler in transaction mode without support for them.",
+        "Prepare the engine's own statements and, on workers' connections, what handlers repeat (`prepare_threshold` 5, where "
+        "`OPTIONS` says nothing else; of use with `server_side_binding`). Set to False behind a pooler in transaction mode "
+        "without support for them.",
     ),
     Option(
         "MAX_BATCH",

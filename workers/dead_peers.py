@@ -36,19 +36,18 @@ _LOOK = 0.25
 
 
 def prepare_connections() -> None:
-    """Give this process' databases the settings above, where the user has not set them. Before the first connection."""
-    if settings.DATABASE_TIMEOUT is None:
-        return
-    seconds = settings.DATABASE_TIMEOUT.total_seconds()
+    """Give this process' databases the settings above, and those that suit handlers, where the user has not set them.
+    Before the first connection."""
+    limit = settings.DATABASE_TIMEOUT
     for alias in connections:
         try:
             backend = backend_of(connections[alias])
         except UnsupportedServer:
             continue  # holds no queue
-        options = connections[alias].settings_dict.setdefault("OPTIONS", {})
-        for name, value in backend.liveness_options(seconds).items():
-            options.setdefault(name, value)
-    connection_created.connect(_tell_server, dispatch_uid="workers.dead_peers")
+        wanted = backend.handler_options() | (backend.liveness_options(limit.total_seconds()) if limit else {})
+        connections[alias].settings_dict["OPTIONS"] = wanted | connections[alias].settings_dict.get("OPTIONS", {})
+    if limit is not None:
+        connection_created.connect(_tell_server, dispatch_uid="workers.dead_peers")
 
 
 def _tell_server(*, connection: Any, **_: Any) -> None:

@@ -347,6 +347,10 @@ class Backend(abc.ABC):
         """Connection OPTIONS with which this host notices within about ``seconds`` that a server is gone without a word."""
 
     @abc.abstractmethod
+    def handler_options(self) -> dict[str, Any]:
+        """Connection OPTIONS that suit handlers, which run the same few statements of the ORM again and again."""
+
+    @abc.abstractmethod
     def watch_client(self, connection: Any, seconds: float) -> None:
         """Let the server notice within about ``seconds`` that this connection's client is gone, and roll it back."""
 

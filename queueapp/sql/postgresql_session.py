@@ -6,6 +6,7 @@ Django's cursor binds on the client and never prepares; planning is most of the 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -45,8 +46,9 @@ def hot_cursor(connection: Any) -> psycopg.Cursor[Any]:
     # A uuid stays its 16 bytes: making ``uuid.UUID`` costs 0.8 µs a message, and most handlers never look.
     cursor.adapters.register_loader(_UUID_OID, ByteaBinaryLoader)
     if settings.PREPARED_STATEMENTS and raw.prepare_threshold is None:
-        # Without a threshold psycopg ignores prepare=True. Django's ORM is not affected unless it binds on the server.
-        raw.prepare_threshold = 2
+        # Without a threshold psycopg ignores prepare=True. This one is never reached: what else runs on the connection is
+        # the user's, and is prepared only if the user says so.
+        raw.prepare_threshold = sys.maxsize
     connection.__dict__[_HOT] = (raw, cursor)
     return cursor
 

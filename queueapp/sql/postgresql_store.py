@@ -8,12 +8,16 @@ from typing import Any
 
 import psycopg
 
+from ..conf import settings
 from ..errors import UnsupportedServer
 from .base import Backend, ErrorKind, Outgoing, QueueSql, QueueTable, StoreTable
 from .postgresql_session import execute, fetch, quote, quote_table
 
 #: xid8 snapshots came with 13; 14 is the oldest that is still maintained and tested against.
 OLDEST = 140000
+
+#: How often a worker's handlers run a statement before it is prepared; psycopg's own default, which Django turns off.
+_PREPARE_THRESHOLD = 5
 
 _KINDS = {
     "40001": ErrorKind.DEADLOCK,
@@ -127,6 +131,10 @@ class PostgresqlBackend(Backend):
             "keepalives_count": 3,
             "tcp_user_timeout": int(seconds * 1000),
         }
+
+    def handler_options(self) -> dict[str, Any]:
+        # Django's default is None: every statement is planned anew. Of use to cursors that bind on the server only.
+        return {"prepare_threshold": _PREPARE_THRESHOLD} if settings.PREPARED_STATEMENTS else {}
 
     def watch_client(self, connection: Any, seconds: float) -> None:
         idle, interval = self._keepalives(seconds)

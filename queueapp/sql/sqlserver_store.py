@@ -134,6 +134,9 @@ class SqlServerBackend(Backend):
     def liveness_options(self, seconds: float) -> dict[str, Any]:
         return {}  # the drivers send keepalives by themselves: 30 s, then each second
 
+    def handler_options(self) -> dict[str, Any]:
+        return {}  # the server keeps plans by text
+
     def watch_client(self, connection: Any, seconds: float) -> None:
         """Nothing to say: SQL Server sends keepalives, and rolls back what a client leaves behind."""
 

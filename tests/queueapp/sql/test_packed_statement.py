@@ -50,6 +50,19 @@ def test_nothing_runs_in_a_broken_transaction(insert) -> None:
             insert()
 
 
+def test_statements_of_the_user_are_not_prepared_because_ours_are(insert) -> None:
+    insert()
+    assert not queue_sql(Leased, connections["default"]).is_empty(connections["default"])
+    for _ in range(10):
+        Leased.objects.filter(seq=0).exists()
+
+    with connections["default"].cursor() as cursor:
+        cursor.execute("SELECT statement FROM pg_prepared_statements")
+        prepared = [statement for (statement,) in cursor.fetchall()]
+    assert prepared
+    assert not any('."seq" = ' in statement for statement in prepared), "the ORM's"
+
+
 def test_works_on_after_discard_all(insert) -> None:
     insert()
     with connections["default"].cursor() as cursor:
