@@ -27,7 +27,8 @@ from .models import DelayedMessage, Now, PoisonMessage
 from .models.delivery import Semantics
 from .recoverability import describe
 from .sql import ErrorKind, backend_of, queue_sql
-from .sql.base import CARRIED, Outgoing, StoreTable
+from .sql.base import CARRIED, StoreTable
+from .sql.outgoing import Outgoing
 
 
 @dataclass

@@ -11,11 +11,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import secrets
+import struct
 import time
 import uuid
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
+from itertools import repeat
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -62,17 +64,21 @@ def new_id() -> uuid.UUID:
     return _as_uuid(value & ~(0xF << 76) & ~(0x3 << 62) | 0x7 << 76 | 0x2 << 62)
 
 
-def id_sequence() -> Callable[[], uuid.UUID]:
-    """A source of time-ordered ids for bulk sends: one random base, then counted up (0.3 µs instead of 2)."""
-    base = new_id().int & ~((1 << 62) - 1)
-    low = secrets.randbits(61)
+def id_sequence() -> Callable[[int], list[bytes]]:
+    """A source of time-ordered ids for bulk sends, so many at a time, 16 bytes each: one random base, then counted up (0.1
+    µs instead of 2)."""
+    high, low = divmod(new_id().int & ~((1 << 62) - 1) | secrets.randbits(61), 1 << 64)
+    start = high.to_bytes(8, "big")
 
-    def following() -> uuid.UUID:
+    def following(count: int) -> list[bytes]:
         nonlocal low
-        low += 1
-        return _as_uuid(base | low)
+        low += count
+        return list(map(_pack_id, repeat(start), range(low - count, low)))
 
     return following
+
+
+_pack_id = struct.Struct(">8sQ").pack
 
 
 def _as_uuid(value: int) -> uuid.UUID:
@@ -282,6 +288,9 @@ def _plain_headers(cls: Any) -> str:
     return encode_headers({TYPE: type_name(cls), CONTENT_TYPE: JSON})
 
 
+#: Bodies that are stored as they are.
+_RAW = (bytes, bytearray, memoryview)
+
 _UNTYPED_HEADERS = encode_headers({CONTENT_TYPE: JSON})
 _BYTES_HEADERS = encode_headers({CONTENT_TYPE: BYTES})
 
@@ -300,7 +309,7 @@ def encode(body: Any, headers: Mapping[str, str] | None = None) -> tuple[str, by
     cls = type(body)
     if body is None:
         plain, data = _BYTES_HEADERS, None
-    elif cls is bytes or isinstance(body, bytes | bytearray | memoryview):
+    elif cls is bytes or isinstance(body, _RAW):
         plain, data = _BYTES_HEADERS, bytes(body)
     else:
         try:
@@ -313,6 +322,17 @@ def encode(body: Any, headers: Mapping[str, str] | None = None) -> tuple[str, by
     merged = decode_headers(plain)
     merged.update(headers)
     return encode_headers(merged), data
+
+
+def encode_alike(bodies: Sequence[Any], headers: Mapping[str, str] | None = None) -> tuple[str, list[bytes | None]]:
+    """(stored headers, stored bodies) of bodies that are all of one class; at least one. Raises InvalidMessage."""
+    stored, first = encode(bodies[0], headers)
+    if first is None or isinstance(bodies[0], _RAW):
+        return stored, [encode(body)[1] for body in bodies]
+    try:
+        return stored, list(map(_encoder.encode, bodies))
+    except Exception:
+        return stored, [encode(body)[1] for body in bodies]  # says which class, and why not
 
 
 @lru_cache(maxsize=1024)

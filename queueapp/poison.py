@@ -22,7 +22,8 @@ from .conf import settings
 from .errors import InvalidMessage, MessageNotFound, QueueNotFound, UndecodableMessage
 from .models import Now, PoisonMessage
 from .sql import backend_of, queue_sql
-from .sql.base import Outgoing, StoreTable
+from .sql.base import StoreTable
+from .sql.outgoing import Outgoing
 
 BATCH = 1000
 

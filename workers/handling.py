@@ -21,7 +21,8 @@ from queueapp.conf import settings
 from queueapp.consumers import Registration, registered
 from queueapp.receiving import Context
 from queueapp.sql import backend_of, queue_sql
-from queueapp.sql.base import BODY, EXPIRES, HEADERS, PRIORITY, RECIPIENT, Claimed, Outgoing
+from queueapp.sql.base import BODY, EXPIRES, HEADERS, PRIORITY, RECIPIENT, Claimed
+from queueapp.sql.outgoing import Outgoing
 
 
 class Interrupted(Exception):

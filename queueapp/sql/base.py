@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from .outgoing import Outgoing, Run, runs_of
+
 MAX_SEQ = 2**63 - 1
 
 
@@ -54,20 +56,6 @@ class Row(NamedTuple):
 #: ``Row`` (from ``cancels`` on): the row is gone, so it has to be carried.
 Claimed = tuple[Any, ...]
 SEQ, ID, HEADERS, BODY, DELIVERIES, RECIPIENT, PRIORITY, EXPIRES = range(8)
-
-
-class Outgoing(NamedTuple):
-    """A message about to be stored."""
-
-    id: uuid.UUID
-    headers: str
-    body: bytes | None
-    expires_ms: int | None = None
-    recipient: str = ""
-    priority: int = 0
-    correlation_id: str | None = None
-    reply_to_address: str | None = None
-    is_barrier: bool = False
 
 
 #: A rescan window is at most this many rows of a level, free or not: about 10 ms where none of them is in memory.
@@ -152,10 +140,14 @@ class QueueSql(abc.ABC):
     def insert(self, connection: Any, message: Outgoing) -> None:
         """Store one message. Raises QueueNotFound when the table does not exist."""
 
-    @abc.abstractmethod
-    def insert_many(self, connection: Any, messages: Iterable[Outgoing], undisturbed: bool = False) -> int:
+    def insert_many(self, connection: Any, messages: Iterable[Outgoing]) -> int:
         """Store all messages by the bulk path of the database, in the caller's transaction; returns how many. Raises
-        QueueNotFound when the table does not exist. ``undisturbed``: drawing them does not use this connection."""
+        QueueNotFound when the table does not exist."""
+        return self.insert_runs(connection, runs_of(messages))
+
+    @abc.abstractmethod
+    def insert_runs(self, connection: Any, runs: Iterable[Run], undisturbed: bool = False) -> int:
+        """``insert_many`` of runs of messages. ``undisturbed``: drawing them does not use this connection."""
 
     # -- taking out -----------------------------------------------------------------------------------------------
 

@@ -10,7 +10,8 @@ import psycopg
 
 from ..conf import settings
 from ..errors import UnsupportedServer
-from .base import Backend, ErrorKind, Outgoing, QueueSql, QueueTable, StoreTable
+from .base import Backend, ErrorKind, QueueSql, QueueTable, StoreTable
+from .outgoing import Outgoing
 from .postgresql_session import execute, fetch, quote, quote_table
 
 #: xid8 snapshots came with 13; 14 is the oldest that is still maintained and tested against.

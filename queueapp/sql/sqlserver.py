@@ -11,7 +11,8 @@ import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .base import CARRIED, Claimed, Outgoing, Peek, QueueSql, QueueTable, Range, Row, StoreTable
+from .base import CARRIED, Claimed, Peek, QueueSql, QueueTable, Range, Row, StoreTable
+from .outgoing import Outgoing, Run
 from .sqlserver_claims import Claims
 from .sqlserver_errors import LockTimeout
 from .sqlserver_insert import insert_rows, insert_statement
@@ -67,10 +68,10 @@ class SqlServerQueueSql(QueueSql):
         with translated(self.table.db_table):
             execute(connection, *insert_statement(self._q, self._c, self._filled, self._inserts, message))
 
-    def insert_many(self, connection: Any, messages: Iterable[Outgoing], undisturbed: bool = False) -> int:
+    def insert_runs(self, connection: Any, runs: Iterable[Run], undisturbed: bool = False) -> int:
         # Each piece is one statement, drawn before it is sent, so it makes no difference who uses the connection meanwhile.
         with translated(self.table.db_table):
-            return insert_rows(connection, self._q, self._c, self._filled, messages)
+            return insert_rows(connection, self._q, self._c, self._filled, runs)
 
     # -- taking out -----------------------------------------------------------------------------------------------
 

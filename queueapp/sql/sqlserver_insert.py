@@ -8,10 +8,11 @@ is the order of their identity numbers. A body is hex there: JSON has no bytes.
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from .base import Outgoing
+from .outgoing import Outgoing, Run
 from .sqlserver_session import LATER, Json, execute, later_params
 
 #: Rows and characters of one statement. Its row locks stay well below the 5,000 at which a server locks the table.
@@ -73,12 +74,10 @@ def insert_statement(
     return sql, (message.id, message.headers, *(value for name in used for value in values[name]))
 
 
-def insert_rows(
-    connection: Any, table: str, columns: dict[str, str], filled: Pairs, messages: Iterable[Outgoing]
-) -> int:
+def insert_rows(connection: Any, table: str, columns: dict[str, str], filled: Pairs, runs: Iterable[Run]) -> int:
     """Store all messages in the caller's transaction; returns how many."""
     count = 0
-    for rows, shape in _chunks(messages, columns):
+    for rows, shape in _chunks(runs, columns):
         used = [name for name, is_used in zip(_NAMES, shape, strict=True) if is_used]
         pairs = [(columns["id"], "r.[id]"), (columns["headers"], "r.[headers]")]
         pairs += [(columns[name], _OPTIONAL[name][1]) for name in used] + filled
@@ -97,7 +96,7 @@ def insert_rows(
 _ID, _HEADERS = "[id] uniqueidentifier '$[1]'", "[headers] nvarchar(max) '$[2]'"
 
 
-def _chunks(messages: Iterable[Outgoing], columns: dict[str, str]) -> Iterator[tuple[list[str], tuple[bool, ...]]]:
+def _chunks(runs: Iterable[Run], columns: dict[str, str]) -> Iterator[tuple[list[str], tuple[bool, ...]]]:
     """Rows as JSON arrays, some at a time, and which optional columns those rows need.
 
     Rows are drawn before their statement runs, because the iterable may be a queryset on the same connection.
@@ -105,14 +104,17 @@ def _chunks(messages: Iterable[Outgoing], columns: dict[str, str]) -> Iterator[t
     encode = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode
     rows: list[str] = []
     characters, shape = 0, (False,) * len(_NAMES)
-    for message in messages:
-        identity, headers, body, *rest = message
-        row = encode([len(rows), str(identity), headers, None if body is None else body.hex(), *rest])
-        rows.append(row)
-        characters += len(row)
-        shape = tuple(map(max, shape, _shape(message, columns)))
-        if len(rows) == _ROWS or characters >= _CHARACTERS:
-            yield rows, shape
-            rows, characters, shape = [], 0, (False,) * len(_NAMES)
+    for like, ids, bodies in runs:
+        headers, rest = like.headers, like[3:]
+        shapes = [_shape(like._replace(body=body), columns) for body in (None, b"")]
+        for identity, body in zip(ids, bodies, strict=True):
+            text = None if body is None else body.hex()
+            row = encode([len(rows), str(uuid.UUID(bytes=identity)), headers, text, *rest])
+            rows.append(row)
+            characters += len(row)
+            shape = tuple(map(max, shape, shapes[body is not None]))
+            if len(rows) == _ROWS or characters >= _CHARACTERS:
+                yield rows, shape
+                rows, characters, shape = [], 0, (False,) * len(_NAMES)
     if rows:
         yield rows, shape

@@ -7,7 +7,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from ..errors import UnsupportedServer
-from .base import Backend, ErrorKind, Outgoing, QueueSql, QueueTable, StoreTable
+from .base import Backend, ErrorKind, QueueSql, QueueTable, StoreTable
+from .outgoing import Outgoing
 from .sqlserver_errors import error_kind, missing_driver
 from .sqlserver_session import LATER, execute, fetch, json_of, later_params, quote, quote_table
 

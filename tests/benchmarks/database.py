@@ -13,7 +13,7 @@ from django.db import connection, connections, transaction
 
 from queueapp import messages
 from queueapp.sql import queue_sql
-from queueapp.sql.base import Outgoing
+from queueapp.sql.outgoing import Outgoing
 from queueapp.wakeups import CHANNEL
 from tests.benchmarks.messages import make
 
@@ -93,10 +93,9 @@ def append(queue: Any, cls: type, count: int, *, recipient: str = "") -> None:
 
 def outgoing(cls: type, count: int, recipient: str = "") -> Iterator[Outgoing]:
     """Messages of a type as they are stored, numbered from 0."""
-    following = messages.id_sequence()
     for number in range(count):
         headers, body = messages.encode(make(cls, number))  # type: ignore[type-var]
-        yield Outgoing(following(), headers, body, recipient=recipient)
+        yield Outgoing(messages.new_id(), headers, body, recipient=recipient)
 
 
 # -- draining -----------------------------------------------------------------------------------------------------

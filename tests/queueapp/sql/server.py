@@ -13,7 +13,8 @@ from django.db import connections
 
 from queueapp.messages import new_id
 from queueapp.sql import QueueSql, backend_of, queue_sql
-from queueapp.sql.base import MAX_SEQ, SEQ, Backend, Claimed, Outgoing, Range, Row
+from queueapp.sql.base import MAX_SEQ, SEQ, Backend, Claimed, Range, Row
+from queueapp.sql.outgoing import Outgoing
 from tests.inprocess import eventually
 
 ALL = (Range(),)

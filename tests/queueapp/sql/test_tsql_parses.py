@@ -19,7 +19,8 @@ from sqlglot.errors import ParseError
 from queueapp.errors import UnsupportedServer
 from queueapp.messages import new_id
 from queueapp.models import DelayedMessage, PoisonMessage
-from queueapp.sql.base import CARRIED, Outgoing, QueueTable, Range, StoreTable
+from queueapp.sql.base import CARRIED, QueueTable, Range, StoreTable
+from queueapp.sql.outgoing import Outgoing
 from queueapp.sql.sqlserver import SqlServerQueueSql
 from queueapp.sql.sqlserver_store import LOOKING, TAKING, SqlServerBackend
 from tests.queueapp.sql.tsql import Recorder, columns, hints, never_connected, parsed, placeholders, tables
