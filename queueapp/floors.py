@@ -25,11 +25,11 @@ class Floors:
     """The floors of one queue in one process, and its rescan. Shared by the receive tasks of that queue without a lock:
     a lost update only means that a few rows are looked at twice, or found by the rescan."""
 
-    __slots__ = ("_leveled", "_low", "_place", "_position", "_returns", "_returns_seen", "_span", "_turn", "levels")
+    __slots__ = ("_low", "_place", "_position", "_returns", "_returns_seen", "_span", "_turn", "leveled", "levels")
 
     def __init__(self, levels: Iterable[Level] = (("", 0),), leveled: bool = False) -> None:
         self.levels: list[Level] = list(levels)
-        self._leveled = leveled
+        self.leveled = leveled
         self._low: MutableSequence[int] | memoryview[int] = [0] * len(self.levels)
         #: One place: how often rows came back that were taken lately, told by who gave them back.
         self._returns: MutableSequence[int] | memoryview[int] = [0]
@@ -53,7 +53,7 @@ class Floors:
         """Where to claim: every level from its floor, in claim order. Recipients of one priority take turns at being
         first, so that one with an endless backlog does not starve the others."""
         low = self._low
-        if not self._leveled:
+        if not self.leveled:
             return [Range(low[0], MAX_SEQ, *self.levels[0])]
         self._turn += 1
         ranges = [Range(low[place], MAX_SEQ, *level) for place, level in enumerate(self.levels)]
@@ -71,7 +71,7 @@ class Floors:
         start, end = self._position, self._position + self._span - 1
         floors = zip(self.levels, self._low, strict=False)
         found = [Range(start, min(end, low - 1), *level) for level, low in floors if start < low]
-        if self._leveled:
+        if self.leveled:
             found.sort(key=lambda r: -r.priority)
         return found
 
@@ -96,7 +96,7 @@ class Floors:
     def passed(self, rows: Sequence[Claimed]) -> None:
         """These rows were claimed from ``ahead``: their levels' floors are above them now."""
         low = self._low
-        if not self._leveled:
+        if not self.leveled:
             seq = rows[-1][SEQ] + 1
             if seq > low[0]:
                 low[0] = seq
@@ -108,7 +108,7 @@ class Floors:
 
     def seen(self, first: int) -> None:
         """A peek ahead found nothing below ``first``: no claim needs to walk there again."""
-        if not self._leveled and first > self._low[0]:
+        if not self.leveled and first > self._low[0]:
             self._low[0] = first
 
     def lower(self, seq: int) -> None:

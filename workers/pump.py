@@ -15,8 +15,8 @@ import logging
 import random
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from time import monotonic
 from typing import Any
 
@@ -28,9 +28,10 @@ from queueapp.isolation import close_isolated
 from queueapp.messages import new_id
 from queueapp.receiving import floors_of
 from queueapp.sql import ErrorKind, backend_of, queue_sql
-from queueapp.sql.base import Claimed, Range
+from queueapp.sql.base import Claimed
 
 from .circuit_breaker import CircuitBreaker, State
+from .claiming import Claiming, UnderWay
 from .crew import Crew
 from .dead_peers import Answering
 from .handling import Handlers
@@ -49,8 +50,6 @@ ESTIMATE_LIFETIME = 0.005
 CAPPED_LIFETIME = 1.0
 #: Wait per place in the line when it is another worker's turn.
 TURN = 0.003
-#: Claims of so many messages take turns; smaller ones are of slow handlers, and many at once.
-LARGE_CLAIM, TURN_PATIENCE = 50, 0.1
 #: Messages of unknown types that a process remembers, so as not to claim them again and again.
 MAX_SKIP = 10_000
 
@@ -88,6 +87,7 @@ class QueuePump:
         self.peek_limit = delivery.max_records_to_peek or settings.MAX_RECORDS_TO_PEEK
         levels = tuple((r, p) for p in range(delivery.priorities - 1, -1, -1) for r in self.handlers.recipients)
         self.floors: Floors = floors_of(queue, alias, levels, bool(queue_sql(queue, connections[alias]).table.claim_by))
+        self.claiming = Claiming(self.floors)
         self.skip: tuple[int, ...] = ()
         self.stats = Stats()
         label = queue._meta.label
@@ -106,7 +106,6 @@ class QueuePump:
         self._consecutive_failures = 0
         self._wake = threading.Event()
         self._deferred = 0
-        self._claiming = threading.Lock()
         self._woken = False
 
     @property
@@ -151,7 +150,7 @@ class QueuePump:
 
     def claimed(self, task: Task, rows: Sequence[Claimed]) -> None:
         """A task claimed these rows and is about to handle them. This is where more tasks are asked for, because its
-        handlers may take long. (The floors have passed these rows already, while it was the task's turn.)"""
+        handlers may take long. (The floors have passed these rows already.)"""
         self.stats.received += len(rows)
         self.breaker.success()
         round_ = task.round
@@ -186,20 +185,10 @@ class QueuePump:
         """Whether an outage of something that the handlers need is assumed."""
         return 0 < settings.THROTTLE_AFTER <= self._consecutive_failures
 
-    @contextmanager
-    def turn(self, limit: int) -> Iterator[None]:
-        """Large claims take turns: one that runs beside another walks over its rows, a quarter of the server's work with
-        four tasks. A courtesy, not a rule: behind a claim that hangs nobody waits for long."""
-        held = limit >= LARGE_CLAIM and self._claiming.acquire(timeout=TURN_PATIENCE)
-        try:
-            yield
-        finally:
-            if held:
-                self._claiming.release()
-
-    def ranges(self, task: Task) -> Sequence[Range]:
-        """Where a task may claim now: the window behind the floors that the peek found messages in, or ahead of them."""
-        return (task.round is not None and task.round.behind) or self.floors.ahead()
+    def claim(self, task: Task, limit: int) -> AbstractContextManager[UnderWay]:
+        """Around a task's claim: says where, in the window behind the floors that the peek found messages in or ahead of
+        them, and moves the floors past what was claimed."""
+        return self.claiming.claim(task.round.behind if task.round is not None else None, limit)
 
     def leave_alone(self, seqs: Sequence[int]) -> None:
         """No consumer here takes these: they stay where they are, and this process looks past them."""

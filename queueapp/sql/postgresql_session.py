@@ -71,6 +71,13 @@ def fetch(connection: Any, sql: str, params: Sequence[Any]) -> list[Any]:
         return cursor.fetchall()
 
 
+def load(connection: Any, result: Any) -> list[Any]:
+    """The rows of a binary result that came another way than by ``fetch``, as that would return them."""
+    transformer = hot_cursor(connection)._tx
+    transformer.set_pgresult(result, set_loaders=True, format=Format.BINARY)
+    return transformer.load_rows(0, result.ntuples, tuple)
+
+
 @contextmanager
 def translated(queue: str) -> Iterator[None]:
     """Turn "relation does not exist" into QueueNotFound with the queue's name."""

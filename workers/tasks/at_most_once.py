@@ -42,15 +42,15 @@ class AtMostOnceTask(Task):
         unknown: list[int] = []
         try:
             with Answering(connection), transaction.atomic(using=self.alias):
-                with self.pump.turn(limit):
+                # It ends before the commit, so that no other task walks over these rows meanwhile.
+                with self.pump.claim(self, limit) as claim:
                     started = monotonic()
-                    ranges = self.pump.ranges(self)
-                    rows = self.sql.claim_by_delete(connection, ranges, limit, whole=True, skip=self.pump.skip)
-                    if not rows:
-                        return 0
-                    # Before the commit, so that no other task walks over these rows meanwhile.
-                    self.pump.floors.passed(rows)
-                unknown = [row[SEQ] for row in rows if self._is_unknown(row)]
+                    claim.rows = rows = self.sql.claim_by_delete(
+                        connection, claim.ranges, limit, whole=True, skip=self.pump.skip
+                    )
+                if not rows:
+                    return 0
+                unknown = self._unknown(rows)
                 if unknown:
                     raise RollBack  # they are somebody else's: claim again without them
             self.pump.claimed(self, rows)
@@ -78,6 +78,14 @@ class AtMostOnceTask(Task):
             self.pump.succeeded(handled)
         self.size.observe(len(rows), monotonic() - started)
         return len(rows)
+
+    def _unknown(self, rows: list[Claimed]) -> list[int]:
+        if not self.queue.delivery.recipients:
+            # Messages of one type have the same headers: one look for all of them.
+            of_headers = {row[HEADERS]: row for row in rows}
+            if not any(self._is_unknown(row) for row in of_headers.values()):
+                return []
+        return [row[SEQ] for row in rows if self._is_unknown(row)]
 
     def _is_unknown(self, claimed: Claimed) -> bool:
         try:

@@ -84,16 +84,14 @@ class LeaseTask(Task):
     def _receive(self, limit: int) -> int:
         connection = connections[self.alias]
         token = new_id()
-        with self.pump.turn(limit):
+        with self.pump.claim(self, limit) as claim:
             started = monotonic()  # before the statement, so that a slow round trip cannot stretch the lease
             with Answering(connection):
-                ranges, skip = self.pump.ranges(self), self.pump.skip
-                rows = self.sql.claim_by_lease(
-                    connection, ranges, limit, token, self.pump.subscriber, self._lease_ms, skip
+                claim.rows = rows = self.sql.claim_by_lease(
+                    connection, claim.ranges, limit, token, self.pump.subscriber, self._lease_ms, self.pump.skip
                 )
-            if not rows:
-                return 0
-            self.pump.floors.passed(rows)
+        if not rows:
+            return 0
         self.pump.claimed(self, rows)
         count = len(rows)
         self.batch = batch = Batch(token, started + self._lease_ms / 1000, rows)

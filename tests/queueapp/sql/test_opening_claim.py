@@ -11,6 +11,7 @@ import pytest
 from django.db import DatabaseError, OperationalError, ProgrammingError, connection, connections, transaction
 from psycopg import IsolationLevel
 
+from queueapp.messages import new_id
 from queueapp.sql import queue_sql
 from queueapp.sql.base import Claimed, Range
 from queueapp.sql.postgresql_packed import OpeningQuery
@@ -36,8 +37,31 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[None]]:
     connection.close()
 
 
-def claim() -> list[Claimed]:
-    return queue_sql(Transactional, connection).claim_by_delete(connection, [Range()], 1)
+def claim(limit: int = 1, whole: bool = False) -> list[Claimed]:
+    return queue_sql(Transactional, connection).claim_by_delete(connection, [Range()], limit, whole)
+
+
+@pytest.mark.parametrize(("limit", "whole"), [(2, False), (1, True), (5, True)])
+def test_several_messages_and_whole_ones_are_what_the_long_way_gives(
+    opened: list[None], limit: int, whole: bool
+) -> None:
+    for number in range(3):
+        Transactional.send({"n": number}, headers={"ž": "ů"}, correlation_id="c")
+    connection.ensure_connection()
+    found = []
+    for way in ("long", "short"):
+        with transaction.atomic():
+            if way == "long":
+                connection.cursor().execute("SELECT 1")  # opens the transaction
+            found.append(claim(limit, whole))
+            transaction.set_rollback(True)
+
+    assert found[0] == found[1]
+    assert len(found[0]) == min(limit, 3)
+    assert len(opened) == 1
+    assert (
+        len(queue_sql(Transactional, connection).claim_by_lease(connection, [Range()], 9, new_id(), new_id(), 1)) == 3
+    )
 
 
 def test_it_is_what_the_long_way_gives(opened: list[None]) -> None:
