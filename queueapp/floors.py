@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, MutableSequence, Sequence
 from datetime import timedelta
+from typing import Any
 
 from .sql.base import MAX_SEQ, PRIORITY, RECIPIENT, SEQ, Claimed, Range
 
@@ -127,3 +128,24 @@ class Floors:
     def lowest(self) -> int:
         """The lowest floor, for display."""
         return min(self._low)
+
+
+# -- floors of this process ----------------------------------------------------------------------------------------
+
+_floors: dict[tuple[Any, ...], Floors] = {}
+
+
+def floors_of(queue: Any, alias: str, levels: tuple[tuple[str, int], ...], leveled: bool) -> Floors:
+    """The floors that this process keeps for a queue and a set of levels."""
+    key = (queue._meta.db_table, alias, levels)
+    floors = _floors.get(key)
+    if floors is None:
+        floors = _floors[key] = Floors(levels, leveled)
+    return floors
+
+
+def lower_floors(queue: Any, alias: str, seq: int) -> None:
+    """A row of this queue came back in this process: every floor above it comes down to it."""
+    for (table, at, _), floors in list(_floors.items()):
+        if table == queue._meta.db_table and at == alias:
+            floors.lower(seq)

@@ -21,7 +21,7 @@ from django.db import connections, transaction
 from . import messages, producers, signals
 from .consumers import Registration
 from .errors import InvalidOption, LeaseLost, QueueError
-from .floors import Floors
+from .floors import floors_of, lower_floors
 from .models.delivery import Semantics
 from .sql import queue_sql
 from .sql.base import BODY, DELIVERIES, HEADERS, ID, SEQ, Claimed, Range
@@ -383,24 +383,3 @@ class AsyncMessage:
     async def extend(self, period: timedelta | None = None) -> None:
         """See ``Message.extend``."""
         await sync_to_async(self._message.extend, thread_sensitive=True)(period)
-
-
-# -- floors of this process ----------------------------------------------------------------------------------------
-
-_floors: dict[tuple[Any, ...], Floors] = {}
-
-
-def floors_of(queue: Any, alias: str, levels: tuple[tuple[str, int], ...], leveled: bool) -> Floors:
-    """The floors that this process keeps for a queue and a set of levels."""
-    key = (queue._meta.db_table, alias, levels)
-    floors = _floors.get(key)
-    if floors is None:
-        floors = _floors[key] = Floors(levels, leveled)
-    return floors
-
-
-def lower_floors(queue: Any, alias: str, seq: int) -> None:
-    """A row of this queue came back in this process: every floor above it comes down to it."""
-    for (table, at, _), floors in list(_floors.items()):
-        if table == queue._meta.db_table and at == alias:
-            floors.lower(seq)

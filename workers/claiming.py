@@ -10,26 +10,31 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from time import monotonic
 
 from queueapp.floors import Floors
 from queueapp.sql.base import SEQ, Claimed, Range
 
 #: On a queue with recipients or levels claims of so many messages take turns instead, smaller ones are of slow handlers.
-#: A courtesy, not a rule: behind a claim that hangs nobody waits for long.
-LARGE_CLAIM, TURN_PATIENCE = 50, 0.1
+LARGE_CLAIM = 50
+#: Seconds that a claim is given way to, either way: behind one that hangs no message waits for long.
+PATIENCE = 0.1
 
 
 class UnderWay:
-    """One claim from before its statement until its rows are known. ``low``: None where it did not begin above others."""
+    """One claim, from before its statement until its rows are known."""
 
-    __slots__ = ("hole", "limit", "low", "ranges", "rows")
+    __slots__ = ("followed", "hole", "limit", "low", "ranges", "rows", "started")
 
-    def __init__(self, ranges: Sequence[Range], limit: int, low: int | None = None) -> None:
+    def __init__(self, ranges: Sequence[Range], limit: int, low: int = 0) -> None:
         self.ranges = ranges
         self.limit = limit
         self.low = low
+        self.started = monotonic()
         #: What it got; None: it failed.
         self.rows: Sequence[Claimed] | None = None
+        #: Another one began above it meanwhile.
+        self.followed = False
         #: From where on a claim below this one has left messages to be found.
         self.hole: int | None = None
 
@@ -48,7 +53,7 @@ class Claiming:
         """Around the statement that claims at most ``limit`` in the ranges of the claim, to which the caller gives the rows
         it got. ``behind``: the rescan window to claim in, instead of ahead of the floors."""
         if behind or self._floors.leveled:
-            held = limit >= LARGE_CLAIM and self._turn.acquire(timeout=TURN_PATIENCE)
+            held = limit >= LARGE_CLAIM and self._turn.acquire(timeout=PATIENCE)
             try:
                 mine = UnderWay(behind or self._floors.ahead(), limit)
                 yield mine
@@ -67,20 +72,22 @@ class Claiming:
     def _begin(self, limit: int) -> UnderWay:
         (only,) = self._floors.ahead()
         with self._lock:
-            low = max([only.low, *(other.low + other.limit for other in self._open if other.low is not None)])
+            since = monotonic() - PATIENCE
+            low = max([only.low, *(other.low + other.limit for other in self._open if other.started > since)])
             mine = UnderWay([only._replace(low=low)], limit, low)
+            for other in self._open:
+                other.followed = True
             self._open.append(mine)
         return mine
 
     def _end(self, mine: UnderWay) -> None:
-        assert mine.low is not None
         rows = mine.rows
         with self._lock:
             self._open.remove(mine)
             if rows:
                 self._floors.passed(rows)
             holes = [] if mine.hole is None else [mine.hole]
-            if rows is None or len(rows) < mine.limit:
+            if mine.followed and (rows is None or len(rows) < mine.limit):
                 # It saw the end, or nothing: what came in since then may lie between its end and a later claim's start.
                 holes.append(rows[-1][SEQ] + 1 if rows else mine.low)
             if holes:
@@ -89,6 +96,6 @@ class Claiming:
     def _leave(self, hole: int) -> None:
         """Something may lie free from here on, for the next claim and for the floor when those above it have ended."""
         for other in self._open:
-            if other.low is not None and other.low > hole:
+            if other.low > hole:
                 other.hole = hole if other.hole is None else min(other.hole, hole)
         self._floors.lower(hole)

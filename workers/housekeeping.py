@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
 
@@ -71,15 +71,9 @@ class Housekeeping(threading.Thread):
 
 def purge_expired(queue: Any, alias: str, stopping: threading.Event | None = None) -> int:
     """Delete the expired messages of a queue in batches; returns how many."""
-    connection = connections[alias]
+    connection, most = connections[alias], settings.PURGE_BATCH
     sql = queue_sql(queue, connection)
-    total = 0
-    while not (stopping is not None and stopping.is_set()):
-        again()
-        count = sql.purge_expired(connection, settings.PURGE_BATCH)
-        total += count
-        if count < settings.PURGE_BATCH:
-            break
+    total = _in_batches(lambda: sql.purge_expired(connection, most), most, stopping)
     if total:
         log.info("%s: %d expired messages were purged.", queue._meta.label, total)
         signals.expired.send_robust(sender=queue, queue=queue, count=total)
@@ -88,15 +82,21 @@ def purge_expired(queue: Any, alias: str, stopping: threading.Event | None = Non
 
 def drop_old_poison(alias: str, stopping: threading.Event | None = None) -> int:
     """Delete archived and edited poison messages whose retention is over, in batches; returns how many."""
+    total = _in_batches(lambda: poison.drop_old(settings.POISON_RETENTION, using=alias), poison.BATCH, stopping)
+    if total:
+        log.info("%d archived or edited poison messages in %r were deleted: their retention is over.", total, alias)
+    return total
+
+
+def _in_batches(step: Callable[[], int], most: int, stopping: threading.Event | None) -> int:
+    """Take the step, which deletes ``most`` at most, until it deletes fewer or we are stopping; returns how many went."""
     total = 0
     while not (stopping is not None and stopping.is_set()):
         again()
-        count = poison.drop_old(settings.POISON_RETENTION, using=alias)
+        count = step()
         total += count
-        if count < poison.BATCH:
+        if count < most:
             break
-    if total:
-        log.info("%d archived or edited poison messages in %r were deleted: their retention is over.", total, alias)
     return total
 
 

@@ -199,7 +199,8 @@ class Supervisor:
 
     def _settle(self, open_crashes: list[crashes.Crash]) -> None:
         self._unaccounted = crashes.account(open_crashes)
-        self._floors.came_back()
+        if len(self._unaccounted) < len(open_crashes):
+            self._floors.came_back()
 
     def _is_empty(self) -> bool:
         try:

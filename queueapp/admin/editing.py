@@ -12,8 +12,6 @@ from typing import Any
 import msgspec
 from django import forms
 from django.contrib import messages
-from django.contrib.admin.models import CHANGE, LogEntry
-from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
@@ -22,6 +20,7 @@ from .. import poison
 from ..errors import InvalidMessage, MessageNotFound, QueueNotFound, UndecodableMessage
 from ..messages import decode_headers
 from ..models import PoisonMessage
+from .operations import log_entry
 from .untrusted import visible
 
 #: Bytes of the longest body, and characters of the longest headers, that a form offers to edit.
@@ -106,7 +105,7 @@ def edit_view(page: Any, request: HttpRequest, message: PoisonMessage) -> HttpRe
             page.message_user(request, str(error), messages.WARNING)
             return HttpResponseRedirect(page.list_url())
         else:
-            _log(request, page, full, f"Edited and requeued as {new}.")
+            log_entry(page, request, f"Edited and requeued as {new}.", row=full).save()
             page.message_user(
                 request, f"The edited message was requeued as {new}; the original is kept as edited.", messages.SUCCESS
             )
@@ -123,15 +122,6 @@ def edit_view(page: Any, request: HttpRequest, message: PoisonMessage) -> HttpRe
     }
     request.current_app = page.admin_site.name  # type: ignore[attr-defined]
     return TemplateResponse(request, TEMPLATE, context)
-
-
-def _log(request: HttpRequest, page: Any, message: PoisonMessage, text: str) -> None:
-    content_type = ContentType.objects.get_for_model(page.model, for_concrete_model=False)
-    user: Any = request.user
-    LogEntry(
-        user_id=user.pk, content_type=content_type, object_id=str(message.pk),
-        object_repr=visible(str(message))[:200], action_flag=CHANGE, change_message=text,
-    ).save()  # fmt: skip
 
 
 def _indented(headers: str) -> str:

@@ -207,13 +207,9 @@ def _log(
     if not changed:
         return
     chosen = "".join(f", {name}: {value}" for name, value in options.items() if value not in ("", None))
-    content_type = ContentType.objects.get_for_model(page.model, for_concrete_model=False)
-    user: Any = request.user
-    entry = partial(LogEntry, user_id=user.pk, content_type=content_type, action_flag=op.flag)
     if changed == len(selected) <= LOGGED_ONE_BY_ONE:
         LogEntry.objects.bulk_create(
-            entry(object_id=str(row.pk), object_repr=visible(str(row))[:200], change_message=f"{op.label}{chosen}.")
-            for row in selected
+            log_entry(page, request, f"{op.label}{chosen}.", row=row, flag=op.flag) for row in selected
         )
         return
     if selected:
@@ -221,7 +217,22 @@ def _log(
     else:
         which = f"of all that matched {visible(unquote_plus(request.GET.urlencode())) or 'no filter'}"
     text = f"{op.label}{chosen}: {display.messages(changed)} {which}"
-    entry(object_repr=display.messages(changed), change_message=text[:4000]).save()
+    log_entry(page, request, text[:4000], about=display.messages(changed), flag=op.flag).save()
+
+
+def log_entry(
+    page: Any, request: HttpRequest, text: str, *, row: Any = None, about: str = "", flag: int = CHANGE
+) -> LogEntry:
+    """A line for the admin's log, not yet saved: under one message, or about what is named otherwise."""
+    user: Any = request.user
+    return LogEntry(
+        user_id=user.pk,
+        content_type=ContentType.objects.get_for_model(page.model, for_concrete_model=False),
+        object_id=None if row is None else str(row.pk),
+        object_repr=about if row is None else visible(str(row))[:200],
+        action_flag=flag,
+        change_message=text,
+    )
 
 
 def _newest(queryset: QuerySet[Any]) -> Any:

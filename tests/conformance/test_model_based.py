@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
-from queueapp import LeaseLost, receiving
+from queueapp import LeaseLost, floors
 from queueapp.models import Now
 from queueapp.sql import queue_sql
 from queueapp.sql.base import MAX_SEQ, Range
@@ -36,7 +36,7 @@ def empty(queue: Any) -> None:
     for sql in connection.ops.sql_flush(no_style(), [queue._meta.db_table], reset_sequences=True):
         with connection.cursor() as cursor:
             cursor.execute(sql)
-    receiving._floors.clear()
+    floors._floors.clear()
 
 
 @dataclass

@@ -13,7 +13,7 @@ from asgiref.sync import sync_to_async
 from django.db import connections
 from django.db.models import F
 
-from queueapp import InvalidMessage, InvalidOption, LeaseLost, QueueError, UndecodableMessage, receiving, signals
+from queueapp import InvalidMessage, InvalidOption, LeaseLost, QueueError, UndecodableMessage, floors, signals
 from queueapp.models import Now
 from tests.inprocess import real_commits
 from tests.testapp.messages import Ping
@@ -26,9 +26,9 @@ EVERY = pytest.mark.parametrize("queue", [Leased, Transactional, AtMostOnce])
 
 @pytest.fixture(autouse=True)
 def no_floors_of_other_tests() -> Iterator[None]:
-    receiving._floors.clear()
+    floors._floors.clear()
     yield
-    receiving._floors.clear()
+    floors._floors.clear()
 
 
 def numbers(batch: Any) -> list[int]:

@@ -89,6 +89,21 @@ def test_a_failed_claim_leaves_its_stretch_to_the_next_one(begin: Any, floors: F
     assert floors.lowest == 100
 
 
+def test_behind_a_claim_that_hangs_no_message_waits_for_long(
+    begin: Any, floors: Floors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, end_hanging = begin(500)
+    monkeypatch.setattr(claiming, "PATIENCE", 0.0)
+
+    other, end_other = begin(500)
+
+    assert low_of(other) == 100
+    other.rows = rows(*range(100, 600))
+    end_other()
+    end_hanging()
+    assert floors.lowest == 100, "what it would have taken may be free again"
+
+
 def test_a_rescan_window_is_claimed_as_it_is(floors: Floors) -> None:
     window = [Range(7, 9)]
 
@@ -100,7 +115,7 @@ def test_a_rescan_window_is_claimed_as_it_is(floors: Floors) -> None:
 
 
 def test_large_claims_of_a_queue_with_levels_take_turns_but_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claiming, "TURN_PATIENCE", 0.05)
+    monkeypatch.setattr(claiming, "PATIENCE", 0.05)
     claims = Claiming(Floors(LEVELS, leveled=True))
     began = threading.Event()
 

@@ -53,11 +53,11 @@ class TransactionalTask(Task):
         decided: recoverability.Decided | None = None
         try:
             with Answering(connection) as answering, transaction.atomic(using=self.alias):
-                with self.pump.claim(self, 1) as claim:
-                    claim.rows = rows = self.sql.claim_by_delete(connection, claim.ranges, 1, skip=self.pump.skip)
+                rows = self.sql.claim_by_delete(connection, self.pump.ranges(self), 1, skip=self.pump.skip)
                 if not rows:
                     return 0
                 claimed = rows[0]
+                self.pump.floors.passed(rows)
                 self.pump.claimed(self, rows)
                 answering.pause()
                 outcome = self.call(claimed, 1 + self._failed_attempts(claimed))
@@ -116,13 +116,14 @@ class TransactionalTask(Task):
         connection = connections[self.alias]
         token = new_id()
         lease_ms = int(self.queue.delivery.lease_period / timedelta(milliseconds=1))
-        with self.pump.claim(self, 1) as claim, Answering(connection):
-            claim.rows = rows = self.sql.claim_by_lease(
-                connection, claim.ranges, 1, token, self.pump.subscriber, lease_ms, self.pump.skip
+        with Answering(connection):
+            rows = self.sql.claim_by_lease(
+                connection, self.pump.ranges(self), 1, token, self.pump.subscriber, lease_ms, self.pump.skip
             )
         if not rows:
             return 0
         claimed = rows[0]
+        self.pump.floors.passed(rows)
         self.pump.claimed(self, rows)
         if self.slot is not None:
             self.slot.lease(token)
