@@ -18,6 +18,8 @@ from .sql.base import MAX_SEQ, PRIORITY, RECIPIENT, SEQ, Claimed, Range
 WINDOW_TARGET = timedelta(milliseconds=10).total_seconds()
 FIRST_WINDOW = 50_000
 _SMALLEST_WINDOW = 1_000
+#: Where messages come back all the time, the rescan goes on after so many looks just behind the floor.
+_NEARS_IN_A_ROW = 8
 
 Level = tuple[str, int]
 
@@ -26,15 +28,32 @@ class Floors:
     """The floors of one queue in one process, and its rescan. Shared by the receive tasks of that queue without a lock:
     a lost update only means that a few rows are looked at twice, or found by the rescan."""
 
-    __slots__ = ("_low", "_place", "_position", "_returns", "_returns_seen", "_span", "_turn", "leveled", "levels")
+    __slots__ = (
+        "_low",
+        "_near",
+        "_nears",
+        "_place",
+        "_position",
+        "_returns",
+        "_returns_seen",
+        "_span",
+        "_turn",
+        "leveled",
+        "levels",
+    )
 
     def __init__(self, levels: Iterable[Level] = (("", 0),), leveled: bool = False) -> None:
         self.levels: list[Level] = list(levels)
         self.leveled = leveled
         self._low: MutableSequence[int] | memoryview[int] = [0] * len(self.levels)
-        #: One place: how often rows came back that were taken lately, told by who gave them back.
+        #: One place: how often rows came back that were taken lately, told by who gave them back. The floor alone does not
+        #: tell: a claim that was under way meanwhile raises it again.
         self._returns: MutableSequence[int] | memoryview[int] = [0]
         self._returns_seen = 0
+        #: Where the look for them has got to, just behind the floor; None: no look is due.
+        self._near: int | None = None
+        #: Looks for them since the rescan went on.
+        self._nears = 0
         self._place = {level: place for place, level in enumerate(self.levels)}
         self._position = 0
         self._span = FIRST_WINDOW
@@ -64,12 +83,14 @@ class Floors:
         return ranges
 
     def behind(self) -> list[Range]:
-        """The present rescan window, cut off below each level's floor; empty when nothing lies behind."""
-        if self._returns[0] != self._returns_seen:
+        """The present rescan window, cut off below each level's floor; empty when nothing lies behind. After rows came
+        back it is the one just behind the floor, and then again where the rescan had got to."""
+        if self._near is None and self._returns[0] != self._returns_seen and self._nears < _NEARS_IN_A_ROW:
             self._returns_seen = self._returns[0]
-            self._span = FIRST_WINDOW
-            self._position = max(0, max(self._low) - FIRST_WINDOW)
-        start, end = self._position, self._position + self._span - 1
+            self._nears += 1
+            self._near = max(0, max(self._low) - FIRST_WINDOW)
+        start = self._position if self._near is None else self._near
+        end = start + (self._span if self._near is None else FIRST_WINDOW) - 1
         floors = zip(self.levels, self._low, strict=False)
         found = [Range(start, min(end, low - 1), *level) for level, low in floors if start < low]
         if self.leveled:
@@ -79,6 +100,10 @@ class Floors:
     def rescanned(self, seconds: float, reached: int = 0) -> bool:
         """The window was looked at, up to the seq ``reached`` if not to its end, and took so long: go on to the next. True
         when that completed a cycle."""
+        if self._near is not None:
+            self._near = reached + 1 if reached else None
+            return False
+        self._nears = 0
         if reached:
             # Many rows that nobody may take now. In a stretch without any the span has doubled until it spans them all.
             self._span = max(reached + 1 - self._position, _SMALLEST_WINDOW)
@@ -117,6 +142,7 @@ class Floors:
         for place, low in enumerate(self._low):
             if seq < low:
                 self._low[place] = seq
+        self._returns[0] += 1
 
     def reset(self) -> None:
         """Look from the very beginning again."""

@@ -164,6 +164,35 @@ def test_what_another_process_gave_back_is_looked_for_just_behind_the_floor() ->
     assert floors.behind()[0].low == 0
 
 
+def test_what_came_back_is_looked_for_although_a_claim_under_way_raised_the_floor_again() -> None:
+    floors = Floors()
+    floors.passed([row(10 * FIRST_WINDOW)])
+    floors.lower(10 * FIRST_WINDOW - 20)
+    floors.passed([row(10 * FIRST_WINDOW + 5)])
+
+    (window,) = floors.behind()
+
+    assert window.low <= 10 * FIRST_WINDOW - 20 <= window.high
+    assert floors.rescanned(0.001, reached=window.low + 99) is False
+    assert floors.behind() == [window._replace(low=window.low + 100, high=window.high)], "the rest of it"
+    floors.rescanned(0.001)
+    assert floors.behind()[0].low == 0, "where the rescan was"
+
+
+def test_the_rescan_goes_on_where_messages_come_back_all_the_time() -> None:
+    floors = Floors()
+    floors.passed([row(10 * FIRST_WINDOW)])
+    starts = set()
+
+    for _ in range(30):
+        floors.lower(10 * FIRST_WINDOW)
+        (window,) = floors.behind()
+        starts.add(window.low)
+        floors.rescanned(0.008)
+
+    assert {0, FIRST_WINDOW, 2 * FIRST_WINDOW} <= starts
+
+
 def test_a_claim_begins_where_the_peek_saw_the_first_message() -> None:
     floors = Floors()
     floors.passed([row(10)])
