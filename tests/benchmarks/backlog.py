@@ -100,10 +100,8 @@ def _behind(name: str, queue: Any, columns: str, scale: Scale, recipient: str = 
     with Workers(queue) as workers:
         workers.warm_up()
         for _ in range(scale.runs):
-            fill(queue, Nop, 0, head=head)
-            above = largest_seq(queue)
-            append(queue, Nop, count, recipient=recipient)
-            with_head = drain(queue, above=above)
+            fill(queue, Nop, count, head=head, recipient=recipient)
+            with_head = drain(queue, above=largest_seq(queue) - count)
             fill(queue, Nop, count, recipient=recipient)
             without = drain(queue)
             yield {name: Ratio(count / with_head, count / without)}
