@@ -95,8 +95,7 @@ class Claims:
         table = f"FROM {self._q} AS q WITH ({self._index}{LOOKING})"
         where = f"{self._free()} ORDER BY {self._seq}"
         if skip:
-            keys = "SELECT 1 FROM OPENJSON(%s) WITH ([key] bigint '$') AS s"
-            where = f"NOT EXISTS ({keys} WHERE s.[key] = {self._seq}) AND {where}"
+            where = f"{self._is_not_among('%s')} AND {where}"
         if not self._table.claim_by:
             return f"SELECT TOP (%s) {self._seq} AS [seq] {table} WHERE {self._within(_PARAMETERS)} AND {where}"
         return (
@@ -104,13 +103,16 @@ class Claims:
             f"WHERE {self._within(_OF_RANGES)} AND {where}) AS m{' ORDER BY l.[n], m.[seq]' if in_order else ''}"
         )
 
+    def _is_not_among(self, keys: str) -> str:
+        """The condition that a message's seq is not in a JSON array of keys."""
+        return f"NOT EXISTS (SELECT 1 FROM OPENJSON({keys}) WITH ([key] bigint '$') AS s WHERE s.[key] = {self._seq})"
+
     def _window(self, *, skip: bool) -> str:
         """(free rows, the first of them, where the look ended before the end of the window or NULL) of a rescan window. It
         looks at so many rows of a level, free or not: a window over a million leased ones must not take long."""
         where = self._within(_OF_RANGES)
         if skip:
-            keys = "SELECT 1 FROM OPENJSON(c.[skip]) WITH ([key] bigint '$') AS s"
-            where += f" AND NOT EXISTS ({keys} WHERE s.[key] = {self._seq})"
+            where += f" AND {self._is_not_among('c.[skip]')}"
         rows = (
             f"SELECT TOP ({WINDOW_ROWS}) {self._seq} AS [seq], CASE WHEN {self._free()} THEN {self._seq} END AS [free] "
             f"FROM {self._q} AS q WITH ({self._index}{LOOKING}) WHERE {where} ORDER BY {self._seq}"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -31,17 +29,15 @@ def floors() -> Floors:
 
 
 @pytest.fixture
-def begin(floors: Floors) -> Iterator[Any]:
+def begin(floors: Floors) -> Any:
     """Begins a claim; gives it and what ends it."""
-    stack = ExitStack()
     claims = Claiming(floors)
 
     def started(limit: int) -> tuple[UnderWay, Any]:
         claim = claims.claim(None, limit)
         return claim.__enter__(), lambda: claim.__exit__(None, None, None)
 
-    yield started
-    stack.close()
+    return started
 
 
 def low_of(claim: UnderWay) -> int:
