@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .consumers import Consumer, consumer
+    from .consuming.consumers import Consumer, consumer
+    from .consuming.context import Context
     from .errors import (
         InvalidMessage,
         InvalidOption,
@@ -23,32 +24,33 @@ if TYPE_CHECKING:
         UndecodableMessage,
     )
     from .messages import message_type
-    from .models import Delivery, ForeignQueue, ForeignSqlServerQueue, Queue, Semantics
-    from .receiving import Context, Message
-    from .recoverability import Discard, Poison, RetryLater, RetryNow
+    from .models.delivery import Delivery, Semantics
+    from .queue import ForeignQueue, ForeignSqlServerQueue, Queue
+    from .receiving.receive import Message
+    from .recovery.verdicts import Discard, Poison, RetryLater, RetryNow
 
 #: Public name -> module. Loaded on first use: models cannot be imported before Django has its settings.
 _PUBLIC = {
-    "Consumer": "consumers",
-    "consumer": "consumers",
-    "Context": "receiving",
-    "Delivery": "models",
-    "Discard": "recoverability",
-    "ForeignQueue": "models",
-    "ForeignSqlServerQueue": "models",
+    "Consumer": "consuming.consumers",
+    "consumer": "consuming.consumers",
+    "Context": "consuming.context",
+    "Delivery": "models.delivery",
+    "Discard": "recovery.verdicts",
+    "ForeignQueue": "queue",
+    "ForeignSqlServerQueue": "queue",
     "InvalidMessage": "errors",
     "InvalidOption": "errors",
     "LeaseLost": "errors",
-    "Message": "receiving",
+    "Message": "receiving.receive",
     "MessageNotFound": "errors",
     "message_type": "messages",
-    "Poison": "recoverability",
-    "Queue": "models",
+    "Poison": "recovery.verdicts",
+    "Queue": "queue",
     "QueueError": "errors",
     "QueueNotFound": "errors",
-    "RetryLater": "recoverability",
-    "RetryNow": "recoverability",
-    "Semantics": "models",
+    "RetryLater": "recovery.verdicts",
+    "RetryNow": "recovery.verdicts",
+    "Semantics": "models.delivery",
     "UndecodableMessage": "errors",
 }
 
@@ -81,3 +83,7 @@ def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f".{_PUBLIC[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

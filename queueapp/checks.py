@@ -9,10 +9,12 @@ from django.core import checks
 from django.core.checks import Tags, Warning, register
 from django.db import Error, router
 
-from . import consumers, inspection, registry
+from . import registry
 from .conf import settings
+from .consuming.registry import registered
 from .errors import InvalidOption
 from .models.delivery import Semantics
+from .operating import inspection
 
 
 @register(Tags.compatibility)
@@ -68,7 +70,7 @@ def check_queues(**_: Any) -> list[Any]:
             )
         if delivery.semantics is not Semantics.AT_LEAST_ONCE:
             continue
-        for consumer in consumers.registered.of(queue):
+        for consumer in registered.of(queue):
             timeout = consumer.options["timeout"] or default_timeout
             if timeout and timeout + settings.SHUTDOWN_GRACE > delivery.lease_period and not delivery.renew_leases:
                 found.append(

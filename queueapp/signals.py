@@ -1,7 +1,7 @@
 """Django signals of what happens to messages, and the log of the package.
 
 Receivers run in the worker's thread, after the transaction that did it has committed; one that raises is logged and
-changes nothing. ``failure`` is a ``recoverability.Failure``, ``verdict`` what was decided.
+changes nothing. ``failure`` is a ``recovery.policy.Failure``, ``verdict`` what was decided.
 
 >>> @receiver(signals.poisoned)
 ... def page_somebody(sender, failure, verdict, **kwargs): ...

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from workers.delayed_dispatcher import DelayedDispatcher
-from workers.heartbeat import Heartbeat
-from workers.pump import QueuePump
-from workers.wakeup import Listener
-from workers.watchdog import Watchdog, interrupt_all
+from workers.processes.watchdog import Watchdog, interrupt_all
+from workers.receiving.pump import QueuePump
+from workers.services.delayed_dispatcher import DelayedDispatcher
+from workers.services.heartbeat import Heartbeat
+from workers.services.listening import Listener
 
 #: For tests whose threads and child processes need real commits. Flushing the tables of these apps alone, afterwards, takes
 #: a third of the time of flushing them all.

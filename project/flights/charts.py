@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import ceil, floor, log10
 from typing import Any
 
-from .figures import Figure
+from project.flights.figures import Figure
 
 BAR_ROW = 38
 COLUMNS_HEIGHT = 340

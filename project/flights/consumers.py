@@ -11,10 +11,9 @@ from datetime import timedelta
 import msgspec
 from django.db.models import F
 
+from project.flights.messages import FlightDelayed
+from project.flights.models import DelayFigure, FlightDelays, Rebooking, Rebookings
 from queueapp import consumer
-
-from .messages import FlightDelayed
-from .models import DelayFigure, FlightDelays, Rebooking, Rebookings
 
 LONG_DELAY = timedelta(hours=2)
 REBOOK_AFTER = timedelta(seconds=2)

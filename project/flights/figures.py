@@ -11,9 +11,8 @@ from typing import Any
 
 from django.db.models import QuerySet, Sum
 
+from project.flights.models import DelayFigure, FlightDelays, Rebooking, Rebookings
 from queueapp.models import DelayedMessage, Now, PoisonMessage, Subscriber
-
-from .models import DelayFigure, FlightDelays, Rebooking, Rebookings
 
 #: A count stops here: the page is read every two seconds by everybody who has it open, whatever the backlog.
 COUNT_LIMIT = 100_000

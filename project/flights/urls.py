@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from . import views
+from project.flights import views
 
 app_name = "flights"
 

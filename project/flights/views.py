@@ -16,9 +16,9 @@ from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 
-from . import charts, figures
-from .forms import ImportForm
-from .models import FlightDelays, Import
+from project.flights import charts, figures
+from project.flights.forms import ImportForm
+from project.flights.models import FlightDelays, Import
 
 _CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "

@@ -17,7 +17,7 @@ from django.db.models import Count, Min
 
 from .. import registry
 from ..models import DelayedMessage, Now, PoisonMessage, QueueControl, Subscriber
-from ..producers import alias_of
+from ..sending.accepting import alias_of
 from ..sql import ErrorKind, backend_of
 from . import display, limits
 from .leases import LeaseState

@@ -24,7 +24,7 @@ from django.utils.html import format_html
 from ..errors import UndecodableMessage
 from ..messages import read_head
 from ..models import BytesField, Now, UtcField
-from ..recoverability import read_failures
+from ..poison.failures import read_failures
 from . import display, untrusted
 from .lists import BoundedChangeList, ByteLength, CappedPaginator, Start
 from .operations import Operation, actions, confirm_page

@@ -18,9 +18,10 @@ from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 from django.utils.timezone import localtime
 
-from .. import control, registry
+from .. import registry
 from ..errors import QueueNotFound
 from ..models import DelayedMessage, PoisonMessage, QueueControl, Subscriber
+from ..operating import control
 from . import display
 from .figures import Figures, of_all_queues, of_queue
 from .operations import ask

@@ -21,8 +21,8 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.timezone import localtime
 
-from .. import control
 from ..models import QueueControl, Subscriber
+from ..operating import control
 from ..sql import ErrorKind, backend_of
 from . import display, untrusted
 from .leases import LeaseState

@@ -1,12 +1,12 @@
-"""The models: the abstract ``Queue`` that users subclass, and the tables that belong to all queues of a database."""
+"""The models: the table of a queue, and the tables that belong to all queues of a database."""
 
 from .delayed import DelayedMessage
 from .delivery import Delivery, Semantics
 from .fields import BytesField, GuidField, Now, UtcField
-from .foreign import ForeignQueue, ForeignSqlServerQueue, NaiveUtcField
+from .foreign import NaiveUtcField
 from .leader import Leader
 from .poison import PoisonMessage
-from .queue import Queue, QueueBase
+from .queue import QueueBase, QueueModel
 from .spark_commit import SparkCommit
 from .stored import StoredMessage
 from .subscribers import QueueControl, Subscriber
@@ -16,16 +16,14 @@ __all__ = [
     "BytesField",
     "DelayedMessage",
     "Delivery",
-    "ForeignQueue",
-    "ForeignSqlServerQueue",
     "GuidField",
     "Leader",
     "NaiveUtcField",
     "Now",
     "PoisonMessage",
-    "Queue",
     "QueueBase",
     "QueueControl",
+    "QueueModel",
     "Semantics",
     "SparkCommit",
     "StoredMessage",

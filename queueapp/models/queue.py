@@ -1,30 +1,24 @@
-"""The abstract ``Queue``: a subclass is a queue, its table holds the messages that wait (DESIGN §3, §4).
+"""The table of a queue: a subclass is a queue, its rows are the messages that wait.
 
 The metaclass does what a user should not have to repeat: it reads ``class Delivery``, lets ``class Meta`` inherit the
-parent's, and names the indexes and the table options after the table. Rows are written by ``producers`` and taken by
+parent's, and names the indexes and the table options after the table. Rows are written by ``sending`` and taken by
 ``receiving``, never by ``save()``: on SQL Server that makes a temporary table per row.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping
-from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from django.db import models
 from django.db.backends.utils import names_digest
 from django.db.models.base import ModelBase
 
-from .. import producers, receiving, registry
 from ..errors import InvalidOption
+from ..registry import queues
 from .delivery import Delivery, Semantics, given_options
 from .fields import BytesField, GuidField, Now, UtcField
 from .table_options import TableOptions
-
-if TYPE_CHECKING:
-    from ..receiving import AsyncReceive, Receive
-
 
 MAX_NAME_BYTES = 63
 
@@ -56,7 +50,7 @@ class QueueBase(ModelBase):
             _refuse_bad_name(cls)
             _refuse_leases_without_columns(cls)
             _add_indexes_and_options(cls)
-            registry.queues.add(cls)
+            queues.add(cls)
         return cls
 
 
@@ -109,13 +103,8 @@ def _add_indexes_and_options(cls: Any) -> None:
     cls._meta.original_attrs["constraints"] = constraints
 
 
-class Queue(models.Model, metaclass=QueueBase):
-    """A queue. Subclass it, run ``makemigrations`` and ``migrate``, and send to it.
-
-    >>> class Orders(Queue):
-    ...     class Delivery:
-    ...         semantics = Semantics.TRANSACTIONAL
-    """
+class QueueModel(models.Model, metaclass=QueueBase):
+    """The columns of a queue's table. ``queueapp.Queue`` is this with ``send`` and ``receive``; users subclass that."""
 
     delivery: ClassVar[Delivery] = Delivery({}, "queueapp.Queue.Delivery.")
     #: Whose header names a message gets when it is sent: "" ours, "nservicebus" those of foreign tables.
@@ -150,75 +139,5 @@ class Queue(models.Model, metaclass=QueueBase):
     def __str__(self) -> str:
         return f"{self._meta.label} {self.seq}"
 
-    # -- sending ------------------------------------------------------------------------------------------------
 
-    @classmethod
-    def send(
-        cls,
-        body: Any,
-        *,
-        headers: Mapping[str, str] | None = None,
-        delay: timedelta | None = None,
-        at: datetime | None = None,
-        expires_in: timedelta | None = None,
-        priority: int = 0,
-        recipient: str = "",
-        correlation_id: str | None = None,
-        reply_to: str | None = None,
-        message_id: uuid.UUID | None = None,
-        isolated: bool = False,
-        using: str | None = None,
-    ) -> uuid.UUID:
-        """Send one message in the caller's transaction; returns its id. See ``producers.send`` for every argument.
-
-        >>> Orders.send({"order": 7}, delay=timedelta(minutes=5))
-        """
-        return producers.send(
-            cls,
-            body,
-            headers=headers,
-            delay=delay,
-            at=at,
-            expires_in=expires_in,
-            priority=priority,
-            recipient=recipient,
-            correlation_id=correlation_id,
-            reply_to=reply_to,
-            message_id=message_id,
-            isolated=isolated,
-            using=using,
-        )
-
-    @classmethod
-    async def asend(cls, body: Any, **options: Any) -> uuid.UUID:
-        """``send`` for async code; the same arguments, the same transaction rules as Django's async ORM."""
-        return await producers.asend(cls, body, **options)
-
-    @classmethod
-    def send_many(cls, bodies: Iterable[Any], **options: Any) -> int:
-        """Send every body of an iterable by the bulk path, in the caller's transaction; returns how many.
-
-        ``headers``, ``expires_in``, ``priority``, ``recipient``, ``using`` hold for all of them. The iterable is
-        consumed lazily, so millions of rows need no memory.
-        """
-        return producers.send_many(cls, bodies, **options)
-
-    # -- receiving ----------------------------------------------------------------------------------------------
-
-    @classmethod
-    def receive(cls, max_backlog: int = 1, **options: Any) -> Receive:
-        """Receive without a worker: a context manager that gives the messages of one batch. See ``receiving``.
-
-        >>> with Orders.receive(max_backlog=10) as batch:
-        ...     for message in batch:
-        ...         message.ack()
-        """
-        return receiving.Receive(cls, max_backlog, **options)
-
-    @classmethod
-    def areceive(cls, max_backlog: int = 1, **options: Any) -> AsyncReceive:
-        """``receive`` for async code: ``async with Orders.areceive(10) as batch: async for message in batch``."""
-        return receiving.AsyncReceive(cls, max_backlog, **options)
-
-
-__all__ = ["Delivery", "Queue", "QueueBase", "Semantics", "claim_columns"]
+__all__ = ["Delivery", "QueueBase", "QueueModel", "Semantics", "claim_columns"]

@@ -201,16 +201,3 @@ def _readable(names: Iterable[str]) -> Iterator[StagingName]:
             yield StagingName.parse(name)
         except ValueError:
             continue
-
-
-def make_client(
-    database: Database, target: QueueTarget, sql: SparkSql, plan: Plan, wake_channel: str | None
-) -> SinkClient:
-    """The client for a database's vendor."""
-    if database.vendor == "postgresql":
-        from .postgresql import PostgresqlClient
-
-        return PostgresqlClient(database, target, sql, plan, wake_channel)
-    from .sqlserver import SqlServerClient
-
-    return SqlServerClient(database, target, sql, plan, wake_channel)

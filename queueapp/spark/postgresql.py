@@ -18,8 +18,8 @@ import psycopg
 import pyarrow as pa
 
 from ..sql.base import QueueTable
+from ..sql.postgresql.spark import KEEP_ORDER
 from ..sql.spark import StagingName
-from ..sql.spark_postgresql import KEEP_ORDER
 from .client import SinkClient
 from .columns import Plan
 from .errors import SinkUnavailable

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..consuming.registry import recipients_of, registered
 from ..errors import QueueNotFound, UnsupportedServer
 from ..sql.base import QueueTable
 from ..sql.spark import LedgerTable
@@ -69,7 +70,7 @@ def take_snapshot(using: str | None = None) -> Snapshot:
     """
     from django.db import connections, router
 
-    from .. import consumers, wakeups
+    from .. import wakeups
     from ..conf import settings
     from ..models.spark_commit import SparkCommit
     from ..registry import queues
@@ -77,7 +78,7 @@ def take_snapshot(using: str | None = None) -> Snapshot:
     targets = []
     for queue in queues:
         delivery = queue.delivery
-        types = {consumer.type_name for consumer in consumers.registered.of(queue)}
+        types = {consumer.type_name for consumer in registered.of(queue)}
         lifetime = delivery.expiration
         targets.append(
             QueueTarget(
@@ -86,7 +87,7 @@ def take_snapshot(using: str | None = None) -> Snapshot:
                 priorities=delivery.priorities,
                 recipients=delivery.recipients,
                 lifetime_ms=None if lifetime is None else int(lifetime.total_seconds() * 1000),
-                consumers={name: consumers.recipients_of(queue, name) for name in types},
+                consumers={name: recipients_of(queue, name) for name in types},
                 foreign=bool(queue.wire_format),
             )
         )

@@ -21,8 +21,9 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from ..errors import InvalidOption
-from ..sql.spark import spark_sql
-from .client import Publication, SinkClient, make_client
+from ..sql import spark_sql
+from .client import Publication, SinkClient
+from .clients import make_client
 from .columns import Plan
 from .encoding import RowEncoder
 from .errors import SparkSinkError

@@ -1,6 +1,6 @@
 """Every hand-written statement of the project, and nothing but.
 
-``base`` is the interface: one method per verb, on one page. ``postgresql*`` and ``sqlserver*`` implement it; when two
+``base`` is the interface: one method per verb, on one page. ``postgresql/`` and ``sqlserver/`` implement it; when two
 databases differ, the difference is a method here and not an ``if`` elsewhere. Column and table names come from
 ``_meta``, values are always parameters.
 """
@@ -12,18 +12,19 @@ from typing import Any
 
 from ..errors import UnsupportedServer
 from .base import Backend, ErrorKind, QueueSql, QueueTable
+from .spark import LedgerTable, SparkSql
 
 
 @lru_cache(maxsize=8)
 def _backend_of_vendor(vendor: str) -> Backend:
     if vendor == "postgresql":
-        from . import postgresql
+        from .postgresql.backend import PostgresqlBackend
 
-        return postgresql.PostgresqlBackend()
+        return PostgresqlBackend()
     if vendor == "microsoft":
-        from . import sqlserver
+        from .sqlserver.backend import SqlServerBackend
 
-        return sqlserver.SqlServerBackend()
+        return SqlServerBackend()
     raise UnsupportedServer(f"queueapp runs on PostgreSQL and SQL Server; this database is {vendor!r}.")
 
 
@@ -43,4 +44,17 @@ def queue_sql(queue: Any, connection: Any) -> QueueSql:
     return _queue_sql(queue, connection.vendor, queue._meta.db_table)
 
 
-__all__ = ["Backend", "ErrorKind", "QueueSql", "QueueTable", "backend_of", "queue_sql"]
+def spark_sql(vendor: str, queue: QueueTable, ledger: LedgerTable) -> SparkSql:
+    """The statements for a database vendor. Raises UnsupportedServer for one that the sink cannot serve."""
+    if vendor == "postgresql":
+        from .postgresql.spark import PostgresqlSparkSql
+
+        return PostgresqlSparkSql(queue, ledger)
+    if vendor == "microsoft":
+        from .sqlserver.spark import SqlServerSparkSql
+
+        return SqlServerSparkSql(queue, ledger)
+    raise UnsupportedServer(f"The Spark sink writes to PostgreSQL and SQL Server; this database is {vendor!r}.")
+
+
+__all__ = ["Backend", "ErrorKind", "QueueSql", "QueueTable", "backend_of", "queue_sql", "spark_sql"]

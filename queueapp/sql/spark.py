@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import UnsupportedServer
 from .base import QueueTable
 
 #: What a DataFrame or the sink may fill in, in the order of the staging table. All else is left to column defaults.
@@ -116,16 +115,3 @@ class SparkSql(abc.ABC):
         Parameters: one value per attribute in ``constants``; then, with ``lifetime``, the milliseconds after which a
         message without an expiry of its own expires.
         """
-
-
-def spark_sql(vendor: str, queue: QueueTable, ledger: LedgerTable) -> SparkSql:
-    """The statements for a database vendor. Raises UnsupportedServer for one that the sink cannot serve."""
-    if vendor == "postgresql":
-        from .spark_postgresql import PostgresqlSparkSql
-
-        return PostgresqlSparkSql(queue, ledger)
-    if vendor == "microsoft":
-        from .spark_sqlserver import SqlServerSparkSql
-
-        return SqlServerSparkSql(queue, ledger)
-    raise UnsupportedServer(f"The Spark sink writes to PostgreSQL and SQL Server; this database is {vendor!r}.")

@@ -8,8 +8,8 @@ from typing import Any
 
 from django.db import connection
 
-from queueapp.floors import Floors
 from queueapp.messages import new_id
+from queueapp.receiving.floors import Floors
 from queueapp.sql import queue_sql
 from queueapp.sql.base import SEQ
 from tests.benchmarks.database import append, drain, fill, largest_seq

@@ -12,8 +12,9 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from playwright.sync_api import Page, expect
 
-from queueapp import control, messages
+from queueapp import messages
 from queueapp.models import DelayedMessage, Now, PoisonMessage, QueueControl, Subscriber
+from queueapp.operating import control
 from tests.testapp.models import Leased, Transactional, Urgent
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from django.db import connections
 
-from queueapp.consumers import registered
+from queueapp.consuming.registry import registered
 from tests.conformance.endpoint import Endpoint
 from tests.inprocess import real_commits
 from tests.testapp.models import AtMostOnce, Leased, Transactional

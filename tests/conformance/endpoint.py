@@ -11,8 +11,8 @@ import pytest
 from django.db import connections
 
 from queueapp import Context, consumer
-from queueapp.isolation import close_isolated
 from queueapp.models import DelayedMessage, PoisonMessage
+from queueapp.sending.isolation import close_isolated
 from queueapp.sql import queue_sql
 from tests.inprocess import Worker, eventually
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from queueapp import Context, InvalidMessage, InvalidOption, consumer
-from queueapp.consumers import registered
+from queueapp.consuming.registry import registered
 from queueapp.messages import encode_headers, new_id, type_name
 from tests.conformance.endpoint import Endpoint, Note, modes
 from tests.inprocess import Worker, eventually, real_commits

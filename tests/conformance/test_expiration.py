@@ -12,7 +12,7 @@ from queueapp import signals
 from queueapp.models import Now
 from tests.conformance.endpoint import Endpoint, modes
 from tests.inprocess import eventually
-from workers.housekeeping import purge_expired
+from workers.services.housekeeping import purge_expired
 
 HOUR = timedelta(hours=1)
 

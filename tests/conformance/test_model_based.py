@@ -18,13 +18,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
-from queueapp import LeaseLost, floors
+from queueapp import LeaseLost
 from queueapp.models import Now
+from queueapp.receiving import floors
 from queueapp.sql import queue_sql
 from queueapp.sql.base import MAX_SEQ, Range
 from tests.inprocess import real_commits
 from tests.testapp.models import Leased, Transactional, Urgent
-from workers.housekeeping import purge_expired
+from workers.services.housekeeping import purge_expired
 
 HOUR = timedelta(hours=1)
 AGO = -timedelta(minutes=1)

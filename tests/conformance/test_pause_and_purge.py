@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from queueapp import control
 from queueapp.models import QueueControl
+from queueapp.operating import control
 from tests.conformance.endpoint import Endpoint, modes
 from tests.conformance.gate import Gate
 from tests.inprocess import eventually

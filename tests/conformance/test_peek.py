@@ -14,8 +14,8 @@ from queueapp.sql import queue_sql
 from queueapp.sql.base import Range
 from tests.conformance.endpoint import Endpoint, modes
 from tests.inprocess import DEADLINE, eventually
-from workers.pump import QueuePump
-from workers.rounds import Estimate
+from workers.receiving.pump import QueuePump
+from workers.receiving.rounds import Estimate
 
 
 def peek(endpoint: Endpoint, limit: int = 1000) -> int:

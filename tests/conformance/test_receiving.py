@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from queueapp import Context, Poison, consumer
-from queueapp.consumers import registered
+from queueapp.consuming.registry import registered
 from tests.conformance.endpoint import Endpoint, Note, modes
 from tests.inprocess import eventually
 

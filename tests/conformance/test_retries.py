@@ -10,7 +10,7 @@ from django.db.models import F
 from queueapp import Context, signals
 from queueapp.delayed import dispatch_due
 from queueapp.models import Now
-from queueapp.recoverability import read_failures
+from queueapp.poison.failures import read_failures
 from tests.conformance.endpoint import Endpoint, Note, modes
 from tests.inprocess import eventually
 

@@ -12,7 +12,7 @@ from queueapp import Context, Discard, consumer
 from tests.conformance.endpoint import Endpoint, Note, modes
 from tests.conformance.gate import Gate
 from tests.inprocess import DEADLINE, eventually
-from workers.handling import WorkerStopped
+from workers.receiving.handling import WorkerStopped
 
 
 def spin() -> None:

@@ -9,7 +9,7 @@ from queueapp import Context, Poison, RetryNow, consumer
 from tests.conformance.endpoint import Endpoint, Note, modes
 from tests.inprocess import DEADLINE, eventually
 from tests.testapp.models import Effect
-from workers.handling import TimeLimitExceeded
+from workers.receiving.handling import TimeLimitExceeded
 
 
 def spin() -> None:
@@ -101,7 +101,7 @@ def test_when_async_handler_passes_its_time_limit_should_interrupt_it(endpoint: 
     poisoned = eventually(endpoint.poison.first)
 
     assert cancelled == [1]
-    assert poisoned.exception_type == "workers.handling.TimeLimitExceeded"
+    assert poisoned.exception_type == "workers.receiving.handling.TimeLimitExceeded"
 
 
 @modes("NRS")

@@ -18,7 +18,7 @@ import pytest
 from django.db import connection
 
 from queueapp import Context, consumer
-from queueapp.consumers import registered
+from queueapp.consuming.registry import registered
 from queueapp.models import PoisonMessage
 from tests.inprocess import Worker, eventually, real_commits
 from tests.testapp.messages import Ping

@@ -156,7 +156,7 @@ class Tree(Program):
         for child in _children_of(self.process.pid if self.process is not None else 0):
             with contextlib.suppress(psutil.Error):
                 line = child.cmdline()
-                if "workers.child" in line and (not role or json.loads(line[-1])["role"] == role):
+                if "workers.processes.child" in line and (not role or json.loads(line[-1])["role"] == role):
                     self._seen[child.pid] = child
                     found.append(child)
         return sorted(found, key=lambda child: child.pid)

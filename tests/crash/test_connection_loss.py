@@ -13,8 +13,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from queueapp import control
 from queueapp.models import PoisonMessage
+from queueapp.operating import control
 from tests.testapp.models import Leased, Transactional
 
 from .processes import Tree

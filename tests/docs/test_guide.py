@@ -13,8 +13,8 @@ from django.db import connection
 
 import queueapp
 from queueapp import registry
-from queueapp.consumers import registered
-from queueapp.isolation import close_isolated
+from queueapp.consuming.registry import registered
+from queueapp.sending.isolation import close_isolated
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
 

@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from queueapp import conf, consumers
+from queueapp import conf
+from queueapp.consuming.registration import OPTIONS
 from queueapp.models import delivery
 from queueapp.options import Option
 
@@ -36,7 +37,7 @@ Made from the code by `UPDATE_DOCS=1 python -m pytest tests/docs`; a value out o
 
 ## A consumer: `@consumer(queue, ...)`, or attributes of a `Consumer` class
 
-{table(consumers.OPTIONS)}
+{table(OPTIONS)}
 """
 
 

@@ -11,7 +11,7 @@ from django.db import connection
 
 from queueapp import consumer
 from queueapp.checks import check_queues, check_settings, check_tables
-from queueapp.consumers import registered
+from queueapp.consuming.registry import registered
 from queueapp.models import TableOptions
 from tests.inprocess import real_commits
 from tests.testapp.models import Leased, Short, Urgent

@@ -11,7 +11,7 @@ import pytest
 from queueapp import InvalidOption
 from queueapp import conf as project_settings
 from queueapp.conf import settings as conf
-from queueapp.consumers import OPTIONS as CONSUMER_OPTIONS
+from queueapp.consuming.registration import OPTIONS as CONSUMER_OPTIONS
 from queueapp.models.delivery import OPTIONS as DELIVERY_OPTIONS
 from queueapp.options import Option, read_all
 

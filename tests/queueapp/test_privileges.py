@@ -12,14 +12,15 @@ from pathlib import Path
 import pytest
 from django.db import ProgrammingError, connection
 
-from queueapp import delayed, poison, recoverability
+from queueapp import delayed, poison
 from queueapp.models import DelayedMessage, Leader, Now, PoisonMessage, QueueControl, Subscriber
+from queueapp.operating.statistics import figures
+from queueapp.recovery import carrying_out, verdicts
 from queueapp.sql import queue_sql
 from queueapp.sql.base import SEQ, Range
-from queueapp.statistics import figures
 from tests.testapp.models import Leased
-from workers.housekeeping import purge_expired, release_leases_of_dead_subscribers
-from workers.leadership import Leadership
+from workers.services.housekeeping import purge_expired, release_leases_of_dead_subscribers
+from workers.services.leadership import Leadership
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -85,9 +86,9 @@ def test_a_worker_receives_ends_fails_dispatches_and_keeps_house() -> None:
         seq, token = claim_one()
         assert sql.give_back(connection, [seq], token, handled=False) == 1
         for attempt in range(5):
-            verdict = recoverability.fail(Leased, "default", seq, ValueError("no"), consumer=None, token=None)
+            verdict = carrying_out.fail(Leased, "default", seq, ValueError("no"), consumer=None, token=None)
             assert verdict is not None
-            if isinstance(verdict, recoverability.RetryLater):
+            if isinstance(verdict, verdicts.RetryLater):
                 assert delayed.make_due(DelayedMessage.objects.all()) >= 1
                 assert delayed.dispatch_due("default", 10).moved >= 1
                 seq = max(Leased.objects.values_list("seq", flat=True))

@@ -12,8 +12,8 @@ import pytest
 from django.db import OperationalError, connection, transaction
 
 from queueapp import wakeups
-from queueapp.isolation import close_isolated
-from queueapp.sql.postgresql import PostgresqlBackend
+from queueapp.sending.isolation import close_isolated
+from queueapp.sql.postgresql.backend import PostgresqlBackend
 from tests.inprocess import real_commits
 from tests.testapp.models import Leased, Transactional
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from queueapp.consumers import registered
+from queueapp.consuming.registry import registered
 from tests.inprocess import Worker
-from tests.workers.processes import Tree
+from tests.workers.trees import Tree
 
 
 @pytest.fixture

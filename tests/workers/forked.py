@@ -15,7 +15,7 @@ import django
 
 def main(count: int, queues: list[str]) -> int:
     django.setup()
-    from workers.child import ChildOptions, Stages, run_worker
+    from workers.processes.child import ChildOptions, Stages, run_worker
 
     children = []
     for _ in range(count):

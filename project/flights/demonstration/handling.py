@@ -14,9 +14,8 @@ from django.conf import settings
 
 from project.child_process import ChildProcess
 from project.flights import figures
+from project.flights.demonstration.progress import Progress
 from queueapp.models import DelayedMessage
-
-from .progress import Progress
 
 #: On two cores: 1 x 4 threads made 377 messages/s where 2 x 2 made 412, 3 x 3 made 500 and 2 x 4 made 579. A handler
 #: waits for its commit most of the time, and commits that wait together reach the disk together.

@@ -12,11 +12,10 @@ from typing import Any
 from django.db.models import Sum
 
 from project.flights import figures, source
+from project.flights.demonstration.handling import Handling
 from project.flights.models import DelayFigure, FlightDelays, Rebookings
 from project.flights.publication import Published
 from queueapp.models import DelayedMessage, PoisonMessage
-
-from .handling import Handling
 
 #: What is known about the whole file from elsewhere: a check of the independent computation itself.
 KNOWN = {

@@ -10,8 +10,8 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 from django.db.models import QuerySet
 
-from queueapp.models import PoisonMessage
-from queueapp.recoverability import read_failures
+from ...models import PoisonMessage
+from ...poison.failures import read_failures
 
 
 def add_selection(parser: ArgumentParser) -> None:

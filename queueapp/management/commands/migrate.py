@@ -11,8 +11,8 @@ from typing import Any
 from django.core.management.commands.migrate import Command as MigrateCommand
 from django.db import connections
 
-from queueapp.errors import UnsupportedServer
-from queueapp.sql import backend_of
+from ...errors import UnsupportedServer
+from ...sql import backend_of
 
 
 class Command(MigrateCommand):

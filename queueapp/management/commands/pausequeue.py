@@ -7,8 +7,9 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from queueapp import control, registry
-from queueapp.errors import QueueNotFound
+from ... import registry
+from ...errors import QueueNotFound
+from ...operating import control
 
 
 class Command(BaseCommand):

@@ -8,9 +8,9 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 from django.db import connections, router
 
-from queueapp import registry
-from queueapp.errors import QueueNotFound
-from queueapp.sql import queue_sql
+from ... import registry
+from ...errors import QueueNotFound
+from ...sql import queue_sql
 
 BATCH = 3000
 

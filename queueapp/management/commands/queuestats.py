@@ -9,9 +9,9 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from queueapp import registry
-from queueapp.errors import QueueNotFound
-from queueapp.statistics import LIMIT, figures, span
+from ... import registry
+from ...errors import QueueNotFound
+from ...operating.statistics import LIMIT, figures, span
 
 
 class Command(BaseCommand):

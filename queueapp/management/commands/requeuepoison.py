@@ -7,9 +7,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from queueapp import poison, registry
-from queueapp.errors import QueueNotFound
-
+from ... import poison, registry
+from ...errors import QueueNotFound
 from .listpoison import add_selection, selected
 
 

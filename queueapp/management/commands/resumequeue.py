@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from queueapp import control
-
+from ...operating import control
 from .pausequeue import Command as PauseCommand
 
 

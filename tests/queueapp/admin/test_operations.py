@@ -12,9 +12,9 @@ from django.contrib.auth import get_user_model
 from django.db import OperationalError
 from django.test import Client
 
-from queueapp import control
 from queueapp.admin import operations
 from queueapp.models import Now, PoisonMessage
+from queueapp.operating import control
 from tests.testapp.models import Leased, Transactional
 
 from .conftest import notes, operate, url

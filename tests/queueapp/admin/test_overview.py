@@ -11,9 +11,9 @@ from django.contrib.auth import get_user_model
 from django.db import connection
 from django.test import Client
 
-from queueapp import control
 from queueapp.admin import figures, limits
 from queueapp.models import Now, PoisonMessage, QueueControl, Subscriber
+from queueapp.operating import control
 from queueapp.sql import backend_of
 from tests.testapp.models import Leased, Readable, Short, Transactional
 

@@ -13,7 +13,7 @@ import pytest
 from django.db import connection
 
 from queueapp import consumer, messages
-from queueapp.consumers import registered
+from queueapp.consuming.registry import registered
 from queueapp.models import SparkCommit
 from queueapp.spark.targets import take_snapshot
 from tests.queueapp.spark.conftest import staging_tables

@@ -13,12 +13,14 @@ from django.conf import settings
 from django.db import connections
 
 from queueapp.models import SparkCommit
-from queueapp.spark.client import Publication, SinkClient, make_client
+from queueapp.spark.client import Publication, SinkClient
+from queueapp.spark.clients import make_client
 from queueapp.spark.columns import Plan
 from queueapp.spark.encoding import RowEncoder
 from queueapp.spark.errors import StagingLost
 from queueapp.spark.targets import take_snapshot
-from queueapp.sql.spark import STAGED, StagingName, spark_sql
+from queueapp.sql import spark_sql
+from queueapp.sql.spark import STAGED, StagingName
 from tests.testapp.models import Urgent
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=list(settings.DATABASES))

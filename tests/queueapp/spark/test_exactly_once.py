@@ -20,7 +20,8 @@ from queueapp.spark.encoding import RowEncoder
 from queueapp.spark.errors import InvalidDataFrame, SinkUnavailable, StagingLost
 from queueapp.spark.postgresql import PostgresqlClient
 from queueapp.spark.targets import take_snapshot
-from queueapp.sql.spark import StagingName, spark_sql
+from queueapp.sql import spark_sql
+from queueapp.sql.spark import StagingName
 from tests.queueapp.spark.conftest import staging_tables
 from tests.queueapp.spark.samples import failing_source
 from tests.testapp.models import Leased

@@ -15,7 +15,7 @@ def run(code: str) -> None:
 
 def test_neither_the_package_nor_its_statements_import_spark() -> None:
     run(
-        "import sys, queueapp, queueapp.sql, queueapp.sql.spark_postgresql, queueapp.sql.spark_sqlserver, queueapp.spark\n"
+        "import sys, queueapp, queueapp.sql, queueapp.sql.postgresql.spark, queueapp.sql.sqlserver.spark, queueapp.spark\n"
         "loaded = {'pyspark', 'pyarrow', 'adbc_driver_manager', 'mssql_python', 'pandas'} & set(sys.modules)\n"
         "assert not loaded, loaded"
     )

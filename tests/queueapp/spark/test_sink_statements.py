@@ -16,8 +16,9 @@ import sqlglot
 from queueapp.errors import UnsupportedServer
 from queueapp.models import SparkCommit
 from queueapp.spark.errors import StagingLost
+from queueapp.sql import spark_sql
 from queueapp.sql.base import QueueTable
-from queueapp.sql.spark import STAGED, LedgerTable, SparkSql, StagingName, spark_sql
+from queueapp.sql.spark import STAGED, LedgerTable, SparkSql, StagingName
 from tests.testapp.models import Leased, Readable
 
 NAME = StagingName.make(1_800_000_000, "0123456789abcdef", 99_999, 3)

@@ -16,9 +16,9 @@ from django.db.backends.postgresql import base as postgresql
 from django.db.utils import DatabaseErrorWrapper
 
 from queueapp.sql import queue_sql
-from queueapp.sql.postgresql_store import PostgresqlBackend
-from queueapp.sql.sqlserver_errors import LockTimeout, error_kind, missing_driver
-from queueapp.sql.sqlserver_store import SqlServerBackend
+from queueapp.sql.postgresql.backend import PostgresqlBackend
+from queueapp.sql.sqlserver.backend import SqlServerBackend
+from queueapp.sql.sqlserver.errors import LockTimeout, error_kind, missing_driver
 from tests import odbc
 from tests.inprocess import real_commits
 from tests.queueapp.sql.server import ALL, Server

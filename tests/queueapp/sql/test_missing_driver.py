@@ -14,8 +14,8 @@ from django.db import DatabaseError
 from django.db.utils import load_backend
 
 from queueapp.errors import UnsupportedServer
-from queueapp.sql.sqlserver_errors import missing_driver
-from queueapp.sql.sqlserver_store import SqlServerBackend
+from queueapp.sql.sqlserver.backend import SqlServerBackend
+from queueapp.sql.sqlserver.errors import missing_driver
 from tests import odbc
 from tests.queueapp.sql.test_error_kinds import sql_server_at
 
@@ -71,7 +71,7 @@ def test_system_library_that_is_not_installed(library: str) -> None:
 _CONNECT = """
 import django
 django.setup()
-from queueapp.sql.sqlserver_errors import missing_driver
+from queueapp.sql.sqlserver.errors import missing_driver
 try:
     from tests.queueapp.sql.test_error_kinds import sql_server_at
     sql_server_at(1).ensure_connection()

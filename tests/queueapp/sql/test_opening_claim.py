@@ -14,7 +14,7 @@ from psycopg import IsolationLevel
 from queueapp.messages import new_id
 from queueapp.sql import queue_sql
 from queueapp.sql.base import Claimed, Range
-from queueapp.sql.postgresql_packed import OpeningQuery
+from queueapp.sql.postgresql.packed import OpeningQuery
 from tests.inprocess import real_commits
 from tests.testapp.models import Transactional
 

@@ -21,8 +21,9 @@ from queueapp.messages import new_id
 from queueapp.models import DelayedMessage, PoisonMessage
 from queueapp.sql.base import CARRIED, QueueTable, Range, StoreTable
 from queueapp.sql.outgoing import Outgoing
-from queueapp.sql.sqlserver import SqlServerQueueSql
-from queueapp.sql.sqlserver_store import LOOKING, TAKING, SqlServerBackend
+from queueapp.sql.sqlserver.backend import SqlServerBackend
+from queueapp.sql.sqlserver.locking import LOOKING, TAKING
+from queueapp.sql.sqlserver.queue import SqlServerQueueSql
 from tests.queueapp.sql.tsql import Recorder, columns, hints, never_connected, parsed, placeholders, tables
 from tests.testapp.models import (
     Addressed,

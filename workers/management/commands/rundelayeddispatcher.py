@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import BaseCommand
 from django.db import DEFAULT_DB_ALIAS
 
-from workers.supervisor import Supervisor
+from ...processes.supervisor import Supervisor
 
 
 class Command(BaseCommand):

@@ -8,11 +8,13 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 from django.db import connections, router
 
-from queueapp import inspection, registry
-from queueapp.consumers import registered
+from queueapp import registry
+from queueapp.consuming.registry import registered
 from queueapp.errors import QueueNotFound, UnsupportedServer
+from queueapp.operating import inspection
 from queueapp.sql import backend_of
-from workers.supervisor import Supervisor
+
+from ...processes.supervisor import Supervisor
 
 HELP = """Receive queues and run their consumers until stopped.
 

@@ -1,0 +1,173 @@
+"""Moving messages that are due to their queues."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from django.db import Error, connections, transaction
+from django.db.models import F
+
+from .. import registry, wakeups
+from ..conf import settings
+from ..errors import QueueNotFound
+from ..models import DelayedMessage, PoisonMessage
+from ..poison.failures import describe
+from ..sql import ErrorKind, backend_of, queue_sql
+from ..sql.base import CARRIED, StoreTable
+from ..sql.outgoing import Outgoing
+from .sql_store import SqlDelayedStore
+from .store import DelayedStore, store_of
+
+
+class Dispatched(NamedTuple):
+    """What one round did: messages moved to their queues, moved to poison, and failed but to be tried again."""
+
+    moved: int
+    poisoned: int
+    failed: int = 0
+
+
+def dispatch_due(alias: str, limit: int) -> Dispatched:
+    """Move at most ``limit`` due messages of one database to their queues, in due order, in one transaction.
+
+    A message whose destination does not exist goes to poison with the destination named; one that its queue refuses is
+    tried again ``NUMBER_OF_RETRIES`` times, alone, and then goes there too. Calling it from several processes at once is
+    safe: rows locked by one are skipped by the other.
+    """
+    connection = connections[alias]
+    backend = backend_of(connection)
+    table = StoreTable.of(DelayedMessage, "due")
+    total = Dispatched(0, 0)
+    with transaction.atomic(using=alias):
+        due = backend.lock_due(connection, table, limit)
+        by_destination: defaultdict[str, list[int]] = defaultdict(list)
+        for key, destination in due:
+            by_destination[destination].append(key)
+        for destination, keys in by_destination.items():
+            done = _dispatch_to(alias, table, destination, keys)
+            total = Dispatched(*(a + b for a, b in zip(total, done, strict=True)))
+    return total
+
+
+def _dispatch_to(alias: str, table: StoreTable, destination: str, keys: list[int]) -> Dispatched:
+    try:
+        queue = registry.queues.find(destination)
+        _move(alias, table, queue, keys)
+        return Dispatched(len(keys), 0)
+    except QueueNotFound as error:
+        return Dispatched(0, _poison(alias, destination, keys, f"queue not found: {destination}", error))
+    except Error as error:
+        if backend_of(connections[alias]).error_kind(error) in (ErrorKind.DEADLOCK, ErrorKind.CONNECTION):
+            raise
+    # One of them is refused: one by one, so that it does not hold up the others.
+    moved = poisoned = failed = 0
+    rows = DelayedMessage.objects.using(alias)
+    for key in keys:
+        try:
+            _move(alias, table, queue, [key])
+            moved += 1
+        except Error as error:
+            if backend_of(connections[alias]).error_kind(error) in (ErrorKind.DEADLOCK, ErrorKind.CONNECTION):
+                raise
+            rows.filter(pk=key).update(retries=F("retries") + 1)
+            if rows.filter(pk=key, retries__gt=settings.NUMBER_OF_RETRIES).exists():
+                poisoned += _poison(alias, destination, [key], f"could not be forwarded to {destination}", error)
+            else:
+                failed += 1
+    return Dispatched(moved, poisoned, failed)
+
+
+def _move(alias: str, table: StoreTable, queue: Any, keys: list[int]) -> None:
+    connection = connections[alias]
+    # A savepoint: what fails here must not undo what went to other queues.
+    with transaction.atomic(using=alias):
+        moved = queue_sql(queue, connection).insert_from(connection, table, keys)
+        gone = backend_of(connection).delete_keys(connection, table, keys)
+        if not moved == gone == len(keys):
+            raise RuntimeError(f"Dispatch of {len(keys)} messages inserted {moved} and removed {gone}.")
+    wakeups.sent(queue, connection)
+
+
+def _poison(alias: str, destination: str, keys: list[int], reason: str, error: BaseException) -> int:
+    rows = DelayedMessage.objects.using(alias).filter(pk__in=keys)
+    lost = [
+        PoisonMessage(
+            queue=destination,
+            destination=destination,
+            reason=reason[:500],
+            message_id=row.message_id,
+            attempts=row.retries,
+            deliveries=row.deliveries,
+            cancels=row.cancels,
+            failures=row.failures,
+            **describe(error),
+            **{name: getattr(row, name) for name in CARRIED},
+        )
+        for row in rows
+    ]
+    created = len(PoisonMessage.objects.using(alias).bulk_create(lost))
+    if rows.delete()[0] != created:
+        raise RuntimeError(f"{created} undeliverable messages went to poison, but another number left the store.")
+    return created
+
+
+def dispatch_next(store: DelayedStore, at: datetime) -> Dispatched | None:
+    """Dispatch one due message of a third-party store by spec/002's contract; None: nothing is due.
+
+    Fetch and remove are in one transaction of ours, the send is inside it: at least once, since the store may not be.
+    """
+    alias = store.alias
+    connection = connections[alias]
+    with transaction.atomic(using=alias):
+        message = store.fetch_next_due(at)
+        if message is None:
+            return None
+        row = PoisonMessage(message_id=message.message_id, queue=message.destination, destination=message.destination,
+                            headers=message.headers, body=message.body, expires=message.expires,
+                            recipient=message.recipient, priority=message.priority, attempts=message.retries,
+                            correlation_id=message.correlation_id, reply_to_address=message.reply_to_address)  # fmt: skip
+        try:
+            queue = registry.queues.find(message.destination)
+            with transaction.atomic(using=alias):
+                left = None
+                if message.expires is not None:
+                    left = max(1, int((message.expires - at) / timedelta(milliseconds=1)))
+                out = Outgoing(message.message_id, message.headers, message.body, left, message.recipient,
+                               message.priority, message.correlation_id, message.reply_to_address)  # fmt: skip
+                queue_sql(queue, connection).insert(connection, out)
+        except (QueueNotFound, Error) as error:
+            missing = isinstance(error, QueueNotFound)
+            if not missing and backend_of(connection).error_kind(error) in (ErrorKind.DEADLOCK, ErrorKind.CONNECTION):
+                raise
+            if not missing and message.retries < settings.NUMBER_OF_RETRIES:
+                store.increment_failure_count(message)
+                return Dispatched(0, 0, 1)
+            if not store.remove(message):
+                return Dispatched(0, 0)  # somebody else dispatched it
+            row.reason = (f"queue not found: {message.destination}" if missing else
+                          f"could not be forwarded to {message.destination}")[:500]  # fmt: skip
+            for name, value in describe(error).items():
+                setattr(row, name, value)
+            row.save(using=alias)
+            return Dispatched(0, 1)
+        if not store.remove(message):
+            # Contract: False says that it was dispatched already. Undo ours rather than send it twice.
+            transaction.set_rollback(True, using=alias)
+            return Dispatched(0, 0)
+    wakeups.sent(queue, connection)
+    return Dispatched(1, 0)
+
+
+def next_due_in(alias: str) -> timedelta | None:
+    """How long until the earliest delayed message of a database is due (negative: overdue); None: there is none."""
+    connection = connections[alias]
+    backend = backend_of(connection)
+    ms = backend.next_due_ms(connection, StoreTable.of(DelayedMessage, "due"))
+    found = None if ms is None else timedelta(milliseconds=ms)
+    store = store_of(alias)
+    if not isinstance(store, SqlDelayedStore) and (due := store.next()) is not None:
+        left = due - backend.now(connection)
+        found = left if found is None else min(found, left)
+    return found

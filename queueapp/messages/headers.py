@@ -1,0 +1,114 @@
+"""Headers: a JSON object of strings, read and written without knowing whose names they are under.
+
+What does not parse raises UndecodableMessage, and the caller moves the row to poison with its bytes untouched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import lru_cache
+
+import msgspec
+
+from ..errors import InvalidMessage, UndecodableMessage
+from .names import ATTEMPTS, CONTENT_TYPE, NSB_CONTENT_TYPE, NSB_TIME, NSB_TIME_SENT, NSB_TYPES, TO_NSB, TYPE
+
+_encoder = msgspec.json.Encoder()
+
+
+def encode_headers(headers: Mapping[str, str]) -> str:
+    """Headers as they are stored. Raises InvalidMessage for what is not a string, or holds a NUL."""
+    for name, value in headers.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidMessage(f"Header {name!r} = {value!r}: header names and values must be strings.")
+        if "\0" in name or "\0" in value:
+            raise InvalidMessage(f"Header {name!r} contains a NUL character, which a text column cannot hold.")
+    try:
+        return _encoder.encode(headers).decode()
+    except UnicodeEncodeError as error:
+        raise InvalidMessage(f"A header is not valid Unicode: {error}.") from error
+
+
+class _Head(msgspec.Struct):
+    """The headers that decide who handles a message; everything else is decoded only when somebody looks."""
+
+    type: str | None = None
+    content_type: str | None = msgspec.field(default=None, name=CONTENT_TYPE)
+    nsb_types: str | None = msgspec.field(default=None, name=NSB_TYPES)
+    nsb_content_type: str | None = msgspec.field(default=None, name=NSB_CONTENT_TYPE)
+
+
+_decode_head = msgspec.json.Decoder(_Head).decode
+
+_decode_headers = msgspec.json.Decoder(dict[str, str | None]).decode
+
+#: RecursionError: a hundred thousand opening brackets are enough for it.
+_NOT_HEADERS = (msgspec.DecodeError, UnicodeEncodeError, RecursionError)
+
+
+def read_head(headers: str) -> tuple[str, str]:
+    """(type name, content type) of stored headers; '' where unknown. Raises UndecodableMessage."""
+    # Messages of one type have the same headers, unless somebody gives them some of their own.
+    return _head_of(headers) if len(headers) < _LONG else _head_of.__wrapped__(headers)
+
+
+#: Headers longer than this are not worth remembering.
+_LONG = 300
+
+
+@lru_cache(maxsize=1024)
+def _head_of(headers: str) -> tuple[str, str]:
+    try:
+        head = _decode_head(headers)
+    except _NOT_HEADERS as error:
+        raise UndecodableMessage(f"The headers are not a JSON object of strings: {error}") from error
+    kind = head.type
+    if kind is None and head.nsb_types:
+        # "Acme.OrderPlaced, Acme, Version=1.0.0.0; Acme.IEvent, Acme": most derived first, assembly after the comma.
+        kind = head.nsb_types.split(";", 1)[0].split(",", 1)[0].strip()
+    return kind or "", head.content_type or head.nsb_content_type or ""
+
+
+def decode_headers(headers: str) -> dict[str, str]:
+    """All headers as a dict; a null value reads as ''. Raises UndecodableMessage."""
+    try:
+        return {name: value or "" for name, value in _decode_headers(headers).items()}
+    except _NOT_HEADERS as error:
+        raise UndecodableMessage(f"The headers are not a JSON object of strings: {error}") from error
+
+
+def well_known(headers: Mapping[str, str], name: str) -> str | None:
+    """One of our header names, also where the message carries it under NServiceBus' name; None when it has neither."""
+    value = headers.get(name)
+    if value is None:
+        value = headers.get(TO_NSB.get(name, ""))
+        if value is not None and name == TYPE:
+            value = value.split(";", 1)[0].split(",", 1)[0].strip()
+    return value or None
+
+
+def time_sent(headers: Mapping[str, str]) -> datetime | None:
+    """When an NServiceBus endpoint sent it (``yyyy-MM-dd HH:mm:ss:ffffff Z``); None when absent or unreadable."""
+    text = headers.get(NSB_TIME_SENT)
+    if not text:
+        return None
+    try:
+        return datetime.strptime(text, NSB_TIME).replace(tzinfo=UTC)
+    except ValueError:
+        return None
+
+
+def counted_attempts(headers: str) -> int:
+    """Failed attempts according to the headers; 0 when they do not say or do not parse."""
+    try:
+        return int(decode_headers(headers).get(ATTEMPTS, "0"))
+    except (UndecodableMessage, ValueError):
+        return 0
+
+
+def count_attempts(headers: str, attempts: int) -> str:
+    """Headers that say how many attempts failed; 0 takes the count out. Raises UndecodableMessage."""
+    changed = decode_headers(headers)
+    changed.pop(ATTEMPTS, None)
+    return encode_headers(changed | ({ATTEMPTS: str(attempts)} if attempts else {}))

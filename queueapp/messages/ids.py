@@ -1,0 +1,53 @@
+"""Ids of messages: UUIDs in the order of time, made by the sender."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import struct
+import time
+import uuid
+from collections.abc import Callable
+from itertools import repeat
+from typing import Any
+
+
+def new_id() -> uuid.UUID:
+    """A time-ordered id (UUID version 7): 48 bits of milliseconds, 74 random bits."""
+    value = (time.time_ns() // 1_000_000) << 80 | int.from_bytes(os.urandom(10))
+    return _as_uuid(value & ~(0xF << 76) & ~(0x3 << 62) | 0x7 << 76 | 0x2 << 62)
+
+
+def id_sequence() -> Callable[[int], list[bytes]]:
+    """A source of time-ordered ids for bulk sends, so many at a time, 16 bytes each: one random base, then counted up (0.1
+    µs instead of 2)."""
+    high, low = divmod(new_id().int & ~((1 << 62) - 1) | secrets.randbits(61), 1 << 64)
+    start = high.to_bytes(8, "big")
+
+    def following(count: int) -> list[bytes]:
+        nonlocal low
+        low += count
+        return list(map(_pack_id, repeat(start), range(low - count, low)))
+
+    return following
+
+
+_pack_id = struct.Struct(">8sQ").pack
+
+
+def _as_uuid(value: int) -> uuid.UUID:
+    """``UUID.__init__`` validates for most of a microsecond what is known to be right here."""
+    one = _make_uuid(uuid.UUID)
+    _set(one, "int", value)
+    _set(one, "is_safe", uuid.SafeUUID.unknown)
+    return one
+
+
+def as_uuid(value: Any) -> uuid.UUID:
+    """An id as the drivers return it: 16 bytes, text, or a UUID."""
+    if isinstance(value, uuid.UUID):
+        return value
+    return uuid.UUID(bytes=value) if isinstance(value, bytes) else uuid.UUID(value)
+
+
+_make_uuid, _set = uuid.UUID.__new__, object.__setattr__

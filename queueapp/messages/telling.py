@@ -1,0 +1,41 @@
+"""What the well-known headers of a message say, as properties."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from .headers import time_sent, well_known
+from .names import CORRELATION_ID, REPLY_TO, TYPE
+
+
+class WellKnown:
+    """For what has ``headers``: what the well-known ones of them say, whichever wire format the message came in."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        @property
+        def headers(self) -> Mapping[str, str]: ...
+
+    @property
+    def message_type(self) -> str:
+        """The name of its type; '' for a message without one."""
+        return well_known(self.headers, TYPE) or ""
+
+    @property
+    def correlation_id(self) -> str | None:
+        """What it answers to or belongs to, whichever wire format it came in."""
+        return well_known(self.headers, CORRELATION_ID)
+
+    @property
+    def reply_to(self) -> str | None:
+        """Where its sender wants answers."""
+        return well_known(self.headers, REPLY_TO)
+
+    @property
+    def sent_at(self) -> datetime | None:
+        """When its sender sent it, if it said so (NServiceBus endpoints do)."""
+        return time_sent(self.headers)

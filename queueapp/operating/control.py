@@ -1,0 +1,202 @@
+"""What an operator does to a queue by hand: pause and resume it, empty it, and deal with single messages.
+
+Workers and operators meet here on the same rows. Nothing below waits for a worker: what a worker has locked is skipped,
+what it has leased is left alone unless the lease itself is the point, and every function returns how many messages it
+really changed, for the caller to compare with what it asked for. Who paused, resumed or purged is in the admin's log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from time import monotonic
+from typing import Any, NamedTuple
+
+from django.apps import apps
+from django.db import connections, transaction
+from django.db.models import Q, QuerySet
+from django.utils.dateparse import parse_datetime
+
+from .. import messages, wakeups
+from ..conf import settings
+from ..errors import UndecodableMessage
+from ..models import Now, PoisonMessage, QueueControl
+from ..poison.failures import read_failures
+from ..sending.accepting import alias_of
+from ..sql import queue_sql
+from ..sql.base import CARRIED
+
+#: A purge started from a web page answers before a proxy gives up on it; what is left takes another press.
+PURGE_FOR = timedelta(seconds=20)
+
+
+class Purged(NamedTuple):
+    """What a purge did. ``complete=False``: its time was over and there is more."""
+
+    deleted: int
+    complete: bool
+
+
+# -- the whole queue -----------------------------------------------------------------------------------------------
+
+
+def pause(queue: Any, *, by: Any = None, using: str | None = None) -> bool:
+    """Stop the workers from taking messages out of a queue; sending goes on. False: it was paused already.
+
+    Workers see it within a peek delay; what they hold by then is handled to its end. ``by`` is the user for the log.
+    """
+    return _set_paused(queue, True, by, using)
+
+
+def resume(queue: Any, *, by: Any = None, using: str | None = None) -> bool:
+    """The reverse of ``pause``. False: it was not paused."""
+    return _set_paused(queue, False, by, using)
+
+
+def purge(queue: Any, *, by: Any = None, using: str | None = None, within: timedelta = PURGE_FOR) -> Purged:
+    """Delete every message that nobody holds, from the head, in batches that commit one by one, for at most ``within``.
+
+    Leased messages stay: their handlers are running, and what they do next may be an ack.
+    """
+    alias = alias_of(queue, using)
+    connection = connections[alias]
+    sql, limit, end = queue_sql(queue, connection), settings.PURGE_BATCH, monotonic() + within.total_seconds()
+    deleted = 0
+    while True:
+        went = sql.purge(connection, limit)
+        deleted += went
+        if went < limit or monotonic() >= end:
+            break
+    complete = went < limit
+    log(by, queue, f"Purged {deleted} messages." + ("" if complete else " Stopped when its time was over."))
+    return Purged(deleted, complete)
+
+
+def _set_paused(queue: Any, paused: bool, by: Any, using: str | None) -> bool:
+    alias, label = alias_of(queue, using), queue._meta.label
+    with transaction.atomic(using=alias):
+        QueueControl.objects.using(alias).get_or_create(queue=label)
+        # One UPDATE decides: of two operators who press at once, one changes it and is logged.
+        changed = (
+            QueueControl.objects.using(alias)
+            .filter(queue=label, paused=not paused)
+            .update(paused=paused, changed_at=Now(), changed_by_id=by.pk if by is not None else None)
+        )
+        if changed:
+            log(by, queue, "Paused." if paused else "Resumed.")
+    if changed and not paused:
+        wakeups.sent(queue, connections[alias])
+    return bool(changed)
+
+
+def log(by: Any, queue: Any, text: str) -> None:
+    """Write a line into the admin's log, under the queue; nothing without a user (a script), or without the admin."""
+    if by is None or not apps.is_installed("django.contrib.admin"):
+        return
+    from django.contrib.admin.models import CHANGE, LogEntry
+    from django.contrib.contenttypes.models import ContentType
+
+    label = queue._meta.label
+    LogEntry.objects.create(
+        user_id=by.pk,
+        content_type=ContentType.objects.get_for_model(QueueControl, for_concrete_model=False),
+        object_id=label,
+        object_repr=label,
+        action_flag=CHANGE,
+        change_message=text,
+    )
+
+
+# -- single messages -----------------------------------------------------------------------------------------------
+
+
+def delete(queue: Any, seqs: Sequence[int], *, using: str | None = None) -> int:
+    """Delete messages that nobody holds; returns how many went. What is leased, locked or gone is left alone."""
+    alias = alias_of(queue, using)
+    with transaction.atomic(using=alias):
+        keys = list(_locked(queue, alias, seqs).filter(unleased(queue)).values_list("pk", flat=True))
+        return _remove(queue, alias, keys)
+
+
+def release_leases(queue: Any, seqs: Sequence[int], *, using: str | None = None) -> int:
+    """End leases, live ones included, so that the messages are received again now; returns how many were ended.
+
+    The deliveries stay counted. A holder that is still at work will find its lease lost: its message is handled twice.
+    """
+    if "lease_token" not in _columns(queue):
+        return 0
+    alias = alias_of(queue, using)
+    with transaction.atomic(using=alias):
+        locked = _locked(queue, alias, seqs).filter(lease_token__isnull=False)
+        keys = list(locked.values_list("pk", flat=True))
+        ended = queue._base_manager.using(alias).filter(pk__in=keys).update(
+            lease_token=None, lease_owner=None, lease_expires=None
+        )  # fmt: skip
+        if ended:
+            wakeups.sent(queue, connections[alias])
+        return int(ended)
+
+
+def move_to_poison(queue: Any, seqs: Sequence[int], *, reason: str, using: str | None = None) -> int:
+    """Take messages that nobody holds out of the queue into the poison table, whole; returns how many were moved."""
+    alias = alias_of(queue, using)
+    with transaction.atomic(using=alias):
+        rows = list(_locked(queue, alias, seqs).filter(unleased(queue)))
+        PoisonMessage.objects.using(alias).bulk_create([_as_poison(row, reason) for row in rows])
+        return _remove(queue, alias, [row.pk for row in rows])
+
+
+def unleased(queue: Any) -> Q:
+    """The condition of a message that no receiver has a live lease on, by the database's clock."""
+    if "lease_expires" not in _columns(queue):
+        return Q()
+    return Q(lease_expires__isnull=True) | Q(lease_expires__lt=Now())
+
+
+def _locked(queue: Any, alias: str, seqs: Sequence[int]) -> QuerySet[Any]:
+    # In seq order, as an ack locks them; SKIP LOCKED leaves what a receiver is just taking to that receiver.
+    everything: QuerySet[Any] = queue._base_manager.using(alias)
+    return everything.select_for_update(skip_locked=True).filter(pk__in=list(seqs)).order_by("pk")
+
+
+def _remove(queue: Any, alias: str, keys: list[int]) -> int:
+    if not keys:
+        return 0
+    connection = connections[alias]
+    gone = queue_sql(queue, connection).remove(connection, keys)
+    if gone != len(keys):
+        raise RuntimeError(f"{len(keys)} messages of {queue._meta.label} were locked, but {gone} could be removed.")
+    return gone
+
+
+def _as_poison(row: Any, reason: str) -> PoisonMessage:
+    columns = _columns(type(row))
+    try:
+        kind = messages.read_head(row.headers)[0][:255]
+    except UndecodableMessage:
+        kind = ""
+    return PoisonMessage(
+        queue=row._meta.label,
+        message_id=row.id,
+        message_type=kind,
+        reason=reason[:500],
+        consumer=row.recipient if "recipient" in columns else "",
+        attempts=row.deliveries if "deliveries" in columns else 0,
+        first_failed_at=_first_failed(row.failures) if "failures" in columns else None,
+        **{name: getattr(row, name) for name in (*CARRIED, "deliveries", "cancels", "failures") if name in columns},
+    )
+
+
+def _first_failed(failures: str | None) -> datetime | None:
+    history = read_failures(failures)
+    at = history[0].get("at") if history and isinstance(history[0], dict) else None
+    try:
+        first = parse_datetime(at) if isinstance(at, str) else None
+    except ValueError:
+        return None
+    return first.replace(tzinfo=UTC) if first is not None and first.tzinfo is None else first
+
+
+def _columns(queue: Any) -> set[str]:
+    """The columns that this queue has: a foreign table (spec/001) may lack all that is ours."""
+    return {field.name for field in queue._meta.local_concrete_fields}

@@ -1,0 +1,152 @@
+"""What users subclass: ``Queue`` is the table of ``models`` plus ``send`` and ``receive``. The only file that knows both.
+
+``ForeignQueue`` is one in a table that somebody else made: NServiceBus' transports have none of our own columns. Such a
+table is declared as an unmanaged queue. It can be sent to, and received from TRANSACTIONAL or AT_MOST_ONCE: there are no
+columns for a lease. Headers are written under the names of that wire format.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import models
+
+from .models.delivery import Semantics
+from .models.foreign import NaiveUtcField
+from .models.queue import QueueModel
+from .receiving.asynchronous import AsyncReceive
+from .receiving.receive import Receive
+from .sending import bulk, single
+
+
+class Queue(QueueModel):
+    """A queue. Subclass it, run ``makemigrations`` and ``migrate``, and send to it.
+
+    >>> class Orders(Queue):
+    ...     class Delivery:
+    ...         semantics = Semantics.TRANSACTIONAL
+    """
+
+    class Meta:
+        abstract = True
+
+    # -- sending ------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def send(
+        cls,
+        body: Any,
+        *,
+        headers: Mapping[str, str] | None = None,
+        delay: timedelta | None = None,
+        at: datetime | None = None,
+        expires_in: timedelta | None = None,
+        priority: int = 0,
+        recipient: str = "",
+        correlation_id: str | None = None,
+        reply_to: str | None = None,
+        message_id: uuid.UUID | None = None,
+        isolated: bool = False,
+        using: str | None = None,
+    ) -> uuid.UUID:
+        """Send one message in the caller's transaction; returns its id. See ``sending.single.send`` for every argument.
+
+        >>> Orders.send({"order": 7}, delay=timedelta(minutes=5))
+        """
+        return single.send(
+            cls,
+            body,
+            headers=headers,
+            delay=delay,
+            at=at,
+            expires_in=expires_in,
+            priority=priority,
+            recipient=recipient,
+            correlation_id=correlation_id,
+            reply_to=reply_to,
+            message_id=message_id,
+            isolated=isolated,
+            using=using,
+        )
+
+    @classmethod
+    async def asend(cls, body: Any, **options: Any) -> uuid.UUID:
+        """``send`` for async code; the same arguments, the same transaction rules as Django's async ORM."""
+        return await single.asend(cls, body, **options)
+
+    @classmethod
+    def send_many(cls, bodies: Iterable[Any], **options: Any) -> int:
+        """Send every body of an iterable by the bulk path, in the caller's transaction; returns how many.
+
+        ``headers``, ``expires_in``, ``priority``, ``recipient``, ``using`` hold for all of them. The iterable is
+        consumed lazily, so millions of rows need no memory.
+        """
+        return bulk.send_many(cls, bodies, **options)
+
+    # -- receiving ----------------------------------------------------------------------------------------------
+
+    @classmethod
+    def receive(cls, max_backlog: int = 1, **options: Any) -> Receive:
+        """Receive without a worker: a context manager that gives the messages of one batch. See ``receiving``.
+
+        >>> with Orders.receive(max_backlog=10) as batch:
+        ...     for message in batch:
+        ...         message.ack()
+        """
+        return Receive(cls, max_backlog, **options)
+
+    @classmethod
+    def areceive(cls, max_backlog: int = 1, **options: Any) -> AsyncReceive:
+        """``receive`` for async code: ``async with Orders.areceive(10) as batch: async for message in batch``."""
+        return AsyncReceive(cls, max_backlog, **options)
+
+
+class ForeignQueue(Queue):
+    """A queue table of NServiceBus' PostgreSQL transport (spec/000): id, expires, headers, body and seq, nothing else.
+
+    >>> class Billing(ForeignQueue):
+    ...     class Meta:
+    ...         db_table = "billing"
+    """
+
+    correlation_id = None  # type: ignore[assignment]
+    reply_to_address = None  # type: ignore[assignment]
+    recoverable = None  # type: ignore[assignment]
+    expires = NaiveUtcField(null=True, blank=True)
+    headers = models.TextField()
+    recipient = None  # type: ignore[assignment]
+    priority = None  # type: ignore[assignment]
+    is_barrier = None  # type: ignore[assignment]
+    enqueued_at = None  # type: ignore[assignment]
+    lease_token = None  # type: ignore[assignment]
+    lease_owner = None  # type: ignore[assignment]
+    lease_expires = None  # type: ignore[assignment]
+    deliveries = None  # type: ignore[assignment]
+    cancels = None  # type: ignore[assignment]
+    failures = None  # type: ignore[assignment]
+
+    #: Headers are written under NServiceBus' names.
+    wire_format = "nservicebus"
+
+    class Meta:
+        abstract = True
+        managed = False
+
+    class Delivery:
+        semantics = Semantics.TRANSACTIONAL
+
+
+class ForeignSqlServerQueue(ForeignQueue):
+    """A queue table of NServiceBus' SQL Server transport (spec/001), whose order column is ``RowVersion``."""
+
+    seq = models.BigAutoField(primary_key=True, db_column="RowVersion")
+    correlation_id = models.CharField(max_length=255, null=True, blank=True, db_column="CorrelationId")  # type: ignore[assignment]
+    reply_to_address = models.CharField(max_length=255, null=True, blank=True, db_column="ReplyToAddress")  # type: ignore[assignment]
+    recoverable = models.BooleanField(default=True)  # type: ignore[assignment]
+
+    class Meta:
+        abstract = True
+        managed = False

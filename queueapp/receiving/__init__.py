@@ -1,0 +1,1 @@
+"""Receiving without a worker, and the floors from which every receiver looks."""

@@ -1,0 +1,61 @@
+"""``Queue.areceive()``: the same for async code, on the thread that Django's async ORM uses."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any
+
+from asgiref.sync import sync_to_async
+
+from .receive import Message, Receive
+
+
+class AsyncReceive:
+    """``async with Queue.areceive(10) as batch: async for message in batch: await message.ack()``.
+
+    Every call runs on the thread of Django's async ORM, so in the same connection and transaction.
+    """
+
+    def __init__(self, queue: Any, max_backlog: int = 1, **options: Any) -> None:
+        self._receive = Receive(queue, max_backlog, **options)
+
+    async def __aenter__(self) -> AsyncReceive:
+        await sync_to_async(self._receive.__enter__, thread_sensitive=True)()
+        return self
+
+    async def __aexit__(self, *exc: Any) -> None:
+        await sync_to_async(self._receive.__exit__, thread_sensitive=True)(*exc)
+
+    def __len__(self) -> int:
+        return len(self._receive)
+
+    async def __aiter__(self) -> AsyncIterator[AsyncMessage]:
+        for message in self._receive:
+            yield AsyncMessage(message)
+
+
+class AsyncMessage:
+    """A message whose endings are awaited; everything else is as in ``Message``."""
+
+    def __init__(self, message: Message) -> None:
+        self._message = message
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._message, name)
+
+    async def ack(self) -> None:
+        """See ``Message.ack``."""
+        await sync_to_async(self._message.ack, thread_sensitive=True)()
+
+    async def cancel(self) -> None:
+        """See ``Message.cancel``."""
+        await sync_to_async(self._message.cancel, thread_sensitive=True)()
+
+    async def expire(self) -> None:
+        """See ``Message.expire``."""
+        await sync_to_async(self._message.expire, thread_sensitive=True)()
+
+    async def extend(self, period: timedelta | None = None) -> None:
+        """See ``Message.extend``."""
+        await sync_to_async(self._message.extend, thread_sensitive=True)(period)

@@ -1,0 +1,177 @@
+"""Low-water marks: where a claim starts to look, so that it does not walk over what is dead, leased or not for it.
+
+Rows deleted at the head cannot be cleaned up while any old snapshot is open; a claim that starts at the head walks over
+all of them (3,300 messages a second and falling; 66,000 and flat from a floor). A floor is a hint of one process: it
+only ever hides rows that came back behind it (a late commit, a lapsed lease, a rollback elsewhere), and those are found
+by the rescan, which walks from zero to the floor in windows sized by the time they take. Losing a floor costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, MutableSequence, Sequence
+from datetime import timedelta
+from typing import Any
+
+from ..sql.base import MAX_SEQ, PRIORITY, RECIPIENT, SEQ, Claimed, Range
+
+#: A rescan window should take about this long; it is halved above twice, doubled below half of it.
+WINDOW_TARGET = timedelta(milliseconds=10).total_seconds()
+FIRST_WINDOW = 50_000
+_SMALLEST_WINDOW = 1_000
+#: Where messages come back all the time, the rescan goes on after so many looks just behind the floor.
+_NEARS_IN_A_ROW = 8
+
+Level = tuple[str, int]
+
+
+class Floors:
+    """The floors of one queue in one process, and its rescan. Shared by the receive tasks of that queue without a lock:
+    a lost update only means that a few rows are looked at twice, or found by the rescan."""
+
+    __slots__ = (
+        "_low",
+        "_near",
+        "_nears",
+        "_place",
+        "_position",
+        "_returns",
+        "_returns_seen",
+        "_span",
+        "_turn",
+        "leveled",
+        "levels",
+    )
+
+    def __init__(self, levels: Iterable[Level] = (("", 0),), leveled: bool = False) -> None:
+        self.levels: list[Level] = list(levels)
+        self.leveled = leveled
+        self._low: MutableSequence[int] | memoryview[int] = [0] * len(self.levels)
+        #: One place: how often rows came back that were taken lately, told by who gave them back. The floor alone does not
+        #: tell: a claim that was under way meanwhile raises it again.
+        self._returns: MutableSequence[int] | memoryview[int] = [0]
+        self._returns_seen = 0
+        #: Where the look for them has got to, just behind the floor; None: no look is due.
+        self._near: int | None = None
+        #: Looks for them since the rescan went on.
+        self._nears = 0
+        self._place = {level: place for place, level in enumerate(self.levels)}
+        self._position = 0
+        self._span = FIRST_WINDOW
+        self._turn = 0
+
+    def share(
+        self, places: memoryview[int] | MutableSequence[int], returns: memoryview[int] | MutableSequence[int]
+    ) -> None:
+        """Keep the floors in these places from now on, where other processes with the same levels keep theirs: a claim
+        then starts above what any of them has taken, and does not walk over it. ``returns`` is one place: a change of
+        it says that rows came back that were taken lately."""
+        for place, low in enumerate(self._low):
+            places[place] = max(places[place], low)
+        self._low, self._returns = places, returns
+
+    def ahead(self) -> list[Range]:
+        """Where to claim: every level from its floor, in claim order. Recipients of one priority take turns at being
+        first, so that one with an endless backlog does not starve the others."""
+        low = self._low
+        if not self.leveled:
+            return [Range(low[0], MAX_SEQ, *self.levels[0])]
+        self._turn += 1
+        ranges = [Range(low[place], MAX_SEQ, *level) for place, level in enumerate(self.levels)]
+        first = self._turn % len(ranges)
+        ranges = ranges[first:] + ranges[:first]
+        ranges.sort(key=lambda r: -r.priority)
+        return ranges
+
+    def behind(self) -> list[Range]:
+        """The present rescan window, cut off below each level's floor; empty when nothing lies behind. After rows came
+        back it is the one just behind the floor, and then again where the rescan had got to."""
+        if self._near is None and self._returns[0] != self._returns_seen and self._nears < _NEARS_IN_A_ROW:
+            self._returns_seen = self._returns[0]
+            self._nears += 1
+            self._near = max(0, max(self._low) - FIRST_WINDOW)
+        start = self._position if self._near is None else self._near
+        end = start + (self._span if self._near is None else FIRST_WINDOW) - 1
+        floors = zip(self.levels, self._low, strict=False)
+        found = [Range(start, min(end, low - 1), *level) for level, low in floors if start < low]
+        if self.leveled:
+            found.sort(key=lambda r: -r.priority)
+        return found
+
+    def rescanned(self, seconds: float, reached: int = 0) -> bool:
+        """The window was looked at, up to the seq ``reached`` if not to its end, and took so long: go on to the next. True
+        when that completed a cycle."""
+        if self._near is not None:
+            self._near = reached + 1 if reached else None
+            return False
+        self._nears = 0
+        if reached:
+            # Many rows that nobody may take now. In a stretch without any the span has doubled until it spans them all.
+            self._span = max(reached + 1 - self._position, _SMALLEST_WINDOW)
+            self._position = reached + 1
+        else:
+            self._position += self._span
+        if seconds < WINDOW_TARGET / 2:
+            self._span = min(self._span * 2, 1 << 40)
+        elif seconds > WINDOW_TARGET * 2:
+            self._span = max(self._span // 2, _SMALLEST_WINDOW)
+        if self._position >= max(self._low):
+            self._position = 0
+            return True
+        return False
+
+    def passed(self, rows: Sequence[Claimed]) -> None:
+        """These rows were claimed from ``ahead``: their levels' floors are above them now."""
+        low = self._low
+        if not self.leveled:
+            seq = rows[-1][SEQ] + 1
+            if seq > low[0]:
+                low[0] = seq
+            return
+        for row in rows:
+            place = self._place.get((row[RECIPIENT], row[PRIORITY]))
+            if place is not None and row[SEQ] >= low[place]:
+                low[place] = row[SEQ] + 1
+
+    def seen(self, first: int) -> None:
+        """A peek ahead found nothing below ``first``: no claim needs to walk there again."""
+        if not self.leveled and first > self._low[0]:
+            self._low[0] = first
+
+    def lower(self, seq: int) -> None:
+        """A row came back (a retry, a give-back): do not wait for the rescan to find it."""
+        for place, low in enumerate(self._low):
+            if seq < low:
+                self._low[place] = seq
+        self._returns[0] += 1
+
+    def reset(self) -> None:
+        """Look from the very beginning again."""
+        for place in range(len(self._low)):
+            self._low[place] = 0
+        self._position = 0
+
+    @property
+    def lowest(self) -> int:
+        """The lowest floor, for display."""
+        return min(self._low)
+
+
+# -- floors of this process ----------------------------------------------------------------------------------------
+
+_floors: dict[tuple[Any, ...], Floors] = {}
+
+
+def floors_of(queue: Any, alias: str, levels: tuple[tuple[str, int], ...], leveled: bool) -> Floors:
+    """The floors that this process keeps for a queue and a set of levels."""
+    key = (queue._meta.db_table, alias, levels)
+    floors = _floors.get(key)
+    if floors is None:
+        floors = _floors[key] = Floors(levels, leveled)
+    return floors
+
+
+def lower_floors(queue: Any, alias: str, seq: int) -> None:
+    """A row of this queue came back in this process: every floor above it comes down to it."""
+    for (table, at, _), floors in list(_floors.items()):
+        if table == queue._meta.db_table and at == alias:
+            floors.lower(seq)

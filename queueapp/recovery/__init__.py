@@ -1,0 +1,1 @@
+"""What happens after a failed attempt: retry now, retry later, poison or discard."""

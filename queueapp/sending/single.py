@@ -1,0 +1,124 @@
+"""Sending one message, in the caller's transaction.
+
+A send is one INSERT beneath Django's cursor; no transaction is opened for it (BEGIN and COMMIT would cost a third of
+it). A delayed message goes to the delayed store of the same database. A wake-up follows the commit, throttled.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.db import connections
+from django.utils import timezone
+
+from .. import delayed, messages, wakeups
+from ..consuming.registry import recipients_of
+from ..errors import InvalidMessage
+from ..models import DelayedMessage
+from ..sql import backend_of, queue_sql
+from ..sql.base import StoreTable
+from ..sql.outgoing import Outgoing
+from .accepting import alias_of, milliseconds, outgoing
+from .isolation import atomic_on, isolated_connection
+
+
+def send(
+    queue: Any,
+    body: Any,
+    *,
+    headers: Mapping[str, str] | None = None,
+    delay: timedelta | None = None,
+    at: datetime | None = None,
+    expires_in: timedelta | None = None,
+    priority: int = 0,
+    recipient: str = "",
+    correlation_id: str | None = None,
+    reply_to: str | None = None,
+    message_id: uuid.UUID | None = None,
+    isolated: bool = False,
+    using: str | None = None,
+) -> uuid.UUID:
+    """Send one message into a queue, in the caller's transaction; returns its id.
+
+    ``body``: a msgspec.Struct, a dataclass, anything JSON can hold, bytes, or None. ``delay`` and ``at`` (aware) keep
+    it in the delayed store until it is due; one that is past is due at once. ``expires_in`` drops it when it was not
+    received in that time, counted from when it becomes due. ``priority``: 0 to the queue's levels - 1, the highest is
+    received first. ``recipient`` addresses one consumer; '' means every consumer of its type, one copy each, on a
+    queue with ``recipients``. ``isolated=True`` commits it on a connection of its own, whatever becomes of the
+    caller's transaction. Raises InvalidMessage, QueueNotFound.
+    """
+    if correlation_id or reply_to:
+        # In the columns for foreign consumers (spec/001), in the headers for handlers, which get no other columns.
+        told = {messages.CORRELATION_ID: correlation_id, messages.REPLY_TO: reply_to}
+        headers = {name: value for name, value in told.items() if value} | dict(headers or {})
+    stored_headers, data = messages.encode(body, headers)
+    identity = message_id or messages.new_id()
+    if queue.wire_format:
+        stored_headers = messages.to_nservicebus(stored_headers, identity)
+    message = outgoing(queue, identity, stored_headers, data, expires_in, priority, recipient, correlation_id, reply_to)
+    alias = alias_of(queue, using)
+    if isolated:
+        with isolated_connection(alias) as connection:
+            _store(queue, connection, message, type(body), delay, at)
+    else:
+        _store(queue, connections[alias], message, type(body), delay, at)
+    return identity
+
+
+async def asend(queue: Any, body: Any, **options: Any) -> uuid.UUID:
+    """``send`` for async code, on the thread that Django's async ORM uses, so in the same transaction."""
+    return await sync_to_async(send, thread_sensitive=True)(queue, body, **options)
+
+
+def _store(
+    queue: Any, connection: Any, message: Outgoing, cls: type, delay: timedelta | None, at: datetime | None
+) -> None:
+    if delay is not None or at is not None:
+        _store_delayed(queue, connection, message, delay, at)
+        return
+    sql = queue_sql(queue, connection)
+    if queue.delivery.recipients and not message.recipient:
+        copies = recipients_of(queue, messages.type_name_of(cls))
+        if len(copies) > 1:
+            # One row per consumer, all or none.
+            with atomic_on(connection):
+                for name in copies:
+                    sql.insert(connection, message._replace(recipient=name))
+            wakeups.sent(queue, connection)
+            return
+        message = message._replace(recipient=copies[0])
+    sql.insert(connection, message)
+    wakeups.sent(queue, connection)
+
+
+def _store_delayed(
+    queue: Any, connection: Any, message: Outgoing, delay: timedelta | None, at: datetime | None
+) -> None:
+    if delay is not None and at is not None:
+        raise InvalidMessage("delay and at exclude each other: a message is due in a time or at a time.")
+    due: int | datetime
+    if delay is not None:
+        due = milliseconds("delay", delay)
+    else:
+        assert at is not None
+        if not isinstance(at, datetime) or timezone.is_naive(at):
+            raise InvalidMessage(f"at = {at!r} is not accepted: it must be an aware datetime.")
+        due = at
+    store = delayed.store_of(connection.alias)
+    if not isinstance(store, delayed.SqlDelayedStore):
+        now = backend_of(connection).now(connection)
+        when = due if isinstance(due, datetime) else now + timedelta(milliseconds=due)
+        expires = None if message.expires_ms is None else when + timedelta(milliseconds=message.expires_ms)
+        store.store(
+            delayed.Delayed(message.id, queue._meta.label, when, message.headers, message.body, 0, expires,
+                            message.recipient, message.priority, message.correlation_id, message.reply_to_address)
+        )  # fmt: skip
+        wakeups.delayed(connection)
+        return
+    table = StoreTable.of(DelayedMessage, "due")
+    backend_of(connection).store_delayed(connection, table, queue._meta.label, message, due)
+    wakeups.delayed(connection)

@@ -1,0 +1,236 @@
+"""PostgreSQL: statements beyond one queue: delayed store, liveness, wake-ups, table options, error codes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import psycopg
+
+from ...conf import settings
+from ...errors import UnsupportedServer
+from ..base import Backend, ErrorKind, QueueSql, QueueTable, StoreTable
+from ..outgoing import Outgoing
+from .queue import PostgresqlQueueSql
+from .session import execute, fetch, quote, quote_table
+
+#: xid8 snapshots came with 13; 14 is the oldest that is still maintained and tested against.
+OLDEST = 140000
+
+#: How often a worker's handlers run a statement before it is prepared; psycopg's own default, which Django turns off.
+_PREPARE_THRESHOLD = 5
+
+_KINDS = {
+    "40001": ErrorKind.DEADLOCK,
+    "40P01": ErrorKind.DEADLOCK,
+    "55P03": ErrorKind.LOCKED,
+    "42P01": ErrorKind.MISSING,
+    "42703": ErrorKind.MISSING,
+    "42501": ErrorKind.DENIED,
+    "53300": ErrorKind.CONNECTION,  # too many connections
+    "57P01": ErrorKind.CONNECTION,  # admin shutdown, pg_terminate_backend
+    "57P02": ErrorKind.CONNECTION,  # crash shutdown
+    "57P03": ErrorKind.CONNECTION,  # cannot connect now: starting up
+    "57P05": ErrorKind.CONNECTION,  # idle session timeout
+    "25P03": ErrorKind.CONNECTION,  # idle in transaction timeout
+    "25006": ErrorKind.CONNECTION,  # read-only: a failover left us on a standby; reconnect to find the primary
+}
+
+
+class PostgresqlBackend(Backend):
+    """PostgreSQL 14 to 18."""
+
+    vendor = "postgresql"
+    max_batch = 10_000
+
+    def queue(self, table: QueueTable) -> QueueSql:
+        return PostgresqlQueueSql(table)
+
+    def check_server(self, connection: Any) -> None:
+        connection.ensure_connection()
+        version = connection.connection.info.server_version
+        if version < OLDEST:
+            raise UnsupportedServer(
+                f"PostgreSQL {version // 10000}.{version % 10000} is too old for queueapp: "
+                f"{OLDEST // 10000} or later is needed (pg_visible_in_snapshot with xid8, used by the peek)."
+            )
+
+    def now(self, connection: Any) -> datetime:
+        return fetch(connection, "SELECT clock_timestamp()", ())[0][0]  # type: ignore[no-any-return]
+
+    def error_kind(self, error: BaseException) -> ErrorKind:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, psycopg.Error):
+            cause = cause.__cause__
+        if cause is None:
+            return ErrorKind.OTHER
+        state = cause.sqlstate
+        if state is None:
+            # No SQLSTATE: the error is the client's. Lost connections are OperationalError and InterfaceError.
+            lost = isinstance(cause, psycopg.OperationalError | psycopg.InterfaceError)
+            return ErrorKind.CONNECTION if lost else ErrorKind.OTHER
+        return _KINDS.get(state) or (ErrorKind.CONNECTION if state.startswith("08") else ErrorKind.OTHER)
+
+    # -- delayed store --------------------------------------------------------------------------------------------
+
+    def store_delayed(self, connection: Any, table: StoreTable, destination: str, message: Outgoing, due: Any) -> int:
+        c = {name: quote(column) for name, column in table.columns.items()}
+        columns = ("message_id", "destination", "headers", "body", "expires", "recipient", "priority",
+                   "correlation_id", "reply_to_address", "is_barrier", "due")  # fmt: skip
+        by_clock = not isinstance(due, datetime)
+        # The expiry counts from when the message becomes due, not from now: else a long delay would drop it unseen.
+        expires: Any = None
+        if message.expires_ms is not None:
+            expires = due + (message.expires_ms if by_clock else timedelta(milliseconds=message.expires_ms))
+        values = [
+            "clock_timestamp() + %s * interval '1 ms'" if by_clock and name in ("expires", "due") else "%s"
+            for name in columns
+        ]
+        # No index is read; safe: one row in the caller's transaction. due is timestamptz from the database's clock.
+        sql = (
+            f"INSERT INTO {quote_table(table.db_table)} ({', '.join(c[name] for name in columns)}) "
+            f"VALUES ({', '.join(values)}) RETURNING {quote(table.key)}"
+        )
+        params = (message.id, destination, message.headers, message.body, expires, message.recipient,
+                  message.priority, message.correlation_id, message.reply_to_address, message.is_barrier, due)  # fmt: skip
+        return int(fetch(connection, sql, params)[0][0])
+
+    def lock_due(self, connection: Any, table: StoreTable, limit: int) -> list[tuple[int, str]]:
+        due, key = quote(table.columns["due"]), quote(table.key)
+        # Index on due. SKIP LOCKED: two dispatchers never wait for each other, and never move a row twice.
+        sql = (
+            f"SELECT {key}, {quote(table.columns['destination'])} FROM {quote_table(table.db_table)} "
+            f"WHERE {due} <= clock_timestamp() ORDER BY {due}, {key} LIMIT %s FOR UPDATE SKIP LOCKED"
+        )
+        return fetch(connection, sql, (limit,))
+
+    def next_due_ms(self, connection: Any, table: StoreTable) -> int | None:
+        due = quote(table.columns["due"])
+        # Index on due, first entry. The difference is computed here, so no host's clock or zone takes part.
+        sql = (
+            f"SELECT (extract(epoch FROM min({due}) - clock_timestamp()) * 1000)::bigint "
+            f"FROM {quote_table(table.db_table)}"
+        )
+        return fetch(connection, sql, ())[0][0]  # type: ignore[no-any-return]
+
+    def delete_keys(self, connection: Any, table: StoreTable, keys: Sequence[int]) -> int:
+        # Primary key.
+        sql = f"DELETE FROM {quote_table(table.db_table)} WHERE {quote(table.key)} = ANY(%s)"
+        return execute(connection, sql, (list(keys),))
+
+    # -- liveness -------------------------------------------------------------------------------------------------
+
+    def liveness_options(self, seconds: float) -> dict[str, Any]:
+        idle, interval = self._keepalives(seconds)
+        return {
+            "connect_timeout": max(2, min(10, int(seconds))),
+            "keepalives": 1,
+            "keepalives_idle": idle,
+            "keepalives_interval": interval,
+            "keepalives_count": 3,
+            "tcp_user_timeout": int(seconds * 1000),
+        }
+
+    def handler_options(self) -> dict[str, Any]:
+        # Django's default is None: every statement is planned anew. Of use to cursors that bind on the server only.
+        return {"prepare_threshold": _PREPARE_THRESHOLD} if settings.PREPARED_STATEMENTS else {}
+
+    def watch_client(self, connection: Any, seconds: float) -> None:
+        idle, interval = self._keepalives(seconds)
+        # Settings of the session, all of which any user may set. A pooler in transaction mode applies them to one of its
+        # own server connections, where they do no harm.
+        sql = (
+            "SELECT set_config('tcp_keepalives_idle', %s, false), set_config('tcp_keepalives_interval', %s, false), "
+            "set_config('tcp_keepalives_count', '3', false), set_config('tcp_user_timeout', %s, false), "
+            "set_config('client_connection_check_interval', %s, false)"
+        )
+        fetch(connection, sql, (str(idle), str(interval), f"{int(seconds * 1000)}ms", f"{interval}s"))
+
+    @staticmethod
+    def _keepalives(seconds: float) -> tuple[int, int]:
+        """(idle, interval) in seconds: with three probes a silent peer is found in two thirds of the time."""
+        return max(1, int(seconds / 3)), max(1, int(seconds / 9))
+
+    def socket_of(self, connection: Any) -> int | None:
+        raw = connection.connection
+        if raw is None or raw.closed:
+            return None
+        try:
+            return int(raw.fileno())
+        except psycopg.Error:
+            return None
+
+    def estimate_rows(self, connection: Any, db_table: str) -> int:
+        # Catalog only: never reads the table.
+        sql = "SELECT greatest(reltuples, 0)::bigint FROM pg_class WHERE oid = to_regclass(%s)"
+        rows = fetch(connection, sql, (quote_table(db_table).replace("%%", "%"),))
+        return int(rows[0][0]) if rows else 0
+
+    # -- wake-ups -------------------------------------------------------------------------------------------------
+
+    can_notify = True
+
+    def notify(self, connection: Any, channel: str, payload: str) -> None:
+        # Takes a cluster-wide lock at commit: called after commit, throttled, never from a trigger.
+        execute(connection, "SELECT pg_notify(%s, %s)", (channel, payload))
+
+    # -- definition of tables -------------------------------------------------------------------------------------
+
+    def inline_columns(self, schema_editor: Any, seq: str, body: str, options: dict[str, Any]) -> str | None:
+        return None
+
+    def _storage(self, options: dict[str, Any]) -> dict[str, str]:
+        # autovacuum: dead rows come at the rate of the traffic, not in proportion to the backlog.
+        return {
+            "fillfactor": str(int(options["fillfactor"])),
+            "autovacuum_vacuum_scale_factor": "0",
+            "autovacuum_vacuum_threshold": str(int(options["autovacuum_threshold"])),
+            "autovacuum_vacuum_insert_scale_factor": "0.2",
+            "autovacuum_vacuum_cost_delay": "0",
+        }
+
+    def set_options(self, schema_editor: Any, table: str, seq: str, body: str, options: dict[str, Any]) -> str:
+        quoted = schema_editor.quote_name(table)
+        settings = ", ".join(f"{name} = {value}" for name, value in self._storage(options).items())
+        sql = f"ALTER TABLE {quoted} SET ({settings})"
+        if options["body_string"]:
+            # convert_from() is not immutable, so it is refused here; escape shows ASCII, hence JSON, as it is.
+            sql += (
+                f"; ALTER TABLE {quoted} ADD COLUMN body_string text "
+                f"GENERATED ALWAYS AS (encode({schema_editor.quote_name(body)}, 'escape')) STORED"
+            )
+        return sql
+
+    def reset_options(self, schema_editor: Any, table: str, seq: str, body: str, options: dict[str, Any]) -> str:
+        quoted = schema_editor.quote_name(table)
+        sql = f"ALTER TABLE {quoted} RESET ({', '.join(self._storage(options))})"
+        if options["body_string"]:
+            sql += f"; ALTER TABLE {quoted} DROP COLUMN body_string"
+        return sql
+
+    def lock_migrations(self, connection: Any) -> None:
+        # Freed by the server when the session ends, however it ends. The number is the first bytes of "queueapp".
+        execute(connection, "SELECT pg_advisory_lock(%s::bigint)", (int.from_bytes(b"queueapp", "big") >> 1,))
+
+    def drift(self, connection: Any, table: str, seq: str, options: dict[str, Any]) -> list[str]:
+        # Catalog only.
+        name = quote_table(table).replace("%%", "%")
+        rows = fetch(connection, "SELECT reloptions FROM pg_class WHERE oid = to_regclass(%s)", (name,))
+        if not rows:
+            return []  # the table is missing: migrations say that
+        found = dict(one.split("=", 1) for one in rows[0][0] or [])
+        wanted = self._storage(options)
+        different = [
+            f"{key} is {found.get(key, 'not set')} instead of {value}"
+            for key, value in wanted.items()
+            if key not in found or float(found[key]) != float(value)
+        ]
+        columns = fetch(
+            connection,
+            "SELECT 1 FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attname = 'body_string' AND NOT attisdropped",
+            (name,),
+        )
+        if options["body_string"] and not columns:
+            different.append("the generated column body_string is missing")
+        return different

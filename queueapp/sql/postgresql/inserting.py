@@ -1,0 +1,130 @@
+"""Bulk insert on PostgreSQL: binary COPY with rows packed here.
+
+psycopg's ``write_row`` dumps every value on its own, 1 µs a row; whole runs packed here take a third of that. The format
+is PostgreSQL's COPY BINARY: int16 field count, then int32 length and bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from itertools import chain, repeat
+from typing import Any
+
+from ..outgoing import NO_OPTIONS, OPTIONS, Outgoing, Run
+from .session import fetch
+
+_HEADER = b"PGCOPY\n\xff\r\n\0" + struct.pack(">ii", 0, 0)
+_TRAILER = struct.pack(">h", -1)
+_NULL = struct.pack(">i", -1)
+_FLUSH = 1 << 16
+_ROWS_PER_COPY = 10_000
+_START = struct.Struct(">hi")
+_LENGTH = struct.Struct(">i")
+
+
+def copy_runs(
+    connection: Any,
+    table: str,
+    columns: dict[str, str],
+    runs: Iterable[Run],
+    fill_recoverable: bool = False,
+    undisturbed: bool = False,
+) -> int:
+    """COPY the messages into a table in the caller's transaction; returns how many.
+
+    While a COPY is open the connection can do nothing else, and what they are drawn from may well be a queryset on that
+    very connection: so rows are drawn first and then written, a few megabytes at a time. ``undisturbed`` says that
+    drawing does not use the connection: then the server stores rows while the next ones are packed.
+    """
+    iterator = iter(runs)
+    at_once = 1 if undisturbed else _ROWS_PER_COPY
+    count = 0
+    drawn = _draw(iterator, at_once)
+    while drawn:
+        named = _named(drawn, columns, fill_recoverable)
+        sql = f"COPY {table} ({', '.join(columns[name] for name in named)}) FROM STDIN (FORMAT BINARY)"
+        # Expiry by the database's clock, read once.
+        now = _now_micros(connection) if "expires" in named else 0
+        connection.ensure_connection()
+        with (
+            connection.wrap_database_errors,
+            connection.connection.cursor() as cursor,
+            cursor.copy(sql.replace("%%", "%")) as copy,
+        ):
+            copy.write(_HEADER)
+            while drawn:
+                for run in drawn:
+                    for part in _pack(run, named, now):
+                        copy.write(part)
+                    count += len(run.ids)
+                drawn = _draw(iterator, at_once) if undisturbed else []
+                if not set(_named(drawn, columns, fill_recoverable)) <= set(named):
+                    break  # these say something that the ones before did not
+            copy.write(_TRAILER)
+        drawn = drawn or _draw(iterator, at_once)
+    return count
+
+
+def _draw(iterator: Iterator[Run], rows: int) -> list[Run]:
+    """The next runs, until they are so many rows."""
+    drawn = []
+    while rows > 0 and (run := next(iterator, None)) is not None:
+        drawn.append(run)
+        rows -= len(run.ids)
+    return drawn
+
+
+def _named(runs: list[Run], columns: dict[str, str], fill_recoverable: bool) -> list[str]:
+    """The columns that any of these runs has something to say about: each costs the server as much as packing a row."""
+    said = {run.like[3:] for run in runs}
+    told = (name for place, name in enumerate(OPTIONS) if any(one[place] != NO_OPTIONS[place] for one in said))
+    return [name for name in ("id", "headers", "body", *told) if name in columns] + ["recoverable"] * fill_recoverable
+
+
+@lru_cache(maxsize=256)
+def _row_of(headers_length: int) -> Callable[[bytes, bytes, bytes, int], bytes]:
+    """What comes before the body of a row: field count and length of the id, the id, headers with their length, and the
+    length of the body. (Big-endian formats have no padding.)"""
+    return struct.Struct(f">6s16s{headers_length}si").pack
+
+
+def _pack(run: Run, named: list[str], now: int) -> Iterator[bytes]:
+    """The rows of a run in binary, in parts of about 64 kB (psycopg sends each on its own). No Python runs per row."""
+    headers = run.like.headers.encode()
+    head = _LENGTH.pack(len(headers)) + headers
+    start, tail = _START.pack(len(named), 16), _pack_rest(run.like, named, now)
+    pack_row = _row_of(len(head))
+    lengths = [-1 if body is None else len(body) for body in run.bodies]
+    bodies = [body or b"" for body in run.bodies]
+    rows_at_once = max(1, len(lengths) * _FLUSH // (sum(lengths) + len(lengths) * (len(head) + 30)))
+    for first in range(0, len(lengths), rows_at_once):
+        some = slice(first, first + rows_at_once)
+        rows = map(pack_row, repeat(start), run.ids[some], repeat(head), lengths[some])
+        yield b"".join(chain.from_iterable(zip(rows, bodies[some], repeat(tail))))
+
+
+def _now_micros(connection: Any) -> int:
+    sql = "SELECT (extract(epoch from clock_timestamp() - '2000-01-01 00:00:00+00'::timestamptz) * 1000000)::bigint"
+    return int(fetch(connection, sql, ())[0][0])
+
+
+def _pack_rest(message: Outgoing, named: list[str], now: int) -> bytes:
+    out = bytearray()
+    for name in named[3:]:
+        if name == "expires":
+            if message.expires_ms is None:
+                out += _NULL
+            else:
+                out += struct.pack(">iq", 8, now + message.expires_ms * 1000)
+        elif name == "priority":
+            out += struct.pack(">ih", 2, message.priority)
+        elif name == "recoverable":
+            out += struct.pack(">i?", 1, True)
+        elif name == "is_barrier":
+            out += struct.pack(">i?", 1, message.is_barrier)
+        else:
+            value = getattr(message, name)
+            out += _NULL if value is None else _LENGTH.pack(len(value.encode())) + value.encode()
+    return bytes(out)

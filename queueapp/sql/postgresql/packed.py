@@ -1,0 +1,159 @@
+"""A statement whose parameters the caller has packed, sent to libpq without a cursor: half the client's cost of one row.
+
+A psycopg cursor takes 14 µs of Python around an INSERT that the server runs in 13; this takes 6. It is for statements
+of which there is one per message. The wait is psycopg's own, so a Ctrl-C ends it, and so are the errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+import psycopg
+from psycopg import errors
+from psycopg.abc import PQGen
+from psycopg.generators import execute as results_of
+from psycopg.pq import DiagnosticField, ExecStatus, Format, PipelineStatus, TransactionStatus
+from psycopg.pq.abc import PGconn, PGresult
+from psycopg.waiting import Wait
+
+from ...conf import settings
+
+#: Parameters: oid and format, as psycopg sends them. A text has no type of its own: it becomes what its column is.
+UUID, TEXT, BYTES, BIGINT = (2950, Format.BINARY), (0, Format.TEXT), (17, Format.BINARY), (20, Format.BINARY)
+
+_numbers = count(1)
+
+
+class PackedStatement:
+    """One statement with ``$1`` to ``$n``, prepared once per connection. It returns no rows."""
+
+    __slots__ = ("_formats", "_key", "_name", "_sql", "_types")
+
+    def __init__(self, sql: str, parameters: Sequence[tuple[int, Format]]) -> None:
+        self._sql = sql.encode()
+        self._name = b"queueapp_%d" % next(_numbers)
+        self._types = tuple(oid for oid, _ in parameters)
+        self._formats = tuple(format_ for _, format_ in parameters)
+        self._key = (self._sql, self._types)
+
+    def execute(self, connection: Any, values: Sequence[bytes | None]) -> int:
+        """Run it on a connection that is ``ready``; returns how many rows it touched. Errors are ``django.db``'s."""
+        connection.validate_no_broken_transaction()
+        raw = connection.connection
+        with connection.wrap_database_errors, raw.lock:
+            try:
+                return self._run(raw, values)
+            except errors.InvalidSqlStatementName:
+                # DISCARD ALL, or another server session behind a pooler. Nothing was done, so outside of a transaction
+                # it is done now.
+                raw._prepared._names.pop(self._key, None)
+                if raw.pgconn.transaction_status != TransactionStatus.IDLE:
+                    raise
+                return self._run(raw, values)
+
+    def _run(self, raw: psycopg.Connection[Any], values: Sequence[bytes | None]) -> int:
+        pgconn = raw.pgconn
+        if settings.PREPARED_STATEMENTS:
+            pgconn.send_query_prepared(self._prepared(raw), values, self._formats)
+        else:
+            pgconn.send_query_params(self._sql, values, self._types, self._formats)
+        return _check(raw, raw.wait(results_of(pgconn)))
+
+    def _prepared(self, raw: psycopg.Connection[Any]) -> bytes:
+        """The name under which the statement is prepared on this connection. It is kept in psycopg's own list: after
+        every rollback psycopg empties that and says DEALLOCATE ALL, which takes ours as well."""
+        known = raw._prepared
+        name = known._names.get(self._key)
+        if name is None:
+            if known._to_flush:
+                raw.wait(known.maintain_gen(raw))  # that DEALLOCATE ALL, if it is still to come
+            raw.pgconn.send_prepare(self._name, self._sql, self._types)
+            _check(raw, raw.wait(results_of(raw.pgconn)))
+            name = known._names[self._key] = self._name
+        return name
+
+
+class OpeningQuery(PackedStatement):
+    """A query that opens its transaction: BEGIN travels with it, and both are waited for once.
+
+    A receive of one message in a transaction of its own is BEGIN, DELETE, COMMIT; this is one trip less, and half of the
+    client's work (psycopg's own pipeline costs what it saves).
+    """
+
+    __slots__ = ()
+
+    def fetch(self, connection: Any, values: Sequence[bytes | None]) -> PGresult:
+        """Run BEGIN and the query on a connection that is ``ready_to_open``. Errors are ``django.db``'s."""
+        connection.validate_no_broken_transaction()
+        raw = connection.connection
+        with connection.wrap_database_errors, raw.lock:
+            name = self._prepared(raw)
+            try:
+                result = raw.wait(self._conversation(raw.pgconn, name, values))
+            except BaseException:
+                raw.close()  # in the middle of a pipeline nobody knows what the server does with it; it rolls back
+                raise
+            if result.status != ExecStatus.TUPLES_OK:
+                if result.error_field(DiagnosticField.SQLSTATE) == b"26000":
+                    raw._prepared._names.pop(self._key, None)  # forgotten by the server: prepared anew the next time
+                raise errors.error_from_result(result, encoding=raw.info.encoding)
+            return result
+
+    def _conversation(self, pgconn: PGconn, name: bytes, values: Sequence[bytes | None]) -> PQGen[PGresult]:
+        pgconn.enter_pipeline_mode()
+        pgconn.send_query_params(b"BEGIN", None)
+        pgconn.send_query_prepared(name, values, self._formats, result_format=Format.BINARY)
+        pgconn.pipeline_sync()
+        while pgconn.flush():
+            yield Wait.W
+        results: list[PGresult] = []
+        ended = 0
+        while True:
+            while pgconn.is_busy():
+                yield Wait.R
+                pgconn.consume_input()
+            result = pgconn.get_result()
+            if result is None:
+                ended += 1
+                if ended > 2:  # after BEGIN and after the query; more are those of a connection that is gone
+                    raise psycopg.OperationalError("the connection was lost while a transaction was opened")
+            elif result.status == ExecStatus.PIPELINE_SYNC:
+                break
+            else:
+                results.append(result)
+        pgconn.exit_pipeline_mode()
+        failed = (one for one in results if one.status == ExecStatus.FATAL_ERROR)
+        return next(failed, results[-1])
+
+
+def ready_to_open(connection: Any) -> bool:
+    """Whether an ``OpeningQuery`` may run now: a transaction is wanted and not begun, with the server's own settings."""
+    raw = connection.connection
+    return (
+        raw is not None
+        and not raw.autocommit
+        and settings.PREPARED_STATEMENTS
+        and raw.isolation_level is raw.read_only is raw.deferrable is None
+        and raw.pgconn.transaction_status == TransactionStatus.IDLE
+        and raw.pgconn.pipeline_status == PipelineStatus.OFF
+    )
+
+
+def ready(connection: Any) -> bool:
+    """Whether a packed statement may run now. Not as the first of a transaction, which psycopg opens with the first
+    statement of a cursor; not in a pipeline; not on a connection that is still to be opened."""
+    raw = connection.connection
+    if raw is None:
+        return False
+    status = raw.pgconn.transaction_status
+    may = status == TransactionStatus.INTRANS or (status == TransactionStatus.IDLE and raw.autocommit)
+    return may and raw.pgconn.pipeline_status == PipelineStatus.OFF  # type: ignore[no-any-return]
+
+
+def _check(raw: psycopg.Connection[Any], results: list[Any]) -> int:
+    result = results[-1]
+    if result.status not in (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK):
+        raise errors.error_from_result(result, encoding=raw.info.encoding)
+    return result.command_tuples or 0

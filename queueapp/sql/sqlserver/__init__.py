@@ -1,0 +1,1 @@
+"""SQL Server 2017 and later, and Azure SQL."""

@@ -1,0 +1,198 @@
+"""SQL Server: statements beyond one queue: delayed store, liveness, table options, version and error codes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from ...errors import UnsupportedServer
+from ..base import Backend, ErrorKind, QueueSql, QueueTable, StoreTable
+from ..outgoing import Outgoing
+from .errors import error_kind, missing_driver
+from .locking import KEYS, LOOKING, MAX_BATCH, TAKING
+from .queue import SqlServerQueueSql
+from .session import LATER, execute, fetch, json_of, later_params, quote, quote_table
+
+#: 2017; OPENJSON and DATEDIFF_BIG are older, STRING_AGG and the rest of what the ORM sends is not.
+OLDEST = 14
+OLDEST_LEVEL = 130
+_AZURE = {5: "Azure SQL Database", 8: "Azure SQL Managed Instance", 12: "SQL database in Fabric"}
+
+
+class SqlServerBackend(Backend):
+    """SQL Server 2017 and later, and Azure SQL."""
+
+    vendor = "microsoft"
+    max_batch = MAX_BATCH
+
+    def queue(self, table: QueueTable) -> QueueSql:
+        return SqlServerQueueSql(table)
+
+    def check_server(self, connection: Any) -> None:
+        try:
+            connection.ensure_connection()
+        except Exception as error:
+            line = missing_driver(error)
+            if line is None:
+                raise
+            raise UnsupportedServer(line) from error
+        # Index: none, server properties and one catalog row. By name: on Azure DB_ID() is not that of sys.databases.
+        sql = (
+            "SELECT CAST(SERVERPROPERTY('ProductVersion') AS nvarchar(128)), "
+            "CAST(SERVERPROPERTY('EngineEdition') AS int), "
+            "(SELECT CAST(d.[compatibility_level] AS int) FROM sys.databases AS d WHERE d.[name] = DB_NAME())"
+        )
+        version, edition, level = fetch(connection, sql, ())[0]
+        # Azure calls itself 12 whatever it can do.
+        if edition not in _AZURE and int(str(version).partition(".")[0]) < OLDEST:
+            raise UnsupportedServer(
+                f"SQL Server {version} is too old for queueapp: {OLDEST}.0 (SQL Server 2017) or later is needed."
+            )
+        if level is not None and level < OLDEST_LEVEL:
+            raise UnsupportedServer(
+                f"The database has compatibility level {level} on {_AZURE.get(edition, 'SQL Server')} {version}: "
+                f"queueapp needs {OLDEST_LEVEL} or later, for OPENJSON "
+                "(ALTER DATABASE CURRENT SET COMPATIBILITY_LEVEL = 140)."
+            )
+
+    def now(self, connection: Any) -> datetime:
+        value: datetime = fetch(connection, "SELECT SYSUTCDATETIME()", ())[0][0]
+        return value.replace(tzinfo=UTC)
+
+    def error_kind(self, error: BaseException) -> ErrorKind:
+        return error_kind(error)
+
+    # -- delayed store --------------------------------------------------------------------------------------------
+
+    def store_delayed(self, connection: Any, table: StoreTable, destination: str, message: Outgoing, due: Any) -> int:
+        values: dict[str, tuple[str, tuple[Any, ...]]] = {
+            "message_id": ("%s", (message.id,)),
+            "destination": ("%s", (destination,)),
+            "headers": ("%s", (message.headers,)),
+            "body": ("%s", (message.body,)),
+            "recipient": ("%s", (message.recipient,)),
+            "priority": ("%s", (message.priority,)),
+            "correlation_id": ("%s", (message.correlation_id,)),
+            "reply_to_address": ("%s", (message.reply_to_address,)),
+            "is_barrier": ("1" if message.is_barrier else "0", ()),
+            "due": ("%s", (due,)) if isinstance(due, datetime) else (LATER, later_params(due)),
+        }
+        # The expiry counts from when the message becomes due, not from now: else a long delay would drop it unseen.
+        if message.expires_ms is not None:
+            if isinstance(due, datetime):
+                values["expires"] = "%s", (due + timedelta(milliseconds=message.expires_ms),)
+            else:
+                values["expires"] = LATER, later_params(due + message.expires_ms)
+        given = {name: (text, params) for name, (text, params) in values.items() if params != (None,)}
+        # Index: none is read. Safe: one row in the caller's transaction; due is by the database's clock.
+        sql = (
+            f"INSERT INTO {quote_table(table.db_table)} ({', '.join(quote(table.columns[name]) for name in given)}) "
+            f"OUTPUT inserted.{quote(table.key)} VALUES ({', '.join(text for text, _ in given.values())})"
+        )
+        return int(fetch(connection, sql, [value for _, params in given.values() for value in params])[0][0])
+
+    def lock_due(self, connection: Any, table: StoreTable, limit: int) -> list[tuple[int, str]]:
+        due, key = quote(table.columns["due"]), quote(table.key)
+        # Index: the one on due, by FORCESEEK, because a scan would lock what is not due. Safe: TAKING; two dispatchers
+        # never wait for each other, and never move a row twice.
+        sql = (
+            f"SELECT TOP (%s) t.{key}, t.{quote(table.columns['destination'])} FROM {quote_table(table.db_table)} AS t "
+            f"WITH (FORCESEEK, {TAKING}) WHERE t.{due} <= SYSUTCDATETIME() ORDER BY t.{due}, t.{key}"
+        )
+        return fetch(connection, sql, (min(limit, MAX_BATCH),))
+
+    def next_due_ms(self, connection: Any, table: StoreTable) -> int | None:
+        due = quote(table.columns["due"])
+        # Index: the one on due, first entry that nobody is moving. Safe: LOOKING. The difference is computed here, so
+        # no host's clock or zone takes part.
+        sql = (
+            f"SELECT TOP (1) DATEDIFF_BIG(millisecond, SYSUTCDATETIME(), t.{due}) "
+            f"FROM {quote_table(table.db_table)} AS t WITH ({LOOKING}) ORDER BY t.{due}"
+        )
+        rows = fetch(connection, sql, ())
+        return int(rows[0][0]) if rows else None
+
+    def delete_keys(self, connection: Any, table: StoreTable, keys: Sequence[int]) -> int:
+        # Index: the primary key, one seek a key (KEYS). Safe: the caller holds the rows' locks.
+        sql = f"DELETE t {KEYS} {quote_table(table.db_table)} AS t WITH (ROWLOCK) ON t.{quote(table.key)} = k.[key]"
+        return execute(connection, sql, (json_of(list(keys)),))
+
+    # -- liveness -------------------------------------------------------------------------------------------------
+
+    def liveness_options(self, seconds: float) -> dict[str, Any]:
+        return {}  # the drivers send keepalives by themselves: 30 s, then each second
+
+    def handler_options(self) -> dict[str, Any]:
+        return {}  # the server keeps plans by text
+
+    def watch_client(self, connection: Any, seconds: float) -> None:
+        """Nothing to say: SQL Server sends keepalives, and rolls back what a client leaves behind."""
+
+    def socket_of(self, connection: Any) -> int | None:
+        return None  # neither driver tells; DATABASES' query_timeout does what a cut would
+
+    def estimate_rows(self, connection: Any, db_table: str) -> int:
+        # Index: none, the catalog: never reads the table. sys.partitions needs no right but to see the table.
+        sql = (
+            "SELECT COALESCE(SUM(p.[rows]), 0) FROM sys.partitions AS p "
+            "WHERE p.[object_id] = OBJECT_ID(%s) AND p.[index_id] IN (0, 1)"
+        )
+        return int(fetch(connection, sql, (quote_table(db_table).replace("%%", "%"),))[0][0])
+
+    # -- wake-ups -------------------------------------------------------------------------------------------------
+
+    can_notify = False
+
+    def notify(self, connection: Any, channel: str, payload: str) -> None:
+        """SQL Server has no such thing that a plain connection could wait for: workers poll."""
+
+    # -- definition of tables -------------------------------------------------------------------------------------
+
+    def _computed(self, schema_editor: Any, seq: str, body: str, options: dict[str, Any]) -> dict[str, str]:
+        quoted = schema_editor.quote_name
+        columns = {}
+        # The order column answers to the name it has in spec/001; a table that calls it so needs no alias.
+        if seq.lower() != "rowversion":
+            columns["RowVersion"] = quoted(seq)
+        if options["body_string"]:
+            # Not nvarchar: bodies are UTF-8, which read as UTF-16 is Chinese. ASCII, hence most JSON, reads as it is.
+            columns["BodyString"] = f"CAST({quoted(body)} AS varchar(max))"
+        return columns
+
+    def inline_columns(self, schema_editor: Any, seq: str, body: str, options: dict[str, Any]) -> str | None:
+        computed = self._computed(schema_editor, seq, body, options)
+        return ", ".join(f"[{name}] AS {expression}" for name, expression in computed.items())
+
+    def set_options(self, schema_editor: Any, table: str, seq: str, body: str, options: dict[str, Any]) -> str:
+        computed = self._computed(schema_editor, seq, body, options)
+        if not computed:
+            return _NOTHING
+        added = ", ".join(f"[{name}] AS {expression}" for name, expression in computed.items())
+        return f"ALTER TABLE {schema_editor.quote_name(table)} ADD {added}"
+
+    def reset_options(self, schema_editor: Any, table: str, seq: str, body: str, options: dict[str, Any]) -> str:
+        computed = self._computed(schema_editor, seq, body, options)
+        if not computed:
+            return _NOTHING
+        return (
+            f"ALTER TABLE {schema_editor.quote_name(table)} DROP COLUMN {', '.join(f'[{name}]' for name in computed)}"
+        )
+
+    def lock_migrations(self, connection: Any) -> None:
+        # Freed by the server when the session ends, however it ends.
+        sql = "EXEC sp_getapplock @Resource = %s, @LockMode = 'Exclusive', @LockOwner = 'Session', @LockTimeout = -1"
+        execute(connection, sql, ("queueapp.migrate",))
+
+    def drift(self, connection: Any, table: str, seq: str, options: dict[str, Any]) -> list[str]:
+        # Catalog only: the computed columns that the migration makes.
+        wanted = [] if seq.lower() == "rowversion" else ["RowVersion"]
+        if options["body_string"]:
+            wanted.append("BodyString")
+        sql = "SELECT [name] FROM sys.columns WHERE [object_id] = OBJECT_ID(%s)"
+        found = {row[0].lower() for row in fetch(connection, sql, (quote_table(table).replace("%%", "%"),))}
+        return [f"the computed column {name} is missing" for name in wanted if found and name.lower() not in found]
+
+
+#: Django executes what it is given, so there has to be a statement.
+_NOTHING = "DECLARE @nothing_to_alter bit"

@@ -1,0 +1,260 @@
+"""SQL Server 2017 and later, and Azure SQL: the statements of a queue's table.
+
+They run on Django's own cursor, so in the caller's transaction (``session``). One shape takes messages: an
+ordered ``TOP (n)`` in a CTE under ``UPDLOCK, READPAST, ROWLOCK``, updated or deleted with OUTPUT. Keys come as one JSON
+array, so a statement has one text and one plan whatever the batch. What is no queue is in ``backend``.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ..base import CARRIED, Claimed, Peek, QueueSql, QueueTable, Range, Row, StoreTable
+from ..outgoing import Outgoing, Run
+from .claims import Claims
+from .errors import LockTimeout
+from .inserting import insert_rows, insert_statement
+from .locking import KEYS, MAX_BATCH, TAKING
+from .rows import Returned
+from .session import LATER, execute, fetch, fetch_within, json_of, later_params, quote, quote_table, translated
+
+_CLAIMED = ("seq", "id", "headers", "body", "deliveries")
+_OF_LEVEL = ("recipient", "priority", "expires")
+#: ``Row`` from ``cancels`` on.
+_REST = ("cancels", "failures", "expires", "recipient", "priority", "correlation_id", "reply_to_address", "enqueued_at")
+
+
+class SqlServerQueueSql(QueueSql):
+    """The statements of one queue on SQL Server, written once when the queue is first used."""
+
+    def __init__(self, table: QueueTable) -> None:
+        super().__init__(table)
+        self._q = quote_table(table.db_table)
+        self._c = c = {name: quote(column) for name, column in table.columns.items()}
+        self._claims = claims = Claims(table, self._q, c)
+        claimed = (*_CLAIMED, *(_OF_LEVEL if table.claim_by else ()))
+        if table.has("lease_token", "lease_owner", "lease_expires", "deliveries"):
+            # The count is unqualified: ``m.deliveries + 1`` is refused by some servers.
+            lease = (
+                f" SET {c['lease_token']} = %s, {c['lease_owner']} = %s, {c['lease_expires']} = {LATER}, "
+                f"{c['deliveries']} = {c['deliveries']} + 1"
+            )
+            self._by_lease = claims.claim("UPDATE", lease, "inserted", Returned(c, claimed))
+        # The row locks are kept until the caller's transaction ends, which is the ownership.
+        self._by_delete = claims.claim("DELETE", "", "deleted", Returned(c, claimed))
+        self._whole = claims.claim("DELETE", "", "deleted", Returned(c, (*claimed, *_REST)))
+        self._row = Returned(c, (*_CLAIMED, *_REST))
+        # A foreign table has no default for ``Recoverable``, which always holds 1 (spec/001).
+        self._filled = [(c["recoverable"], "1")] if table.fill_recoverable else []
+        self._inserts: dict[tuple[bool, ...], str] = {}
+
+    # -- putting in -----------------------------------------------------------------------------------------------
+
+    def insert(self, connection: Any, message: Outgoing) -> None:
+        with translated(self.table.db_table):
+            execute(connection, *insert_statement(self._q, self._c, self._filled, self._inserts, message))
+
+    def insert_runs(self, connection: Any, runs: Iterable[Run], undisturbed: bool = False) -> int:
+        # Each piece is one statement, drawn before it is sent, so it makes no difference who uses the connection meanwhile.
+        with translated(self.table.db_table):
+            return insert_rows(connection, self._q, self._c, self._filled, runs)
+
+    # -- taking out -----------------------------------------------------------------------------------------------
+
+    def peek(
+        self,
+        connection: Any,
+        ahead: Sequence[Range],
+        behind: Sequence[Range],
+        limit: int,
+        skip: Sequence[int] = (),
+    ) -> Peek:
+        return self._claims.peek(connection, ahead, behind, limit, skip)
+
+    def claim_by_lease(
+        self,
+        connection: Any,
+        ranges: Sequence[Range],
+        limit: int,
+        token: uuid.UUID,
+        owner: uuid.UUID,
+        lease_ms: int,
+        skip: Sequence[int] = (),
+    ) -> list[Claimed]:
+        values = (token, owner, *later_params(lease_ms))
+        return self._claims.take(connection, self._by_lease, values, ranges, limit, skip)
+
+    def claim_by_delete(
+        self,
+        connection: Any,
+        ranges: Sequence[Range],
+        limit: int,
+        whole: bool = False,
+        skip: Sequence[int] = (),
+    ) -> list[Claimed]:
+        return self._claims.take(connection, self._whole if whole else self._by_delete, (), ranges, limit, skip)
+
+    # -- ending a lease -------------------------------------------------------------------------------------------
+
+    def _leased(self) -> str:
+        # Index: the primary key, one seek a key (KEYS). Safe: the token fences, a stale one touches nothing; keys come
+        # ascending and are sought in that order, so two enders never lock rows in opposite orders.
+        c = self._c
+        return f"{KEYS} {self._q} AS q WITH (ROWLOCK) ON q.{c['seq']} = k.[key] WHERE q.{c['lease_token']} = %s"
+
+    def _unlease(self) -> str:
+        c = self._c
+        return f"SET {c['lease_token']} = NULL, {c['lease_owner']} = NULL, {c['lease_expires']} = NULL"
+
+    def ack(self, connection: Any, seqs: Sequence[int], token: uuid.UUID) -> int:
+        return execute(connection, f"DELETE q {self._leased()}", (json_of(list(seqs)), token))
+
+    def give_back(self, connection: Any, seqs: Sequence[int], token: uuid.UUID, *, handled: bool) -> int:
+        c = self._c
+        counts = f"{c['cancels']} = {c['cancels']} + 1" if handled else f"{c['deliveries']} = {c['deliveries']} - 1"
+        # The message keeps its seq, so its old place.
+        sql = f"UPDATE q {self._unlease()}, {counts} {self._leased()}"
+        return execute(connection, sql, (json_of(list(seqs)), token))
+
+    def extend(self, connection: Any, seqs: Sequence[int], token: uuid.UUID, lease_ms: int) -> list[int]:
+        c = self._c
+        # A lease that lapsed but was not taken yet is still ours.
+        sql = f"UPDATE q SET {c['lease_expires']} = {LATER} OUTPUT inserted.{c['seq']} {self._leased()}"
+        params = (*later_params(lease_ms), json_of(list(seqs)), token)
+        return sorted(seq for (seq,) in fetch(connection, sql, params))
+
+    # -- after a failure ------------------------------------------------------------------------------------------
+
+    def lock(self, connection: Any, seq: int, token: uuid.UUID | None, wait_ms: int) -> Row | None:
+        fence = f" AND q.{self._c['lease_token']} = %s" if token else ""
+        # Index: the primary key. Safe: the waiter queues on the row's lock, so a claim with READPAST cannot overtake
+        # it; the failed attempt is always counted, however many workers want the message.
+        sql = f"{self._locking()} WHERE q.{self._c['seq']} = %s{fence}"
+        return self._as_row(fetch_within(connection, max(1, wait_ms), sql, (seq, token) if token else (seq,)))
+
+    def lock_again(self, connection: Any, seq: int, wait_ms: int) -> Row | None:
+        # Index: the primary key. Safe: one batch, so the server does not wait for us between the rollback and the lock.
+        # No parameters, because a batch with parameters may not change how many transactions are open; nothing but two
+        # integers is written into the text.
+        connection.needs_rollback = False  # this is the rollback; Django's cursor would refuse to run it
+        return self._as_row(
+            fetch_within(
+                connection,
+                max(1, wait_ms),
+                f"{self._locking()} WHERE q.{self._c['seq']} = {int(seq)}",
+                (),
+                first="IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION; BEGIN TRANSACTION; ",
+            )
+        )
+
+    def _locking(self) -> str:
+        return f"SELECT {self._row.of('q')} FROM {self._q} AS q WITH (UPDLOCK, ROWLOCK)"
+
+    def _as_row(self, rows: list[Any]) -> Row | None:
+        found = self._row.tuples(rows)
+        return Row(found[0][0], uuid.UUID(bytes=found[0][1]), *found[0][2:]) if found else None
+
+    def put_back(
+        self,
+        connection: Any,
+        seq: int,
+        *,
+        deliveries: int,
+        cancels: int,
+        failures: str | None,
+        token: uuid.UUID | None = None,
+        headers: str | None = None,
+    ) -> int:
+        c = self._c
+        texts = {"headers": headers, "failures": failures}
+        values: dict[str, Any] = {"deliveries": deliveries, "cancels": cancels}
+        values |= {name: text for name, text in texts.items() if text is not None}
+        given = {name: value for name, value in values.items() if name in c}
+        nulls = [
+            name for name in ("lease_token", "lease_owner", "lease_expires", "failures") if name in c.keys() - given
+        ]
+        fence = f" AND {c['lease_token']} = %s" if token else ""
+        # Index: the primary key. Safe: the caller holds the row's lock from ``lock``.
+        setting = [*(f"{c[name]} = NULL" for name in nulls), *(f"{c[name]} = %s" for name in given)]
+        sql = f"UPDATE {self._q} SET {', '.join(setting)} WHERE {c['seq']} = %s{fence}"
+        return execute(connection, sql, (*given.values(), seq, *((token,) if token else ())))
+
+    def remove(self, connection: Any, seqs: Sequence[int]) -> int:
+        # Index: the primary key, one seek a key (KEYS). Safe: the caller holds the locks, or means it.
+        sql = f"DELETE q {KEYS} {self._q} AS q WITH (ROWLOCK) ON q.{self._c['seq']} = k.[key]"
+        return execute(connection, sql, (json_of(list(seqs)),))
+
+    # -- housekeeping ---------------------------------------------------------------------------------------------
+
+    def _in_batches(self, connection: Any, sql: str, limit: int, *values: Any) -> int:
+        """Run a statement on TOP rows until ``limit``, below lock escalation each time."""
+        done = 0
+        while done < limit:
+            size = min(limit - done, MAX_BATCH)
+            count = execute(connection, sql, (size, *values))
+            done += count
+            if count < size:
+                break
+        return done
+
+    def purge_expired(self, connection: Any, limit: int) -> int:
+        if not self.table.has("expires"):
+            return 0
+        expires = f"q.{self._c['expires']}"
+        # Index: the filtered one on expires. Safe: TAKING leaves what a receiver holds to that receiver, and waits for
+        # no lock in either index, so it cannot deadlock with one (NServiceBus #308). A leased message may still be
+        # acked: it is not touched before its lease is over (spec/003).
+        sql = (
+            f"WITH m AS (SELECT TOP (%s) q.{self._c['seq']} FROM {self._q} AS q WITH ({TAKING}) WHERE {expires} IS NOT "
+            f"NULL AND {expires} <= SYSUTCDATETIME() AND {self._claims.unleased()} ORDER BY {expires}) DELETE FROM m"
+        )
+        return self._in_batches(connection, sql, limit)
+
+    def purge(self, connection: Any, limit: int) -> int:
+        # Index: the primary key, from the head. Safe: TAKING; what a receiver holds stays.
+        sql = (
+            f"WITH m AS (SELECT TOP (%s) q.{self._c['seq']} FROM {self._q} AS q WITH ({TAKING}) "
+            f"WHERE {self._claims.unleased()} ORDER BY q.{self._c['seq']}) DELETE FROM m"
+        )
+        return self._in_batches(connection, sql, limit)
+
+    def release_owner(self, connection: Any, owner: uuid.UUID, limit: int, *, started: bool = True) -> int:
+        c = self._c
+        uncount = "" if started else f", {c['deliveries']} = {c['deliveries']} - 1"
+        # Index: none on the owner: a scan of the primary key, once per dead subscriber, in batches, by the housekeeping
+        # process. Safe: TAKING; a row that somebody else took in between is not the dead one's any more.
+        sql = (
+            f"WITH m AS (SELECT TOP (%s) {', '.join(f'q.{column}' for column in c.values())} "
+            f"FROM {self._q} AS q WITH ({TAKING}) WHERE q.{c['lease_owner']} = %s ORDER BY q.{c['seq']}) "
+            f"UPDATE m {self._unlease()}{uncount}"
+        )
+        return self._in_batches(connection, sql, limit, owner)
+
+    def is_empty(self, connection: Any) -> bool:
+        # Index: the primary key, first entry. Safe: it waits for nobody; a row that is locked is a row that is there.
+        try:
+            return not fetch_within(connection, 0, f"SELECT TOP (1) 1 FROM {self._q} AS q WITH (READCOMMITTEDLOCK)", ())
+        except LockTimeout:
+            return False
+
+    # -- between tables -------------------------------------------------------------------------------------------
+
+    def insert_from(
+        self, connection: Any, source: StoreTable, keys: Sequence[int], *, reset_counts: bool = False
+    ) -> int:
+        names = [name for name in CARRIED if self.table.has(name)]
+        if not reset_counts:
+            names += [name for name in ("deliveries", "cancels", "failures") if self.table.has(name)]
+        pairs = [(self._c["id"], f"q.{quote(source.columns['message_id'])}")]
+        pairs += [(self._c[name], f"q.{quote(source.columns[name])}") for name in names] + self._filled
+        # Index: the primary key of the source, one seek a key (KEYS). Safe: the caller holds the locks of its rows and
+        # deletes them in the same transaction; identity numbers follow the ORDER BY.
+        sql = (
+            f"INSERT INTO {self._q} ({', '.join(column for column, _ in pairs)}) "
+            f"SELECT {', '.join(value for _, value in pairs)} {KEYS} {quote_table(source.db_table)} AS q "
+            f"ON q.{quote(source.key)} = k.[key] ORDER BY q.{quote(source.order)}, q.{quote(source.key)}"
+        )
+        with translated(self.table.db_table):
+            return execute(connection, sql, (json_of(list(keys)),))

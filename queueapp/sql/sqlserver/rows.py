@@ -1,0 +1,55 @@
+"""Attributes of a message as columns of a statement, and the rows that come back as those attributes.
+
+A foreign table (spec/001) lacks some columns: no statement names them, and a constant stands for them here. The drivers
+give a uniqueidentifier as upper-case text and a datetime2 as a naive time.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from ..base import Claimed
+
+_ABSENT: dict[str, Any] = {"deliveries": 0, "cancels": 0, "recipient": "", "priority": 0}
+_CLOCK = "enqueued_at"
+
+
+def guid(value: Any) -> bytes:
+    """A uniqueidentifier as its 16 bytes; with ``native_uuid`` a driver gives a UUID."""
+    return value.bytes if isinstance(value, uuid.UUID) else bytes.fromhex(value.replace("-", ""))
+
+
+def aware(value: datetime | None) -> datetime | None:
+    """A datetime2 as an aware time: what the tables hold is UTC."""
+    return value.replace(tzinfo=UTC) if value is not None and value.tzinfo is None else value
+
+
+_CONVERT: dict[str, Callable[[Any], Any]] = {"id": guid, "expires": aware, "enqueued_at": aware}
+
+
+class Returned:
+    """What a statement returns: these attributes, in this order, of a table with these columns."""
+
+    def __init__(self, columns: dict[str, str], names: Sequence[str]) -> None:
+        self._columns = [columns[name] for name in dict.fromkeys(names) if name in columns]
+        at = {name: n for n, name in enumerate(name for name in dict.fromkeys(names) if name in columns)}
+        # A table that keeps no time of arrival: now, by the database's clock.
+        self._clock = _CLOCK in names and _CLOCK not in columns
+        if self._clock:
+            at[_CLOCK] = len(at)
+        self._plan = [(at.get(name), _CONVERT.get(name), _ABSENT.get(name)) for name in names]
+
+    def of(self, source: str) -> str:
+        """The list of columns of an OUTPUT (``inserted``, ``deleted``) or a SELECT (an alias)."""
+        return ", ".join([*(f"{source}.{column}" for column in self._columns), *(["SYSUTCDATETIME()"] * self._clock)])
+
+    def tuples(self, rows: list[Any]) -> list[Claimed]:
+        """The rows of such a statement as tuples of the attributes."""
+        plan = self._plan
+        return [
+            tuple([absent if n is None else convert(row[n]) if convert else row[n] for n, convert, absent in plan])
+            for row in rows
+        ]

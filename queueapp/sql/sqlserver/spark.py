@@ -1,0 +1,113 @@
+"""The statements of the Spark sink on SQL Server 2019 and later, for mssql-python (``?``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..base import QueueTable
+from ..spark import STAGED, LedgerTable, SparkSql, StagingName
+
+#: An id arrives as text: the driver's bulk copy and the server disagree on the byte order of a binary uniqueidentifier.
+_TYPES = {
+    "id": "char(36)",
+    "headers": "nvarchar(max)",
+    "body": "varbinary(max)",
+    "expires": "datetime2",
+    "recipient": "nvarchar(200)",
+    "priority": "smallint",
+    "is_barrier": "bit",
+    "correlation_id": "nvarchar(255)",
+    "reply_to_address": "nvarchar(255)",
+}
+
+
+def quote(name: str) -> str:
+    """An identifier in brackets; ``schema].[table`` is mssql-django's idiom for a qualified one and is kept."""
+    return f"[{name}]" if "].[" in name else "[" + name.replace("]", "]]") + "]"
+
+
+class SqlServerSparkSql(SparkSql):
+    """One queue's sink on SQL Server."""
+
+    clock = "SELECT DATEDIFF_BIG(millisecond, '1970-01-01', SYSUTCDATETIME())"
+
+    # Index: none of ours, a catalog view. Safe: as on PostgreSQL, a later table is shown to the next commit.
+    list_staging = (
+        "SELECT t.name FROM sys.tables AS t WHERE t.name LIKE 'queueapp[_]stage[_]%' AND t.schema_id = SCHEMA_ID()"
+    )
+
+    notify = None
+
+    def __init__(self, queue: QueueTable, ledger: LedgerTable) -> None:
+        super().__init__(queue, ledger)
+        self._ledger = quote(ledger.db_table)
+        self._l = {name: quote(column) for name, column in ledger.columns.items()}
+        self._queue = quote(queue.db_table)
+        self._q = {name: quote(column) for name, column in queue.columns.items()}
+
+    def probe_queue(self) -> str:
+        # No rows and no index: names are resolved when the statement is compiled. An insert into the queue, so that the
+        # sink needs no right to read it.
+        names = [name for name in STAGED if name in self._q]
+        casts = {**_TYPES, "id": "uniqueidentifier"}
+        values = ", ".join(f"CAST(NULL AS {casts[name]})" for name in names)
+        return f"INSERT INTO {self._queue} ({', '.join(self._q[name] for name in names)}) SELECT {values} WHERE 1 = 0"
+
+    def probe_ledger(self) -> str:
+        # No rows and no index, as above.
+        return f"SELECT TOP (0) {', '.join(self._l.values())} FROM {self._ledger}"
+
+    def create_staging(self, name: StagingName, attributes: Sequence[str]) -> str:
+        # ord: a heap has no order, and a FIFO queue needs the order of the partition. A heap and not a clustered
+        # index, because bulk copy into an empty heap is minimally logged.
+        columns = ", ".join(f"[{attribute}] {_TYPES[attribute]} NULL" for attribute in attributes)
+        return f"CREATE TABLE [{name.name}] ([ord] bigint NOT NULL, {columns})"
+
+    def drop_staging(self, name: StagingName) -> str:
+        return f"DROP TABLE IF EXISTS [{name.name}]"
+
+    def record(self) -> str:
+        # Index: the unique (queue, publish_id, batch_id). Safe: UPDLOCK, HOLDLOCK locks the key range, so a second
+        # commit of the batch waits here for the first, and then finds its row. No MERGE: it races without HOLDLOCK.
+        names = ("queue", "publish_id", "batch_id", "rows", "tasks")
+        columns = [self._l[name] for name in names]
+        same = " AND ".join(f"l.{column} = p.{column}" for column in columns[:3])
+        return (
+            f"INSERT INTO {self._ledger} ({', '.join(columns)}) "
+            f"SELECT {', '.join('p.' + column for column in columns)} "
+            f"FROM (VALUES (?, ?, ?, ?, ?)) AS p ({', '.join(columns)}) "
+            f"WHERE NOT EXISTS (SELECT 1 FROM {self._ledger} AS l WITH (UPDLOCK, HOLDLOCK) WHERE {same})"
+        )
+
+    def forget(self) -> str:
+        # Index and safety as on PostgreSQL.
+        c = self._l
+        return f"DELETE FROM {self._ledger} WHERE {c['queue']} = ? AND {c['publish_id']} = ? AND {c['batch_id']} < ?"
+
+    def move(self, name: StagingName, attributes: Sequence[str], constants: Sequence[str], lifetime: bool) -> str:
+        # Index: none, a scan and sort of the staging table; identity values of INSERT … SELECT … ORDER BY are assigned
+        # in that order. Safe: nobody else knows the staging table. More than about 5,000 rows escalate to a table lock
+        # on the queue until the commit: receivers wait (they do not fail); "atomic" cannot be had for less.
+        plain = [attribute for attribute in attributes if attribute != "expires"]
+        targets = [self._q[attribute] for attribute in plain]
+        values = [
+            "CAST(s.[id] AS uniqueidentifier)" if attribute == "id" else f"s.[{attribute}]" for attribute in plain
+        ]
+        targets += [self._q[attribute] for attribute in constants]
+        values += ["?" for _ in constants]
+        if "expires" in attributes or lifetime:
+            targets.append(self._q["expires"])
+            # DATEADD takes an int, and milliseconds of a month are none.
+            later = "DATEADD(millisecond, p.[ms] % 1000, DATEADD(second, p.[ms] / 1000, SYSUTCDATETIME()))"
+            own = "expires" in attributes
+            values.append(
+                f"COALESCE(s.[expires], {later})" if own and lifetime else later if lifetime else "s.[expires]"
+            )
+        if self.queue.fill_recoverable:
+            targets.append(self._q["recoverable"])
+            values.append("1")
+        parameter = " CROSS JOIN (VALUES (CAST(? AS bigint))) AS p ([ms])" if lifetime else ""
+        return (
+            f"INSERT INTO {self._queue} ({', '.join(targets)}) SELECT {', '.join(values)} "
+            f"FROM [{name.name}] AS s{parameter} ORDER BY s.[ord]"
+        )

@@ -1,0 +1,284 @@
+"""The delayed store: the built-in one by its contract, one of a third party, and what can be done by hand."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db import connections, transaction
+from django.utils import timezone
+
+from queueapp import InvalidOption, delayed
+from queueapp.delayed import Delayed, DelayedStore, SqlDelayedStore, dispatch_due, dispatch_next, store_of
+from queueapp.models import DelayedMessage, Now, PoisonMessage
+from queueapp.models.delivery import Semantics
+from tests.inprocess import real_commits
+from tests.testapp.models import AtMostOnce, Leased, Urgent
+
+pytestmark = real_commits
+HOUR = timedelta(hours=1)
+
+
+def message(**values: Any) -> Delayed:
+    given = {"message_id": uuid.uuid4(), "destination": "testapp.Urgent", "due": timezone.now(), "headers": "{}"}
+    return Delayed(**(given | {"body": b"x"} | values))
+
+
+# -- the contract of spec/002 --------------------------------------------------------------------------------------
+
+
+def test_the_oldest_due_message_is_fetched_first_and_whole() -> None:
+    store = SqlDelayedStore("default")
+    store.initialize("tests", Semantics.TRANSACTIONAL)
+    now = timezone.now()
+    for age in (1, 3, 2):
+        store.store(message(due=now - age * HOUR, headers=f'{{"k":"{age}"}}', priority=2, correlation_id="c"))
+    store.store(message(due=now + HOUR))
+
+    with transaction.atomic():
+        fetched = store.fetch_next_due(now)
+
+    assert fetched is not None
+    assert (fetched.headers, fetched.body, fetched.priority, fetched.correlation_id) == ('{"k":"3"}', b"x", 2, "c")
+    assert fetched.due == now - 3 * HOUR
+    assert store.next() == now - 3 * HOUR
+
+
+def test_nothing_due_is_none() -> None:
+    store = SqlDelayedStore("default")
+    assert store.next() is None
+    store.store(message(due=timezone.now() + HOUR))
+
+    with transaction.atomic():
+        assert store.fetch_next_due(timezone.now()) is None
+
+
+def test_what_was_removed_already_is_told() -> None:
+    store = SqlDelayedStore("default")
+    store.store(message())
+    with transaction.atomic():
+        fetched = store.fetch_next_due(timezone.now())
+        assert fetched is not None
+
+        assert store.increment_failure_count(fetched) is True
+        assert store.remove(fetched) is True
+        assert store.remove(fetched) is False
+        assert store.increment_failure_count(fetched) is False
+
+
+def test_a_fetched_message_is_locked_against_other_dispatchers() -> None:
+    store = SqlDelayedStore("default")
+    store.store(message())
+    seen: list[Any] = []
+
+    def fetch() -> None:
+        with transaction.atomic():
+            seen.append(store.fetch_next_due(timezone.now()))
+        connections.close_all()
+
+    with transaction.atomic():
+        assert store.fetch_next_due(timezone.now()) is not None
+        other = threading.Thread(target=fetch)
+        other.start()
+        other.join(30)
+
+    assert seen == [None]
+
+
+# -- dispatch ------------------------------------------------------------------------------------------------------
+
+
+def test_two_dispatchers_at_once_move_every_message_once() -> None:
+    for number in range(60):
+        Leased.send({"number": number}, delay=timedelta(0))
+    start = threading.Barrier(3)
+    moved: list[int] = []
+
+    def run() -> None:
+        start.wait(30)
+        while (done := dispatch_due("default", 7)).moved:
+            moved.append(done.moved)
+        connections.close_all()
+
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+
+    assert sum(moved) == 60 - DelayedMessage.objects.count()
+    assert Leased.objects.count() == sum(moved)
+
+
+def test_a_dispatch_that_is_rolled_back_moves_nothing() -> None:
+    Leased.send({}, delay=timedelta(0))
+
+    with transaction.atomic():
+        assert dispatch_due("default", 10).moved == 1
+        transaction.set_rollback(True)
+
+    assert DelayedMessage.objects.count() == 1
+    assert not Leased.objects.exists()
+
+
+def test_a_delayed_retry_keeps_its_counts() -> None:
+    DelayedMessage.objects.create(
+        destination="testapp.Leased", due=Now(), message_id=uuid.uuid4(), deliveries=3, cancels=1, failures="[1]"
+    )
+
+    dispatch_due("default", 10)
+
+    assert list(Leased.objects.values_list("deliveries", "cancels", "failures")) == [(3, 1, "[1]")]
+
+
+def test_the_next_due_time_is_told_by_the_databases_clock() -> None:
+    assert delayed.next_due_in("default") is None
+    Leased.send({}, delay=HOUR)
+    AtMostOnce.send({}, delay=2 * HOUR)
+
+    left = delayed.next_due_in("default")
+
+    assert left is not None
+    assert abs(left - HOUR) < timedelta(seconds=5)
+
+
+# -- by hand -------------------------------------------------------------------------------------------------------
+
+
+def test_a_delayed_message_can_be_cancelled() -> None:
+    sent = Leased.send({}, delay=HOUR)
+
+    assert delayed.cancel(sent) == 1
+    assert delayed.cancel(sent) == 0
+    assert not DelayedMessage.objects.exists()
+
+
+def test_a_delayed_message_can_be_rescheduled_in_a_time_or_to_a_time() -> None:
+    sent = Leased.send({}, delay=HOUR)
+
+    assert delayed.reschedule(sent, at=datetime(2050, 1, 1, tzinfo=UTC)) == 1
+    assert DelayedMessage.objects.get().due == datetime(2050, 1, 1, tzinfo=UTC)
+    assert delayed.reschedule(sent, delay=timedelta(0)) == 1
+    assert dispatch_due("default", 10).moved == 1
+    assert delayed.reschedule(sent, delay=HOUR) == 0
+
+
+@pytest.mark.parametrize("when", [{}, {"delay": HOUR, "at": datetime(2050, 1, 1, tzinfo=UTC)}])
+def test_rescheduling_needs_one_time(when: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="either delay or at"):
+        delayed.reschedule(uuid.uuid4(), **when)
+
+
+def test_delayed_messages_can_be_made_due() -> None:
+    for _ in range(3):
+        Leased.send({}, delay=HOUR)
+
+    assert delayed.make_due(DelayedMessage.objects.all()) == 3
+
+    assert dispatch_due("default", 10).moved == 3
+
+
+# -- a store of a third party --------------------------------------------------------------------------------------
+
+
+class ListStore(DelayedStore):
+    """Keeps messages in memory, with the shortcomings that a test gives it."""
+
+    def __init__(self, alias: str) -> None:
+        super().__init__(alias)
+        self.messages: list[Delayed] = []
+        self.vanishing = False
+
+    def initialize(self, name: str, semantics: Semantics) -> None: ...
+
+    def store(self, message: Delayed) -> None:
+        self.messages.append(message)
+
+    def fetch_next_due(self, at: datetime) -> Delayed | None:
+        return next((one for one in sorted(self.messages, key=lambda one: one.due) if one.due <= at), None)
+
+    def remove(self, message: Delayed) -> bool:
+        if self.vanishing or message not in self.messages:
+            return False
+        self.messages.remove(message)
+        return True
+
+    def increment_failure_count(self, message: Delayed) -> bool:
+        message.retries += 1
+        return True
+
+    def next(self) -> datetime | None:
+        return min((one.due for one in self.messages), default=None)
+
+
+@pytest.fixture
+def lists(settings: Any) -> ListStore:
+    delayed.store._store.cache_clear()
+    settings.QUEUEAPP = {"DELAYED_STORE": "tests.queueapp.delayed.test_delayed.ListStore"}
+    store = store_of("default")
+    assert isinstance(store, ListStore)
+    return store
+
+
+def later() -> datetime:
+    return timezone.now() + 2 * HOUR
+
+
+def test_a_third_partys_store_keeps_delayed_messages(lists: ListStore) -> None:
+    sent = Urgent.send({}, delay=HOUR, expires_in=HOUR, priority=1, headers={"k": "v"})
+
+    assert not DelayedMessage.objects.exists()
+    (kept,) = lists.messages
+    assert (kept.message_id, kept.destination, kept.priority) == (sent, "testapp.Urgent", 1)
+    assert kept.expires is not None
+    assert kept.expires - kept.due == HOUR
+
+
+def test_what_is_due_in_it_goes_to_its_queue(lists: ListStore) -> None:
+    sent = Urgent.send({"a": 1}, delay=HOUR, priority=1)
+
+    assert dispatch_next(lists, timezone.now()) is None
+    assert dispatch_next(lists, later()) == (1, 0, 0)
+
+    row = Urgent.objects.get()
+    assert (row.id, row.body, row.priority) == (sent, b'{"a":1}', 1)
+    assert lists.messages == []
+
+
+def test_what_it_says_was_dispatched_already_is_not_sent_twice(lists: ListStore) -> None:
+    Urgent.send({}, delay=HOUR)
+    lists.vanishing = True
+
+    assert dispatch_next(lists, later()) == (0, 0, 0)
+
+    assert not Urgent.objects.exists()
+
+
+def test_a_message_of_it_without_a_queue_is_poison(lists: ListStore) -> None:
+    lists.store(message(destination="gone.Queue"))
+
+    assert dispatch_next(lists, later()) == (0, 1, 0)
+
+    assert PoisonMessage.objects.get().destination == "gone.Queue"
+    assert lists.messages == []
+
+
+def test_its_next_due_time_counts_as_well(lists: ListStore) -> None:
+    Urgent.send({}, delay=HOUR)
+    DelayedMessage.objects.create(destination="testapp.Leased", due=Now() + 5 * HOUR, message_id=uuid.uuid4())
+
+    left = delayed.next_due_in("default")
+
+    assert left is not None
+    assert abs(left - HOUR) < timedelta(seconds=5)
+
+
+@pytest.mark.parametrize("path", ["no.such.module", "queueapp.delayed.Dispatched", "queueapp.delayed.Nothing"])
+def test_a_store_that_is_none_is_refused(settings: Any, path: str) -> None:
+    settings.QUEUEAPP = {"DELAYED_STORE": path}
+
+    with pytest.raises(InvalidOption, match="DELAYED_STORE"):
+        store_of("default")

@@ -1,0 +1,221 @@
+"""What is inside a message: ids, headers, typed bodies, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import uuid
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from queueapp import InvalidMessage, UndecodableMessage, message_type, messages
+
+
+class Order(msgspec.Struct):
+    number: int
+    text: str = ""
+
+
+@dataclasses.dataclass
+class Invoice:
+    number: int
+    due: datetime
+
+
+@message_type("Acme.Sales.OrderPlaced")
+class Renamed(msgspec.Struct):
+    number: int
+
+
+# Without NUL and surrogates, which no text column holds.
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
+
+
+# -- ids -----------------------------------------------------------------------------------------------------------
+
+
+def test_ids_are_of_version_seven_and_grow_with_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1_700_000_000_000_000_000]
+    monkeypatch.setattr("time.time_ns", lambda: now[0])
+    first = messages.new_id()
+    now[0] += 1_000_000
+    second = messages.new_id()
+
+    assert (first.version, first.variant) == (7, uuid.RFC_4122)
+    assert first.int >> 80 == 1_700_000_000_000
+    assert first < second
+
+
+def test_ids_of_a_bulk_send_are_distinct_and_in_order() -> None:
+    following = messages.id_sequence()
+    ids = [uuid.UUID(bytes=one) for count in (1, 9_000, 999) for one in following(count)]
+
+    assert len(set(ids)) == 10_000
+    assert ids == sorted(ids)
+    assert {(one.version, one.variant) for one in ids} == {(7, uuid.RFC_4122)}
+
+
+def test_ids_are_ordinary_uuids() -> None:
+    one = messages.new_id()
+
+    assert uuid.UUID(str(one)) == one
+    assert pickle.loads(pickle.dumps(one)) == one
+    assert hash(one) == hash(uuid.UUID(int=one.int))
+
+
+# -- bodies --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "cls"),
+    [
+        (Order(7, "é🦜"), Order),
+        (Invoice(7, datetime(2026, 1, 2, 3, 4, tzinfo=UTC)), Invoice),
+        (Renamed(7), Renamed),
+        ({"plain": [1, 2.5, None, True, "x"]}, Any),
+        ([1, 2], Any),
+        ("text", Any),
+        (0, Any),
+        (b"\x00\xff", bytes),
+        (b"", bytes),
+        (None, Any),
+    ],
+)
+def test_a_body_comes_back_as_it_was_sent(body: Any, cls: Any) -> None:
+    headers, data = messages.encode(body)
+
+    content_type = messages.read_head(headers)[1]
+
+    assert messages.decode_body(data, content_type, cls) == body
+
+
+@given(st.recursive(st.none() | st.booleans() | TEXT | st.integers(-(2**53), 2**53), st.lists, max_leaves=20))
+def test_any_json_value_comes_back_as_it_was_sent(body: Any) -> None:
+    headers, data = messages.encode(body)
+
+    assert messages.decode_body(data, messages.read_head(headers)[1]) == body
+
+
+@pytest.mark.parametrize("body", [bytearray(b"ab"), memoryview(b"ab")])
+def test_anything_like_bytes_is_sent_as_bytes(body: Any) -> None:
+    headers, data = messages.encode(body)
+
+    assert data == b"ab"
+    assert messages.read_head(headers) == ("", messages.BYTES)
+
+
+def test_no_body_is_not_an_empty_body() -> None:
+    assert messages.encode(None)[1] is None
+    assert messages.encode(b"")[1] == b""
+
+
+def nested_for_ever() -> list[Any]:
+    endless: list[Any] = []
+    endless.append(endless)
+    return endless
+
+
+@pytest.mark.parametrize("body", [object(), {"a": object()}, {1, object()}, lambda: None, nested_for_ever(), "\ud800"])
+def test_what_is_no_json_is_refused_when_it_is_sent(body: Any) -> None:
+    with pytest.raises(InvalidMessage):
+        messages.encode(body)
+
+
+@pytest.mark.parametrize(
+    ("data", "cls"),
+    [(b"", Order), (None, Order)],
+)
+def test_a_typed_body_that_is_missing_is_none(data: bytes | None, cls: Any) -> None:
+    assert messages.decode_body(data, messages.JSON, cls) is None
+
+
+@pytest.mark.parametrize("data", [b"{", b"[]", b'{"number": "x"}', b'{"text": "x"}', b"\xff", b"[" * 100_000])
+def test_what_is_not_of_its_type_is_undecodable(data: bytes) -> None:
+    with pytest.raises(UndecodableMessage, match="The body is not a Order"):
+        messages.decode_body(data, messages.JSON, Order)
+
+
+def test_a_foreign_content_type_is_left_as_bytes() -> None:
+    assert messages.decode_body(b"<xml/>", "text/xml") == b"<xml/>"
+    assert messages.decode_body(b'{"a":1}', "application/vnd.acme+json") == {"a": 1}
+
+
+# -- type names ----------------------------------------------------------------------------------------------------
+
+
+def test_a_type_is_named_after_its_class_or_as_it_says() -> None:
+    assert messages.type_name(Order) == "tests.queueapp.messages.test_messages.Order"
+    assert messages.type_name(Renamed) == "Acme.Sales.OrderPlaced"
+
+
+def test_a_subclass_does_not_inherit_the_name() -> None:
+    class Special(Renamed):
+        pass
+
+    assert messages.type_name(Special).endswith("Special")
+
+
+# -- headers -------------------------------------------------------------------------------------------------------
+
+
+@given(st.dictionaries(TEXT, TEXT))
+def test_headers_come_back_as_they_were_sent(headers: dict[str, str]) -> None:
+    assert messages.decode_headers(messages.encode_headers(headers)) == headers
+
+
+def test_a_message_has_its_type_and_its_own_headers() -> None:
+    stored, _ = messages.encode(Order(7), {"mine": "x"})
+
+    assert messages.decode_headers(stored) == {
+        "type": "tests.queueapp.messages.test_messages.Order",
+        "content-type": "application/json",
+        "mine": "x",
+    }
+
+
+@pytest.mark.parametrize("headers", [{"a": 1}, {1: "a"}, {"a": None}, {"a\0": "b"}, {"a": "b\0"}, {"a": "\ud800"}])
+def test_headers_that_no_column_holds_are_refused(headers: Any) -> None:
+    with pytest.raises(InvalidMessage):
+        messages.encode_headers(headers)
+
+
+@pytest.mark.parametrize("stored", ["", "x", "[]", "null", '{"type": 1}', "{" * 100_000, '{"a":' * 100_000])
+def test_headers_that_do_not_parse_are_undecodable(stored: str) -> None:
+    with pytest.raises(UndecodableMessage):
+        messages.read_head(stored)
+    with pytest.raises(UndecodableMessage):
+        messages.decode_headers(stored)
+
+
+def test_a_null_header_reads_as_empty() -> None:
+    assert messages.decode_headers('{"a": null, "b": "c"}') == {"a": "", "b": "c"}
+
+
+def test_an_nservicebus_message_says_its_type_under_other_names() -> None:
+    stored = messages.encode_headers(
+        {
+            "NServiceBus.EnclosedMessageTypes": "Acme.OrderPlaced, Acme, Version=1.0.0.0, Culture=neutral; Acme.IEvent",
+            "NServiceBus.ContentType": "application/json; charset=utf-8",
+        }
+    )
+
+    assert messages.read_head(stored) == ("Acme.OrderPlaced", "application/json; charset=utf-8")
+
+
+def test_our_own_type_header_comes_before_the_foreign_one() -> None:
+    stored = messages.encode_headers({"type": "ours", "NServiceBus.EnclosedMessageTypes": "theirs"})
+
+    assert messages.read_head(stored)[0] == "ours"
+
+
+@pytest.mark.parametrize("length", [10, 5000])
+def test_heads_of_short_and_long_headers_are_read_alike(length: int) -> None:
+    stored = messages.encode_headers({"type": "T", "filler": "x" * length})
+
+    assert messages.read_head(stored) == ("T", "")
+    assert messages.read_head(stored) == ("T", "")

@@ -1,0 +1,192 @@
+"""What an operator does by hand meets what workers do on the same rows."""
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth import get_user_model
+from django.db import connection
+from django.test import override_settings
+
+from queueapp import LeaseLost, poison
+from queueapp.models import Now, PoisonMessage, QueueControl
+from queueapp.operating import control
+from tests.testapp.models import AddressedUrgent, AtMostOnce, Leased, Transactional
+
+
+@pytest.fixture
+def somebody(db: None) -> Any:
+    return get_user_model().objects.create_user("somebody")
+
+
+@contextmanager
+def locked_elsewhere(queue: Any, seq: int) -> Iterator[None]:
+    """Hold the row's lock in another session, as a receiver in the middle of its transaction does."""
+    other = connection.copy()
+    try:
+        with other.cursor() as cursor:
+            cursor.execute("BEGIN")
+            cursor.execute(f'SELECT 1 FROM "{queue._meta.db_table}" WHERE seq = %s FOR UPDATE', [seq])
+            yield
+            cursor.execute("ROLLBACK")
+    finally:
+        other.close()
+
+
+def seqs(queue: Any) -> list[int]:
+    return list(queue.objects.order_by("seq").values_list("seq", flat=True))
+
+
+def lease(queue: Any, *some: int, period: timedelta = timedelta(seconds=30)) -> None:
+    queue.objects.filter(seq__in=some).update(
+        lease_token=uuid.uuid4(), lease_owner=uuid.uuid4(), lease_expires=Now() + period, deliveries=1
+    )
+
+
+# -- the whole queue -----------------------------------------------------------------------------------------------
+
+
+def test_pause_is_written_with_its_user_and_logged_once(somebody: Any) -> None:
+    assert control.pause(Leased, by=somebody)
+    assert not control.pause(Leased, by=somebody)
+    row = QueueControl.objects.get(queue="testapp.Leased")
+    assert (row.paused, row.changed_by) == (True, somebody)
+    assert [entry.change_message for entry in LogEntry.objects.filter(object_id="testapp.Leased")] == ["Paused."]
+
+
+def test_resume_ends_a_pause_and_says_when_there_was_none(somebody: Any) -> None:
+    control.pause(Leased)
+    assert control.resume(Leased, by=somebody)
+    assert not control.resume(Leased, by=somebody)
+    assert not QueueControl.objects.get(queue="testapp.Leased").paused
+    assert LogEntry.objects.get().change_message == "Resumed."
+
+
+@pytest.mark.django_db
+def test_a_script_pauses_without_leaving_a_log_entry() -> None:
+    assert control.pause(Leased)
+    assert QueueControl.objects.get().changed_by is None
+    assert not LogEntry.objects.exists()
+
+
+def test_purge_leaves_what_is_leased(somebody: Any) -> None:
+    Leased.send_many({"n": n} for n in range(10))
+    held = seqs(Leased)[3:5]
+    lease(Leased, *held)
+    assert control.purge(Leased, by=somebody) == (8, True)
+    assert seqs(Leased) == held
+    assert LogEntry.objects.get().change_message == "Purged 8 messages."
+
+
+@pytest.mark.django_db
+@override_settings(QUEUEAPP={"PURGE_BATCH": 2})
+def test_purge_stops_after_the_batch_in_which_its_time_is_over() -> None:
+    Leased.send_many({"n": n} for n in range(5))
+    assert control.purge(Leased, within=timedelta(0)) == (2, False)
+    assert control.purge(Leased) == (3, True)
+
+
+# -- single messages -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db
+def test_delete_leaves_leased_messages_and_counts_what_went() -> None:
+    Leased.send_many({"n": n} for n in range(4))
+    first, second, third, fourth = seqs(Leased)
+    lease(Leased, second)
+    lease(Leased, third, period=timedelta(seconds=-1))
+    assert control.delete(Leased, [first, second, third, fourth + 100]) == 2
+    assert seqs(Leased) == [second, fourth]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("queue", [Transactional, AtMostOnce, AddressedUrgent])
+def test_delete_works_on_every_semantics_and_shape(queue: Any) -> None:
+    queue.send({"n": 1}, recipient="somebody") if queue is AddressedUrgent else queue.send({"n": 1})
+    assert control.delete(queue, seqs(queue)) == 1
+    assert seqs(queue) == []
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_a_receiver_has_locked_is_skipped_without_waiting() -> None:
+    Transactional.send_many({"n": n} for n in range(2))
+    first, second = seqs(Transactional)
+    with locked_elsewhere(Transactional, first):
+        assert control.delete(Transactional, [first, second]) == 1
+        assert control.move_to_poison(Transactional, [first], reason="by hand") == 0
+    assert seqs(Transactional) == [first]
+    assert not PoisonMessage.objects.exists()
+
+
+@pytest.mark.django_db
+def test_released_message_is_received_again_and_its_old_holder_cannot_end_it() -> None:
+    Leased.send({"n": 1})
+    with Leased.receive() as batch:
+        for message in batch:
+            assert control.release_leases(Leased, [message.seq]) == 1
+            row = Leased.objects.get()
+            assert (row.lease_token, row.lease_owner, row.lease_expires, row.deliveries) == (None, None, None, 1)
+            with pytest.raises(LeaseLost):
+                message.ack()
+    with Leased.receive() as batch:
+        assert [message.deliveries for message in batch] == [2]
+
+
+@pytest.mark.django_db
+def test_release_counts_only_messages_that_had_a_lease() -> None:
+    Leased.send_many({"n": n} for n in range(3))
+    lease(Leased, *seqs(Leased)[:2])
+    assert control.release_leases(Leased, seqs(Leased)) == 2
+
+
+@pytest.mark.django_db
+def test_move_to_poison_takes_the_message_whole_and_requeue_brings_it_back() -> None:
+    identity = AddressedUrgent.send(
+        b"\x00\xff", headers={"trace": "7"}, priority=2, recipient="me", correlation_id="c", reply_to="r",
+        expires_in=timedelta(hours=1),
+    )  # fmt: skip
+    before = AddressedUrgent.objects.get()
+    assert control.move_to_poison(AddressedUrgent, [before.seq], reason="x" * 600) == 1
+    assert not AddressedUrgent.objects.exists()
+    kept = PoisonMessage.objects.get()
+    assert (kept.queue, kept.message_id, kept.reason, kept.consumer) == (
+        "testapp.AddressedUrgent", identity, "x" * 500, "me",
+    )  # fmt: skip
+    assert poison.requeue(PoisonMessage.objects.all()) == 1
+    after = AddressedUrgent.objects.get()
+    same = ("id", "headers", "body", "priority", "recipient", "correlation_id", "reply_to_address")
+    assert after.expires is None, "whoever requeues a message wants it handled, however late"
+    assert [getattr(after, name) for name in same] == [getattr(before, name) for name in same]
+
+
+@pytest.mark.django_db
+def test_move_to_poison_leaves_leased_messages() -> None:
+    Leased.send({"n": 1})
+    lease(Leased, *seqs(Leased))
+    assert control.move_to_poison(Leased, seqs(Leased), reason="by hand") == 0
+    assert Leased.objects.count() == 1
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("failures", "first"),
+    [
+        (None, None),
+        ("not json", None),
+        ("[1, 2]", None),
+        ('[{"at": "yesterday"}]', None),
+        ('[{"at": "2026-02-31T00:00:00Z"}]', None),
+        ('[{"at": "2026-01-02T03:04:05"}]', datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)),
+        ('[{"at": "2026-01-02T03:04:05+00:00"}]', datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)),
+    ],
+)
+def test_move_to_poison_reads_whatever_history_a_row_has(failures: str | None, first: datetime | None) -> None:
+    Leased.send({"n": 1})
+    Leased.objects.update(failures=failures, headers="{")
+    assert control.move_to_poison(Leased, seqs(Leased), reason="by hand") == 1
+    kept = PoisonMessage.objects.get()
+    assert (kept.first_failed_at, kept.failures, kept.message_type) == (first, failures, "")

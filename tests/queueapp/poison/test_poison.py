@@ -1,0 +1,202 @@
+"""What can be done with poison messages, and that none is in two places or in none meanwhile."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connections, transaction
+
+from queueapp import Context, QueueNotFound, consumer, poison
+from queueapp.consuming.registry import registered
+from queueapp.models import Now, PoisonMessage
+from queueapp.poison import keeping, requeueing
+from queueapp.sql.postgresql.queue import PostgresqlQueueSql
+from tests.inprocess import real_commits
+from tests.testapp.models import Leased, Transactional
+
+pytestmark = real_commits
+HOUR = timedelta(hours=1)
+
+
+def bury(count: int = 1, queue: Any = Leased, **columns: Any) -> list[PoisonMessage]:
+    return [
+        PoisonMessage.objects.create(
+            **{
+                "queue": queue._meta.label,
+                "message_id": uuid.uuid4(),
+                "headers": '{"k":"v"}',
+                "body": b"%d" % number,
+                "reason": "tests",
+                "deliveries": 5,
+                "cancels": 2,
+                "failures": "[]",
+            }
+            | columns
+        )
+        for number in range(count)
+    ]
+
+
+# -- requeue -------------------------------------------------------------------------------------------------------
+
+
+def test_a_requeued_message_is_back_in_its_queue_as_it_was_and_new() -> None:
+    (buried,) = bury(correlation_id="c", reply_to_address="r")
+
+    assert poison.requeue(poison.find()) == 1
+
+    row = Leased.objects.get()
+    assert (row.id, row.headers, row.body) == (buried.message_id, '{"k":"v"}', b"0")
+    assert (row.correlation_id, row.reply_to_address) == ("c", "r")
+    assert (row.deliveries, row.cancels, row.failures, row.lease_token) == (0, 0, None, None)
+    assert not PoisonMessage.objects.exists()
+
+
+def test_many_are_requeued_in_batches_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requeueing, "BATCH", 4)
+    bury(10)
+    told: list[int] = []
+
+    assert poison.requeue(poison.find(), progress=told.append) == 10
+
+    assert told == [4, 8, 10]
+    assert [row.body for row in Leased.objects.order_by("seq")] == [b"%d" % number for number in range(10)]
+
+
+def test_each_goes_to_the_queue_it_came_from_or_was_meant_for() -> None:
+    bury(2, Leased)
+    bury(3, Transactional)
+    bury(1, Leased, destination="testapp.Transactional")
+
+    assert poison.requeue(poison.find()) == 6
+
+    assert (Leased.objects.count(), Transactional.objects.count()) == (2, 4)
+
+
+def test_they_may_be_sent_elsewhere() -> None:
+    bury(2, Leased)
+
+    assert poison.requeue(poison.find(), to=Transactional) == 2
+
+    assert Transactional.objects.count() == 2
+
+
+def test_only_what_was_asked_for_goes() -> None:
+    first, second, third = bury(3)
+    PoisonMessage.objects.filter(pk=third.pk).update(group_key="g")
+
+    assert poison.requeue(poison.find([first.number])) == 1
+    assert poison.requeue(poison.find(group_key="g")) == 1
+
+    assert PoisonMessage.objects.get().pk == second.pk
+
+
+def test_a_message_whose_time_was_over_is_handled_when_it_is_requeued() -> None:
+    bury(expires=Now() - HOUR)
+
+    poison.requeue(poison.find())
+
+    assert Leased.objects.get().expires is None
+    with Leased.receive() as batch:
+        assert len(list(batch)) == 1
+
+
+def test_a_queue_that_is_no_more_is_named_and_its_messages_stay() -> None:
+    bury(queue=Leased)
+    bury(1)
+    PoisonMessage.objects.filter(pk=PoisonMessage.objects.earliest("number").pk).update(queue="gone.Queue")
+
+    with pytest.raises(QueueNotFound, match=r"gone\.Queue"):
+        poison.requeue(poison.find())
+
+    assert PoisonMessage.objects.count() == 2
+    assert not Leased.objects.exists()
+
+
+def test_counts_may_be_kept_and_leave_one_attempt(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
+    settings.QUEUEAPP = {"ATTEMPTS": 3}
+    monkeypatch.setattr(registered, "_by_queue", {})
+
+    def handle(message: Any, context: Context) -> None: ...
+
+    consumer(Leased, name="four", attempts=4)(handle)
+    bury(consumer="four")
+    bury(consumer="unknown")
+
+    poison.requeue(poison.find(), reset_counts=False)
+
+    rows = Leased.objects.order_by("seq").values_list("deliveries", "cancels", "failures")
+    assert list(rows) == [(3, 2, "[]"), (2, 2, "[]")]
+
+
+def test_of_two_who_requeue_together_one_moves_a_message() -> None:
+    bury(20)
+    start = threading.Barrier(2)
+    moved: list[int] = []
+
+    def run() -> None:
+        start.wait(30)
+        moved.append(poison.requeue(poison.find()))
+        connections.close_all()
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+
+    assert sum(moved) == 20
+    assert Leased.objects.count() == 20
+
+
+def test_what_goes_wrong_in_the_middle_moves_nothing_of_that_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    bury(2)
+    monkeypatch.setattr(PostgresqlQueueSql, "insert_from", lambda *given, **options: 1)
+
+    with pytest.raises(RuntimeError, match=r"copied 1 messages into testapp\.Leased but removed 2"):
+        poison.requeue(poison.find())
+
+    assert PoisonMessage.objects.count() == 2
+
+
+def test_requeueing_may_be_part_of_the_callers_transaction() -> None:
+    bury(2)
+
+    with transaction.atomic():
+        assert poison.requeue(poison.find()) == 2
+        transaction.set_rollback(True)
+
+    assert PoisonMessage.objects.count() == 2
+    assert not Leased.objects.exists()
+
+
+# -- archive, restore, drop ----------------------------------------------------------------------------------------
+
+
+def test_an_archived_message_is_neither_found_nor_requeued_until_it_is_restored() -> None:
+    bury(2)
+
+    assert poison.archive(poison.find()) == 2
+    assert poison.archive(poison.find()) == 0
+    assert poison.requeue(PoisonMessage.objects.all()) == 0
+
+    assert poison.restore(PoisonMessage.objects.all()) == 2
+    assert list(PoisonMessage.objects.values_list("archived_at", flat=True)) == [None, None]
+    assert poison.requeue(poison.find()) == 2
+
+
+def test_only_archived_and_edited_messages_whose_retention_is_over_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "BATCH", 2)
+    *old, new, unresolved = bury(5)
+    poison.archive(poison.find([row.number for row in (*old[:2], new)]))
+    poison.edit_and_requeue(old[2].number, body=b"9")
+    PoisonMessage.objects.filter(pk__in=[row.pk for row in old]).update(archived_at=Now() - 2 * HOUR)
+    PoisonMessage.objects.filter(pk=unresolved.pk).update(failed_at=Now() - 100 * HOUR)
+
+    assert [poison.drop_old(HOUR), poison.drop_old(HOUR), poison.drop_old(HOUR)] == [2, 1, 0]
+
+    assert set(PoisonMessage.objects.values_list("pk", flat=True)) == {new.pk, unresolved.pk}

@@ -1,0 +1,212 @@
+"""Floors: where a claim starts to look, and the rescan that finds what came back behind them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from queueapp.receiving.floors import FIRST_WINDOW, Floors
+from queueapp.sql.base import MAX_SEQ, Range
+
+LEVELS = (("", 1), ("", 0))
+
+
+def row(seq: int, recipient: str = "", priority: int = 0) -> Any:
+    return (seq, b"", "", b"", 1, recipient, priority, None)
+
+
+def test_a_claim_begins_at_the_very_start_at_first() -> None:
+    assert Floors().ahead() == [Range(0, MAX_SEQ)]
+    assert Floors().behind() == []
+
+
+def test_the_floor_rises_above_what_was_claimed() -> None:
+    floors = Floors()
+
+    floors.passed([row(3), row(4), row(9)])
+
+    assert floors.ahead() == [Range(10, MAX_SEQ)]
+    assert floors.lowest == 10
+
+
+def test_a_claim_of_lower_rows_does_not_lower_the_floor() -> None:
+    floors = Floors()
+    floors.passed([row(100)])
+
+    floors.passed([row(5)])
+
+    assert floors.lowest == 101
+
+
+def test_what_came_back_lowers_the_floor_to_itself() -> None:
+    floors = Floors()
+    floors.passed([row(100)])
+
+    floors.lower(40)
+    floors.lower(60)
+
+    assert floors.ahead() == [Range(40, MAX_SEQ)]
+
+
+def test_each_level_has_a_floor_of_its_own() -> None:
+    floors = Floors(LEVELS, leveled=True)
+
+    floors.passed([row(50, priority=0)])
+
+    assert set(floors.ahead()) == {Range(0, MAX_SEQ, "", 1), Range(51, MAX_SEQ, "", 0)}
+
+
+def test_the_highest_priority_comes_first_and_recipients_take_turns() -> None:
+    floors = Floors([("a", 1), ("b", 1), ("a", 0), ("b", 0)], leveled=True)
+
+    claims = [floors.ahead() for _ in range(4)]
+
+    assert all([one.priority for one in ranges] == [1, 1, 0, 0] for ranges in claims)
+    assert {ranges[0].recipient for ranges in claims} == {"a", "b"}
+    assert {ranges[2].recipient for ranges in claims} == {"a", "b"}
+
+
+def test_the_rescan_looks_behind_the_floor_only() -> None:
+    floors = Floors()
+    floors.passed([row(100)])
+
+    assert floors.behind() == [Range(0, 100)]
+
+
+def test_the_rescan_goes_in_windows_that_follow_the_time_they_take() -> None:
+    floors = Floors()
+    floors.passed([row(10 * FIRST_WINDOW)])
+    assert floors.behind() == [Range(0, FIRST_WINDOW - 1)]
+
+    assert floors.rescanned(seconds=1.0) is False
+
+    assert floors.behind() == [Range(FIRST_WINDOW, FIRST_WINDOW + FIRST_WINDOW // 2 - 1)]
+    floors.rescanned(seconds=0.0001)
+    (window,) = floors.behind()
+    assert window.high - window.low + 1 == FIRST_WINDOW
+
+
+def test_after_the_last_window_the_rescan_begins_again() -> None:
+    floors = Floors()
+    floors.passed([row(FIRST_WINDOW + 5)])
+
+    assert floors.rescanned(seconds=0.008) is False
+    assert floors.rescanned(seconds=0.008) is True
+
+    assert floors.behind()[0].low == 0
+
+
+def test_a_window_that_was_looked_at_in_part_is_followed_by_its_rest() -> None:
+    floors = Floors()
+    floors.passed([row(10_000_000)])
+    for _ in range(5):  # nothing there, so the windows grow
+        floors.rescanned(seconds=0.0001)
+    start = floors.behind()[0].low
+
+    assert floors.rescanned(seconds=0.008, reached=start + 29_999) is False
+
+    assert floors.behind() == [Range(start + 30_000, start + 59_999)]
+
+
+@given(st.integers(1, 10_000_000), st.lists(st.floats(0.0, 1.0), max_size=100))
+def test_every_number_behind_the_floor_is_looked_at_in_every_cycle(top: int, seconds: list[float]) -> None:
+    floors = Floors()
+    floors.passed([row(top)])
+    looked_at = 0
+    times = iter([*seconds, *[0.0] * 100_000])
+
+    while True:
+        (window,) = floors.behind()
+        assert window.low == looked_at, "no gap between the windows"
+        looked_at = window.high + 1
+        if floors.rescanned(next(times)):
+            break
+
+    assert looked_at == top + 1
+
+
+def test_a_reset_looks_from_the_very_beginning() -> None:
+    floors = Floors(LEVELS, leveled=True)
+    floors.passed([row(50, priority=1), row(60, priority=0)])
+
+    floors.reset()
+
+    assert floors.lowest == 0
+    assert floors.behind() == []
+
+
+def test_shared_floors_rise_and_fall_together() -> None:
+    places, returns = [0], [0]
+    one, other = Floors(), Floors()
+    one.passed([row(10)])
+    one.share(places, returns)
+    other.share(places, returns)
+
+    assert other.lowest == 11
+    other.passed([row(20)])
+    assert one.ahead() == [Range(21, MAX_SEQ)]
+    one.lower(5)
+    assert other.lowest == 5
+
+
+def test_what_another_process_gave_back_is_looked_for_just_behind_the_floor() -> None:
+    places, returns = [0], [0]
+    floors = Floors()
+    floors.share(places, returns)
+    floors.passed([row(10 * FIRST_WINDOW)])
+
+    returns[0] += 1
+
+    assert floors.behind() == [Range(9 * FIRST_WINDOW + 1, 10 * FIRST_WINDOW)]
+    floors.rescanned(0.001)
+    assert floors.behind()[0].low == 0
+
+
+def test_what_came_back_is_looked_for_although_a_claim_under_way_raised_the_floor_again() -> None:
+    floors = Floors()
+    floors.passed([row(10 * FIRST_WINDOW)])
+    floors.lower(10 * FIRST_WINDOW - 20)
+    floors.passed([row(10 * FIRST_WINDOW + 5)])
+
+    (window,) = floors.behind()
+
+    assert window.low <= 10 * FIRST_WINDOW - 20 <= window.high
+    assert floors.rescanned(0.001, reached=window.low + 99) is False
+    assert floors.behind() == [window._replace(low=window.low + 100, high=window.high)], "the rest of it"
+    floors.rescanned(0.001)
+    assert floors.behind()[0].low == 0, "where the rescan was"
+
+
+def test_the_rescan_goes_on_where_messages_come_back_all_the_time() -> None:
+    floors = Floors()
+    floors.passed([row(10 * FIRST_WINDOW)])
+    starts = set()
+
+    for _ in range(30):
+        floors.lower(10 * FIRST_WINDOW)
+        (window,) = floors.behind()
+        starts.add(window.low)
+        floors.rescanned(0.008)
+
+    assert {0, FIRST_WINDOW, 2 * FIRST_WINDOW} <= starts
+
+
+def test_a_claim_begins_where_the_peek_saw_the_first_message() -> None:
+    floors = Floors()
+    floors.passed([row(10)])
+
+    floors.seen(500)
+    floors.seen(3)
+
+    assert floors.ahead() == [Range(500, MAX_SEQ)]
+    assert floors.behind() == [Range(0, 499)]
+
+
+def test_a_peek_says_nothing_about_single_levels() -> None:
+    floors = Floors(LEVELS, leveled=True)
+
+    floors.seen(500)
+
+    assert floors.lowest == 0

@@ -1,0 +1,201 @@
+"""The pulse of a worker: its rows, its number among the others, and what operators and deaths tell it."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import OperationalError
+
+from queueapp import consumer
+from queueapp.models import Now, QueueControl, Subscriber
+from queueapp.operating import control
+from tests.inprocess import Worker, eventually, real_commits
+from tests.testapp.messages import Nop
+from tests.testapp.models import Leased, Transactional
+from workers.connections.circuit_breaker import CircuitBreaker
+from workers.receiving.pump import QueuePump
+from workers.services import heartbeat as heartbeats
+from workers.services.heartbeat import Heartbeat
+
+pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
+Start = Callable[..., Worker]
+
+
+@pytest.fixture(autouse=True)
+def fast(settings: Any) -> None:
+    settings.QUEUEAPP = {"PEEK_DELAY": 0.1, "HEARTBEAT_INTERVAL": 0.1, "DEAD_AFTER": 20}
+
+
+def stranger(queue: Any = Leased, *, alive: bool = True) -> Subscriber:
+    """A worker of another process tree."""
+    until = Now() + timedelta(hours=1) if alive else Now() - timedelta(seconds=1)
+    return Subscriber.objects.create(
+        queue=queue._meta.label, host="elsewhere", process=1, supervisor=uuid.uuid4(), alive_until=until
+    )
+
+
+def test_a_worker_is_a_row_per_queue_while_it_lives(start_worker: Start) -> None:
+    worker = start_worker(Leased, heartbeat=True, concurrency=3)
+
+    row = Subscriber.objects.get()
+
+    assert row.id == worker.pump.subscriber
+    assert (row.queue, row.concurrency) == ("testapp.Leased", 3)
+    assert row.alive_until - row.heartbeat_at == pytest.approx(timedelta(seconds=20), abs=timedelta(seconds=1))
+    eventually(lambda: Subscriber.objects.get().heartbeat_at > row.heartbeat_at)
+
+    worker.stop()
+    assert worker.heartbeat is not None
+    worker.heartbeat.goodbye()
+    assert not Subscriber.objects.exists()
+
+
+def test_its_row_tells_what_it_did_and_what_it_holds(start_worker: Start) -> None:
+    hold = threading.Event()
+
+    def act(message: Nop) -> None:
+        if message.number == 2:
+            hold.wait(30)
+
+    consumer(Leased, name="tests", attempts=1)(act)
+    Leased.send_many(Nop(number, "") for number in range(3))
+    start_worker(Leased, heartbeat=True, concurrency=1)
+
+    eventually(lambda: Subscriber.objects.get().outstanding >= 1 and Subscriber.objects.get().received == 3)
+    hold.set()
+    eventually(lambda: Subscriber.objects.get().handled == 3)
+    eventually(lambda: Subscriber.objects.get().outstanding == 0)
+
+
+def test_a_worker_that_was_declared_dead_writes_its_row_again(start_worker: Start) -> None:
+    start_worker(Leased, heartbeat=True)
+
+    Subscriber.objects.all().delete()
+
+    eventually(Subscriber.objects.exists)
+
+
+def test_workers_learn_their_number_among_the_living(start_worker: Start) -> None:
+    first, second = start_worker(Leased, heartbeat=True), start_worker(Leased, heartbeat=True)
+    start_worker(Transactional, heartbeat=True)
+    stranger(alive=False)
+
+    eventually(lambda: first.pump.workers == second.pump.workers == 2)
+    assert sorted([first.pump.rank, second.pump.rank]) == [0, 1]
+
+    stranger()
+    eventually(lambda: first.pump.workers == 3)
+
+
+def test_a_pause_is_seen_and_a_resume_wakes_the_pump(start_worker: Start, settings: Any) -> None:
+    settings.QUEUEAPP = settings.QUEUEAPP | {"PEEK_DELAY": 1}
+    worker = start_worker(Leased, heartbeat=True)
+
+    control.pause(Leased)
+    eventually(lambda: worker.pump.paused)
+    control.pause(Transactional)
+    control.resume(Leased)
+
+    eventually(lambda: not worker.pump.paused)
+
+
+def test_a_worker_that_starts_alone_is_not_careful(start_worker: Start) -> None:
+    worker = start_worker(Leased, heartbeat=True)
+
+    assert worker.pump.careful is False
+    assert Subscriber.objects.get().careful is False
+
+
+def test_a_worker_among_strangers_is_careful_until_each_of_them_shows_that_it_lives(start_worker: Start) -> None:
+    one, other = stranger(), stranger()
+    worker = start_worker(Leased, heartbeat=True)
+    assert worker.pump.careful is True
+
+    Subscriber.objects.filter(pk=one.pk).update(heartbeat_at=Now())
+    eventually(lambda: set(worker.heartbeat._strangers) == {other.pk})  # type: ignore[union-attr]
+    assert worker.pump.careful is True
+
+    Subscriber.objects.filter(pk=other.pk).update(heartbeat_at=Now())
+    eventually(lambda: not worker.pump.careful)
+
+
+def test_a_stranger_that_signs_off_is_no_reason_to_be_careful(start_worker: Start) -> None:
+    leaving = stranger()
+    worker = start_worker(Leased, heartbeat=True)
+    assert worker.pump.careful is True
+
+    leaving.delete()
+
+    eventually(lambda: not worker.pump.careful)
+
+
+def test_a_worker_is_careful_while_its_queue_has_an_unburied_dead(start_worker: Start) -> None:
+    dead = stranger(alive=False)
+    worker = start_worker(Leased, heartbeat=True)
+
+    assert worker.pump.careful is True
+    eventually(lambda: Subscriber.objects.get(pk=worker.pump.subscriber).careful)
+
+    dead.delete()
+    stranger(Transactional, alive=False)
+    worker.heartbeat._started_at -= 1000  # type: ignore[union-attr]  it is not new here any more
+    eventually(lambda: not worker.pump.careful)
+
+
+def test_a_worker_is_careful_for_as_long_as_the_queue_says(start_worker: Start) -> None:
+    worker = start_worker(Leased, heartbeat=True)
+    assert not worker.pump.careful
+
+    QueueControl.objects.create(queue="testapp.Leased", careful_until=Now() + timedelta(hours=1))
+    eventually(lambda: worker.pump.careful)
+
+    QueueControl.objects.update(careful_until=Now() - timedelta(seconds=1))
+    eventually(lambda: not worker.pump.careful)
+
+
+@pytest.mark.parametrize("queue", [Leased, Transactional])
+def test_careful_workers_handle_everything_once(start_worker: Start, queue: Any) -> None:
+    QueueControl.objects.create(queue=queue._meta.label, careful_until=Now() + timedelta(hours=1))
+    handled: list[int] = []
+    leased_at_once: list[int] = []
+
+    def act(message: Nop) -> None:
+        handled.append(message.number)
+        leased_at_once.append(queue.objects.filter(lease_token__isnull=False).count())
+
+    consumer(queue, name="tests")(act)
+    queue.send_many(Nop(number, "") for number in range(100))
+    start_worker(queue, heartbeat=True, concurrency=1)
+
+    eventually(lambda: not queue.objects.exists())
+
+    assert handled == list(range(100))
+    assert max(leased_at_once) <= 1
+
+
+def test_a_database_that_is_away_is_waited_for(start_worker: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeats, "CircuitBreaker", lambda name: CircuitBreaker(name, armed_wait=timedelta(0)))
+    really_beat = Heartbeat._beat
+    errors = [OperationalError("away")] * 3
+
+    def beat(self: Heartbeat) -> None:
+        if errors:
+            raise errors.pop()
+        really_beat(self)
+
+    monkeypatch.setattr(Heartbeat, "_beat", beat)
+    pump = QueuePump(Leased, "default", stopping=threading.Event())
+    one = Heartbeat("default", [pump], uuid.uuid4(), pump.stopping)
+    one.start()
+
+    eventually(one.begun.is_set)
+    pump.stopping.set()
+    one.join(30)
+
+    assert Subscriber.objects.count() == 1
+    one.goodbye()

@@ -1,0 +1,198 @@
+"""What is done for all: expired messages go, and what the dead held is given back."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from queueapp import poison
+from queueapp.models import Leader, Now, PoisonMessage, QueueControl, Subscriber
+from tests.inprocess import eventually, real_commits
+from tests.testapp.models import AtMostOnce, Leased, Transactional
+from workers.services.housekeeping import Housekeeping, release_leases_of_dead_subscribers
+from workers.services.leadership import Leadership
+
+pytestmark = real_commits
+HOUR = timedelta(hours=1)
+
+
+def subscriber(queue: Any = Leased, *, dead: bool, careful: bool = False) -> Subscriber:
+    until = Now() - timedelta(seconds=1) if dead else Now() + HOUR
+    return Subscriber.objects.create(
+        queue=queue._meta.label, host="h", process=1, supervisor=uuid.uuid4(), alive_until=until, careful=careful
+    )
+
+
+def lease(owner: Subscriber, count: int) -> None:
+    """So many messages, leased by this subscriber and delivered for the first time."""
+    for number in range(count):
+        Leased.send({"number": number})
+    fresh = Leased.objects.filter(lease_token=None)
+    fresh.update(lease_token=uuid.uuid4(), lease_owner=owner.id, lease_expires=Now() + HOUR, deliveries=1)
+
+
+# -- the dead ------------------------------------------------------------------------------------------------------
+
+
+def test_leases_of_a_dead_subscriber_are_given_back_and_it_is_forgotten() -> None:
+    lease(subscriber(dead=True), 3)
+
+    assert release_leases_of_dead_subscribers("default") == 3
+
+    assert list(Leased.objects.values_list("lease_token", "deliveries")) == [(None, 0)] * 3
+    assert not Subscriber.objects.exists()
+
+
+def test_the_one_message_of_a_careful_subscriber_was_in_hand_and_stays_counted() -> None:
+    lease(subscriber(dead=True, careful=True), 1)
+
+    release_leases_of_dead_subscribers("default")
+
+    assert Leased.objects.get().deliveries == 1
+
+
+def test_leases_of_the_living_are_left_alone() -> None:
+    alive = subscriber(dead=False)
+    lease(alive, 2)
+
+    assert release_leases_of_dead_subscribers("default") == 0
+
+    assert Leased.objects.filter(lease_owner=alive.id).count() == 2
+    assert Subscriber.objects.count() == 1
+    assert not QueueControl.objects.exists()
+
+
+def test_after_a_death_its_queue_is_received_carefully_for_a_while(settings: Any) -> None:
+    settings.QUEUEAPP = {"CAREFUL_PERIOD": 3600}
+    subscriber(dead=True)
+
+    release_leases_of_dead_subscribers("default")
+
+    control = QueueControl.objects.get(queue="testapp.Leased")
+    assert QueueControl.objects.filter(careful_until__gt=Now() + HOUR - timedelta(minutes=1)).exists()
+    assert control.paused is False
+
+
+def test_a_pause_survives_a_death() -> None:
+    QueueControl.objects.create(queue="testapp.Leased", paused=True)
+    subscriber(dead=True)
+
+    release_leases_of_dead_subscribers("default")
+
+    assert QueueControl.objects.get().paused is True
+
+
+def test_a_dead_subscriber_of_a_queue_that_this_process_does_not_know_is_left_to_others() -> None:
+    subscriber(dead=True)
+    Subscriber.objects.update(queue="another.Project")
+
+    assert release_leases_of_dead_subscribers("default") == 0
+
+    assert Subscriber.objects.count() == 1
+
+
+@pytest.mark.parametrize("queue", [Transactional, AtMostOnce])
+def test_a_dead_subscriber_without_leases_is_forgotten(queue: Any) -> None:
+    subscriber(queue, dead=True)
+
+    assert release_leases_of_dead_subscribers("default") == 0
+
+    assert not Subscriber.objects.exists()
+
+
+# -- the thread ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Housekeeping]]:
+    threads: list[tuple[Housekeeping, threading.Event]] = []
+
+    def begin(leader: bool = True) -> Housekeeping:
+        stopping = threading.Event()
+        leadership = Leadership("default", "delayed dispatcher", uuid.uuid4())
+        assert leadership.hold() is leader
+        one = Housekeeping("default", [Leased, AtMostOnce], leadership, stopping)
+        threads.append((one, stopping))
+        one.start()
+        return one
+
+    yield begin
+    for one, stopping in threads:
+        stopping.set()
+        one.join(30)
+        assert not one.is_alive()
+
+
+def expire(queue: Any, count: int) -> None:
+    queue.send_many([{"number": number} for number in range(count)], expires_in=HOUR)
+    queue.objects.update(expires=Now() - timedelta(seconds=1))
+
+
+def test_expired_messages_go_at_the_start_and_live_ones_stay(start: Callable[..., Housekeeping]) -> None:
+    for queue in (Leased, AtMostOnce):
+        expire(queue, 3)
+        queue.send({})
+
+    start()
+
+    eventually(lambda: Leased.objects.count() == AtMostOnce.objects.count() == 1)
+
+
+def test_expired_messages_go_time_and_again(start: Callable[..., Housekeeping], settings: Any) -> None:
+    settings.QUEUEAPP = {"PURGE_INTERVAL": 1, "PURGE_EXPIRED_ON_STARTUP": False, "HEARTBEAT_INTERVAL": 0.1}
+    expire(Leased, 2)
+    start()
+
+    eventually(lambda: not Leased.objects.exists())
+    expire(Leased, 2)
+    eventually(lambda: not Leased.objects.exists())
+
+
+def test_purging_can_be_turned_off(start: Callable[..., Housekeeping], settings: Any) -> None:
+    settings.QUEUEAPP = {"PURGE_INTERVAL": None, "PURGE_EXPIRED_ON_STARTUP": False, "HEARTBEAT_INTERVAL": 0.1}
+    expire(Leased, 2)
+    subscriber(dead=True)
+    start()
+
+    eventually(lambda: not Subscriber.objects.exists())
+
+    assert Leased.objects.count() == 2
+
+
+def test_who_does_not_lead_does_nothing(start: Callable[..., Housekeeping], settings: Any) -> None:
+    settings.QUEUEAPP = {"HEARTBEAT_INTERVAL": 0.1}
+    Leader.objects.create(role="delayed dispatcher", holder=uuid.uuid4(), expires=Now() + HOUR)
+    expire(Leased, 1)
+    idle = start(leader=False)
+    Leader.objects.all().delete()
+    subscriber(dead=True)
+    start(leader=True)
+
+    eventually(lambda: not Subscriber.objects.exists() and not Leased.objects.exists())
+
+    assert idle.is_alive()
+
+
+@pytest.mark.parametrize(("retention", "left"), [(3600, ["new", "unresolved"]), (None, ["new", "old", "unresolved"])])
+def test_archived_poison_goes_when_its_retention_is_over(
+    start: Callable[..., Housekeeping], settings: Any, retention: int | None, left: list[str]
+) -> None:
+    settings.QUEUEAPP = {"POISON_RETENTION": retention, "HEARTBEAT_INTERVAL": 0.1}
+    for name in ("old", "new", "unresolved"):
+        PoisonMessage.objects.create(queue="testapp.Leased", message_id=uuid.uuid4(), reason=name)
+    poison.archive(PoisonMessage.objects.exclude(reason="unresolved"))
+    PoisonMessage.objects.filter(reason="old").update(archived_at=Now() - 2 * HOUR)
+    one = start()
+
+    eventually(lambda: sorted(PoisonMessage.objects.values_list("reason", flat=True)) == left)
+
+    # A later round of the same thread has come by, and left the rest.
+    subscriber(dead=True)
+    eventually(lambda: not Subscriber.objects.exists())
+    assert one.is_alive()
+    assert sorted(PoisonMessage.objects.values_list("reason", flat=True)) == left

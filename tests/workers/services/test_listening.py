@@ -1,0 +1,149 @@
+"""Wake-ups end to end: what a commit tells an idle worker, and that polling goes on without them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from django.db import connection, transaction
+
+from queueapp import consumer, wakeups
+from tests.inprocess import Worker, eventually, real_commits
+from tests.testapp.messages import Nop
+from tests.testapp.models import Leased
+from workers.services.listening import Listener
+
+pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
+Start = Callable[..., Worker]
+
+
+@pytest.fixture(autouse=True)
+def only_wake_ups(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that is not woken sleeps for an hour; no throttle is left over from another test."""
+    if connection.vendor != "postgresql":
+        pytest.skip("this database has no wake-ups")
+    settings.QUEUEAPP = {"PEEK_DELAY": 3600}
+    monkeypatch.setattr(wakeups, "_last_sent", {})
+
+
+@pytest.fixture
+def handled() -> list[int]:
+    numbers: list[int] = []
+
+    def act(message: Nop) -> None:
+        numbers.append(message.number)
+
+    consumer(Leased)(act)
+    return numbers
+
+
+@pytest.fixture
+def listen() -> Iterator[Callable[[list[str]], Listener]]:
+    stopping = threading.Event()
+    listeners: list[Listener] = []
+
+    def start(heard: list[str]) -> Listener:
+        listeners.append(Listener("default", heard.append, stopping))
+        listeners[-1].start()
+        return listeners[-1]
+
+    yield start
+    stopping.set()
+    for listener in listeners:
+        listener.join(30)
+        assert not listener.is_alive()
+
+
+def asleep(worker: Worker) -> None:
+    """Until the worker has looked, found nothing and sleeps for an hour."""
+    eventually(lambda: worker.pump.stats.peeks >= 1)
+
+
+def test_a_send_wakes_an_idle_worker(start_worker: Start, handled: list[int]) -> None:
+    asleep(start_worker(Leased, listener=True))
+
+    Leased.send(Nop(1, ""))
+
+    eventually(lambda: handled == [1])
+
+
+def test_a_send_in_a_transaction_wakes_after_the_commit(start_worker: Start, handled: list[int]) -> None:
+    asleep(start_worker(Leased, listener=True))
+
+    with transaction.atomic():
+        Leased.send(Nop(1, ""))
+        Leased.send_many([Nop(2, "")])
+
+    eventually(lambda: sorted(handled) == [1, 2])
+
+
+def test_sends_that_the_throttle_swallows_are_handled_too(
+    start_worker: Start, handled: list[int], settings: Any
+) -> None:
+    settings.QUEUEAPP = settings.QUEUEAPP | {"WAKE_UP_INTERVAL": 0.3}
+    asleep(start_worker(Leased, listener=True))
+
+    for number in range(5):
+        Leased.send(Nop(number, ""))
+
+    eventually(lambda: sorted(handled) == [0, 1, 2, 3, 4])
+
+
+def test_a_listener_whose_connection_is_cut_listens_again(
+    listen: Callable[..., Listener], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: list[str] = []
+    listener = listen(heard)
+    eventually(listener.established.is_set)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%%' "
+            "AND pid <> pg_backend_pid() AND datname = current_database()"
+        )
+    eventually(lambda: not listener.established.is_set())
+
+    eventually(listener.established.is_set)
+    Leased.send(Nop(1, ""))
+
+    eventually(lambda: heard == ["testapp.Leased"])
+    assert "No wake-ups from 'default', its queues are polled meanwhile" in caplog.text
+    assert "Wake-ups from 'default' work again" in caplog.text
+
+
+def test_where_listening_does_not_work_that_is_said_once_and_polling_goes_on(
+    start_worker: Start,
+    listen: Callable[..., Listener],
+    handled: list[int],
+    settings: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    settings.QUEUEAPP = {"PEEK_DELAY": 0.1}
+    attempts: list[int] = []
+
+    def nothing_arrives(self: Listener, raw: psycopg.Connection) -> None:
+        attempts.append(1)
+        raise psycopg.OperationalError("LISTEN gets no notifications; is there a connection pooler?")
+
+    monkeypatch.setattr(Listener, "_prove", nothing_arrives)
+    listener = listen([])
+    start_worker(Leased)
+    Leased.send(Nop(1, ""))
+
+    eventually(lambda: handled == [1])
+    eventually(lambda: len(attempts) >= 2)
+
+    assert not listener.established.is_set()
+    assert caplog.text.count("its queues are polled meanwhile") == 1
+
+
+def test_a_listener_proves_that_it_hears_itself(listen: Callable[..., Listener]) -> None:
+    heard: list[str] = []
+
+    listener = listen(heard)
+
+    eventually(listener.established.is_set)
+    assert heard == [], "its own proof is nobody's business"

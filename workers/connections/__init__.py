@@ -1,0 +1,1 @@
+"""Connections that may be dead, and databases that may be down."""

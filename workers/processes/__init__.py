@@ -1,0 +1,1 @@
+"""The process tree: a supervisor and its children, what they share, and what is done when one dies."""

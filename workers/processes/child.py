@@ -1,0 +1,264 @@
+"""One worker process: the pumps of its queues, and the threads that look after them. Started by the supervisor.
+
+Stopping goes in stages: SIGTERM (or the supervisor's death, seen as the end of a pipe) -> no more claims, what was not
+started is given back uncounted -> running handlers get ``SHUTDOWN_GRACE`` -> they are interrupted -> the process ends.
+A second SIGTERM goes straight to the interruption.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import uuid
+from collections import defaultdict
+from dataclasses import asdict, dataclass, field
+from time import monotonic
+from typing import Any
+
+log = logging.getLogger("workers")
+
+#: How long an interrupted handler may take to notice before the process ends all the same.
+INTERRUPT_GRACE = 3.0
+
+
+@dataclass
+class ChildOptions:
+    """What the supervisor tells a child, as JSON on its command line."""
+
+    role: str  # "worker" or "dispatcher"
+    queues: list[str]
+    supervisor: str
+    concurrency: int | None = None
+    slots: int = 0
+    slots_fd: int = -1
+    life_fd: int = -1
+    floors_fd: int = -1
+    #: It replaces one that crashed: for so many seconds it handles what may have been the cause alone.
+    watchful_for: float = 0.0
+    holder: str = ""
+    aliases: list[str] = field(default_factory=list)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+class Stages:
+    """The stages of stopping, advanced by signals and by the supervisor's death."""
+
+    def __init__(self) -> None:
+        self.stopping = threading.Event()
+        self.hurry = threading.Event()
+
+    def advance(self, *_: Any) -> None:
+        """First call: stop. Second: do not wait for handlers."""
+        if self.stopping.is_set():
+            self.hurry.set()
+        self.stopping.set()
+
+    def watch_supervisor(self, life_fd: int) -> None:
+        """Stop when the supervisor's end of the pipe closes, however it died."""
+
+        def wait_for_end() -> None:
+            while True:
+                try:
+                    if not os.read(life_fd, 1):
+                        break
+                except InterruptedError:
+                    continue
+                except OSError:
+                    break
+            if not self.stopping.is_set():
+                log.warning("The supervisor is gone; stopping.")
+                self.stopping.set()
+
+        threading.Thread(target=wait_for_end, name="supervisor-watch", daemon=True).start()
+
+
+def main(text: str) -> int:
+    """Run one child process until told to stop; returns its exit code."""
+    options = ChildOptions(**json.loads(text))
+    faulthandler.enable()
+    stages = Stages()
+    signal.signal(signal.SIGTERM, stages.advance)
+    signal.signal(signal.SIGINT, stages.advance)
+
+    import django
+
+    django.setup()
+    _keep_no_query_log()
+    from ..connections.dead_peers import prepare_connections
+
+    prepare_connections()
+    if options.life_fd >= 0:
+        stages.watch_supervisor(options.life_fd)
+    if options.role == "dispatcher":
+        return run_dispatcher(options, stages)
+    return run_worker(options, stages)
+
+
+def _keep_no_query_log() -> None:
+    """With DEBUG, Django keeps every query for a page to show; a worker has no pages, and it costs 15 % (measured)."""
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+    BaseDatabaseWrapper.queries_logged = property(lambda self: self.force_debug_cursor)  # type: ignore[method-assign,assignment]
+
+
+def run_worker(options: ChildOptions, stages: Stages) -> int:
+    """Receive the queues until stopping."""
+    from django.db import router
+
+    from queueapp import registry
+    from queueapp.conf import settings
+
+    from ..connections.dead_peers import PeerWatch
+    from ..receiving.pump import QueuePump
+    from ..receiving.quarantine import Quarantine
+    from ..services.heartbeat import Heartbeat
+    from ..services.listening import Listener
+    from .crashes import WEDGED
+    from .shared_floors import SharedFloors
+    from .slots import Slots
+    from .watchdog import Watchdog, interrupt_all
+
+    slots = Slots(options.slots, options.slots_fd) if options.slots else None
+    floors = SharedFloors(len(options.queues), options.floors_fd) if options.floors_fd >= 0 else None
+    quarantine = Quarantine(options.watchful_for)
+    pumps: list[QueuePump] = []
+    used = 0
+    for index, label in enumerate(options.queues):
+        queue = registry.queues.find(label)
+        alias = router.db_for_write(queue)
+        concurrency = options.concurrency or queue.delivery.concurrency or settings.CONCURRENCY
+        own = None
+        if slots is not None:
+            own = [slots.slot(used + i) for i in range(concurrency)]
+            used += concurrency
+        pump = QueuePump(
+            queue, alias, stopping=stages.stopping, slots=own, concurrency=concurrency, quarantine=quarantine
+        )
+        if floors is not None:
+            floors.share(index, pump.floors)
+        for slot in own or ():
+            slot.describe(index, pump.subscriber)
+        pumps.append(pump)
+
+    by_alias: defaultdict[str, list[QueuePump]] = defaultdict(list)
+    for pump in pumps:
+        by_alias[pump.alias].append(pump)
+    ended = threading.Event()
+    supervisor = uuid.UUID(options.supervisor)
+    heartbeats = [Heartbeat(alias, own_pumps, supervisor, ended) for alias, own_pumps in by_alias.items()]
+    by_label = {pump.queue._meta.label: pump for pump in pumps}
+
+    def on_wake(payload: str) -> None:
+        pump = by_label.get(payload)
+        if pump is not None:
+            pump.wake()
+
+    # A wedged handler ends the process as a stop does; its exit code tells the supervisor to count it.
+    helpers: list[threading.Thread] = [Watchdog(pumps, ended, stages.advance), PeerWatch(ended), *heartbeats]
+    if settings.WAKE_UPS:
+        helpers += [Listener(alias, on_wake, ended) for alias in by_alias]
+    threads = [threading.Thread(target=pump.run, name=pump.queue._meta.label, daemon=True) for pump in pumps]
+    for thread in helpers:
+        thread.start()
+    for heartbeat in heartbeats:
+        # Whether to be careful has to be known before the first message; without a database there is none.
+        while not heartbeat.begun.wait(0.2) and not stages.stopping.is_set():
+            pass
+    for thread in threads:
+        thread.start()
+    log.info("Worker %d receives %s.", os.getpid(), ", ".join(options.queues))
+
+    while not stages.stopping.wait(1.0):
+        for thread in threads:
+            if not thread.is_alive():
+                log.critical("The pump of %s died; this process ends and is replaced.", thread.name)
+                return 70
+    for pump in pumps:
+        pump.wake()
+    clean = _wait_for_pumps(pumps, threads, stages, settings.SHUTDOWN_GRACE.total_seconds())
+    if not clean:
+        count = interrupt_all(pumps)
+        log.warning("%d handlers were still running and are interrupted.", count)
+        clean = _wait_for_pumps(pumps, threads, stages, INTERRUPT_GRACE, patient=True)
+    if clean:
+        for heartbeat in heartbeats:
+            heartbeat.goodbye()
+    ended.set()
+    _report(pumps)
+    return 0 if clean else WEDGED
+
+
+def _wait_for_pumps(pumps: Any, threads: Any, stages: Stages, seconds: float, patient: bool = False) -> bool:
+    deadline = monotonic() + seconds
+    while monotonic() < deadline and not (stages.hurry.is_set() and not patient):
+        if not any(thread.is_alive() for thread in threads) and all(pump.crew.join(0) for pump in pumps):
+            return True
+        for thread in threads:
+            thread.join(0.02)
+    return not any(thread.is_alive() for thread in threads) and all(pump.crew.join(0) for pump in pumps)
+
+
+def _report(pumps: Any) -> None:
+    for pump in pumps:
+        stats = pump.stats
+        log.info(
+            "%s: received %d, handled %d, failed %d, given back %d, lost leases %d, empty receives %d, peeks %d.",
+            pump.queue._meta.label, stats.received, stats.handled, stats.failed, stats.returned, stats.lost,
+            stats.empty, stats.peeks,
+        )  # fmt: skip
+
+
+def run_dispatcher(options: ChildOptions, stages: Stages) -> int:
+    """Dispatch delayed messages and keep house until stopping."""
+    from django.db import router
+
+    from queueapp import registry, wakeups
+    from queueapp.conf import settings
+
+    from ..connections.dead_peers import PeerWatch
+    from ..services.delayed_dispatcher import DelayedDispatcher
+    from ..services.housekeeping import Housekeeping
+    from ..services.listening import Listener
+
+    threads: list[threading.Thread] = []
+    dispatchers: list[DelayedDispatcher] = []
+    ended = threading.Event()
+    PeerWatch(ended).start()
+    for alias in options.aliases:
+        holder = uuid.uuid5(uuid.UUID(options.holder or options.supervisor), alias)
+        dispatcher = DelayedDispatcher(alias, holder, stages.stopping)
+        queues = [queue for queue in registry.queues if queue._meta.managed and router.db_for_write(queue) == alias]
+        dispatchers.append(dispatcher)
+        threads += [dispatcher, Housekeeping(alias, queues, dispatcher.leadership, stages.stopping)]
+        if settings.WAKE_UPS:
+
+            def on_wake(payload: str, dispatcher: DelayedDispatcher = dispatcher) -> None:
+                if payload == wakeups.DELAYED:
+                    dispatcher.wake()
+
+            Listener(alias, on_wake, stages.stopping).start()
+    for thread in threads:
+        thread.start()
+    while not stages.stopping.wait(1.0):
+        if not all(thread.is_alive() for thread in threads):
+            log.critical("A dispatcher thread died; this process ends and is replaced.")
+            return 70
+    for dispatcher in dispatchers:
+        dispatcher.stop()
+    for thread in threads:
+        thread.join(INTERRUPT_GRACE)
+    return 0
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1])
+    logging.shutdown()
+    # Threads that ignore everything (a handler in an endless C call) must not keep the process.
+    os._exit(code)

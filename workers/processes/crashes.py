@@ -1,0 +1,131 @@
+"""What is done about the messages of a process that died: nothing is lost, and nothing kills workers for ever.
+
+The message a handler had in hand has its attempt counted, in every semantics, and ends as poison like any other failure:
+a handler that segfaults, is OOM-killed or calls ``os._exit`` does not block its queue. What the process had leased but
+not started is given back uncounted. Failing to write this down (the database is away) keeps the crash for another try.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from django.db import Error, connections, router
+
+from queueapp import messages, signals, wakeups
+from queueapp.consuming.registry import registered
+from queueapp.errors import UndecodableMessage
+from queueapp.models import Subscriber
+from queueapp.models.delivery import Semantics
+from queueapp.recovery import carrying_out
+from queueapp.sql import ErrorKind, backend_of, queue_sql
+
+from ..connections.dead_peers import Answering, patience
+from ..receiving.handling import ProcessDied
+from .slots import InHand, Slots
+
+log = logging.getLogger("workers")
+
+
+#: Exit code of a child that could not end all of its handlers.
+WEDGED = 75
+
+
+@dataclass
+class Crash:
+    """One dead child: what it had in hand, and under which subscribers it held leases."""
+
+    in_hand: list[tuple[Any, InHand]]
+    subscribers: list[tuple[Any, uuid.UUID]]
+    text: str
+
+    @classmethod
+    def of(cls, slots: Slots, queues: Sequence[Any], returncode: int) -> Crash:
+        """Read a dead child's slots."""
+        in_hand = [(queues[one.queue], one) for one in slots.in_hand()]
+        subscribers = [(queues[index], key) for index, key in slots.subscribers()]
+        return cls(in_hand, subscribers, exit_text(returncode))
+
+
+def exit_text(returncode: int) -> str:
+    """How a process ended, in words."""
+    if returncode == WEDGED:
+        return "was replaced because a handler ignored its time limit"
+    if returncode < 0:
+        try:
+            return f"was killed by {signal.Signals(-returncode).name}"
+        except ValueError:
+            return f"was killed by signal {-returncode}"
+    return f"ended with exit code {returncode}"
+
+
+def account(pending: Sequence[Crash]) -> list[Crash]:
+    """Write these crashes down; returns the ones that could not be, to be tried again."""
+    left = []
+    for crash in pending:
+        try:
+            _account(crash)
+        except Error as error:
+            log.warning("A crash could not be accounted for yet: %s", error)
+            connections.close_all()
+            left.append(crash)
+    return left
+
+
+def _account(crash: Crash) -> None:
+    while crash.in_hand:
+        queue, one = crash.in_hand[-1]
+        with Answering(connections[router.db_for_write(queue)]):
+            _count(queue, one, ProcessDied(f"The worker process {crash.text} while handling this message."))
+        crash.in_hand.pop()
+    while crash.subscribers:
+        queue, key = crash.subscribers[-1]
+        alias = router.db_for_write(queue)
+        connection = connections[alias]
+        sql = queue_sql(queue, connection)
+        with Answering(connection) as answering:
+            if sql.table.has("lease_owner"):
+                while sql.release_owner(connection, key, 3000, started=False):
+                    answering.again()
+                wakeups.sent(queue, connection)
+            Subscriber.objects.using(alias).filter(pk=key).delete()
+        crash.subscribers.pop()
+
+
+def _count(queue: Any, one: InHand, error: ProcessDied) -> None:
+    alias = router.db_for_write(queue)
+    if queue.delivery.semantics is Semantics.AT_MOST_ONCE:
+        # By contract it left the queue before its handler ran; what can still be done is to say which one it was.
+        log.critical("%s: at-most-once message is gone: seq %d, %s. %s", queue._meta.label, one.seq, one.text, error)
+        signals.crashed.send_robust(sender=queue, queue=queue, seq=one.seq, text=one.text, reason=str(error))
+        return
+    # A TRANSACTIONAL message has a token only if it was received carefully.
+    token = one.token if one.token.int else None
+    connection = connections[alias]
+    while True:
+        try:
+            # A TRANSACTIONAL receive is rolled back when the server notices that its client is gone: wait for that.
+            carrying_out.fail(
+                queue, alias, one.seq, error, consumer=_consumer(queue, one), token=token,
+                wait=patience(timedelta(seconds=30)),
+            )  # fmt: skip
+            return
+        except Error as failure:
+            if backend_of(connection).error_kind(failure) is not ErrorKind.DEADLOCK:
+                raise
+
+
+def _consumer(queue: Any, one: InHand) -> Any:
+    columns = ["headers", *({"recipient"} & {field.name for field in queue._meta.local_fields})]
+    row = queue.objects.using(router.db_for_write(queue)).filter(seq=one.seq).values_list(*columns).first()
+    if row is None:
+        return None
+    try:
+        return registered.find(queue, messages.read_head(row[0])[0], row[1] if len(row) > 1 else "")
+    except UndecodableMessage:
+        return None

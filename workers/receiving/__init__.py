@@ -1,0 +1,1 @@
+"""Receiving a queue in a worker process: looking, claiming, handling, ending."""

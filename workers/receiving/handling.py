@@ -1,0 +1,152 @@
+"""Running handlers: which one takes a message, and calling it, sync or async.
+
+Everything that can be looked up once is looked up once, when the worker starts; per message there is one dict lookup,
+two decodes and the call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from asgiref.sync import async_to_sync
+from django.db import connections, transaction
+
+from queueapp import messages
+from queueapp.conf import settings
+from queueapp.consuming.context import Context
+from queueapp.consuming.registration import Registration
+from queueapp.consuming.registry import registered
+from queueapp.sql import backend_of, queue_sql
+from queueapp.sql.base import BODY, EXPIRES, HEADERS, PRIORITY, RECIPIENT, Claimed
+from queueapp.sql.outgoing import Outgoing
+
+
+class Interrupted(Exception):
+    """Raised in the thread or the coroutine of a handler from outside."""
+
+
+class TimeLimitExceeded(Interrupted):
+    """A handler ran longer than its time limit: the attempt has failed."""
+
+
+class WorkerStopped(Interrupted):
+    """The worker had to stop before the handler had ended. No failure: the message is given back uncounted."""
+
+
+class ProcessDied(Exception):
+    """The worker process ended while a handler had the message: the "exception" of such an attempt."""
+
+
+class Entry:
+    """One consumer, ready to be called."""
+
+    __slots__ = ("attempts", "call", "decode", "registration", "timeout")
+
+    def __init__(self, registration: Registration) -> None:
+        self.registration = registration
+        limit: timedelta | None = registration.options["timeout"] or settings.TIMEOUT
+        #: Seconds, or None for no limit.
+        self.timeout = limit.total_seconds() if limit else None
+        #: A message handed out more often than this is not handled any more. A policy of its own may want more attempts
+        #: than the project's default, so that bounds it only where it is asked for.
+        options = registration.options
+        most = options["attempts"] or (sys.maxsize if options["policy"] else settings.ATTEMPTS)
+        self.attempts = min(most, registration.queue.delivery.max_deliveries or sys.maxsize)
+        self.call = _caller(registration, self.timeout)
+        of = registration.message_type
+        typed = isinstance(of, type) and messages.is_typed(of)
+        self.decode: Callable[[bytes], Any] | None = messages.body_decoder(of) if typed else None
+
+
+def _caller(registration: Registration, timeout: float | None) -> Callable[[Any, Context], Any]:
+    """The handler as a sync function of two arguments."""
+    handler = registration.handler
+    if not registration.wants_context:
+        one = handler
+
+        def handler(message: Any, context: Context) -> Any:
+            return one(message)
+
+    if not registration.is_async:
+        return handler
+
+    async def limited(message: Any, context: Context) -> Any:
+        # The handler's loop is on another thread; this is how its own thread's watchdog reaches it.
+        cancel = partial(asyncio.get_running_loop().call_soon_threadsafe, asyncio.current_task().cancel)  # type: ignore[union-attr]
+        context._cancel = cancel
+        limit = asyncio.timeout(timeout)
+        try:
+            async with limit:
+                return await handler(message, context)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise  # the handler's own
+            raise TimeLimitExceeded(f"{registration.name} ran longer than {timeout} s") from error
+
+    # async_to_sync runs what the handler does with Django's async ORM back on this very thread, so it is on this
+    # thread's connection and in its transaction. An event loop of our own would put it on another connection.
+    return async_to_sync(limited)
+
+
+def _fan_out(queue: Any, copies: tuple[str, ...]) -> Entry:
+    """The consumer of a message that names no recipient though several want it: a foreign producer, or a bulk one, does
+    not know our consumers. It is replaced by a copy for each; what is received under that name is handled as usual."""
+
+    def fan_out(body: bytes, context: Context) -> None:
+        connection = connections[context.alias]
+        claimed = context._claimed
+        expires = claimed[EXPIRES]
+        left = None
+        if expires is not None:
+            left = max(1, int((expires - backend_of(connection).now(connection)).total_seconds() * 1000))
+        with transaction.atomic(using=context.alias):
+            for name in copies:
+                row = Outgoing(context.message_id, claimed[HEADERS], body, left, name, claimed[PRIORITY])
+                queue_sql(queue, connection).insert(connection, row)
+
+    return Entry(Registration(queue, "queueapp.fan_out", bytes, fan_out, {}))
+
+
+class Handlers:
+    """The consumers of one queue in this process, by what a message says."""
+
+    def __init__(self, queue: Any) -> None:
+        self.queue = queue
+        self._addressed = queue.delivery.recipients
+        registrations = registered.of(queue)
+        self._by_name = {one.name: Entry(one) for one in registrations}
+        self._by_type: dict[str, Entry] = {}
+        for one in registrations:
+            same = tuple(other.name for other in registrations if other.type_name == one.type_name)
+            self._by_type[one.type_name] = _fan_out(queue, same) if len(same) > 1 else self._by_name[one.name]
+
+    def __bool__(self) -> bool:
+        return bool(self._by_name)
+
+    @property
+    def recipients(self) -> list[str]:
+        """Whose messages this process takes: '' and every consumer it has."""
+        return ["", *self._by_name] if self._addressed else [""]
+
+    def find(self, claimed: Claimed) -> tuple[Entry | None, str]:
+        """(who handles it or None, its content type). Raises UndecodableMessage when the headers do not parse."""
+        kind, content_type = messages.read_head(claimed[HEADERS])
+        if self._addressed and claimed[RECIPIENT]:
+            return self._by_name.get(claimed[RECIPIENT]), content_type
+        return self._by_type.get(kind), content_type
+
+    @staticmethod
+    def decode(entry: Entry, claimed: Claimed, content_type: str) -> Any:
+        """The body for this consumer. Raises UndecodableMessage."""
+        body = claimed[BODY]
+        if entry.decode is not None and body and content_type == messages.JSON:
+            try:
+                return entry.decode(body)
+            except Exception:  # noqa: S110
+                pass  # not this type, or a byte order mark: the general path reads it, or says what is wrong
+        return messages.decode_body(body, content_type, entry.registration.message_type)

@@ -1,0 +1,117 @@
+"""AT_MOST_ONCE: DELETE a batch, commit, handle each. Gone before the handler runs; what it fails on is kept as poison."""
+
+from __future__ import annotations
+
+import logging
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from django.db import Error, connections, transaction
+
+from queueapp.conf import settings
+from queueapp.errors import UndecodableMessage
+from queueapp.messages.ids import as_uuid
+from queueapp.recovery import carrying_out, verdicts
+from queueapp.sql import backend_of
+from queueapp.sql.base import BODY, DELIVERIES, HEADERS, ID, SEQ, Claimed, Row
+
+from ...connections.dead_peers import Answering
+from ...processes.slots import Slot
+from ..handling import WorkerStopped
+from ..sizing import BatchSize
+from .base import RollBack, Task
+
+if TYPE_CHECKING:
+    from ..pump import QueuePump
+
+log = logging.getLogger("workers")
+
+
+class AtMostOnceTask(Task):
+    """AT_MOST_ONCE: gone before the handler runs; what a handler fails on is kept as poison."""
+
+    def __init__(self, pump: QueuePump, slot: Slot | None) -> None:
+        super().__init__(pump, slot)
+        # A batch is gone when it is claimed, so a crash may lose all of it: BATCH_TARGET's worth of work.
+        most = min(settings.AT_MOST_ONCE_BATCH, backend_of(connections[self.alias]).max_batch)
+        self.size = BatchSize(most, settings.BATCH_TARGET.total_seconds())
+
+    def receive(self, limit: int) -> int:
+        connection = connections[self.alias]
+        rows: list[Claimed] = []
+        unknown: list[int] = []
+        try:
+            with Answering(connection), transaction.atomic(using=self.alias):
+                # It ends before the commit, so that no other task walks over these rows meanwhile.
+                with self.pump.claim(self, limit) as claim:
+                    started = monotonic()
+                    claim.rows = rows = self.sql.claim_by_delete(
+                        connection, claim.ranges, limit, whole=True, skip=self.pump.skip
+                    )
+                if not rows:
+                    return 0
+                unknown = self._unknown(rows)
+                if unknown:
+                    raise RollBack  # they are somebody else's: claim again without them
+            self.pump.claimed(self, rows)
+        except RollBack:
+            self.pump.floors.lower(min(row[SEQ] for row in rows))
+            self.unknown(unknown)
+            return len(unknown)
+        except Error:
+            if rows:
+                self.pump.floors.lower(min(row[SEQ] for row in rows))
+            raise
+        # Also when stopping: what was claimed is handled, never dropped.
+        handled = 0
+        for row in rows:
+            if self.slot is not None:
+                identity = row[ID]
+                self.slot.keep(identity if type(identity) is bytes else as_uuid(identity).bytes, row[HEADERS])
+            outcome = self.call(row, 1)
+            if outcome is None:
+                handled += 1
+            else:
+                assert isinstance(outcome, BaseException)
+                self._keep(row, outcome)
+        if handled:
+            self.pump.succeeded(handled)
+        self.size.observe(len(rows), monotonic() - started)
+        return len(rows)
+
+    def _unknown(self, rows: list[Claimed]) -> list[int]:
+        if not self.queue.delivery.recipients:
+            # Messages of one type have the same headers: one look for all of them.
+            of_headers = {row[HEADERS]: row for row in rows}
+            if not any(self._is_unknown(row) for row in of_headers.values()):
+                return []
+        return [row[SEQ] for row in rows if self._is_unknown(row)]
+
+    def _is_unknown(self, claimed: Claimed) -> bool:
+        try:
+            return self.handlers.find(claimed)[0] is None
+        except UndecodableMessage:
+            return False
+
+    def _keep(self, claimed: Claimed, error: BaseException) -> None:
+        verdict = None
+        if isinstance(error, WorkerStopped):
+            verdict = verdicts.Poison(f"at-most-once, not retried: {error}")
+        else:
+            self.pump.failed()
+        rest = claimed[-8:]  # what claim_by_delete(whole=True) appends: Row from ``cancels`` on
+        row = Row(claimed[SEQ], as_uuid(claimed[ID]), claimed[HEADERS], claimed[BODY], claimed[DELIVERIES], *rest)
+        connection = connections[self.alias]
+        while True:
+            try:
+                with Answering(connection):
+                    carrying_out.fail_taken(
+                        self.queue, self.alias, row, error, consumer=self.consumer_of(claimed),
+                        items=self.items, verdict=verdict,
+                    )  # fmt: skip
+                return
+            except Error as failure:
+                if not self.pump.survive(failure, self.pump.breaker, connection):
+                    log.critical("%s: at-most-once message %s failed and could not be kept; headers: %s",
+                                 self.queue._meta.label, row.id, row.headers)  # fmt: skip
+                    return  # the rest of its batch is to be handled all the same

@@ -1,0 +1,211 @@
+"""What the receive strategies share: calling a handler, and what happens when it fails.
+
+A task is one thread with one connection. No lock, timer or log line per message: a task writes two attributes, and the
+watchdog looks at ``Task.running``.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from datetime import timedelta
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from django.db import Error, connections
+
+from queueapp.conf import settings
+from queueapp.consuming.context import Context
+from queueapp.errors import LeaseLost, UndecodableMessage
+from queueapp.recovery import carrying_out, verdicts
+from queueapp.sql import ErrorKind, backend_of, queue_sql
+from queueapp.sql.base import SEQ, Claimed
+
+from ...connections.dead_peers import Answering, patience
+from ...processes.slots import Slot
+from ..handling import Entry, Handlers, Interrupted, ProcessDied, WorkerStopped
+from ..sizing import BatchSize
+
+if TYPE_CHECKING:
+    from ..pump import QueuePump
+    from ..rounds import Round
+
+log = logging.getLogger("workers")
+
+
+class Running(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """The handler that runs now, for the watchdog. (One is made per message: 0.1 µs where a NamedTuple takes 0.3.)"""
+
+    seq: int
+    entry: Entry
+    context: Context
+    started: float
+    deadline: float | None
+
+
+class RollBack(Exception):
+    """Leaves the receive's transaction without a commit; what failed is kept beside it."""
+
+
+class Task:
+    """What the three strategies share."""
+
+    def __init__(self, pump: QueuePump, slot: Slot | None) -> None:
+        self.pump = pump
+        self.queue: Any = pump.queue
+        self.alias: str = pump.alias
+        self.handlers: Handlers = pump.handlers
+        self.sql = queue_sql(pump.queue, connections[pump.alias])
+        self.slot = slot
+        self.thread_id = 0
+        self.running: Running | None = None
+        self.batch: Any = None
+        self.stop_lock = threading.Lock()
+        #: What the watchdog has interrupted, for its time limit and for a stop that could not wait.
+        self.hit: Running | None = None
+        self.cut_off: Running | None = None
+        self.hurry = False
+        #: What the handler that failed last had left in ``Context.items``.
+        self.items: dict[str, Any] | None = None
+        self.size = BatchSize(1, settings.BATCH_TARGET.total_seconds())
+        #: The round it takes part in, and its consecutive successes there; the pump's business.
+        self.round: Round | None = None
+        self.successes = 0
+
+    def bind(self) -> None:
+        """Called on the task's own thread, before anything else."""
+        self.thread_id = threading.get_ident()
+
+    def receive(self, limit: int) -> int:
+        """Claim at most ``limit``, handle them, end them; returns how many were claimed."""
+        raise NotImplementedError
+
+    # -- one message ----------------------------------------------------------------------------------------------
+
+    def call(self, claimed: Claimed, attempt: int) -> BaseException | bool | None:
+        """Run the handler of a message. None: done. False: nobody here knows the type. Else what it raised."""
+        seq = claimed[SEQ]
+        try:
+            entry, content_type = self.handlers.find(claimed)
+            if entry is None:
+                return False
+            message = self.handlers.decode(entry, claimed, content_type)
+        except UndecodableMessage as error:
+            self.items = None
+            return error
+        if attempt > entry.attempts:
+            self.items = None
+            # Handed out for its last attempt, and neither ended nor failed: its process died, or its lease lapsed.
+            return ProcessDied(f"It was handed out {attempt - 1} times and never ended; its handler is not run again.")
+        context = Context(self.queue, self.alias, entry.registration, claimed, attempt, self.extend)
+        quarantine = self.pump.quarantine if self.pump.quarantine.watchful else None
+        if quarantine is not None:
+            quarantine.enter(suspect=attempt > 1)
+        started = monotonic()
+        timeout = entry.timeout
+        slot = self.slot
+        if slot is not None:
+            slot.begin(seq)
+        self.running = running = Running(seq, entry, context, started, started + timeout if timeout else None)
+        failed: BaseException | None = None
+        try:
+            try:
+                entry.call(message, context)
+            except BaseException as error:
+                # sys.exit() and a cancelled coroutine, too, end the attempt and not the worker.
+                failed = error
+            finally:
+                self.running = None
+            if self.hurry or (running.deadline is not None and monotonic() >= running.deadline):
+                failed = self._absorb(running) or failed
+        except Interrupted as error:
+            # Sent while the handler ran, delivered a few bytecodes after it had returned: it was late all the same.
+            self.running = None
+            failed = error
+        if slot is not None:
+            slot.end()
+        if quarantine is not None:
+            quarantine.leave(suspect=attempt > 1)
+        if failed is not None:
+            if self.cut_off is running and self.hit is not running:
+                # Whatever the handler made of the interruption.
+                failed = WorkerStopped(f"{entry.registration.name} was interrupted: the worker stops.")
+            self.items = context._items
+        return failed
+
+    def _absorb(self, running: Running) -> BaseException | None:
+        """If the watchdog has sent an exception, it must arrive here or have arrived, and nowhere else."""
+        try:
+            with self.stop_lock:
+                sent = self.hit is running or self.cut_off is running
+            if sent:
+                for _ in range(100):  # what is still under way is raised at a jump back; else the handler has had it
+                    pass
+        except Interrupted as error:
+            return error
+        return None
+
+    def consumer_of(self, claimed: Claimed) -> Any:
+        """The registration that a message belongs to, for recoverability; None when its headers do not parse."""
+        try:
+            entry, _ = self.handlers.find(claimed)
+        except UndecodableMessage:
+            return None
+        return entry.registration if entry else None
+
+    def extend(self, seq: int, period: timedelta | None) -> None:
+        """``Context.extend``; only a leased message has something to extend."""
+
+    # -- after a failure ------------------------------------------------------------------------------------------
+
+    def recover(
+        self, claimed: Claimed, error: BaseException, token: uuid.UUID | None, items: dict[str, Any] | None
+    ) -> None:
+        """Let recoverability decide, trying again while the database is in the way."""
+        if isinstance(error, WorkerStopped):
+            # A lease is ended uncounted; what was received in a transaction is back since its rollback.
+            if token is not None:
+                with Answering(connections[self.alias]):
+                    self.sql.give_back(connections[self.alias], [claimed[SEQ]], token, handled=False)
+            self.pump.came_back(claimed[SEQ])
+            return
+        self.pump.failed()
+        connection = connections[self.alias]
+        with Answering(connection):
+            if connection.connection is not None and not connection.is_usable():
+                connection.close()
+        while True:
+            try:
+                with Answering(connection):
+                    verdict = carrying_out.fail(
+                        self.queue,
+                        self.alias,
+                        claimed[SEQ],
+                        error,
+                        consumer=self.consumer_of(claimed),
+                        token=token,
+                        wait=patience(timedelta(seconds=60)),
+                        items=items,
+                    )
+                break
+            except Error as failure:
+                kind = backend_of(connection).error_kind(failure)
+                if kind is ErrorKind.LOCKED:
+                    continue  # another receiver has it in hand; the failed attempt must be counted all the same
+                storing = isinstance(failure, carrying_out.StoreFailed)
+                breaker = self.pump.store_breaker if storing else self.pump.breaker
+                if not self.pump.survive(failure, breaker, connection):
+                    raise
+        self.pump.store_breaker.success()
+        if verdict is None:
+            if token is not None:
+                self.pump.stats.lost += 1
+                log.warning("%s", LeaseLost(self.queue._meta.label, claimed[SEQ]))
+        elif isinstance(verdict, verdicts.RetryNow):
+            self.pump.floors.lower(claimed[SEQ])
+
+    def unknown(self, seqs: list[int]) -> None:
+        """No consumer of this process takes these: leave them to others, and do not look at them again."""
+        self.pump.leave_alone(seqs)

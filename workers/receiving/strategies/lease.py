@@ -1,0 +1,215 @@
+"""AT_LEAST_ONCE: lease a batch, handle each message, ack the batch in one statement of its own, seqs ascending.
+
+Claim and ack are never in one transaction: that deadlocks. A slow handler makes the batch end what is done, renew what is
+in hand and give back what was not started.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections import deque
+from collections.abc import Sequence
+from datetime import timedelta
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from django.db import Error, connections
+
+from queueapp.conf import settings
+from queueapp.errors import LeaseLost
+from queueapp.messages import new_id
+from queueapp.sql import backend_of
+from queueapp.sql.base import DELIVERIES, SEQ, Claimed
+
+from ...connections.dead_peers import Answering
+from ...processes.slots import Slot
+from ..sizing import BatchSize
+from .base import Task
+
+if TYPE_CHECKING:
+    from ..pump import QueuePump
+
+log = logging.getLogger("workers")
+
+
+#: A message of a batch, what its handler raised, and what it had left in ``Context.items``.
+_Failed = tuple[Claimed, BaseException, dict[str, Any] | None]
+
+
+class Batch:
+    """A leased batch. ``waiting`` and ``done`` are shared with the watchdog: who takes a message out of one of them has it
+    for himself, so neither needs a lock."""
+
+    __slots__ = ("done", "expires", "held", "token", "waiting")
+
+    def __init__(self, token: uuid.UUID, expires: float, rows: Sequence[Claimed]) -> None:
+        self.token = token
+        self.expires = expires
+        self.waiting: deque[Claimed] = deque(rows)
+        #: Handled, and not yet acked.
+        self.done: deque[int] = deque()
+        #: Handled or in hand, and not yet acked: what a renewal has to cover besides ``waiting``.
+        self.held: list[int] = []
+
+    def take_done(self) -> list[int]:
+        """Take everything out of ``done``, ascending."""
+        taken: list[int] = []
+        try:
+            while True:
+                taken.append(self.done.popleft())
+        except IndexError:
+            taken.sort()
+            return taken
+
+
+class LeaseTask(Task):
+    """AT_LEAST_ONCE."""
+
+    def __init__(self, pump: QueuePump, slot: Slot | None) -> None:
+        super().__init__(pump, slot)
+        most = min(settings.MAX_BATCH, backend_of(connections[self.alias]).max_batch)
+        self._target = settings.BATCH_TARGET.total_seconds()
+        self.size = BatchSize(most, self._target)
+        self._lease_ms = int(self.queue.delivery.lease_period / timedelta(milliseconds=1))
+
+    def receive(self, limit: int) -> int:
+        if not self.pump.careful:
+            return self._receive(limit)
+        # What is leased is in hand, so that a crash of everything counts against this message and no other.
+        with self.pump.quarantine.alone(self.pump.stopping) as may:
+            # Not a short claim: there may well be more.
+            return limit if may and self._receive(1) else 0
+
+    def _receive(self, limit: int) -> int:
+        connection = connections[self.alias]
+        token = new_id()
+        with self.pump.claim(self, limit) as claim:
+            started = monotonic()  # before the statement, so that a slow round trip cannot stretch the lease
+            with Answering(connection):
+                claim.rows = rows = self.sql.claim_by_lease(
+                    connection, claim.ranges, limit, token, self.pump.subscriber, self._lease_ms, self.pump.skip
+                )
+        if not rows:
+            return 0
+        self.pump.claimed(self, rows)
+        count = len(rows)
+        self.batch = batch = Batch(token, started + self._lease_ms / 1000, rows)
+        if self.slot is not None:
+            self.slot.lease(token)
+        try:
+            self._handle(batch, started)
+        finally:
+            self.batch = None
+        self.size.observe(count, monotonic() - started)
+        return count
+
+    def _handle(self, batch: Batch, started: float) -> None:
+        held, waiting, done = batch.held, batch.waiting, batch.done
+        failures: list[_Failed] = []
+        unknown: list[int] = []
+        flush_at = started + 2 * self._target
+        stopping = self.pump.stopping
+        while waiting:
+            if stopping.is_set():
+                break
+            try:
+                row = waiting.popleft()
+            except IndexError:  # the watchdog took the last one
+                break
+            held.append(row[SEQ])
+            outcome = self.call(row, row[DELIVERIES])
+            if outcome is None:
+                done.append(row[SEQ])
+            elif outcome is False:
+                unknown.append(row[SEQ])
+            else:
+                assert isinstance(outcome, BaseException)
+                failures.append((row, outcome, self.items))
+            if monotonic() > flush_at:
+                self._flush(batch, failures, unknown, started)
+                flush_at = monotonic() + 2 * self._target
+        self._end(batch, failures, unknown)
+        if waiting:
+            self._give_back(batch, 0)  # stopping; last, so that an error here does not cost the acks
+
+    def _flush(self, batch: Batch, failures: list[_Failed], unknown: list[int], started: float) -> None:
+        """Handlers are slower than thought: end what is done, and keep only what fits into the target."""
+        now = monotonic()
+        average = (now - started) / max(1, len(batch.held))
+        self._end(batch, failures, unknown)
+        if now > batch.expires and batch.waiting:
+            # Nobody renewed it: what was not started may be somebody else's by now.
+            self.pump.stats.lost += len(batch.waiting)
+            log.warning("%s: the lease of %d waiting messages lapsed.", self.queue._meta.label, len(batch.waiting))
+            batch.waiting.clear()
+        self._give_back(batch, max(1, int(self._target / average)))
+
+    def _end(self, batch: Batch, failures: list[_Failed], unknown: list[int]) -> None:
+        if batch.done:
+            self._ack(batch)
+        for row, error, items in failures:
+            self.recover(row, error, batch.token, items)
+        if unknown:
+            with Answering(connections[self.alias]):
+                self.sql.give_back(connections[self.alias], sorted(unknown), batch.token, handled=False)
+            self.unknown(unknown)
+        failures.clear()
+        unknown.clear()
+        batch.held.clear()
+
+    def _ack(self, batch: Batch) -> None:
+        connection = connections[self.alias]
+        while batch.done:
+            try:
+                self.ack_done(batch)
+            except Error as error:
+                # These messages are handled: an ack that did not arrive is tried again as long as the lease holds.
+                if monotonic() > batch.expires or not self.pump.survive(error, self.pump.breaker, connection):
+                    lost = len(batch.take_done())
+                    log.error("%s: %d handled messages could not be acked and will come again: %s",
+                              self.queue._meta.label, lost, error)  # fmt: skip
+                    self.pump.stats.lost += lost
+
+    def ack_done(self, batch: Batch) -> None:
+        """Ack what is done; an error leaves it done and not acked. The watchdog calls this as well, on its own thread and
+        connection: what was handled is not to wait for its ack behind a slow handler, lest a crash doubles it."""
+        seqs = batch.take_done()
+        if not seqs:
+            return
+        connection = connections[self.alias]
+        try:
+            with Answering(connection):
+                ended = self.sql.ack(connection, seqs, batch.token)
+        except Error:
+            batch.done.extend(seqs)
+            raise
+        self.pump.succeeded(ended)
+        if ended != len(seqs):
+            self.pump.stats.lost += len(seqs) - ended
+            log.warning(
+                "%s: %d of %d leases were lost before the ack (seq %d to %d); those messages are handled again.",
+                self.queue._meta.label, len(seqs) - ended, len(seqs), seqs[0], seqs[-1],
+            )  # fmt: skip
+
+    def _give_back(self, batch: Batch, keep: int) -> None:
+        """Give back what was not started, from the right, all but ``keep``; not counted as a delivery."""
+        surplus = []
+        while len(batch.waiting) > keep:
+            try:
+                surplus.append(batch.waiting.pop()[SEQ])
+            except IndexError:
+                break
+        if surplus:
+            surplus.reverse()
+            with Answering(connections[self.alias]):
+                self.sql.give_back(connections[self.alias], sorted(surplus), batch.token, handled=False)
+            self.pump.came_back(min(surplus), len(surplus))
+
+    def extend(self, seq: int, period: timedelta | None) -> None:
+        batch = self.batch
+        if batch is None:
+            raise LeaseLost(self.queue._meta.label, seq)
+        lease_ms = self._lease_ms if period is None else int(period / timedelta(milliseconds=1))
+        if not self.sql.extend(connections[self.alias], [seq], batch.token, lease_ms):
+            raise LeaseLost(self.queue._meta.label, seq)

@@ -1,0 +1,1 @@
+"""Long-running helpers of a process, each one thread: heartbeat, dispatcher, housekeeping, listening."""

@@ -1,0 +1,131 @@
+"""The delayed dispatcher: moves due messages to their queues (spec/002), and sleeps until the next one is due.
+
+One elected dispatcher per database does the work; the others wait for its lease to lapse. It is woken by a message
+stored anywhere that may be due sooner. A round moves a batch in one transaction; a full batch is followed at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from datetime import timedelta
+
+from django.db import Error, connections
+
+from queueapp import delayed
+from queueapp.conf import settings
+from queueapp.models.delivery import Semantics
+from queueapp.sql import ErrorKind, backend_of
+
+from ..connections.circuit_breaker import CircuitBreaker, RateBreaker
+from ..connections.dead_peers import Answering, again
+from .leadership import Leadership
+
+log = logging.getLogger("workers")
+
+
+class DelayedDispatcher(threading.Thread):
+    """Dispatches for one database until stopping."""
+
+    def __init__(self, alias: str, holder: uuid.UUID, stopping: threading.Event) -> None:
+        super().__init__(name=f"dispatcher-{alias}", daemon=True)
+        self.alias = alias
+        self.leadership = Leadership(alias, "delayed dispatcher", holder)
+        self.dispatched = 0
+        self._stopping = stopping
+        self._wake = threading.Event()
+        self.fetch_breaker = CircuitBreaker(
+            f"Fetch of due messages in {alias}", settings.TIME_TO_TRIGGER_FETCH_CIRCUIT_BREAKER
+        )
+        self.dispatch_breaker = CircuitBreaker(
+            f"Dispatch of due messages in {alias}", settings.TIME_TO_TRIGGER_DISPATCH_CIRCUIT_BREAKER
+        )
+        self.recovery_breaker = RateBreaker(
+            f"Recovery of delayed messages in {alias}", settings.MAXIMUM_RECOVERY_FAILURES_PER_SECOND
+        )
+
+    def wake(self) -> None:
+        """A delayed message was stored: it may be due before the dispatcher meant to look again."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """End the wait; ``stopping`` has to be set before."""
+        self._wake.set()
+
+    def run(self) -> None:
+        woken = False
+        store = delayed.store_of(self.alias)
+        if isinstance(store, delayed.DelayedStoreWithInfrastructure):
+            store.setup_infrastructure()
+        store.initialize("delayed dispatcher", Semantics.TRANSACTIONAL)
+        while not self._stopping.is_set():
+            self._wake.clear()
+            try:
+                with Answering(connections[self.alias]):
+                    wait = self._round()
+                self.fetch_breaker.success()
+            except Error as error:
+                wait = self._failed(error)
+            except Exception as error:
+                # Failure handling itself failed (a row that vanished, a third-party store): nothing was committed.
+                log.exception("A round of the dispatcher of %r failed.", self.alias)
+                wait = max(1.0, self.recovery_breaker.failure(error))
+            if woken:
+                # Wake-ups are throttled: what was stored just after this one is seen by looking once more.
+                wait = min(wait, settings.WAKE_UP_INTERVAL.total_seconds())
+            woken = wait > 0 and self._wake.wait(wait)
+        try:
+            with Answering(connections[self.alias]):
+                self.leadership.resign()
+        except Error as error:
+            log.info("The dispatcher of %r could not resign, its lease will lapse: %s", self.alias, error)
+        connections[self.alias].close()
+
+    def _round(self) -> float:
+        """One round; returns how many seconds to wait for the next."""
+        poll = settings.DISPATCH_POLL.total_seconds()
+        if not self.leadership.hold():
+            return poll
+        limit = settings.DISPATCH_BATCH
+        done = self._dispatch(limit)
+        self.dispatched += done.moved
+        if done.poisoned:
+            log.error(
+                "%d delayed messages in %r went to poison: they could not be forwarded.", done.poisoned, self.alias
+            )
+        if done.failed:
+            # Refused by its queue, and still to be tried again: not at once, and the breaker sees it.
+            return self.dispatch_breaker.failure(RuntimeError(f"{done.failed} delayed messages could not be forwarded"))
+        self.dispatch_breaker.success()
+        if done.moved + done.poisoned >= limit:
+            return 0.0
+        due = delayed.next_due_in(self.alias)
+        if due is None:
+            return poll
+        # Overdue and yet not moved: somebody else has it locked.
+        return min(poll, max(due, timedelta(milliseconds=5)).total_seconds())
+
+    def _dispatch(self, limit: int) -> delayed.Dispatched:
+        # Always: delayed retries are kept here whatever store is configured, so that they move in one transaction.
+        total = delayed.dispatch_due(self.alias, limit)
+        store = delayed.store_of(self.alias)
+        if isinstance(store, delayed.SqlDelayedStore):
+            return total
+        connection = connections[self.alias]
+        while sum(total) < limit and not self._stopping.is_set():
+            one = delayed.dispatch_next(store, backend_of(connection).now(connection))
+            if one is None:
+                break
+            again()
+            total = delayed.Dispatched(*(a + b for a, b in zip(total, one, strict=True)))
+            if one.failed:
+                break
+        return total
+
+    def _failed(self, error: Error) -> float:
+        connection = connections[self.alias]
+        if backend_of(connection).error_kind(error) is ErrorKind.DEADLOCK:
+            return 0.01
+        connection.close()
+        return self.fetch_breaker.failure(error)

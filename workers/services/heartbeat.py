@@ -1,0 +1,178 @@
+"""The pulse of a worker process: says that it is alive, learns who else is, and sees what operators paused.
+
+One thread and one connection per process and database. A beat that comes too late is told by a missing row: somebody
+declared this process dead and released its leases; it writes its rows again, and its late acks touch nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import uuid
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import datetime
+from time import monotonic
+from typing import Any
+
+from django.db import Error, connections
+from django.db.models import Q
+
+from queueapp import __version__
+from queueapp.conf import settings
+from queueapp.models import Now, QueueControl, Subscriber
+
+from ..connections.circuit_breaker import CircuitBreaker
+from ..connections.dead_peers import Answering
+from ..receiving.pump import QueuePump
+
+log = logging.getLogger("workers")
+
+
+class Heartbeat(threading.Thread):
+    """Beats for all pumps of one database in this process, until stopping."""
+
+    def __init__(
+        self, alias: str, pumps: Sequence[QueuePump], supervisor: uuid.UUID, stopping: threading.Event
+    ) -> None:
+        super().__init__(name=f"heartbeat-{alias}", daemon=True)
+        self.alias = alias
+        self._pumps = pumps
+        self._supervisor = supervisor
+        self._stopping = stopping
+        self._breaker = CircuitBreaker(f"Heartbeat in {alias}")
+        #: Set after the first beat: by then every pump knows whether it has to be careful.
+        self.begun = threading.Event()
+        self._started_at = monotonic()
+        #: Subscribers of other trees that were there when this one began, until they show that they live.
+        self._strangers: dict[uuid.UUID, tuple[str, datetime]] = {}
+        self._told: dict[QueuePump, dict[str, Any]] = {}
+        for pump in pumps:
+            pump.careful = True  # until the first beat says that there is no reason
+
+    def run(self) -> None:
+        tick = min(1.0, *(pump.peek_delay for pump in self._pumps))
+        next_beat = 0.0
+        while not self._stopping.is_set():
+            wait = tick
+            try:
+                with Answering(connections[self.alias]):
+                    if monotonic() >= next_beat:
+                        self._beat()
+                        next_beat = monotonic() + settings.HEARTBEAT_INTERVAL.total_seconds()
+                    self._read_controls()
+                self.begun.set()
+                self._breaker.success()
+            except Error as error:
+                connections[self.alias].close()
+                wait = self._breaker.failure(error)
+            self._stopping.wait(wait)
+        connections[self.alias].close()
+
+    def goodbye(self) -> None:
+        """Delete this process' rows: it ended well and holds nothing. Called when the pumps have stopped."""
+        rows = Subscriber.objects.using(self.alias).filter(pk__in=[pump.subscriber for pump in self._pumps])
+        try:
+            with Answering(connections[self.alias]):
+                rows.delete()
+        except Error as error:
+            log.warning("Could not sign off from %r: %s", self.alias, error)
+        finally:
+            connections[self.alias].close()
+
+    def _beat(self) -> None:
+        rows = Subscriber.objects.using(self.alias)
+        alive = {"heartbeat_at": Now(), "alive_until": Now() + settings.DEAD_AFTER}
+        news = {pump: _counts(pump) for pump in self._pumps}
+        quiet = [pump for pump in self._pumps if self._told.get(pump) == news[pump]]
+        # One statement for all that have nothing new to say; each of the others, and all if a row is missing, its own.
+        if quiet and rows.filter(pk__in=[pump.subscriber for pump in quiet]).update(**alive) == len(quiet):
+            for pump in quiet:
+                del news[pump]
+        for pump, counts in news.items():
+            if not rows.filter(pk=pump.subscriber).update(**alive, **counts):
+                rows.create(
+                    id=pump.subscriber,
+                    queue=pump.queue._meta.label,
+                    host=socket.gethostname()[:255],
+                    process=os.getpid(),
+                    supervisor=self._supervisor,
+                    version=os.environ.get("QUEUEAPP_WORKER_VERSION", __version__)[:64],
+                    concurrency=pump.crew.concurrency,
+                    **alive,
+                    **counts,
+                )
+            self._told[pump] = counts
+        # One read for all queues: everybody's place among the live subscribers of each.
+        live: defaultdict[str, list[uuid.UUID]] = defaultdict(list)
+        names = [pump.queue._meta.label for pump in self._pumps]
+        for queue, key in rows.filter(queue__in=names, alive_until__gt=Now()).order_by("id").values_list("queue", "id"):
+            live[queue].append(key)
+        for pump in self._pumps:
+            keys = live[pump.queue._meta.label]
+            if pump.subscriber in keys:
+                pump.rank, pump.workers = keys.index(pump.subscriber), len(keys)
+
+    def _read_controls(self) -> None:
+        controls = QueueControl.objects.using(self.alias).annotate(now_careful=Q(careful_until__gt=Now()))
+        paused, careful = set(), set()
+        for queue, is_paused, is_careful in controls.values_list("queue", "paused", "now_careful"):
+            if is_paused:
+                paused.add(queue)
+            if is_careful:
+                careful.add(queue)
+        careful |= self._queues_with_the_dead()
+        for pump in self._pumps:
+            label = pump.queue._meta.label
+            self._set_careful(pump, label in careful)
+            if (label in paused) != pump.paused:
+                pump.paused = label in paused
+                log.info("%s is %s.", label, "paused" if pump.paused else "resumed")
+                if not pump.paused:
+                    pump.wake()
+
+    def _queues_with_the_dead(self) -> set[str]:
+        """Queues with a subscriber that died without a goodbye and was not buried yet, or that may have: just started,
+        this process cannot know whether another tree's rows are those of living workers or of its own last life."""
+        rows = Subscriber.objects.using(self.alias).exclude(supervisor=self._supervisor)
+        if not self.begun.is_set():
+            self._strangers = {row[0]: row[1:] for row in rows.values_list("id", "queue", "heartbeat_at")}
+        elif self._strangers:
+            # One beat since then is proof of life; a row that is gone said goodbye, or was buried, which is known.
+            seen = dict(rows.filter(pk__in=list(self._strangers)).values_list("id", "heartbeat_at"))
+            self._strangers = {key: (q, at) for key, (q, at) in self._strangers.items() if seen.get(key) == at}
+            if monotonic() - self._started_at >= settings.DEAD_AFTER.total_seconds():
+                self._strangers = {}  # those that died are found by their time
+        found = set(rows.filter(alive_until__lt=Now()).values_list("queue", flat=True))
+        return found | {queue for queue, _ in self._strangers.values()}
+
+    def _set_careful(self, pump: QueuePump, careful: bool) -> None:
+        if careful == pump.careful:
+            return
+        # First the row, then the pump: whoever buries this process must know whether what it leased was in hand.
+        Subscriber.objects.using(self.alias).filter(pk=pump.subscriber).update(careful=careful)
+        pump.careful = careful
+        if self.begun.is_set():
+            log.warning(
+                "%s is received %s.", pump.queue._meta.label, "carefully: a worker died" if careful else "normally"
+            )
+
+
+def _counts(pump: QueuePump) -> dict[str, Any]:
+    return {
+        "received": pump.stats.received,
+        "handled": pump.stats.handled,
+        "failed": pump.stats.failed,
+        "outstanding": sum(_outstanding(task) for task in pump.tasks),
+        "careful": pump.careful,
+        "trouble": pump.trouble(),
+    }
+
+
+def _outstanding(task: object) -> int:
+    batch = getattr(task, "batch", None)
+    if batch is not None:
+        return len(batch.held) + len(batch.waiting)
+    return 1 if getattr(task, "running", None) is not None else 0

@@ -1,0 +1,111 @@
+"""Listening for wake-ups: one LISTEN connection per process and database (DESIGN §5).
+
+The connection only listens; peeks and claims never wait for it. Where LISTEN does not work (a pooler in transaction
+mode, SQL Server) that is said once, and polling carries on: it is the truth anyway. A half-open connection is found
+out by a round trip every ``LIVENESS`` seconds.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from time import monotonic
+
+import psycopg
+from django.db import Error, connections
+
+from queueapp.sql import backend_of
+from queueapp.wakeups import CHANNEL
+
+from ..connections.dead_peers import Answering
+
+log = logging.getLogger("workers")
+
+#: Seconds between two proofs that the connection is alive, and how long one may take.
+LIVENESS = 15.0
+_SLICE = 1.0
+
+
+class Listener(threading.Thread):
+    """Calls ``on_wake(payload)`` for every wake-up of one database, on its own thread, until stopping."""
+
+    def __init__(self, alias: str, on_wake: Callable[[str], None], stopping: threading.Event) -> None:
+        super().__init__(name=f"listener-{alias}", daemon=True)
+        self.alias = alias
+        self._on_wake = on_wake
+        self._stopping = stopping
+        #: Set while wake-ups arrive; tests wait for it.
+        self.established = threading.Event()
+        self._said = False
+
+    def run(self) -> None:
+        connection = connections[self.alias]
+        if not backend_of(connection).can_notify:
+            log.warning("Database %r (%s) has no wake-ups: its queues are polled.", self.alias, connection.vendor)
+            return
+        wait = 1.0
+        while not self._stopping.is_set():
+            try:
+                self._listen()
+                return
+            except (Error, psycopg.Error, OSError) as error:
+                if self.established.is_set():
+                    wait = 1.0
+                self.established.clear()
+                if not self._said:
+                    self._said = True
+                    log.warning("No wake-ups from %r, its queues are polled meanwhile: %s", self.alias, error)
+                self._stopping.wait(wait)
+                wait = min(wait * 2, 30.0)
+
+    def _listen(self) -> None:
+        # Django's parameters, but a connection of its own: Django would close and share its connection as it likes.
+        wrapper = connections[self.alias].copy()
+        params = wrapper.get_connection_params()
+        params = {k: v for k, v in params.items() if k not in ("context", "cursor_factory", "prepare_threshold")}
+        params["connect_timeout"] = params.get("connect_timeout", 10)
+        params["prepare_threshold"] = None  # its few statements are not worth a prepared one, which poolers may mix up
+        with psycopg.Connection.connect(**params, autocommit=True) as raw:
+            wrapper.connection = raw  # for whoever has to cut it
+            with Answering(wrapper):
+                raw.execute(f'LISTEN "{CHANNEL}"')
+                # Behind a pooler in transaction mode the LISTEN lands on some server connection: nothing ever arrives.
+                self._prove(raw)
+            self.established.set()
+            if self._said:
+                log.warning("Wake-ups from %r work again.", self.alias)
+                self._said = False
+            proved = monotonic()
+            while not self._stopping.is_set():
+                for notify in raw.notifies(timeout=_SLICE):
+                    if notify.payload != _PROOF:
+                        self._on_wake(notify.payload)
+                    if self._stopping.is_set():
+                        return
+                if monotonic() - proved > LIVENESS:
+                    with Answering(wrapper):
+                        raw.execute("SELECT 1")
+                    proved = monotonic()
+
+    def _prove(self, raw: psycopg.Connection) -> None:
+        """A notification must arrive, or LISTEN does not work here. Sent on another connection, as all the others will be:
+        a pooler hands the answer to one's own statement back together with the notification."""
+        connection = connections[self.alias]
+        try:
+            backend_of(connection).notify(connection, CHANNEL, _PROOF)
+        finally:
+            connection.close()
+        deadline = monotonic() + 5
+        while monotonic() < deadline:
+            for notify in raw.notifies(timeout=0.5, stop_after=1):
+                if notify.payload == _PROOF:
+                    return
+                self._on_wake(notify.payload)
+        raise psycopg.OperationalError(
+            "LISTEN gets no notifications; is there a connection pooler in transaction mode? "
+            "Point the workers at the server itself, or set QUEUEAPP.WAKE_UPS to False."
+        )
+
+
+_PROOF = "queueapp-listening"
