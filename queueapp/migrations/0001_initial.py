@@ -54,7 +54,7 @@ class Migration(migrations.Migration):
                 ("stored_at", queueapp.models.fields.UtcField(db_default=queueapp.models.fields.Now())),
                 (
                     "retries",
-                    models.IntegerField(db_default=0, help_text="Failed dispatches so far (spec/002 NumberOfRetries)."),
+                    models.IntegerField(db_default=0, help_text="Failed dispatches so far (see NUMBER_OF_RETRIES)."),
                 ),
             ],
             options={

@@ -1,4 +1,4 @@
-"""Messages that are not due yet (spec/002). ``queueapp.delayed`` is the store built on this table."""
+"""Messages that are not due yet. ``queueapp.delayed`` is the store built on this table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class DelayedMessage(StoredMessage):
     destination = models.CharField(max_length=200, help_text="Label (app.Model) of the queue it goes to.")
     due = UtcField(db_index=True, help_text="By the database's clock.")
     stored_at = UtcField(db_default=Now())
-    retries = models.IntegerField(db_default=0, help_text="Failed dispatches so far (spec/002 NumberOfRetries).")
+    retries = models.IntegerField(db_default=0, help_text="Failed dispatches so far (see NUMBER_OF_RETRIES).")
 
     class Meta:
         ordering = ["due", "number"]

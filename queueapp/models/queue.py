@@ -112,10 +112,10 @@ class QueueModel(models.Model, metaclass=QueueBase):
 
     seq = models.BigAutoField(primary_key=True, help_text="Order of arrival; the bookmark that an ack names.")
     id = GuidField(default=uuid.uuid4, help_text="Made by the sender, time-ordered.")
-    # The columns fold to the names of spec/001: PostgreSQL folds, SQL Server compares without case.
+    # The columns fold to the names of NServiceBus' tables: PostgreSQL folds, SQL Server compares without case.
     correlation_id = models.CharField(max_length=255, null=True, blank=True, db_column="correlationid")
     reply_to_address = models.CharField(max_length=255, null=True, blank=True, db_column="replytoaddress")
-    recoverable = models.BooleanField(db_default=True, help_text="Kept for wire compatibility (spec/001).")
+    recoverable = models.BooleanField(db_default=True, help_text="Kept for wire compatibility with NServiceBus.")
     expires = UtcField(null=True, blank=True, help_text="After this the message is dropped.")
     headers = models.TextField(db_default="{}", help_text="JSON object of strings.")
     body = BytesField(null=True, blank=True)

@@ -69,7 +69,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "recoverable",
-                    models.BooleanField(db_default=True, help_text="Kept for wire compatibility (spec/001)."),
+                    models.BooleanField(db_default=True, help_text="Kept for wire compatibility with NServiceBus."),
                 ),
                 (
                     "expires",
@@ -142,7 +142,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "recoverable",
-                    models.BooleanField(db_default=True, help_text="Kept for wire compatibility (spec/001)."),
+                    models.BooleanField(db_default=True, help_text="Kept for wire compatibility with NServiceBus."),
                 ),
                 (
                     "expires",

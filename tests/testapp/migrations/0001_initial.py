@@ -41,7 +41,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "recoverable",
-                    models.BooleanField(db_default=True, help_text="Kept for wire compatibility (spec/001)."),
+                    models.BooleanField(db_default=True, help_text="Kept for wire compatibility with NServiceBus."),
                 ),
                 (
                     "expires",
@@ -116,7 +116,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "recoverable",
-                    models.BooleanField(db_default=True, help_text="Kept for wire compatibility (spec/001)."),
+                    models.BooleanField(db_default=True, help_text="Kept for wire compatibility with NServiceBus."),
                 ),
                 (
                     "expires",
@@ -191,7 +191,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "recoverable",
-                    models.BooleanField(db_default=True, help_text="Kept for wire compatibility (spec/001)."),
+                    models.BooleanField(db_default=True, help_text="Kept for wire compatibility with NServiceBus."),
                 ),
                 (
                     "expires",
@@ -265,7 +265,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "recoverable",
-                    models.BooleanField(db_default=True, help_text="Kept for wire compatibility (spec/001)."),
+                    models.BooleanField(db_default=True, help_text="Kept for wire compatibility with NServiceBus."),
                 ),
                 (
                     "expires",
@@ -339,7 +339,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "recoverable",
-                    models.BooleanField(db_default=True, help_text="Kept for wire compatibility (spec/001)."),
+                    models.BooleanField(db_default=True, help_text="Kept for wire compatibility with NServiceBus."),
                 ),
                 (
                     "expires",
@@ -411,7 +411,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "recoverable",
-                    models.BooleanField(db_default=True, help_text="Kept for wire compatibility (spec/001)."),
+                    models.BooleanField(db_default=True, help_text="Kept for wire compatibility with NServiceBus."),
                 ),
                 (
                     "expires",
@@ -482,7 +482,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "recoverable",
-                    models.BooleanField(db_default=True, help_text="Kept for wire compatibility (spec/001)."),
+                    models.BooleanField(db_default=True, help_text="Kept for wire compatibility with NServiceBus."),
                 ),
                 (
                     "expires",
@@ -556,7 +556,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "recoverable",
-                    models.BooleanField(db_default=True, help_text="Kept for wire compatibility (spec/001)."),
+                    models.BooleanField(db_default=True, help_text="Kept for wire compatibility with NServiceBus."),
                 ),
                 (
                     "expires",
