@@ -1,4 +1,4 @@
-"""``class Delivery`` of a queue: how its messages are received (spec/000, 001, 003, 004).
+"""``class Delivery`` of a queue: how its messages are received (docs/lineage.md names where each option comes from).
 
 Every option is declared here once. A queue names only what differs from the defaults; a subclass inherits the
 options of its bases. An unknown name or a value out of bounds is an error at import.
@@ -15,7 +15,7 @@ from ..options import Option, read_all
 
 
 class Semantics(enum.Enum):
-    """What a crash in the middle of a handler does to the message (DESIGN §5)."""
+    """What a crash in the middle of a handler does to the message."""
 
     TRANSACTIONAL = "transactional"  #: DELETE, handler and its writes in one transaction: exactly-once effects
     AT_LEAST_ONCE = "at-least-once"  #: leased, handled, then acked: may be handled again
@@ -23,12 +23,12 @@ class Semantics(enum.Enum):
 
 
 OPTIONS: tuple[Option, ...] = (
-    Option("semantics", Semantics, Semantics.AT_LEAST_ONCE, "What a crash while handling does (spec/003 Semantics)."),
+    Option("semantics", Semantics, Semantics.AT_LEAST_ONCE, "What a crash while handling does (AMPS' Semantics)."),
     Option(
         "lease_period",
         timedelta,
         timedelta(seconds=30),
-        "How long a leased message belongs to its receiver (spec/003 LeasePeriod).",
+        "How long a leased message belongs to its receiver (AMPS' LeasePeriod).",
         low=timedelta(milliseconds=100),
         high=timedelta(days=7),
     ),
@@ -42,7 +42,8 @@ OPTIONS: tuple[Option, ...] = (
         "max_deliveries",
         int,
         0,
-        "A message handed out so often and never acked is poison (spec/003 MaxDeliveries); 0: only the consumers' attempts count.",
+        "A message handed out so often and never acked is poison (AMPS' MaxDeliveries); "
+        "0: only the consumers' attempts count.",
         low=0,
         high=1_000_000,
     ),
@@ -50,7 +51,7 @@ OPTIONS: tuple[Option, ...] = (
         "max_cancels",
         int,
         0,
-        "A message given back so often is poison (spec/003 MaxCancels); 0: no limit.",
+        "A message given back so often is poison (AMPS' MaxCancels); 0: no limit.",
         low=0,
         high=1_000_000,
     ),
@@ -58,7 +59,7 @@ OPTIONS: tuple[Option, ...] = (
         "expiration",
         timedelta,
         None,
-        "How long a message without an expiry of its own may wait (spec/003 Expiration); None: for ever.",
+        "How long a message without an expiry of its own may wait (AMPS' Expiration); None: for ever.",
         low=timedelta(milliseconds=1),
         high=timedelta(days=36500),
         optional=True,
@@ -82,7 +83,7 @@ OPTIONS: tuple[Option, ...] = (
         "peek_delay",
         timedelta,
         None,
-        "Wait after an empty peek (spec/000); None: QUEUEAPP.PEEK_DELAY.",
+        "Wait after an empty peek (NServiceBus' QueuePeeker.Delay); None: QUEUEAPP.PEEK_DELAY.",
         low=timedelta(milliseconds=100),
         high=timedelta(hours=1),
         optional=True,
@@ -91,7 +92,7 @@ OPTIONS: tuple[Option, ...] = (
         "max_records_to_peek",
         int,
         None,
-        "A peek counts at most so many messages (spec/000); None: QUEUEAPP.MAX_RECORDS_TO_PEEK.",
+        "A peek counts at most so many messages (NServiceBus' MaxRecordsToPeek); None: QUEUEAPP.MAX_RECORDS_TO_PEEK.",
         low=1,
         high=1_000_000,
         optional=True,
@@ -100,7 +101,7 @@ OPTIONS: tuple[Option, ...] = (
         "body_string",
         bool,
         False,
-        "Add a generated column with the body as readable text (spec/000 CreateMessageBodyComputedColumn).",
+        "Add a generated column with the body as readable text (NServiceBus' CreateMessageBodyComputedColumn).",
     ),
     Option(
         "fillfactor",

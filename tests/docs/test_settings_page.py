@@ -26,6 +26,7 @@ def page() -> str:
     return f"""# Settings
 
 Made from the code by `UPDATE_DOCS=1 python -m pytest tests/docs`; a value out of its bounds is refused at start.
+Names of NServiceBus, AMPS and AsyncMonolith in the last column are those of [lineage.md](lineage.md), which tells what differs.
 
 ## The project: `QUEUEAPP = {{...}}` in Django's settings
 
