@@ -28,7 +28,7 @@ def check_settings(**_: Any) -> list[Any]:
     if peek_delay > timedelta(seconds=10):
         found.append(
             Warning(
-                f"QUEUEAPP.PEEK_DELAY is {peek_delay}: messages may back up for that long (spec/000).",
+                f"QUEUEAPP.PEEK_DELAY is {peek_delay}: messages may back up for that long.",
                 hint="Use 100 ms to 10 s.",
                 id="queueapp.W001",
             )
@@ -63,7 +63,7 @@ def check_queues(**_: Any) -> list[Any]:
             found.append(
                 Warning(
                     f"{label}: the peek delay ({peek_delay}) is longer than the expiration ({delivery.expiration}): "
-                    "messages may expire before anybody looks (spec/000).",
+                    "messages may expire before anybody looks.",
                     obj=queue,
                     id="queueapp.W003",
                 )

@@ -105,7 +105,7 @@ class Queue(QueueModel):
 
 
 class ForeignQueue(Queue):
-    """A queue table of NServiceBus' PostgreSQL transport (spec/000): id, expires, headers, body and seq, nothing else.
+    """A queue table of NServiceBus' PostgreSQL transport: id, expires, headers, body and seq, nothing else.
 
     >>> class Billing(ForeignQueue):
     ...     class Meta:
@@ -140,7 +140,7 @@ class ForeignQueue(Queue):
 
 
 class ForeignSqlServerQueue(ForeignQueue):
-    """A queue table of NServiceBus' SQL Server transport (spec/001), whose order column is ``RowVersion``."""
+    """A queue table of NServiceBus' SQL Server transport, whose order column is ``RowVersion``."""
 
     seq = models.BigAutoField(primary_key=True, db_column="RowVersion")
     correlation_id = models.CharField(max_length=255, null=True, blank=True, db_column="CorrelationId")  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""Telling sleeping workers that a message was committed: NOTIFY, after the commit, throttled (DESIGN §5).
+"""Telling sleeping workers that a message was committed: NOTIFY, after the commit, throttled.
 
 NOTIFY takes a cluster-wide lock at commit, so it never rides in the sender's transaction: that halved the throughput
 of four senders. The first send after a silence wakes at once; further ones within the interval are covered by the

@@ -114,7 +114,7 @@ def _poison(alias: str, destination: str, keys: list[int], reason: str, error: B
 
 
 def dispatch_next(store: DelayedStore, at: datetime) -> Dispatched | None:
-    """Dispatch one due message of a third-party store by spec/002's contract; None: nothing is due.
+    """Dispatch one due message of a third-party store by the interface's contract; None: nothing is due.
 
     Fetch and remove are in one transaction of ours, the send is inside it: at least once, since the store may not be.
     """

@@ -40,7 +40,9 @@ class Delayed:
 
 
 class DelayedStore(abc.ABC):
-    """The interface of spec/002. One instance serves one database; its methods are called from many threads."""
+    """NServiceBus' interface of such a store (docs/lineage.md has the names). One instance serves one database; its
+    methods are called from many threads.
+    """
 
     def __init__(self, alias: str) -> None:
         self.alias = alias

@@ -17,7 +17,7 @@ REPLY_TO = "reply-to"
 #: In a message that was edited out of poison: the id of the one it replaces.
 EDIT_OF = "edit-of"
 
-#: The same facts under the names of the NServiceBus wire format (spec/000, 001), read from and written to foreign tables.
+#: The same facts under the names of the NServiceBus wire format, read from and written to foreign tables.
 NSB_MESSAGE_ID = "NServiceBus.MessageId"
 
 NSB_CORRELATION_ID = "NServiceBus.CorrelationId"

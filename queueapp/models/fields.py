@@ -1,7 +1,7 @@
 """Three column types that PostgreSQL and SQL Server store differently, and the database's own clock.
 
-``uniqueidentifier``, ``datetime2`` and ``varbinary`` are what a wire-compatible queue table has on SQL Server
-(spec/001); Django's own fields would make ``char(32)`` and ``datetimeoffset`` of them.
+``uniqueidentifier``, ``datetime2`` and ``varbinary`` are what a wire-compatible queue table has on SQL Server;
+Django's own fields would make ``char(32)`` and ``datetimeoffset`` of them.
 """
 
 from __future__ import annotations

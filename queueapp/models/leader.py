@@ -1,4 +1,4 @@
-"""Which process does what only one may do at a time in a database: the elected dispatcher (spec/002).
+"""Which process does what only one may do at a time in a database: the elected dispatcher.
 
 A row lease by the database's clock. No advisory lock: a pooler in transaction mode breaks those.
 """

@@ -1,4 +1,4 @@
-"""Messages that failed their last attempt, kept with everything somebody needs to mend them (DESIGN §6)."""
+"""Messages that failed their last attempt, kept with everything somebody needs to mend them."""
 
 from __future__ import annotations
 

@@ -198,5 +198,5 @@ def _first_failed(failures: str | None) -> datetime | None:
 
 
 def _columns(queue: Any) -> set[str]:
-    """The columns that this queue has: a foreign table (spec/001) may lack all that is ours."""
+    """The columns that this queue has: a foreign table (NServiceBus') may lack all that is ours."""
     return {field.name for field in queue._meta.local_concrete_fields}

@@ -78,7 +78,7 @@ def _requeue_batch(alias: str, keys: list[int], to: Any, reset_counts: bool) -> 
 
 
 def _leave_one_attempt(alias: str, keys: list[int]) -> None:
-    """Kept counts stand one below the limit: the message gets exactly one more attempt (spec/004)."""
+    """Kept counts stand one below the limit: the message gets exactly one more attempt."""
     rows = PoisonMessage.objects.using(alias).filter(number__in=keys)
     for queue, name in set(rows.order_by().values_list("queue", "consumer")):
         try:

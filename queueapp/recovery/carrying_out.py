@@ -26,7 +26,7 @@ from .verdicts import Poison, RetryLater, RetryNow, Verdict
 
 
 class StoreFailed(Error):
-    """The delayed store could not take a message; the store's circuit breaker counts it (spec/002)."""
+    """The delayed store could not take a message; the store's circuit breaker counts it."""
 
 
 def fail(

@@ -52,7 +52,7 @@ def send(
     caller's transaction. Raises InvalidMessage, QueueNotFound.
     """
     if correlation_id or reply_to:
-        # In the columns for foreign consumers (spec/001), in the headers for handlers, which get no other columns.
+        # In the columns for consumers of NServiceBus, in the headers for handlers, which get no other columns.
         told = {messages.CORRELATION_ID: correlation_id, messages.REPLY_TO: reply_to}
         headers = {name: value for name, value in told.items() if value} | dict(headers or {})
     stored_headers, data = messages.encode(body, headers)

@@ -87,7 +87,7 @@ class ErrorKind(enum.Enum):
 class QueueTable:
     """Names and shape of one queue's table, taken from ``_meta``; ``columns`` maps attribute to column name.
 
-    A foreign table that lacks some of our columns (spec/001) has a model without those fields, so they are not in
+    A foreign table that lacks some of our columns (NServiceBus') has a model without those fields, so they are not in
     ``columns`` and no statement names them.
     """
 
@@ -96,7 +96,7 @@ class QueueTable:
     columns: dict[str, str]
     claim_by: tuple[str, ...]
     claim_index: str | None
-    #: ``expires`` is UTC in a column without time zone, and ``recoverable`` has no default: foreign tables (spec/000, 001).
+    #: ``expires`` is UTC in a column without time zone, and ``recoverable`` has no default: NServiceBus' tables.
     naive_expires: bool = False
     fill_recoverable: bool = False
 
@@ -198,7 +198,7 @@ class QueueSql(abc.ABC):
     @abc.abstractmethod
     def give_back(self, connection: Any, seqs: Sequence[int], token: uuid.UUID, *, handled: bool) -> int:
         """End the lease and leave the message in its place. ``handled=False``: it was never started, so the delivery
-        is taken off again; ``handled=True`` (cancel, spec/003): the cancel is counted."""
+        is taken off again; ``handled=True`` (cancel): the cancel is counted."""
 
     @abc.abstractmethod
     def extend(self, connection: Any, seqs: Sequence[int], token: uuid.UUID, lease_ms: int) -> list[int]:

@@ -1,7 +1,7 @@
 """Runs each conformance test for every semantics that it names and every database that there is.
 
-``@modes("NRS")`` on a test says for which of the transaction modes of facts that are tested here it holds: N (none) is
-AT_MOST_ONCE, R (receive only) is AT_LEAST_ONCE, S (sends atomic with receive) is TRANSACTIONAL.
+``@modes("NRS")`` on a test says for which of NServiceBus' transaction modes it holds: N (none) is AT_MOST_ONCE,
+R (receive only) is AT_LEAST_ONCE, S (sends atomic with receive) is TRANSACTIONAL.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Foreign producers and consumers on our tables, and our workers on foreign ones, without loss (spec/000, 001).
+"""Foreign producers and consumers on our tables, and our workers on foreign ones, without loss.
 
-The foreign side uses the statements of NServiceBus' PostgreSQL transport to the letter: an INSERT of the columns of the
-spec and no others, a DELETE of the lowest row that nobody has locked, a peek that locks.
+The foreign side uses the statements of NServiceBus' PostgreSQL transport to the letter: an INSERT of the columns of
+their tables and no others, a DELETE of the lowest row that nobody has locked, a peek that locks.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class Effect(models.Model):
 
 
 class ForeignPostgres(ForeignQueue):
-    """A table as NServiceBus' PostgreSQL transport makes it (facts_nservicebus §1.1); tests create it by hand."""
+    """A table as NServiceBus' PostgreSQL transport makes it; tests create it by hand."""
 
     class Meta:
         db_table = "foreign_postgres"

@@ -1,4 +1,4 @@
-"""Circuit breakers: repeated database failures slow a loop down instead of killing or flooding (spec/002, DESIGN §6).
+"""Circuit breakers: repeated database failures slow a loop down instead of killing or flooding.
 
 States: **disarmed** -> first failure -> **armed** (a failure waits 1 s) -> failing for the breaker's time ->
 **triggered** (a failure waits 10 s, one task at a time) -> first success -> disarmed. Deadlocks and serialization
@@ -83,7 +83,7 @@ class CircuitBreaker:
 
 
 class RateBreaker:
-    """Triggers when more than ``per_second`` x ``WINDOW`` failures fall into one window (spec/002, recovery failures)."""
+    """Triggers when more than ``per_second`` x ``WINDOW`` failures fall into one window."""
 
     WINDOW = 30.0
 

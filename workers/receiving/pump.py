@@ -1,4 +1,4 @@
-"""The peek <-> receive state machine of one queue in one worker process (spec/000, 001, DESIGN §5).
+"""The peek <-> receive state machine of one queue in one worker process, after NServiceBus' transports.
 
 **peek**: a cheap estimate; nothing there -> wait one peek delay, or until a wake-up. Something there -> **receive**: the
 pump's own thread becomes the first receive task; further tasks join after consecutive successes while the estimate

@@ -1,4 +1,4 @@
-"""The delayed dispatcher: moves due messages to their queues (spec/002), and sleeps until the next one is due.
+"""The delayed dispatcher: moves due messages to their queues, and sleeps until the next one is due.
 
 One elected dispatcher per database does the work; the others wait for its lease to lapse. It is woken by a message
 stored anywhere that may be due sooner. A round moves a batch in one transaction; a full batch is followed at once.

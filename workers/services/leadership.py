@@ -1,4 +1,4 @@
-"""Electing one process per database for a role: a row with a lease, by the database's clock (facts: River).
+"""Electing one process per database for a role: a row with a lease, by the database's clock, as River does it.
 
 **follower** -> takes a free or lapsed row: a new *term* -> **leader**, until a renewal fails or its own monotonic clock,
 measured from *before* the last successful statement, says that the lease may be over: it steps down early rather than

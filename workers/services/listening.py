@@ -1,4 +1,4 @@
-"""Listening for wake-ups: one LISTEN connection per process and database (DESIGN §5).
+"""Listening for wake-ups: one LISTEN connection per process and database.
 
 The connection only listens; peeks and claims never wait for it. Where LISTEN does not work (a pooler in transaction
 mode, SQL Server) that is said once, and polling carries on: it is the truth anyway. A half-open connection is found

@@ -162,7 +162,7 @@ class PostgresqlQueueSql(PostgresqlClaims):
             return 0
         seq, expires = self._c["seq"], self._c["expires"]
         # The partial index on expires; SKIP LOCKED leaves what a receiver holds to that receiver. A leased message
-        # may still be acked, so it is not touched before its lease is over (spec/003).
+        # may still be acked, so it is not touched before its lease is over.
         lease = (
             f" AND ({self._c['lease_expires']} IS NULL OR {self._c['lease_expires']} < clock_timestamp())"
             if self.table.has("lease_expires")

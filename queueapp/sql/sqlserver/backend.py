@@ -152,7 +152,7 @@ class SqlServerBackend(Backend):
     def _computed(self, schema_editor: Any, seq: str, body: str, options: dict[str, Any]) -> dict[str, str]:
         quoted = schema_editor.quote_name
         columns = {}
-        # The order column answers to the name it has in spec/001; a table that calls it so needs no alias.
+        # The order column answers to its name in NServiceBus' tables; one that calls it so needs no alias.
         if seq.lower() != "rowversion":
             columns["RowVersion"] = quoted(seq)
         if options["body_string"]:

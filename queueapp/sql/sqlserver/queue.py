@@ -46,7 +46,7 @@ class SqlServerQueueSql(QueueSql):
         self._by_delete = claims.claim("DELETE", "", "deleted", Returned(c, claimed))
         self._whole = claims.claim("DELETE", "", "deleted", Returned(c, (*claimed, *_REST)))
         self._row = Returned(c, (*_CLAIMED, *_REST))
-        # A foreign table has no default for ``Recoverable``, which always holds 1 (spec/001).
+        # A foreign table has no default for ``Recoverable``, which always holds 1 in NServiceBus' tables.
         self._filled = [(c["recoverable"], "1")] if table.fill_recoverable else []
         self._inserts: dict[tuple[bool, ...], str] = {}
 
@@ -205,7 +205,7 @@ class SqlServerQueueSql(QueueSql):
         expires = f"q.{self._c['expires']}"
         # Index: the filtered one on expires. Safe: TAKING leaves what a receiver holds to that receiver, and waits for
         # no lock in either index, so it cannot deadlock with one (NServiceBus #308). A leased message may still be
-        # acked: it is not touched before its lease is over (spec/003).
+        # acked: it is not touched before its lease is over.
         sql = (
             f"WITH m AS (SELECT TOP (%s) q.{self._c['seq']} FROM {self._q} AS q WITH ({TAKING}) WHERE {expires} IS NOT "
             f"NULL AND {expires} <= SYSUTCDATETIME() AND {self._claims.unleased()} ORDER BY {expires}) DELETE FROM m"

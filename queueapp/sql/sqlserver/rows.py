@@ -1,7 +1,7 @@
 """Attributes of a message as columns of a statement, and the rows that come back as those attributes.
 
-A foreign table (spec/001) lacks some columns: no statement names them, and a constant stands for them here. The drivers
-give a uniqueidentifier as upper-case text and a datetime2 as a naive time.
+A foreign table (NServiceBus') lacks some columns: no statement names them, and a constant stands for them here. The
+drivers give a uniqueidentifier as upper-case text and a datetime2 as a naive time.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def message(**values: Any) -> Delayed:
     return Delayed(**(given | {"body": b"x"} | values))
 
 
-# -- the contract of spec/002 --------------------------------------------------------------------------------------
+# -- the contract of NServiceBus' delayed stores --------------------------------------------------------------------
 
 
 def test_the_oldest_due_message_is_fetched_first_and_whole() -> None:

@@ -1,4 +1,4 @@
-"""Tables that somebody else made: none of our columns is named, and every verb that can work does (spec/000, 001)."""
+"""Tables that somebody else made: none of our columns is named, and every verb that can work does."""
 
 from __future__ import annotations
 
