@@ -41,7 +41,7 @@ def _drop_databases_of_killed_runs() -> None:
         cursor.execute("SELECT datname FROM pg_database")
         names = [name for (name,) in cursor.fetchall()]
         for name in names:
-            match = re.fullmatch(_NAME.format(r"(\d+)"), name)
+            match = re.fullmatch(_NAME.format(r"(\d+)(?:_\w+)?"), name)
             if match and not _is_running(int(match[1])):
                 cursor.execute(f"DROP DATABASE IF EXISTS {connection.ops.quote_name(name)} WITH (FORCE)")
 
