@@ -13,6 +13,6 @@ class WorkersConfig(AppConfig):
     """Configuration of the app; it has no models."""
 
     name = __package__
-    #: The same wherever the package lies. A project whose own app has this label gives ours another, in a subclass.
-    label = "workers"
+    #: The same wherever the package lies, and free for it: an app of the project's own may well be called "workers".
+    label = "queueapp_workers"
     verbose_name = "Workers"

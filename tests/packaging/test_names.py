@@ -97,7 +97,7 @@ def test_the_list_of_packages_in_pyproject_is_complete() -> None:
 
 
 def test_the_app_is_found_by_its_package_and_has_its_label_here() -> None:
-    config = apps.get_app_config("workers")
+    config = apps.get_app_config("queueapp_workers")
     assert isinstance(config, WorkersConfig)
     assert config.name == "workers"
     assert isinstance(AppConfig.create("workers"), WorkersConfig)

@@ -160,18 +160,18 @@ def test_the_project_has_its_own_workers_and_ours_installed(factory: Factory) ->
 
 
 @pytest.mark.parametrize(
-    ("settings", "label"),
-    [("factory.settings", "workers"), ("factory.settings_with_label", "queue_workers")],
+    "settings",
+    ["factory.settings", "factory.settings_with_app"],
     ids=["beside a package workers", "beside an app workers"],
 )
-def test_the_project_sends_and_drains_its_queue(factory: Factory, settings: str, label: str) -> None:
+def test_the_project_sends_and_drains_its_queue(factory: Factory, settings: str) -> None:
     sent = factory.shell(
         "from datetime import timedelta\n"
         "from django.apps import apps\n"
         "Payment.objects.all().delete()\n"
         "for hours in range(1, 10): Timesheets.send({'hours': hours})\n"
         "Timesheets.send({'hours': 10}, delay=timedelta(milliseconds=1))\n"
-        f"answer = [apps.get_app_config({label!r}).name, Timesheets.objects.count()]",
+        "answer = [apps.get_app_config('queueapp_workers').name, Timesheets.objects.count()]",
         settings,
     )
     assert sent == ["queueapp.workers", 9]
@@ -192,4 +192,4 @@ def test_the_project_sends_and_drains_its_queue(factory: Factory, settings: str,
 
 def test_nothing_is_left_to_migrate_in_the_installed_project(factory: Factory) -> None:
     factory.manage("makemigrations", "--check", "--dry-run")
-    factory.manage("check", settings="factory.settings_with_label")
+    factory.manage("check", settings="factory.settings_with_app")
