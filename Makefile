@@ -38,9 +38,10 @@ test: $(VENV)/dev.installed java chromium odbc  ## run the tests (TESTS="-k word
 	$(PY) -m pytest $(TESTS)
 
 .PHONY: lint
-lint: $(VENV)/dev.installed  ## check style and formatting
+lint: $(VENV)/dev.installed  ## check style, formatting, and who imports whom
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+	$(VENV)/bin/lint-imports
 
 .PHONY: typecheck
 typecheck: $(VENV)/dev.installed  ## check types

@@ -9,7 +9,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from .version import VERSION as _VERSION
+
+__version__ = _VERSION
 
 if TYPE_CHECKING:
     from .consuming.consumers import Consumer, consumer

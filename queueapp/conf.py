@@ -36,22 +36,6 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option("CONCURRENCY", int, 4, "Receive tasks (threads) per queue and worker process.", low=1, high=256),
     Option(
-        "GROW_AFTER",
-        int,
-        1,
-        "Consecutive successful receives of a task after which one more task is started (NServiceBus' adaptive model on SQL Server).",
-        low=1,
-        high=1000,
-    ),
-    Option(
-        "END_AFTER",
-        int,
-        1,
-        "Consecutive empty receives after which a task ends the batch; 1: the first one does, as in NServiceBus on PostgreSQL.",
-        low=1,
-        high=1000,
-    ),
-    Option(
         "ATTEMPTS", int, 5, "Attempts of a message before it is poison (AsyncMonolith's MaxAttempts).", low=1, high=1000
     ),
     Option(

@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 from django.utils import timezone
 
-from .. import __version__, messages
+from .. import messages
 from ..errors import UndecodableMessage
+from ..version import VERSION
 
 #: Longest exception message and traceback kept, in characters (NServiceBus cuts at the same place).
 MAX_TEXT = 16_384
@@ -45,7 +46,7 @@ def where() -> dict[str, str]:
     return {
         "host": socket.gethostname()[:255],
         "process": f"{os.getpid()}:{threading.current_thread().name}"[:64],
-        "worker_version": os.environ.get("QUEUEAPP_WORKER_VERSION", __version__)[:64],
+        "worker_version": os.environ.get("QUEUEAPP_WORKER_VERSION", VERSION)[:64],
     }
 
 

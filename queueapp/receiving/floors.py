@@ -8,7 +8,7 @@ by the rescan, which walks from zero to the floor in windows sized by the time t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, MutableSequence, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +20,8 @@ FIRST_WINDOW = 50_000
 _SMALLEST_WINDOW = 1_000
 #: Where messages come back all the time, the rescan goes on after so many looks just behind the floor.
 _NEARS_IN_A_ROW = 8
+#: Where they come back with every claim, a floor that stayed so often rises; looks just behind it find the rest.
+_STAYS_IN_A_ROW = 8
 
 Level = tuple[str, int]
 
@@ -37,6 +39,7 @@ class Floors:
         "_returns",
         "_returns_seen",
         "_span",
+        "_stayed",
         "_turn",
         "leveled",
         "levels",
@@ -58,6 +61,8 @@ class Floors:
         self._position = 0
         self._span = FIRST_WINDOW
         self._turn = 0
+        #: Claims in a row that did not raise a floor because something had come back.
+        self._stayed = 0
 
     def share(
         self, places: memoryview[int] | MutableSequence[int], returns: memoryview[int] | MutableSequence[int]
@@ -119,8 +124,19 @@ class Floors:
             return True
         return False
 
-    def passed(self, rows: Sequence[Claimed]) -> None:
-        """These rows were claimed from ``ahead``: their levels' floors are above them now."""
+    @property
+    def returns(self) -> int:
+        """How often rows have come back that were taken lately, in all processes that share these floors."""
+        return self._returns[0]
+
+    def passed(self, rows: Sequence[Claimed], returns: int) -> None:
+        """These rows were claimed: their levels' floors are above them now. ``returns``: as it was when the claim began. If
+        something has come back since then it may lie below these rows, unseen by that claim: the floors stay."""
+        if returns != self._returns[0]:
+            self._stayed += 1
+            if self._stayed < _STAYS_IN_A_ROW:
+                return
+        self._stayed = 0
         low = self._low
         if not self.leveled:
             seq = rows[-1][SEQ] + 1
@@ -132,17 +148,32 @@ class Floors:
             if place is not None and row[SEQ] >= low[place]:
                 low[place] = row[SEQ] + 1
 
+    def level_of(self, row: Claimed) -> Level:
+        """The level under which a claimed row was found."""
+        if not self.leveled:
+            return self.levels[0]
+        level = row[RECIPIENT], row[PRIORITY]
+        return level if level in self._place else ("", row[PRIORITY])
+
+    def step_over(self, level: Level, after: Callable[[int], int]) -> None:
+        """Move a level's floor to the place that ``after`` gives for it: what lies between is not for this process."""
+        place = self._place.get(level)
+        if place is not None:
+            self._low[place] = max(self._low[place], after(self._low[place]))
+
     def seen(self, first: int) -> None:
         """A peek ahead found nothing below ``first``: no claim needs to walk there again."""
         if not self.leveled and first > self._low[0]:
             self._low[0] = first
 
-    def lower(self, seq: int) -> None:
-        """A row came back (a retry, a give-back): do not wait for the rescan to find it."""
+    def lower(self, seq: int, *, told: bool = True) -> None:
+        """A row came back (a retry, a give-back): do not wait for the rescan to find it. ``told=False``: nobody has seen it
+        yet, so that no claim under way can have passed it."""
         for place, low in enumerate(self._low):
             if seq < low:
                 self._low[place] = seq
-        self._returns[0] += 1
+        if told:
+            self._returns[0] += 1
 
     def reset(self) -> None:
         """Look from the very beginning again."""

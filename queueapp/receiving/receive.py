@@ -172,7 +172,7 @@ class Receive:
         behind, ahead = floors.behind(), floors.ahead()
         looks = [sorted(behind + ahead, key=lambda r: -r.priority)] if leveled else [behind, ahead]
         looks.append([Range(0, recipient=r, priority=p) for r, p in levels])
-        started = monotonic()
+        started, returns = monotonic(), floors.returns
         rows: list[Claimed] = []
         for ranges in looks:
             if not ranges:
@@ -184,7 +184,7 @@ class Receive:
             else:
                 got = sql.claim_by_delete(connection, ranges, limit)
             if got:
-                floors.passed(got)
+                floors.passed(got, returns)
             rows += got
             if len(rows) == self._limit:
                 break

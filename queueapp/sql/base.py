@@ -158,10 +158,14 @@ class QueueSql(abc.ABC):
         ahead: Sequence[Range],
         behind: Sequence[Range],
         limit: int,
-        skip: Sequence[int] = (),
     ) -> Peek:
         """Count available messages, at most ``limit`` in each group of ranges. Takes no locks that outlive it. A
-        message that another open transaction has taken is not available. ``skip``: seqs that do not count (see claims)."""
+        message that another open transaction has taken is not available."""
+
+    @abc.abstractmethod
+    def read_heads(self, connection: Any, only: Range, limit: int) -> list[tuple[int, str]]:
+        """(seq, headers) of the first available messages of a range, ascending, without taking them: for who has to know
+        which types they are. Takes no locks that outlive it."""
 
     @abc.abstractmethod
     def claim_by_lease(
@@ -172,10 +176,9 @@ class QueueSql(abc.ABC):
         token: uuid.UUID,
         owner: uuid.UUID,
         lease_ms: int,
-        skip: Sequence[int] = (),
     ) -> list[Claimed]:
-        """Lease the lowest unlocked messages of the ranges and count the delivery. In claim order. ``skip``: seqs to
-        leave alone, because this process knows already that it has no consumer for them."""
+        """Lease the lowest unlocked messages of the ranges and count the delivery. In claim order. The ranges come in claim
+        order, and those of one level ascending and apart from each other."""
 
     @abc.abstractmethod
     def claim_by_delete(
@@ -184,9 +187,8 @@ class QueueSql(abc.ABC):
         ranges: Sequence[Range],
         limit: int,
         whole: bool = False,
-        skip: Sequence[int] = (),
     ) -> list[Claimed]:
-        """Delete and return the lowest unlocked messages of the ranges. In claim order."""
+        """Delete and return the lowest unlocked messages of the ranges (as for ``claim_by_lease``). In claim order."""
 
     # -- ending a lease -------------------------------------------------------------------------------------------
 

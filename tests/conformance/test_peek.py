@@ -11,11 +11,10 @@ from django.db import connections, transaction
 
 from queueapp.models import Now
 from queueapp.sql import queue_sql
-from queueapp.sql.base import Range
+from queueapp.sql.base import Peek, Range
 from tests.conformance.endpoint import Endpoint, modes
 from tests.inprocess import DEADLINE, eventually
 from workers.receiving.pump import QueuePump
-from workers.receiving.rounds import Estimate
 
 
 def peek(endpoint: Endpoint, limit: int = 1000) -> int:
@@ -123,7 +122,7 @@ def test_when_more_messages_are_estimated_than_present_should_receive_in_vain_tw
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     really_peek = QueuePump._peek
-    estimates = iter([Estimate(1000, True, 1, None)])
+    estimates = iter([Peek(1000, 0, 1)])
     monkeypatch.setattr(QueuePump, "_peek", lambda pump: next(estimates, None) or really_peek(pump))
     endpoint.handle()
     endpoint.send_many(46)

@@ -88,7 +88,7 @@ class Watchdog(threading.Thread):
                     if surplus:
                         connection = connections[task.alias]
                         task.sql.give_back(connection, sorted(surplus), batch.token, handled=False)
-                        task.pump.came_back(min(surplus), len(surplus))
+                        task.desk.came_back(surplus)
                 if task.queue.delivery.renew_leases and batch.expires - now < period / 2:
                     seqs = sorted({*batch.held, *(row[SEQ] for row in list(batch.waiting))})
                     if seqs:

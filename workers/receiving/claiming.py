@@ -1,19 +1,29 @@
-"""Where the receive tasks of one pump claim, so that those at work at once do not walk over each other's rows.
+"""Where the receive tasks of one pump claim.
 
-A claim begins at the floor, or above where the claims that are under way will end if there are no gaps: two claims of 500
-run side by side on neighbouring stretches. Where that guess is wrong, SKIP LOCKED does the rest. A claim that comes back
-short, or fails, may leave messages below those of a later one: the floor then comes down to where it ended.
+One claim looks in three kinds of places at once, in claim order, so that a priority holds over the whole queue:
+
+* **behind** the floors, in the window in which the last look found something that had come back or was committed late;
+* **ahead** of them, from the floor, or above where the claims under way will end if there are no gaps: two claims of 500
+  run side by side on neighbouring stretches. Where that guess is wrong, SKIP LOCKED does the rest;
+* never in a stretch that holds nothing for this process (``unknown``).
+
+What a look saw is a hint. A claim that takes nothing behind says that the window is clear, whatever the look saw: somebody
+else has those, or holds them, and the next look is somewhere else. A claim that comes back short, or fails, may leave
+messages below those of a later one: the floor then comes down to where it ended. While something came back no claim that
+had begun before it raises a floor, since it may have passed it.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from time import monotonic
 
-from queueapp.receiving.floors import Floors
-from queueapp.sql.base import SEQ, Claimed, Range
+from queueapp.receiving.floors import Floors, Level
+from queueapp.sql.base import MAX_SEQ, SEQ, Claimed, Peek, Range
+
+from .unknown import Unknown
 
 #: On a queue with recipients or levels claims of so many messages take turns instead, smaller ones are of slow handlers.
 LARGE_CLAIM = 50
@@ -24,12 +34,16 @@ PATIENCE = 0.1
 class UnderWay:
     """One claim, from before its statement until its rows are known."""
 
-    __slots__ = ("followed", "hole", "limit", "low", "ranges", "rows", "started")
+    __slots__ = ("behind", "followed", "hole", "limit", "low", "ranges", "returns", "rows", "started")
 
-    def __init__(self, ranges: Sequence[Range], limit: int, low: int = 0) -> None:
+    def __init__(self, ranges: Sequence[Range], limit: int, low: int, behind: int, returns: int) -> None:
         self.ranges = ranges
         self.limit = limit
         self.low = low
+        #: The highest place behind the floors that it looks at; -1: it does not look there.
+        self.behind = behind
+        #: How often messages had come back when it began.
+        self.returns = returns
         self.started = monotonic()
         #: What it got; None: it failed.
         self.rows: Sequence[Claimed] | None = None
@@ -40,43 +54,77 @@ class UnderWay:
 
 
 class Claiming:
-    """The claims under way of one pump."""
+    """The claims under way of one pump, and what its looks saw."""
 
     def __init__(self, floors: Floors) -> None:
-        self._floors = floors
+        self.floors = floors
         self._lock = threading.Lock()
         self._turn = threading.Lock()
         self._open: list[UnderWay] = []
+        self._behind: list[Range] = []
+        self._unknown: dict[Level, Unknown] = {}
+        #: What handlers of this process have in hand though the database may have let go of it: the session of a TRANSACTIONAL
+        #: receive was killed, and its failed attempt is still to be counted. Changed without the lock: one key at a time.
+        self._held: dict[int, bool] = {}
+
+    # -- looking --------------------------------------------------------------------------------------------------
+
+    def look(self) -> tuple[list[Range], list[Range]]:
+        """(ahead, behind): where the next look goes."""
+        with self._lock:
+            behind = self.floors.behind()
+            return self._known(self.floors.ahead()), self._known(behind)
+
+    def seen(self, peek: Peek, behind: Sequence[Range], seconds: float) -> None:
+        """A look saw this, behind the floors in these ranges."""
+        with self._lock:
+            if peek.behind:
+                # First these, together with what is ahead; the window stays until a claim finds it clear.
+                ends = [only._replace(high=min(only.high, peek.reached)) for only in behind] if peek.reached else behind
+                self._behind = [only for only in ends if only.low <= only.high]
+                return
+            self._behind = []
+            self.floors.rescanned(seconds, peek.reached)
+            if peek.ahead and not self._unknown:
+                self.floors.seen(peek.first)
+
+    # -- claiming -------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def claim(self, behind: Sequence[Range] | None, limit: int) -> Iterator[UnderWay]:
+    def claim(self, limit: int) -> Iterator[UnderWay]:
         """Around the statement that claims at most ``limit`` in the ranges of the claim, to which the caller gives the rows
-        it got. ``behind``: the rescan window to claim in, instead of ahead of the floors."""
-        if behind or self._floors.leveled:
-            held = limit >= LARGE_CLAIM and self._turn.acquire(timeout=PATIENCE)
-            try:
-                mine = UnderWay(behind or self._floors.ahead(), limit)
-                yield mine
-                if mine.rows:
-                    self._floors.passed(mine.rows)
-            finally:
-                if held:
-                    self._turn.release()
-            return
-        mine = self._begin(limit)
+        it got."""
+        held = self.floors.leveled and limit >= LARGE_CLAIM and self._turn.acquire(timeout=PATIENCE)
         try:
-            yield mine
+            mine = self._begin(limit)
+            try:
+                yield mine
+            finally:
+                self._end(mine)
         finally:
-            self._end(mine)
+            if held:
+                self._turn.release()
 
     def _begin(self, limit: int) -> UnderWay:
-        (only,) = self._floors.ahead()
         with self._lock:
-            since = monotonic() - PATIENCE
-            low = max([only.low, *(other.low + other.limit for other in self._open if other.started > since)])
-            mine = UnderWay([only._replace(low=low)], limit, low)
-            for other in self._open:
-                other.followed = True
+            ahead = self.floors.ahead()
+            low = 0
+            if not self.floors.leveled:
+                low = ahead[0].low
+                since = monotonic() - PATIENCE
+                for other in sorted(self._open, key=lambda other: other.low):
+                    other.followed = True
+                    # Only where it covers the floor: what came back below it is nobody's yet.
+                    if other.started > since and other.low <= low:
+                        low = max(low, other.low + other.limit)
+                ahead = [ahead[0]._replace(low=low)]
+            behind = self._behind
+            ranges = self._known([*behind, *ahead])
+            if behind and self.floors.leveled:
+                # Stable: behind before ahead within a priority, and recipients in their turns.
+                ranges.sort(key=lambda one: -one.priority)
+            highest = max((only.high for only in behind), default=-1)
+            mine = UnderWay(ranges, limit, low, highest, self.floors.returns)
             self._open.append(mine)
         return mine
 
@@ -84,18 +132,117 @@ class Claiming:
         rows = mine.rows
         with self._lock:
             self._open.remove(mine)
+            if mine.behind >= 0 and rows is not None:
+                self._looked_behind(mine, rows)
             if rows:
-                self._floors.passed(rows)
+                self.floors.passed(rows, mine.returns)
+            if self.floors.leveled:
+                return
             holes = [] if mine.hole is None else [mine.hole]
             if mine.followed and (rows is None or len(rows) < mine.limit):
                 # It saw the end, or nothing: what came in since then may lie between its end and a later claim's start.
-                holes.append(rows[-1][SEQ] + 1 if rows else mine.low)
+                holes.append(max(mine.low, rows[-1][SEQ] + 1) if rows else mine.low)
             if holes:
                 self._leave(min(holes))
+
+    def _looked_behind(self, mine: UnderWay, rows: Sequence[Claimed]) -> None:
+        """After a claim that looked behind the floors as well: is anything left there?"""
+        found = [row[SEQ] for row in rows if row[SEQ] <= mine.behind]
+        cut_off = len(found) == len(rows) if not self.floors.leveled else bool(found)
+        if not self._behind or (cut_off and len(rows) == mine.limit):
+            return
+        # It came to the end of the window, or took nothing there. Look elsewhere before looking there again.
+        self._behind = []
+        if not found:
+            self.floors.rescanned(0.0)
 
     def _leave(self, hole: int) -> None:
         """Something may lie free from here on, for the next claim and for the floor when those above it have ended."""
         for other in self._open:
             if other.low > hole:
                 other.hole = hole if other.hole is None else min(other.hole, hole)
-        self._floors.lower(hole)
+        self.floors.lower(hole, told=False)
+
+    def hold(self, seq: int) -> None:
+        """No task of this process claims this message until it is let go, whatever becomes of the transaction."""
+        self._held[seq] = True
+
+    def let_go(self, seq: int) -> None:
+        """The reverse of ``hold``."""
+        self._held.pop(seq, None)
+
+    def lower(self, seq: int) -> None:
+        """A message came back: the next claim is to find it."""
+        with self._lock:
+            for unknown in self._unknown.values():
+                unknown.remove(seq)
+            self.floors.lower(seq)
+
+    # -- what is not for this process -----------------------------------------------------------------------------
+
+    def leave_alone(self, mine: UnderWay, rows: Sequence[Claimed], seqs: Set[int]) -> Range | None:
+        """Of the rows of a claim, in claim order, these are not for this process. Returns where to look on, if it ended with
+        one of them."""
+        with self._lock:
+            run: list[int] = []
+            level = before = None
+            for row in rows:
+                level = self.floors.level_of(row)
+                if run and (level != before or row[SEQ] not in seqs):
+                    self._add(before, run[0], run[-1])
+                    run = []
+                if row[SEQ] in seqs:
+                    run.append(row[SEQ])
+                before = level
+            if not run or level is None:
+                return None
+            self._add(level, run[0], run[-1])
+            return Range(run[-1] + 1, MAX_SEQ, *level)
+
+    def extend_unknown(self, stretch: Range, high: int) -> None:
+        """What follows, to ``high``, is not for this process either."""
+        with self._lock:
+            self._add((stretch.recipient, stretch.priority), stretch.low, high)
+
+    def to_reread(self) -> Range | None:
+        """A stretch that is to be read again, for what came back there; None: there is none."""
+        with self._lock:
+            for level, unknown in self._unknown.items():
+                found = unknown.to_reread()
+                if found is not None:
+                    return Range(*found, *level)
+        return None
+
+    def reread(self, stretch: Range, reached: int) -> None:
+        """It was read up to here; another level's comes next."""
+        with self._lock:
+            level = (stretch.recipient, stretch.priority)
+            unknown = self._unknown.pop(level, None)
+            if unknown:
+                unknown.reread(reached)
+                self._unknown[level] = unknown
+
+    def _add(self, level: Level | None, low: int, high: int) -> None:
+        if level is None:
+            return
+        unknown = self._unknown.setdefault(level, Unknown())
+        unknown.add(low, high)
+        self.floors.step_over(level, unknown.after)
+
+    def _known(self, ranges: Sequence[Range]) -> list[Range]:
+        found = list(ranges)
+        if self._unknown:
+            found = []
+            for only in ranges:
+                unknown = self._unknown.get((only.recipient, only.priority))
+                found += unknown.outside(only) if unknown else [only]
+        for seq in sorted(self._held):
+            found = [part for only in found for part in _without(only, seq)]
+        return found
+
+
+def _without(only: Range, seq: int) -> list[Range]:
+    if not only.low <= seq <= only.high:
+        return [only]
+    parts = [only._replace(high=seq - 1), only._replace(low=seq + 1)]
+    return [part for part in parts if part.low <= part.high]

@@ -1,14 +1,18 @@
-"""The receive tasks of one queue in one process: the pump's own thread, and helper threads that join its rounds.
+"""The receive tasks of one queue in one process: threads that wait until the pump calls them, and end when idle for long.
 
-A helper is started when a round asks for one more task and none is idle, takes part in the rounds it is invited to, and
-ends after ``HELPER_IDLE`` without an invitation, because each holds a database connection. The concurrency can change
-at any time: tasks above it end with the message they have in hand.
+    (none) --call--> working --the claims saw the end--> idle --call--> working
+                                                          idle --HELPER_IDLE, unless it is the last--> (none)
+
+A task is started when one is called for and none is idle; each holds a database connection. The concurrency can change at
+any time: tasks above it end with the message they have in hand. Stopping can come at any instant: a thread is known here
+from the moment it runs and not before, and none is started after ``close``.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from time import monotonic
 
@@ -17,47 +21,92 @@ from django.db import connections
 from queueapp.errors import InvalidOption
 from queueapp.sending.isolation import close_isolated
 
-from ..processes.slots import Slot
-from .rounds import Round
+from .slot import Slot
 from .strategies import Task
 
 log = logging.getLogger("workers")
 
-#: A helper task without work ends after this long, and closes its connection.
+#: An idle task ends after so many seconds, and closes its connection; the last one stays.
 HELPER_IDLE = 10.0
 MAX_CONCURRENCY = 256
 
 
 class Crew:
-    """The tasks of the queue ``label``. ``make`` makes one for a slot, ``work`` is a task's part in a round."""
+    """The tasks of the queue ``label``. ``make`` makes one for a slot, ``work`` is what a called task does; it is given the
+    number of messages that it may take, None for as many as there are. ``ended`` is told when it has done so."""
 
     def __init__(
         self,
         label: str,
         alias: str,
         make: Callable[[Slot | None], Task],
-        work: Callable[[Task, Round], None],
+        work: Callable[[Task, int | None], None],
+        ended: Callable[[], None],
         *,
         concurrency: int,
         slots: Sequence[Slot] | None,
-        stopping: threading.Event,
     ) -> None:
         self.concurrency = concurrency
         self.tasks: list[Task] = []
         self._label, self._alias = label, alias
-        self._make, self._work = make, work
+        self._make, self._work, self._ended = make, work, ended
         self._slots = slots
-        self._stopping = stopping
         self._tasks_at_most = concurrency
         self._free_slots = list(range(concurrency - 1, -1, -1))
         self._cond = threading.Condition()
-        self._invitations: list[Round] = []
+        self._calls: deque[int | None] = deque()
         self._idle = 0
-        self._live = 0  # helpers that still take invitations; under _cond
+        #: Tasks that were called and are not idle yet, those included whose thread has not picked the call up.
+        self._working = 0
+        self._live = 0  # threads that still take calls
         self._threads: set[threading.Thread] = set()  # those that have not ended
-        self._retired: set[threading.Thread] = set()  # those of them that end because the concurrency was lowered
+        self._closed = False
 
     # -- from the pump and from other threads ------------------------------------------------------------------------
+
+    @property
+    def working(self) -> int:
+        """Tasks that work, or are about to."""
+        return self._working
+
+    @property
+    def promised(self) -> int:
+        """Messages that tasks were called for whose threads have not picked the call up."""
+        with self._cond:
+            return sum(messages or 1 for messages in self._calls)
+
+    @property
+    def free(self) -> int:
+        """How many more could be called."""
+        return max(0, self.concurrency - self._working)
+
+    def call(self, tasks: int, messages: int | None = None) -> int:
+        """Let so many tasks work, as far as the concurrency goes, each for at most so many messages; returns how many."""
+        with self._cond:
+            if self._closed:
+                return 0
+            count = min(tasks, self.concurrency - self._working)
+            for _ in range(count):
+                if len(self._calls) >= self._idle and not self._start():
+                    break
+                self._working += 1
+                self._calls.append(messages)
+                self._cond.notify()
+            return max(0, count)
+
+    def _start(self) -> bool:
+        """Start one more thread. Under ``_cond``, so that nobody sees it before it runs."""
+        if self._live >= self.concurrency:
+            return True  # one that has just ended its work takes the call
+        thread = threading.Thread(target=self._run, name=f"{self._label}-{self._live + 1}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            log.error("%s: no further receive task can be started: %s", self._label, error)
+            return self._live > 0
+        self._live += 1
+        self._threads.add(thread)
+        return True
 
     def set_concurrency(self, concurrency: int) -> None:
         """Change how many tasks there may be at once, in the middle of whatever is going on: those above it end with the
@@ -71,111 +120,90 @@ class Crew:
             self.concurrency = concurrency
             self._cond.notify_all()
 
-    def invite(self, round_: Round) -> None:
-        """Let one more task take part, unless the concurrency is reached."""
-        with round_.lock:
-            if round_.active >= self.concurrency or round_.ended:
-                return
-            round_.active += 1
-        with self._cond:
-            self._invitations.append(round_)
-            if self._idle >= len(self._invitations):
-                self._cond.notify()
-                return
-            if self._live + 1 >= self.concurrency:
-                return  # all exist; the next one to become idle takes the invitation
-            self._live += 1
-            helper = threading.Thread(target=self._help, name=f"{self._label}-{self._live}", daemon=True)
-            self._threads.add(helper)
-        helper.start()
-
     def may_go_on(self) -> bool:
-        """Whether the calling task may take another message now that the concurrency is what it is: of too many the helpers
-        end here, and the pump's own task waits until they did."""
-        if self._live < self.concurrency:  # the hot path: no lock
-            return True
-        me = threading.current_thread()
+        """Whether the calling task may take another message now that the concurrency is what it is."""
+        return self._working <= self.concurrency or self._closed  # the hot path: no lock
+
+    def close(self) -> None:
+        """Stopping: no call is taken any more. Safe at any instant, from any thread."""
         with self._cond:
-            if me in self._threads:
-                return not self._retire(me)
-            while self._live >= self.concurrency and not self._stopping.is_set():
-                self._cond.wait(0.1)
-        return True
+            self._closed = True
+            self._working -= len(self._calls)
+            self._calls.clear()
+            self._cond.notify_all()
 
     def join(self, timeout: float) -> bool:
-        """Wait for the helper tasks to end; False when some are still running."""
+        """Wait for the tasks to end; False when some are still running."""
         deadline = monotonic() + timeout
-        for helper in list(self._threads):
-            helper.join(max(0.0, deadline - monotonic()))
-        return not any(helper.is_alive() for helper in list(self._threads))
-
-    def wake_all(self) -> None:
-        """Stopping: nobody waits for an invitation any more."""
         with self._cond:
-            self._cond.notify_all()
+            while self._threads:
+                left = deadline - monotonic()
+                if left <= 0:
+                    return False
+                self._cond.wait(left)
+        return True
 
-    def begin(self) -> tuple[Task, int]:
-        """A task for the calling thread, and the place it occupies until ``end``."""
-        with self._cond:
-            while not self._free_slots:  # of a helper that left and is closing its connection
-                self._cond.wait(1)
-            index = self._free_slots.pop()
-        task = self._make(self._slots[index] if self._slots is not None else None)
-        task.bind()
-        self.tasks = [*self.tasks, task]
-        return task, index
+    # -- the threads ---------------------------------------------------------------------------------------------------
 
-    def end(self, task: Task, index: int) -> None:
-        """The calling thread is done with its task."""
-        self.tasks = [other for other in self.tasks if other is not task]
-        connections[self._alias].close()
-        close_isolated()
-        with self._cond:
-            self._free_slots.append(index)
-            self._cond.notify_all()
-
-    # -- the helpers -------------------------------------------------------------------------------------------------
-
-    def _help(self) -> None:
-        """Body of a helper thread: take part in the rounds it is invited to."""
-        task, index = self.begin()
+    def _run(self) -> None:
+        me = threading.current_thread()
+        index = None
+        called = False
         try:
-            while (round_ := self._next_invitation()) is not None:
-                self._work(task, round_)
+            index = self._take_slot()
+            task = self._make(self._slots[index] if self._slots is not None else None)
+            task.bind()
+            with self._cond:
+                self.tasks = [*self.tasks, task]
+            try:
+                while True:
+                    called = False
+                    found, messages = self._next_call()
+                    if not found:
+                        break
+                    called = True
+                    self._work(task, messages)
+                    with self._cond:
+                        self._working -= 1
+                    called = False
+                    self._ended()
+            finally:
+                with self._cond:
+                    self.tasks = [other for other in self.tasks if other is not task]
         except Exception:
             log.exception("%s: a receive task failed; the pump goes on without it.", self._label)
             with self._cond:
-                self._leave(threading.current_thread())
+                self._live -= 1
+                self._working -= called
         finally:
-            self.end(task, index)
-            self._threads.discard(threading.current_thread())
+            connections[self._alias].close()
+            close_isolated()
+            with self._cond:
+                if index is not None:
+                    self._free_slots.append(index)
+                self._threads.discard(me)
+                self._cond.notify_all()
+            self._ended()
 
-    def _next_invitation(self) -> Round | None:
-        """Wait for a round to take part in; None after a while without one."""
-        me = threading.current_thread()
+    def _take_slot(self) -> int:
         with self._cond:
-            self._idle += 1
-            deadline = monotonic() + HELPER_IDLE
-            while not self._invitations and not self._stopping.is_set() and not self._retire(me):
+            while not self._free_slots:  # of a task that left and is closing its connection
+                self._cond.wait(1)
+            return self._free_slots.pop()
+
+    def _next_call(self) -> tuple[bool, int | None]:
+        """(True, messages) of the next call; (False, None) when this thread is to end. In one breath: a call that came
+        between the decision and the end of the thread would count on it."""
+        deadline = monotonic() + HELPER_IDLE
+        with self._cond:
+            while True:
+                # A call is taken also by a task too many: whoever called counts on it.
+                if self._calls:
+                    return True, self._calls.popleft()
                 left = deadline - monotonic()
-                if left <= 0:
-                    break
-                self._cond.wait(left)
-            self._idle -= 1
-            if self._invitations and not self._stopping.is_set() and not self._retire(me):
-                return self._invitations.pop()
-            # In the same breath: an invitation that came between this and the end of the thread would count on it.
-            self._leave(me)
-            return None
-
-    def _leave(self, helper: threading.Thread) -> None:
-        """This helper takes no more invitations. Under ``_cond``."""
-        self._live -= 1
-        self._retired.discard(helper)
-        self._cond.notify_all()
-
-    def _retire(self, helper: threading.Thread) -> bool:
-        """Whether this helper is one too many since the concurrency was lowered; then its thread ends. Under ``_cond``."""
-        if self._live - len(self._retired) >= self.concurrency:
-            self._retired.add(helper)
-        return helper in self._retired
+                if self._closed or self._live > self.concurrency or (left <= 0 and self._live > 1):
+                    self._live -= 1
+                    return False, None
+                self._idle += 1
+                self._cond.wait(max(left, 0.01) if self._live > 1 else None)
+                self._idle -= 1

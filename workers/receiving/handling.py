@@ -21,6 +21,7 @@ from queueapp.conf import settings
 from queueapp.consuming.context import Context
 from queueapp.consuming.registration import Registration
 from queueapp.consuming.registry import registered
+from queueapp.errors import UndecodableMessage
 from queueapp.sql import backend_of, queue_sql
 from queueapp.sql.base import BODY, EXPIRES, HEADERS, PRIORITY, RECIPIENT, Claimed
 from queueapp.sql.outgoing import Outgoing
@@ -139,6 +140,22 @@ class Handlers:
         if self._addressed and claimed[RECIPIENT]:
             return self._by_name.get(claimed[RECIPIENT]), content_type
         return self._by_type.get(kind), content_type
+
+    def knows(self, headers: str) -> bool:
+        """Whether a message with these headers, addressed to nobody, is for a consumer here. One whose headers do not parse
+        is: it is to be kept as poison."""
+        try:
+            return messages.read_head(headers)[0] in self._by_type
+        except UndecodableMessage:
+            return True
+
+    @staticmethod
+    def type_of(headers: str) -> str:
+        """The type that headers name; '' where they name none, or do not parse."""
+        try:
+            return messages.read_head(headers)[0]
+        except UndecodableMessage:
+            return ""
 
     @staticmethod
     def decode(entry: Entry, claimed: Claimed, content_type: str) -> Any:

@@ -1,56 +1,54 @@
-"""The peek <-> receive state machine of one queue in one worker process, after NServiceBus' transports.
+"""The scheduler of one queue in one worker process. It looks, decides how many receive tasks are worth waking, and never
+runs a handler; a task claims, handles and ends its own batches on its own connection (``crew``, ``strategies``).
 
-**peek**: a cheap estimate; nothing there -> wait one peek delay, or until a wake-up. Something there -> **receive**: the
-pump's own thread becomes the first receive task; further tasks join after consecutive successes while the estimate
-says there is more, never beyond the concurrency. The first empty receive (``END_AFTER``) ends the round, back to peek.
+    asleep    --a wake-up, or the peek delay is over--> looking
+    looking   --nothing--> asleep
+              --fewer messages than workers, not our turn--> looking again some milliseconds later
+              --n messages--> calls as many tasks as they are worth, each for its share --> asleep
+    a task    --a full claim--> goes on and needs nobody's leave; while it handles, the pump looks for more (GROW_WAIT)
+              --its share was there--> idle; the pump looks at once
+              --a claim that was not full--> idle; the pump looks once more soon, for what a throttled wake-up did not tell
+              --an empty claim--> idle; the pump looks again after a wait that doubles from EMPTY_WAIT to the peek delay
 
-Many workers on one small backlog must not all claim it: an estimate is spent as messages are claimed and peeked anew
-when it is spent or stale, a claim takes no more than this worker's share of it, and of a backlog smaller than the
-number of workers only those take part whose turn it is (``seq`` modulo rank), the others a few milliseconds later.
+What a look saw is a hint: a message may be gone, or in somebody's hands, when it is claimed. So a wake-up always calls a
+task while one is free, and the wait of a new message does not depend on the handlers of others; and an empty claim never
+leads to the next one at once. One worker alone needs no look to know that a wake-up is for it.
 """
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 import uuid
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from time import monotonic
 from typing import Any
 
 from django.db import Error, connections
 
 from queueapp.conf import settings
-from queueapp.messages import new_id
 from queueapp.receiving.floors import Floors, floors_of
 from queueapp.sending.isolation import close_isolated
-from queueapp.sql import ErrorKind, backend_of, queue_sql
-from queueapp.sql.base import Claimed, Range
+from queueapp.sql import queue_sql
+from queueapp.sql.base import Peek
 
-from ..connections.circuit_breaker import CircuitBreaker, State
+from ..connections.circuit_breaker import CircuitBreaker
 from ..connections.dead_peers import Answering
-from ..processes.slots import Slot
-from .claiming import Claiming, UnderWay
 from .crew import Crew
+from .desk import Desk
 from .handling import Handlers
 from .quarantine import Quarantine
-from .rounds import Estimate, Round, Stats
+from .sharing import TURN, part_of, place_in_line
+from .slot import Slot
+from .stats import Stats
 from .strategies import STRATEGIES, Task
 
-log = logging.getLogger("workers")
-
-#: An uncapped estimate is believed this long; slower handlers peek before each claim, which costs them nothing. Eight
-#: workers on two cores that take one message at a time: 1.4 % of the receives in vain; at 10 ms 3 %, at 20 ms 5 %.
-ESTIMATE_LIFETIME = 0.005
-#: A capped one this long at most, as long as claims come back full: counting costs the server a tenth of the claims, and
-#: the other tasks wait for it.
-CAPPED_LIFETIME = 1.0
-#: Wait per place in the line when it is another worker's turn.
-TURN = 0.003
-#: Messages of unknown types that a process remembers, so as not to claim them again and again.
-MAX_SKIP = 10_000
+#: The first wait after an empty claim, in seconds.
+EMPTY_WAIT = 0.01
+#: So long after a full claim, in seconds, whether more tasks are of use is looked at.
+GROW_WAIT = 0.005
+#: Pieces of stretches without anything for this process that a look reads again, when it has found nothing else.
+REREADS = 3
 
 
 class QueuePump:
@@ -69,303 +67,269 @@ class QueuePump:
     ) -> None:
         self.queue = queue
         self.alias = alias
-        self.subscriber: uuid.UUID = new_id()
         self.stopping = stopping
         self.handlers = handlers or Handlers(queue)
         delivery = queue.delivery
-        self.crew = Crew(
-            queue._meta.label,
-            alias,
-            lambda slot: STRATEGIES[delivery.semantics](self, slot),
-            self._work,
-            concurrency=concurrency or delivery.concurrency or settings.CONCURRENCY,
-            slots=slots,
-            stopping=stopping,
-        )
         self.peek_delay = (delivery.peek_delay or settings.PEEK_DELAY).total_seconds()
         self.peek_limit = delivery.max_records_to_peek or settings.MAX_RECORDS_TO_PEEK
         levels = tuple((r, p) for p in range(delivery.priorities - 1, -1, -1) for r in self.handlers.recipients)
         self.floors: Floors = floors_of(queue, alias, levels, bool(queue_sql(queue, connections[alias]).table.claim_by))
-        self.claiming = Claiming(self.floors)
-        self.skip: tuple[int, ...] = ()
-        self.stats = Stats()
-        label = queue._meta.label
-        patience = settings.TIME_TO_TRIGGER_RECEIVE_CIRCUIT_BREAKER
-        self.peek_breaker = CircuitBreaker(f"Peek of {label}", patience)
-        self.breaker = CircuitBreaker(f"Receive from {label}", patience)
-        self.store_breaker = CircuitBreaker(
-            f"Store of delayed messages of {label}", settings.TIME_TO_TRIGGER_STORE_CIRCUIT_BREAKER
+        self.quarantine = quarantine or Quarantine()
+        self.desk = Desk(
+            queue,
+            alias,
+            handlers=self.handlers,
+            floors=self.floors,
+            quarantine=self.quarantine,
+            stopping=stopping,
+            more=self._more,
+            again=self._look_now,
+        )
+        self.crew = Crew(
+            self.desk.label,
+            alias,
+            lambda slot: STRATEGIES[delivery.semantics](self.desk, slot),
+            self._work,
+            self._task_ended,
+            concurrency=concurrency or delivery.concurrency or settings.CONCURRENCY,
+            slots=slots,
         )
         #: This worker's place among the live workers of the queue, and how many they are; kept by the heartbeat.
         self.rank, self.workers = 0, 1
         self.paused = False
-        #: Receive one message at a time and record the attempt first; kept by the heartbeat (see ``CAREFUL_PERIOD``).
-        self.careful = False
-        self.quarantine = quarantine or Quarantine()
-        self._consecutive_failures = 0
         self._wake = threading.Event()
+        #: It is to look at once; after so long, for what a throttled wake-up did not tell; a wake-up found no free task.
+        self._now, self._covered_at, self._unserved = True, 0.0, False
+        #: When it looks whether more tasks are of use, while one of them handles what a full claim gave it.
+        self._grow_at: float | None = None
+        self._empty_claims = 0
         self._deferred = 0
-        self._woken = False
+        #: A task had all of its share.
+        self._used_up = False
+
+    @property
+    def subscriber(self) -> uuid.UUID:
+        """What ``lease_owner`` names."""
+        return self.desk.subscriber
+
+    @property
+    def stats(self) -> Stats:
+        """What was counted so far."""
+        return self.desk.stats
 
     @property
     def tasks(self) -> list[Task]:
         """The receive tasks there are now."""
         return self.crew.tasks
 
+    @property
+    def careful(self) -> bool:
+        """See ``Desk.careful``."""
+        return self.desk.careful
+
+    @careful.setter
+    def careful(self, careful: bool) -> None:
+        self.desk.careful = careful
+
     # -- from other threads ---------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """A message was sent: look now. Safe from any thread."""
-        self._woken = True
-        self._wake.set()
+        """A message was sent: somebody is to take it now. Safe from any thread, not from a signal handler."""
+        self._empty_claims = 0
+        if self.workers == 1 and self._may_call():
+            # Straight to the claim. With all tasks busy, the first to have done goes on to it.
+            self._unserved = not self.crew.call(1)
+            return
+        self._look_now()
 
     def set_concurrency(self, concurrency: int) -> None:
         """Change how many receive tasks there may be at once, in the middle of whatever is going on. Safe from any thread.
 
-        Raised: more tasks join the round at once. Lowered: tasks above it end with the message they have in hand.
+        Raised: more tasks are called at the next look. Lowered: tasks above it end with the message they have in hand.
         """
         self.crew.set_concurrency(concurrency)
-        for round_ in {task.round for task in self.tasks}:
-            if round_ is not None:
-                for _ in range(concurrency - round_.active):
-                    self._invite(round_)
-
-    def came_back(self, seq: int, count: int = 1) -> None:
-        """Messages from ``seq`` on were given back unhandled by this process."""
-        self.stats.returned += count
-        self.floors.lower(seq)
+        self._look_now()
 
     def trouble(self) -> str:
         """Which breakers are not disarmed, and the throttle, in words; '' when all is well."""
-        breakers = (self.peek_breaker, self.breaker, self.store_breaker)
-        told = [
-            f"{one.name}: {one.state.value}: {one.last_error}" for one in breakers if one.state is not State.DISARMED
-        ]
-        if self.throttled:
-            told.append(f"throttled after {self._consecutive_failures} failures in a row")
-        return "; ".join(told)[:2000]
-
-    # -- from the tasks -------------------------------------------------------------------------------------------
-
-    def claimed(self, task: Task, rows: Sequence[Claimed]) -> None:
-        """A task claimed these rows and is about to handle them. This is where more tasks are asked for, because its
-        handlers may take long. (The floors have passed these rows already.)"""
-        self.stats.received += len(rows)
-        self.breaker.success()
-        round_ = task.round
-        if round_ is not None and round_.remaining > 0:
-            task.successes += 1
-            if task.successes >= settings.GROW_AFTER:
-                task.successes = 0
-                self._invite(round_)
-
-    def succeeded(self, count: int) -> None:
-        """Messages were handled and ended well."""
-        self.stats.handled += count
-        if self._consecutive_failures:
-            if self.throttled:
-                log.warning("%s: a handler succeeded; receiving at full speed again.", self.queue._meta.label)
-            self._consecutive_failures = 0
-
-    def failed(self) -> None:
-        """An attempt failed; if many did in a row, wait before the next one."""
-        self.stats.failed += 1
-        self._consecutive_failures += 1
-        if self.throttled:
-            if self._consecutive_failures == settings.THROTTLE_AFTER:
-                log.warning(
-                    "%s: %d attempts failed in a row; one task, with %s between attempts, until one succeeds.",
-                    self.queue._meta.label, self._consecutive_failures, settings.THROTTLE_WAIT,
-                )  # fmt: skip
-            self.stopping.wait(settings.THROTTLE_WAIT.total_seconds())
+        return self.desk.trouble()
 
     @property
     def throttled(self) -> bool:
-        """Whether an outage of something that the handlers need is assumed."""
-        return 0 < settings.THROTTLE_AFTER <= self._consecutive_failures
+        """See ``Desk.throttled``."""
+        return self.desk.throttled
 
-    def ranges(self, task: Task) -> Sequence[Range]:
-        """Where a task may claim one message: in the window behind the floors that the peek found messages in, or ahead of
-        them. (``claim`` is for batches: it costs more than to step over three rows of others.)"""
-        return (task.round is not None and task.round.behind) or self.floors.ahead()
-
-    def claim(self, task: Task, limit: int) -> AbstractContextManager[UnderWay]:
-        """Around a task's claim of a batch: says where, in the window behind the floors that the peek found messages in or ahead of
-        them, and moves the floors past what was claimed."""
-        return self.claiming.claim(task.round.behind if task.round is not None else None, limit)
-
-    def leave_alone(self, seqs: Sequence[int]) -> None:
-        """No consumer here takes these: they stay where they are, and this process looks past them."""
-        if not self.stats.unknown:
-            log.warning(
-                "%s: message %d has a type that no consumer of this process takes; such messages are left to others.",
-                self.queue._meta.label,
-                seqs[0],
-            )
-        self.stats.unknown += len(seqs)
-        self.skip = tuple(sorted({*self.skip[-(MAX_SKIP - len(seqs)) :], *seqs}))
-
-    def survive(self, error: BaseException, breaker: CircuitBreaker, connection: Any) -> bool:
-        """Deal with a database error: reconnect, wait as the breaker says. False: stopping, or it is not the database's."""
-        kind = backend_of(connection).error_kind(error)
-        if kind is ErrorKind.DEADLOCK:
-            self.stopping.wait(random.uniform(0, 0.02))
-            return True
-        if not connection.in_atomic_block:
-            connection.close()
-            close_isolated(self.alias)
-        wait = breaker.failure(error)
-        if self.stopping.is_set():
-            # On the way out there is no time for the breaker's waits: two quick tries, then let the lease lapse.
-            self._woken = False
-            return breaker.failures < 3
-        self.stopping.wait(wait * random.uniform(0.8, 1.2))
-        return True
-
-    # -- the state machine ----------------------------------------------------------------------------------------
+    # -- the scheduler --------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Peek and receive until stopping."""
-        task, index = self.crew.begin()
-        after_round = False
+        """Look, and call tasks, until stopping."""
+        next_look = monotonic()
         try:
             while not self.stopping.is_set():
-                self._wake.clear()
-                woken, self._woken = self._woken, False
-                if self.paused:
-                    self._wait(self.peek_delay)
+                wait = min(next_look, self._grow_at or next_look) - monotonic()
+                if wait > 0 and not self._now:
+                    self._wait(wait)
+                    self._wake.clear()
+                    next_look = self._cover(next_look)
                     continue
-                # One worker alone needs no peek to know that a wake-up is for it: straight to the claim.
-                if woken and self.workers == 1 and self.breaker.failures == 0:
-                    round_: Round | None = Round(Estimate(1, False, 0, None))
-                else:
-                    round_ = self._peek_for_round()
-                if round_ is not None:
-                    self._work(task, round_)
-                    after_round = True
+                growing = self._grow_at is not None and monotonic() < next_look and not self._now
+                self._now, self._grow_at = False, None
+                if self.paused or (growing and not self.crew.working):
+                    next_look = max(next_look, monotonic() + (self.peek_delay if self.paused else 0))
                     continue
-                if not self._wake.is_set():
-                    # What was sent just after the round is covered by a throttled wake-up: look once more soon.
-                    interval = settings.WAKE_UP_INTERVAL.total_seconds()
-                    self._wait(min(interval, self.peek_delay) if after_round else self.peek_delay)
-                    after_round = False
+                self._look()
+                next_look = self._cover(monotonic() + self._until_next_look())
         finally:
-            self.crew.wake_all()
-            self.crew.end(task, index)
+            self.crew.close()
+            connections[self.alias].close()
+            close_isolated()
 
-    def _wait(self, seconds: float) -> None:
-        self._wake.wait(seconds)
+    def _wait(self, seconds: float) -> bool:
+        """Wait until woken, True, or for so long."""
+        return self._wake.wait(seconds)
 
-    def _peek_for_round(self) -> Round | None:
-        """Peek; a round when there is something for this worker, else None."""
+    def _cover(self, next_look: float) -> float:
+        """Look once more soon after a task has ended, and not before: what was sent meanwhile a throttled wake-up may not
+        have told."""
+        return min(next_look, self._covered_at) if self._covered_at > monotonic() else next_look
+
+    def _until_next_look(self) -> float:
+        if not self._empty_claims:
+            return self.peek_delay
+        wait: float = EMPTY_WAIT * 2 ** min(self._empty_claims, 20) * random.uniform(0.5, 1.0)
+        return min(wait, self.peek_delay)
+
+    def _look_now(self) -> None:
+        self._now = True
+        self._wake.set()
+
+    def _may_call(self) -> bool:
+        """In trouble, one task feels its way."""
+        desk = self.desk
+        trouble = desk.breaker.failures or desk.throttled
+        return not (self.paused or self.stopping.is_set() or (trouble and self.crew.working))
+
+    def _look(self) -> None:
+        """Look once, and call the tasks that what was seen is worth."""
         while not self.stopping.is_set():
-            estimate = self._peek()
-            if estimate is None or estimate.waiting == 0:
-                self._deferred = 0
-                return None
-            place = self._place_in_line(estimate)
-            if place == 0:
-                return Round(self._part_of(estimate))
-            # If the first message is still there after my place in the line, those before me are busy: I take it.
-            self._deferred = estimate.first
-            self.stopping.wait(place * TURN)
-        return None
+            seen = self._peek()
+            waiting = 0 if seen is None else seen.ahead + seen.behind
+            if not waiting:
+                if seen is not None:
+                    self._empty_claims = self._deferred = 0
+                return
+            if not self._may_call():
+                return
+            if waiting >= self.peek_limit:
+                # More than was counted: all for themselves, each until its claims are not full any more.
+                self.crew.call(1 if self._in_trouble() else self.crew.concurrency)
+                return
+            assert seen is not None
+            waiting -= self._promised()
+            if waiting <= 0:
+                return
+            mine = part_of(waiting, seen.first, self.rank, self.workers)
+            if not mine and self._deferred != seen.first:
+                # If the first message is still there after our place in the line, those before us are busy: we take it.
+                self._deferred = seen.first
+                if self._wake.wait(place_in_line(seen.first, self.rank, self.workers) * TURN) and self._now:
+                    self._wake.clear()
+                continue
+            self._call_for(max(1, mine))
+            return
 
-    def _part_of(self, estimate: Estimate) -> Estimate:
-        """What of a small backlog is this worker's to take before it peeks again: all the others saw the same one, and the
-        parts add up to it. (Eight workers on 5 to 34 messages: 1 % of the receives in vain; when each believed in all
-        of it, 32 %.)"""
-        if estimate.capped:
-            return estimate
-        part, left_over = divmod(estimate.waiting, self.workers)
-        mine = (self.rank - estimate.first) % self.workers < left_over
-        return estimate._replace(waiting=max(1, part + mine))
+    def _promised(self) -> int:
+        """What was counted by a look and is promised to tasks at work; of what a slow one was promised others may take."""
+        since = monotonic() - GROW_WAIT
+        shares = ((task.running, task.share) for task in self.crew.tasks)
+        return self.crew.promised + sum(share for running, share in shares if not running or running.started > since)
 
-    def _place_in_line(self, estimate: Estimate) -> int:
-        """0: take part. Else how many turns to wait: there are fewer messages than workers, and whose turn it is follows
-        from the first message, so that they need not talk."""
-        if estimate.capped or estimate.waiting >= self.workers or self._deferred == estimate.first:
-            return 0
-        place = (self.rank - estimate.first) % self.workers
-        return 0 if place < estimate.waiting else place
+    def _call_for(self, messages: int) -> None:
+        """Call tasks for so many messages, each for its share: one for each, or for each batch where handlers are fast."""
+        tasks = 1 if self._in_trouble() else min(-(-messages // self._batch_size()), self.crew.free)
+        if tasks:
+            self.crew.call(tasks, -(-messages // tasks))
 
-    def _peek(self) -> Estimate | None:
+    def _batch_size(self) -> int:
+        return max((task.size.n for task in self.crew.tasks), default=1)
+
+    def _in_trouble(self) -> bool:
+        return bool(self.desk.breaker.failures or self.desk.throttled)
+
+    def _peek(self) -> Peek | None:
         """Peek ahead of the floors and into the rescan window; None when the database failed."""
+        desk = self.desk
         connection = connections[self.alias]
         started = monotonic()
-        ahead, behind = self.floors.ahead(), self.floors.behind()
+        ahead, behind = desk.claiming.look()
         try:
             with Answering(connection):
-                seen = queue_sql(self.queue, connection).peek(connection, ahead, behind, self.peek_limit, self.skip)
+                seen = desk.sql.peek(connection, ahead, behind, self.peek_limit)
+                if not seen.behind:
+                    desk.reread(REREADS)
         except Error as error:
-            self.survive(error, self.peek_breaker, connection)
+            desk.survive(error, self.peek_breaker, connection)
+            self._now = True
             return None
-        self.stats.peeks += 1
-        self.peek_breaker.success()
-        if seen.behind:
-            # Came back behind the floor, or was committed late: first these, the window stays until it is clear.
-            if seen.reached:
-                behind = [only._replace(high=min(only.high, seen.reached)) for only in behind]
-            return Estimate(seen.behind, seen.behind >= self.peek_limit, seen.first, behind)
-        self.floors.rescanned(monotonic() - started, seen.reached)
-        if seen.ahead:
-            self.floors.seen(seen.first)
-        return Estimate(seen.ahead, seen.ahead >= self.peek_limit, seen.first, None)
+        desk.stats.peeks += 1
+        desk.peek_breaker.success()
+        desk.claiming.seen(seen, behind, monotonic() - started)
+        return seen
 
-    def _take(self, task: Task, round_: Round) -> int:
-        """How many messages this task may claim now; 0 ends its part in the round."""
-        with round_.lock:
-            if round_.ended or (self.throttled and round_.active > 1):
-                return 0
-            lifetime = min(self.peek_delay, CAPPED_LIFETIME) if round_.capped else ESTIMATE_LIFETIME
-            stale = monotonic() - round_.peeked_at > lifetime
-            if round_.capped and round_.remaining <= 0 and not stale:
-                round_.remaining = self.peek_limit  # all claims came back full: as much again
-            if round_.remaining <= 0 or stale:
-                estimate = self._peek()
-                if estimate is None or estimate.waiting == 0 or self.paused or self._place_in_line(estimate):
-                    round_.ended = True  # if it is not our turn, the pump waits for it
-                    return 0
-                round_.renew(self._part_of(estimate))
-            share = 1 if self.throttled else task.size.n
-            if not round_.capped:
-                share = min(share, max(1, -(-round_.remaining // round_.active)))
-            round_.remaining -= share
-            return share
+    @property
+    def peek_breaker(self) -> CircuitBreaker:
+        """See ``Desk.peek_breaker``."""
+        return self.desk.peek_breaker
 
-    def _work(self, task: Task, round_: Round) -> None:
-        """A task's part in a round: claim and handle until the round ends."""
-        task.round, task.successes = round_, 0
-        empty = 0
+    # -- on the tasks' threads ------------------------------------------------------------------------------------
+
+    def _work(self, task: Task, messages: int | None) -> None:
+        """What a called task does: claim and handle until a claim is not full, or it has had its share."""
+        task.share = messages or 0
         try:
-            while not self.stopping.is_set() and not self.paused and self.crew.may_go_on():
-                asked = self._take(task, round_)
-                if not asked:
-                    break
-                try:
-                    count = task.receive(asked)
-                except Error as error:
-                    round_.spent()
-                    if not self.survive(error, self.breaker, connections[self.alias]):
-                        break
-                    continue
-                if count < asked:
-                    round_.spent()  # the claim saw the end: peek before the next one
-                if count:
-                    empty = 0
-                    continue
-                self.stats.empty += 1
-                empty += 1
-                task.successes = 0
-                if empty >= settings.END_AFTER:
-                    round_.ended = True
-                    break
+            self._receive(task, messages)
         finally:
-            task.round = None
-            with round_.lock:
-                round_.active -= 1
+            task.share = 0
 
-    def _invite(self, round_: Round) -> None:
-        """Ask for one more task, unless there is trouble: then one task feels its way."""
-        if not self.breaker.failures and not self.throttled:
-            self.crew.invite(round_)
+    def _receive(self, task: Task, messages: int | None) -> None:
+        desk = self.desk
+        while not self.stopping.is_set() and not self.paused and self.crew.may_go_on():
+            if desk.throttled and self.crew.working > 1:
+                break
+            limit = 1 if desk.throttled else task.size.n
+            if messages is not None:
+                limit = min(limit, messages)
+                task.share = messages
+            try:
+                count = task.receive(limit)
+            except Error as error:
+                if not desk.survive(error, desk.breaker, connections[self.alias]):
+                    break
+                continue
+            if count:
+                self._empty_claims = 0
+            else:
+                desk.stats.empty += 1
+                self._empty_claims += 1
+            if count < limit:
+                if not self._unserved:
+                    return
+                self._unserved = False  # something was sent while all tasks were busy
+            if messages is not None:
+                messages -= count
+                if messages <= 0:
+                    self._used_up = True  # all of them were there, so there may be more
+                    return
+
+    def _more(self) -> None:
+        """A claim was full: there may be more, and its handlers may take long."""
+        if self._grow_at is None and self.crew.free and not self._in_trouble():
+            self._grow_at = monotonic() + GROW_WAIT * self.workers
+            self._wake.set()
+
+    def _task_ended(self) -> None:
+        self._covered_at = monotonic() + settings.WAKE_UP_INTERVAL.total_seconds()
+        # Many workers on one backlog: what the others of this one were promised is not to be given away meanwhile.
+        if self._used_up and (self.workers == 1 or not self.crew.working):
+            self._used_up, self._now = False, True
+        self._wake.set()

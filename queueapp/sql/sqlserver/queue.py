@@ -69,9 +69,11 @@ class SqlServerQueueSql(QueueSql):
         ahead: Sequence[Range],
         behind: Sequence[Range],
         limit: int,
-        skip: Sequence[int] = (),
     ) -> Peek:
-        return self._claims.peek(connection, ahead, behind, limit, skip)
+        return self._claims.peek(connection, ahead, behind, limit)
+
+    def read_heads(self, connection: Any, only: Range, limit: int) -> list[tuple[int, str]]:
+        return self._claims.read_heads(connection, only, limit)
 
     def claim_by_lease(
         self,
@@ -81,10 +83,9 @@ class SqlServerQueueSql(QueueSql):
         token: uuid.UUID,
         owner: uuid.UUID,
         lease_ms: int,
-        skip: Sequence[int] = (),
     ) -> list[Claimed]:
         values = (token, owner, *later_params(lease_ms))
-        return self._claims.take(connection, self._by_lease, values, ranges, limit, skip)
+        return self._claims.take(connection, self._by_lease, values, ranges, limit)
 
     def claim_by_delete(
         self,
@@ -92,9 +93,8 @@ class SqlServerQueueSql(QueueSql):
         ranges: Sequence[Range],
         limit: int,
         whole: bool = False,
-        skip: Sequence[int] = (),
     ) -> list[Claimed]:
-        return self._claims.take(connection, self._whole if whole else self._by_delete, (), ranges, limit, skip)
+        return self._claims.take(connection, self._whole if whole else self._by_delete, (), ranges, limit)
 
     # -- ending a lease -------------------------------------------------------------------------------------------
 

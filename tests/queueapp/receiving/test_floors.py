@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queueapp.receiving.floors import FIRST_WINDOW, Floors
+from queueapp.receiving.floors import _STAYS_IN_A_ROW, FIRST_WINDOW, Floors
 from queueapp.sql.base import MAX_SEQ, Range
 
 LEVELS = (("", 1), ("", 0))
@@ -25,7 +25,7 @@ def test_a_claim_begins_at_the_very_start_at_first() -> None:
 def test_the_floor_rises_above_what_was_claimed() -> None:
     floors = Floors()
 
-    floors.passed([row(3), row(4), row(9)])
+    floors.passed([row(3), row(4), row(9)], floors.returns)
 
     assert floors.ahead() == [Range(10, MAX_SEQ)]
     assert floors.lowest == 10
@@ -33,16 +33,16 @@ def test_the_floor_rises_above_what_was_claimed() -> None:
 
 def test_a_claim_of_lower_rows_does_not_lower_the_floor() -> None:
     floors = Floors()
-    floors.passed([row(100)])
+    floors.passed([row(100)], floors.returns)
 
-    floors.passed([row(5)])
+    floors.passed([row(5)], floors.returns)
 
     assert floors.lowest == 101
 
 
 def test_what_came_back_lowers_the_floor_to_itself() -> None:
     floors = Floors()
-    floors.passed([row(100)])
+    floors.passed([row(100)], floors.returns)
 
     floors.lower(40)
     floors.lower(60)
@@ -53,7 +53,7 @@ def test_what_came_back_lowers_the_floor_to_itself() -> None:
 def test_each_level_has_a_floor_of_its_own() -> None:
     floors = Floors(LEVELS, leveled=True)
 
-    floors.passed([row(50, priority=0)])
+    floors.passed([row(50, priority=0)], floors.returns)
 
     assert set(floors.ahead()) == {Range(0, MAX_SEQ, "", 1), Range(51, MAX_SEQ, "", 0)}
 
@@ -70,14 +70,14 @@ def test_the_highest_priority_comes_first_and_recipients_take_turns() -> None:
 
 def test_the_rescan_looks_behind_the_floor_only() -> None:
     floors = Floors()
-    floors.passed([row(100)])
+    floors.passed([row(100)], floors.returns)
 
     assert floors.behind() == [Range(0, 100)]
 
 
 def test_the_rescan_goes_in_windows_that_follow_the_time_they_take() -> None:
     floors = Floors()
-    floors.passed([row(10 * FIRST_WINDOW)])
+    floors.passed([row(10 * FIRST_WINDOW)], floors.returns)
     assert floors.behind() == [Range(0, FIRST_WINDOW - 1)]
 
     assert floors.rescanned(seconds=1.0) is False
@@ -90,7 +90,7 @@ def test_the_rescan_goes_in_windows_that_follow_the_time_they_take() -> None:
 
 def test_after_the_last_window_the_rescan_begins_again() -> None:
     floors = Floors()
-    floors.passed([row(FIRST_WINDOW + 5)])
+    floors.passed([row(FIRST_WINDOW + 5)], floors.returns)
 
     assert floors.rescanned(seconds=0.008) is False
     assert floors.rescanned(seconds=0.008) is True
@@ -100,7 +100,7 @@ def test_after_the_last_window_the_rescan_begins_again() -> None:
 
 def test_a_window_that_was_looked_at_in_part_is_followed_by_its_rest() -> None:
     floors = Floors()
-    floors.passed([row(10_000_000)])
+    floors.passed([row(10_000_000)], floors.returns)
     for _ in range(5):  # nothing there, so the windows grow
         floors.rescanned(seconds=0.0001)
     start = floors.behind()[0].low
@@ -113,7 +113,7 @@ def test_a_window_that_was_looked_at_in_part_is_followed_by_its_rest() -> None:
 @given(st.integers(1, 10_000_000), st.lists(st.floats(0.0, 1.0), max_size=100))
 def test_every_number_behind_the_floor_is_looked_at_in_every_cycle(top: int, seconds: list[float]) -> None:
     floors = Floors()
-    floors.passed([row(top)])
+    floors.passed([row(top)], floors.returns)
     looked_at = 0
     times = iter([*seconds, *[0.0] * 100_000])
 
@@ -129,7 +129,7 @@ def test_every_number_behind_the_floor_is_looked_at_in_every_cycle(top: int, sec
 
 def test_a_reset_looks_from_the_very_beginning() -> None:
     floors = Floors(LEVELS, leveled=True)
-    floors.passed([row(50, priority=1), row(60, priority=0)])
+    floors.passed([row(50, priority=1), row(60, priority=0)], floors.returns)
 
     floors.reset()
 
@@ -140,12 +140,12 @@ def test_a_reset_looks_from_the_very_beginning() -> None:
 def test_shared_floors_rise_and_fall_together() -> None:
     places, returns = [0], [0]
     one, other = Floors(), Floors()
-    one.passed([row(10)])
+    one.passed([row(10)], one.returns)
     one.share(places, returns)
     other.share(places, returns)
 
     assert other.lowest == 11
-    other.passed([row(20)])
+    other.passed([row(20)], other.returns)
     assert one.ahead() == [Range(21, MAX_SEQ)]
     one.lower(5)
     assert other.lowest == 5
@@ -155,7 +155,7 @@ def test_what_another_process_gave_back_is_looked_for_just_behind_the_floor() ->
     places, returns = [0], [0]
     floors = Floors()
     floors.share(places, returns)
-    floors.passed([row(10 * FIRST_WINDOW)])
+    floors.passed([row(10 * FIRST_WINDOW)], floors.returns)
 
     returns[0] += 1
 
@@ -164,11 +164,37 @@ def test_what_another_process_gave_back_is_looked_for_just_behind_the_floor() ->
     assert floors.behind()[0].low == 0
 
 
+def test_a_claim_that_had_begun_before_something_came_back_raises_no_floor() -> None:
+    floors = Floors()
+    floors.passed([row(100)], floors.returns)
+    began = floors.returns
+    floors.lower(90)
+
+    floors.passed([row(120)], began)
+    assert floors.lowest == 90
+
+    floors.passed([row(90)], floors.returns)
+    assert floors.lowest == 91
+
+
+def test_what_is_not_for_this_process_is_stepped_over() -> None:
+    floors = Floors([("", 1), ("", 0)], leveled=True)
+    floors.passed([row(50, priority=0)], floors.returns)
+
+    floors.step_over(("", 0), lambda low: 1000)
+    floors.step_over(("x", 7), lambda low: 1000)
+
+    assert [only.low for only in floors.ahead()] == [0, 1000]
+
+
 def test_what_came_back_is_looked_for_although_a_claim_under_way_raised_the_floor_again() -> None:
     floors = Floors()
-    floors.passed([row(10 * FIRST_WINDOW)])
-    floors.lower(10 * FIRST_WINDOW - 20)
-    floors.passed([row(10 * FIRST_WINDOW + 5)])
+    floors.passed([row(10 * FIRST_WINDOW)], floors.returns)
+    for number in range(_STAYS_IN_A_ROW):
+        began = floors.returns
+        floors.lower(10 * FIRST_WINDOW - 20)
+        assert floors.lowest <= 10 * FIRST_WINDOW - 20
+        floors.passed([row(10 * FIRST_WINDOW + 5 + number)], began)
 
     (window,) = floors.behind()
 
@@ -181,7 +207,7 @@ def test_what_came_back_is_looked_for_although_a_claim_under_way_raised_the_floo
 
 def test_the_rescan_goes_on_where_messages_come_back_all_the_time() -> None:
     floors = Floors()
-    floors.passed([row(10 * FIRST_WINDOW)])
+    floors.passed([row(10 * FIRST_WINDOW)], floors.returns)
     starts = set()
 
     for _ in range(30):
@@ -195,7 +221,7 @@ def test_the_rescan_goes_on_where_messages_come_back_all_the_time() -> None:
 
 def test_a_claim_begins_where_the_peek_saw_the_first_message() -> None:
     floors = Floors()
-    floors.passed([row(10)])
+    floors.passed([row(10)], floors.returns)
 
     floors.seen(500)
     floors.seen(3)

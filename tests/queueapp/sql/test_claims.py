@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from queueapp.sql import queue_sql
-from queueapp.sql.base import DELIVERIES, EXPIRES, ID, PRIORITY, RECIPIENT, Range
+from queueapp.sql.base import DELIVERIES, EXPIRES, ID, MAX_SEQ, PRIORITY, RECIPIENT, Range
 from tests.queueapp.sql.server import ALL, Server, levels, outgoing, seqs_of, within
 from tests.testapp.models import Addressed, AddressedUrgent, Leased, Transactional, Urgent
 
@@ -201,38 +201,61 @@ def test_levels_of_many_recipients_come_in_claim_order(server: Server) -> None:
     assert {row[RECIPIENT] for row in rows} == {"a", "b"}
 
 
-@pytest.mark.parametrize("queue", QUEUES)
-def test_what_is_to_be_skipped_is_left_alone(server: Server, queue: Any) -> None:
-    seqs = server.put(queue, 6)
-    skip = (seqs[0], seqs[2], seqs[3])
+def pieces(queue: Any, *bounds: tuple[int, int]) -> list[Range]:
+    """These stretches of every level of a queue, in claim order."""
+    return [only._replace(low=low, high=high) for only in EVERYWHERE[queue] for low, high in bounds]
 
-    _, leased = server.lease(queue, 2, ranges=EVERYWHERE[queue], skip=skip)
+
+@pytest.mark.parametrize("queue", QUEUES)
+def test_what_lies_between_the_ranges_is_left_alone(server: Server, queue: Any) -> None:
+    seqs = server.put(queue, 6)
+    ranges = pieces(queue, (seqs[1], seqs[1]), (seqs[4], MAX_SEQ))
+
+    _, leased = server.lease(queue, 2, ranges=ranges)
 
     assert leased == [seqs[1], seqs[4]]
-    assert take(server, server.connection, queue, 9, skip=skip) == [seqs[5]]
-    assert take(server, server.connection, queue, 9, skip=seqs) == []
-    assert server.seqs(queue) == sorted({*skip, *leased})
+    assert take(server, server.connection, queue, 9, ranges=ranges) == [seqs[5]]
+    assert take(server, server.connection, queue, 9, ranges=[]) == []
+    assert server.lease(queue, ranges=[])[1] == []
+    assert server.seqs(queue) == [*seqs[:5]]
 
 
 @pytest.mark.parametrize("queue", QUEUES)
-def test_what_is_skipped_is_not_locked_either(server: Server, queue: Any) -> None:
+def test_what_lies_between_the_ranges_is_not_locked_either(server: Server, queue: Any) -> None:
     seqs = server.put(queue, 3)
     holder, other = server.another(), server.another()
 
     with server.transaction(holder):
-        assert take(server, holder, queue, 1, skip=seqs[:1]) == seqs[1:2]
+        ranges = pieces(queue, (1, seqs[0] - 1), (seqs[1], MAX_SEQ))
+        assert take(server, holder, queue, 1, ranges=ranges) == seqs[1:2]
         with within():
             assert take(server, other, queue, 1) == seqs[:1]
 
 
-def test_skipping_finds_more_when_others_take_what_was_seen(server: Server) -> None:
+def test_of_several_ranges_no_more_than_the_limit_is_taken_and_later_ones_are_not_touched(server: Server) -> None:
     seqs = server.put(Leased, 40)
     holder = server.another()
+    ranges = pieces(Leased, (seqs[0], seqs[9]), (seqs[20], MAX_SEQ))
 
     with server.transaction(holder):
-        assert take(server, holder, Leased, 10, skip=seqs[:1]) == seqs[1:11]
+        assert take(server, holder, Leased, 8, ranges=ranges) == seqs[:8]
         with within():
-            assert take(server, server.connection, Leased, 10, skip=seqs[:1]) == seqs[11:21]
+            assert take(server, server.connection, Leased, 10, ranges=ranges) == [*seqs[8:10], *seqs[20:28]]
+
+
+@pytest.mark.parametrize("queue", QUEUES)
+def test_heads_are_read_in_order_and_nothing_is_taken(server: Server, queue: Any) -> None:
+    seqs = server.put(queue, 4)
+    only = EVERYWHERE[queue][-1]
+    (held,) = server.lease(queue, 1, ranges=pieces(queue, (seqs[1], seqs[1])))[1]
+
+    heads = server.sql(queue).read_heads(server.connection, only._replace(low=seqs[0]), 2)
+
+    assert [seq for seq, _ in heads] == [seqs[0], seqs[2]], "what is leased is not there"
+    assert {headers for _, headers in heads} == {server.row(queue, seqs[0]).headers}
+    assert held == seqs[1]
+    assert server.sql(queue).read_heads(server.connection, only._replace(low=seqs[3] + 1), 2) == []
+    assert len(take(server, server.connection, queue, 9)) == 3
 
 
 @pytest.mark.parametrize("by_lease", [True, False], ids=["lease", "delete"])

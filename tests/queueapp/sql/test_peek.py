@@ -139,11 +139,15 @@ def test_leased_and_expired_messages_do_not_count(server: Server, queue: Any) ->
 
 
 @every_shape
-def test_what_is_to_be_skipped_does_not_count(server: Server, queue: Any) -> None:
-    seqs = server.put(queue, 4)
+def test_what_lies_between_the_ranges_does_not_count(server: Server, queue: Any) -> None:
+    seqs = server.put(queue, 6)
+    bounds = [(1, seqs[0]), (seqs[3], seqs[4])]
+    ranges = [only._replace(low=low, high=high) for only in EVERYWHERE[queue] for low, high in bounds]
 
-    assert peek(server, queue, skip=(seqs[0], seqs[2])) == Peek(2, 0, seqs[1])
-    assert peek(server, queue, limit=1, skip=seqs) == Peek(0, 0, 0)
+    assert peek(server, queue, ahead=ranges) == Peek(3, 0, seqs[0])
+    assert peek(server, queue, ahead=[], behind=ranges) == Peek(0, 3, seqs[0])
+    assert peek(server, queue, ahead=ranges[-1:], behind=ranges) == Peek(2, 3, seqs[0])
+    assert peek(server, queue, ahead=[]) == Peek(0, 0, 0)
 
 
 @every_shape

@@ -25,7 +25,9 @@ WIRE_TYPES = {
 }
 OPTIONS = {"fillfactor": 70, "autovacuum_threshold": 1000, "body_string": False}
 
-ours = [model for label in ("queueapp", "workers", "testapp") for model in apps.get_app_config(label).get_models()]
+ours = [
+    model for label in ("queueapp", "queueapp_workers", "testapp") for model in apps.get_app_config(label).get_models()
+]
 each_model = pytest.mark.parametrize(
     "model", [model for model in ours if model._meta.managed], ids=lambda m: m.__name__
 )

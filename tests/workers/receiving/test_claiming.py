@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from queueapp.receiving.floors import Floors
-from queueapp.sql.base import MAX_SEQ, Range
+from queueapp.sql.base import MAX_SEQ, Peek, Range
 from workers.receiving import claiming
 from workers.receiving.claiming import Claiming, UnderWay
 
@@ -24,7 +24,7 @@ def rows(*seqs: int) -> list[Any]:
 @pytest.fixture
 def floors() -> Floors:
     floors = Floors()
-    floors.passed(rows(99))
+    floors.passed(rows(99), floors.returns)
     return floors
 
 
@@ -34,7 +34,7 @@ def begin(floors: Floors) -> Any:
     claims = Claiming(floors)
 
     def started(limit: int) -> tuple[UnderWay, Any]:
-        claim = claims.claim(None, limit)
+        claim = claims.claim(limit)
         return claim.__enter__(), lambda: claim.__exit__(None, None, None)
 
     return started
@@ -100,14 +100,110 @@ def test_behind_a_claim_that_hangs_no_message_waits_for_long(
     assert floors.lowest == 100, "what it would have taken may be free again"
 
 
-def test_a_rescan_window_is_claimed_as_it_is(floors: Floors) -> None:
-    window = [Range(7, 9)]
+def behind(claims: Claiming, *bounds: tuple[int, int], count: int = 1) -> None:
+    """A look saw something behind the floors, in these places."""
+    ranges = [Range(low, high) for low, high in bounds]
+    claims.seen(Peek(0, count, bounds[0][0]), ranges, 0.001)
 
-    with Claiming(floors).claim(window, 500) as claim:
-        assert claim.ranges == window
-        claim.rows = rows(8)
 
-    assert floors.lowest == 100
+def test_a_claim_looks_behind_the_floors_and_ahead_of_them_at_once(floors: Floors) -> None:
+    claims = Claiming(floors)
+    behind(claims, (7, 50))
+
+    with claims.claim(3) as claim:
+        assert claim.ranges == [Range(7, 50), Range(100)]
+        claim.rows = rows(8, 9, 100)
+
+    assert floors.lowest == 101
+    with claims.claim(3) as claim:
+        assert claim.ranges == [Range(101)], "it came to the end of what is behind"
+        claim.rows = rows()
+
+
+def test_what_is_behind_is_claimed_until_it_is_clear(floors: Floors) -> None:
+    claims = Claiming(floors)
+    behind(claims, (7, 50))
+
+    for first in (7, 10):
+        with claims.claim(3) as claim:
+            assert claim.ranges == [Range(7, 50), Range(100)]
+            claim.rows = rows(*range(first, first + 3))
+
+
+def test_a_claim_that_takes_nothing_behind_looks_elsewhere_the_next_time(floors: Floors) -> None:
+    floors.passed(rows(10_000_000), floors.returns)
+    claims = Claiming(floors)
+    _, window = claims.look()
+    claims.seen(Peek(0, 1, window[0].low), window, 0.001)
+
+    with claims.claim(3) as claim:
+        assert window[0] in claim.ranges
+        claim.rows = rows()
+
+    _, next_window = claims.look()
+    assert next_window[0].low == window[0].high + 1
+
+
+def test_a_priority_holds_behind_the_floors_and_ahead_of_them() -> None:
+    floors = Floors(LEVELS, leveled=True)
+    floors.passed([(100, b"", "", b"", 0, "", 0)], floors.returns)
+    claims = Claiming(floors)
+    low = Range(7, 50, priority=0)
+    claims.seen(Peek(0, 8000, 7), [low], 0.001)
+
+    with claims.claim(500) as claim:
+        assert claim.ranges == [Range(priority=1), low, Range(101, priority=0)]
+
+
+def test_what_comes_back_while_a_claim_is_under_way_stays_in_front_of_the_floor(begin: Any, floors: Floors) -> None:
+    claims = Claiming(floors)
+    with claims.claim(500) as claim:
+        claims.lower(40)
+        claim.rows = rows(*range(100, 600))
+
+    assert floors.lowest == 40
+    with claims.claim(500) as claim:
+        assert low_of(claim) == 40
+
+
+def test_a_claim_beside_another_one_does_not_step_over_what_came_back(floors: Floors) -> None:
+    claims = Claiming(floors)
+    with claims.claim(500):
+        claims.lower(40)
+        with claims.claim(500) as second:
+            assert low_of(second) == 40
+
+
+def test_what_is_not_for_this_process_is_stepped_over(floors: Floors) -> None:
+    claims = Claiming(floors)
+    with claims.claim(6) as claim:
+        claim.rows = rows(100, 101, 105, 110, 111, 112)
+    walk = claims.leave_alone(claim, claim.rows, {101, 105, 111, 112})
+
+    assert walk == Range(113)
+    claims.extend_unknown(walk, 200)
+    assert floors.lowest == 201
+    claims.lower(100)
+    with claims.claim(6) as claim:
+        assert claim.ranges == [Range(100, 100), Range(106, 110), Range(201)]
+    claims.lower(105)
+    with claims.claim(6) as claim:
+        assert claim.ranges == [Range(100, 100), Range(105, 110), Range(201)], "105 came back: somebody had it"
+
+
+def test_stretches_of_all_levels_are_read_again_in_turn() -> None:
+    floors = Floors(LEVELS, leveled=True)
+    claims = Claiming(floors)
+    for priority in (1, 0):
+        claims.extend_unknown(Range(1, priority=priority), 9)
+    seen = []
+    for _ in range(3):
+        stretch = claims.to_reread()
+        assert stretch is not None
+        seen.append(stretch.priority)
+        claims.reread(stretch, stretch.high)
+
+    assert seen == [1, 0, 1]
 
 
 def test_large_claims_of_a_queue_with_levels_take_turns_but_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,10 +212,10 @@ def test_large_claims_of_a_queue_with_levels_take_turns_but_not_for_long(monkeyp
     began = threading.Event()
 
     def second(limit: int) -> None:
-        with claims.claim(None, limit):
+        with claims.claim(limit):
             began.set()
 
-    with claims.claim(None, 500):
+    with claims.claim(500):
         small = threading.Thread(target=second, args=(1,))
         small.start()
         small.join(5)
@@ -147,7 +243,7 @@ def test_whatever_the_order_nothing_free_is_behind_the_floor_when_all_have_ended
             last += count
         elif what == "begin" and len(open_claims) < 4:
             limit = data.draw(st.integers(1, 10))
-            claim = claims.claim(None, limit)
+            claim = claims.claim(limit)
             open_claims.append((claim, claim.__enter__(), limit))
         elif what == "take" and open_claims:
             _, under_way, limit = data.draw(st.sampled_from(open_claims))

@@ -9,19 +9,20 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import OperationalError
+from django.db import OperationalError, connections, transaction
 
 from queueapp import Context, InvalidOption, RetryNow, consumer
 from queueapp.models import Now
+from queueapp.sql.base import Peek
 from queueapp.sql.postgresql.queue import PostgresqlQueueSql
 from tests.conformance.gate import Gate
 from tests.inprocess import Worker, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import AtMostOnce, Leased, Transactional
 from workers.connections.circuit_breaker import CircuitBreaker, State
-from workers.receiving import crew, pump
+from workers.receiving import crew, desk, pump
 from workers.receiving.pump import QueuePump
-from workers.receiving.rounds import Estimate
+from workers.receiving.sharing import part_of, place_in_line
 from workers.receiving.strategies import LeaseTask
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
@@ -52,40 +53,119 @@ def idle_pump(queue: Any = Leased, **options: Any) -> QueuePump:
 # -- peeking -------------------------------------------------------------------------------------------------------
 
 
-def test_an_idle_pump_waits_one_peek_delay_between_peeks(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
-    settings.QUEUEAPP = {"PEEK_DELAY": 7}
-    one = idle_pump()
+def waits_of(one: QueuePump, monkeypatch: pytest.MonkeyPatch, count: int) -> list[float]:
+    """Run a pump, whose waits take no time, until it has waited so often; the waits that it wanted."""
     waits: list[float] = []
 
     def wait(seconds: float) -> None:
         waits.append(seconds)
-        if len(waits) == 3:
+        one._now = True
+        if len(waits) == count:
             one.stopping.set()
 
     monkeypatch.setattr(one, "_wait", wait)
     one.run()
+    return waits
 
-    assert waits == [7.0, 7.0, 7.0]
+
+def test_an_idle_pump_waits_one_peek_delay_between_peeks(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
+    settings.QUEUEAPP = {"PEEK_DELAY": 7}
+    one = idle_pump()
+
+    waits = waits_of(one, monkeypatch, 3)
+
+    assert waits == pytest.approx([7.0, 7.0, 7.0], abs=0.5)
     assert one.stats.peeks == 3
     assert one.stats.empty == 0, "no receive without something to receive"
 
 
-def test_after_a_round_it_looks_once_more_soon(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
-    settings.QUEUEAPP = {"PEEK_DELAY": 7, "WAKE_UP_INTERVAL": 0.05}
+def test_after_a_task_has_ended_it_looks_once_more_soon(start_worker: Start, settings: Any) -> None:
+    settings.QUEUEAPP = {"PEEK_DELAY": 3600, "WAKE_UP_INTERVAL": 0.05}
+    handled = threading.Event()
+    handle(Leased, lambda message, context: handled.set())
+    send(Leased, 1)
+    worker = start_worker(Leased)
+    assert handled.wait(10)
+
+    send(Leased, 1)  # and nobody tells, as if a wake-up had been throttled
+
+    eventually(lambda: worker.pump.stats.handled == 2)
+
+
+def test_an_empty_claim_is_followed_by_waits_that_double(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
+    settings.QUEUEAPP = {"PEEK_DELAY": 7}
+    one = idle_pump(concurrency=1)
+    monkeypatch.setattr(pump.random, "uniform", lambda low, high: high)
+    waits = []
+    for one._empty_claims in range(12):
+        waits.append(one._until_next_look())
+
+    assert waits[:5] == pytest.approx([7, 0.02, 0.04, 0.08, 0.16])
+    assert waits[-1] == 7, "never longer than the peek delay"
+
+
+def test_a_message_that_somebody_holds_is_not_claimed_again_and_again(start_worker: Start) -> None:
+    """Locked in a savepoint, a row looks free to every look."""
     handle(Leased)
     send(Leased, 1)
-    one = idle_pump()
-    waits: list[float] = []
+    with transaction.atomic(), transaction.atomic():
+        list(Leased.objects.select_for_update())
+        worker = start_worker(Leased)
 
-    def wait(seconds: float) -> None:
-        waits.append(seconds)
-        if len(waits) == 2:
-            one.stopping.set()
+        def send_elsewhere(count: int) -> None:
+            def on_its_own_connection() -> None:
+                send(Leased, count)
+                connections.close_all()
 
-    monkeypatch.setattr(one, "_wait", wait)
-    one.run()
+            sender = threading.Thread(target=on_its_own_connection)
+            sender.start()
+            sender.join(10)
 
-    assert waits == [0.05, 7.0], "for what a throttled wake-up did not tell"
+        send_elsewhere(1)  # a later transaction has ended: from now on a look takes the row for free
+        eventually(lambda: worker.pump.stats.handled == 1)
+        eventually(lambda: worker.pump.stats.empty >= 3)
+        empty, peeks = worker.pump.stats.empty, worker.pump.stats.peeks
+
+        send_elsewhere(20)
+
+        eventually(lambda: worker.pump.stats.handled == 21)
+        eventually(lambda: worker.pump.stats.peeks >= peeks + 5)
+        assert worker.pump.stats.empty - empty <= 2 * (worker.pump.stats.peeks - peeks) + 2
+    eventually(lambda: worker.pump.stats.handled == 22)
+
+
+def test_a_new_message_does_not_wait_for_the_handlers_of_others(start_worker: Start, settings: Any) -> None:
+    settings.QUEUEAPP = {"PEEK_DELAY": 3600}
+    gate = Gate()
+    handle(Leased, lambda message, context: gate.enter(message, context) if message.number == 0 else None)
+    worker = start_worker(Leased, concurrency=4)
+    send(Leased, 1)
+    worker.pump.wake()
+    eventually(lambda: gate.inside == 1)
+
+    for count in (1, 2, 3):
+        Leased.send(Nop(count, ""))
+        worker.pump.wake()
+        eventually(lambda count=count: worker.pump.stats.handled == count)
+
+    gate.let(1)
+    eventually(lambda: worker.pump.stats.handled == 4)
+
+
+def test_a_wake_up_while_all_tasks_are_busy_is_not_lost(start_worker: Start, settings: Any) -> None:
+    settings.QUEUEAPP = {"PEEK_DELAY": 3600, "WAKE_UP_INTERVAL": 10}
+    gate = Gate()
+    handle(Transactional, gate.enter)
+    worker = start_worker(Transactional, concurrency=1)
+    send(Transactional, 1)
+    worker.pump.wake()
+    eventually(lambda: gate.inside == 1)
+
+    send(Transactional, 1)
+    worker.pump.wake()
+    gate.let(2)
+
+    eventually(lambda: worker.pump.stats.handled == 2)
 
 
 def test_a_wake_up_ends_the_wait(start_worker: Start, settings: Any) -> None:
@@ -114,7 +194,7 @@ def test_a_peek_that_fails_is_tried_again_and_counted(
         return really_peek(self, *arguments, **options)
 
     monkeypatch.setattr(PostgresqlQueueSql, "peek", peek)
-    monkeypatch.setattr(pump, "CircuitBreaker", lambda name, time: CircuitBreaker(name, time, timedelta(0)))
+    monkeypatch.setattr(desk, "CircuitBreaker", lambda name, time: CircuitBreaker(name, time, timedelta(0)))
 
     worker = start_worker(Leased)
 
@@ -156,42 +236,6 @@ def test_there_are_no_more_tasks_than_messages(start_worker: Start, queue: Any) 
     eventually(lambda: worker.pump.stats.handled == 2)
 
 
-def test_a_task_is_added_after_so_many_successes(start_worker: Start, settings: Any) -> None:
-    settings.QUEUEAPP = settings.QUEUEAPP | {"GROW_AFTER": 3}
-    gate = Gate()
-    handle(Transactional, gate.enter)
-    send(Transactional, 20)
-    worker = start_worker(Transactional, concurrency=4)
-    for passed in (0, 1):
-        eventually(lambda passed=passed: gate.passed == passed and gate.inside == 1)
-        assert len(worker.pump.tasks) == 1
-        gate.let(1)
-
-    eventually(lambda: gate.inside == 2)
-    gate.let(18)
-    eventually(lambda: worker.pump.stats.handled == 20)
-
-
-@pytest.mark.parametrize("end_after", [1, 3])
-def test_a_task_ends_after_so_many_empty_receives(
-    monkeypatch: pytest.MonkeyPatch, settings: Any, end_after: int
-) -> None:
-    settings.QUEUEAPP = settings.QUEUEAPP | {"END_AFTER": end_after}
-    one = idle_pump(concurrency=1)
-    monkeypatch.setattr(one, "_peek", lambda: Estimate(1000, True, 1, None))
-    monkeypatch.setattr(one, "_wait", lambda seconds: None)
-    really_work = one._work
-
-    def work_once(task: Any, round_: Any) -> None:
-        really_work(task, round_)
-        one.stopping.set()
-
-    monkeypatch.setattr(one, "_work", work_once)
-    one.run()
-
-    assert one.stats.empty == end_after
-
-
 def test_helpers_without_work_end(start_worker: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crew, "HELPER_IDLE", 0.05)
     gate = Gate()
@@ -203,7 +247,7 @@ def test_helpers_without_work_end(start_worker: Start, monkeypatch: pytest.Monke
 
     gate.let(4)
 
-    eventually(lambda: len(worker.pump.tasks) == 1)
+    eventually(lambda: len(worker.pump.tasks) == 1, 20)
     send(Transactional, 4)
     eventually(lambda: gate.inside == 4)
     gate.let(4)
@@ -251,51 +295,76 @@ def test_concurrency_cannot_be_raised_above_the_slots_that_a_supervisor_reads() 
 @pytest.mark.parametrize("waiting", [1, 2, 5, 7])
 @pytest.mark.parametrize("first", [1, 2, 3, 1000])
 def test_of_many_workers_as_many_take_part_as_there_are_messages(waiting: int, first: int) -> None:
-    one = idle_pump()
-    one.workers = 8
-    places = []
-    for one.rank in range(8):
-        places.append(one._place_in_line(Estimate(waiting, False, first, None)))
+    parts = [part_of(waiting, first, rank, 8) for rank in range(8)]
+    places = [place_in_line(first, rank, 8) for rank in range(8)]
 
-    assert places.count(0) == waiting
-    assert sorted(place for place in places if place) == list(range(waiting, 8)), "the others come one after the other"
+    assert parts.count(1) == waiting
+    assert sorted(place for place, part in zip(places, parts, strict=True) if not part) == list(range(waiting, 8)), (
+        "the others come one after the other"
+    )
 
 
 @pytest.mark.parametrize("waiting", [8, 9, 16, 23, 100])
 @pytest.mark.parametrize("first", [1, 6])
 def test_the_parts_of_all_workers_add_up_to_a_small_backlog(waiting: int, first: int) -> None:
-    one = idle_pump()
-    one.workers = 8
-    parts = []
-    for one.rank in range(8):
-        parts.append(one._part_of(Estimate(waiting, False, first, None)).waiting)
+    parts = [part_of(waiting, first, rank, 8) for rank in range(8)]
 
     assert sum(parts) == waiting
     assert max(parts) - min(parts) <= 1
 
 
-def test_a_large_backlog_is_for_everybody() -> None:
-    one = idle_pump()
-    one.workers = 8
-    estimate = Estimate(1000, True, 1, None)
+def calls_of(one: QueuePump, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int | None]]:
+    """What a pump calls for: (tasks, messages of each)."""
+    calls: list[tuple[int, int | None]] = []
 
-    assert one._part_of(estimate) == estimate
-    assert one._place_in_line(estimate) == 0
+    def call(tasks: int, messages: int | None = None) -> int:
+        calls.append((tasks, messages))
+        return tasks
+
+    monkeypatch.setattr(one.crew, "call", call)
+    return calls
 
 
-def test_a_message_that_nobody_took_in_turn_is_taken_by_whoever_looks_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_large_backlog_is_for_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = idle_pump(concurrency=4)
+    one.workers, one.rank = 8, 5
+    monkeypatch.setattr(one, "_peek", lambda: Peek(1000, 0, 8))
+    calls = calls_of(one, monkeypatch)
+
+    one._look()
+
+    assert calls == [(4, None)]
+
+
+def test_a_message_that_nobody_took_in_turn_is_taken_by_whoever_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
     one = idle_pump()
     one.workers, one.rank = 8, 5
-    seen = Estimate(1, False, 8, None)
-    monkeypatch.setattr(one, "_peek", lambda: seen)
+    looks: list[Peek] = []
 
-    assert one._place_in_line(seen) == 5
-    round_ = one._peek_for_round()
+    def peek() -> Peek:
+        looks.append(Peek(1, 0, 8))
+        return looks[-1]
 
-    assert round_ is not None
-    assert round_.remaining == 1
+    monkeypatch.setattr(one, "_peek", peek)
+    calls = calls_of(one, monkeypatch)
+
+    one._look()
+
+    assert len(looks) == 2, "the first look said that it was the turn of others"
+    assert calls == [(1, 1)]
+
+
+def test_what_is_promised_to_tasks_at_work_is_not_given_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = idle_pump()
+    monkeypatch.setattr(one, "_peek", lambda: Peek(6, 0, 1))
+    calls = calls_of(one, monkeypatch)
+    at_work = LeaseTask(one.desk, None)
+    at_work.share = 5
+    one.crew.tasks = [at_work]
+
+    one._look()
+
+    assert calls == [(1, 1)]
 
 
 # -- an outage of what the handlers need ---------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from django.db import Error, connections, transaction
 
@@ -16,13 +15,11 @@ from queueapp.sql import backend_of
 from queueapp.sql.base import BODY, DELIVERIES, HEADERS, ID, SEQ, Claimed, Row
 
 from ...connections.dead_peers import Answering
-from ...processes.slots import Slot
+from ..desk import Desk
 from ..handling import WorkerStopped
 from ..sizing import BatchSize
+from ..slot import Slot
 from .base import RollBack, Task
-
-if TYPE_CHECKING:
-    from ..pump import QueuePump
 
 log = logging.getLogger("workers")
 
@@ -30,8 +27,8 @@ log = logging.getLogger("workers")
 class AtMostOnceTask(Task):
     """AT_MOST_ONCE: gone before the handler runs; what a handler fails on is kept as poison."""
 
-    def __init__(self, pump: QueuePump, slot: Slot | None) -> None:
-        super().__init__(pump, slot)
+    def __init__(self, desk: Desk, slot: Slot | None) -> None:
+        super().__init__(desk, slot)
         # A batch is gone when it is claimed, so a crash may lose all of it: BATCH_TARGET's worth of work.
         most = min(settings.AT_MOST_ONCE_BATCH, backend_of(connections[self.alias]).max_batch)
         self.size = BatchSize(most, settings.BATCH_TARGET.total_seconds())
@@ -43,25 +40,23 @@ class AtMostOnceTask(Task):
         try:
             with Answering(connection), transaction.atomic(using=self.alias):
                 # It ends before the commit, so that no other task walks over these rows meanwhile.
-                with self.pump.claim(self, limit) as claim:
-                    started = monotonic()
-                    claim.rows = rows = self.sql.claim_by_delete(
-                        connection, claim.ranges, limit, whole=True, skip=self.pump.skip
-                    )
+                with self.desk.claim(limit) as claim:
+                    claim.rows = rows = self.sql.claim_by_delete(connection, claim.ranges, limit, whole=True)
                 if not rows:
                     return 0
                 unknown = self._unknown(rows)
                 if unknown:
                     raise RollBack  # they are somebody else's: claim again without them
-            self.pump.claimed(self, rows)
+            self.desk.claimed(rows, len(rows) == limit)
         except RollBack:
-            self.pump.floors.lower(min(row[SEQ] for row in rows))
-            self.unknown(unknown)
-            return len(unknown)
+            self.desk.retried(min(row[SEQ] for row in rows))
+            self.desk.leave_alone(claim, rows, unknown)
+            return limit  # as if it had been full: claim again without them
         except Error:
             if rows:
-                self.pump.floors.lower(min(row[SEQ] for row in rows))
+                self.desk.retried(min(row[SEQ] for row in rows))
             raise
+        started = monotonic()
         # Also when stopping: what was claimed is handled, never dropped.
         handled = 0
         for row in rows:
@@ -75,8 +70,8 @@ class AtMostOnceTask(Task):
                 assert isinstance(outcome, BaseException)
                 self._keep(row, outcome)
         if handled:
-            self.pump.succeeded(handled)
-        self.size.observe(len(rows), monotonic() - started)
+            self.desk.succeeded(handled)
+        self.size.observe(len(rows), monotonic() - started, full=len(rows) >= limit)
         return len(rows)
 
     def _unknown(self, rows: list[Claimed]) -> list[int]:
@@ -98,7 +93,7 @@ class AtMostOnceTask(Task):
         if isinstance(error, WorkerStopped):
             verdict = verdicts.Poison(f"at-most-once, not retried: {error}")
         else:
-            self.pump.failed()
+            self.desk.failed()
         rest = claimed[-8:]  # what claim_by_delete(whole=True) appends: Row from ``cancels`` on
         row = Row(claimed[SEQ], as_uuid(claimed[ID]), claimed[HEADERS], claimed[BODY], claimed[DELIVERIES], *rest)
         connection = connections[self.alias]
@@ -111,7 +106,7 @@ class AtMostOnceTask(Task):
                     )  # fmt: skip
                 return
             except Error as failure:
-                if not self.pump.survive(failure, self.pump.breaker, connection):
+                if not self.desk.survive(failure, self.desk.breaker, connection):
                     log.critical("%s: at-most-once message %s failed and could not be kept; headers: %s",
                                  self.queue._meta.label, row.id, row.headers)  # fmt: skip
                     return  # the rest of its batch is to be handled all the same

@@ -11,7 +11,7 @@ import threading
 import uuid
 from datetime import timedelta
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from django.db import Error, connections
@@ -20,17 +20,14 @@ from queueapp.conf import settings
 from queueapp.consuming.context import Context
 from queueapp.errors import LeaseLost, UndecodableMessage
 from queueapp.recovery import carrying_out, verdicts
-from queueapp.sql import ErrorKind, backend_of, queue_sql
+from queueapp.sql import ErrorKind
 from queueapp.sql.base import SEQ, Claimed
 
 from ...connections.dead_peers import Answering, patience
-from ...processes.slots import Slot
+from ..desk import Desk, is_error_of
 from ..handling import Entry, Handlers, Interrupted, ProcessDied, WorkerStopped
 from ..sizing import BatchSize
-
-if TYPE_CHECKING:
-    from ..pump import QueuePump
-    from ..rounds import Round
+from ..slot import Slot
 
 log = logging.getLogger("workers")
 
@@ -52,12 +49,12 @@ class RollBack(Exception):
 class Task:
     """What the three strategies share."""
 
-    def __init__(self, pump: QueuePump, slot: Slot | None) -> None:
-        self.pump = pump
-        self.queue: Any = pump.queue
-        self.alias: str = pump.alias
-        self.handlers: Handlers = pump.handlers
-        self.sql = queue_sql(pump.queue, connections[pump.alias])
+    def __init__(self, desk: Desk, slot: Slot | None) -> None:
+        self.desk = desk
+        self.queue: Any = desk.queue
+        self.alias: str = desk.alias
+        self.handlers: Handlers = desk.handlers
+        self.sql = desk.sql
         self.slot = slot
         self.thread_id = 0
         self.running: Running | None = None
@@ -69,10 +66,9 @@ class Task:
         self.hurry = False
         #: What the handler that failed last had left in ``Context.items``.
         self.items: dict[str, Any] | None = None
+        #: What is left of the share that the pump called it for; the pump's business.
+        self.share = 0
         self.size = BatchSize(1, settings.BATCH_TARGET.total_seconds())
-        #: The round it takes part in, and its consecutive successes there; the pump's business.
-        self.round: Round | None = None
-        self.successes = 0
 
     def bind(self) -> None:
         """Called on the task's own thread, before anything else."""
@@ -100,7 +96,7 @@ class Task:
             # Handed out for its last attempt, and neither ended nor failed: its process died, or its lease lapsed.
             return ProcessDied(f"It was handed out {attempt - 1} times and never ended; its handler is not run again.")
         context = Context(self.queue, self.alias, entry.registration, claimed, attempt, self.extend)
-        quarantine = self.pump.quarantine if self.pump.quarantine.watchful else None
+        quarantine = self.desk.quarantine if self.desk.quarantine.watchful else None
         if quarantine is not None:
             quarantine.enter(suspect=attempt > 1)
         started = monotonic()
@@ -169,9 +165,9 @@ class Task:
             if token is not None:
                 with Answering(connections[self.alias]):
                     self.sql.give_back(connections[self.alias], [claimed[SEQ]], token, handled=False)
-            self.pump.came_back(claimed[SEQ])
+            self.desk.came_back([claimed[SEQ]])
             return
-        self.pump.failed()
+        self.desk.failed()
         connection = connections[self.alias]
         with Answering(connection):
             if connection.connection is not None and not connection.is_usable():
@@ -191,21 +187,16 @@ class Task:
                     )
                 break
             except Error as failure:
-                kind = backend_of(connection).error_kind(failure)
-                if kind is ErrorKind.LOCKED:
+                if is_error_of(connection, failure, ErrorKind.LOCKED):
                     continue  # another receiver has it in hand; the failed attempt must be counted all the same
                 storing = isinstance(failure, carrying_out.StoreFailed)
-                breaker = self.pump.store_breaker if storing else self.pump.breaker
-                if not self.pump.survive(failure, breaker, connection):
+                breaker = self.desk.store_breaker if storing else self.desk.breaker
+                if not self.desk.survive(failure, breaker, connection):
                     raise
-        self.pump.store_breaker.success()
+        self.desk.store_breaker.success()
         if verdict is None:
             if token is not None:
-                self.pump.stats.lost += 1
+                self.desk.stats.lost += 1
                 log.warning("%s", LeaseLost(self.queue._meta.label, claimed[SEQ]))
         elif isinstance(verdict, verdicts.RetryNow):
-            self.pump.floors.lower(claimed[SEQ])
-
-    def unknown(self, seqs: list[int]) -> None:
-        """No consumer of this process takes these: leave them to others, and do not look at them again."""
-        self.pump.leave_alone(seqs)
+            self.desk.retried(claimed[SEQ])

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.db import Error, connections
 
@@ -23,12 +23,11 @@ from queueapp.sql import backend_of
 from queueapp.sql.base import DELIVERIES, SEQ, Claimed
 
 from ...connections.dead_peers import Answering
-from ...processes.slots import Slot
+from ..claiming import UnderWay
+from ..desk import Desk
 from ..sizing import BatchSize
+from ..slot import Slot
 from .base import Task
-
-if TYPE_CHECKING:
-    from ..pump import QueuePump
 
 log = logging.getLogger("workers")
 
@@ -66,50 +65,51 @@ class Batch:
 class LeaseTask(Task):
     """AT_LEAST_ONCE."""
 
-    def __init__(self, pump: QueuePump, slot: Slot | None) -> None:
-        super().__init__(pump, slot)
+    def __init__(self, desk: Desk, slot: Slot | None) -> None:
+        super().__init__(desk, slot)
         most = min(settings.MAX_BATCH, backend_of(connections[self.alias]).max_batch)
         self._target = settings.BATCH_TARGET.total_seconds()
         self.size = BatchSize(most, self._target)
         self._lease_ms = int(self.queue.delivery.lease_period / timedelta(milliseconds=1))
 
     def receive(self, limit: int) -> int:
-        if not self.pump.careful:
+        if not self.desk.careful:
             return self._receive(limit)
         # What is leased is in hand, so that a crash of everything counts against this message and no other.
-        with self.pump.quarantine.alone(self.pump.stopping) as may:
+        with self.desk.quarantine.alone(self.desk.stopping) as may:
             # Not a short claim: there may well be more.
             return limit if may and self._receive(1) else 0
 
     def _receive(self, limit: int) -> int:
         connection = connections[self.alias]
         token = new_id()
-        with self.pump.claim(self, limit) as claim:
-            started = monotonic()  # before the statement, so that a slow round trip cannot stretch the lease
+        with self.desk.claim(limit) as claim:
+            asked = monotonic()  # before the statement, so that a slow round trip cannot stretch the lease
             with Answering(connection):
                 claim.rows = rows = self.sql.claim_by_lease(
-                    connection, claim.ranges, limit, token, self.pump.subscriber, self._lease_ms, self.pump.skip
+                    connection, claim.ranges, limit, token, self.desk.subscriber, self._lease_ms
                 )
         if not rows:
             return 0
-        self.pump.claimed(self, rows)
-        count = len(rows)
-        self.batch = batch = Batch(token, started + self._lease_ms / 1000, rows)
+        self.desk.claimed(rows, len(rows) == limit)
+        self.batch = batch = Batch(token, asked + self._lease_ms / 1000, rows)
         if self.slot is not None:
             self.slot.lease(token)
         try:
-            self._handle(batch, started)
+            self._handle(batch, claim)
         finally:
             self.batch = None
-        self.size.observe(count, monotonic() - started)
-        return count
+        return len(rows)
 
-    def _handle(self, batch: Batch, started: float) -> None:
+    def _handle(self, batch: Batch, claim: UnderWay) -> None:
         held, waiting, done = batch.held, batch.waiting, batch.done
         failures: list[_Failed] = []
         unknown: list[int] = []
+        # The handlers' time alone: a batch that shrank when a claim was slow would make claims of one while they are.
+        started = monotonic()
         flush_at = started + 2 * self._target
-        stopping = self.pump.stopping
+        stopping = self.desk.stopping
+        spent, handled = 0.0, 0
         while waiting:
             if stopping.is_set():
                 break
@@ -126,26 +126,33 @@ class LeaseTask(Task):
             else:
                 assert isinstance(outcome, BaseException)
                 failures.append((row, outcome, self.items))
-            if monotonic() > flush_at:
-                self._flush(batch, failures, unknown, started)
-                flush_at = monotonic() + 2 * self._target
-        self._end(batch, failures, unknown)
+            if (now := monotonic()) > flush_at:
+                handled += len(held)
+                spent += now - started
+                self._flush(batch, failures, unknown, claim, spent / handled)
+                started = monotonic()
+                flush_at = started + 2 * self._target
+        handled += len(held)
+        if handled:
+            self.size.observe(handled, spent + monotonic() - started, full=len(claim.rows or ()) >= claim.limit)
+        self._end(batch, failures, unknown, claim)
         if waiting:
             self._give_back(batch, 0)  # stopping; last, so that an error here does not cost the acks
 
-    def _flush(self, batch: Batch, failures: list[_Failed], unknown: list[int], started: float) -> None:
-        """Handlers are slower than thought: end what is done, and keep only what fits into the target."""
-        now = monotonic()
-        average = (now - started) / max(1, len(batch.held))
-        self._end(batch, failures, unknown)
-        if now > batch.expires and batch.waiting:
+    def _flush(
+        self, batch: Batch, failures: list[_Failed], unknown: list[int], claim: UnderWay, average: float
+    ) -> None:
+        """Handlers are slower than thought, so many seconds on average: end what is done, and keep only what fits into the
+        target."""
+        self._end(batch, failures, unknown, claim)
+        if monotonic() > batch.expires and batch.waiting:
             # Nobody renewed it: what was not started may be somebody else's by now.
-            self.pump.stats.lost += len(batch.waiting)
+            self.desk.stats.lost += len(batch.waiting)
             log.warning("%s: the lease of %d waiting messages lapsed.", self.queue._meta.label, len(batch.waiting))
             batch.waiting.clear()
         self._give_back(batch, max(1, int(self._target / average)))
 
-    def _end(self, batch: Batch, failures: list[_Failed], unknown: list[int]) -> None:
+    def _end(self, batch: Batch, failures: list[_Failed], unknown: list[int], claim: UnderWay) -> None:
         if batch.done:
             self._ack(batch)
         for row, error, items in failures:
@@ -153,7 +160,7 @@ class LeaseTask(Task):
         if unknown:
             with Answering(connections[self.alias]):
                 self.sql.give_back(connections[self.alias], sorted(unknown), batch.token, handled=False)
-            self.unknown(unknown)
+            self.desk.leave_alone(claim, claim.rows or (), unknown)
         failures.clear()
         unknown.clear()
         batch.held.clear()
@@ -165,11 +172,11 @@ class LeaseTask(Task):
                 self.ack_done(batch)
             except Error as error:
                 # These messages are handled: an ack that did not arrive is tried again as long as the lease holds.
-                if monotonic() > batch.expires or not self.pump.survive(error, self.pump.breaker, connection):
+                if monotonic() > batch.expires or not self.desk.survive(error, self.desk.breaker, connection):
                     lost = len(batch.take_done())
                     log.error("%s: %d handled messages could not be acked and will come again: %s",
                               self.queue._meta.label, lost, error)  # fmt: skip
-                    self.pump.stats.lost += lost
+                    self.desk.stats.lost += lost
 
     def ack_done(self, batch: Batch) -> None:
         """Ack what is done; an error leaves it done and not acked. The watchdog calls this as well, on its own thread and
@@ -184,9 +191,9 @@ class LeaseTask(Task):
         except Error:
             batch.done.extend(seqs)
             raise
-        self.pump.succeeded(ended)
+        self.desk.succeeded(ended)
         if ended != len(seqs):
-            self.pump.stats.lost += len(seqs) - ended
+            self.desk.stats.lost += len(seqs) - ended
             log.warning(
                 "%s: %d of %d leases were lost before the ack (seq %d to %d); those messages are handled again.",
                 self.queue._meta.label, len(seqs) - ended, len(seqs), seqs[0], seqs[-1],
@@ -204,7 +211,7 @@ class LeaseTask(Task):
             surplus.reverse()
             with Answering(connections[self.alias]):
                 self.sql.give_back(connections[self.alias], sorted(surplus), batch.token, handled=False)
-            self.pump.came_back(min(surplus), len(surplus))
+            self.desk.came_back(surplus)
 
     def extend(self, seq: int, period: timedelta | None) -> None:
         batch = self.batch

@@ -8,23 +8,21 @@ from __future__ import annotations
 import logging
 import uuid
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from django.db import Error, connections, transaction
+from django.db import connections, transaction
 
 from queueapp.errors import LeaseLost
 from queueapp.messages import counted_attempts, new_id
 from queueapp.recovery import carrying_out, verdicts
-from queueapp.sql import ErrorKind, backend_of
+from queueapp.sql import ErrorKind
 from queueapp.sql.base import DELIVERIES, HEADERS, SEQ, Claimed
 
 from ...connections.dead_peers import Answering
-from ...processes.slots import Slot
+from ..desk import Desk, is_error_of
 from ..handling import WorkerStopped
+from ..slot import Slot
 from .base import RollBack, Task
-
-if TYPE_CHECKING:
-    from ..pump import QueuePump
 
 log = logging.getLogger("workers")
 
@@ -37,34 +35,44 @@ FREE_DEADLOCKS = 10
 class TransactionalTask(Task):
     """TRANSACTIONAL: receive, handler and its writes and sends are one transaction."""
 
-    def __init__(self, pump: QueuePump, slot: Slot | None) -> None:
-        super().__init__(pump, slot)
+    def __init__(self, desk: Desk, slot: Slot | None) -> None:
+        super().__init__(desk, slot)
+        self._seq = 0
         self._deadlocks: dict[int, int] = {}
         self._has_counts = self.sql.table.has("deliveries")
         self._can_lease = self.sql.table.has("lease_token", "lease_owner", "lease_expires", "deliveries")
 
     def receive(self, limit: int) -> int:
-        if self.pump.careful and self._can_lease:
-            with self.pump.quarantine.alone(self.pump.stopping) as may:
+        if self.desk.careful and self._can_lease:
+            with self.desk.quarantine.alone(self.desk.stopping) as may:
                 return self._receive_carefully() if may else 0
+        try:
+            return self._receive()
+        finally:
+            # Held since its claim: a session that is killed lets go of the row long before its failed attempt is counted.
+            self.desk.claiming.let_go(self._seq)
+
+    def _receive(self) -> int:
         connection = connections[self.alias]
         claimed: Claimed | None = None
         outcome: BaseException | bool | None = None
         decided: carrying_out.Decided | None = None
         try:
             with Answering(connection) as answering, transaction.atomic(using=self.alias):
-                rows = self.sql.claim_by_delete(connection, self.pump.ranges(self), 1, skip=self.pump.skip)
+                with self.desk.claim(1) as claim:
+                    claim.rows = rows = self.sql.claim_by_delete(connection, claim.ranges, 1)
                 if not rows:
                     return 0
                 claimed = rows[0]
-                self.pump.floors.passed(rows)
-                self.pump.claimed(self, rows)
+                self._seq = claimed[SEQ]
+                self.desk.claiming.hold(self._seq)
+                self.desk.claimed(rows, full=True)
                 answering.pause()
                 outcome = self.call(claimed, 1 + self._failed_attempts(claimed))
                 answering.again()
                 if outcome is None:
                     pass
-                elif outcome is False or isinstance(outcome, WorkerStopped) or self._is_deadlock(outcome, connection):
+                elif outcome is False or isinstance(outcome, WorkerStopped) or _is_deadlock(outcome, connection):
                     raise RollBack
                 else:
                     assert isinstance(outcome, BaseException)
@@ -79,14 +87,14 @@ class TransactionalTask(Task):
             outcome = outcome if isinstance(outcome, BaseException) else error
         assert claimed is not None
         if outcome is None:
-            self.pump.succeeded(1)
+            self.desk.succeeded(1)
         elif outcome is False:
-            self.unknown([claimed[SEQ]])
+            self.desk.leave_alone(claim, rows, [claimed[SEQ]])
         elif decided is not None:
-            self.pump.failed()
+            self.desk.failed()
             decided.tell()
             if isinstance(decided.verdict, verdicts.RetryNow):
-                self.pump.floors.lower(claimed[SEQ])
+                self.desk.retried(claimed[SEQ])
         else:
             assert isinstance(outcome, BaseException)
             self._failed(claimed, outcome, connection, None)
@@ -116,15 +124,14 @@ class TransactionalTask(Task):
         connection = connections[self.alias]
         token = new_id()
         lease_ms = int(self.queue.delivery.lease_period / timedelta(milliseconds=1))
-        with Answering(connection):
-            rows = self.sql.claim_by_lease(
-                connection, self.pump.ranges(self), 1, token, self.pump.subscriber, lease_ms, self.pump.skip
+        with self.desk.claim(1) as claim, Answering(connection):
+            claim.rows = rows = self.sql.claim_by_lease(
+                connection, claim.ranges, 1, token, self.desk.subscriber, lease_ms
             )
         if not rows:
             return 0
         claimed = rows[0]
-        self.pump.floors.passed(rows)
-        self.pump.claimed(self, rows)
+        self.desk.claimed(rows, full=True)
         if self.slot is not None:
             self.slot.lease(token)
         outcome: BaseException | bool | None
@@ -132,7 +139,7 @@ class TransactionalTask(Task):
             with Answering(connection) as answering, transaction.atomic(using=self.alias):
                 # From here on the row lock owns the message, however long the handler takes and the lease lasts.
                 if self.sql.ack(connection, [claimed[SEQ]], token) != 1:
-                    self.pump.stats.lost += 1
+                    self.desk.stats.lost += 1
                     log.warning("%s", LeaseLost(self.queue._meta.label, claimed[SEQ]))
                     return 1
                 answering.pause()
@@ -148,22 +155,18 @@ class TransactionalTask(Task):
             if self.slot is not None:
                 self.slot.lease(NO_TOKEN)
         if outcome is None:
-            self.pump.succeeded(1)
+            self.desk.succeeded(1)
         elif outcome is False:
             with Answering(connection):
                 self.sql.give_back(connection, [claimed[SEQ]], token, handled=False)
-            self.unknown([claimed[SEQ]])
+            self.desk.leave_alone(claim, rows, [claimed[SEQ]])
         else:
             assert isinstance(outcome, BaseException)
             self._failed(claimed, outcome, connection, token)
         return 1
 
-    @staticmethod
-    def _is_deadlock(outcome: BaseException | bool, connection: Any) -> bool:
-        return isinstance(outcome, Error) and backend_of(connection).error_kind(outcome) is ErrorKind.DEADLOCK
-
     def _failed(self, claimed: Claimed, error: BaseException, connection: Any, token: uuid.UUID | None) -> None:
-        if self._is_deadlock(error, connection):
+        if _is_deadlock(error, connection):
             seq = claimed[SEQ]
             if len(self._deadlocks) > 1000:
                 self._deadlocks.clear()
@@ -173,6 +176,10 @@ class TransactionalTask(Task):
                 if token is not None:
                     with Answering(connection):
                         self.sql.give_back(connection, [seq], token, handled=False)
-                self.pump.floors.lower(seq)
+                self.desk.retried(seq)
                 return
         self.recover(claimed, error, token, self.items)
+
+
+def _is_deadlock(outcome: BaseException | bool, connection: Any) -> bool:
+    return isinstance(outcome, BaseException) and is_error_of(connection, outcome, ErrorKind.DEADLOCK)

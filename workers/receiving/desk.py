@@ -1,0 +1,223 @@
+"""What the receive tasks of one queue share, and all they know of the pump: where to claim, what became of messages,
+trouble with the database, an outage of what the handlers need, and the types that nobody here takes.
+
+The pump makes one and hands it to its tasks. It starts nothing and waits for nothing but a breaker or the throttle.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from django.db import Error, connections
+
+from queueapp.conf import settings
+from queueapp.messages import new_id
+from queueapp.receiving.floors import Floors
+from queueapp.sending.isolation import close_isolated
+from queueapp.sql import ErrorKind, backend_of, queue_sql
+from queueapp.sql.base import HEADERS, SEQ, Claimed, Range
+
+from ..connections.circuit_breaker import CircuitBreaker, State
+from ..connections.dead_peers import Answering
+from .claiming import Claiming, UnderWay
+from .handling import Handlers
+from .quarantine import Quarantine
+from .stats import Stats
+
+log = logging.getLogger("workers")
+
+#: Headers read at once while looking for the end of a stretch of messages that nobody here takes.
+FIRST_WALK, WALK = 50, 5_000
+
+
+class Desk:
+    """One per pump. ``more`` is told of a full claim, ``again`` of what came back: the pump's two reasons to act."""
+
+    def __init__(
+        self,
+        queue: Any,
+        alias: str,
+        *,
+        handlers: Handlers,
+        floors: Floors,
+        quarantine: Quarantine,
+        stopping: threading.Event,
+        more: Callable[[], None],
+        again: Callable[[], None],
+    ) -> None:
+        self.queue = queue
+        self.alias = alias
+        self.label: str = queue._meta.label
+        self.sql = queue_sql(queue, connections[alias])
+        self.subscriber: uuid.UUID = new_id()
+        self.handlers = handlers
+        self.quarantine = quarantine
+        self.stopping = stopping
+        self.stats = Stats()
+        self.claiming = Claiming(floors)
+        patience = settings.TIME_TO_TRIGGER_RECEIVE_CIRCUIT_BREAKER
+        self.peek_breaker = CircuitBreaker(f"Peek of {self.label}", patience)
+        self.breaker = CircuitBreaker(f"Receive from {self.label}", patience)
+        self.store_breaker = CircuitBreaker(
+            f"Store of delayed messages of {self.label}", settings.TIME_TO_TRIGGER_STORE_CIRCUIT_BREAKER
+        )
+        #: Receive one message at a time and record the attempt first; kept by the heartbeat (see ``CAREFUL_PERIOD``).
+        self.careful = False
+        self._more, self._again = more, again
+        self._consecutive_failures = 0
+        #: Types that nobody here takes, and how many messages of each were seen.
+        self.unknown_types: dict[str, int] = {}
+        self._walking = threading.Lock()
+
+    # -- claims ---------------------------------------------------------------------------------------------------
+
+    def claim(self, limit: int) -> AbstractContextManager[UnderWay]:
+        """Around a task's claim: says where, and moves the floors past what was claimed."""
+        return self.claiming.claim(limit)
+
+    def claimed(self, rows: Sequence[Claimed], full: bool) -> None:
+        """A task claimed these rows and is about to handle them, which may take long: if there may be more, this is where
+        another task is asked for."""
+        self.stats.received += len(rows)
+        self.breaker.success()
+        if full:
+            self._more()
+
+    # -- endings --------------------------------------------------------------------------------------------------
+
+    def succeeded(self, count: int) -> None:
+        """Messages were handled and ended well."""
+        self.stats.handled += count
+        if self._consecutive_failures:
+            if self.throttled:
+                log.warning("%s: a handler succeeded; receiving at full speed again.", self.label)
+            self._consecutive_failures = 0
+
+    def failed(self) -> None:
+        """An attempt failed; if many did in a row, wait before the next one."""
+        self.stats.failed += 1
+        self._consecutive_failures += 1
+        if self.throttled:
+            if self._consecutive_failures == settings.THROTTLE_AFTER:
+                log.warning(
+                    "%s: %d attempts failed in a row; one task, with %s between attempts, until one succeeds.",
+                    self.label, self._consecutive_failures, settings.THROTTLE_WAIT,
+                )  # fmt: skip
+            self.stopping.wait(settings.THROTTLE_WAIT.total_seconds())
+
+    @property
+    def throttled(self) -> bool:
+        """Whether an outage of something that the handlers need is assumed."""
+        return 0 < settings.THROTTLE_AFTER <= self._consecutive_failures
+
+    def came_back(self, seqs: Sequence[int]) -> None:
+        """These messages were given back unhandled by this process: somebody is to take them."""
+        self.stats.returned += len(seqs)
+        self.retried(min(seqs))
+
+    def retried(self, seq: int) -> None:
+        """A message is to be received again in its place."""
+        self.claiming.lower(seq)
+        self._again()
+
+    # -- what nobody here takes -----------------------------------------------------------------------------------
+
+    def leave_alone(self, under_way: UnderWay, rows: Sequence[Claimed], seqs: Sequence[int]) -> None:
+        """Of the rows of this claim no consumer here takes these: they stay where they are, for others, and this process
+        looks past them. Behind them there may be many more: they are looked through without being claimed."""
+        unknown = set(seqs)
+        self.stats.unknown += len(unknown)
+        for row in rows:
+            if row[SEQ] in unknown:
+                self._tell_type(row[HEADERS])
+        walk_from = self.claiming.leave_alone(under_way, rows, unknown)
+        # One task looks on; another that meets some meanwhile waits for it, and not for long.
+        if walk_from is not None and self._walking.acquire(timeout=1.0):
+            try:
+                self._walk(walk_from)
+            finally:
+                self._walking.release()
+
+    def reread(self, pieces: int) -> None:
+        """Read some of the stretches again that held nothing for this process: something may have come back there."""
+        connection = connections[self.alias]
+        for _ in range(pieces):
+            stretch = self.claiming.to_reread()
+            if stretch is None:
+                return
+            heads = self.sql.read_heads(connection, stretch, WALK)
+            for seq, headers in heads:
+                if self.handlers.knows(headers):
+                    self.claiming.lower(seq)
+            self.claiming.reread(stretch, heads[-1][0] if len(heads) == WALK else stretch.high)
+
+    def _walk(self, stretch: Range) -> None:
+        """Look on from the last unknown message until one that is known here, or the end."""
+        connection = connections[self.alias]
+        most = FIRST_WALK
+        while not self.stopping.is_set():
+            with Answering(connection):
+                heads = self.sql.read_heads(connection, stretch, most)
+            unknown = next((n for n, head in enumerate(heads) if not self._is_unknown(head)), len(heads))
+            if unknown:
+                self.claiming.extend_unknown(stretch, heads[unknown - 1][0])
+            if unknown < most:
+                return
+            most = min(most * 4, WALK)
+            stretch = stretch._replace(low=heads[-1][0] + 1)
+
+    def _is_unknown(self, head: tuple[int, str]) -> bool:
+        if self.handlers.knows(head[1]):
+            return False
+        self._tell_type(head[1])
+        return True
+
+    def _tell_type(self, headers: str) -> None:
+        kind = self.handlers.type_of(headers)
+        count = self.unknown_types.get(kind)
+        if count is None:
+            log.warning(
+                "%s: messages of type %r have no consumer in this process and are left to others.", self.label, kind
+            )
+            if len(self.unknown_types) >= 1000:
+                return
+        self.unknown_types[kind] = (count or 0) + 1
+
+    # -- trouble --------------------------------------------------------------------------------------------------
+
+    def survive(self, error: BaseException, breaker: CircuitBreaker, connection: Any) -> bool:
+        """Deal with a database error: reconnect, wait as the breaker says. False: stopping, or it is not the database's."""
+        kind = backend_of(connection).error_kind(error)
+        if kind is ErrorKind.DEADLOCK:
+            self.stopping.wait(random.uniform(0, 0.02))
+            return True
+        if not connection.in_atomic_block:
+            connection.close()
+            close_isolated(self.alias)
+        wait = breaker.failure(error)
+        if self.stopping.is_set():
+            # On the way out there is no time for the breaker's waits: two quick tries, then let the lease lapse.
+            return breaker.failures < 3
+        self.stopping.wait(wait * random.uniform(0.8, 1.2))
+        return True
+
+    def trouble(self) -> str:
+        """Which breakers are not disarmed, and the throttle, in words; '' when all is well."""
+        breakers = (self.peek_breaker, self.breaker, self.store_breaker)
+        told = [
+            f"{one.name}: {one.state.value}: {one.last_error}" for one in breakers if one.state is not State.DISARMED
+        ]
+        if self.throttled:
+            told.append(f"throttled after {self._consecutive_failures} failures in a row")
+        return "; ".join(told)[:2000]
+
+
+def is_error_of(connection: Any, error: BaseException, kind: ErrorKind) -> bool:
+    """Whether this is a database error of that kind."""
+    return isinstance(error, Error) and backend_of(connection).error_kind(error) is kind

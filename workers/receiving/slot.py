@@ -1,0 +1,26 @@
+"""What a receive task writes down of the message that it has in hand, for whoever has to account for it if it dies.
+
+The process tree gives each task a slot in memory that outlives the process (``processes.slots``); a pump without a tree
+has none.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Protocol
+
+
+class Slot(Protocol):
+    """The slot of one receive task."""
+
+    def lease(self, token: uuid.UUID) -> None:
+        """The token under which the messages that follow are held; once per batch."""
+
+    def keep(self, identity: bytes, headers: str) -> None:
+        """Id and headers of the message that follows, for one that is nowhere else by then (AT_MOST_ONCE)."""
+
+    def begin(self, seq: int) -> None:
+        """A handler is about to run."""
+
+    def end(self) -> None:
+        """It has ended, well or not."""
