@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ import pytest
 from queueapp import Context, InvalidMessage, InvalidOption, consumer
 from queueapp.consuming.registry import registered
 from queueapp.messages import encode_headers, new_id, type_name
+from queueapp.models import Now
 from tests.conformance.endpoint import Endpoint, Note, modes
 from tests.inprocess import Worker, eventually, real_commits
 from tests.testapp.models import Addressed, AddressedUrgent, Urgent
@@ -244,3 +246,56 @@ def test_when_priority_is_out_of_bounds_should_refuse_it_with_the_range(priority
         Urgent.send(Note("", 1), priority=priority)
 
     assert not Urgent.objects.exists()
+
+
+@modes("NRS")
+def test_when_many_messages_of_an_unknown_type_are_in_front_should_walk_over_them_once(endpoint: Endpoint) -> None:
+    endpoint.handle()
+    endpoint.queue.send_many((Other() for _ in range(25_000)), using=endpoint.alias)
+    endpoint.send_many(1000)
+    worker = endpoint.start()
+
+    eventually(lambda: len(endpoint.calls) == 1000)
+
+    deliveries = set(endpoint.rows.values_list("deliveries", flat=True))
+    assert deliveries == {0}
+    assert worker.pump.stats.unknown < 2_500, "the rest was looked over and not claimed"
+    claimed = worker.pump.stats.received
+    endpoint.send(1000)
+    worker.pump.wake()
+    eventually(lambda: len(endpoint.calls) == 1001)
+    assert worker.pump.stats.received <= claimed + 10
+
+
+@modes("NRS")
+def test_when_known_and_unknown_types_alternate_should_handle_all_known_ones(endpoint: Endpoint) -> None:
+    endpoint.handle()
+    for number in range(300):
+        endpoint.queue.send(Other(), using=endpoint.alias)
+        endpoint.send(number)
+    worker = endpoint.start()
+
+    eventually(lambda: len(endpoint.calls) == 300)
+    worker.stop()
+
+    assert sorted(endpoint.numbers) == list(range(300))
+    assert endpoint.rows.count() == 300
+    assert worker.pump.stats.unknown <= 4 * 300
+
+
+@modes("R")
+def test_when_a_lease_lapses_among_messages_of_an_unknown_type_should_be_handled(endpoint: Endpoint) -> None:
+    endpoint.handle()
+    endpoint.queue.send_many((Other() for _ in range(500)), using=endpoint.alias)
+    endpoint.send(7)
+    endpoint.queue.send_many((Other() for _ in range(500)), using=endpoint.alias)
+    (held,) = [row.seq for row in endpoint.rows.all() if b"7" in bytes(row.body)]
+    endpoint.rows.filter(seq=held).update(lease_expires=Now() + timedelta(hours=1))
+    worker = endpoint.start()
+    endpoint.send(8)
+    eventually(lambda: endpoint.numbers == [8])
+    assert worker.pump.stats.unknown > 0
+
+    endpoint.rows.filter(seq=held).update(lease_expires=Now() - timedelta(seconds=1))
+
+    eventually(lambda: endpoint.numbers == [7, 8])
