@@ -51,6 +51,7 @@ class Queue(QueueModel):
         message_id: uuid.UUID | None = None,
         isolated: bool = False,
         using: str | None = None,
+        **others: Any,
     ) -> uuid.UUID:
         """Send one message in the caller's transaction; returns its id. See ``sending.single.send`` for every argument.
 
@@ -70,6 +71,7 @@ class Queue(QueueModel):
             message_id=message_id,
             isolated=isolated,
             using=using,
+            **others,
         )
 
     @classmethod
@@ -81,8 +83,8 @@ class Queue(QueueModel):
     def send_many(cls, bodies: Iterable[Any], **options: Any) -> int:
         """Send every body of an iterable by the bulk path, in the caller's transaction; returns how many.
 
-        ``headers``, ``expires_in``, ``priority``, ``recipient``, ``using`` hold for all of them. The iterable is
-        consumed lazily, so millions of rows need no memory.
+        ``headers``, ``expires_in``, ``priority``, ``recipient``, ``using`` and what else a message carries hold for all
+        of them. The iterable is consumed lazily, so millions of rows need no memory.
         """
         return bulk.send_many(cls, bodies, **options)
 
@@ -112,21 +114,10 @@ class ForeignQueue(Queue):
     ...         db_table = "billing"
     """
 
-    correlation_id = None  # type: ignore[assignment]
-    reply_to_address = None  # type: ignore[assignment]
-    recoverable = None  # type: ignore[assignment]
+    #: Of the columns of a queue it has these, and none that we may come to think of.
+    only_columns = ("seq", "id", "expires", "headers", "body")
     expires = NaiveUtcField(null=True, blank=True)
     headers = models.TextField()
-    recipient = None  # type: ignore[assignment]
-    priority = None  # type: ignore[assignment]
-    is_barrier = None  # type: ignore[assignment]
-    enqueued_at = None  # type: ignore[assignment]
-    lease_token = None  # type: ignore[assignment]
-    lease_owner = None  # type: ignore[assignment]
-    lease_expires = None  # type: ignore[assignment]
-    deliveries = None  # type: ignore[assignment]
-    cancels = None  # type: ignore[assignment]
-    failures = None  # type: ignore[assignment]
 
     #: Headers are written under NServiceBus' names.
     wire_format = "nservicebus"

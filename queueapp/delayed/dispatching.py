@@ -15,8 +15,9 @@ from ..errors import QueueNotFound
 from ..models import DelayedMessage, PoisonMessage
 from ..poison.failures import describe
 from ..sql import ErrorKind, backend_of, queue_sql
-from ..sql.base import CARRIED, StoreTable
-from ..sql.outgoing import Outgoing
+from ..sql.base import StoreTable
+from ..sql.carried import COUNTS, carried_by
+from ..sql.rows import row_from
 from .sql_store import SqlDelayedStore
 from .store import DelayedStore, store_of
 
@@ -99,11 +100,9 @@ def _poison(alias: str, destination: str, keys: list[int], reason: str, error: B
             reason=reason[:500],
             message_id=row.message_id,
             attempts=row.retries,
-            deliveries=row.deliveries,
-            cancels=row.cancels,
-            failures=row.failures,
             **describe(error),
-            **{name: getattr(row, name) for name in CARRIED},
+            **{name: getattr(row, name) for name in COUNTS},
+            **carried_by(row),
         )
         for row in rows
     ]
@@ -125,18 +124,12 @@ def dispatch_next(store: DelayedStore, at: datetime) -> Dispatched | None:
         if message is None:
             return None
         row = PoisonMessage(message_id=message.message_id, queue=message.destination, destination=message.destination,
-                            headers=message.headers, body=message.body, expires=message.expires,
-                            recipient=message.recipient, priority=message.priority, attempts=message.retries,
-                            correlation_id=message.correlation_id, reply_to_address=message.reply_to_address)  # fmt: skip
+                            attempts=message.retries, **{name: getattr(message, name) for name in COUNTS},
+                            **carried_by(message))  # fmt: skip
         try:
             queue = registry.queues.find(message.destination)
             with transaction.atomic(using=alias):
-                left = None
-                if message.expires is not None:
-                    left = max(1, int((message.expires - at) / timedelta(milliseconds=1)))
-                out = Outgoing(message.message_id, message.headers, message.body, left, message.recipient,
-                               message.priority, message.correlation_id, message.reply_to_address)  # fmt: skip
-                queue_sql(queue, connection).insert(connection, out)
+                queue_sql(queue, connection).insert_row(connection, row_from(message))
         except (QueueNotFound, Error) as error:
             missing = isinstance(error, QueueNotFound)
             if not missing and backend_of(connection).error_kind(error) in (ErrorKind.DEADLOCK, ErrorKind.CONNECTION):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from django.db import connections
 from django.db.models import F
@@ -10,9 +10,7 @@ from django.db.models import F
 from .. import wakeups
 from ..models import DelayedMessage
 from ..models.delivery import Semantics
-from ..sql import backend_of
-from ..sql.base import StoreTable
-from ..sql.outgoing import Outgoing
+from ..sql.carried import COUNTS, WHOLE, carried_by
 from .store import Delayed, DelayedStore
 
 
@@ -26,15 +24,16 @@ class SqlDelayedStore(DelayedStore):
         """Every semantics is honoured: store, queue and business tables share a database and a transaction."""
 
     def store(self, message: Delayed) -> None:
-        connection = connections[self.alias]
-        row = Outgoing(message.message_id, message.headers, message.body, None, message.recipient, message.priority,
-                       message.correlation_id, message.reply_to_address)  # fmt: skip
-        if message.expires is not None:
-            lifetime = message.expires - message.due
-            row = row._replace(expires_ms=max(1, int(lifetime / timedelta(milliseconds=1))))
-        table = StoreTable.of(DelayedMessage, "due")
-        message.handle = backend_of(connection).store_delayed(connection, table, message.destination, row, message.due)
-        wakeups.delayed(connection)
+        row = DelayedMessage.objects.using(self.alias).create(
+            message_id=message.message_id,
+            destination=message.destination,
+            due=message.due,
+            retries=message.retries,
+            **{name: getattr(message, name) for name in COUNTS},
+            **carried_by(message),
+        )
+        message.handle = row.number
+        wakeups.delayed(connections[self.alias])
 
     def fetch_next_due(self, at: datetime) -> Delayed | None:
         """Call it inside a transaction: the row lock is what keeps other dispatchers away."""
@@ -46,15 +45,9 @@ class SqlDelayedStore(DelayedStore):
             message_id=row.message_id,
             destination=row.destination,
             due=row.due,
-            headers=row.headers,
-            body=None if row.body is None else bytes(row.body),
             retries=row.retries,
-            expires=row.expires,
-            recipient=row.recipient,
-            priority=row.priority,
-            correlation_id=row.correlation_id,
-            reply_to_address=row.reply_to_address,
             handle=row.number,
+            **{name: getattr(row, name) for name in (*WHOLE, *COUNTS)},
         )
 
     def remove(self, message: Delayed) -> bool:

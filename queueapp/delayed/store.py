@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 import uuid
-from dataclasses import dataclass
+from dataclasses import make_dataclass
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -19,24 +19,39 @@ from django.utils.module_loading import import_string
 from ..conf import settings
 from ..errors import InvalidOption
 from ..models.delivery import Semantics
+from ..sql.carried import CARRIED
+
+_delayed: Any = make_dataclass(
+    "_delayed",
+    [
+        ("message_id", uuid.UUID),
+        ("destination", str),
+        ("due", datetime),
+        ("headers", str),
+        ("body", bytes | None),
+        ("retries", int, 0),
+        *((one.name, Any, one.default) for one in CARRIED),
+        ("deliveries", int, 0),
+        ("cancels", int, 0),
+        ("failures", str | None, None),
+        ("handle", Any, None),
+    ],
+)
 
 
-@dataclass
-class Delayed:
-    """A delayed message as a store sees it. ``handle`` is the store's own (a key, a lock token)."""
+class Delayed(_delayed):  # type: ignore[misc]
+    """A delayed message as a store sees it: ``message_id``, ``destination``, ``due``, ``headers``, ``body``, ``retries`` (of
+    the dispatch), what ``sql.carried`` declares (``expires``, ``recipient``, ...), the counts, and ``handle``, which is the
+    store's own (a key, a lock token). A store keeps all of it; what it does not give back is taken to be as it is here by
+    default."""
 
     message_id: uuid.UUID
     destination: str
     due: datetime
     headers: str
     body: bytes | None
-    retries: int = 0
-    expires: datetime | None = None
-    recipient: str = ""
-    priority: int = 0
-    correlation_id: str | None = None
-    reply_to_address: str | None = None
-    handle: Any = None
+    retries: int
+    handle: Any
 
 
 class DelayedStore(abc.ABC):

@@ -41,6 +41,10 @@ class QueueBase(ModelBase):
         meta_bases = tuple(dict.fromkeys((*([user_meta] if user_meta else []), *parent_metas)))
         meta_bases = tuple(m for m in meta_bases if not any(o is not m and issubclass(o, m) for o in meta_bases))
         attrs["Meta"] = type("Meta", meta_bases, {"abstract": getattr(user_meta, "abstract", False)})
+        if "only_columns" in attrs:
+            # What the table has not, the class must not inherit: None takes a field of an abstract parent away.
+            inherited = {field.name for parent in parents for field in parent._meta.local_fields}
+            attrs = dict.fromkeys(inherited - set(attrs["only_columns"])) | attrs
         attrs["delivery"] = Delivery(given, f"{attrs.get('__module__', '')}.{name}.Delivery.")
         cls: Any = super().__new__(mcs, name, bases, attrs, **kwargs)
         if "verbose_name_plural" not in cls._meta.original_attrs:

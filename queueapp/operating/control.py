@@ -24,7 +24,7 @@ from ..models import Now, PoisonMessage, QueueControl
 from ..poison.failures import read_failures
 from ..sending.accepting import alias_of
 from ..sql import queue_sql
-from ..sql.base import CARRIED
+from ..sql.carried import COUNTS, carried_by
 
 #: A purge started from a web page answers before a proxy gives up on it; what is left takes another press.
 PURGE_FOR = timedelta(seconds=20)
@@ -183,7 +183,8 @@ def _as_poison(row: Any, reason: str) -> PoisonMessage:
         consumer=row.recipient if "recipient" in columns else "",
         attempts=row.deliveries if "deliveries" in columns else 0,
         first_failed_at=_first_failed(row.failures) if "failures" in columns else None,
-        **{name: getattr(row, name) for name in (*CARRIED, "deliveries", "cancels", "failures") if name in columns},
+        **{name: getattr(row, name) for name in COUNTS if name in columns},
+        **carried_by(row),
     )
 
 

@@ -13,7 +13,8 @@ from .. import registry, wakeups
 from ..errors import InvalidMessage, MessageNotFound, UndecodableMessage
 from ..models import Now, PoisonMessage
 from ..sql import queue_sql
-from ..sql.outgoing import Outgoing
+from ..sql.carried import COUNTS
+from ..sql.rows import row_from
 
 
 def edit_and_requeue(
@@ -46,13 +47,10 @@ def edit_and_requeue(
         stored = wire.edited_headers(row.headers, headers, row.message_id, identity)
         if body is not None:
             _check_body(body, stored)
-        queue_sql(queue, connection).insert(
-            connection,
-            Outgoing(
-                identity, stored, bytes(row.body) if body is None and row.body is not None else body, None,
-                row.recipient, row.priority, row.correlation_id, row.reply_to_address, row.is_barrier,
-            ),
-        )  # fmt: skip
+        # A new message: not tried yet, arriving now, and without an end, since somebody has just taken care of it.
+        new = {"id": identity, "headers": stored, "expires": None, "enqueued_at": None} | dict.fromkeys(COUNTS)
+        copy = row_from(row, **new, **({} if body is None else {"body": body}))
+        queue_sql(queue, connection).insert_row(connection, copy)
         row.status, row.edited_as, row.archived_at = PoisonMessage.Status.EDITED, identity, Now()
         row.save(update_fields=["status", "edited_as", "archived_at"])
         wakeups.sent(queue, connection)

@@ -21,6 +21,7 @@ from ..models import DelayedMessage, Now, PoisonMessage
 from ..poison.failures import append, describe, first_failed, one_line, type_of, where
 from ..sql import queue_sql
 from ..sql.base import Row
+from ..sql.carried import carried_by
 from .policy import Failure, ask
 from .verdicts import Poison, RetryLater, RetryNow, Verdict
 
@@ -144,15 +145,8 @@ def _history(row: Row, failure: Failure, verdict: Verdict) -> str:
 def _keep(failure: Failure, verdict: Verdict, failures: str, alias: str) -> None:
     row = failure.row
     carried: dict[str, Any] = {
+        **carried_by(row),
         "message_id": row.id,
-        "headers": row.headers,
-        "body": row.body,
-        "expires": row.expires,
-        "recipient": row.recipient,
-        "priority": row.priority,
-        "correlation_id": row.correlation_id,
-        "reply_to_address": row.reply_to_address,
-        "enqueued_at": row.enqueued_at,
         "deliveries": row.deliveries,
         "cancels": row.cancels,
         "failures": failures,

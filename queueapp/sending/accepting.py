@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable, Mapping
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Any
 
 from django.db import router
 
 from .. import messages
 from ..errors import InvalidMessage
+from ..sql.carried import SENT, Carried, Kind
 from ..sql.outgoing import Outgoing
 
 _FAR_FUTURE_MS = 100 * 365 * 86_400_000
@@ -40,8 +43,10 @@ def outgoing(
     recipient: str,
     correlation_id: str | None,
     reply_to: str | None,
+    others: Mapping[str, Any] = MappingProxyType({}),
 ) -> Outgoing:
-    """A message ready to be stored, its options checked against the queue. Raises InvalidMessage."""
+    """A message ready to be stored, its options checked against the queue. ``others``: what else it carries. Raises
+    InvalidMessage."""
     delivery = queue.delivery
     if not isinstance(identity, uuid.UUID):
         raise InvalidMessage(f"message_id = {identity!r} is not accepted: it must be a uuid.UUID.")
@@ -59,4 +64,38 @@ def outgoing(
             raise InvalidMessage(f"{name} = {value!r} is not accepted: a string of at most {longest} characters.")
     lifetime = expires_in if expires_in is not None else delivery.expiration
     expires_ms = None if lifetime is None else milliseconds("expires_in", lifetime, low=1)
-    return Outgoing(identity, headers, body, expires_ms, recipient, priority, correlation_id, reply_to)
+    message = Outgoing(identity, headers, body, expires_ms, recipient, priority, correlation_id, reply_to)
+    return message._replace(**_checked(others)) if others else message
+
+
+#: Those that ``outgoing`` has arguments of its own for.
+_NAMED = ("expires", "recipient", "priority", "correlation_id", "reply_to_address")
+_OTHERS = {one.name: one for one in SENT if one.name not in _NAMED}
+
+
+def _checked(others: Mapping[str, Any]) -> dict[str, Any]:
+    """What else a message carries, by the names of its declaration and of its kind."""
+    checked = {}
+    for name, value in others.items():
+        one = _OTHERS.get(name)
+        if one is None:
+            raise TypeError(f"send got an unexpected keyword argument {name!r}")
+        if one.kind is Kind.TIME:
+            checked[one.outgoing] = None if value is None else milliseconds(name, value)
+            continue
+        if not (value is None and one.default is None):
+            fits, words = _KINDS[one.kind]
+            if not fits(value, one):
+                raise InvalidMessage(f"{name} = {value!r} is not accepted: {words.format(one)}.")
+        checked[name] = value
+    return checked
+
+
+_KINDS: dict[Kind, tuple[Callable[[Any, Carried], bool], str]] = {
+    Kind.BOOL: (lambda value, _: isinstance(value, bool), "True or False"),
+    Kind.INT16: (lambda value, _: isinstance(value, int) and -(2**15) <= value < 2**15, "a whole number of 16 bits"),
+    Kind.TEXT: (
+        lambda value, one: isinstance(value, str) and len(value) <= one.longest and "\0" not in value,
+        "a string of at most {0.longest} characters",
+    ),
+}

@@ -26,6 +26,7 @@ def send_many(
     priority: int = 0,
     recipient: str = "",
     using: str | None = None,
+    **others: Any,
 ) -> int:
     """Send every body of an iterable by the bulk path; all or nothing, in the caller's transaction if there is one.
 
@@ -33,7 +34,7 @@ def send_many(
     """
     alias = alias_of(queue, using)
     connection = connections[alias]
-    like = outgoing(queue, messages.new_id(), "{}", None, expires_in, priority, recipient, None, None)
+    like = outgoing(queue, messages.new_id(), "{}", None, expires_in, priority, recipient, None, None, others)
     runs = _runs(queue, bodies, headers, like)
     with transaction.atomic(using=alias):
         # Bodies that exist already: to draw them asks nothing of the database.

@@ -21,7 +21,7 @@ from ..errors import InvalidMessage
 from ..models import DelayedMessage
 from ..sql import backend_of, queue_sql
 from ..sql.base import StoreTable
-from ..sql.outgoing import Outgoing
+from ..sql.outgoing import OPTIONS, TIMES, Outgoing
 from .accepting import alias_of, milliseconds, outgoing
 from .isolation import atomic_on, isolated_connection
 
@@ -41,6 +41,7 @@ def send(
     message_id: uuid.UUID | None = None,
     isolated: bool = False,
     using: str | None = None,
+    **others: Any,
 ) -> uuid.UUID:
     """Send one message into a queue, in the caller's transaction; returns its id.
 
@@ -49,7 +50,8 @@ def send(
     received in that time, counted from when it becomes due. ``priority``: 0 to the queue's levels - 1, the highest is
     received first. ``recipient`` addresses one consumer; '' means every consumer of its type, one copy each, on a
     queue with ``recipients``. ``isolated=True`` commits it on a connection of its own, whatever becomes of the
-    caller's transaction. Raises InvalidMessage, QueueNotFound.
+    caller's transaction. ``others``: what else a message carries (``sql.carried``): ``is_barrier``. Raises
+    InvalidMessage, QueueNotFound.
     """
     if correlation_id or reply_to:
         # In the columns for consumers of NServiceBus, in the headers for handlers, which get no other columns.
@@ -59,7 +61,9 @@ def send(
     identity = message_id or messages.new_id()
     if queue.wire_format:
         stored_headers = messages.to_nservicebus(stored_headers, identity)
-    message = outgoing(queue, identity, stored_headers, data, expires_in, priority, recipient, correlation_id, reply_to)
+    message = outgoing(
+        queue, identity, stored_headers, data, expires_in, priority, recipient, correlation_id, reply_to, others
+    )
     alias = alias_of(queue, using)
     if isolated:
         with isolated_connection(alias) as connection:
@@ -112,11 +116,11 @@ def _store_delayed(
     if not isinstance(store, delayed.SqlDelayedStore):
         now = backend_of(connection).now(connection)
         when = due if isinstance(due, datetime) else now + timedelta(milliseconds=due)
-        expires = None if message.expires_ms is None else when + timedelta(milliseconds=message.expires_ms)
-        store.store(
-            delayed.Delayed(message.id, queue._meta.label, when, message.headers, message.body, 0, expires,
-                            message.recipient, message.priority, message.correlation_id, message.reply_to_address)
-        )  # fmt: skip
+        carried: dict[str, Any] = dict(zip(OPTIONS, message[3:], strict=True))
+        for name in TIMES:
+            if carried[name] is not None:
+                carried[name] = when + timedelta(milliseconds=carried[name])
+        store.store(delayed.Delayed(message.id, queue._meta.label, when, message.headers, message.body, **carried))
         wakeups.delayed(connection)
         return
     table = StoreTable.of(DelayedMessage, "due")

@@ -27,23 +27,26 @@ from pyspark.sql.types import (
 
 from .. import messages
 from ..errors import InvalidOption
+from ..sql.carried import SENT, Kind
 from ..sql.spark import STAGED
 from .errors import InvalidDataFrame, listed
 from .targets import QueueTarget
 
 _HEADERS = MapType(StringType(), StringType())
 
+_KINDS: dict[Kind, tuple[tuple[DataType, ...], str]] = {
+    Kind.INT16: ((ByteType(), ShortType(), IntegerType(), LongType()), "integer"),
+    Kind.TEXT: ((StringType(),), "string"),
+    Kind.TIME: ((TimestampType(),), "timestamp"),
+    Kind.BOOL: ((BooleanType(),), "boolean"),
+}
+
 #: Column -> (Spark types, in words).
 ACCEPTED: dict[str, tuple[tuple[DataType, ...], str]] = {
     "body": ((BinaryType(), StringType()), "binary or string"),
     "headers": ((_HEADERS, StringType()), "map<string,string> or a string with a JSON object of strings"),
     "id": ((StringType(),), "string with a UUID; null: a new one"),
-    "priority": ((ByteType(), ShortType(), IntegerType(), LongType()), "integer"),
-    "recipient": ((StringType(),), "string"),
-    "expires": ((TimestampType(),), "timestamp"),
-    "correlation_id": ((StringType(),), "string"),
-    "reply_to_address": ((StringType(),), "string"),
-    "is_barrier": ((BooleanType(),), "boolean"),
+    **{one.name: _KINDS[one.kind] for one in SENT},
 }
 
 

@@ -21,32 +21,31 @@ import pyarrow.compute as pc
 
 from .. import messages
 from ..errors import InvalidMessage
+from ..sql.carried import SENT, Kind
 from ..sql.spark import STAGED
 from .columns import Plan, load_message_type, message_fields
 from .errors import InvalidDataFrame
+
+_KINDS = {
+    Kind.TEXT: pa.string(),
+    Kind.INT16: pa.int16(),
+    Kind.BOOL: pa.bool_(),
+    Kind.TIME: pa.timestamp("us", "UTC"),
+}
 
 #: Arrow types that travel in binary as they are: a uuid is its 16 bytes.
 ARROW_TYPES: dict[str, pa.DataType] = {
     "id": pa.binary(16),
     "headers": pa.string(),
     "body": pa.binary(),
-    "expires": pa.timestamp("us", "UTC"),
-    "recipient": pa.string(),
-    "priority": pa.int16(),
-    "is_barrier": pa.bool_(),
-    "correlation_id": pa.string(),
-    "reply_to_address": pa.string(),
+    **{one.name: _KINDS[one.kind] for one in SENT},
 }
 
 #: What a null means in a column that the table does not let be null.
-_DEFAULTS: dict[str, Any] = {"headers": "{}", "recipient": "", "priority": 0, "is_barrier": False}
+_DEFAULTS: dict[str, Any] = {"headers": "{}"} | {one.name: one.default for one in SENT if one.default is not None}
 #: Columns for foreign readers of the table, and the headers by which handlers are told the same.
-_TOLD = {"correlation_id": messages.CORRELATION_ID, "reply_to_address": messages.REPLY_TO}
-_LONGEST = {
-    "recipient": messages.MAX_RECIPIENT,
-    "correlation_id": messages.MAX_ADDRESS,
-    "reply_to_address": messages.MAX_ADDRESS,
-}
+_TOLD = {one.name: one.header for one in SENT if one.header}
+_LONGEST = {one.name: one.longest for one in SENT if one.longest}
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NAIVE_EPOCH = _EPOCH.replace(tzinfo=None)

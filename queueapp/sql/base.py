@@ -15,7 +15,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from ..messages.ids import as_uuid
+from .carried import BY_NAME
 from .outgoing import Outgoing, Run, runs_of
+from .rows import REST
+from .rows import Row as Row
 
 MAX_SEQ = 2**63 - 1
 
@@ -33,29 +37,14 @@ class Range(NamedTuple):
     priority: int = 0
 
 
-class Row(NamedTuple):
-    """A message as it is stored, with all that has to survive a move to another table."""
-
-    seq: int
-    id: uuid.UUID
-    headers: str
-    body: bytes | None
-    deliveries: int
-    cancels: int
-    failures: str | None
-    expires: datetime | None
-    recipient: str
-    priority: int
-    correlation_id: str | None
-    reply_to_address: str | None
-    enqueued_at: datetime
-
-
 #: What a claim returns per message, as a plain tuple: seq, id (16 bytes), headers, body, deliveries; on a queue with
-#: recipients or levels also recipient, priority, expires. ``claim_by_delete`` with ``whole=True`` appends the rest of
-#: ``Row`` (from ``cancels`` on): the row is gone, so it has to be carried.
+#: recipients or levels also recipient, priority, expires; on one with recipients all else that is carried, for the copies
+#: that are made of it. ``claim_by_delete`` with ``whole=True`` appends the rest of ``Row`` (from ``cancels`` on): the row is
+#: gone, so it has to be carried. ``QueueTable.row_of`` makes a ``Row`` of it.
 Claimed = tuple[Any, ...]
 SEQ, ID, HEADERS, BODY, DELIVERIES, RECIPIENT, PRIORITY, EXPIRES = range(8)
+_ALWAYS = ("seq", "id", "headers", "body", "deliveries")
+_OF_LEVEL = ("recipient", "priority", "expires")
 
 
 #: A rescan window is at most this many rows of a level, free or not: about 10 ms where none of them is in memory.
@@ -126,6 +115,19 @@ class QueueTable:
     def has(self, *names: str) -> bool:
         """Whether the table has all of these attributes as columns."""
         return all(name in self.columns for name in names)
+
+    @property
+    def claimed(self) -> tuple[str, ...]:
+        """The attributes that a claim returns, in order."""
+        if not self.claim_by:
+            return _ALWAYS
+        copied = [name for name in BY_NAME if name not in _OF_LEVEL] if "recipient" in self.claim_by else ()
+        return (*_ALWAYS, *_OF_LEVEL, *copied)
+
+    def row_of(self, claimed: Claimed) -> Row:
+        """What was claimed, by name; all of it if it was claimed whole."""
+        found = dict(zip((*self.claimed, *REST), claimed, strict=False))
+        return Row(**found | {"id": as_uuid(found["id"])})
 
 
 class QueueSql(abc.ABC):
@@ -262,6 +264,11 @@ class QueueSql(abc.ABC):
     # -- between tables, in the caller's transaction --------------------------------------------------------------
 
     @abc.abstractmethod
+    def insert_row(self, connection: Any, row: Row) -> None:
+        """Store a message that was somewhere else, with its times and counts; it gets a seq of its own. What is None, and
+        what the table has no column for, is left to its default. Raises QueueNotFound."""
+
+    @abc.abstractmethod
     def insert_from(
         self, connection: Any, source: StoreTable, keys: Sequence[int], *, reset_counts: bool = False
     ) -> int:
@@ -281,20 +288,6 @@ class StoreTable:
     def of(cls, model: Any, order: str) -> StoreTable:
         columns = {field.name: field.column for field in model._meta.local_concrete_fields}
         return cls(model._meta.db_table, model._meta.pk.column, columns[order], columns)
-
-
-#: Attributes that the queue, delayed and poison tables share, under the same names except for the id.
-CARRIED = (
-    "headers",
-    "body",
-    "expires",
-    "recipient",
-    "priority",
-    "is_barrier",
-    "correlation_id",
-    "reply_to_address",
-    "enqueued_at",
-)
 
 
 class Backend(abc.ABC):

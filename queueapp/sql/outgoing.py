@@ -5,26 +5,30 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from .carried import SENT, Kind, tuple_class
+
+#: The attributes after id, headers and body, and what a message says that has nothing to say about them.
+OPTIONS = tuple(one.name for one in SENT)
+NO_OPTIONS = tuple(one.default for one in SENT)
+#: Those that are a duration here and a time where they are stored.
+TIMES = tuple(one.name for one in SENT if one.kind is Kind.TIME)
+
+_outgoing: Any = tuple_class(("id", "headers", "body", *(one.outgoing for one in SENT)), NO_OPTIONS)
 
 
-class Outgoing(NamedTuple):
-    """A message about to be stored."""
+class Outgoing(_outgoing):  # type: ignore[misc]
+    """A message about to be stored: id, headers, body, then what ``carried`` declares, in that order: ``expires_ms``,
+    ``recipient``, ``priority`` ..."""
+
+    __slots__ = ()
 
     id: uuid.UUID
     headers: str
     body: bytes | None
-    expires_ms: int | None = None
-    recipient: str = ""
-    priority: int = 0
-    correlation_id: str | None = None
-    reply_to_address: str | None = None
-    is_barrier: bool = False
+    expires_ms: int | None
 
-
-#: The attributes after id, headers and body, and what a message says that has nothing to say about them.
-OPTIONS = ("expires", "recipient", "priority", "correlation_id", "reply_to_address", "is_barrier")
-NO_OPTIONS = (None, "", 0, None, None, False)
 
 #: Most messages of one run.
 RUN_LENGTH = 250

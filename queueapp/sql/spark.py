@@ -15,19 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from .base import QueueTable
+from .carried import SENT
 
 #: What a DataFrame or the sink may fill in, in the order of the staging table. All else is left to column defaults.
-STAGED = (
-    "id",
-    "headers",
-    "body",
-    "expires",
-    "recipient",
-    "priority",
-    "is_barrier",
-    "correlation_id",
-    "reply_to_address",
-)
+STAGED = ("id", "headers", "body", *(one.name for one in SENT))
 
 _PREFIX = "queueapp_stage_"
 _NAME = re.compile(_PREFIX + r"([0-9a-f]+)_([0-9a-f]{16})_[0-9]+_[0-9]+_[0-9a-f]{8}")

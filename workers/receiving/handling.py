@@ -22,9 +22,9 @@ from queueapp.consuming.context import Context
 from queueapp.consuming.registration import Registration
 from queueapp.consuming.registry import registered
 from queueapp.errors import UndecodableMessage
-from queueapp.sql import backend_of, queue_sql
-from queueapp.sql.base import BODY, EXPIRES, HEADERS, PRIORITY, RECIPIENT, Claimed
-from queueapp.sql.outgoing import Outgoing
+from queueapp.sql import queue_sql
+from queueapp.sql.base import BODY, HEADERS, RECIPIENT, Claimed
+from queueapp.sql.carried import COUNTS
 
 
 class Interrupted(Exception):
@@ -100,15 +100,12 @@ def _fan_out(queue: Any, copies: tuple[str, ...]) -> Entry:
 
     def fan_out(body: bytes, context: Context) -> None:
         connection = connections[context.alias]
-        claimed = context._claimed
-        expires = claimed[EXPIRES]
-        left = None
-        if expires is not None:
-            left = max(1, int((expires - backend_of(connection).now(connection)).total_seconds() * 1000))
+        sql = queue_sql(queue, connection)
+        # All that it carries, for somebody else; nobody has tried that yet.
+        row = sql.table.row_of(context._claimed)._replace(**dict.fromkeys(COUNTS))
         with transaction.atomic(using=context.alias):
             for name in copies:
-                row = Outgoing(context.message_id, claimed[HEADERS], body, left, name, claimed[PRIORITY])
-                queue_sql(queue, connection).insert(connection, row)
+                sql.insert_row(connection, row._replace(recipient=name))
 
     return Entry(Registration(queue, "queueapp.fan_out", bytes, fan_out, {}))
 

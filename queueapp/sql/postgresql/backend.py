@@ -11,6 +11,7 @@ import psycopg
 from ...conf import settings
 from ...errors import UnsupportedServer
 from ..base import Backend, ErrorKind, QueueSql, QueueTable, StoreTable
+from ..carried import SENT, Kind
 from ..outgoing import Outgoing
 from .queue import PostgresqlQueueSql
 from .session import execute, fetch, quote, quote_table
@@ -76,24 +77,25 @@ class PostgresqlBackend(Backend):
 
     def store_delayed(self, connection: Any, table: StoreTable, destination: str, message: Outgoing, due: Any) -> int:
         c = {name: quote(column) for name, column in table.columns.items()}
-        columns = ("message_id", "destination", "headers", "body", "expires", "recipient", "priority",
-                   "correlation_id", "reply_to_address", "is_barrier", "due")  # fmt: skip
         by_clock = not isinstance(due, datetime)
-        # The expiry counts from when the message becomes due, not from now: else a long delay would drop it unseen.
-        expires: Any = None
-        if message.expires_ms is not None:
-            expires = due + (message.expires_ms if by_clock else timedelta(milliseconds=message.expires_ms))
-        values = [
-            "clock_timestamp() + %s * interval '1 ms'" if by_clock and name in ("expires", "due") else "%s"
-            for name in columns
-        ]
+        params: list[Any] = [due, message.id, destination, message.headers, message.body]
+        times = ["due"]
+        for one in SENT:
+            value = getattr(message, one.outgoing)
+            if one.kind is Kind.TIME:
+                times.append(one.name)
+                if value is not None:
+                    # It counts from when the message becomes due, not from now: a long delay would drop it unseen.
+                    value = due + (value if by_clock else timedelta(milliseconds=value))
+            params.append(value)
+        columns = ("due", "message_id", "destination", "headers", "body", *(one.name for one in SENT))
+        later = "clock_timestamp() + %s * interval '1 ms'"
+        values = [later if by_clock and name in times else "%s" for name in columns]
         # No index is read; safe: one row in the caller's transaction. due is timestamptz from the database's clock.
         sql = (
             f"INSERT INTO {quote_table(table.db_table)} ({', '.join(c[name] for name in columns)}) "
             f"VALUES ({', '.join(values)}) RETURNING {quote(table.key)}"
         )
-        params = (message.id, destination, message.headers, message.body, expires, message.recipient,
-                  message.priority, message.correlation_id, message.reply_to_address, message.is_barrier, due)  # fmt: skip
         return int(fetch(connection, sql, params)[0][0])
 
     def lock_due(self, connection: Any, table: StoreTable, limit: int) -> list[tuple[int, str]]:

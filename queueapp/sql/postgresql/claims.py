@@ -8,7 +8,9 @@ from operator import itemgetter
 from typing import Any
 
 from ..base import PRIORITY, WINDOW_ROWS, Claimed, Peek, QueueSql, QueueTable, Range
+from ..rows import REST
 from .packed import BIGINT, OpeningQuery, ready_to_open
+from .rows import read, to_utc
 from .session import fetch, load, quote, quote_table
 
 _BY_SEQ = itemgetter(0)
@@ -16,10 +18,6 @@ _BY_SEQ = itemgetter(0)
 
 def _by_priority(row: Claimed) -> tuple[int, int]:
     return -row[PRIORITY], row[0]
-
-
-def _expiry_clock(now: str, table: QueueTable) -> str:
-    return f"({now} AT TIME ZONE 'UTC')" if table.naive_expires else now
 
 
 class PostgresqlClaims(QueueSql):
@@ -30,7 +28,7 @@ class PostgresqlClaims(QueueSql):
         self._q = quote_table(table.db_table)
         self._c = {name: quote(column) for name, column in table.columns.items()}
         # The clock is turned into the column's UTC wall time, never the stored time into a zone.
-        self._clock = _expiry_clock("clock_timestamp()", table)
+        self._clock = to_utc(table, "expires", "clock_timestamp()")
         self._free = self._build_free()
         self._order = _by_priority if "priority" in table.claim_by else _BY_SEQ
         #: By whether there are several ranges: on a queue with recipients or levels always, elsewhere seldom.
@@ -124,7 +122,7 @@ class PostgresqlClaims(QueueSql):
     def _build_claims(self, several: bool) -> tuple[str, str, str]:
         """(claim by lease, claim by delete, the same returning the whole row)."""
         table, seq = self.table, self._c["seq"]
-        inner, claimed = self._build_inner(several), self._claimed_columns()
+        inner, claimed = self._build_inner(several), self._read(table.claimed)
         by_lease = ""
         # Index: the primary key, or the claim index for a queue with recipients or levels (row comparison, below).
         # Safe: the LIMIT sits inside ARRAY(...), so exactly that many rows are locked; SKIP LOCKED never waits for a
@@ -138,7 +136,7 @@ class PostgresqlClaims(QueueSql):
             )
         # Index and safety as above; the row lock is kept until the caller's transaction ends, which is the ownership.
         by_delete = f"DELETE FROM {self._q} WHERE {seq} = ANY(ARRAY({inner})) RETURNING {claimed}"
-        return by_lease, by_delete, f"{by_delete}, {self._rest_columns()}"
+        return by_lease, by_delete, f"{by_delete}, {self._read(REST)}"
 
     def _build_opening_claims(self) -> tuple[OpeningQuery, ...]:
         """(claim by delete, the same returning the whole row) as the first statement of a transaction; none on a queue with
@@ -164,7 +162,7 @@ class PostgresqlClaims(QueueSql):
         if self.table.has("lease_expires"):
             parts.append("({0} IS NULL OR {0} < {1})".format(self._c["lease_expires"], now))
         if self.table.has("expires"):
-            parts.append("({0} IS NULL OR {0} > {1})".format(self._c["expires"], _expiry_clock(now, self.table)))
+            parts.append("({0} IS NULL OR {0} > {1})".format(self._c["expires"], to_utc(self.table, "expires", now)))
         return " AND ".join(parts) or "true"
 
     def _several(self, ranges: Sequence[Range]) -> bool:
@@ -242,27 +240,6 @@ class PostgresqlClaims(QueueSql):
             limit,
         )
 
-    def _column_or(self, name: str, absent: str) -> str:
-        return self._c.get(name, absent)
-
-    def _claimed_columns(self) -> str:
-        c = self._column_or
-        columns = [self._c["seq"], self._c["id"], self._c["headers"], self._c["body"], c("deliveries", "0")]
-        if self.table.claim_by:
-            columns += [c("recipient", "''"), c("priority", "0"), c("expires", "NULL::timestamptz")]
-        return ", ".join(columns)
-
-    def _rest_columns(self) -> str:
-        c = self._column_or
-        return ", ".join(
-            [
-                c("cancels", "0"),
-                c("failures", "NULL"),
-                c("expires", "NULL::timestamptz"),
-                c("recipient", "''"),
-                c("priority", "0"),
-                c("correlation_id", "NULL"),
-                c("reply_to_address", "NULL"),
-                c("enqueued_at", "clock_timestamp()"),
-            ]
-        )
+    def _read(self, names: Sequence[str]) -> str:
+        """These attributes as the list of a SELECT or RETURNING."""
+        return ", ".join(read(self.table, self._c, name) for name in names)

@@ -12,7 +12,8 @@ from functools import lru_cache
 from itertools import chain, repeat
 from typing import Any
 
-from ..outgoing import NO_OPTIONS, OPTIONS, Outgoing, Run
+from ..carried import SENT, Kind
+from ..outgoing import NO_OPTIONS, OPTIONS, TIMES, Outgoing, Run
 from .session import fetch
 
 _HEADER = b"PGCOPY\n\xff\r\n\0" + struct.pack(">ii", 0, 0)
@@ -46,7 +47,7 @@ def copy_runs(
         named = _named(drawn, columns, fill_recoverable)
         sql = f"COPY {table} ({', '.join(columns[name] for name in named)}) FROM STDIN (FORMAT BINARY)"
         # Expiry by the database's clock, read once.
-        now = _now_micros(connection) if "expires" in named else 0
+        now = _now_micros(connection) if set(TIMES) & set(named) else 0
         connection.ensure_connection()
         with (
             connection.wrap_database_errors,
@@ -112,19 +113,24 @@ def _now_micros(connection: Any) -> int:
 
 def _pack_rest(message: Outgoing, named: list[str], now: int) -> bytes:
     out = bytearray()
-    for name in named[3:]:
-        if name == "expires":
-            if message.expires_ms is None:
-                out += _NULL
-            else:
-                out += struct.pack(">iq", 8, now + message.expires_ms * 1000)
-        elif name == "priority":
-            out += struct.pack(">ih", 2, message.priority)
-        elif name == "recoverable":
-            out += struct.pack(">i?", 1, True)
-        elif name == "is_barrier":
-            out += struct.pack(">i?", 1, message.is_barrier)
-        else:
-            value = getattr(message, name)
-            out += _NULL if value is None else _LENGTH.pack(len(value.encode())) + value.encode()
+    for one in SENT:
+        if one.name in named:
+            value = getattr(message, one.outgoing)
+            out += _NULL if value is None else _FIELD[one.kind](value, now)
+    if "recoverable" in named:
+        out += struct.pack(">i?", 1, True)
     return bytes(out)
+
+
+def _pack_text(text: str, _: int) -> bytes:
+    encoded = text.encode()
+    return _LENGTH.pack(len(encoded)) + encoded
+
+
+#: Length and bytes of a value that is not NULL.
+_FIELD: dict[Kind, Callable[[Any, int], bytes]] = {
+    Kind.TEXT: _pack_text,
+    Kind.INT16: lambda value, _: struct.pack(">ih", 2, value),
+    Kind.BOOL: lambda value, _: struct.pack(">i?", 1, value),
+    Kind.TIME: lambda value, now: struct.pack(">iq", 8, now + value * 1000),
+}

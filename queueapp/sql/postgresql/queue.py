@@ -14,11 +14,13 @@ from typing import Any
 import psycopg
 
 from ...errors import QueueNotFound
-from ..base import CARRIED, MAX_SEQ, QueueTable, Row, StoreTable
+from ..base import MAX_SEQ, QueueTable, Row, StoreTable
+from ..carried import BY_NAME, COUNTS, WHOLE, Kind
 from ..outgoing import NO_OPTIONS, OPTIONS, Outgoing, Run
 from .claims import PostgresqlClaims
 from .inserting import copy_runs
 from .packed import BYTES, TEXT, UUID, PackedStatement, ready
+from .rows import to_utc
 from .session import execute, fetch, quote, quote_table, translated
 
 
@@ -27,6 +29,7 @@ class PostgresqlQueueSql(PostgresqlClaims):
 
     def __init__(self, table: QueueTable) -> None:
         super().__init__(table)
+        self._filled = {"recoverable": "true"} if table.fill_recoverable else {}
         self._optional = tuple(name in self._c for name in OPTIONS)
         self._inserts: dict[tuple[str, ...], str] = {}
         plain = self._insert_into((), ("$1", "$2", "$3")).replace("%%", "%")
@@ -54,14 +57,14 @@ class PostgresqlQueueSql(PostgresqlClaims):
         sql = self._inserts.get(names)
         if sql is None:
             # The expiry is computed with the database's clock, so that a sender's clock cannot drop a message early.
-            values = [f"{self._clock} + %s * interval '1 ms'" if name == "expires" else "%s" for name in names]
+            later = f"{self._clock} + %s * interval '1 ms'"
+            values = [later if BY_NAME[name].kind is Kind.TIME else "%s" for name in names]
             sql = self._inserts[names] = self._insert_into(names, ["%s", "%s", "%s", *values])
         return sql, (*message[:3], *(value for _, value in used))
 
     def _insert_into(self, optional: Sequence[str], values: Sequence[str]) -> str:
-        columns = [self._c[name] for name in ("id", "headers", "body", *optional)]
-        if self.table.fill_recoverable:
-            columns, values = [*columns, self._c["recoverable"]], [*values, "true"]
+        columns = [self._c[name] for name in ("id", "headers", "body", *optional, *self._filled)]
+        values = [*values, *self._filled.values()]
         # No index beyond those of the table; safe: one row, the caller's transaction.
         return f"INSERT INTO {self._q} ({', '.join(columns)}) VALUES ({', '.join(values)})"
 
@@ -98,26 +101,22 @@ class PostgresqlQueueSql(PostgresqlClaims):
 
     # -- after a failure ------------------------------------------------------------------------------------------
 
-    def _whole_row(self) -> str:
-        c = self._c
-        return f"{c['seq']}, {c['id']}, {c['headers']}, {c['body']}, {self._column_or('deliveries', '0')}, {self._rest_columns()}"
-
     def lock(self, connection: Any, seq: int, token: uuid.UUID | None, wait_ms: int) -> Row | None:
         # Primary key. The waiter queues on the row's lock, so a claim with SKIP LOCKED cannot overtake it: the failed
         # attempt is always counted, however many workers want the message.
         execute(connection, "SELECT set_config('lock_timeout', %s, true)", (f"{max(1, wait_ms)}ms",))
         fence = f" AND {self._c['lease_token']} = %s" if token else ""
-        sql = f"SELECT {self._whole_row()} FROM {self._q} WHERE {self._c['seq']} = %s{fence} FOR UPDATE"
+        sql = f"SELECT {self._read(Row._fields)} FROM {self._q} WHERE {self._c['seq']} = %s{fence} FOR UPDATE"
         rows = fetch(connection, sql, (seq, token) if token else (seq,))
         execute(connection, "SELECT set_config('lock_timeout', '0', true)", ())
-        return Row(rows[0][0], uuid.UUID(bytes=rows[0][1]), *rows[0][2:]) if rows else None
+        return Row(*rows[0])._replace(id=uuid.UUID(bytes=rows[0][1])) if rows else None
 
     def lock_again(self, connection: Any, seq: int, wait_ms: int) -> Row | None:
         # Primary key. One simple query of four statements: the server runs them without waiting for us in between.
         # Nothing but two integers is written into the text.
         sql = (
             f"ROLLBACK; BEGIN; SET LOCAL lock_timeout = {max(1, int(wait_ms))}; "
-            f"SELECT {self._whole_row()} FROM {self._q} WHERE {self._c['seq']} = {int(seq)} FOR UPDATE"
+            f"SELECT {self._read(Row._fields)} FROM {self._q} WHERE {self._c['seq']} = {int(seq)} FOR UPDATE"
         ).replace("%%", "%")
         with connection.wrap_database_errors, psycopg.Cursor(connection.connection) as cursor:
             cursor.execute(sql)
@@ -205,20 +204,27 @@ class PostgresqlQueueSql(PostgresqlClaims):
 
     # -- between tables -------------------------------------------------------------------------------------------
 
+    def insert_row(self, connection: Any, row: Row) -> None:
+        given = {name: value for name, value in row._asdict().items() if value is not None and name in self._c}
+        given.pop("seq")
+        columns = [self._c[name] for name in [*given, *self._filled]]
+        values = [*(to_utc(self.table, name, "%s") for name in given), *self._filled.values()]
+        # No index beyond those of the table; safe: one row, the caller's transaction.
+        sql = f"INSERT INTO {self._q} ({', '.join(columns)}) VALUES ({', '.join(values)})"
+        with translated(self.table.db_table):
+            execute(connection, sql, tuple(given.values()))
+
     def insert_from(
         self, connection: Any, source: StoreTable, keys: Sequence[int], *, reset_counts: bool = False
     ) -> int:
-        shared = [name for name in CARRIED if self.table.has(name)]
-        into = ["id", *shared]
-        select = ["message_id", *shared]
-        counts = (
-            [name for name in ("deliveries", "cancels", "failures") if self.table.has(name)] if not reset_counts else []
-        )
-        columns = ", ".join(self._c[name] for name in [*into, *counts])
-        values = ", ".join(f"s.{quote(source.columns[name])}" for name in [*select, *counts])
+        names = [name for name in (*WHOLE, *(() if reset_counts else COUNTS)) if self.table.has(name)]
+        columns = [self._c[name] for name in ["id", *names, *self._filled]]
+        values = [f"s.{quote(source.columns['message_id'])}"]
+        values += [to_utc(self.table, name, f"s.{quote(source.columns[name])}") for name in names]
+        values += self._filled.values()
         # Primary key of the source; the caller holds the locks of its rows and deletes them in the same transaction.
         sql = (
-            f"INSERT INTO {self._q} ({columns}) SELECT {values} FROM {quote_table(source.db_table)} s "
+            f"INSERT INTO {self._q} ({', '.join(columns)}) SELECT {', '.join(values)} FROM {quote_table(source.db_table)} s "
             f"WHERE s.{quote(source.key)} = ANY(%s) ORDER BY s.{quote(source.order)}, s.{quote(source.key)}"
         )
         with translated(self.table.db_table):

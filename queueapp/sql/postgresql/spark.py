@@ -5,19 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..base import QueueTable
+from ..carried import SENT
 from ..spark import STAGED, LedgerTable, SparkSql, StagingName
+from .rows import TYPES
 
-_TYPES = {
-    "id": "uuid",
-    "headers": "text",
-    "body": "bytea",
-    "expires": "timestamptz",
-    "recipient": "text",
-    "priority": "smallint",
-    "is_barrier": "boolean",
-    "correlation_id": "text",
-    "reply_to_address": "text",
-}
+_TYPES = {"id": "uuid", "headers": "text", "body": "bytea"} | {one.name: TYPES[one.kind] for one in SENT}
 
 #: First in the transaction of the moves. Another scan of a staging table could make ours start in its middle; nobody
 #: scans it, but order is a promise.

@@ -8,8 +8,10 @@ from typing import Any
 
 from ...errors import UnsupportedServer
 from ..base import Backend, ErrorKind, QueueSql, QueueTable, StoreTable
+from ..carried import SENT, Kind
 from ..outgoing import Outgoing
 from .errors import error_kind, missing_driver
+from .inserting import given
 from .locking import KEYS, LOOKING, MAX_BATCH, TAKING
 from .queue import SqlServerQueueSql
 from .session import LATER, execute, fetch, json_of, later_params, quote, quote_table
@@ -70,27 +72,27 @@ class SqlServerBackend(Backend):
             "message_id": ("%s", (message.id,)),
             "destination": ("%s", (destination,)),
             "headers": ("%s", (message.headers,)),
-            "body": ("%s", (message.body,)),
-            "recipient": ("%s", (message.recipient,)),
-            "priority": ("%s", (message.priority,)),
-            "correlation_id": ("%s", (message.correlation_id,)),
-            "reply_to_address": ("%s", (message.reply_to_address,)),
-            "is_barrier": ("1" if message.is_barrier else "0", ()),
             "due": ("%s", (due,)) if isinstance(due, datetime) else (LATER, later_params(due)),
         }
-        # The expiry counts from when the message becomes due, not from now: else a long delay would drop it unseen.
-        if message.expires_ms is not None:
-            if isinstance(due, datetime):
-                values["expires"] = "%s", (due + timedelta(milliseconds=message.expires_ms),)
+        if message.body is not None:
+            values["body"] = "%s", (message.body,)
+        for one in SENT:
+            value = getattr(message, one.outgoing)
+            if value is None:
+                continue
+            if one.kind is not Kind.TIME:
+                values[one.name] = given(one, value)
+            # It counts from when the message becomes due, not from now: else a long delay would drop it unseen.
+            elif isinstance(due, datetime):
+                values[one.name] = "%s", (due + timedelta(milliseconds=value),)
             else:
-                values["expires"] = LATER, later_params(due + message.expires_ms)
-        given = {name: (text, params) for name, (text, params) in values.items() if params != (None,)}
+                values[one.name] = given(one, due + value)
         # Index: none is read. Safe: one row in the caller's transaction; due is by the database's clock.
         sql = (
-            f"INSERT INTO {quote_table(table.db_table)} ({', '.join(quote(table.columns[name]) for name in given)}) "
-            f"OUTPUT inserted.{quote(table.key)} VALUES ({', '.join(text for text, _ in given.values())})"
+            f"INSERT INTO {quote_table(table.db_table)} ({', '.join(quote(table.columns[name]) for name in values)}) "
+            f"OUTPUT inserted.{quote(table.key)} VALUES ({', '.join(text for text, _ in values.values())})"
         )
-        return int(fetch(connection, sql, [value for _, params in given.values() for value in params])[0][0])
+        return int(fetch(connection, sql, [value for _, params in values.values() for value in params])[0][0])
 
     def lock_due(self, connection: Any, table: StoreTable, limit: int) -> list[tuple[int, str]]:
         due, key = quote(table.columns["due"]), quote(table.key)

@@ -12,27 +12,30 @@ import uuid
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from ..outgoing import Outgoing, Run
+from ..carried import SENT, Carried, Kind
+from ..outgoing import NO_OPTIONS, Outgoing, Run
+from .rows import type_of
 from .session import LATER, Json, execute, later_params
 
 #: Rows and characters of one statement. Its row locks stay well below the 5,000 at which a server locks the table.
 _ROWS = 1_000
 _CHARACTERS = 4_000_000
 
-#: Optional attributes: JSON type and value in the SELECT. Named only where a message of the statement has one.
-_OPTIONAL = {
-    "body": ("varchar(max)", "CONVERT(varbinary(max), r.[body], 2)"),
-    "expires": (
-        "bigint",
-        "DATEADD(millisecond, r.[expires] %% 86400000, DATEADD(day, r.[expires] / 86400000, SYSUTCDATETIME()))",
-    ),
-    "recipient": ("nvarchar(200)", "r.[recipient]"),
-    "priority": ("smallint", "r.[priority]"),
-    "correlation_id": ("nvarchar(255)", "r.[correlation_id]"),
-    "reply_to_address": ("nvarchar(255)", "r.[reply_to_address]"),
-    "is_barrier": ("bit", "r.[is_barrier]"),
-}
+
+def _in_json(one: Carried) -> tuple[str, str]:
+    """(type in the JSON, value in the SELECT) of an optional attribute."""
+    value = f"r.[{one.name}]"
+    if one.kind is not Kind.TIME:
+        return type_of(one), value
+    later = f"DATEADD(millisecond, {value} %% 86400000, DATEADD(day, {value} / 86400000, SYSUTCDATETIME()))"
+    return "bigint", later
+
+
+#: Named only where a message of the statement has something to say.
+_OPTIONAL = {"body": ("varchar(max)", "CONVERT(varbinary(max), r.[body], 2)")}
+_OPTIONAL |= {one.name: _in_json(one) for one in SENT}
 _NAMES = tuple(_OPTIONAL)
+_NOTHING_SAID = (None, *NO_OPTIONS)
 
 #: Columns and the expressions that fill them.
 Pairs = list[tuple[str, str]]
@@ -40,10 +43,15 @@ Pairs = list[tuple[str, str]]
 
 def _shape(message: Outgoing, columns: dict[str, str]) -> tuple[bool, ...]:
     """Which optional attributes differ from their column's default. A column that the table lacks is never named."""
-    _, _, body, expires_ms, recipient, priority, correlation_id, reply_to, is_barrier = message
-    differs = (body is not None, expires_ms is not None, recipient != "", priority != 0,
-               correlation_id is not None, reply_to is not None, is_barrier)  # fmt: skip
-    return tuple(used and name in columns for name, used in zip(_NAMES, differs, strict=True))
+    said = zip(_NAMES, message[2:], _NOTHING_SAID, strict=True)
+    return tuple([value != nothing and name in columns for name, value, nothing in said])
+
+
+def given(one: Carried, value: Any) -> tuple[str, tuple[Any, ...]]:
+    """(text, parameters) of a value that is not None; a duration ends in a time by the database's clock."""
+    if one.kind is Kind.TIME:
+        return LATER, later_params(value)
+    return (str(int(value)), ()) if one.kind is Kind.BOOL else ("%s", (value,))
 
 
 def insert_statement(
@@ -51,27 +59,24 @@ def insert_statement(
 ) -> tuple[str, tuple[Any, ...]]:
     """The INSERT of one message and its parameters; ``known`` keeps one text per combination of columns."""
     shape = _shape(message, columns)
-    values: dict[str, tuple[Any, ...]] = {
-        "body": (message.body,),
-        "expires": later_params(message.expires_ms or 0),
-        "recipient": (message.recipient,),
-        "priority": (message.priority,),
-        "correlation_id": (message.correlation_id,),
-        "reply_to_address": (message.reply_to_address,),
-        "is_barrier": (),
-    }
-    used = [name for name, is_used in zip(_NAMES, shape, strict=True) if is_used]
+    params: list[Any] = [message.id, message.headers]
+    if shape[0]:
+        params.append(message.body)
+    used = [(one, value) for one, value, is_used in zip(SENT, message[3:], shape[1:], strict=True) if is_used]
+    values = [(one.name, *given(one, value)) for one, value in used]
+    for _, _, some in values:
+        params += some
+    # A bit stands in the text. It is there only where it differs from its default, so there is one text per shape.
     sql = known.get(shape)
     if sql is None:
-        texts = {"expires": LATER, "is_barrier": "1"}
-        pairs = [(columns["id"], "%s"), (columns["headers"], "%s")]
-        pairs += [(columns[name], texts.get(name, "%s")) for name in used] + filled
+        pairs = [(columns["id"], "%s"), (columns["headers"], "%s"), *([(columns["body"], "%s")] if shape[0] else [])]
+        pairs += [(columns[name], text) for name, text, _ in values] + filled
         # Index: none is read. Safe: one row in the caller's transaction; expiry by the database's clock.
         sql = known[shape] = (
             f"INSERT INTO {table} ({', '.join(column for column, _ in pairs)}) "
             f"VALUES ({', '.join(value for _, value in pairs)})"
         )
-    return sql, (message.id, message.headers, *(value for name in used for value in values[name]))
+    return sql, tuple(params)
 
 
 def insert_rows(connection: Any, table: str, columns: dict[str, str], filled: Pairs, runs: Iterable[Run]) -> int:

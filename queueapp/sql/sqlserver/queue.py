@@ -11,19 +11,16 @@ import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..base import CARRIED, Claimed, Peek, QueueSql, QueueTable, Range, Row, StoreTable
+from ..base import Claimed, Peek, QueueSql, QueueTable, Range, Row, StoreTable
+from ..carried import COUNTS, WHOLE
 from ..outgoing import Outgoing, Run
+from ..rows import REST
 from .claims import Claims
 from .errors import LockTimeout
 from .inserting import insert_rows, insert_statement
 from .locking import KEYS, MAX_BATCH, TAKING
 from .rows import Returned
 from .session import LATER, execute, fetch, fetch_within, json_of, later_params, quote, quote_table, translated
-
-_CLAIMED = ("seq", "id", "headers", "body", "deliveries")
-_OF_LEVEL = ("recipient", "priority", "expires")
-#: ``Row`` from ``cancels`` on.
-_REST = ("cancels", "failures", "expires", "recipient", "priority", "correlation_id", "reply_to_address", "enqueued_at")
 
 
 class SqlServerQueueSql(QueueSql):
@@ -34,18 +31,17 @@ class SqlServerQueueSql(QueueSql):
         self._q = quote_table(table.db_table)
         self._c = c = {name: quote(column) for name, column in table.columns.items()}
         self._claims = claims = Claims(table, self._q, c)
-        claimed = (*_CLAIMED, *(_OF_LEVEL if table.claim_by else ()))
         if table.has("lease_token", "lease_owner", "lease_expires", "deliveries"):
             # The count is unqualified: ``m.deliveries + 1`` is refused by some servers.
             lease = (
                 f" SET {c['lease_token']} = %s, {c['lease_owner']} = %s, {c['lease_expires']} = {LATER}, "
                 f"{c['deliveries']} = {c['deliveries']} + 1"
             )
-            self._by_lease = claims.claim("UPDATE", lease, "inserted", Returned(c, claimed))
+            self._by_lease = claims.claim("UPDATE", lease, "inserted", Returned(c, table.claimed))
         # The row locks are kept until the caller's transaction ends, which is the ownership.
-        self._by_delete = claims.claim("DELETE", "", "deleted", Returned(c, claimed))
-        self._whole = claims.claim("DELETE", "", "deleted", Returned(c, (*claimed, *_REST)))
-        self._row = Returned(c, (*_CLAIMED, *_REST))
+        self._by_delete = claims.claim("DELETE", "", "deleted", Returned(c, table.claimed))
+        self._whole = claims.claim("DELETE", "", "deleted", Returned(c, (*table.claimed, *REST)))
+        self._row = Returned(c, Row._fields)
         # A foreign table has no default for ``Recoverable``, which always holds 1 in NServiceBus' tables.
         self._filled = [(c["recoverable"], "1")] if table.fill_recoverable else []
         self._inserts: dict[tuple[bool, ...], str] = {}
@@ -154,7 +150,7 @@ class SqlServerQueueSql(QueueSql):
 
     def _as_row(self, rows: list[Any]) -> Row | None:
         found = self._row.tuples(rows)
-        return Row(found[0][0], uuid.UUID(bytes=found[0][1]), *found[0][2:]) if found else None
+        return Row(*found[0])._replace(id=uuid.UUID(bytes=found[0][1])) if found else None
 
     def put_back(
         self,
@@ -241,12 +237,25 @@ class SqlServerQueueSql(QueueSql):
 
     # -- between tables -------------------------------------------------------------------------------------------
 
+    def insert_row(self, connection: Any, row: Row) -> None:
+        given = {name: value for name, value in row._asdict().items() if value is not None and name in self._c}
+        given.pop("seq")
+        # A bit stands in the text: see ``session``.
+        pairs = [(self._c[name], str(int(value)) if isinstance(value, bool) else "%s") for name, value in given.items()]
+        pairs += self._filled
+        params = [value for value in given.values() if not isinstance(value, bool)]
+        # Index: none is read. Safe: one row in the caller's transaction.
+        sql = (
+            f"INSERT INTO {self._q} ({', '.join(column for column, _ in pairs)}) "
+            f"VALUES ({', '.join(value for _, value in pairs)})"
+        )
+        with translated(self.table.db_table):
+            execute(connection, sql, params)
+
     def insert_from(
         self, connection: Any, source: StoreTable, keys: Sequence[int], *, reset_counts: bool = False
     ) -> int:
-        names = [name for name in CARRIED if self.table.has(name)]
-        if not reset_counts:
-            names += [name for name in ("deliveries", "cancels", "failures") if self.table.has(name)]
+        names = [name for name in (*WHOLE, *(() if reset_counts else COUNTS)) if self.table.has(name)]
         pairs = [(self._c["id"], f"q.{quote(source.columns['message_id'])}")]
         pairs += [(self._c[name], f"q.{quote(source.columns[name])}") for name in names] + self._filled
         # Index: the primary key of the source, one seek a key (KEYS). Safe: the caller holds the locks of its rows and

@@ -12,9 +12,17 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..base import Claimed
+from ..carried import BY_NAME, Carried, Kind
 
-_ABSENT: dict[str, Any] = {"deliveries": 0, "cancels": 0, "recipient": "", "priority": 0}
-_CLOCK = "enqueued_at"
+_ABSENT: dict[str, Any] = {"deliveries": 0, "cancels": 0} | {name: one.default for name, one in BY_NAME.items()}
+_CLOCKS = tuple(name for name, one in BY_NAME.items() if one.kind is Kind.TIME and not one.sent)
+
+_TYPES = {Kind.INT16: "smallint", Kind.BOOL: "bit", Kind.TIME: "datetime2"}
+
+
+def type_of(one: Carried) -> str:
+    """The type of a column."""
+    return _TYPES.get(one.kind) or f"nvarchar({one.longest})"
 
 
 def guid(value: Any) -> bytes:
@@ -27,7 +35,8 @@ def aware(value: datetime | None) -> datetime | None:
     return value.replace(tzinfo=UTC) if value is not None and value.tzinfo is None else value
 
 
-_CONVERT: dict[str, Callable[[Any], Any]] = {"id": guid, "expires": aware, "enqueued_at": aware}
+_CONVERT: dict[str, Callable[[Any], Any]] = {"id": guid}
+_CONVERT |= {name: aware for name, one in BY_NAME.items() if one.kind is Kind.TIME}
 
 
 class Returned:
@@ -37,14 +46,14 @@ class Returned:
         self._columns = [columns[name] for name in dict.fromkeys(names) if name in columns]
         at = {name: n for n, name in enumerate(name for name in dict.fromkeys(names) if name in columns)}
         # A table that keeps no time of arrival: now, by the database's clock.
-        self._clock = _CLOCK in names and _CLOCK not in columns
-        if self._clock:
-            at[_CLOCK] = len(at)
+        clocks = [name for name in _CLOCKS if name in names and name not in columns]
+        self._clocks = ["SYSUTCDATETIME()"] * len(clocks)
+        at |= {name: len(at) + n for n, name in enumerate(clocks)}
         self._plan = [(at.get(name), _CONVERT.get(name), _ABSENT.get(name)) for name in names]
 
     def of(self, source: str) -> str:
         """The list of columns of an OUTPUT (``inserted``, ``deleted``) or a SELECT (an alias)."""
-        return ", ".join([*(f"{source}.{column}" for column in self._columns), *(["SYSUTCDATETIME()"] * self._clock)])
+        return ", ".join([*(f"{source}.{column}" for column in self._columns), *self._clocks])
 
     def tuples(self, rows: list[Any]) -> list[Claimed]:
         """The rows of such a statement as tuples of the attributes."""

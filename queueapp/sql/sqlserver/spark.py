@@ -5,20 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..base import QueueTable
+from ..carried import SENT
 from ..spark import STAGED, LedgerTable, SparkSql, StagingName
+from .rows import type_of
 
 #: An id arrives as text: the driver's bulk copy and the server disagree on the byte order of a binary uniqueidentifier.
-_TYPES = {
-    "id": "char(36)",
-    "headers": "nvarchar(max)",
-    "body": "varbinary(max)",
-    "expires": "datetime2",
-    "recipient": "nvarchar(200)",
-    "priority": "smallint",
-    "is_barrier": "bit",
-    "correlation_id": "nvarchar(255)",
-    "reply_to_address": "nvarchar(255)",
-}
+_TYPES = {"id": "char(36)", "headers": "nvarchar(max)", "body": "varbinary(max)"}
+_TYPES |= {one.name: type_of(one) for one in SENT}
 
 
 def quote(name: str) -> str:

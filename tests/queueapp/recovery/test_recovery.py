@@ -23,7 +23,7 @@ from queueapp.sql.base import Range, Row
 from tests.inprocess import real_commits
 from tests.testapp.models import AtMostOnce, Leased, Transactional
 
-ROW = Row(1, uuid.UUID(int=1), "{}", b"", 1, 0, None, None, "", 0, None, None, None)  # type: ignore[arg-type]
+ROW = Row(1, uuid.UUID(int=1), "{}", b"", deliveries=1)
 
 
 def registration(**options: Any) -> Registration:
@@ -214,8 +214,9 @@ def test_a_failure_waits_for_whoever_has_the_row_and_then_says_that_it_is_locked
 def test_what_was_received_at_most_once_is_kept_and_never_retried() -> None:
     AtMostOnce.send({})
     connection = connections["default"]
-    (claimed,) = queue_sql(AtMostOnce, connection).claim_by_delete(connection, [Range()], 1, whole=True)
-    row = Row(claimed[0], uuid.UUID(bytes=bytes(claimed[1])), *claimed[2:5], *claimed[-8:])
+    sql = queue_sql(AtMostOnce, connection)
+    (claimed,) = sql.claim_by_delete(connection, [Range()], 1, whole=True)
+    row = sql.table.row_of(claimed)
 
     done = fail_taken(AtMostOnce, "default", row, ValueError("bad"), consumer=deciding(RetryLater(timedelta(1))))
 

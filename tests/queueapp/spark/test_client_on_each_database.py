@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -16,11 +15,13 @@ from queueapp.models import SparkCommit
 from queueapp.spark.client import Publication, SinkClient
 from queueapp.spark.clients import make_client
 from queueapp.spark.columns import Plan
-from queueapp.spark.encoding import RowEncoder
+from queueapp.spark.encoding import ARROW_TYPES, RowEncoder
 from queueapp.spark.errors import StagingLost
 from queueapp.spark.targets import take_snapshot
 from queueapp.sql import spark_sql
+from queueapp.sql.carried import SENT
 from queueapp.sql.spark import STAGED, StagingName
+from tests.carrying import value_of
 from tests.testapp.models import Urgent
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=list(settings.DATABASES))
@@ -30,12 +31,7 @@ ROW = {
     "id": str(uuid.uuid4()),
     "headers": '{"type":"ünï🙂"}',
     "body": bytes(range(256)),
-    "expires": datetime(2099, 7, 1, 12, 0, 0, 5, tzinfo=UTC),
-    "recipient": "billing",
-    "priority": 2,
-    "is_barrier": True,
-    "correlation_id": "c-1",
-    "reply_to_address": "é",
+    **{one.name: value_of(one) for one in SENT},
 }
 
 
@@ -56,15 +52,8 @@ def client(request: pytest.FixtureRequest) -> Iterator[SinkClient]:
 
 def stage(client: SinkClient, *rows: dict[str, Any]) -> tuple[str, int]:
     encoder = RowEncoder(client.plan)
-    schema = pa.schema(
-        [
-            *((name, pa.string()) for name in ("id", "headers", "recipient", "correlation_id", "reply_to_address")),
-            ("body", pa.binary()),
-            ("expires", pa.timestamp("us", "UTC")),
-            ("priority", pa.int32()),
-            ("is_barrier", pa.bool_()),
-        ]
-    )
+    given = ARROW_TYPES | {"id": pa.string(), "priority": pa.int32()}
+    schema = pa.schema([(name, given[name]) for name in STAGED])
     batch = pa.RecordBatch.from_pylist(list(rows), schema=schema)
     return client.stage(JOB, 0, 0, encoder.schema, iter([encoder.encode(batch)]))
 

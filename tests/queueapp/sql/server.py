@@ -13,7 +13,7 @@ from django.db import connections
 
 from queueapp.messages import new_id
 from queueapp.sql import QueueSql, backend_of, queue_sql
-from queueapp.sql.base import MAX_SEQ, SEQ, Backend, Claimed, Range, Row
+from queueapp.sql.base import MAX_SEQ, SEQ, Backend, Claimed, QueueTable, Range, Row
 from queueapp.sql.outgoing import Outgoing
 from tests.inprocess import eventually
 
@@ -129,9 +129,9 @@ def seqs_of(rows: list[Claimed]) -> list[int]:
     return [row[SEQ] for row in rows]
 
 
-def whole(claimed: Claimed) -> Row:
+def whole(queue: Any, claimed: Claimed) -> Row:
     """A message that was claimed with ``whole=True``."""
-    return Row(claimed[0], uuid.UUID(bytes=claimed[1]), *claimed[2:5], *claimed[-8:])
+    return QueueTable.of(queue).row_of(claimed)
 
 
 @contextmanager

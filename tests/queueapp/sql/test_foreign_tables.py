@@ -70,7 +70,7 @@ def test_what_its_owner_sends_is_received_whole(server: Server, foreign: Any) ->
 
     (claimed,) = server.sql(foreign).claim_by_delete(server.connection, ALL, 5, whole=True)
 
-    row = whole(claimed)
+    row = whole(foreign, claimed)
     assert (row.id, row.headers, row.body) == (identity, '{"a": "b"}', b"\0\1")
     assert (row.deliveries, row.cancels, row.failures, row.recipient, row.priority) == (0, 0, None, "", 0)
     assert (row.expires, row.correlation_id, row.reply_to_address) == (None, None, None)

@@ -204,7 +204,7 @@ def test_message_that_is_claimed_whole_can_be_put_back_as_it_was(server: Server)
 
     (claimed,) = server.sql(AddressedUrgent).claim_by_delete(server.connection, levels(3, ("me",)), 5, whole=True)
 
-    row = whole(claimed)
+    row = whole(AddressedUrgent, claimed)
     assert (row.seq, row.id, row.headers, row.body) == (stored.seq, sent.id, sent.headers, sent.body)
     assert (row.deliveries, row.cancels, row.failures) == (0, 0, None)
     assert (row.expires, row.enqueued_at) == (stored.expires, stored.enqueued_at)

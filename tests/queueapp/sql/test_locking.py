@@ -43,8 +43,9 @@ def test_lock_reads_the_whole_message(server: Server) -> None:
         row = queue_sql(AddressedUrgent, other).lock(other, seq, token, 1_000)
 
     assert row == Row(
-        seq, stored.id, '{"a": "ß🚀"}', b"\0\xff", 1, 0, None, stored.expires, "me", 2, "c", "r", stored.enqueued_at
-    )
+        seq, stored.id, '{"a": "ß🚀"}', b"\0\xff", deliveries=1, expires=stored.expires, recipient="me", priority=2,
+        correlation_id="c", reply_to_address="r", enqueued_at=stored.enqueued_at,
+    )  # fmt: skip
 
 
 def test_lock_of_a_message_that_is_gone_or_not_ours_is_none(server: Server) -> None:

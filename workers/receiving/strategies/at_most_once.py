@@ -12,7 +12,7 @@ from queueapp.errors import UndecodableMessage
 from queueapp.messages.ids import as_uuid
 from queueapp.recovery import carrying_out, verdicts
 from queueapp.sql import backend_of
-from queueapp.sql.base import BODY, DELIVERIES, HEADERS, ID, SEQ, Claimed, Row
+from queueapp.sql.base import HEADERS, ID, SEQ, Claimed
 
 from ...connections.dead_peers import Answering
 from ..desk import Desk
@@ -94,8 +94,7 @@ class AtMostOnceTask(Task):
             verdict = verdicts.Poison(f"at-most-once, not retried: {error}")
         else:
             self.desk.failed()
-        rest = claimed[-8:]  # what claim_by_delete(whole=True) appends: Row from ``cancels`` on
-        row = Row(claimed[SEQ], as_uuid(claimed[ID]), claimed[HEADERS], claimed[BODY], claimed[DELIVERIES], *rest)
+        row = self.sql.table.row_of(claimed)
         connection = connections[self.alias]
         while True:
             try:

@@ -1,0 +1,51 @@
+"""A value of each column that a message carries, which none of them has by default: made from its declaration."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from queueapp.sql.carried import CARRIED, COUNTS, SENT, Carried, Kind
+from queueapp.sql.outgoing import Outgoing
+
+#: To the microsecond, and never over.
+TIME = datetime(2090, 7, 1, 12, 30, 15, 123457, tzinfo=UTC)
+LIFETIME_MS = 86_400_000
+
+_VALUES = {Kind.TEXT: "ß {}", Kind.INT16: 2, Kind.BOOL: True, Kind.TIME: TIME}
+
+
+def value_of(one: Carried) -> Any:
+    """What is stored."""
+    if one.kind is Kind.BOOL:
+        return not one.default
+    if one.kind is Kind.TIME and not one.sent:
+        return datetime(2026, 1, 2, 3, 4, 5, 67891, tzinfo=UTC)
+    value = _VALUES[one.kind]
+    return value.format(one.name) if isinstance(value, str) else value
+
+
+def said_of(one: Carried) -> Any:
+    """What an ``Outgoing`` says of it."""
+    return LIFETIME_MS if one.kind is Kind.TIME else value_of(one)
+
+
+def columns() -> dict[str, Any]:
+    """All of them, as they are stored."""
+    return {one.name: value_of(one) for one in CARRIED}
+
+
+def counts() -> dict[str, Any]:
+    return dict(zip(COUNTS, (3, 1, '[{"at":"2026-01-02T03:04:05+00:00"}]'), strict=True))
+
+
+def outgoing(identity: Any, headers: str, body: bytes | None) -> Outgoing:
+    """A message that says something of everything."""
+    return Outgoing(identity, headers, body, **{one.outgoing: said_of(one) for one in SENT})
+
+
+def arrived(one: Carried, stored: Any, sent_at: datetime) -> bool:
+    """Whether a column holds what was said of it at a time by the database's clock."""
+    if one.kind is Kind.TIME:
+        return abs(stored - sent_at - timedelta(milliseconds=LIFETIME_MS)) < timedelta(minutes=1)
+    return bool(stored == value_of(one))
