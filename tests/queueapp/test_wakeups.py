@@ -25,7 +25,7 @@ def unthrottled(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Iterator[None
     if connection.vendor != "postgresql":
         pytest.skip("this database has no wake-ups")
     settings.QUEUEAPP = {"WAKE_UP_INTERVAL": 0.001}
-    monkeypatch.setattr(wakeups, "_last_sent", {})
+    monkeypatch.setattr(wakeups, "_rhythms", {})
     yield
     close_isolated()
 
@@ -102,14 +102,36 @@ def test_a_send_after_a_savepoint_that_rolled_back_wakes(ear: Ear) -> None:
     assert ear.heard() == ["testapp.Leased"]
 
 
-def test_within_the_interval_one_wake_up_is_enough(ear: Ear, settings: Any) -> None:
+def test_of_a_sender_at_full_speed_one_wake_up_an_interval_is_enough(
+    ear: Ear, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings.QUEUEAPP = {"WAKE_UP_INTERVAL": timedelta(seconds=10)}
+    now = [1000.0]
+    monkeypatch.setattr(wakeups, "monotonic", lambda: now[0])
 
-    for _ in range(5):
+    for _ in range(20):
+        now[0] += 0.0002
         Leased.send({})
     Transactional.send({})
 
-    assert ear.heard() == ["testapp.Leased", "testapp.Transactional"], "one for each queue"
+    heard = ear.heard()
+    assert heard[-1] == "testapp.Transactional", "each queue has a rhythm of its own"
+    assert len(heard) <= 6
+    now[0] += 0.0002
+    Leased.send({})
+    assert ear.heard() == []
+
+
+def test_a_sender_at_a_leisurely_rate_wakes_each_time(ear: Ear, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings.QUEUEAPP = {"WAKE_UP_INTERVAL": timedelta(seconds=10)}
+    now = [1000.0]
+    monkeypatch.setattr(wakeups, "monotonic", lambda: now[0])
+
+    for _ in range(20):
+        now[0] += 1 / 150
+        Leased.send({})
+
+    assert ear.heard() == ["testapp.Leased"] * 20
 
 
 def test_after_the_interval_it_wakes_again(ear: Ear, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:

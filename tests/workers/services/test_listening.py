@@ -26,7 +26,7 @@ def only_wake_ups(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     if connection.vendor != "postgresql":
         pytest.skip("this database has no wake-ups")
     settings.QUEUEAPP = {"PEEK_DELAY": 3600}
-    monkeypatch.setattr(wakeups, "_last_sent", {})
+    monkeypatch.setattr(wakeups, "_rhythms", {})
 
 
 @pytest.fixture
