@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from django.contrib.admin.models import CHANGE, LogEntry
-from django.db import DatabaseError, IntegrityError, connections
+from django.db import DatabaseError, IntegrityError, connections, transaction
 
 from queueapp import Context, Discard, Poison, RetryNow
 from tests.conformance.endpoint import Endpoint, Note, modes
@@ -175,3 +175,26 @@ def _deadlock_error(alias: str) -> BaseException:
     from psycopg.errors import DeadlockDetected
 
     return DeadlockDetected("deadlock detected")
+
+
+@modes("S")
+def test_when_a_hook_after_the_commit_raises_should_run_the_others_and_not_handle_again(
+    endpoint: Endpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    ran: list[str] = []
+
+    def act(message: Note, context: Context) -> None:
+        transaction.on_commit(lambda: ran.append("first"), using=endpoint.alias)
+        transaction.on_commit(lambda: 1 / 0, using=endpoint.alias)
+        transaction.on_commit(lambda: ran.append("last"), using=endpoint.alias)
+
+    endpoint.handle(act)
+    endpoint.send(1)
+    worker = endpoint.start()
+
+    endpoint.wait_until_empty()
+    eventually(lambda: worker.pump.stats.handled == 1)
+
+    assert ran == ["first", "last"]
+    assert endpoint.calls == [(1, 1)]
+    assert "ZeroDivisionError" in caplog.text
