@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import msgspec
 import pytest
+from django.db import connections, transaction
 
 from queueapp import Context, InvalidMessage, InvalidOption, consumer
 from queueapp.consuming.registry import registered
 from queueapp.messages import encode_headers, new_id, type_name
 from queueapp.models import Now
 from tests.conformance.endpoint import Endpoint, Note, modes
-from tests.inprocess import Worker, eventually, real_commits
+from tests.conformance.gate import Gate
+from tests.inprocess import DEADLINE, Worker, eventually, real_commits
 from tests.testapp.models import Addressed, AddressedUrgent, Urgent
 
 
@@ -237,6 +240,47 @@ def test_when_an_urgent_message_comes_late_should_not_wait_behind_the_others(cal
     Urgent.send(Note("", 3), priority=2)
 
     eventually(lambda: len(calls) == 3)
+
+
+@real_commits
+def test_when_many_messages_are_committed_late_should_not_keep_an_urgent_one_waiting(calls: Any, work: Any) -> None:
+    """Sequence numbers are given before the commit: what is committed late lies behind the floor of a worker."""
+    gate = Gate()
+
+    def handle(message: Note, context: Context) -> None:
+        calls.append(("only", message.number))
+        if message.tag == "wait":
+            gate.enter(message, context)
+
+    consumer(Urgent, name="only")(handle)
+    committed, taken = threading.Event(), threading.Event()
+
+    def send_late() -> None:
+        with transaction.atomic():
+            Urgent.send_many(Note("", 0) for _ in range(8000))
+            taken.set()
+            committed.wait(DEADLINE)
+        connections.close_all()
+
+    late = threading.Thread(target=send_late)
+    late.start()
+    assert taken.wait(DEADLINE)
+    worker = work(Urgent, concurrency=1)
+    Urgent.send(Note("wait", 1))
+    eventually(lambda: calls)
+    committed.set()
+    late.join(DEADLINE)
+    gate.let(1)
+    eventually(lambda: len(calls) > 100)
+
+    Urgent.send(Note("", 2), priority=2)
+    sent = len(calls)
+    worker.pump.wake()
+
+    eventually(lambda: ("only", 2) in calls)
+    place = calls.index(("only", 2))
+    assert place - sent < 2_500, "behind what was in hand, and no more"
+    eventually(lambda: len(calls) == 8002)
 
 
 @real_commits

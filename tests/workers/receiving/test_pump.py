@@ -253,6 +253,27 @@ def test_helpers_without_work_end(start_worker: Start, monkeypatch: pytest.Monke
     gate.let(4)
 
 
+def test_slow_claims_do_not_make_batches_small(
+    start_worker: Start, monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    settings.QUEUEAPP = settings.QUEUEAPP | {"BATCH_TARGET": 0.01}
+    really_claim = PostgresqlQueueSql.claim_by_lease
+    never = threading.Event()
+
+    def slowly(self: Any, *arguments: Any) -> Any:
+        never.wait(0.03)  # as on a busy machine
+        return really_claim(self, *arguments)
+
+    monkeypatch.setattr(PostgresqlQueueSql, "claim_by_lease", slowly)
+    handle(Leased)
+    send(Leased, 300)
+    worker = start_worker(Leased, concurrency=1)
+
+    eventually(lambda: worker.pump.stats.handled == 300)
+
+    assert max(task.size.n for task in worker.pump.tasks) >= 16
+
+
 def test_a_task_that_breaks_does_not_take_the_pump_with_it(
     start_worker: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
