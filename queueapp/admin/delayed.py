@@ -15,11 +15,11 @@ from django.utils.timezone import localtime
 from .. import delayed, registry
 from ..errors import QueueNotFound
 from ..models import DelayedMessage, Now
-from . import display, untrusted
-from .lists import BoundedFilter
+from .large_tables.lists import BoundedFilter
+from .large_tables.search import keys_in_store
 from .message_pages import Facts, MessageAdmin
 from .operations import Operation
-from .search import keys_in_store
+from .showing import display, untrusted
 
 
 class DestinationFilter(BoundedFilter):

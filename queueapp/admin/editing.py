@@ -21,7 +21,7 @@ from ..errors import InvalidMessage, MessageNotFound, QueueNotFound, Undecodable
 from ..messages import decode_headers
 from ..models import PoisonMessage
 from .operations import log_entry
-from .untrusted import visible
+from .showing.untrusted import visible
 
 #: Bytes of the longest body, and characters of the longest headers, that a form offers to edit.
 LONGEST = 512 * 1024

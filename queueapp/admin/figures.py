@@ -19,9 +19,10 @@ from .. import registry
 from ..models import DelayedMessage, Now, PoisonMessage, QueueControl, Subscriber
 from ..sending.accepting import alias_of
 from ..sql import ErrorKind, backend_of
-from . import display, limits
-from .leases import LeaseState
-from .lists import capped_count
+from .large_tables import limits
+from .large_tables.lists import capped_count
+from .showing import display
+from .showing.leases import LeaseState
 
 _NOTES = {
     ErrorKind.MISSING: "Its table does not exist, or lacks a column",

@@ -25,9 +25,9 @@ from ..errors import UndecodableMessage
 from ..messages import read_head
 from ..models import BytesField, Now, UtcField
 from ..poison.failures import read_failures
-from . import display, untrusted
-from .lists import BoundedChangeList, ByteLength, CappedPaginator, Start
+from .large_tables.lists import BoundedChangeList, ByteLength, CappedPaginator, Start
 from .operations import Operation, actions, confirm_page
+from .showing import display, untrusted
 
 #: Characters of the headers that a list reads to find the type.
 _HEAD = 8192

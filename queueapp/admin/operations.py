@@ -29,9 +29,10 @@ from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 
 from ..signals import log as operations_log
-from . import display, limits
-from .lists import capped_count
-from .untrusted import visible
+from .large_tables import limits
+from .large_tables.lists import capped_count
+from .showing import display
+from .showing.untrusted import visible
 
 #: Rows per transaction.
 BATCH = 1000

@@ -22,9 +22,9 @@ from .. import registry
 from ..errors import QueueNotFound
 from ..models import DelayedMessage, PoisonMessage, QueueControl, Subscriber
 from ..operating import control
-from . import display
 from .figures import Figures, of_all_queues, of_queue
 from .operations import ask
+from .showing import display
 
 OPERATE = "queueapp.operate_queue"
 

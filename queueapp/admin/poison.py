@@ -19,13 +19,13 @@ from django.utils.safestring import SafeString
 from .. import poison, registry
 from ..errors import QueueNotFound
 from ..models import PoisonMessage
-from . import display, untrusted
 from .delayed import carried
 from .editing import edit_view
-from .lists import BoundedFilter
+from .large_tables.lists import BoundedFilter
+from .large_tables.search import keys_in_store
 from .message_pages import Facts, MessageAdmin
 from .operations import Operation, Options
-from .search import keys_in_store
+from .showing import display, untrusted
 
 #: Filters offer what occurs among so many of the newest messages, the most frequent first.
 SAMPLE = 1000

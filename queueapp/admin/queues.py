@@ -24,12 +24,12 @@ from django.utils.timezone import localtime
 from ..models import QueueControl, Subscriber
 from ..operating import control
 from ..sql import ErrorKind, backend_of
-from . import display, untrusted
-from .leases import LeaseState
-from .lists import BoundedFilter
+from .large_tables.lists import BoundedFilter
+from .large_tables.search import keys_in_queue
 from .message_pages import Facts, MessageAdmin
 from .operations import Operation
-from .search import keys_in_queue
+from .showing import display, untrusted
+from .showing.leases import LeaseState
 
 
 class StateFilter(BoundedFilter):

@@ -10,7 +10,7 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.safestring import SafeString
 
 from ..models import Now, Subscriber, UtcField
-from . import display, untrusted
+from .showing import display, untrusted
 
 
 class AliveFilter(admin.SimpleListFilter):

@@ -10,7 +10,7 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-from queueapp.admin import limits
+from queueapp.admin.large_tables import limits
 from queueapp.models import DelayedMessage, PoisonMessage, QueueControl
 from tests.testapp.models import Leased, Urgent
 

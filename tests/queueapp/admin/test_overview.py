@@ -11,7 +11,8 @@ from django.contrib.auth import get_user_model
 from django.db import connection
 from django.test import Client
 
-from queueapp.admin import figures, limits
+from queueapp.admin import figures
+from queueapp.admin.large_tables import limits
 from queueapp.models import Now, PoisonMessage, QueueControl, Subscriber
 from queueapp.operating import control
 from queueapp.sql import backend_of

@@ -2,7 +2,7 @@
 
 import pytest
 
-from queueapp.admin import untrusted
+from queueapp.admin.showing import untrusted
 
 
 def body(data: bytes) -> untrusted.Shown:

@@ -17,8 +17,8 @@ from django.core.paginator import Paginator
 from django.db.models import BigIntegerField, Field, Func, QuerySet, TextField, Value
 from django.http import HttpRequest
 
+from ..showing.display import at_least
 from . import limits
-from .display import at_least
 
 
 class CappedPaginator(Paginator):

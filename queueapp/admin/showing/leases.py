@@ -17,8 +17,8 @@ from typing import Any
 
 from django.db.models import Q
 
-from ..models import Now
-from ..operating.control import unleased
+from ...models import Now
+from ...operating.control import unleased
 from .display import Tone
 
 
