@@ -19,15 +19,17 @@ from typing import Any
 
 import psycopg
 
-from . import ledger
-from .processes import Program, Tree
-from .producers import KINDS
-from .proxy import Proxy
-from .scene import Scene, make_template
-from .schedule import KILLS, schedule
-from .server import PrivateServer
-from .strikes import Striker, unexplained
-from .waiting import wait_until
+from .rig.processes import Program, Tree
+from .rig.proxy import Proxy
+from .rig.scene import Scene, make_template
+from .rig.schedule import KILLS, schedule
+from .rig.server import PrivateServer
+from .rig.strikes import Striker, unexplained
+from .rig.waiting import wait_until
+from .workload import ledger
+from .workload.producers import KINDS
+
+PRODUCERS = "tests.crash.workload.producers"
 
 #: Short, so that careful and normal times, lapsed leases and given-up connections all happen often within minutes.
 SETTINGS = {"heartbeat_interval": 1, "dead_after": 4, "careful_period": 3, "shutdown_grace": 4, "database_timeout": 3}
@@ -53,9 +55,7 @@ class Run:
             scene.tree(*queues, port=proxy.port, parameters={"connect_timeout": 3}, **SETTINGS),
         ]
         self.producers: list[Program] = [
-            scene.program(
-                kind, "-m", "tests.crash.producers", kind, str(seed), port=proxy.port if kind == "delayed" else None
-            )
+            scene.program(kind, "-m", PRODUCERS, kind, str(seed), port=proxy.port if kind == "delayed" else None)
             for kind in KINDS
         ]
         self.striker = Striker(scene, self.trees, self.producers, proxy)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from pytest_django import DjangoDbBlocker
 
-from .scene import Scene, make_template
-from .server import PrivateServer
+from .rig.scene import Scene, make_template
+from .rig.server import PrivateServer
 
 
 @pytest.fixture(scope="session")

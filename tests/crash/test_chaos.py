@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from .processes import CHECKOUT
-from .schedule import FAULTS, KILLS, schedule
+from .rig.processes import CHECKOUT
+from .rig.schedule import FAULTS, KILLS, schedule
 
 
 @pytest.mark.timeout(400)

@@ -17,9 +17,9 @@ from queueapp.models import PoisonMessage
 from queueapp.operating import control
 from tests.testapp.models import Leased, Transactional
 
-from .processes import Tree
-from .scene import Scene
-from .waiting import wait_until
+from .rig.processes import Tree
+from .rig.scene import Scene
+from .rig.waiting import wait_until
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from .processes import CHECKOUT
+from .rig.processes import CHECKOUT
 
 ROOM = Path(__file__).parent
 

@@ -6,8 +6,8 @@ import signal
 
 from tests.testapp.models import Leased
 
-from .scene import Scene
-from .waiting import wait_until
+from .rig.scene import Scene
+from .rig.waiting import wait_until
 
 
 def test_the_late_ack_of_a_lapsed_lease_changes_nothing_and_is_logged(scene: Scene) -> None:

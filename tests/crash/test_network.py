@@ -8,10 +8,10 @@ import pytest
 
 from tests.testapp.models import Leased, Transactional
 
-from .proxy import CAN_LOSE_PACKETS, Proxy
-from .scene import Scene
-from .server import PrivateServer
-from .waiting import wait_until
+from .rig.proxy import CAN_LOSE_PACKETS, Proxy
+from .rig.scene import Scene
+from .rig.server import PrivateServer
+from .rig.waiting import wait_until
 
 QUEUES = ("testapp.Leased", "testapp.Transactional")
 

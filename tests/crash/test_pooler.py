@@ -15,10 +15,10 @@ import pytest
 
 from tests.testapp.models import AtMostOnce, Leased, Transactional
 
-from . import ledger
-from .scene import Scene
-from .server import PrivateServer, dying_with_parent
-from .waiting import wait_until
+from .rig.scene import Scene
+from .rig.server import PrivateServer, dying_with_parent
+from .rig.waiting import wait_until
+from .workload import ledger
 
 PGBOUNCER = shutil.which("pgbouncer", path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin"]))
 

@@ -9,8 +9,8 @@ import psutil
 from queueapp.models import PoisonMessage, Subscriber
 from tests.testapp.models import AtMostOnce, Leased, Transactional
 
-from .scene import Scene
-from .waiting import wait_until
+from .rig.scene import Scene
+from .rig.waiting import wait_until
 
 
 def poison_of(message_id: object) -> PoisonMessage | None:
@@ -168,6 +168,6 @@ def test_leases_of_a_dead_subscriber_are_released_by_its_missing_heartbeat(scene
 
 
 def _act(key: str, **behaviour: object) -> object:
-    from .messages import Act
+    from .workload.messages import Act
 
     return Act(key, **behaviour)  # type: ignore[arg-type]

@@ -8,8 +8,8 @@ from django.db import OperationalError, connection, transaction
 from queueapp import wakeups
 from tests.testapp.models import Leased
 
-from .messages import Act
-from .scene import Scene
+from .rig.scene import Scene
+from .workload.messages import Act
 
 
 @pytest.fixture(autouse=True)

@@ -13,9 +13,9 @@ import pytest
 
 from tests.testapp.models import AtMostOnce, Leased, Transactional
 
-from .scene import Scene
-from .server import PrivateServer
-from .waiting import wait_until
+from .rig.scene import Scene
+from .rig.server import PrivateServer
+from .rig.waiting import wait_until
 
 QUEUES = (Leased, Transactional)
 

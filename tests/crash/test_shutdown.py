@@ -13,9 +13,9 @@ from django.db import connections
 
 from tests.testapp.models import Leased, Transactional
 
-from .processes import Tree
-from .scene import Scene
-from .waiting import wait_until
+from .rig.processes import Tree
+from .rig.scene import Scene
+from .rig.waiting import wait_until
 
 
 @contextlib.contextmanager

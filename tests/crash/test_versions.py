@@ -5,9 +5,9 @@ from __future__ import annotations
 from queueapp.models import PoisonMessage
 from tests.testapp.models import Leased, Transactional
 
-from .messages import Act, Unheard
-from .scene import Scene
-from .waiting import holds_for, wait_until
+from .rig.scene import Scene
+from .rig.waiting import holds_for, wait_until
+from .workload.messages import Act, Unheard
 
 
 def test_messages_of_a_type_that_only_the_next_version_knows_are_left_for_it(scene: Scene) -> None:

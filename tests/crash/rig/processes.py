@@ -21,14 +21,14 @@ import psutil
 from .server import dying_with_parent
 from .waiting import wait_until
 
-CHECKOUT = Path(__file__).resolve().parents[2]
+CHECKOUT = Path(__file__).resolve().parents[3]
 
 
 def environment(url: str, name: str, starts: Path, **settings: object) -> dict[str, str]:
     """The environment of a process of the run: its database, its name there, overrides of QUEUEAPP in lower case."""
     return os.environ | {
         "DATABASE_URL": url,
-        "DJANGO_SETTINGS_MODULE": "tests.crash.settings",
+        "DJANGO_SETTINGS_MODULE": "tests.crash.workload.settings",
         "CRASH_NAME": name,
         "CRASH_STARTS": str(starts),
         "CRASH_QUEUEAPP": json.dumps({option.upper(): value for option, value in settings.items()}),

@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import psycopg
 
-from .ledger import QUEUES
+from ..workload.ledger import QUEUES
 from .processes import Program, Tree
 from .proxy import Proxy
 from .scene import Scene
@@ -98,7 +98,7 @@ class Striker:
         how = ("exit", "SIGKILL", "SIGSEGV", "tree")[int(fault.how * 4)]
         label, table = list(QUEUES.items())[int(fault.whom * len(QUEUES))]
         key = f"killer-{uuid.uuid4()}"
-        headers = '{"type": "tests.crash.messages.Act", "content-type": "application/json"}'
+        headers = '{"type": "tests.crash.workload.messages.Act", "content-type": "application/json"}'
         body = f'{{"key": "{key}", "die": "{how}"}}'.encode()
         with self._scene.server.connect(self._scene.name) as connection, connection.transaction():
             connection.execute("INSERT INTO crash_sent (key, queue, how) VALUES (%s, %s, 'killer')", (key, label))

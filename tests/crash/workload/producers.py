@@ -1,4 +1,4 @@
-"""Producers of the seeded run: `python -m tests.crash.producers KIND SEED`, until SIGTERM.
+"""Producers of the seeded run: `python -m tests.crash.workload.producers KIND SEED`, until SIGTERM.
 
     single    one message per transaction, beside its business row (the ledger's); some are rolled back on purpose
     bulk      a few hundred by the bulk path, with their rows, in one transaction

@@ -19,8 +19,8 @@ from django.db import connections, transaction
 
 from project.database import database as database_entry
 
-from . import ledger
-from .messages import Act
+from ..workload import ledger
+from ..workload.messages import Act
 from .processes import CHECKOUT, Program, Tree, environment
 from .server import PrivateServer
 from .waiting import wait_until

@@ -9,7 +9,7 @@ import os
 
 from tests.settings import *  # noqa: F403
 
-INSTALLED_APPS = [*INSTALLED_APPS, "tests.crash"]  # noqa: F405
+INSTALLED_APPS = [*INSTALLED_APPS, "tests.crash.workload"]  # noqa: F405
 QUEUEAPP = {
     "CONCURRENCY": 2,
     "PEEK_DELAY": 0.2,

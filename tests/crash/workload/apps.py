@@ -4,5 +4,5 @@ from django.apps import AppConfig
 
 
 class CrashConfig(AppConfig):
-    name = "tests.crash"
+    name = "tests.crash.workload"
     label = "crash"

@@ -1,0 +1,9 @@
+"""The rig of the crash suite: everything that is started, and everything that is done to it.
+
+server       a private PostgreSQL that may be stopped, killed and filled up without hurting anybody else
+proxy        a TCP proxy that forwards, stalls, loses packets and cuts
+processes    worker trees and producers as an init system would run them, and how to kill each part of them
+scene        one database of the server with all that happens on it: what a test works with
+schedule, strikes   which fault comes when, and carrying it out
+waiting      for a condition, with a deadline
+"""
