@@ -42,7 +42,7 @@ def main() -> int:
 
 def run(measurements: list[Measurement], scale: Scale, json_path: Path) -> int:
     """Measure everything; what was measured before a Ctrl-C is reported all the same."""
-    from tests.benchmarks.database import fresh_database
+    from tests.benchmarks.rig.database import fresh_database
 
     results: list[Result] = []
     progress = Progress(len(measurements) * scale.runs)

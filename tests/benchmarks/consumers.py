@@ -16,7 +16,7 @@ from tests.benchmarks.models import (
     SteadyTransactional,
     Transactional,
 )
-from tests.benchmarks.stopwatch import shared_stopwatch
+from tests.benchmarks.rig.stopwatch import shared_stopwatch
 
 
 def nop(message: Nop) -> None:

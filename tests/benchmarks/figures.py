@@ -136,7 +136,7 @@ def measures(*figures: Figure) -> Callable[[Callable[[Scale], Samples]], Callabl
 def all_measurements() -> list[Measurement]:
     """Every measurement, in the order of the table. Django has to be set up."""
     for family in FAMILIES:
-        import_module(f"tests.benchmarks.{family}")
+        import_module(f"tests.benchmarks.measurements.{family}")
     return list(_measurements)
 
 

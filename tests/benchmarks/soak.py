@@ -67,7 +67,7 @@ def main() -> int:
     import django
 
     django.setup()
-    from tests.benchmarks.database import fresh_database
+    from tests.benchmarks.rig.database import fresh_database
 
     windows: list[Window] = []
     lost = 0
@@ -88,8 +88,8 @@ def main() -> int:
 def run(arguments: argparse.Namespace, windows: list[Window]) -> int:
     """Load the queues for the whole time, a line per window; returns how many messages were never handled."""
     from tests.benchmarks.models import SteadyAtMostOnce, SteadyLeased, SteadyTransactional
-    from tests.benchmarks.stopwatch import ENVIRONMENT, Stopwatch
-    from tests.benchmarks.workers import Workers, resident_bytes
+    from tests.benchmarks.rig.stopwatch import ENVIRONMENT, Stopwatch
+    from tests.benchmarks.rig.workers import Workers, resident_bytes
 
     queues = (SteadyLeased, SteadyTransactional, SteadyAtMostOnce)
     total = int(arguments.duration * arguments.rate)

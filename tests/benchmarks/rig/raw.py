@@ -13,7 +13,7 @@ from typing import Any
 
 import psycopg
 
-from tests.benchmarks.database import raw_connection
+from tests.benchmarks.rig.database import raw_connection
 
 _FREE = (
     "(lease_expires IS NULL OR lease_expires < clock_timestamp()) AND (expires IS NULL OR expires > clock_timestamp())"

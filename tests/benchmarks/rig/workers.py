@@ -16,8 +16,8 @@ from django.conf import settings
 from django.db import connection
 
 from queueapp.models import Subscriber
-from tests.benchmarks.database import append, drain, wait_until
 from tests.benchmarks.messages import Nop
+from tests.benchmarks.rig.database import append, drain, wait_until
 
 #: A worker that has not signed on after this long never will.
 START_PATIENCE = 60.0

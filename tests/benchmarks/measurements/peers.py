@@ -9,12 +9,12 @@ from typing import Any
 
 from django.conf import settings
 
-from tests.benchmarks.database import connection_parameters, drain, fill
-from tests.benchmarks.drain import MESSAGES
 from tests.benchmarks.figures import Figure, Ratio, Samples, Scale, measures
+from tests.benchmarks.measurements.drain import MESSAGES
 from tests.benchmarks.messages import Nop
 from tests.benchmarks.models import Leased
-from tests.benchmarks.workers import Workers
+from tests.benchmarks.rig.database import connection_parameters, drain, fill
+from tests.benchmarks.rig.workers import Workers
 
 
 @measures(
@@ -42,7 +42,7 @@ def act(peer: str, name: str, **arguments: Any) -> float:
     """One act of a peer in its own process; returns the seconds it took."""
     order = {"peer": peer, "act": name, "parameters": connection_parameters(), **arguments}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.benchmarks.peer_process", json.dumps(order)],
+        [sys.executable, "-m", "tests.benchmarks.peers.process", json.dumps(order)],
         cwd=settings.BASE_DIR,
         stdout=subprocess.PIPE,
         text=True,

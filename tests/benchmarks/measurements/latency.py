@@ -7,12 +7,12 @@ from statistics import median, quantiles
 from time import monotonic, monotonic_ns, sleep
 
 from queueapp.wakeups import CHANNEL
-from tests.benchmarks.database import raw_connection
 from tests.benchmarks.figures import Figure, Ratio, Samples, Scale, measures
 from tests.benchmarks.messages import Stamp, make
 from tests.benchmarks.models import Prompt
-from tests.benchmarks.stopwatch import ENVIRONMENT, Stopwatch
-from tests.benchmarks.workers import Workers
+from tests.benchmarks.rig.database import raw_connection
+from tests.benchmarks.rig.stopwatch import ENVIRONMENT, Stopwatch
+from tests.benchmarks.rig.workers import Workers
 
 #: Between two sends the worker falls idle again, at a point of its cycle that is not always the same.
 PAUSE = (0.12, 0.2)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.benchmarks import raw
-from tests.benchmarks.database import drain, fill, raw_connection
 from tests.benchmarks.figures import Figure, Ratio, Samples, Scale, measures
 from tests.benchmarks.messages import Nop, Row
 from tests.benchmarks.models import AtMostOnce, Entry, Leased, Transactional
-from tests.benchmarks.workers import Workers
+from tests.benchmarks.rig import raw
+from tests.benchmarks.rig.database import drain, fill, raw_connection
+from tests.benchmarks.rig.workers import Workers
 
 MESSAGES = 100_000
 THREADS = 4

@@ -1,6 +1,6 @@
 """A process that sends: for each number read from stdin so many messages, one by one; then it says so.
 
-``python -m tests.benchmarks.sender [silent]``; ``silent``: without wake-ups.
+``python -m tests.benchmarks.rig.sender [silent]``; ``silent``: without wake-ups.
 """
 
 from __future__ import annotations

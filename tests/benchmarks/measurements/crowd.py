@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tests.benchmarks.database import drain, fill
 from tests.benchmarks.figures import Figure, Ratio, Samples, Scale, measures
 from tests.benchmarks.messages import Nap
 from tests.benchmarks.models import Leased
-from tests.benchmarks.workers import Workers, server_cpu_seconds
+from tests.benchmarks.rig.database import drain, fill
+from tests.benchmarks.rig.workers import Workers, server_cpu_seconds
 
 CROWD = 8
 

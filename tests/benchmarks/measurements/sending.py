@@ -14,11 +14,11 @@ from django.conf import settings
 from django.db import connection, transaction
 
 from queueapp.wakeups import CHANNEL
-from tests.benchmarks import sender
-from tests.benchmarks.database import outgoing, raw_connection
 from tests.benchmarks.figures import Figure, Ratio, Sample, Samples, Scale, measures
 from tests.benchmarks.messages import Nop, make
 from tests.benchmarks.models import Leased
+from tests.benchmarks.rig import sender
+from tests.benchmarks.rig.database import outgoing, raw_connection
 
 _TABLE = Leased._meta.db_table
 _INSERT = f"INSERT INTO {_TABLE} (id, headers, body) VALUES (%s, %s, %s)"
@@ -125,7 +125,7 @@ def wake_ups(scale: Scale) -> Samples:
 @contextmanager
 def senders(number: int, *, wake_ups: bool) -> Iterator[list[subprocess.Popen[str]]]:
     """Processes that send when told to."""
-    command = [sys.executable, "-m", "tests.benchmarks.sender", "" if wake_ups else sender.SILENT]
+    command = [sys.executable, "-m", "tests.benchmarks.rig.sender", "" if wake_ups else sender.SILENT]
     processes = [
         subprocess.Popen(
             command,

@@ -1,4 +1,4 @@
-"""One act of one peer in a process of its own: ``python -m tests.benchmarks.peer_process '{"peer": ..., "act": ...}'``.
+"""One act of one peer in a process of its own: ``python -m tests.benchmarks.peers.process '{"peer": ..., "act": ...}'``.
 
 Prints the seconds that the act says it took.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 def main(peer: str, act: str, **arguments: Any) -> None:
     """Run ``install`` or ``drain`` of a peer."""
-    module = import_module(f"tests.benchmarks.peer_{peer}")
+    module = import_module(f"tests.benchmarks.peers.{peer}")
     run = asyncio.run
     if peer == "pgqueuer":
         import uvloop

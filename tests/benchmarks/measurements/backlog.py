@@ -12,12 +12,12 @@ from queueapp.messages import new_id
 from queueapp.receiving.floors import Floors
 from queueapp.sql import queue_sql
 from queueapp.sql.base import SEQ
-from tests.benchmarks.database import append, drain, fill, largest_seq
-from tests.benchmarks.drain import MESSAGES
 from tests.benchmarks.figures import Figure, Ratio, Samples, Scale, measures
+from tests.benchmarks.measurements.drain import MESSAGES
 from tests.benchmarks.messages import Nop
 from tests.benchmarks.models import Addressed, Deep, Leased
-from tests.benchmarks.workers import Workers
+from tests.benchmarks.rig.database import append, drain, fill, largest_seq
+from tests.benchmarks.rig.workers import Workers
 
 _CHUNK = 1000
 

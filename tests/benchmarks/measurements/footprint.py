@@ -6,11 +6,11 @@ from time import monotonic, sleep
 
 from django.db import connection
 
-from tests.benchmarks.database import drain, fill
 from tests.benchmarks.figures import Figure, Ratio, Samples, Scale, measures
 from tests.benchmarks.messages import Nop
 from tests.benchmarks.models import IDLE, Leased
-from tests.benchmarks.workers import Workers, cpu_seconds, resident_bytes
+from tests.benchmarks.rig.database import drain, fill
+from tests.benchmarks.rig.workers import Workers, cpu_seconds, resident_bytes
 
 
 @measures(
