@@ -21,8 +21,8 @@ from queueapp.sql.sqlserver.backend import SqlServerBackend
 from queueapp.sql.sqlserver.errors import LockTimeout, error_kind, missing_driver
 from tests import odbc
 from tests.inprocess import real_commits
+from tests.queueapp.sql.drivers.tds import TdsServer, broken_line, refusal
 from tests.queueapp.sql.server import ALL, Server
-from tests.queueapp.sql.tds import TdsServer, broken_line, refusal
 from tests.testapp.models import Leased, Transactional
 
 # -- made on a database ----------------------------------------------------------------------------------------------
