@@ -13,7 +13,6 @@ from django.db import OperationalError, connections, transaction
 
 from queueapp import Context, InvalidOption, RetryNow, consumer
 from queueapp.models import Now
-from queueapp.sql.base import Peek
 from queueapp.sql.postgresql.queue import PostgresqlQueueSql
 from tests.conformance.gate import Gate
 from tests.inprocess import Worker, eventually, real_commits
@@ -22,7 +21,6 @@ from tests.testapp.models import AtMostOnce, Leased, Transactional
 from workers.connections.circuit_breaker import CircuitBreaker, State
 from workers.receiving import crew, desk, pump
 from workers.receiving.pump import QueuePump
-from workers.receiving.sharing import part_of, place_in_line
 from workers.receiving.strategies import LeaseTask
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
@@ -308,84 +306,6 @@ def test_a_concurrency_out_of_bounds_is_refused(concurrency: int) -> None:
 def test_concurrency_cannot_be_raised_above_the_slots_that_a_supervisor_reads() -> None:
     with pytest.raises(InvalidOption, match="from 1 to 2"):
         idle_pump(concurrency=2, slots=[None, None]).set_concurrency(3)
-
-
-# -- sharing with other workers ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("waiting", [1, 2, 5, 7])
-@pytest.mark.parametrize("first", [1, 2, 3, 1000])
-def test_of_many_workers_as_many_take_part_as_there_are_messages(waiting: int, first: int) -> None:
-    parts = [part_of(waiting, first, rank, 8) for rank in range(8)]
-    places = [place_in_line(first, rank, 8) for rank in range(8)]
-
-    assert parts.count(1) == waiting
-    assert sorted(place for place, part in zip(places, parts, strict=True) if not part) == list(range(waiting, 8)), (
-        "the others come one after the other"
-    )
-
-
-@pytest.mark.parametrize("waiting", [8, 9, 16, 23, 100])
-@pytest.mark.parametrize("first", [1, 6])
-def test_the_parts_of_all_workers_add_up_to_a_small_backlog(waiting: int, first: int) -> None:
-    parts = [part_of(waiting, first, rank, 8) for rank in range(8)]
-
-    assert sum(parts) == waiting
-    assert max(parts) - min(parts) <= 1
-
-
-def calls_of(one: QueuePump, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int | None]]:
-    """What a pump calls for: (tasks, messages of each)."""
-    calls: list[tuple[int, int | None]] = []
-
-    def call(tasks: int, messages: int | None = None) -> int:
-        calls.append((tasks, messages))
-        return tasks
-
-    monkeypatch.setattr(one.crew, "call", call)
-    return calls
-
-
-def test_a_large_backlog_is_for_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = idle_pump(concurrency=4)
-    one.workers, one.rank = 8, 5
-    monkeypatch.setattr(one, "_peek", lambda: Peek(1000, 0, 8))
-    calls = calls_of(one, monkeypatch)
-
-    one._look()
-
-    assert calls == [(4, None)]
-
-
-def test_a_message_that_nobody_took_in_turn_is_taken_by_whoever_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = idle_pump()
-    one.workers, one.rank = 8, 5
-    looks: list[Peek] = []
-
-    def peek() -> Peek:
-        looks.append(Peek(1, 0, 8))
-        return looks[-1]
-
-    monkeypatch.setattr(one, "_peek", peek)
-    calls = calls_of(one, monkeypatch)
-
-    one._look()
-
-    assert len(looks) == 2, "the first look said that it was the turn of others"
-    assert calls == [(1, 1)]
-
-
-def test_what_is_promised_to_tasks_at_work_is_not_given_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = idle_pump()
-    monkeypatch.setattr(one, "_peek", lambda: Peek(6, 0, 1))
-    calls = calls_of(one, monkeypatch)
-    at_work = LeaseTask(one.desk, None)
-    at_work.share = 5
-    one.crew.tasks = [at_work]
-
-    one._look()
-
-    assert calls == [(1, 1)]
 
 
 # -- an outage of what the handlers need ---------------------------------------------------------------------------
