@@ -19,8 +19,8 @@ class Context(WellKnown):
 
     __slots__ = ("_cancel", "_claimed", "_extend", "_headers", "_items", "alias", "attempt", "consumer", "queue")
 
-    #: Cancels an async handler, from any thread; there while it runs.
-    _cancel: Callable[[], object]
+    #: Cancels what is awaited of a handler, from any thread; there once it is awaited.
+    _cancel: Callable[..., object]
 
     def __init__(self, queue: Any, alias: str, consumer: Registration, claimed: Claimed, attempt: int, extend: Any):
         self.queue = queue
