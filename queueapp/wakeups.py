@@ -65,6 +65,14 @@ def delayed(connection: Any) -> None:
     _after_commit(connection, DELAYED)
 
 
+def run_every_hook(connection: Any) -> None:
+    """Let each ``on_commit`` hook of the connection's transaction run after the commit, also behind one that raises, which
+    is logged. For a transaction of ours in which code of the user ran: once it has committed, the message is ended, and
+    there is nobody to whom the error could go; Django would drop the hooks behind it, the user's and ours."""
+    if connection.run_on_commit:
+        connection.run_on_commit = [(savepoints, hook, True) for savepoints, hook, _ in connection.run_on_commit]
+
+
 def _after_commit(connection: Any, payload: str) -> None:
     if not settings.WAKE_UPS or not backend_of(connection).can_notify:
         return

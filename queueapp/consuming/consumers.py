@@ -10,10 +10,11 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable
+from types import FunctionType, MethodType
 from typing import Any, Generic, TypeVar
 
 from ..errors import InvalidOption
-from .registration import OPTIONS, Registration
+from .registration import OPTIONS, Registration, layers
 from .registry import registered
 
 MessageT = TypeVar("MessageT")
@@ -50,8 +51,10 @@ class Consumer(Generic[MessageT]):
 def consumer(queue: Any, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Make a function the handler of a message type of a queue; the function itself stays as it is.
 
-    The type is the annotation of the first parameter (none, ``dict`` or ``Any``: messages without a type). ``name``
-    addresses it where it has to outlive a rename. For the other arguments see ``OPTIONS``.
+    Any callable will do, sync or async, but no generator: calling one runs nothing of it. If a sync one returns an
+    awaitable, that is awaited, within the same time limit. The type is the annotation of the first parameter (none,
+    ``dict`` or ``Any``: messages without a type). ``name`` addresses it where it has to outlive a rename. For the other
+    arguments see ``OPTIONS``.
 
     >>> @consumer(FlightDelays, timeout=5, attempts=3, retry_delay=10)
     ... def rebook(message: FlightDelayed, context: Context) -> None: ...
@@ -61,21 +64,32 @@ def consumer(queue: Any, **options: Any) -> Callable[[Callable[..., Any]], Calla
     name = options.pop("name", None)
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        named = next((one for one in layers(function) if hasattr(one, "__qualname__")), type(function))
         parameters = list(inspect.signature(function).parameters)
         if not parameters:
             raise InvalidOption(
-                f"@consumer {function.__qualname__}", function, "a function of (message) or (message, context)"
+                f"@consumer {named.__qualname__}", function, "a function of (message) or (message, context)"
             )
-        try:
-            hints = typing.get_type_hints(function)
-        except NameError as error:
-            raise InvalidOption(
-                f"@consumer {function.__qualname__}", function, f"annotated with names that exist ({error})"
-            ) from error
-        of = hints.get(parameters[0], Any)
-        registered.add(
-            Registration(queue, name or f"{function.__module__}.{function.__qualname__}", of, function, options)
-        )
+        of = _annotation(function, named.__qualname__, parameters[0])
+        registered.add(Registration(queue, name or f"{named.__module__}.{named.__qualname__}", of, function, options))
         return function
 
     return register
+
+
+def _annotation(function: Any, name: str, parameter: str) -> Any:
+    """The annotation of a parameter, on the function or on what it wraps. Raises InvalidOption."""
+    unknown: NameError | None = None
+    for one in layers(function):
+        if isinstance(one, FunctionType | MethodType | type):
+            try:
+                hints = typing.get_type_hints(one)
+            except NameError as error:
+                unknown = unknown or error
+                continue
+            if parameter in hints:
+                return hints[parameter]
+    if unknown is not None:
+        accepted = f"annotated with names that exist ({unknown})"
+        raise InvalidOption(f"@consumer {name}", function, accepted) from unknown
+    return Any

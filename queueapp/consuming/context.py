@@ -12,6 +12,7 @@ from ..messages.ids import as_uuid
 from ..messages.telling import WellKnown
 from ..sql.base import BODY, HEADERS, ID, SEQ, Claimed
 from .registration import Registration
+from .uninterrupted import run_to_its_end
 
 
 class Context(WellKnown):
@@ -19,8 +20,8 @@ class Context(WellKnown):
 
     __slots__ = ("_cancel", "_claimed", "_extend", "_headers", "_items", "alias", "attempt", "consumer", "queue")
 
-    #: Cancels an async handler, from any thread; there while it runs.
-    _cancel: Callable[[], object]
+    #: Cancels what is awaited of a handler, from any thread; there once it is awaited.
+    _cancel: Callable[..., object]
 
     def __init__(self, queue: Any, alias: str, consumer: Registration, claimed: Claimed, attempt: int, extend: Any):
         self.queue = queue
@@ -66,3 +67,7 @@ class Context(WellKnown):
         """Let the lease run ``period`` (default: the queue's lease period) from now. Raises LeaseLost when it is
         somebody else's by now. Nothing to do where a message is not leased."""
         self._extend(self._claimed[SEQ], period)
+
+    async def aextend(self, period: timedelta | None = None) -> None:
+        """``extend`` for async handlers. A task that is cancelled meanwhile leaves nothing half done."""
+        await run_to_its_end(self.extend, period)

@@ -1,11 +1,19 @@
-"""One registered consumer, and the options that it may have."""
+"""One registered consumer, the options that it may have, and what may be one.
+
+A generator function is none: to call it makes a generator and runs nothing of its body, and the message would be acked.
+It is refused here, however it is wrapped; where only the call shows it, the attempt fails (``workers``).
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
+
+from asgiref.sync import iscoroutinefunction
 
 from .. import messages
 from ..errors import InvalidOption
@@ -28,6 +36,44 @@ OPTIONS: tuple[Option, ...] = (
 )  # fmt: skip
 
 
+_BY_PLACE = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.VAR_POSITIONAL,
+)
+
+
+def layers(handler: Any) -> Iterator[Any]:
+    """A callable and what it stands for, from the outside in: through ``functools.wraps``, ``functools.partial``, methods
+    and callable objects."""
+    seen: list[Any] = []
+    pending = [handler]
+    while pending:
+        one = pending.pop()
+        if any(one is other for other in seen):
+            continue
+        seen.append(one)
+        yield one
+        if isinstance(one, partial):
+            pending.append(one.func)
+            continue
+        if isinstance(one, MethodType):
+            pending.append(one.__func__)
+        elif not isinstance(one, FunctionType | BuiltinFunctionType | type):
+            pending.append(type(one).__call__)
+        if (wrapped := getattr(one, "__wrapped__", None)) is not None:
+            pending.append(wrapped)
+
+
+def is_async(handler: Any) -> bool:
+    """Whether calling it makes a coroutine."""
+    while isinstance(handler, partial):
+        handler = handler.func
+    return iscoroutinefunction(handler) or (
+        not isinstance(handler, FunctionType | MethodType | type) and iscoroutinefunction(type(handler).__call__)
+    )
+
+
 class Registration:
     """A registered consumer: which messages it takes, what it calls, and its options."""
 
@@ -40,10 +86,15 @@ class Registration:
         self.name = name
         self.message_type = message_type
         self.type_name = messages.type_name_of(message_type)
+        if any(inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in layers(handler)):
+            accepted = "a function or an async function (the body of a generator does not run when it is called)"
+            raise InvalidOption(f"@consumer {name}", handler, accepted)
         self.handler = handler
-        self.is_async = inspect.iscoroutinefunction(handler)
+        #: Whether calling it makes a coroutine, as far as its looks tell. ``functools.wraps`` around one does not look so:
+        #: that is called as a sync function, and what it returns is awaited.
+        self.is_async = is_async(handler)
         self.options = read_all(OPTIONS, given, f"@consumer {name}: ")
-        self.wants_context = len(inspect.signature(handler).parameters) > 1
+        self.wants_context = len([p for p in inspect.signature(handler).parameters.values() if p.kind in _BY_PLACE]) > 1
 
     def __repr__(self) -> str:
         return f"<consumer {self.name} of {self.type_name or 'untyped messages'} in {self.queue._meta.label}>"

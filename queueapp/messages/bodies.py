@@ -9,6 +9,7 @@ from typing import Any, cast
 import msgspec
 
 from ..errors import InvalidMessage, UndecodableMessage
+from .finite import first_not_finite, has_null, may_be_not_finite
 from .headers import decode_headers, encode_headers
 from .names import BYTES, CONTENT_TYPE, JSON, TYPE
 from .types import is_typed, type_name
@@ -46,6 +47,8 @@ def encode(body: Any, headers: Mapping[str, str] | None = None) -> tuple[str, by
             data = _encoder.encode(body)
         except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
             raise InvalidMessage(f"A {cls.__qualname__} cannot be a message body: {error}.") from error
+        if has_null(data) and may_be_not_finite(body):
+            _refuse_not_finite(body)
         plain = _plain_headers(cast("Hashable", cls)) if is_typed(cls) else _UNTYPED_HEADERS
     if not headers:
         return plain, data
@@ -60,9 +63,22 @@ def encode_alike(bodies: Sequence[Any], headers: Mapping[str, str] | None = None
     if first is None or isinstance(bodies[0], _RAW):
         return stored, [encode(body)[1] for body in bodies]
     try:
-        return stored, list(map(_encoder.encode, bodies))
-    except Exception:
-        return stored, [encode(body)[1] for body in bodies]  # says which class, and why not
+        data = list(map(_encoder.encode, bodies))
+        if not any(map(has_null, data)) or not any(map(may_be_not_finite, bodies)):
+            return stored, data  # type: ignore[return-value]
+    except Exception:  # noqa: S110
+        pass
+    return stored, [encode(body)[1] for body in bodies]  # says which one, and why not
+
+
+def _refuse_not_finite(body: Any) -> None:
+    found = first_not_finite(body)
+    if found is not None:
+        where, number = found
+        raise InvalidMessage(
+            f"A {type(body).__qualname__} cannot be a message body: it holds {number}{where and f' at {where}'}, and JSON "
+            "has no such number (it would arrive as null)."
+        )
 
 
 @lru_cache(maxsize=1024)

@@ -1,4 +1,8 @@
-"""``Queue.areceive()``: the same for async code, on the thread that Django's async ORM uses."""
+"""``Queue.areceive()``: the same for async code, on the thread that Django's async ORM uses.
+
+A task may be cancelled at any await: what its thread has begun is waited for, and entering is undone, so that no
+transaction stays open on that thread and every message is ended or free.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,7 @@ from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 
-from asgiref.sync import sync_to_async
-
+from ..consuming.uninterrupted import run_to_its_end
 from .receive import Message, Receive
 
 
@@ -21,11 +24,11 @@ class AsyncReceive:
         self._receive = Receive(queue, max_backlog, **options)
 
     async def __aenter__(self) -> AsyncReceive:
-        await sync_to_async(self._receive.__enter__, thread_sensitive=True)()
+        await run_to_its_end(self._receive.__enter__, undo=self._receive.__exit__)
         return self
 
     async def __aexit__(self, *exc: Any) -> None:
-        await sync_to_async(self._receive.__exit__, thread_sensitive=True)(*exc)
+        await run_to_its_end(self._receive.__exit__, *exc, droppable=False)
 
     def __len__(self) -> int:
         return len(self._receive)
@@ -46,16 +49,16 @@ class AsyncMessage:
 
     async def ack(self) -> None:
         """See ``Message.ack``."""
-        await sync_to_async(self._message.ack, thread_sensitive=True)()
+        await run_to_its_end(self._message.ack)
 
     async def cancel(self) -> None:
         """See ``Message.cancel``."""
-        await sync_to_async(self._message.cancel, thread_sensitive=True)()
+        await run_to_its_end(self._message.cancel)
 
     async def expire(self) -> None:
         """See ``Message.expire``."""
-        await sync_to_async(self._message.expire, thread_sensitive=True)()
+        await run_to_its_end(self._message.expire)
 
     async def extend(self, period: timedelta | None = None) -> None:
         """See ``Message.extend``."""
-        await sync_to_async(self._message.extend, thread_sensitive=True)(period)
+        await run_to_its_end(self._message.extend, period)

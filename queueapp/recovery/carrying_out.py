@@ -112,6 +112,7 @@ def decide_locked(
         _keep(failure, verdict, failures, alias)
     if ended != 1:
         raise RuntimeError(f"Message {row.seq} of {queue._meta.label} vanished under its lock.")
+    wakeups.run_every_hook(connection)  # the policy's
     return Decided(failure, verdict, connection)
 
 
@@ -134,6 +135,7 @@ def fail_taken(
         if isinstance(verdict, RetryNow | RetryLater):
             verdict = Poison("at-most-once, not retried: " + one_line(exception))
         _keep(failure, verdict, _history(row, failure, verdict), alias)
+        wakeups.run_every_hook(connections[alias])
     _tell(failure, verdict, connections[alias])
     return verdict
 

@@ -15,7 +15,8 @@ from ..errors import InvalidMessage
 from ..sql.carried import SENT, Carried, Kind
 from ..sql.outgoing import Outgoing
 
-_FAR_FUTURE_MS = 100 * 365 * 86_400_000
+#: Longest duration, and farthest time from now, that is accepted.
+FAR_FUTURE = timedelta(days=100 * 365)
 
 
 def alias_of(queue: Any, using: str | None = None) -> str:
@@ -28,7 +29,7 @@ def milliseconds(name: str, value: timedelta, *, low: int = 0) -> int:
     if not isinstance(value, timedelta):
         raise InvalidMessage(f"{name} = {value!r} is not accepted: it must be a timedelta (a bare number has no unit).")
     result = int(value / timedelta(milliseconds=1))
-    if not low <= result <= _FAR_FUTURE_MS:
+    if result < low or value > FAR_FUTURE:
         raise InvalidMessage(f"{name} = {value!r} is not accepted: it must be from {low} ms to 100 years.")
     return result
 

@@ -1,44 +1,54 @@
 """A connection outside the caller's transaction, for what must be written whatever becomes of that transaction.
 
 ``send(..., isolated=True)`` uses it: a message that goes out even if the handler fails. One spare connection is kept
-per thread and database, so that an isolated send costs a round trip and not a login.
+per thread and database, so that an isolated send costs a round trip and not a login. Django's registry does not know it:
+it hangs on the thread's ordinary connection and lives as that does. What closes that one (``connections.close_all()``, the
+end of a request, the end of the tests, whose database can be dropped then) closes it as well, and what looks after that
+one (``close_old_connections``: CONN_MAX_AGE, CONN_HEALTH_CHECKS) looks after it. A forked child lets go of its parent's.
 """
 
 from __future__ import annotations
 
-import threading
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
-from django.core.signals import request_finished
 from django.db import connections, transaction
 
-_spare = threading.local()
+_HELD, _TIED = "_queueapp_spare", "_queueapp_tied"
+
+
+class _Spare(NamedTuple):
+    connection: Any
+    #: The process that opened it.
+    process: int
+
+
+#: What a forked child got from its parent. To close one would end the parent's session, and so may its destructor.
+_of_a_parent: list[Any] = []
 
 
 @contextmanager
 def isolated_connection(alias: str) -> Iterator[Any]:
     """A second Django connection to the same database, in autocommit. Not for use across threads."""
-    held: dict[str, Any] = _spare.__dict__.setdefault("held", {})
     main = connections[alias]
-    connection = held.get(alias)
-    if connection is None or connection.settings_dict["NAME"] != main.settings_dict["NAME"]:
-        connection = held[alias] = main.copy()
+    spare = _held_by(main)
+    if spare is None or spare.settings_dict["NAME"] != main.settings_dict["NAME"]:
+        _close_spare_of(main)
+        spare = main.copy()
+        _hang_on(main, spare)
     try:
-        yield connection
+        yield spare
     except BaseException:
-        close_isolated(alias)
+        _close_spare_of(main)
         raise
 
 
 def close_isolated(alias: str | None = None) -> None:
     """Close this thread's spare connections (one database's, or all)."""
-    held: dict[str, Any] = _spare.__dict__.get("held", {})
-    for name in [alias] if alias else list(held):
-        connection = held.pop(name, None)
-        if connection is not None:
-            connection.close()
+    for main in [connections[alias]] if alias else connections.all(initialized_only=True):
+        _close_spare_of(main)
 
 
 @contextmanager
@@ -59,9 +69,46 @@ def atomic_on(connection: Any) -> Iterator[None]:
         connection.set_autocommit(True)
 
 
-def _close_after_request(**_: Any) -> None:
-    close_isolated()
+def _held_by(main: Any) -> Any:
+    """The spare connection that hangs on this one; None: there is none, or it was the parent's."""
+    held: _Spare | None = main.__dict__.get(_HELD)
+    if held is None:
+        return None
+    if held.process != os.getpid():
+        _of_a_parent.append(main.__dict__.pop(_HELD))
+        return None
+    return held.connection
 
 
-# A web thread lives long and rarely sends isolated: its spare connection is not kept between requests.
-request_finished.connect(_close_after_request, dispatch_uid="queueapp.isolation")
+def _close_spare_of(main: Any) -> None:
+    spare = _held_by(main)
+    if spare is not None:
+        del main.__dict__[_HELD]
+        spare.close()
+
+
+def _hang_on(main: Any, spare: Any) -> None:
+    if not main.__dict__.setdefault(_TIED, False):
+        _tie(main)
+        main.__dict__[_TIED] = True
+    main.__dict__[_HELD] = _Spare(spare, os.getpid())
+
+
+def _tie(main: Any) -> None:
+    """What is done to this connection is done to its spare one as well. Django has no signal for either."""
+    close_main, look_after_main = main.close, main.close_if_unusable_or_obsolete
+
+    def close() -> None:
+        main.validate_thread_sharing()
+        try:
+            _close_spare_of(main)
+        finally:
+            close_main()
+
+    def close_if_unusable_or_obsolete() -> None:
+        look_after_main()
+        spare = _held_by(main)
+        if spare is not None:
+            spare.close_if_unusable_or_obsolete()
+
+    main.close, main.close_if_unusable_or_obsolete = close, close_if_unusable_or_obsolete

@@ -22,7 +22,7 @@ from ..models import DelayedMessage
 from ..sql import backend_of, queue_sql
 from ..sql.base import StoreTable
 from ..sql.outgoing import OPTIONS, TIMES, Outgoing
-from .accepting import alias_of, milliseconds, outgoing
+from .accepting import FAR_FUTURE, alias_of, milliseconds, outgoing
 from .isolation import atomic_on, isolated_connection
 
 
@@ -111,7 +111,7 @@ def _store_delayed(
         assert at is not None
         if not isinstance(at, datetime) or timezone.is_naive(at):
             raise InvalidMessage(f"at = {at!r} is not accepted: it must be an aware datetime.")
-        due = at
+        due = _bounded(at)
     store = delayed.store_of(connection.alias)
     if not isinstance(store, delayed.SqlDelayedStore):
         now = backend_of(connection).now(connection)
@@ -126,3 +126,11 @@ def _store_delayed(
     table = StoreTable.of(DelayedMessage, "due")
     backend_of(connection).store_delayed(connection, table, queue._meta.label, message, due)
     wakeups.delayed(connection)
+
+
+def _bounded(at: datetime) -> datetime:
+    """A time that every table, time zone and later arithmetic can hold. Raises InvalidMessage when it is too far off."""
+    now = timezone.now()
+    if at > now + FAR_FUTURE:
+        raise InvalidMessage(f"at = {at!r} is not accepted: it must be within 100 years from now.")
+    return max(at, now - FAR_FUTURE)  # it is due at once, however long it is past

@@ -104,7 +104,8 @@ def interrupt(task: Task, running: Running) -> None:
     """Raise TimeLimitExceeded in the task's thread, unless the handler has ended meanwhile.
 
     Python delivers it between two bytecodes: a handler inside one long C call (a query, ``time.sleep``) sees it when
-    that call returns. An async handler keeps its own time limit, on its event loop.
+    that call returns. An async handler keeps its own time limit, on its event loop; what a sync one has returned to be
+    awaited is cancelled there: its thread runs the ORM's part of it, and must not be torn out of that.
     """
     with task.stop_lock:
         # Re-checked under the lock, which the task takes before it goes on to the next message once it is late: so the
@@ -113,7 +114,10 @@ def interrupt(task: Task, running: Running) -> None:
             return
         task.hit = running
         if not running.entry.registration.is_async:
-            _raise_in(task, TimeLimitExceeded)
+            if (cancel := getattr(running.context, "_cancel", None)) is not None:
+                cancel(for_its_time_limit=True)
+            else:
+                _raise_in(task, TimeLimitExceeded)
     log.warning(
         "%s: message %d is over the time limit of %s.",
         task.queue._meta.label,
@@ -135,10 +139,10 @@ def interrupt_all(pumps: Sequence[QueuePump]) -> int:
                     continue
                 task.cut_off = running
                 count += 1
-                if not running.entry.registration.is_async:
-                    _raise_in(task, WorkerStopped)
-                elif (cancel := getattr(running.context, "_cancel", None)) is not None:
+                if (cancel := getattr(running.context, "_cancel", None)) is not None:
                     cancel()
+                elif not running.entry.registration.is_async:
+                    _raise_in(task, WorkerStopped)
     return count
 
 

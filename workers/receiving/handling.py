@@ -7,10 +7,10 @@ two decodes and the call.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import sys
 from collections.abc import Callable
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 from asgiref.sync import async_to_sync
@@ -65,33 +65,68 @@ class Entry:
 
 
 def _caller(registration: Registration, timeout: float | None) -> Callable[[Any, Context], Any]:
-    """The handler as a sync function of two arguments."""
-    handler = registration.handler
-    if not registration.wants_context:
-        one = handler
+    """The handler as a sync function of two arguments, that returns when the handler has run to its end."""
+    handler, wants_context = registration.handler, registration.wants_context
 
-        def handler(message: Any, context: Context) -> Any:
-            return one(message)
-
-    if not registration.is_async:
-        return handler
-
-    async def limited(message: Any, context: Context) -> Any:
+    async def ended(result: Any, context: Context) -> None:
         # The handler's loop is on another thread; this is how its own thread's watchdog reaches it.
-        cancel = partial(asyncio.get_running_loop().call_soon_threadsafe, asyncio.current_task().cancel)  # type: ignore[union-attr]
+        late: list[bool] = []
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+
+        def cancel(for_its_time_limit: bool = False) -> None:
+            late.extend([True] * for_its_time_limit)
+            loop.call_soon_threadsafe(task.cancel)
+
         context._cancel = cancel
         limit = asyncio.timeout(timeout)
         try:
             async with limit:
-                return await handler(message, context)
+                while result is not None and inspect.isawaitable(result):
+                    result = await result
         except TimeoutError as error:
             if not limit.expired():
                 raise  # the handler's own
             raise TimeLimitExceeded(f"{registration.name} ran longer than {timeout} s") from error
+        except asyncio.CancelledError as error:
+            if not late:
+                raise
+            raise TimeLimitExceeded(f"{registration.name} ran longer than {timeout} s") from error
+        _refuse_generator(registration.name, result)
 
-    # async_to_sync runs what the handler does with Django's async ORM back on this very thread, so it is on this
-    # thread's connection and in its transaction. An event loop of our own would put it on another connection.
-    return async_to_sync(limited)
+    if registration.is_async:
+
+        async def call_async(message: Any, context: Context) -> None:
+            await ended(handler(message, context) if wants_context else handler(message), context)
+
+        # async_to_sync runs what the handler does with Django's async ORM back on this very thread, so it is on this
+        # thread's connection and in its transaction. An event loop of our own would put it on another connection.
+        return async_to_sync(call_async)
+
+    # What looks like a sync function may be a decorator around an async one.
+    wait_for = async_to_sync(ended)
+
+    def returned(result: Any, context: Context) -> None:
+        if inspect.isawaitable(result):
+            wait_for(result, context)
+        else:
+            _refuse_generator(registration.name, result)
+
+    def call_with_context(message: Any, context: Context) -> None:
+        if (result := handler(message, context)) is not None:
+            returned(result, context)
+
+    def call(message: Any, context: Context) -> None:
+        if (result := handler(message)) is not None:
+            returned(result, context)
+
+    return call_with_context if wants_context else call
+
+
+def _refuse_generator(name: str, result: Any) -> None:
+    if inspect.isgenerator(result) or inspect.isasyncgen(result):
+        kind = type(result).__name__.replace("_", " ")
+        raise TypeError(f"{name} returned a generator ({kind}): its body did not run, so nothing was handled.")
 
 
 def _fan_out(queue: Any, copies: tuple[str, ...]) -> Entry:

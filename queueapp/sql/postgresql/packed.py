@@ -133,6 +133,7 @@ def ready_to_open(connection: Any) -> bool:
     raw = connection.connection
     return (
         raw is not None
+        and (connection.health_check_done or not connection.health_check_enabled)
         and not raw.autocommit
         and settings.PREPARED_STATEMENTS
         and raw.isolation_level is raw.read_only is raw.deferrable is None
@@ -143,9 +144,9 @@ def ready_to_open(connection: Any) -> bool:
 
 def ready(connection: Any) -> bool:
     """Whether a packed statement may run now. Not as the first of a transaction, which psycopg opens with the first
-    statement of a cursor; not in a pipeline; not on a connection that is still to be opened."""
+    statement of a cursor; not in a pipeline; not on a connection that is still to be opened, or to be checked by Django."""
     raw = connection.connection
-    if raw is None:
+    if raw is None or (connection.health_check_enabled and not connection.health_check_done):
         return False
     status = raw.pgconn.transaction_status
     may = status == TransactionStatus.INTRANS or (status == TransactionStatus.IDLE and raw.autocommit)

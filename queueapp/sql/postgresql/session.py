@@ -34,6 +34,8 @@ def quote_table(name: str) -> str:
 
 def hot_cursor(connection: Any) -> psycopg.Cursor[Any]:
     """The binary, preparing cursor of this Django connection's present raw connection."""
+    if connection.health_check_enabled and not connection.health_check_done:
+        connection.close_if_health_check_failed()  # as Django's own cursor() does: a request may begin with a send
     raw = connection.connection
     if raw is None:
         connection.ensure_connection()

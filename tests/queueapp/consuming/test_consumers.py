@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import msgspec
 import pytest
+from asgiref.sync import sync_to_async
 
 from queueapp import Consumer, Context, InvalidOption, consumer
 from queueapp.consuming.registry import recipients_of, registered
@@ -128,6 +132,121 @@ def test_an_annotation_that_does_not_exist_is_refused() -> None:
     handle.__annotations__ = {"message": "NoSuchType"}
     with pytest.raises(InvalidOption, match="NoSuchType"):
         consumer(Leased)(handle)
+
+
+# -- what would never run --------------------------------------------------------------------------------------------
+
+
+def generator(message: Order, context: Context = None) -> Iterator[int]:  # type: ignore[assignment]
+    yield 1
+
+
+async def async_generator(message: Order, context: Context = None) -> AsyncIterator[int]:  # type: ignore[assignment]
+    yield 1
+
+
+class CallableGenerator:
+    def __call__(self, message: Order) -> Iterator[int]:
+        yield 1
+
+
+class CallableAsyncGenerator:
+    async def __call__(self, message: Order) -> AsyncIterator[int]:
+        yield 1
+
+
+def wrapped(function: Any) -> Any:
+    @functools.wraps(function)
+    def call(*arguments: Any) -> Any:
+        return function(*arguments)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        generator,
+        async_generator,
+        functools.partial(generator, context=None),
+        functools.partial(functools.partial(async_generator), context=None),
+        wrapped(generator),
+        wrapped(wrapped(async_generator)),
+        wrapped(functools.partial(wrapped(generator))),
+        contextlib.contextmanager(generator),
+        contextlib.asynccontextmanager(async_generator),
+        CallableGenerator(),
+        CallableAsyncGenerator(),
+        CallableGenerator().__call__,
+        functools.partial(CallableGenerator()),
+    ],
+)
+@pytest.mark.parametrize("named", [False, True])
+def test_a_generator_is_refused_however_it_is_wrapped(handler: Any, named: bool) -> None:
+    with pytest.raises(InvalidOption, match="generator"):
+        consumer(Leased, **({"name": "steps"} if named else {}))(handler)
+
+    assert registered.of(Leased) == []
+
+
+def test_a_class_whose_handle_is_a_generator_is_refused() -> None:
+    with pytest.raises(InvalidOption, match="generator"):
+
+        class Handle(Consumer[Order]):
+            queue = Leased
+
+            def handle(self, message: Order, context: Context) -> Any:
+                yield 1
+
+    with pytest.raises(InvalidOption, match="generator"):
+
+        class HandleAsync(Consumer[Order]):
+            queue = Leased
+
+            @wrapped
+            async def handle(self, message: Order, context: Context) -> Any:
+                yield 1
+
+    assert registered.of(Leased) == []
+
+
+# -- other callables -------------------------------------------------------------------------------------------------
+
+
+class Desk:
+    def __call__(self, message: Order, context: Context) -> None: ...
+
+
+class AsyncDesk:
+    async def __call__(self, message: Order) -> None: ...
+
+
+def greet(greeting: str, message: Order) -> None: ...
+
+
+async def agreet(message: Order, greeting: str = "") -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("handler", "name", "is_async", "wants_context"),
+    [
+        (Desk(), "Desk.__call__", False, True),
+        (Desk().__call__, "Desk.__call__", False, True),
+        (AsyncDesk(), "AsyncDesk.__call__", True, False),
+        (functools.partial(greet, "hello"), "greet", False, False),
+        (functools.partial(functools.partial(greet), "hello"), "greet", False, False),
+        (sync_to_async(functools.partial(greet, "hello")), "greet", True, False),
+        (functools.partial(AsyncDesk()), "AsyncDesk.__call__", True, False),
+        (wrapped(agreet), "agreet", False, True),
+        (functools.partial(agreet, greeting="hello"), "agreet", True, False),
+    ],
+)
+def test_any_callable_may_be_a_consumer(handler: Any, name: str, is_async: bool, wants_context: bool) -> None:
+    consumer(Leased)(handler)
+
+    assert only().name == f"{__name__}.{name}"
+    assert only().message_type is Order
+    assert (only().is_async, only().wants_context) == (is_async, wants_context)
 
 
 # -- classes -------------------------------------------------------------------------------------------------------

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import decimal
+import enum
 import pickle
+import re
 import uuid
 from datetime import UTC, datetime
 from typing import Any
@@ -158,6 +161,93 @@ def test_a_subclass_does_not_inherit_the_name() -> None:
         pass
 
     assert messages.type_name(Special).endswith("Special")
+
+
+# -- numbers that JSON does not have -----------------------------------------------------------------------------------
+
+NAN, INFINITY = float("nan"), float("inf")
+
+
+class Reading(msgspec.Struct, rename="camel"):
+    name: str | None = None
+    last_value: float = 0.0
+    inner: Any = None
+
+
+@dataclasses.dataclass
+class Measured:
+    value: Any
+    note: str | None = None
+
+
+class Level(float, enum.Enum):
+    TOP = INFINITY
+
+
+@pytest.mark.parametrize(
+    ("body", "where"),
+    [
+        (NAN, "holds nan, and"),
+        ({"a": [1, {"b": -INFINITY}], "c": NAN}, r"-inf at \.a\[1\]\.b"),
+        (Reading(last_value=NAN), r"A Reading cannot .* nan at \.lastValue"),
+        (Reading("x", 1.5, Measured(Reading(inner=[1.0, INFINITY]))), r"inf at \.inner\.value\.inner\[1\]"),
+        (Measured((1, NAN), "null"), r"nan at \.value\[1\]"),
+        ({"text": "\u02ff\u00f8 null", "x": float("-nan")}, r"nan at \.x"),
+        ({"large": 2**70, "x": {"y": NAN}}, r"nan at \.x\.y"),
+        ({"level": Level.TOP}, r"inf at \.level"),
+        ({1: {2: NAN}}, r"nan at \.1\.2"),
+        ([[[[NAN]]]] * 2, r"nan at \[0\]\[0\]\[0\]\[0\]"),
+    ],
+)
+def test_a_number_that_json_does_not_have_is_refused_and_named(body: Any, where: str) -> None:
+    with pytest.raises(InvalidMessage, match=where):
+        messages.encode(body)
+    good = type(body)() if type(body) in (dict, list, float, Reading) else Measured(None)
+    with pytest.raises(InvalidMessage, match=where):
+        messages.encode_alike([good, body, good])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        None,
+        {"a": None, "b": ["null", 1.5, 1e308, -0.0]},
+        Reading(inner=[None]),
+        Measured(None),
+        {"nothing": None, "large": 2**70},
+        {"nothing": None, "looks": "\u02ff\U000fffff", "packed": b"\xcb\x7f\xf8\0\0\0\0\0\0"},
+        {"nothing": None, "when": datetime(2026, 1, 2, tzinfo=UTC), "id": uuid.uuid4()},
+        b"null \xcb\x7f\xf8\0\0\0\0\0\0",
+    ],
+)
+def test_a_null_is_no_such_number(body: Any) -> None:
+    _, data = messages.encode(body)
+
+    assert data is body or data == msgspec.json.encode(body) or data == body
+    assert messages.encode_alike([body, body])[1] == [data, data]
+
+
+def test_a_decimal_travels_as_a_string_and_arrives_as_it_was() -> None:
+    _, data = messages.encode({"price": decimal.Decimal("NaN"), "of": None})
+
+    assert data is not None
+    assert messages.decode_body(data, messages.JSON, dict[str, decimal.Decimal | None])["price"].is_nan()
+
+
+@given(
+    st.recursive(
+        st.none() | st.floats() | st.text(max_size=3) | st.integers(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=2), inner),
+    )
+)
+def test_what_is_encoded_is_what_arrives(body: Any) -> None:
+    finite = not re.search(r"\bnan\b|\binf\b", re.sub(r"'[^']*'|\"[^\"]*\"", "", repr(body)))
+    try:
+        _, data = messages.encode(body)
+    except InvalidMessage:
+        assert not finite
+        return
+    assert body is None or messages.decode_body(data, messages.JSON) == body
 
 
 # -- headers -------------------------------------------------------------------------------------------------------

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from asgiref.sync import sync_to_async
@@ -16,6 +17,7 @@ from django.utils import timezone
 
 from queueapp import InvalidMessage, consumer
 from queueapp.consuming.registry import registered
+from queueapp.delayed.dispatching import dispatch_due
 from queueapp.messages import decode_headers
 from queueapp.models import DelayedMessage
 from queueapp.sending.isolation import close_isolated
@@ -191,6 +193,10 @@ def test_a_delayed_message_may_be_sent_isolated() -> None:
         ({"at": datetime(2030, 1, 1)}, "aware datetime"),
         ({"at": "tomorrow"}, "aware datetime"),
         ({"delay": HOUR, "at": timezone.now()}, "exclude each other"),
+        ({"at": datetime.max.replace(tzinfo=UTC)}, r"at = .*9999.* within 100 years"),
+        ({"at": datetime.max.replace(tzinfo=UTC), "expires_in": HOUR}, r"at = .*9999.* within 100 years"),
+        ({"at": datetime.max.replace(tzinfo=ZoneInfo("America/Lima")), "expires_in": HOUR}, "within 100 years"),
+        ({"at": timezone.now() + timedelta(days=40_000)}, "within 100 years"),
     ],
 )
 def test_a_delay_that_is_none_is_refused(options: dict[str, Any], said: str) -> None:
@@ -198,6 +204,23 @@ def test_a_delay_that_is_none_is_refused(options: dict[str, Any], said: str) -> 
         Leased.send({}, **options)
 
     assert not DelayedMessage.objects.exists()
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo", "America/Lima"])
+@pytest.mark.parametrize("expires_in", [None, timedelta(days=36_500)])
+def test_what_is_long_past_is_due_at_once_and_what_is_far_off_can_be_read(zone: str, expires_in: Any) -> None:
+    zone_info = ZoneInfo(zone)
+    far = timezone.now() + timedelta(days=36_499)
+    Leased.send({"n": 1}, at=datetime.min.replace(tzinfo=zone_info), expires_in=expires_in)
+    Leased.send({"n": 2}, at=far.astimezone(zone_info), expires_in=expires_in)
+
+    past, coming = DelayedMessage.objects.order_by("pk")
+    assert past.due < timezone.now()
+    assert coming.due == far
+    for row in (past, coming):
+        assert (row.expires is None) if expires_in is None else row.expires - row.due == expires_in
+    dispatch_due("default", 10)
+    assert [row.body for row in Leased.objects.all()] == [b'{"n":1}']
 
 
 # -- what is refused -----------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Any
 
 from django.db import connections, transaction
 
+from queueapp import wakeups
 from queueapp.errors import LeaseLost
 from queueapp.messages import counted_attempts, new_id
 from queueapp.recovery import carrying_out, verdicts
@@ -71,7 +72,7 @@ class TransactionalTask(Task):
                 outcome = self.call(claimed, 1 + self._failed_attempts(claimed))
                 answering.again()
                 if outcome is None:
-                    _keep_hooks_apart(connection)
+                    wakeups.run_every_hook(connection)
                 elif outcome is False or isinstance(outcome, WorkerStopped) or _is_deadlock(outcome, connection):
                     raise RollBack
                 else:
@@ -147,6 +148,7 @@ class TransactionalTask(Task):
                 answering.again()
                 if outcome is not None:
                     raise RollBack
+                wakeups.run_every_hook(connection)
         except RollBack:
             pass
         except Exception as error:
@@ -179,13 +181,6 @@ class TransactionalTask(Task):
                 self.desk.retried(seq)
                 return
         self.recover(claimed, error, token, self.items)
-
-
-def _keep_hooks_apart(connection: Any) -> None:
-    """What the handler wants done after the commit is done, all of it: one that raises is logged by Django with its
-    traceback, and neither keeps the others from running nor looks like a commit that failed."""
-    if connection.run_on_commit:
-        connection.run_on_commit = [(savepoints, hook, True) for savepoints, hook, _ in connection.run_on_commit]
 
 
 def _is_deadlock(outcome: BaseException | bool, connection: Any) -> bool:

@@ -1,0 +1,72 @@
+"""Running on the thread of Django's async ORM, to its end: what a cancelled task has begun there goes on without it.
+
+A thread cannot be cancelled. ``sync_to_async`` raises in the task at once and leaves its function running, or takes it out
+of the thread's queue unrun: a transaction would be entered that nobody leaves, or a lease would not be given back. Here
+the task waits until the thread has done it, and is cancelled then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from asgiref.sync import sync_to_async
+
+_ResultT = TypeVar("_ResultT")
+
+
+async def run_to_its_end(
+    function: Callable[..., _ResultT],
+    *arguments: Any,
+    undo: Callable[..., Any] | None = None,
+    droppable: bool = True,
+) -> _ResultT:
+    """Call a function on the thread of Django's async ORM and return its result; once begun it is waited for, however
+    often the task is cancelled meanwhile. CancelledError is raised after that.
+
+    ``undo``: called with the three arguments of an ``__exit__`` when the task was cancelled and the function has
+    succeeded. ``droppable=False``: it is run even if the task is cancelled before the thread has begun with it.
+    """
+    over: Future[tuple[_ResultT | None, BaseException | None]] = Future()
+    begun = threading.Lock()
+
+    def once() -> None:
+        if begun.acquire(blocking=False):
+            try:
+                over.set_result((function(*arguments), None))
+            except BaseException as error:
+                over.set_result((None, error))
+
+    told = asyncio.wrap_future(over)
+    # A task of its own, since ``sync_to_async`` runs its cancelled function on unheeded. At the end of a loop all tasks are
+    # cancelled, this one as well: what it has begun is waited for by ``told``, what it has not is sent once more.
+    carrier: asyncio.Future[None] = asyncio.ensure_future(sync_to_async(once, thread_sensitive=True)())
+    cancelled: asyncio.CancelledError | None = None
+    while not told.done():
+        try:
+            first: list[asyncio.Future[Any]] = [told] if carrier.done() else [told, carrier]
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError as error:
+            cancelled = error
+            if droppable and begun.acquire(blocking=False):
+                carrier.cancel()
+                raise
+        if carrier.done() and not begun.locked():
+            if not carrier.cancelled():
+                carrier.result()  # the thread takes nothing any more, and says why
+            carrier = asyncio.ensure_future(sync_to_async(once, thread_sensitive=True)())
+    result, failed = told.result()
+    if cancelled is not None:
+        try:
+            if failed is not None:
+                raise failed
+            if undo is not None:
+                await run_to_its_end(undo, type(cancelled), cancelled, cancelled.__traceback__, droppable=False)
+        finally:
+            raise cancelled
+    if failed is not None:
+        raise failed
+    return result  # type: ignore[return-value]
