@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import socket
 import threading
@@ -29,6 +30,8 @@ from django.db.backends.signals import connection_created
 from queueapp.conf import settings
 from queueapp.errors import UnsupportedServer
 from queueapp.sql import backend_of
+
+from ..services.service import Service
 
 log = logging.getLogger("workers")
 
@@ -107,19 +110,17 @@ def patience(most: timedelta) -> timedelta:
 _waiting: dict[int, tuple[float, Any]] = {}
 
 
-class PeerWatch(threading.Thread):
-    """Cuts connections on which nobody answers, until ``ended``."""
+class PeerWatch(Service):
+    """Cuts connections on which nobody answers."""
 
-    def __init__(self, ended: threading.Event) -> None:
-        super().__init__(name="peer-watch", daemon=True)
-        self._ended = ended
+    def __init__(self) -> None:
+        super().__init__("peer-watch")
 
-    def run(self) -> None:
-        if settings.DATABASE_TIMEOUT is None:
-            return
-        limit = settings.DATABASE_TIMEOUT.total_seconds()
-        while not self._ended.wait(_LOOK):
-            for thread, entry in list(_waiting.items()):
+    def serve(self) -> None:
+        limit = settings.DATABASE_TIMEOUT.total_seconds() if settings.DATABASE_TIMEOUT is not None else math.inf
+        while not self.stopping:
+            self.pause(_LOOK)
+            for thread, entry in _waiting.copy().items():
                 since, connection = entry
                 if monotonic() - since > limit and _waiting.get(thread) is entry:
                     _waiting[thread] = (monotonic(), connection)  # once per limit

@@ -32,6 +32,8 @@ from .slots import InHand, Slots
 log = logging.getLogger("workers")
 
 
+#: Exit code of a child that stopped because one of its services or pumps had ended unasked.
+FAILED = 70
 #: Exit code of a child that could not end all of its handlers.
 WEDGED = 75
 
@@ -56,6 +58,8 @@ def exit_text(returncode: int) -> str:
     """How a process ended, in words."""
     if returncode == WEDGED:
         return "was replaced because a handler ignored its time limit"
+    if returncode == FAILED:
+        return "was replaced because one of its services ended"
     if returncode < 0:
         try:
             return f"was killed by {signal.Signals(-returncode).name}"

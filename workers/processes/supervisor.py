@@ -27,6 +27,7 @@ from queueapp.models import DelayedMessage
 from queueapp.sql import queue_sql
 
 from ..connections.dead_peers import Answering, PeerWatch, prepare_connections
+from ..services.service import Service
 from . import crashes
 from .child import ChildOptions
 from .shared_floors import SharedFloors
@@ -110,6 +111,7 @@ class Supervisor:
         self._until_empty = until_empty
         self._stopping = threading.Event()
         self._signals = 0
+        self._failed = False
         labels = [queue._meta.label for queue in self.queues]
         self._floors = SharedFloors(len(labels))
         slots = sum(concurrency or q.delivery.concurrency or settings.CONCURRENCY for q in self.queues)
@@ -141,8 +143,8 @@ class Supervisor:
         """Start everything, watch over it, stop it."""
         life_read, life_write = os.pipe()
         prepare_connections()
-        ended = threading.Event()
-        PeerWatch(ended).start()
+        peer_watch = PeerWatch()
+        peer_watch.start(self._fail)
         old = {number: signal.signal(number, self.stop) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             for child in self.children:
@@ -167,10 +169,15 @@ class Supervisor:
                     child.signal(signal.SIGKILL)
             os.close(life_write)
             os.close(life_read)
-            ended.set()
+            peer_watch.stop()
             connections.close_all()
 
     # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _fail(self, service: Service) -> None:
+        log.critical("The tree stops without %s.", service.name)
+        self._failed = True
+        self._stopping.set()
 
     def _watch(self, life_read: int) -> None:
         for child in self.children:
@@ -230,7 +237,7 @@ class Supervisor:
                         child.process.wait(0.05)
                     except subprocess.TimeoutExpired:
                         continue
-        code = 0
+        code = 1 if self._failed else 0
         for child in self.children:
             if child.alive:
                 log.error("%s did not stop in %.0f s and is killed.", child.name, grace)

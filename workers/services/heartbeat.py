@@ -27,35 +27,39 @@ from queueapp.models import Now, QueueControl, Subscriber
 from ..connections.circuit_breaker import CircuitBreaker
 from ..connections.dead_peers import Answering
 from ..receiving.pump import QueuePump
+from .service import Service
 
 log = logging.getLogger("workers")
 
 
-class Heartbeat(threading.Thread):
-    """Beats for all pumps of one database in this process, until stopping."""
+class Heartbeat(Service):
+    """Beats for all pumps of one database in this process."""
 
-    def __init__(
-        self, alias: str, pumps: Sequence[QueuePump], supervisor: uuid.UUID, stopping: threading.Event
-    ) -> None:
-        super().__init__(name=f"heartbeat-{alias}", daemon=True)
+    def __init__(self, alias: str, pumps: Sequence[QueuePump], supervisor: uuid.UUID) -> None:
+        super().__init__(f"heartbeat-{alias}")
         self.alias = alias
         self._pumps = pumps
         self._supervisor = supervisor
-        self._stopping = stopping
         self._breaker = CircuitBreaker(f"Heartbeat in {alias}")
         #: Set after the first beat: by then every pump knows whether it has to be careful.
         self.begun = threading.Event()
-        self._started_at = monotonic()
+        self._started_at = 0.0
         #: Subscribers of other trees that were there when this one began, until they show that they live.
         self._strangers: dict[uuid.UUID, tuple[str, datetime]] = {}
         self._told: dict[QueuePump, dict[str, Any]] = {}
-        for pump in pumps:
+        self.prepare()
+
+    def prepare(self) -> None:
+        self.begun.clear()
+        self._started_at = monotonic()
+        self._strangers, self._told = {}, {}
+        for pump in self._pumps:
             pump.careful = True  # until the first beat says that there is no reason
 
-    def run(self) -> None:
+    def serve(self) -> None:
         tick = min(1.0, *(pump.peek_delay for pump in self._pumps))
         next_beat = 0.0
-        while not self._stopping.is_set():
+        while not self.stopping:
             wait = tick
             try:
                 with Answering(connections[self.alias]):
@@ -68,8 +72,7 @@ class Heartbeat(threading.Thread):
             except Error as error:
                 connections[self.alias].close()
                 wait = self._breaker.failure(error)
-            self._stopping.wait(wait)
-        connections[self.alias].close()
+            self.pause(wait)
 
     def goodbye(self) -> None:
         """Delete this process' rows: it ended well and holds nothing. Called when the pumps have stopped."""

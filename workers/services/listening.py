@@ -19,6 +19,7 @@ from queueapp.sql import backend_of
 from queueapp.wakeups import CHANNEL
 
 from ..connections.dead_peers import Answering
+from .service import Service
 
 log = logging.getLogger("workers")
 
@@ -27,25 +28,29 @@ LIVENESS = 15.0
 _SLICE = 1.0
 
 
-class Listener(threading.Thread):
-    """Calls ``on_wake(payload)`` for every wake-up of one database, on its own thread, until stopping."""
+class Listener(Service):
+    """Calls ``on_wake(payload)`` for every wake-up of one database, on its own thread."""
 
-    def __init__(self, alias: str, on_wake: Callable[[str], None], stopping: threading.Event) -> None:
-        super().__init__(name=f"listener-{alias}", daemon=True)
+    def __init__(self, alias: str, on_wake: Callable[[str], None]) -> None:
+        super().__init__(f"listener-{alias}")
         self.alias = alias
         self._on_wake = on_wake
-        self._stopping = stopping
         #: Set while wake-ups arrive; tests wait for it.
         self.established = threading.Event()
         self._said = False
 
-    def run(self) -> None:
+    def prepare(self) -> None:
+        self.established.clear()
+
+    def serve(self) -> None:
         connection = connections[self.alias]
         if not backend_of(connection).can_notify:
             log.warning("Database %r (%s) has no wake-ups: its queues are polled.", self.alias, connection.vendor)
+            while not self.stopping:
+                self.pause(60)
             return
         wait = 1.0
-        while not self._stopping.is_set():
+        while not self.stopping:
             try:
                 self._listen()
                 return
@@ -56,7 +61,7 @@ class Listener(threading.Thread):
                 if not self._said:
                     self._said = True
                     log.warning("No wake-ups from %r, its queues are polled meanwhile: %s", self.alias, error)
-                self._stopping.wait(wait)
+                self.pause(wait)
                 wait = min(wait * 2, 30.0)
 
     def _listen(self) -> None:
@@ -77,11 +82,11 @@ class Listener(threading.Thread):
                 log.warning("Wake-ups from %r work again.", self.alias)
                 self._said = False
             proved = monotonic()
-            while not self._stopping.is_set():
+            while not self.stopping:
                 for notify in raw.notifies(timeout=_SLICE):
                     if notify.payload != _PROOF:
                         self._on_wake(notify.payload)
-                    if self._stopping.is_set():
+                    if self.stopping:
                         return
                 if monotonic() - proved > LIVENESS:
                     with Answering(wrapper):

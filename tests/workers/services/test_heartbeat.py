@@ -14,7 +14,7 @@ from django.db import OperationalError
 from queueapp import consumer
 from queueapp.models import Now, QueueControl, Subscriber
 from queueapp.operating import control
-from tests.inprocess import Worker, eventually, real_commits
+from tests.inprocess import DEADLINE, Worker, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased, Transactional
 from workers.connections.circuit_breaker import CircuitBreaker
@@ -190,12 +190,11 @@ def test_a_database_that_is_away_is_waited_for(start_worker: Start, monkeypatch:
 
     monkeypatch.setattr(Heartbeat, "_beat", beat)
     pump = QueuePump(Leased, "default", stopping=threading.Event())
-    one = Heartbeat("default", [pump], uuid.uuid4(), pump.stopping)
+    one = Heartbeat("default", [pump], uuid.uuid4())
     one.start()
 
     eventually(one.begun.is_set)
-    pump.stopping.set()
-    one.join(30)
+    assert one.stop(DEADLINE)
 
     assert Subscriber.objects.count() == 1
     one.goodbye()
