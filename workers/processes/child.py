@@ -23,6 +23,7 @@ from time import monotonic
 from typing import Any
 
 from ..services.service import Job, Service, stop_all
+from .signals import Signals
 
 log = logging.getLogger("workers")
 
@@ -52,19 +53,19 @@ class ChildOptions:
 
 
 class Stages:
-    """The stages of stopping, advanced by signals and by the supervisor's death."""
+    """The stages of stopping, advanced by signals and by the supervisor's death: the end of the pipe ``life_fd``."""
 
-    def __init__(self) -> None:
+    def __init__(self, life_fd: int = -1) -> None:
         self.stopping = threading.Event()
         self.hurry = threading.Event()
         #: A service ended unasked: the process has to be replaced.
         self.failed = False
+        self._signals = Signals(life_fd)
+        threading.Thread(target=self._follow, name="stages", daemon=True).start()
 
     def advance(self, *_: Any) -> None:
-        """First call: stop. Second: do not wait for handlers."""
-        if self.stopping.is_set():
-            self.hurry.set()
-        self.stopping.set()
+        """First call: stop. Second: do not wait for handlers. A signal handler, so it only leaves a note."""
+        self._signals.note()
 
     def fail(self, service: Service) -> None:
         """A service ended unasked: stop, and let the supervisor start a process that has all of them."""
@@ -72,30 +73,29 @@ class Stages:
         self.failed = True
         self.stopping.set()
 
-    def watch_supervisor(self, life_fd: int) -> None:
-        """Stop when the supervisor's end of the pipe closes, however it died."""
-
-        def wait_for_end() -> None:
+    def _follow(self) -> None:
+        """Do what the signals say, on a thread that may take locks."""
+        try:
+            orphaned = False
             while True:
-                try:
-                    if not os.read(life_fd, 1):
-                        break
-                except InterruptedError:
-                    continue
-                except OSError:
-                    break
-            if not self.stopping.is_set():
-                log.warning("The supervisor is gone; stopping.")
-                self.stopping.set()
-
-        threading.Thread(target=wait_for_end, name="supervisor-watch", daemon=True).start()
+                self._signals.wait()
+                if self._signals.parted and not orphaned:
+                    orphaned = True
+                    if not self.stopping.is_set():
+                        log.warning("The supervisor is gone; stopping.")
+                if self._signals.asked + orphaned > 1:
+                    self.hurry.set()
+                if self._signals.asked + orphaned > 0:
+                    self.stopping.set()
+        finally:
+            self.stopping.set()  # a process that hears no signals any more has to end
 
 
 def main(text: str) -> int:
     """Run one child process until told to stop; returns its exit code."""
     options = ChildOptions(**json.loads(text))
     faulthandler.enable()
-    stages = Stages()
+    stages = Stages(options.life_fd)
     signal.signal(signal.SIGTERM, stages.advance)
     signal.signal(signal.SIGINT, stages.advance)
 
@@ -106,8 +106,6 @@ def main(text: str) -> int:
     from ..connections.dead_peers import prepare_connections
 
     prepare_connections()
-    if options.life_fd >= 0:
-        stages.watch_supervisor(options.life_fd)
     if options.role == "dispatcher":
         return run_dispatcher(options, stages)
     return run_worker(options, stages)
