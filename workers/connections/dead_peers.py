@@ -7,7 +7,8 @@ Three layers, each for what the one before cannot see:
   back as soon as the server knows;
 * ``Answering``: the peer acknowledges every byte and never answers (a frozen server, one that died behind a load
   balancer). A statement of the engine that takes longer than ``DATABASE_TIMEOUT`` has its socket shut down by a watching
-  thread; the waiting thread gets an ordinary lost connection. Handlers have their time limits instead.
+  thread (``services.peer_watch``); the waiting thread gets an ordinary lost connection. Handlers have their time limits
+  instead.
 
 What the user's DATABASES say comes first. Unix sockets need none of the TCP settings, and ignore them.
 """
@@ -16,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 import socket
 import threading
@@ -31,11 +31,7 @@ from queueapp.conf import settings
 from queueapp.errors import UnsupportedServer
 from queueapp.sql import backend_of
 
-from ..services.service import Service
-
 log = logging.getLogger("workers")
-
-_LOOK = 0.25
 
 
 def prepare_connections() -> None:
@@ -110,23 +106,14 @@ def patience(most: timedelta) -> timedelta:
 _waiting: dict[int, tuple[float, Any]] = {}
 
 
-class PeerWatch(Service):
-    """Cuts connections on which nobody answers."""
-
-    def __init__(self) -> None:
-        super().__init__("peer-watch")
-
-    def serve(self) -> None:
-        limit = settings.DATABASE_TIMEOUT.total_seconds() if settings.DATABASE_TIMEOUT is not None else math.inf
-        while not self.stopping:
-            self.pause(_LOOK)
-            for thread, entry in _waiting.copy().items():
-                since, connection = entry
-                if monotonic() - since > limit and _waiting.get(thread) is entry:
-                    _waiting[thread] = (monotonic(), connection)  # once per limit
-                    if _cut(connection):
-                        log.warning("Database %r does not answer for %.0f s: connection given up.",
-                                    connection.alias, limit)  # fmt: skip
+def give_up_the_silent(seconds: float) -> None:
+    """Cut the connections that have been waited for longer than this, each once per so many seconds."""
+    for thread, entry in _waiting.copy().items():
+        since, connection = entry
+        if monotonic() - since > seconds and _waiting.get(thread) is entry:
+            _waiting[thread] = (monotonic(), connection)
+            if _cut(connection):
+                log.warning("Database %r does not answer for %.0f s: connection given up.", connection.alias, seconds)
 
 
 def _cut(connection: Any) -> bool:

@@ -125,11 +125,11 @@ def run_worker(options: ChildOptions, stages: Stages) -> int:
     from queueapp import registry
     from queueapp.conf import settings
 
-    from ..connections.dead_peers import PeerWatch
     from ..receiving.pump import QueuePump
     from ..receiving.quarantine import Quarantine
     from ..services.heartbeat import Heartbeat
     from ..services.listening import Listener
+    from ..services.peer_watch import PeerWatch
     from .crashes import FAILED, WEDGED
     from .shared_floors import SharedFloors
     from .slots import Slots
@@ -232,10 +232,10 @@ def run_dispatcher(options: ChildOptions, stages: Stages) -> int:
     from queueapp import registry, wakeups
     from queueapp.conf import settings
 
-    from ..connections.dead_peers import PeerWatch
     from ..services.delayed_dispatcher import DelayedDispatcher
     from ..services.housekeeping import Housekeeping
     from ..services.listening import Listener
+    from ..services.peer_watch import PeerWatch
     from .crashes import FAILED
 
     services: list[Service] = [PeerWatch()]

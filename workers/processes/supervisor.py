@@ -25,7 +25,8 @@ from queueapp.conf import settings
 from queueapp.models import DelayedMessage
 from queueapp.sql import queue_sql
 
-from ..connections.dead_peers import Answering, PeerWatch, prepare_connections
+from ..connections.dead_peers import Answering, prepare_connections
+from ..services.peer_watch import PeerWatch
 from ..services.service import Service
 from . import crashes
 from .child import ChildOptions

@@ -15,7 +15,6 @@ from queueapp.models import Subscriber
 from tests.inprocess import DEADLINE, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased
-from workers.connections.dead_peers import PeerWatch
 from workers.processes.child import ChildOptions, Stages, run_dispatcher, run_worker
 from workers.processes.crashes import FAILED, exit_text
 from workers.processes.watchdog import Watchdog
@@ -24,6 +23,7 @@ from workers.services.delayed_dispatcher import DelayedDispatcher
 from workers.services.heartbeat import Heartbeat
 from workers.services.housekeeping import Housekeeping
 from workers.services.listening import Listener
+from workers.services.peer_watch import PeerWatch
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
 

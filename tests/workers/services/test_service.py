@@ -14,13 +14,13 @@ from django.db import connection
 from queueapp.models import Leader
 from tests.inprocess import DEADLINE, eventually, real_commits
 from tests.testapp.models import Leased
-from workers.connections.dead_peers import PeerWatch
 from workers.receiving.pump import QueuePump
 from workers.services.delayed_dispatcher import DelayedDispatcher
 from workers.services.heartbeat import Heartbeat
 from workers.services.housekeeping import Housekeeping
 from workers.services.leadership import Leadership
 from workers.services.listening import Listener
+from workers.services.peer_watch import PeerWatch
 from workers.services.service import Job, Service, stop_all
 
 pytestmark = real_commits
