@@ -29,7 +29,9 @@ from django.db.backends.signals import connection_created
 
 from queueapp.conf import settings
 from queueapp.errors import UnsupportedServer
-from queueapp.sql import backend_of
+from queueapp.sql import ErrorKind, backend_of
+
+from .outages import outage_of
 
 log = logging.getLogger("workers")
 
@@ -58,7 +60,8 @@ def _tell_server(*, connection: Any, **_: Any) -> None:
         backend.watch_client(connection, settings.DATABASE_TIMEOUT.total_seconds())
     except Error as error:
         # An exotic server or pooler refuses: it finds out later that a worker is gone, nothing else.
-        log.info("The server of %r cannot be told to watch its clients: %s", connection.alias, error)
+        log.info("The server of %r cannot be told to watch its clients: %s",
+                 connection.alias, str(error).split("\n", 1)[0])  # fmt: skip
 
 
 class Answering:
@@ -77,8 +80,19 @@ class Answering:
         self.again()
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Error):
+            self._failed(error)
         self.pause()
+
+    def _failed(self, error: Error) -> None:
+        connection = self._connection
+        if backend_of(connection).error_kind(error) is not ErrorKind.CONNECTION:
+            return
+        # A server that has become read-only wants a new connection as well, but it answers.
+        self.again()
+        if connection.connection is None or not connection.is_usable():
+            outage_of(connection.alias).failed(error)
 
     def pause(self) -> None:
         """What follows is not the engine's statement."""
@@ -113,7 +127,8 @@ def give_up_the_silent(seconds: float) -> None:
         if monotonic() - since > seconds and _waiting.get(thread) is entry:
             _waiting[thread] = (monotonic(), connection)
             if _cut(connection):
-                log.warning("Database %r does not answer for %.0f s: connection given up.", connection.alias, seconds)
+                log.info("Database %r does not answer for %.0f s: connection given up.", connection.alias, seconds)
+                outage_of(connection.alias).silent(seconds)
 
 
 def _cut(connection: Any) -> bool:

@@ -25,6 +25,7 @@ from queueapp.models.delivery import Semantics
 from queueapp.recovery import carrying_out
 from queueapp.sql import ErrorKind, backend_of, queue_sql
 
+from ..connections.circuit_breaker import CircuitBreaker
 from ..connections.dead_peers import Answering, patience
 from ..receiving.handling import ProcessDied
 from .slots import InHand, Slots
@@ -68,17 +69,19 @@ def exit_text(returncode: int) -> str:
     return f"ended with exit code {returncode}"
 
 
-def account(pending: Sequence[Crash]) -> list[Crash]:
-    """Write these crashes down; returns the ones that could not be, to be tried again."""
-    left = []
+def account(pending: Sequence[Crash], breaker: CircuitBreaker) -> tuple[list[Crash], float]:
+    """Write these crashes down. Returns the ones that could not be, and how many seconds to wait before the next try."""
+    left, wait = [], 0.0
     for crash in pending:
         try:
             _account(crash)
         except Error as error:
-            log.warning("A crash could not be accounted for yet: %s", error)
+            wait = max(wait, breaker.failure(error))
             connections.close_all()
             left.append(crash)
-    return left
+    if not left:
+        breaker.success()
+    return left, wait
 
 
 def _account(crash: Crash) -> None:

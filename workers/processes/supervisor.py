@@ -25,6 +25,7 @@ from queueapp.conf import settings
 from queueapp.models import DelayedMessage
 from queueapp.sql import queue_sql
 
+from ..connections.circuit_breaker import CircuitBreaker
 from ..connections.dead_peers import Answering, prepare_connections
 from ..services.peer_watch import PeerWatch
 from ..services.service import Service
@@ -130,6 +131,8 @@ class Supervisor:
                 )
             )
         self._unaccounted: list[crashes.Crash] = []
+        self._breaker = CircuitBreaker("Accounting for crashes")
+        self._account_at = 0.0
 
     def stop(self, *_: Any) -> None:
         """Stop the tree; called again: do not wait for handlers. Safe in a signal handler and from any thread."""
@@ -193,11 +196,11 @@ class Supervisor:
             if monotonic() >= child.restart_at:
                 child.restart_at = 0.0
                 child.start(life_read)
-        if self._unaccounted:
+        if self._unaccounted and monotonic() >= self._account_at:
             self._settle(self._unaccounted)
 
     def _account(self, child: Child) -> None:
-        """Count the crash against what the child was handling. What fails is tried again with the next look."""
+        """Count the crash against what the child was handling. What fails is tried again after a while."""
         if child.slots is None:
             return
         assert child.process is not None
@@ -205,7 +208,8 @@ class Supervisor:
         self._settle([*self._unaccounted, crash])
 
     def _settle(self, open_crashes: list[crashes.Crash]) -> None:
-        self._unaccounted = crashes.account(open_crashes)
+        self._unaccounted, wait = crashes.account(open_crashes, self._breaker)
+        self._account_at = monotonic() + wait
         if len(self._unaccounted) < len(open_crashes):
             self._floors.came_back()
 

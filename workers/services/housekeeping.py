@@ -60,7 +60,7 @@ class Housekeeping(Service):
                         if settings.POISON_RETENTION and monotonic() >= next_retention:
                             next_retention = monotonic() + RETENTION_INTERVAL
                             drop_old_poison(self.alias, self)
-                self._breaker.success()
+                    self._breaker.success()
             except Error as error:
                 connections[self.alias].close()
                 wait = self._breaker.failure(error)
