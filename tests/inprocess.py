@@ -18,6 +18,7 @@ from workers.receiving.pump import QueuePump
 from workers.services.delayed_dispatcher import DelayedDispatcher
 from workers.services.heartbeat import Heartbeat
 from workers.services.listening import Listener
+from workers.services.service import stop_all
 
 #: For tests whose threads and child processes need real commits. Flushing the tables of these apps alone, afterwards, takes
 #: a third of the time of flushing them all.
@@ -55,15 +56,16 @@ class Worker:
         self._ended = threading.Event()
         self.pump = QueuePump(queue, alias, stopping=self.stopping, concurrency=concurrency)
         self._thread = threading.Thread(target=self.pump.run, name=f"pump of {queue.__name__}", daemon=True)
-        self._helpers: list[threading.Thread] = [Watchdog([self.pump], self._ended)]
-        self.heartbeat = Heartbeat(alias, [self.pump], uuid.uuid4(), self._ended) if heartbeat else None
-        self.dispatcher = DelayedDispatcher(alias, uuid.uuid4(), self._ended) if dispatcher else None
-        self.listener = Listener(alias, lambda payload: self.pump.wake(), self._ended) if listener else None
-        self._helpers += [one for one in (self.heartbeat, self.dispatcher, self.listener) if one is not None]
+        self._watchdog = Watchdog([self.pump], self._ended)
+        self.heartbeat = Heartbeat(alias, [self.pump], uuid.uuid4()) if heartbeat else None
+        self.dispatcher = DelayedDispatcher(alias, uuid.uuid4()) if dispatcher else None
+        self.listener = Listener(alias, lambda payload: self.pump.wake()) if listener else None
+        self._services = [one for one in (self.heartbeat, self.dispatcher, self.listener) if one is not None]
 
     def start(self) -> Worker:
-        for thread in self._helpers:
-            thread.start()
+        self._watchdog.start()
+        for service in self._services:
+            service.start()
         if self.heartbeat is not None:
             eventually(self.heartbeat.begun.is_set)
         if self.listener is not None:
@@ -91,9 +93,8 @@ class Worker:
         self._thread.join(DEADLINE)
         stopped = not self._thread.is_alive() and self.pump.crew.join(DEADLINE)
         self._ended.set()
-        if self.dispatcher is not None:
-            self.dispatcher.stop()
-        for thread in self._helpers:
-            thread.join(DEADLINE)
+        helpers_stopped = stop_all(self._services, DEADLINE)
+        self._watchdog.join(DEADLINE)
         assert stopped, "the pump did not stop"
-        assert not any(thread.is_alive() for thread in self._helpers), "a helper thread did not stop"
+        assert helpers_stopped, "a service did not stop"
+        assert not self._watchdog.is_alive(), "the watchdog did not stop"

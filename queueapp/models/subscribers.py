@@ -17,6 +17,9 @@ class Subscriber(models.Model):
     queue = models.CharField(max_length=200, db_index=True)
     host = models.CharField(max_length=255)
     process = models.IntegerField(help_text="Process id.")
+    life = models.CharField(
+        max_length=64, blank=True, db_default="", help_text="Boot and start of that process: its number is used again."
+    )
     supervisor = GuidField(help_text="The process tree it belongs to.")
     version = models.CharField(max_length=64, blank=True, db_default="")
     concurrency = models.IntegerField(db_default=1)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from time import monotonic
 
 import psycopg
 import pytest
@@ -15,7 +17,7 @@ from tests.testapp.models import AtMostOnce, Leased, Transactional
 
 from .rig.scene import Scene
 from .rig.server import PrivateServer
-from .rig.waiting import wait_until
+from .rig.waiting import holds_for, wait_until
 
 QUEUES = (Leased, Transactional)
 
@@ -39,6 +41,40 @@ def test_the_server_crashes_under_load_and_nothing_is_lost_or_doubled(scene: Sce
     assert verdict.poisoned == 0
     assert tree.restarts == 0, "an outage costs no process"
     assert tree.stop() == 0
+
+
+def test_after_an_outage_wake_ups_are_back_at_once_and_each_process_has_said_two_lines(scene: Scene) -> None:
+    # On a busy machine the outage takes longer than a subscriber of this suite may be silent.
+    tree = scene.workers("testapp.Leased", "testapp.Transactional", "--processes=2", dead_after=120)
+
+    def listening() -> int:
+        return len(scene.backends("query LIKE 'LISTEN%%'"))
+
+    wait_until(lambda: listening() == 3, "two workers and a dispatcher listen")
+    processes = {child.pid for child in tree.children()}
+    scene.server.stop("immediate")
+    # Longer than the first few steps of the listeners' back-off, which doubles: 1 s, 2 s, 4 s, 8 s.
+    assert holds_for(lambda: tree.restarts == 0, 8), "an outage costs no process"
+    scene.server.start()
+    wait_until(lambda: scene.backends("application_name LIKE 'tree%%'"), "the first connection", pause=0.01)
+    began = monotonic()
+    wait_until(lambda: listening() == len(processes), "all of them listen again", pause=0.01)
+    assert monotonic() - began < 4, "with the first connection of each process, and each tries once a second"
+
+    send_some(scene, 20)
+    verdict = scene.drained()
+    assert verdict.faultless, verdict
+    assert {child.pid for child in tree.children()} == processes
+    assert tree.stop() == 0
+    line = re.compile(r"^\S+ \S+ (WARNING|ERROR|CRITICAL) workers (\d+) (.*)$", re.MULTILINE)
+    said = {
+        process: [text for _, who, text in line.findall(tree.log_text()) if int(who) == process]
+        for process in processes
+    }
+    for lines in said.values():
+        first, last = lines
+        assert first.startswith("Database 'default' does not answer: ")
+        assert last.startswith("Database 'default' answers again after ")
 
 
 def test_a_failover_leaves_the_workers_on_a_read_only_server_until_it_ends(scene: Scene) -> None:

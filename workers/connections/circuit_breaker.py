@@ -2,7 +2,8 @@
 
 States: **disarmed** -> first failure -> **armed** (a failure waits 1 s) -> failing for the breaker's time ->
 **triggered** (a failure waits 10 s, one task at a time) -> first success -> disarmed. Deadlocks and serialization
-failures are not failures here. Each change of state is logged once; the failures in between are not.
+failures are not failures here. Each change of state is logged once; the failures in between are not. While a database
+does not answer at all, that has been said once for the whole process (``outages``): its breakers only note it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import logging
 import threading
 from datetime import timedelta
 from time import monotonic
+
+from .outages import of_an_outage
 
 log = logging.getLogger("workers")
 
@@ -40,6 +43,8 @@ class CircuitBreaker:
         self._state = State.DISARMED
         self.failures = 0
         self.last_error = ""
+        #: This time it has failed for a reason of its own.
+        self._loud = False
 
     @property
     def state(self) -> State:
@@ -56,16 +61,20 @@ class CircuitBreaker:
             seconds = monotonic() - self._first_failure
             self._first_failure = None
             self._state = State.DISARMED
-        log.warning("%s works again after %d failures in %.1f s.", self.name, self.failures, seconds)
-        self.failures = 0
+            failures, self.failures = self.failures, 0
+            level = logging.WARNING if self._loud else logging.INFO
+            self._loud = False
+        log.log(level, "%s works again after %d failures in %.1f s.", self.name, failures, seconds)
 
     def failure(self, error: BaseException) -> float:
         """Something failed; returns how many seconds the caller should wait before it tries again."""
+        known = of_an_outage(error)
         with self._lock:
             now = monotonic()
             self.failures += 1
             self.last_error = f"{type(error).__name__}: {error}".strip().split("\n", 1)[0]
-            armed = self._first_failure is None
+            armed = self._first_failure is None or not (known or self._loud)
+            self._loud = self._loud or not known
             if self._first_failure is None:
                 self._first_failure = now
                 self._state = State.ARMED
@@ -74,11 +83,12 @@ class CircuitBreaker:
                 self._state = State.TRIGGERED
             wait = self._waits[self._state]
         if armed:
-            log.warning("%s failed, trying again: %s", self.name, self.last_error)
+            level = logging.INFO if known else logging.WARNING
+            log.log(level, "%s failed, trying again: %s", self.name, self.last_error)
         if triggered:
-            log.critical(
-                "%s keeps failing for %.0f s, slowing down: %s", self.name, self._time_to_trigger, self.last_error
-            )
+            level = logging.INFO if known else logging.CRITICAL
+            log.log(level, "%s keeps failing for %.0f s, slowing down: %s",
+                    self.name, self._time_to_trigger, self.last_error)  # fmt: skip
         return wait
 
 

@@ -7,7 +7,8 @@ Three layers, each for what the one before cannot see:
   back as soon as the server knows;
 * ``Answering``: the peer acknowledges every byte and never answers (a frozen server, one that died behind a load
   balancer). A statement of the engine that takes longer than ``DATABASE_TIMEOUT`` has its socket shut down by a watching
-  thread; the waiting thread gets an ordinary lost connection. Handlers have their time limits instead.
+  thread (``services.peer_watch``); the waiting thread gets an ordinary lost connection. Handlers have their time limits
+  instead.
 
 What the user's DATABASES say comes first. Unix sockets need none of the TCP settings, and ignore them.
 """
@@ -28,11 +29,11 @@ from django.db.backends.signals import connection_created
 
 from queueapp.conf import settings
 from queueapp.errors import UnsupportedServer
-from queueapp.sql import backend_of
+from queueapp.sql import ErrorKind, backend_of
+
+from .outages import outage_of
 
 log = logging.getLogger("workers")
-
-_LOOK = 0.25
 
 
 def prepare_connections() -> None:
@@ -59,7 +60,8 @@ def _tell_server(*, connection: Any, **_: Any) -> None:
         backend.watch_client(connection, settings.DATABASE_TIMEOUT.total_seconds())
     except Error as error:
         # An exotic server or pooler refuses: it finds out later that a worker is gone, nothing else.
-        log.info("The server of %r cannot be told to watch its clients: %s", connection.alias, error)
+        log.info("The server of %r cannot be told to watch its clients: %s",
+                 connection.alias, str(error).split("\n", 1)[0])  # fmt: skip
 
 
 class Answering:
@@ -78,8 +80,19 @@ class Answering:
         self.again()
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Error):
+            self._failed(error)
         self.pause()
+
+    def _failed(self, error: Error) -> None:
+        connection = self._connection
+        if backend_of(connection).error_kind(error) is not ErrorKind.CONNECTION:
+            return
+        # A server that has become read-only wants a new connection as well, but it answers.
+        self.again()
+        if connection.connection is None or not connection.is_usable():
+            outage_of(connection.alias).failed(error)
 
     def pause(self) -> None:
         """What follows is not the engine's statement."""
@@ -107,25 +120,15 @@ def patience(most: timedelta) -> timedelta:
 _waiting: dict[int, tuple[float, Any]] = {}
 
 
-class PeerWatch(threading.Thread):
-    """Cuts connections on which nobody answers, until ``ended``."""
-
-    def __init__(self, ended: threading.Event) -> None:
-        super().__init__(name="peer-watch", daemon=True)
-        self._ended = ended
-
-    def run(self) -> None:
-        if settings.DATABASE_TIMEOUT is None:
-            return
-        limit = settings.DATABASE_TIMEOUT.total_seconds()
-        while not self._ended.wait(_LOOK):
-            for thread, entry in list(_waiting.items()):
-                since, connection = entry
-                if monotonic() - since > limit and _waiting.get(thread) is entry:
-                    _waiting[thread] = (monotonic(), connection)  # once per limit
-                    if _cut(connection):
-                        log.warning("Database %r does not answer for %.0f s: connection given up.",
-                                    connection.alias, limit)  # fmt: skip
+def give_up_the_silent(seconds: float) -> None:
+    """Cut the connections that have been waited for longer than this, each once per so many seconds."""
+    for thread, entry in _waiting.copy().items():
+        since, connection = entry
+        if monotonic() - since > seconds and _waiting.get(thread) is entry:
+            _waiting[thread] = (monotonic(), connection)
+            if _cut(connection):
+                log.info("Database %r does not answer for %.0f s: connection given up.", connection.alias, seconds)
+                outage_of(connection.alias).silent(seconds)
 
 
 def _cut(connection: Any) -> bool:

@@ -2,7 +2,8 @@
 
 Stopping goes in stages: SIGTERM (or the supervisor's death, seen as the end of a pipe) -> no more claims, what was not
 started is given back uncounted -> running handlers get ``SHUTDOWN_GRACE`` -> they are interrupted -> the process ends.
-A second SIGTERM goes straight to the interruption.
+A second SIGTERM goes straight to the interruption. A service or a pump that ends unasked stops the process in the same
+stages, and its exit code says so: the supervisor starts another one.
 """
 
 from __future__ import annotations
@@ -16,9 +17,13 @@ import sys
 import threading
 import uuid
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from time import monotonic
 from typing import Any
+
+from ..services.service import Job, Service, stop_all
+from .signals import Signals
 
 log = logging.getLogger("workers")
 
@@ -48,42 +53,49 @@ class ChildOptions:
 
 
 class Stages:
-    """The stages of stopping, advanced by signals and by the supervisor's death."""
+    """The stages of stopping, advanced by signals and by the supervisor's death: the end of the pipe ``life_fd``."""
 
-    def __init__(self) -> None:
+    def __init__(self, life_fd: int = -1) -> None:
         self.stopping = threading.Event()
         self.hurry = threading.Event()
+        #: A service ended unasked: the process has to be replaced.
+        self.failed = False
+        self._signals = Signals(life_fd)
+        threading.Thread(target=self._follow, name="stages", daemon=True).start()
 
     def advance(self, *_: Any) -> None:
-        """First call: stop. Second: do not wait for handlers."""
-        if self.stopping.is_set():
-            self.hurry.set()
+        """First call: stop. Second: do not wait for handlers. A signal handler, so it only leaves a note."""
+        self._signals.note()
+
+    def fail(self, service: Service) -> None:
+        """A service ended unasked: stop, and let the supervisor start a process that has all of them."""
+        log.critical("This process stops without %s and is replaced.", service.name)
+        self.failed = True
         self.stopping.set()
 
-    def watch_supervisor(self, life_fd: int) -> None:
-        """Stop when the supervisor's end of the pipe closes, however it died."""
-
-        def wait_for_end() -> None:
+    def _follow(self) -> None:
+        """Do what the signals say, on a thread that may take locks."""
+        try:
+            orphaned = False
             while True:
-                try:
-                    if not os.read(life_fd, 1):
-                        break
-                except InterruptedError:
-                    continue
-                except OSError:
-                    break
-            if not self.stopping.is_set():
-                log.warning("The supervisor is gone; stopping.")
-                self.stopping.set()
-
-        threading.Thread(target=wait_for_end, name="supervisor-watch", daemon=True).start()
+                self._signals.wait()
+                if self._signals.parted and not orphaned:
+                    orphaned = True
+                    if not self.stopping.is_set():
+                        log.warning("The supervisor is gone; stopping.")
+                if self._signals.asked + orphaned > 1:
+                    self.hurry.set()
+                if self._signals.asked + orphaned > 0:
+                    self.stopping.set()
+        finally:
+            self.stopping.set()  # a process that hears no signals any more has to end
 
 
 def main(text: str) -> int:
     """Run one child process until told to stop; returns its exit code."""
     options = ChildOptions(**json.loads(text))
     faulthandler.enable()
-    stages = Stages()
+    stages = Stages(options.life_fd)
     signal.signal(signal.SIGTERM, stages.advance)
     signal.signal(signal.SIGINT, stages.advance)
 
@@ -94,8 +106,6 @@ def main(text: str) -> int:
     from ..connections.dead_peers import prepare_connections
 
     prepare_connections()
-    if options.life_fd >= 0:
-        stages.watch_supervisor(options.life_fd)
     if options.role == "dispatcher":
         return run_dispatcher(options, stages)
     return run_worker(options, stages)
@@ -115,12 +125,12 @@ def run_worker(options: ChildOptions, stages: Stages) -> int:
     from queueapp import registry
     from queueapp.conf import settings
 
-    from ..connections.dead_peers import PeerWatch
     from ..receiving.pump import QueuePump
     from ..receiving.quarantine import Quarantine
     from ..services.heartbeat import Heartbeat
     from ..services.listening import Listener
-    from .crashes import WEDGED
+    from ..services.peer_watch import PeerWatch
+    from .crashes import FAILED, WEDGED
     from .shared_floors import SharedFloors
     from .slots import Slots
     from .watchdog import Watchdog, interrupt_all
@@ -152,7 +162,7 @@ def run_worker(options: ChildOptions, stages: Stages) -> int:
         by_alias[pump.alias].append(pump)
     ended = threading.Event()
     supervisor = uuid.UUID(options.supervisor)
-    heartbeats = [Heartbeat(alias, own_pumps, supervisor, ended) for alias, own_pumps in by_alias.items()]
+    heartbeats = [Heartbeat(alias, own_pumps, supervisor) for alias, own_pumps in by_alias.items()]
     by_label = {pump.queue._meta.label: pump for pump in pumps}
 
     def on_wake(payload: str) -> None:
@@ -161,48 +171,48 @@ def run_worker(options: ChildOptions, stages: Stages) -> int:
             pump.wake()
 
     # A wedged handler ends the process as a stop does; its exit code tells the supervisor to count it.
-    helpers: list[threading.Thread] = [Watchdog(pumps, ended, stages.advance), PeerWatch(ended), *heartbeats]
+    watchdog = Job("watchdog", Watchdog(pumps, ended, stages.stopping.set).run, ended)
+    services: list[Service] = [watchdog, PeerWatch(), *heartbeats]
     if settings.WAKE_UPS:
-        helpers += [Listener(alias, on_wake, ended) for alias in by_alias]
-    threads = [threading.Thread(target=pump.run, name=pump.queue._meta.label, daemon=True) for pump in pumps]
-    for thread in helpers:
-        thread.start()
+        services += [Listener(alias, on_wake) for alias in by_alias]
+    receiving = [Job(f"the pump of {pump.queue._meta.label}", pump.run, stages.stopping) for pump in pumps]
+    for service in services:
+        service.start(stages.fail)
     for heartbeat in heartbeats:
         # Whether to be careful has to be known before the first message; without a database there is none.
         while not heartbeat.begun.wait(0.2) and not stages.stopping.is_set():
             pass
-    for thread in threads:
-        thread.start()
+    for job in receiving:
+        job.start(stages.fail)
     log.info("Worker %d receives %s.", os.getpid(), ", ".join(options.queues))
 
-    while not stages.stopping.wait(1.0):
-        for thread in threads:
-            if not thread.is_alive():
-                log.critical("The pump of %s died; this process ends and is replaced.", thread.name)
-                return 70
+    stages.stopping.wait()
     for pump in pumps:
         pump.wake()
-    clean = _wait_for_pumps(pumps, threads, stages, settings.SHUTDOWN_GRACE.total_seconds())
+    clean = _wait_for_pumps(pumps, receiving, stages, settings.SHUTDOWN_GRACE.total_seconds())
     if not clean:
         count = interrupt_all(pumps)
         log.warning("%d handlers were still running and are interrupted.", count)
-        clean = _wait_for_pumps(pumps, threads, stages, INTERRUPT_GRACE, patient=True)
+        clean = _wait_for_pumps(pumps, receiving, stages, INTERRUPT_GRACE, patient=True)
+    stop_all(heartbeats, INTERRUPT_GRACE)  # or a last beat would write the rows again that the goodbye deletes
     if clean:
         for heartbeat in heartbeats:
             heartbeat.goodbye()
-    ended.set()
+    stop_all(services, INTERRUPT_GRACE)
     _report(pumps)
-    return 0 if clean else WEDGED
+    if not clean:
+        return WEDGED
+    return FAILED if stages.failed else 0
 
 
-def _wait_for_pumps(pumps: Any, threads: Any, stages: Stages, seconds: float, patient: bool = False) -> bool:
+def _wait_for_pumps(pumps: Any, jobs: Sequence[Job], stages: Stages, seconds: float, patient: bool = False) -> bool:
     deadline = monotonic() + seconds
     while monotonic() < deadline and not (stages.hurry.is_set() and not patient):
-        if not any(thread.is_alive() for thread in threads) and all(pump.crew.join(0) for pump in pumps):
+        if not any(job.is_alive() for job in jobs) and all(pump.crew.join(0) for pump in pumps):
             return True
-        for thread in threads:
-            thread.join(0.02)
-    return not any(thread.is_alive() for thread in threads) and all(pump.crew.join(0) for pump in pumps)
+        for job in jobs:
+            job.join(0.02)
+    return not any(job.is_alive() for job in jobs) and all(pump.crew.join(0) for pump in pumps)
 
 
 def _report(pumps: Any) -> None:
@@ -222,39 +232,30 @@ def run_dispatcher(options: ChildOptions, stages: Stages) -> int:
     from queueapp import registry, wakeups
     from queueapp.conf import settings
 
-    from ..connections.dead_peers import PeerWatch
     from ..services.delayed_dispatcher import DelayedDispatcher
     from ..services.housekeeping import Housekeeping
     from ..services.listening import Listener
+    from ..services.peer_watch import PeerWatch
+    from .crashes import FAILED
 
-    threads: list[threading.Thread] = []
-    dispatchers: list[DelayedDispatcher] = []
-    ended = threading.Event()
-    PeerWatch(ended).start()
+    services: list[Service] = [PeerWatch()]
     for alias in options.aliases:
         holder = uuid.uuid5(uuid.UUID(options.holder or options.supervisor), alias)
-        dispatcher = DelayedDispatcher(alias, holder, stages.stopping)
+        dispatcher = DelayedDispatcher(alias, holder)
         queues = [queue for queue in registry.queues if queue._meta.managed and router.db_for_write(queue) == alias]
-        dispatchers.append(dispatcher)
-        threads += [dispatcher, Housekeeping(alias, queues, dispatcher.leadership, stages.stopping)]
+        services += [dispatcher, Housekeeping(alias, queues, dispatcher.leadership)]
         if settings.WAKE_UPS:
 
             def on_wake(payload: str, dispatcher: DelayedDispatcher = dispatcher) -> None:
                 if payload == wakeups.DELAYED:
                     dispatcher.wake()
 
-            Listener(alias, on_wake, stages.stopping).start()
-    for thread in threads:
-        thread.start()
-    while not stages.stopping.wait(1.0):
-        if not all(thread.is_alive() for thread in threads):
-            log.critical("A dispatcher thread died; this process ends and is replaced.")
-            return 70
-    for dispatcher in dispatchers:
-        dispatcher.stop()
-    for thread in threads:
-        thread.join(INTERRUPT_GRACE)
-    return 0
+            services.append(Listener(alias, on_wake))
+    for service in services:
+        service.start(stages.fail)
+    stages.stopping.wait()
+    stop_all(services, INTERRUPT_GRACE)
+    return FAILED if stages.failed else 0
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from queueapp.models.delivery import Semantics
 from queueapp.recovery import carrying_out
 from queueapp.sql import ErrorKind, backend_of, queue_sql
 
+from ..connections.circuit_breaker import CircuitBreaker
 from ..connections.dead_peers import Answering, patience
 from ..receiving.handling import ProcessDied
 from .slots import InHand, Slots
@@ -32,6 +33,8 @@ from .slots import InHand, Slots
 log = logging.getLogger("workers")
 
 
+#: Exit code of a child that stopped because one of its services or pumps had ended unasked.
+FAILED = 70
 #: Exit code of a child that could not end all of its handlers.
 WEDGED = 75
 
@@ -56,6 +59,8 @@ def exit_text(returncode: int) -> str:
     """How a process ended, in words."""
     if returncode == WEDGED:
         return "was replaced because a handler ignored its time limit"
+    if returncode == FAILED:
+        return "was replaced because one of its services ended"
     if returncode < 0:
         try:
             return f"was killed by {signal.Signals(-returncode).name}"
@@ -64,17 +69,19 @@ def exit_text(returncode: int) -> str:
     return f"ended with exit code {returncode}"
 
 
-def account(pending: Sequence[Crash]) -> list[Crash]:
-    """Write these crashes down; returns the ones that could not be, to be tried again."""
-    left = []
+def account(pending: Sequence[Crash], breaker: CircuitBreaker) -> tuple[list[Crash], float]:
+    """Write these crashes down. Returns the ones that could not be, and how many seconds to wait before the next try."""
+    left, wait = [], 0.0
     for crash in pending:
         try:
             _account(crash)
         except Error as error:
-            log.warning("A crash could not be accounted for yet: %s", error)
+            wait = max(wait, breaker.failure(error))
             connections.close_all()
             left.append(crash)
-    return left
+    if not left:
+        breaker.success()
+    return left, wait
 
 
 def _account(crash: Crash) -> None:

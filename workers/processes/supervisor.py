@@ -13,7 +13,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import uuid
 from collections.abc import Callable, Sequence
 from time import monotonic
@@ -26,10 +25,14 @@ from queueapp.conf import settings
 from queueapp.models import DelayedMessage
 from queueapp.sql import queue_sql
 
-from ..connections.dead_peers import Answering, PeerWatch, prepare_connections
+from ..connections.circuit_breaker import CircuitBreaker
+from ..connections.dead_peers import Answering, prepare_connections
+from ..services.peer_watch import PeerWatch
+from ..services.service import Service
 from . import crashes
 from .child import ChildOptions
 from .shared_floors import SharedFloors
+from .signals import Signals
 from .slots import Slots
 
 log = logging.getLogger("workers")
@@ -108,8 +111,8 @@ class Supervisor:
         self.id = uuid.uuid4()
         self.queues = list(queues)
         self._until_empty = until_empty
-        self._stopping = threading.Event()
-        self._signals = 0
+        self._signals = Signals()
+        self._failed = False
         labels = [queue._meta.label for queue in self.queues]
         self._floors = SharedFloors(len(labels))
         slots = sum(concurrency or q.delivery.concurrency or settings.CONCURRENCY for q in self.queues)
@@ -128,49 +131,56 @@ class Supervisor:
                 )
             )
         self._unaccounted: list[crashes.Crash] = []
+        self._breaker = CircuitBreaker("Accounting for crashes")
+        self._account_at = 0.0
 
     def stop(self, *_: Any) -> None:
-        """Stop the tree; called again: do not wait for handlers. A signal handler."""
-        self._signals += 1
-        self._stopping.set()
-        if self._signals > 1:
-            for child in self.children:
-                child.signal(signal.SIGTERM)
+        """Stop the tree; called again: do not wait for handlers. Safe in a signal handler and from any thread."""
+        self._signals.note()
 
     def run(self, on_started: Callable[[Supervisor], None] | None = None) -> int:
         """Start everything, watch over it, stop it."""
         life_read, life_write = os.pipe()
         prepare_connections()
-        ended = threading.Event()
-        PeerWatch(ended).start()
-        old = {number: signal.signal(number, self.stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        peer_watch = PeerWatch()
+        peer_watch.start(self._fail)
         try:
-            for child in self.children:
-                child.start(life_read)
-            if on_started is not None:
-                on_started(self)
-            empty_polls = 0
-            while not self._stopping.wait(0.1 if self._until_empty else 0.2):
-                self._watch(life_read)
-                if self._until_empty:
-                    empty_polls = empty_polls + 1 if self._is_empty() else 0
-                    # Twice in a row: a message on its way from the delayed store to its queue is in neither for a moment
-                    # only between two statements of ours, not of the database; the second look sees it.
-                    if empty_polls >= 2:
-                        break
-            return self._stop_children()
+            with self._signals.installed(children=True):
+                return self._run(life_read, on_started)
         finally:
-            for number, handler in old.items():
-                signal.signal(number, handler)
             for child in self.children:
                 if child.alive:
                     child.signal(signal.SIGKILL)
             os.close(life_write)
             os.close(life_read)
-            ended.set()
+            peer_watch.stop()
             connections.close_all()
 
     # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _run(self, life_read: int, on_started: Callable[[Supervisor], None] | None) -> int:
+        for child in self.children:
+            child.start(life_read)
+        if on_started is not None:
+            on_started(self)
+        empty_polls = 0
+        while True:
+            self._signals.wait(0.1 if self._until_empty else 0.2)
+            if self._signals.asked:
+                break
+            self._watch(life_read)
+            if self._until_empty:
+                empty_polls = empty_polls + 1 if self._is_empty() else 0
+                # Twice in a row: a message on its way from the delayed store to its queue is in neither for a moment
+                # only between two statements of ours, not of the database; the second look sees it.
+                if empty_polls >= 2:
+                    break
+        return self._stop_children()
+
+    def _fail(self, service: Service) -> None:
+        log.critical("The tree stops without %s.", service.name)
+        self._failed = True
+        self.stop()
 
     def _watch(self, life_read: int) -> None:
         for child in self.children:
@@ -186,11 +196,11 @@ class Supervisor:
             if monotonic() >= child.restart_at:
                 child.restart_at = 0.0
                 child.start(life_read)
-        if self._unaccounted:
+        if self._unaccounted and monotonic() >= self._account_at:
             self._settle(self._unaccounted)
 
     def _account(self, child: Child) -> None:
-        """Count the crash against what the child was handling. What fails is tried again with the next look."""
+        """Count the crash against what the child was handling. What fails is tried again after a while."""
         if child.slots is None:
             return
         assert child.process is not None
@@ -198,7 +208,8 @@ class Supervisor:
         self._settle([*self._unaccounted, crash])
 
     def _settle(self, open_crashes: list[crashes.Crash]) -> None:
-        self._unaccounted = crashes.account(open_crashes)
+        self._unaccounted, wait = crashes.account(open_crashes, self._breaker)
+        self._account_at = monotonic() + wait
         if len(self._unaccounted) < len(open_crashes):
             self._floors.came_back()
 
@@ -222,15 +233,14 @@ class Supervisor:
         for child in self.children:
             child.signal(signal.SIGTERM)
         deadline = monotonic() + grace
+        asked = 1
         while any(child.alive for child in self.children) and monotonic() < deadline:
-            for child in self.children:
-                if child.alive:
-                    assert child.process is not None
-                    try:
-                        child.process.wait(0.05)
-                    except subprocess.TimeoutExpired:
-                        continue
-        code = 0
+            self._signals.wait(0.05)
+            if self._signals.asked > asked:
+                asked = self._signals.asked
+                for child in self.children:
+                    child.signal(signal.SIGTERM)  # once more: do not wait for handlers
+        code = 1 if self._failed else 0
         for child in self.children:
             if child.alive:
                 log.error("%s did not stop in %.0f s and is killed.", child.name, grace)

@@ -1,1 +1,1 @@
-"""Long-running helpers of a process, each one thread: heartbeat, dispatcher, housekeeping, listening."""
+"""Long-running helpers of a process, each a ``Service``: heartbeat, dispatcher (elected), housekeeping, listening."""

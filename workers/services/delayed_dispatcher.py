@@ -7,7 +7,6 @@ stored anywhere that may be due sooner. A round moves a batch in one transaction
 from __future__ import annotations
 
 import logging
-import threading
 import uuid
 from datetime import timedelta
 
@@ -21,20 +20,19 @@ from queueapp.sql import ErrorKind, backend_of
 from ..connections.circuit_breaker import CircuitBreaker, RateBreaker
 from ..connections.dead_peers import Answering, again
 from .leadership import Leadership
+from .service import Service
 
 log = logging.getLogger("workers")
 
 
-class DelayedDispatcher(threading.Thread):
-    """Dispatches for one database until stopping."""
+class DelayedDispatcher(Service):
+    """Dispatches for one database. ``wake`` it when a message was stored: it may be due before it meant to look again."""
 
-    def __init__(self, alias: str, holder: uuid.UUID, stopping: threading.Event) -> None:
-        super().__init__(name=f"dispatcher-{alias}", daemon=True)
+    def __init__(self, alias: str, holder: uuid.UUID) -> None:
+        super().__init__(f"dispatcher-{alias}")
         self.alias = alias
         self.leadership = Leadership(alias, "delayed dispatcher", holder)
         self.dispatched = 0
-        self._stopping = stopping
-        self._wake = threading.Event()
         self.fetch_breaker = CircuitBreaker(
             f"Fetch of due messages in {alias}", settings.TIME_TO_TRIGGER_FETCH_CIRCUIT_BREAKER
         )
@@ -45,22 +43,13 @@ class DelayedDispatcher(threading.Thread):
             f"Recovery of delayed messages in {alias}", settings.MAXIMUM_RECOVERY_FAILURES_PER_SECOND
         )
 
-    def wake(self) -> None:
-        """A delayed message was stored: it may be due before the dispatcher meant to look again."""
-        self._wake.set()
-
-    def stop(self) -> None:
-        """End the wait; ``stopping`` has to be set before."""
-        self._wake.set()
-
-    def run(self) -> None:
+    def serve(self) -> None:
         woken = False
         store = delayed.store_of(self.alias)
         if isinstance(store, delayed.DelayedStoreWithInfrastructure):
             store.setup_infrastructure()
         store.initialize("delayed dispatcher", Semantics.TRANSACTIONAL)
-        while not self._stopping.is_set():
-            self._wake.clear()
+        while not self.stopping:
             try:
                 with Answering(connections[self.alias]):
                     wait = self._round()
@@ -74,13 +63,12 @@ class DelayedDispatcher(threading.Thread):
             if woken:
                 # Wake-ups are throttled: what was stored just after this one is seen by looking once more.
                 wait = min(wait, settings.WAKE_UP_INTERVAL.total_seconds())
-            woken = wait > 0 and self._wake.wait(wait)
+            woken = wait > 0 and self.pause(wait)
         try:
             with Answering(connections[self.alias]):
                 self.leadership.resign()
         except Error as error:
             log.info("The dispatcher of %r could not resign, its lease will lapse: %s", self.alias, error)
-        connections[self.alias].close()
 
     def _round(self) -> float:
         """One round; returns how many seconds to wait for the next."""
@@ -113,7 +101,7 @@ class DelayedDispatcher(threading.Thread):
         if isinstance(store, delayed.SqlDelayedStore):
             return total
         connection = connections[self.alias]
-        while sum(total) < limit and not self._stopping.is_set():
+        while sum(total) < limit and not self.stopping:
             one = delayed.dispatch_next(store, backend_of(connection).now(connection))
             if one is None:
                 break

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import threading
 import uuid
 from collections import defaultdict
 from collections.abc import Sequence
-from datetime import datetime
 from time import monotonic
 from typing import Any
 
@@ -27,35 +25,37 @@ from queueapp.models import Now, QueueControl, Subscriber
 from ..connections.circuit_breaker import CircuitBreaker
 from ..connections.dead_peers import Answering
 from ..receiving.pump import QueuePump
+from .service import Service
+from .strangers import Strangers, host_name, life_of
 
 log = logging.getLogger("workers")
 
 
-class Heartbeat(threading.Thread):
-    """Beats for all pumps of one database in this process, until stopping."""
+class Heartbeat(Service):
+    """Beats for all pumps of one database in this process."""
 
-    def __init__(
-        self, alias: str, pumps: Sequence[QueuePump], supervisor: uuid.UUID, stopping: threading.Event
-    ) -> None:
-        super().__init__(name=f"heartbeat-{alias}", daemon=True)
+    def __init__(self, alias: str, pumps: Sequence[QueuePump], supervisor: uuid.UUID) -> None:
+        super().__init__(f"heartbeat-{alias}")
         self.alias = alias
         self._pumps = pumps
         self._supervisor = supervisor
-        self._stopping = stopping
         self._breaker = CircuitBreaker(f"Heartbeat in {alias}")
         #: Set after the first beat: by then every pump knows whether it has to be careful.
         self.begun = threading.Event()
-        self._started_at = monotonic()
-        #: Subscribers of other trees that were there when this one began, until they show that they live.
-        self._strangers: dict[uuid.UUID, tuple[str, datetime]] = {}
         self._told: dict[QueuePump, dict[str, Any]] = {}
-        for pump in pumps:
+        self.prepare()
+
+    def prepare(self) -> None:
+        self.begun.clear()
+        self.strangers = Strangers(self.alias, self._supervisor)
+        self._told = {}
+        for pump in self._pumps:
             pump.careful = True  # until the first beat says that there is no reason
 
-    def run(self) -> None:
+    def serve(self) -> None:
         tick = min(1.0, *(pump.peek_delay for pump in self._pumps))
         next_beat = 0.0
-        while not self._stopping.is_set():
+        while not self.stopping:
             wait = tick
             try:
                 with Answering(connections[self.alias]):
@@ -68,8 +68,7 @@ class Heartbeat(threading.Thread):
             except Error as error:
                 connections[self.alias].close()
                 wait = self._breaker.failure(error)
-            self._stopping.wait(wait)
-        connections[self.alias].close()
+            self.pause(wait)
 
     def goodbye(self) -> None:
         """Delete this process' rows: it ended well and holds nothing. Called when the pumps have stopped."""
@@ -96,8 +95,9 @@ class Heartbeat(threading.Thread):
                 rows.create(
                     id=pump.subscriber,
                     queue=pump.queue._meta.label,
-                    host=socket.gethostname()[:255],
+                    host=host_name(),
                     process=os.getpid(),
+                    life=life_of(os.getpid()) or "",
                     supervisor=self._supervisor,
                     version=os.environ.get("QUEUEAPP_WORKER_VERSION", __version__)[:64],
                     concurrency=pump.crew.concurrency,
@@ -123,7 +123,7 @@ class Heartbeat(threading.Thread):
                 paused.add(queue)
             if is_careful:
                 careful.add(queue)
-        careful |= self._queues_with_the_dead()
+        careful |= self.strangers.queues()
         for pump in self._pumps:
             label = pump.queue._meta.label
             self._set_careful(pump, label in careful)
@@ -132,21 +132,6 @@ class Heartbeat(threading.Thread):
                 log.info("%s is %s.", label, "paused" if pump.paused else "resumed")
                 if not pump.paused:
                     pump.wake()
-
-    def _queues_with_the_dead(self) -> set[str]:
-        """Queues with a subscriber that died without a goodbye and was not buried yet, or that may have: just started,
-        this process cannot know whether another tree's rows are those of living workers or of its own last life."""
-        rows = Subscriber.objects.using(self.alias).exclude(supervisor=self._supervisor)
-        if not self.begun.is_set():
-            self._strangers = {row[0]: row[1:] for row in rows.values_list("id", "queue", "heartbeat_at")}
-        elif self._strangers:
-            # One beat since then is proof of life; a row that is gone said goodbye, or was buried, which is known.
-            seen = dict(rows.filter(pk__in=list(self._strangers)).values_list("id", "heartbeat_at"))
-            self._strangers = {key: (q, at) for key, (q, at) in self._strangers.items() if seen.get(key) == at}
-            if monotonic() - self._started_at >= settings.DEAD_AFTER.total_seconds():
-                self._strangers = {}  # those that died are found by their time
-        found = set(rows.filter(alive_until__lt=Now()).values_list("queue", flat=True))
-        return found | {queue for queue, _ in self._strangers.values()}
 
     def _set_careful(self, pump: QueuePump, careful: bool) -> None:
         if careful == pump.careful:

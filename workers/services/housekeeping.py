@@ -8,7 +8,6 @@ is locked, so nothing waits for it.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
@@ -23,6 +22,7 @@ from queueapp.sql import queue_sql
 from ..connections.circuit_breaker import CircuitBreaker
 from ..connections.dead_peers import Answering, again
 from .leadership import Leadership
+from .service import Service
 
 log = logging.getLogger("workers")
 
@@ -31,24 +31,23 @@ BATCH = 3000
 RETENTION_INTERVAL = 600.0
 
 
-class Housekeeping(threading.Thread):
-    """Keeps the queues of one database clean until stopping."""
+class Housekeeping(Service):
+    """Keeps the queues of one database clean."""
 
-    def __init__(self, alias: str, queues: Sequence[Any], leadership: Leadership, stopping: threading.Event) -> None:
-        super().__init__(name=f"housekeeping-{alias}", daemon=True)
+    def __init__(self, alias: str, queues: Sequence[Any], leadership: Leadership) -> None:
+        super().__init__(f"housekeeping-{alias}")
         self.alias = alias
         self._queues = queues
         self._leadership = leadership
-        self._stopping = stopping
         self._breaker = CircuitBreaker(f"Housekeeping in {alias}")
 
-    def run(self) -> None:
+    def serve(self) -> None:
         interval = settings.PURGE_INTERVAL.total_seconds() if settings.PURGE_INTERVAL else None
         next_purge = (
             monotonic() if settings.PURGE_EXPIRED_ON_STARTUP else (monotonic() + interval if interval else None)
         )
         next_retention = monotonic()
-        while not self._stopping.is_set():
+        while not self.stopping:
             wait = min(1.0, settings.HEARTBEAT_INTERVAL.total_seconds())
             try:
                 if self._leadership.held:
@@ -56,42 +55,42 @@ class Housekeeping(threading.Thread):
                         release_leases_of_dead_subscribers(self.alias)
                         if next_purge is not None and monotonic() >= next_purge:
                             for queue in self._queues:
-                                purge_expired(queue, self.alias, self._stopping)
+                                purge_expired(queue, self.alias, self)
                             next_purge = monotonic() + interval if interval else None
                         if settings.POISON_RETENTION and monotonic() >= next_retention:
                             next_retention = monotonic() + RETENTION_INTERVAL
-                            drop_old_poison(self.alias, self._stopping)
-                self._breaker.success()
+                            drop_old_poison(self.alias, self)
+                    self._breaker.success()
             except Error as error:
                 connections[self.alias].close()
                 wait = self._breaker.failure(error)
-            self._stopping.wait(wait)
-        connections[self.alias].close()
+            self.pause(wait)
 
 
-def purge_expired(queue: Any, alias: str, stopping: threading.Event | None = None) -> int:
+def purge_expired(queue: Any, alias: str, service: Service | None = None) -> int:
     """Delete the expired messages of a queue in batches; returns how many."""
     connection, most = connections[alias], settings.PURGE_BATCH
     sql = queue_sql(queue, connection)
-    total = _in_batches(lambda: sql.purge_expired(connection, most), most, stopping)
+    total = _in_batches(lambda: sql.purge_expired(connection, most), most, service)
     if total:
         log.info("%s: %d expired messages were purged.", queue._meta.label, total)
         signals.expired.send_robust(sender=queue, queue=queue, count=total)
     return total
 
 
-def drop_old_poison(alias: str, stopping: threading.Event | None = None) -> int:
+def drop_old_poison(alias: str, service: Service | None = None) -> int:
     """Delete archived and edited poison messages whose retention is over, in batches; returns how many."""
-    total = _in_batches(lambda: poison.drop_old(settings.POISON_RETENTION, using=alias), poison.BATCH, stopping)
+    total = _in_batches(lambda: poison.drop_old(settings.POISON_RETENTION, using=alias), poison.BATCH, service)
     if total:
         log.info("%d archived or edited poison messages in %r were deleted: their retention is over.", total, alias)
     return total
 
 
-def _in_batches(step: Callable[[], int], most: int, stopping: threading.Event | None) -> int:
-    """Take the step, which deletes ``most`` at most, until it deletes fewer or we are stopping; returns how many went."""
+def _in_batches(step: Callable[[], int], most: int, service: Service | None) -> int:
+    """Take the step, which deletes ``most`` at most, until it deletes fewer or the service that does it has to stop;
+    returns how many went."""
     total = 0
-    while not (stopping is not None and stopping.is_set()):
+    while not (service is not None and service.stopping):
         again()
         count = step()
         total += count

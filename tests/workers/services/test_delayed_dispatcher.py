@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -15,10 +14,11 @@ from django.db.models import F
 from queueapp import delayed
 from queueapp.models import DelayedMessage, Leader, Now, PoisonMessage
 from queueapp.sql.postgresql.queue import PostgresqlQueueSql
-from tests.inprocess import eventually, real_commits
+from tests.inprocess import DEADLINE, eventually, real_commits
 from tests.testapp.models import AtMostOnce, Leased
 from workers.connections.circuit_breaker import CircuitBreaker, State
 from workers.services.delayed_dispatcher import DelayedDispatcher
+from workers.services.service import stop_all
 
 pytestmark = real_commits
 Start = Callable[[], DelayedDispatcher]
@@ -28,21 +28,15 @@ Start = Callable[[], DelayedDispatcher]
 def start(settings: Any) -> Iterator[Start]:
     """Starts dispatchers, each as a process would; they stop with the test."""
     settings.QUEUEAPP = {"DISPATCH_POLL": 0.05, "DISPATCH_BATCH": 10}
-    started: list[tuple[DelayedDispatcher, threading.Event]] = []
+    started: list[DelayedDispatcher] = []
 
     def begin() -> DelayedDispatcher:
-        stopping = threading.Event()
-        one = DelayedDispatcher("default", uuid.uuid4(), stopping)
-        started.append((one, stopping))
-        one.start()
-        return one
+        started.append(DelayedDispatcher("default", uuid.uuid4()))
+        started[-1].start()
+        return started[-1]
 
     yield begin
-    for one, stopping in started:
-        stopping.set()
-        one.stop()
-        one.join(30)
-        assert not one.is_alive()
+    assert stop_all(started, DEADLINE)
 
 
 def store(count: int, *, due_in: timedelta = timedelta(0), queue: Any = Leased) -> None:
@@ -115,9 +109,8 @@ def test_a_leader_that_stops_hands_over_at_once(start: Start) -> None:
     first = start()
     eventually(lambda: first.leadership.held)
     second = start()
-    first._stopping.set()
-    first.stop()
-    first.join(30)
+
+    assert first.stop(DEADLINE)
 
     eventually(lambda: second.leadership.held)
 

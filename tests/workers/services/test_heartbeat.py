@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import uuid
 from collections.abc import Callable
@@ -14,13 +17,14 @@ from django.db import OperationalError
 from queueapp import consumer
 from queueapp.models import Now, QueueControl, Subscriber
 from queueapp.operating import control
-from tests.inprocess import Worker, eventually, real_commits
+from tests.inprocess import DEADLINE, Worker, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased, Transactional
 from workers.connections.circuit_breaker import CircuitBreaker
 from workers.receiving.pump import QueuePump
 from workers.services import heartbeat as heartbeats
 from workers.services.heartbeat import Heartbeat
+from workers.services.strangers import host_name, life_of
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
 Start = Callable[..., Worker]
@@ -31,12 +35,16 @@ def fast(settings: Any) -> None:
     settings.QUEUEAPP = {"PEEK_DELAY": 0.1, "HEARTBEAT_INTERVAL": 0.1, "DEAD_AFTER": 20}
 
 
-def stranger(queue: Any = Leased, *, alive: bool = True) -> Subscriber:
-    """A worker of another process tree."""
+def stranger(queue: Any = Leased, *, alive: bool = True, **values: Any) -> Subscriber:
+    """A worker of another process tree, on another host where nothing else is said."""
     until = Now() + timedelta(hours=1) if alive else Now() - timedelta(seconds=1)
-    return Subscriber.objects.create(
-        queue=queue._meta.label, host="elsewhere", process=1, supervisor=uuid.uuid4(), alive_until=until
-    )
+    given = {"host": "elsewhere", "process": 1, "supervisor": uuid.uuid4()} | values
+    return Subscriber.objects.create(queue=queue._meta.label, alive_until=until, **given)
+
+
+def dead_here(queue: Any = Leased) -> Subscriber:
+    """A worker of this host whose number has another process by now."""
+    return stranger(queue, host=host_name(), process=os.getpid(), life="some boot:1")
 
 
 def test_a_worker_is_a_row_per_queue_while_it_lives(start_worker: Start) -> None:
@@ -111,21 +119,82 @@ def test_a_worker_that_starts_alone_is_not_careful(start_worker: Start) -> None:
     assert Subscriber.objects.get().careful is False
 
 
-def test_a_worker_among_strangers_is_careful_until_each_of_them_shows_that_it_lives(start_worker: Start) -> None:
-    one, other = stranger(), stranger()
+def test_a_worker_that_starts_beside_living_ones_is_not_careful(start_worker: Start, settings: Any) -> None:
+    """Its first handlers run side by side; carefully they would wait for one another until the others have beaten."""
+    settings.QUEUEAPP = settings.QUEUEAPP | {"HEARTBEAT_INTERVAL": 60}
+    stranger()
+    stranger(host=host_name(), process=os.getppid(), life=life_of(os.getppid()))
+    side_by_side = threading.Event()
+    in_hand: set[int] = set()
+
+    def act(message: Nop) -> None:
+        in_hand.add(message.number)
+        if len(in_hand) >= 2:
+            side_by_side.set()
+        side_by_side.wait(DEADLINE)
+
+    consumer(Leased, name="tests", attempts=1)(act)
+    Leased.send_many(Nop(number, "") for number in range(12))
+
+    worker = start_worker(Leased, heartbeat=True, concurrency=4)
+
+    assert worker.pump.careful is False
+    eventually(side_by_side.is_set)
+    eventually(lambda: worker.pump.stats.handled == 12)
+
+
+def test_a_worker_that_finds_dead_ones_of_its_host_is_careful_until_each_shows_that_it_lives(
+    start_worker: Start,
+) -> None:
+    one, other = dead_here(), dead_here()
     worker = start_worker(Leased, heartbeat=True)
     assert worker.pump.careful is True
 
     Subscriber.objects.filter(pk=one.pk).update(heartbeat_at=Now())
-    eventually(lambda: set(worker.heartbeat._strangers) == {other.pk})  # type: ignore[union-attr]
+    eventually(lambda: worker.heartbeat.strangers.met == {other.pk})  # type: ignore[union-attr]
     assert worker.pump.careful is True
 
     Subscriber.objects.filter(pk=other.pk).update(heartbeat_at=Now())
     eventually(lambda: not worker.pump.careful)
 
 
+def test_a_worker_of_this_host_without_proof_of_life_is_a_reason_to_be_careful(start_worker: Start) -> None:
+    stranger(host=host_name(), process=os.getppid())  # of an older version: it may be any process
+    stranger(Transactional, host=host_name(), process=2**22 + 1, life="some boot:1")
+
+    assert start_worker(Leased, heartbeat=True).pump.careful is True
+    assert start_worker(Transactional, heartbeat=True).pump.careful is True
+
+
+def test_a_worker_of_another_host_that_misses_its_heartbeats_is_a_reason_to_be_careful(
+    start_worker: Start, settings: Any
+) -> None:
+    settings.QUEUEAPP = settings.QUEUEAPP | {"HEARTBEAT_INTERVAL": 0.5}
+    late = stranger()
+    worker = start_worker(Leased, heartbeat=True)
+    assert worker.pump.careful is False
+
+    eventually(lambda: worker.pump.careful)
+    Subscriber.objects.filter(pk=late.pk).update(heartbeat_at=Now())
+    eventually(lambda: not worker.pump.careful)
+
+
+def test_a_process_has_one_life() -> None:
+    mine = life_of(os.getpid())
+    assert mine == life_of(os.getpid())
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        assert life_of(child.pid) not in (None, mine)
+        child.kill()
+        # Dead and not waited for is dead: its row must not count as that of a living worker.
+        eventually(lambda: life_of(child.pid) is None)
+    finally:
+        child.communicate()
+    assert life_of(child.pid) is None
+
+
 def test_a_stranger_that_signs_off_is_no_reason_to_be_careful(start_worker: Start) -> None:
-    leaving = stranger()
+    leaving = dead_here()
     worker = start_worker(Leased, heartbeat=True)
     assert worker.pump.careful is True
 
@@ -143,7 +212,6 @@ def test_a_worker_is_careful_while_its_queue_has_an_unburied_dead(start_worker: 
 
     dead.delete()
     stranger(Transactional, alive=False)
-    worker.heartbeat._started_at -= 1000  # type: ignore[union-attr]  it is not new here any more
     eventually(lambda: not worker.pump.careful)
 
 
@@ -190,12 +258,11 @@ def test_a_database_that_is_away_is_waited_for(start_worker: Start, monkeypatch:
 
     monkeypatch.setattr(Heartbeat, "_beat", beat)
     pump = QueuePump(Leased, "default", stopping=threading.Event())
-    one = Heartbeat("default", [pump], uuid.uuid4(), pump.stopping)
+    one = Heartbeat("default", [pump], uuid.uuid4())
     one.start()
 
     eventually(one.begun.is_set)
-    pump.stopping.set()
-    one.join(30)
+    assert one.stop(DEADLINE)
 
     assert Subscriber.objects.count() == 1
     one.goodbye()

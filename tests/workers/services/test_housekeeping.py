@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -12,10 +11,11 @@ import pytest
 
 from queueapp import poison
 from queueapp.models import Leader, Now, PoisonMessage, QueueControl, Subscriber
-from tests.inprocess import eventually, real_commits
+from tests.inprocess import DEADLINE, eventually, real_commits
 from tests.testapp.models import AtMostOnce, Leased, Transactional
 from workers.services.housekeeping import Housekeeping, release_leases_of_dead_subscribers
 from workers.services.leadership import Leadership
+from workers.services.service import stop_all
 
 pytestmark = real_commits
 HOUR = timedelta(hours=1)
@@ -110,22 +110,17 @@ def test_a_dead_subscriber_without_leases_is_forgotten(queue: Any) -> None:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Housekeeping]]:
-    threads: list[tuple[Housekeeping, threading.Event]] = []
+    services: list[Housekeeping] = []
 
     def begin(leader: bool = True) -> Housekeeping:
-        stopping = threading.Event()
         leadership = Leadership("default", "delayed dispatcher", uuid.uuid4())
         assert leadership.hold() is leader
-        one = Housekeeping("default", [Leased, AtMostOnce], leadership, stopping)
-        threads.append((one, stopping))
-        one.start()
-        return one
+        services.append(Housekeeping("default", [Leased, AtMostOnce], leadership))
+        services[-1].start()
+        return services[-1]
 
     yield begin
-    for one, stopping in threads:
-        stopping.set()
-        one.join(30)
-        assert not one.is_alive()
+    assert stop_all(services, DEADLINE)
 
 
 def expire(queue: Any, count: int) -> None:

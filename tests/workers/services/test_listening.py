@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,10 +10,11 @@ import pytest
 from django.db import connection, transaction
 
 from queueapp import consumer, wakeups
-from tests.inprocess import Worker, eventually, real_commits
+from tests.inprocess import DEADLINE, Worker, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased
 from workers.services.listening import Listener
+from workers.services.service import stop_all
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
 Start = Callable[..., Worker]
@@ -42,19 +42,15 @@ def handled() -> list[int]:
 
 @pytest.fixture
 def listen() -> Iterator[Callable[[list[str]], Listener]]:
-    stopping = threading.Event()
     listeners: list[Listener] = []
 
     def start(heard: list[str]) -> Listener:
-        listeners.append(Listener("default", heard.append, stopping))
+        listeners.append(Listener("default", heard.append))
         listeners[-1].start()
         return listeners[-1]
 
     yield start
-    stopping.set()
-    for listener in listeners:
-        listener.join(30)
-        assert not listener.is_alive()
+    assert stop_all(listeners, DEADLINE)
 
 
 def asleep(worker: Worker) -> None:

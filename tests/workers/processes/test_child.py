@@ -1,0 +1,138 @@
+"""One worker process: what happens to it when one of its threads ends though nobody asked it to."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.db import connections
+
+from queueapp import consumer
+from queueapp.models import Subscriber
+from tests.inprocess import DEADLINE, eventually, real_commits
+from tests.testapp.messages import Nop
+from tests.testapp.models import Leased
+from workers.processes.child import ChildOptions, Stages, run_dispatcher, run_worker
+from workers.processes.crashes import FAILED, exit_text
+from workers.processes.watchdog import Watchdog
+from workers.receiving.pump import QueuePump
+from workers.services.delayed_dispatcher import DelayedDispatcher
+from workers.services.heartbeat import Heartbeat
+from workers.services.housekeeping import Housekeeping
+from workers.services.listening import Listener
+from workers.services.peer_watch import PeerWatch
+
+pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
+
+
+class Process:
+    """``run_worker`` or ``run_dispatcher`` as the main thread of a process would call it."""
+
+    def __init__(self, run: Callable[[ChildOptions, Stages], int], options: ChildOptions) -> None:
+        self.stages = Stages()
+        self.code: int | None = None
+        self._run, self._options = run, options
+        self._thread = threading.Thread(target=self._main, daemon=True)
+        self._thread.start()
+
+    def _main(self) -> None:
+        self.code = self._run(self._options, self.stages)
+        connections.close_all()
+
+    def stop(self) -> int | None:
+        self.stages.stopping.set()
+        self._thread.join(DEADLINE)
+        assert not self._thread.is_alive()
+        return self.code
+
+
+@pytest.fixture
+def start(settings: Any) -> Iterator[Callable[[str], Process]]:
+    settings.QUEUEAPP = {"HEARTBEAT_INTERVAL": 0.1, "PEEK_DELAY": 0.1, "DISPATCH_POLL": 0.05}
+    started: list[Process] = []
+
+    def begin(role: str) -> Process:
+        options = ChildOptions(role, ["testapp.Leased"], str(uuid.uuid4()), aliases=["default"])
+        started.append(Process(run_worker if role == "worker" else run_dispatcher, options))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.stop()
+
+
+SERVICES = [
+    ("worker", Heartbeat, "_read_controls"),
+    ("worker", Listener, "_listen"),
+    ("worker", Watchdog, "run"),
+    ("worker", PeerWatch, "serve"),
+    ("worker", QueuePump, "_peek_for_round"),
+    ("dispatcher", DelayedDispatcher, "serve"),
+    ("dispatcher", Housekeeping, "pause"),
+    ("dispatcher", Listener, "_listen"),
+    ("dispatcher", PeerWatch, "serve"),
+]
+
+
+@pytest.mark.parametrize(("role", "service", "method"), SERVICES, ids=lambda one: getattr(one, "__name__", one))
+def test_a_service_that_dies_ends_its_process_in_order(
+    start: Callable[[str], Process],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    role: str,
+    service: type,
+    method: str,
+) -> None:
+    """By an error that is none of a database's; it takes the message in hand to its end first."""
+    broken, in_hand, ended = threading.Event(), threading.Event(), threading.Event()
+    really = getattr(service, method)
+
+    def breaks(self: Any, *given: Any) -> Any:
+        if method in ("serve", "run", "_listen"):
+            broken.wait(DEADLINE)
+        if broken.is_set():
+            raise ValueError("nobody expects this")
+        return really(self, *given)
+
+    def act(message: Nop) -> None:
+        in_hand.set()
+        eventually(lambda: "stops without" in caplog.text)
+        ended.set()
+
+    consumer(Leased, name="tests", attempts=1)(act)
+    busy = role == "worker" and service is not QueuePump  # which handles itself, and does not look meanwhile
+    if busy:
+        Leased.send(Nop(1, ""))
+    monkeypatch.setattr(service, method, breaks)
+    process = start(role)
+    if busy:
+        assert in_hand.wait(DEADLINE)
+
+    broken.set()
+    eventually(lambda: process.code is not None)
+
+    assert process.code == FAILED
+    assert exit_text(FAILED) == "was replaced because one of its services ended"
+    assert "ended though nobody asked it to" in caplog.text
+    assert "nobody expects this" in caplog.text
+    assert ended.is_set() is busy
+    assert not Leased.objects.exists(), "it was handled, and acked"
+    assert not Subscriber.objects.exists(), "it said goodbye"
+
+
+@pytest.mark.parametrize("role", ["worker", "dispatcher"])
+def test_a_process_that_is_told_to_stop_ends_well(
+    start: Callable[[str], Process], caplog: pytest.LogCaptureFixture, role: str
+) -> None:
+    consumer(Leased, name="tests")(lambda message: None)
+    process = start(role)
+    if role == "worker":
+        eventually(Subscriber.objects.exists)
+
+    assert process.stop() == 0
+
+    assert "nobody asked" not in caplog.text
+    assert not Subscriber.objects.exists()

@@ -1,0 +1,35 @@
+"""Accounting for dead processes while the database is away: nothing is forgotten, and the log is not filled."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import OperationalError
+
+from workers.connections.circuit_breaker import CircuitBreaker, State
+from workers.processes import crashes
+from workers.processes.crashes import Crash, account
+
+
+def test_a_crash_that_cannot_be_written_down_is_kept_and_tried_again_after_a_while(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, db: None
+) -> None:
+    first, second = Crash([], [], "was killed"), Crash([], [], "was killed, too")
+    breaker = CircuitBreaker("Accounting for crashes")
+    answers = False
+
+    def write_down(crash: Crash) -> None:
+        if not answers and crash is first:
+            raise OperationalError("away")
+
+    monkeypatch.setattr(crashes, "_account", write_down)
+    monkeypatch.setattr(crashes.connections, "close_all", lambda: None)  # the test's own transaction
+
+    left = [first, second]
+    for _ in range(100):
+        left, wait = account(left, breaker)
+        assert (left, wait) == ([first], 1.0)
+    assert len(caplog.records) == 1
+
+    answers = True
+    assert account(left, breaker) == ([], 0.0)
+    assert breaker.state is State.DISARMED
