@@ -97,7 +97,7 @@ class PostgresqlClaims(QueueSql):
         return rows
 
     def _open_with_claim(self, connection: Any, only: Range, limit: int, whole: bool) -> list[Claimed]:
-        bounds = (only.low.to_bytes(8, "big"), only.high.to_bytes(8, "big"), limit.to_bytes(8, "big"))
+        bounds = [only.low.to_bytes(8, "big"), only.high.to_bytes(8, "big"), limit.to_bytes(8, "big")]
         result = self._opening_claims[whole].fetch(connection, bounds)
         if not result.ntuples:
             return []

@@ -35,7 +35,7 @@ class PackedStatement:
         self._sql = sql.encode()
         self._name = b"queueapp_%d" % next(_numbers)
         self._types = tuple(oid for oid, _ in parameters)
-        self._formats = tuple(format_ for _, format_ in parameters)
+        self._formats = [format_ for _, format_ in parameters]  # psycopg 3.2 takes lists, of these and of the values
         self._key = (self._sql, self._types)
 
     def execute(self, connection: Any, values: Sequence[bytes | None]) -> int:

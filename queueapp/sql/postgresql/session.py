@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import psycopg
+from psycopg.adapt import Transformer
 from psycopg.pq import Format
 from psycopg.types.string import ByteaBinaryLoader
 
@@ -73,7 +74,7 @@ def fetch(connection: Any, sql: str, params: Sequence[Any]) -> list[Any]:
 
 def load(connection: Any, result: Any) -> list[Any]:
     """The rows of a binary result that came another way than by ``fetch``, as that would return them."""
-    transformer = hot_cursor(connection)._tx
+    transformer = Transformer(hot_cursor(connection))
     transformer.set_pgresult(result, set_loaders=True, format=Format.BINARY)
     return transformer.load_rows(0, result.ntuples, tuple)
 
