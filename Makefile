@@ -34,7 +34,7 @@ run: $(VENV)/runtime.installed  ## serve the site, the admin and the workers unt
 	$(PY) manage.py runsite
 
 .PHONY: test
-test: $(VENV)/dev.installed java chromium odbc  ## run the tests (TESTS="-k word" narrows them)
+test: $(VENV)/dev.installed java chromium odbc pgbouncer  ## run the tests (TESTS="-k word" narrows them)
 	$(PY) -m pytest $(TESTS)
 
 .PHONY: lint
@@ -48,7 +48,7 @@ typecheck: $(VENV)/dev.installed  ## check types
 	$(PY) -m mypy
 
 .PHONY: test-matrix
-test-matrix: $(VENV)/dev.installed java chromium odbc  ## run the tests on each Python found with each Django it allows (TESTS=...)
+test-matrix: $(VENV)/dev.installed java chromium odbc pgbouncer  ## run the tests on each Python found with each Django it allows (TESTS=...)
 	$(PY) -m nox --sessions tests -- $(TESTS)
 
 .PHONY: bench
@@ -88,6 +88,10 @@ chromium: $(VENV)/runtime.installed
 .PHONY: odbc
 odbc: $(VENV)/dev.installed
 	@$(PY) -m tests.odbc
+
+.PHONY: pgbouncer
+pgbouncer: $(VENV)/runtime.installed
+	@$(PY) -m tests.pgbouncer
 
 $(PY):
 	@./.ci/make-venv $(VENV)

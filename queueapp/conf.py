@@ -91,8 +91,9 @@ OPTIONS: tuple[Option, ...] = (
         bool,
         True,
         "Prepare the engine's own statements and, on workers' connections, what handlers repeat (`prepare_threshold` 5, where "
-        "`OPTIONS` says nothing else; of use with `server_side_binding`). Set to False behind a pooler in transaction mode "
-        "without support for them.",
+        "`OPTIONS` says nothing else; of use with `server_side_binding`). Names are made from the statement, so that a pooler "
+        "cannot run another one in its place. Behind a pooler that passes names on as they are nothing is prepared anyway; "
+        "False saves the look and the line in the log.",
     ),
     Option(
         "MAX_BATCH",

@@ -64,7 +64,9 @@ class Peek(NamedTuple):
 class ErrorKind(enum.Enum):
     """What a database error means to the caller; decided by code, never by text."""
 
-    DEADLOCK = "deadlock"  #: deadlock victim or serialization failure: nothing happened, do it again, no breaker
+    #: deadlock victim, serialization failure, or a prepared statement that a pooler's session does not have: nothing
+    #: happened, do it again, no breaker
+    DEADLOCK = "deadlock"
     LOCKED = "locked"  #: a lock timeout: the row is held by somebody else
     CONNECTION = "connection"  #: the connection is gone or the server is going: reconnect
     MISSING = "missing"  #: table or column does not exist
@@ -336,6 +338,11 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def handler_options(self) -> dict[str, Any]:
         """Connection OPTIONS that suit handlers, which run the same few statements of the ORM again and again."""
+
+    @abc.abstractmethod
+    def name_statements(self, connection: Any) -> None:
+        """Of a new connection for handlers: what they repeat is prepared under names that mean the same statement in each
+        process, so that a pooler cannot run another one in its place."""
 
     @abc.abstractmethod
     def watch_client(self, connection: Any, seconds: float) -> None:

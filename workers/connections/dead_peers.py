@@ -47,14 +47,16 @@ def prepare_connections() -> None:
             continue  # holds no queue
         wanted = backend.handler_options() | (backend.liveness_options(limit.total_seconds()) if limit else {})
         connections[alias].settings_dict["OPTIONS"] = wanted | connections[alias].settings_dict.get("OPTIONS", {})
-    if limit is not None:
-        connection_created.connect(_tell_server, dispatch_uid="workers.dead_peers")
+    connection_created.connect(_connected, dispatch_uid="workers.dead_peers")
 
 
-def _tell_server(*, connection: Any, **_: Any) -> None:
+def _connected(*, connection: Any, **_: Any) -> None:
     try:
         backend = backend_of(connection)
     except UnsupportedServer:
+        return
+    backend.name_statements(connection)
+    if settings.DATABASE_TIMEOUT is None:
         return
     try:
         backend.watch_client(connection, settings.DATABASE_TIMEOUT.total_seconds())

@@ -14,7 +14,7 @@ from ..base import Backend, ErrorKind, QueueSql, QueueTable, StoreTable
 from ..carried import SENT, Kind
 from ..outgoing import Outgoing
 from .queue import PostgresqlQueueSql
-from .session import execute, fetch, quote, quote_table
+from .session import execute, fetch, name_statements, quote, quote_table
 
 #: xid8 snapshots came with 13; 14 is the oldest that is still maintained and tested against.
 OLDEST = 140000
@@ -25,6 +25,10 @@ _PREPARE_THRESHOLD = 5
 _KINDS = {
     "40001": ErrorKind.DEADLOCK,
     "40P01": ErrorKind.DEADLOCK,
+    # A prepared statement that is missing, or there already: sessions are shared behind a pooler. In a transaction it cannot
+    # be run again by itself; the next time nothing is prepared (``naming``).
+    "26000": ErrorKind.DEADLOCK,
+    "42P05": ErrorKind.DEADLOCK,
     "55P03": ErrorKind.LOCKED,
     "42P01": ErrorKind.MISSING,
     "42703": ErrorKind.MISSING,
@@ -137,6 +141,10 @@ class PostgresqlBackend(Backend):
     def handler_options(self) -> dict[str, Any]:
         # Django's default is None: every statement is planned anew. Of use to cursors that bind on the server only.
         return {"prepare_threshold": _PREPARE_THRESHOLD} if settings.PREPARED_STATEMENTS else {}
+
+    def name_statements(self, connection: Any) -> None:
+        if settings.PREPARED_STATEMENTS:
+            name_statements(connection)
 
     def watch_client(self, connection: Any, seconds: float) -> None:
         idle, interval = self._keepalives(seconds)

@@ -95,17 +95,20 @@ class PostgresqlClaims(QueueSql):
         if not ranges:
             return []
         several = self._several(ranges)
+        rows = None
         if self._opening_claims and not several and ready_to_open(connection):
             rows = self._open_with_claim(connection, ranges[0], limit, whole)
-        else:
+        if rows is None:
             rows = fetch(connection, self._claims[several][2 if whole else 1], self._range_params(ranges, limit))
         if len(rows) > 1:
             rows.sort(key=self._order)
         return rows
 
-    def _open_with_claim(self, connection: Any, only: Range, limit: int, whole: bool) -> list[Claimed]:
-        bounds = (only.low.to_bytes(8, "big"), only.high.to_bytes(8, "big"), limit.to_bytes(8, "big"))
+    def _open_with_claim(self, connection: Any, only: Range, limit: int, whole: bool) -> list[Claimed] | None:
+        bounds = [only.low.to_bytes(8, "big"), only.high.to_bytes(8, "big"), limit.to_bytes(8, "big")]
         result = self._opening_claims[whole].fetch(connection, bounds)
+        if result is None:
+            return None
         if not result.ntuples:
             return []
         if whole or limit > 1:

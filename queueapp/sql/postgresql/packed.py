@@ -7,36 +7,34 @@ of which there is one per message. The wait is psycopg's own, so a Ctrl-C ends i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import count
 from typing import Any
 
 import psycopg
 from psycopg import errors
 from psycopg.abc import PQGen
 from psycopg.generators import execute as results_of
-from psycopg.pq import DiagnosticField, ExecStatus, Format, PipelineStatus, TransactionStatus
+from psycopg.pq import ExecStatus, Format, PipelineStatus, TransactionStatus
 from psycopg.pq.abc import PGconn, PGresult
 from psycopg.waiting import Wait
 
 from ...conf import settings
+from .naming import SIGNS, StatementNames, content_of, distrust, take_over
 
 #: Parameters: oid and format, as psycopg sends them. A text has no type of its own: it becomes what its column is.
 UUID, TEXT, BYTES, BIGINT = (2950, Format.BINARY), (0, Format.TEXT), (17, Format.BINARY), (20, Format.BINARY)
-
-_numbers = count(1)
 
 
 class PackedStatement:
     """One statement with ``$1`` to ``$n``, prepared once per connection. It returns no rows."""
 
-    __slots__ = ("_formats", "_key", "_name", "_sql", "_types")
+    __slots__ = ("_content", "_formats", "_key", "_sql", "_types")
 
     def __init__(self, sql: str, parameters: Sequence[tuple[int, Format]]) -> None:
         self._sql = sql.encode()
-        self._name = b"queueapp_%d" % next(_numbers)
         self._types = tuple(oid for oid, _ in parameters)
-        self._formats = tuple(format_ for _, format_ in parameters)
+        self._formats = [format_ for _, format_ in parameters]  # psycopg 3.2 takes lists, of these and of the values
         self._key = (self._sql, self._types)
+        self._content = content_of(*self._key)
 
     def execute(self, connection: Any, values: Sequence[bytes | None]) -> int:
         """Run it on a connection that is ``ready``; returns how many rows it touched. Errors are ``django.db``'s."""
@@ -45,33 +43,39 @@ class PackedStatement:
         with connection.wrap_database_errors, raw.lock:
             try:
                 return self._run(raw, values)
-            except errors.InvalidSqlStatementName:
+            except SIGNS as error:
                 # DISCARD ALL, or another server session behind a pooler. Nothing was done, so outside of a transaction
-                # it is done now.
-                raw._prepared._names.pop(self._key, None)
-                if raw.pgconn.transaction_status != TransactionStatus.IDLE:
+                # it is done now, without a name.
+                if not distrust(raw, error):
                     raise
                 return self._run(raw, values)
 
     def _run(self, raw: psycopg.Connection[Any], values: Sequence[bytes | None]) -> int:
         pgconn = raw.pgconn
-        if settings.PREPARED_STATEMENTS:
-            pgconn.send_query_prepared(self._prepared(raw), values, self._formats)
+        name = self._prepared(raw) if settings.PREPARED_STATEMENTS else None
+        if name is not None:
+            pgconn.send_query_prepared(name, values, self._formats)
         else:
             pgconn.send_query_params(self._sql, values, self._types, self._formats)
         return _check(raw, raw.wait(results_of(pgconn)))
 
-    def _prepared(self, raw: psycopg.Connection[Any]) -> bytes:
-        """The name under which the statement is prepared on this connection. It is kept in psycopg's own list: after
-        every rollback psycopg empties that and says DEALLOCATE ALL, which takes ours as well."""
+    def _prepared(self, raw: psycopg.Connection[Any]) -> bytes | None:
+        """The name under which the statement is prepared on this connection; None where nothing is. It is kept in
+        psycopg's own list: after every rollback psycopg empties that and says DEALLOCATE ALL, which takes ours as well."""
         known = raw._prepared
-        name = known._names.get(self._key)
-        if name is None:
-            if known._to_flush:
-                raw.wait(known.maintain_gen(raw))  # that DEALLOCATE ALL, if it is still to come
-            raw.pgconn.send_prepare(self._name, self._sql, self._types)
-            _check(raw, raw.wait(results_of(raw.pgconn)))
-            name = known._names[self._key] = self._name
+        if isinstance(known, StatementNames) and known.route.prepares:
+            name = known._names.get(self._key)
+            if name is not None:
+                return name
+        known = take_over(raw)
+        if not known.route.prepares:
+            return None
+        if known._to_flush:
+            raw.wait(known.maintain_gen(raw))  # that DEALLOCATE ALL, if it is still to come
+        name = known.name(self._content)
+        raw.pgconn.send_prepare(name, self._sql, self._types)
+        _check(raw, raw.wait(results_of(raw.pgconn)))
+        known._names[self._key] = name
         return name
 
 
@@ -84,21 +88,33 @@ class OpeningQuery(PackedStatement):
 
     __slots__ = ()
 
-    def fetch(self, connection: Any, values: Sequence[bytes | None]) -> PGresult:
-        """Run BEGIN and the query on a connection that is ``ready_to_open``. Errors are ``django.db``'s."""
+    def fetch(self, connection: Any, values: Sequence[bytes | None]) -> PGresult | None:
+        """Run BEGIN and the query on a connection that is ``ready_to_open``; None, and nothing was done, where it cannot be
+        prepared. Errors are ``django.db``'s."""
         connection.validate_no_broken_transaction()
         raw = connection.connection
         with connection.wrap_database_errors, raw.lock:
-            name = self._prepared(raw)
+            try:
+                name = self._prepared(raw)
+            except SIGNS as taken:
+                distrust(raw, taken)
+                name = None
+            if name is None:
+                return None
             try:
                 result = raw.wait(self._conversation(raw.pgconn, name, values))
             except BaseException:
                 raw.close()  # in the middle of a pipeline nobody knows what the server does with it; it rolls back
                 raise
             if result.status != ExecStatus.TUPLES_OK:
-                if result.error_field(DiagnosticField.SQLSTATE) == b"26000":
-                    raw._prepared._names.pop(self._key, None)  # forgotten by the server: prepared anew the next time
-                raise errors.error_from_result(result, encoding=raw.info.encoding)
+                error = errors.error_from_result(result, encoding=raw.info.encoding)
+                if not isinstance(error, SIGNS):
+                    raise error
+                # The session does not know the name. Nothing but this was in the transaction, so it may be begun again.
+                distrust(raw, error)
+                raw.pgconn.send_query(b"ROLLBACK")
+                _check(raw, raw.wait(results_of(raw.pgconn)))
+                return None
             return result
 
     def _conversation(self, pgconn: PGconn, name: bytes, values: Sequence[bytes | None]) -> PQGen[PGresult]:

@@ -40,7 +40,7 @@ class PostgresqlQueueSql(PostgresqlClaims):
     def insert(self, connection: Any, message: Outgoing) -> None:
         try:
             if message[3:] == NO_OPTIONS and ready(connection):
-                self._plain_insert.execute(connection, (message[0].bytes, message[1].encode(), message[2]))
+                self._plain_insert.execute(connection, [message[0].bytes, message[1].encode(), message[2]])
             else:
                 execute(connection, *self._insert_of(message))
         except Exception as error:

@@ -12,11 +12,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import psycopg
+from psycopg.adapt import Transformer
 from psycopg.pq import Format
 from psycopg.types.string import ByteaBinaryLoader
 
 from ...conf import settings
 from ...errors import QueueNotFound
+from .naming import SIGNS, distrust, take_over
 
 _HOT = "_queueapp_hot_cursor"
 _UUID_OID = 2950
@@ -47,12 +49,21 @@ def hot_cursor(connection: Any) -> psycopg.Cursor[Any]:
     cursor.format = Format.BINARY
     # A uuid stays its 16 bytes: making ``uuid.UUID`` costs 0.8 µs a message, and most handlers never look.
     cursor.adapters.register_loader(_UUID_OID, ByteaBinaryLoader)
-    if settings.PREPARED_STATEMENTS and raw.prepare_threshold is None:
-        # Without a threshold psycopg ignores prepare=True. This one is never reached: what else runs on the connection is
-        # the user's, and is prepared only if the user says so.
-        raw.prepare_threshold = sys.maxsize
+    if settings.PREPARED_STATEMENTS:
+        name_statements(connection)
+        if raw.prepare_threshold is None:
+            # Without a threshold psycopg ignores prepare=True. This one is never reached: what else runs on the connection
+            # is the user's, and is prepared only if the user says so.
+            raw.prepare_threshold = sys.maxsize
     connection.__dict__[_HOT] = (raw, cursor)
     return cursor
+
+
+def name_statements(connection: Any) -> None:
+    """Give what is prepared on the present raw connection, by whomever, names by content; see ``naming``."""
+    raw = connection.connection
+    with connection.wrap_database_errors, raw.lock:
+        take_over(raw)
 
 
 def execute(connection: Any, sql: str, params: Sequence[Any]) -> int:
@@ -60,7 +71,10 @@ def execute(connection: Any, sql: str, params: Sequence[Any]) -> int:
     connection.validate_no_broken_transaction()
     cursor = hot_cursor(connection)
     with connection.wrap_database_errors:
-        cursor.execute(sql, params, prepare=True)
+        try:
+            cursor.execute(sql, params, prepare=settings.PREPARED_STATEMENTS)
+        except SIGNS as error:
+            _repeat(cursor, sql, params, error)
         return cursor.rowcount
 
 
@@ -69,13 +83,23 @@ def fetch(connection: Any, sql: str, params: Sequence[Any]) -> list[Any]:
     connection.validate_no_broken_transaction()
     cursor = hot_cursor(connection)
     with connection.wrap_database_errors:
-        cursor.execute(sql, params, prepare=True)
+        try:
+            cursor.execute(sql, params, prepare=settings.PREPARED_STATEMENTS)
+        except SIGNS as error:
+            _repeat(cursor, sql, params, error)
         return cursor.fetchall()
+
+
+def _repeat(cursor: psycopg.Cursor[Any], sql: str, params: Sequence[Any], error: psycopg.Error) -> None:
+    """The session did not know the statement's name, or knew it already: as in ``packed``, nothing was done."""
+    if not distrust(cursor.connection, error):
+        raise error
+    cursor.execute(sql, params, prepare=False)
 
 
 def load(connection: Any, result: Any) -> list[Any]:
     """The rows of a binary result that came another way than by ``fetch``, as that would return them."""
-    transformer = hot_cursor(connection)._tx
+    transformer = Transformer(hot_cursor(connection))
     transformer.set_pgresult(result, set_loaders=True, format=Format.BINARY)
     return transformer.load_rows(0, result.ntuples, tuple)
 

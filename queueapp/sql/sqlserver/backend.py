@@ -128,6 +128,10 @@ class SqlServerBackend(Backend):
     def handler_options(self) -> dict[str, Any]:
         return {}  # the server keeps plans by text
 
+    def name_statements(self, connection: Any) -> None:
+        """Nothing has a name: what the drivers prepare is a number that the session gave to one cursor of theirs, and no
+        pooler hands a session of SQL Server to another process in the middle."""
+
     def watch_client(self, connection: Any, seconds: float) -> None:
         """Nothing to say: SQL Server sends keepalives, and rolls back what a client leaves behind."""
 

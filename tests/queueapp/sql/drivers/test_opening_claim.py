@@ -10,6 +10,7 @@ import psycopg
 import pytest
 from django.db import DatabaseError, OperationalError, ProgrammingError, connection, connections, transaction
 from psycopg import IsolationLevel
+from psycopg.pq import TransactionStatus
 
 from queueapp.messages import new_id
 from queueapp.sql import queue_sql
@@ -173,17 +174,24 @@ def test_a_connection_that_was_killed_is_an_ordinary_error_and_the_next_one_work
         assert len(claim()) == 1
 
 
-def test_a_statement_that_the_server_forgot_is_prepared_anew_the_next_time() -> None:
-    Transactional.send_many([{"n": 1}, {"n": 2}])
+@pytest.mark.usefixtures("trusting")
+@pytest.mark.parametrize("whole", [False, True])
+def test_where_the_session_does_not_know_the_statement_its_transaction_is_begun_again(whole: bool) -> None:
+    Transactional.send_many([{"n": n} for n in range(4)])
     with transaction.atomic():
-        claim()
+        assert len(claim(whole=whole)) == 1
     connection.connection.pgconn.exec_(b"DEALLOCATE ALL")
 
-    with pytest.raises(DatabaseError, match="does not exist"), transaction.atomic():
-        claim()
-
+    for _ in range(2):
+        with transaction.atomic():
+            assert len(claim(whole=whole)) == 1
+            Transactional.send({"n": "again"})
+            transaction.set_rollback(True)
     with transaction.atomic():
-        assert len(claim()) == 1
+        assert len(claim(whole=whole)) == 1
+
+    assert Transactional.objects.count() == 2
+    assert connection.connection.pgconn.transaction_status == TransactionStatus.IDLE
 
 
 def prepared_off(settings: Any) -> None:

@@ -63,6 +63,7 @@ def test_statements_of_the_user_are_not_prepared_because_ours_are(insert) -> Non
     assert not any('."seq" = ' in statement for statement in prepared), "the ORM's"
 
 
+@pytest.mark.usefixtures("trusting")
 def test_works_on_after_discard_all(insert) -> None:
     insert()
     with connections["default"].cursor() as cursor:
