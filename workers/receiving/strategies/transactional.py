@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from django.db import Error, connections, transaction
 
 from queueapp.errors import LeaseLost
-from queueapp.messages import counted_attempts, new_id
+from queueapp.messages import new_id
 from queueapp.recovery import carrying_out, verdicts
 from queueapp.sql import ErrorKind, backend_of
-from queueapp.sql.base import DELIVERIES, HEADERS, SEQ, Claimed
+from queueapp.sql.base import SEQ, Claimed
 
 from ...connections.dead_peers import Answering
 from ...processes.slots import Slot
@@ -40,7 +40,6 @@ class TransactionalTask(Task):
     def __init__(self, pump: QueuePump, slot: Slot | None) -> None:
         super().__init__(pump, slot)
         self._deadlocks: dict[int, int] = {}
-        self._has_counts = self.sql.table.has("deliveries")
         self._can_lease = self.sql.table.has("lease_token", "lease_owner", "lease_expires", "deliveries")
 
     def receive(self, limit: int) -> int:
@@ -60,7 +59,7 @@ class TransactionalTask(Task):
                 self.pump.floors.passed(rows)
                 self.pump.claimed(self, rows)
                 answering.pause()
-                outcome = self.call(claimed, 1 + self._failed_attempts(claimed))
+                outcome = self.call(claimed)
                 answering.again()
                 if outcome is None:
                     pass
@@ -91,9 +90,6 @@ class TransactionalTask(Task):
             assert isinstance(outcome, BaseException)
             self._failed(claimed, outcome, connection, None)
         return 1
-
-    def _failed_attempts(self, claimed: Claimed) -> int:
-        return int(claimed[DELIVERIES]) if self._has_counts else counted_attempts(claimed[HEADERS])
 
     def _decide_in_place(self, claimed: Claimed, error: BaseException, connection: Any) -> carrying_out.Decided:
         """Undo the handler and decide, without letting go of the message: between a rollback and a transaction that
@@ -136,7 +132,7 @@ class TransactionalTask(Task):
                     log.warning("%s", LeaseLost(self.queue._meta.label, claimed[SEQ]))
                     return 1
                 answering.pause()
-                outcome = self.call(claimed, claimed[DELIVERIES])
+                outcome = self.call(claimed, leased=True)
                 answering.again()
                 if outcome is not None:
                     raise RollBack
