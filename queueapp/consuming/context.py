@@ -27,6 +27,7 @@ class Context(WellKnown):
         self.queue = queue
         self.alias = alias
         self.consumer = consumer
+        #: 1 for the first. Hand-outs that nobody ended count as well: their handler may have begun.
         self.attempt = attempt
         self._claimed = claimed
         self._extend = extend

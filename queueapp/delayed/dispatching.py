@@ -13,7 +13,8 @@ from .. import registry, wakeups
 from ..conf import settings
 from ..errors import QueueNotFound
 from ..models import DelayedMessage, PoisonMessage
-from ..poison.failures import describe
+from ..poison.burying import bury, is_passing
+from ..poison.failures import clean, describe
 from ..sql import ErrorKind, backend_of, queue_sql
 from ..sql.base import StoreTable
 from ..sql.carried import COUNTS, carried_by
@@ -97,7 +98,7 @@ def _poison(alias: str, destination: str, keys: list[int], reason: str, error: B
         PoisonMessage(
             queue=destination,
             destination=destination,
-            reason=reason[:500],
+            reason=clean(reason, 500),
             message_id=row.message_id,
             attempts=row.retries,
             **describe(error),
@@ -123,27 +124,23 @@ def dispatch_next(store: DelayedStore, at: datetime) -> Dispatched | None:
         message = store.fetch_next_due(at)
         if message is None:
             return None
-        row = PoisonMessage(message_id=message.message_id, queue=message.destination, destination=message.destination,
-                            attempts=message.retries, **{name: getattr(message, name) for name in COUNTS},
-                            **carried_by(message))  # fmt: skip
         try:
             queue = registry.queues.find(message.destination)
             with transaction.atomic(using=alias):
                 queue_sql(queue, connection).insert_row(connection, row_from(message))
-        except (QueueNotFound, Error) as error:
+        except Exception as error:
+            # Also what is no error of the database: another store may hold what no column takes.
             missing = isinstance(error, QueueNotFound)
-            if not missing and backend_of(connection).error_kind(error) in (ErrorKind.DEADLOCK, ErrorKind.CONNECTION):
+            if is_passing(error, alias):
                 raise
             if not missing and message.retries < settings.NUMBER_OF_RETRIES:
                 store.increment_failure_count(message)
                 return Dispatched(0, 0, 1)
             if not store.remove(message):
                 return Dispatched(0, 0)  # somebody else dispatched it
-            row.reason = (f"queue not found: {message.destination}" if missing else
-                          f"could not be forwarded to {message.destination}")[:500]  # fmt: skip
-            for name, value in describe(error).items():
-                setattr(row, name, value)
-            row.save(using=alias)
+            reason = "queue not found: " if missing else "could not be forwarded to "
+            bury(alias, message.destination, row_from(message), reason + message.destination,
+                 attempts=message.retries, exception=error, destination=message.destination)  # fmt: skip
             return Dispatched(0, 1)
         if not store.remove(message):
             # Contract: False says that it was dispatched already. Undo ours rather than send it twice.

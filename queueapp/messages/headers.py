@@ -101,8 +101,10 @@ def time_sent(headers: Mapping[str, str]) -> datetime | None:
 
 def counted_attempts(headers: str) -> int:
     """Failed attempts according to the headers; 0 when they do not say or do not parse."""
+    if ATTEMPTS not in headers:
+        return 0
     try:
-        return int(decode_headers(headers).get(ATTEMPTS, "0"))
+        return max(0, int(decode_headers(headers).get(ATTEMPTS, "0")[:10]))
     except (UndecodableMessage, ValueError):
         return 0
 
@@ -111,4 +113,5 @@ def count_attempts(headers: str, attempts: int) -> str:
     """Headers that say how many attempts failed; 0 takes the count out. Raises UndecodableMessage."""
     changed = decode_headers(headers)
     changed.pop(ATTEMPTS, None)
-    return encode_headers(changed | ({ATTEMPTS: str(attempts)} if attempts else {}))
+    # Not ``encode_headers``: what a sender of another system wrote is written back, a NUL as \u0000 included.
+    return _encoder.encode(changed | ({ATTEMPTS: str(attempts)} if attempts else {})).decode()

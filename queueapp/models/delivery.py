@@ -42,8 +42,8 @@ OPTIONS: tuple[Option, ...] = (
         "max_deliveries",
         int,
         0,
-        "A message handed out so often and never acked is poison (AMPS' MaxDeliveries); "
-        "0: only the consumers' attempts count.",
+        "A message handed out so often and never acked is poison, whether its handler failed, receive() gave it back or "
+        "nobody ended it (AMPS' MaxDeliveries); 0: only the consumers' attempts count.",
         low=0,
         high=1_000_000,
     ),
@@ -51,7 +51,7 @@ OPTIONS: tuple[Option, ...] = (
         "max_cancels",
         int,
         0,
-        "A message given back so often is poison (AMPS' MaxCancels); 0: no limit.",
+        "A message that receive() has given back so often is poison (AMPS' MaxCancels); 0: no limit.",
         low=0,
         high=1_000_000,
     ),

@@ -8,20 +8,18 @@ really changed, for the caller to compare with what it asked for. Who paused, re
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from time import monotonic
 from typing import Any, NamedTuple
 
 from django.apps import apps
 from django.db import connections, transaction
 from django.db.models import Q, QuerySet
-from django.utils.dateparse import parse_datetime
 
-from .. import messages, wakeups
+from .. import wakeups
 from ..conf import settings
-from ..errors import UndecodableMessage
 from ..models import Now, PoisonMessage, QueueControl
-from ..poison.failures import read_failures
+from ..poison.failures import attempts_of, clean, first_failed, type_of
 from ..sending.accepting import alias_of
 from ..sql import queue_sql
 from ..sql.carried import COUNTS, carried_by
@@ -171,31 +169,17 @@ def _remove(queue: Any, alias: str, keys: list[int]) -> int:
 
 def _as_poison(row: Any, reason: str) -> PoisonMessage:
     columns = _columns(type(row))
-    try:
-        kind = messages.read_head(row.headers)[0][:255]
-    except UndecodableMessage:
-        kind = ""
     return PoisonMessage(
         queue=row._meta.label,
         message_id=row.id,
-        message_type=kind,
-        reason=reason[:500],
+        message_type=type_of(row.headers),
+        reason=clean(reason, 500),
         consumer=row.recipient if "recipient" in columns else "",
-        attempts=row.deliveries if "deliveries" in columns else 0,
-        first_failed_at=_first_failed(row.failures) if "failures" in columns else None,
+        attempts=attempts_of(row.failures),
+        first_failed_at=first_failed(row.failures),
         **{name: getattr(row, name) for name in COUNTS if name in columns},
         **carried_by(row),
     )
-
-
-def _first_failed(failures: str | None) -> datetime | None:
-    history = read_failures(failures)
-    at = history[0].get("at") if history and isinstance(history[0], dict) else None
-    try:
-        first = parse_datetime(at) if isinstance(at, str) else None
-    except ValueError:
-        return None
-    return first.replace(tzinfo=UTC) if first is not None and first.tzinfo is None else first
 
 
 def _columns(queue: Any) -> set[str]:

@@ -1,26 +1,31 @@
 """Putting poison messages back into their queues: one, many, by group, by queue, all.
 
 It is set-based and in batches: each batch is one transaction that locks the rows, copies them into their queue and
-deletes them, so a message is never in both tables and never in none, and a crash in between loses nothing.
+deletes them, so a message is never in both tables and never in none, and a crash in between loses nothing. What somebody
+else has locked, archived or moved meanwhile is left as it is.
+
+A message keeps its expiry while that is still to come: its sender did not want it handled later than that. One that is over
+is dropped, because it was received in time, and whoever requeues the message wants it handled.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
 from django.db import connections, transaction
-from django.db.models import F, QuerySet
-from django.db.models.functions import Greatest, Least
+from django.db.models import QuerySet
 
 from .. import registry, wakeups
 from ..conf import settings
 from ..consuming.registry import registered
 from ..errors import QueueNotFound
-from ..models import PoisonMessage
+from ..models import Now, PoisonMessage
 from ..sql import backend_of, queue_sql
 from ..sql.base import StoreTable
+from .failures import set_back
 
 BATCH = 1000
 
@@ -37,9 +42,10 @@ def requeue(
     ``reset_counts=False`` keeps deliveries, cancels and the history, so the message has only the attempts left that it
     had. Raises QueueNotFound, before anything is moved of that batch, for a queue that is no more.
     """
-    alias = messages.db
+    # Where they are written: a router may read from a replica.
+    alias = messages.select_for_update().db
     done, last = 0, 0
-    todo = messages.filter(status=PoisonMessage.Status.UNRESOLVED).order_by("number")
+    todo = messages.using(alias).filter(status=PoisonMessage.Status.UNRESOLVED).order_by("number")
     while keys := list(todo.filter(number__gt=last).values_list("number", flat=True)[:BATCH]):
         last = keys[-1]
         done += _requeue_batch(alias, keys, to, reset_counts)
@@ -51,21 +57,21 @@ def requeue(
 def _requeue_batch(alias: str, keys: list[int], to: Any, reset_counts: bool) -> int:
     connection = connections[alias]
     store = StoreTable.of(PoisonMessage, "number")
+    everything = PoisonMessage.objects.using(alias)
     with transaction.atomic(using=alias):
         # Locked first: of two operators who press requeue together, one moves a message and the other finds it gone.
-        rows = (
-            PoisonMessage.objects.using(alias)
-            .select_for_update(skip_locked=True)
+        rows = list(
+            everything.select_for_update(skip_locked=True)
             .filter(number__in=keys, status=PoisonMessage.Status.UNRESOLVED)
-            .values_list("number", "queue", "destination")
+            .only("number", "queue", "destination", "consumer", "attempts", "cancels", "failures")
         )
         by_queue: defaultdict[Any, list[int]] = defaultdict(list)
-        for number, queue, destination in rows:
-            by_queue[to or registry.queues.find(destination or queue)].append(number)
+        for row in rows:
+            by_queue[to or registry.queues.find(row.destination or row.queue)].append(row.number)
         if not reset_counts:
-            _leave_one_attempt(alias, keys)
-        # Whoever requeues a message wants it handled: its time to be received was over once it had been received.
-        PoisonMessage.objects.using(alias).filter(number__in=keys).update(expires=None)
+            _leave_one_attempt(everything, rows)
+        over = everything.filter(number__in=[row.number for row in rows], expires__lte=Now())
+        over.update(expires=None)
         moved = 0
         for queue, numbers in by_queue.items():
             count = queue_sql(queue, connection).insert_from(connection, store, numbers, reset_counts=reset_counts)
@@ -77,14 +83,27 @@ def _requeue_batch(alias: str, keys: list[int], to: Any, reset_counts: bool) -> 
     return moved
 
 
-def _leave_one_attempt(alias: str, keys: list[int]) -> None:
-    """Kept counts stand one below the limit: the message gets exactly one more attempt."""
-    rows = PoisonMessage.objects.using(alias).filter(number__in=keys)
-    for queue, name in set(rows.order_by().values_list("queue", "consumer")):
-        try:
-            known = {c.name: c for c in registered.of(registry.queues.find(queue))}
-        except QueueNotFound:
-            known = {}
-        attempts = (known[name].options["attempts"] if name in known else None) or settings.ATTEMPTS
-        same = rows.filter(queue=queue, consumer=name)
-        same.update(deliveries=Greatest(Least(F("deliveries"), attempts) - 1, 0))
+def _leave_one_attempt(everything: Any, rows: list[PoisonMessage]) -> None:
+    """Kept counts stand one below the limit: the message gets exactly one more attempt, as AsyncMonolith's do. Its hand-outs
+    are those attempts and what was given back: whatever nobody ended is forgiven, or it might not be handled at all."""
+    limits: dict[tuple[str, str], tuple[int, int]] = {}
+    for row in rows:
+        origin = row.queue, row.consumer
+        if origin not in limits:
+            limits[origin] = _limits_of(*origin)
+        most_attempts, most_deliveries = limits[origin]
+        attempts = max(0, min(row.attempts, most_attempts) - 1)
+        row.failures = set_back(row.failures, attempts)
+        row.deliveries = min(attempts + row.cancels, most_deliveries - 1)
+    everything.bulk_update(rows, ["failures", "deliveries"])
+
+
+def _limits_of(label: str, consumer: str) -> tuple[int, int]:
+    """(attempts, deliveries) that a message of this queue and consumer may have."""
+    try:
+        queue = registry.queues.find(label)
+    except QueueNotFound:
+        return settings.ATTEMPTS, sys.maxsize
+    known = {one.name: one for one in registered.of(queue)}
+    attempts = known[consumer].options["attempts"] if consumer in known else None
+    return attempts or settings.ATTEMPTS, queue.delivery.max_deliveries or sys.maxsize

@@ -2,7 +2,9 @@
 
 Workers and scripts use the same statements and the same three semantics. A message that a script took ends in one of
 four ways: acked, cancelled (given back), expired (dropped now), or, when the block is left without any of these, given
-back. A terminal write that touches no row raises LeaseLost: a stale lease never ends a message.
+back. A terminal write that touches no row raises LeaseLost: a stale lease never ends a message. What reaches a limit of
+its queue when it is given back (``max_deliveries``, ``max_cancels``) becomes poison instead, in the same transaction; a
+message that was handed out so often and that nobody gave back becomes it when it is claimed, and is not handed out.
 """
 
 from __future__ import annotations
@@ -22,10 +24,16 @@ from ..errors import InvalidOption, LeaseLost, QueueError
 from ..messages.ids import as_uuid
 from ..messages.telling import WellKnown
 from ..models.delivery import Semantics
+from ..poison.burying import bury
+from ..poison.failures import attempts_of
+from ..poison.limits import reasons
 from ..sending import accepting
 from ..sql import queue_sql
-from ..sql.base import BODY, DELIVERIES, HEADERS, ID, SEQ, Claimed, Range
+from ..sql.base import BODY, CANCELS, DELIVERIES, HEADERS, ID, SEQ, Claimed, Range
 from .floors import floors_of, lower_floors
+
+#: How long to wait for whoever looks at a message that is leased here.
+_PATIENCE_MS = 10_000
 
 
 class Message(WellKnown):
@@ -80,8 +88,13 @@ class Message(WellKnown):
         """Done: the message goes. Raises LeaseLost when the lease is somebody else's by now."""
         self._receive._end(self, "acked")
 
+    @property
+    def cancels(self) -> int:
+        """How often it was given back before."""
+        return int(self._claimed[CANCELS])
+
     def cancel(self) -> None:
-        """Give it back to its place in the queue; counted in ``cancels``. Raises LeaseLost."""
+        """Give it back to its place in the queue; counted in ``cancels``, and poison at a limit. Raises LeaseLost."""
         self._receive._end(self, "cancelled")
 
     def expire(self) -> None:
@@ -177,17 +190,18 @@ class Receive:
         for ranges in looks:
             if not ranges:
                 continue
-            limit = self._limit - len(rows)
-            if self.leased:
-                owner = self._token
-                got = sql.claim_by_lease(connection, ranges, limit, self._token, owner, self._lease_ms)
-            else:
-                got = sql.claim_by_delete(connection, ranges, limit)
-            if got:
-                floors.passed(got, returns)
-            rows += got
-            if len(rows) == self._limit:
-                break
+            while (limit := self._limit - len(rows)) > 0:
+                if self.leased:
+                    owner = self._token
+                    got = sql.claim_by_lease(connection, ranges, limit, self._token, owner, self._lease_ms)
+                else:
+                    got = sql.claim_by_delete(connection, ranges, limit)
+                if got:
+                    floors.passed(got, returns)
+                handed_out = self._without_spent(got)
+                rows += handed_out
+                if len(handed_out) == len(got):
+                    break  # else there may be others in the place of those
         if behind and not any(row[SEQ] <= behind[0].high for row in rows):
             floors.rescanned(monotonic() - started)
         return rows
@@ -204,7 +218,9 @@ class Receive:
             return
         connection = connections[self.alias]
         sql = queue_sql(self.queue, connection)
-        if how == "cancelled":
+        if how == "cancelled" and (why := self._reasons(message)):
+            ended = self._bury(message.seq, why, cancelled=True)
+        elif how == "cancelled":
             ended = sql.give_back(connection, [message.seq], self._token, handled=True)
         else:
             ended = sql.ack(connection, [message.seq], self._token)
@@ -215,6 +231,42 @@ class Receive:
             lower_floors(self.queue, self.alias, message.seq)
         elif how == "expired":
             signals.expired.send_robust(sender=self.queue, queue=self.queue, count=1)
+
+    # -- limits of the queue (``poison.limits``) -------------------------------------------------------------------
+
+    def _reasons(self, message: Message) -> str:
+        """Why this message may not be given back once more, if so."""
+        return reasons(self.queue.delivery, message.deliveries, message.cancels + 1)
+
+    def _without_spent(self, claimed: list[Claimed]) -> list[Claimed]:
+        """Bury what was handed out as often as it may before this time, and was never acked."""
+        most = self.queue.delivery.max_deliveries
+        if not self.leased or not most:
+            return claimed
+        kept = []
+        for row in claimed:
+            if row[DELIVERIES] > most:
+                self._bury(row[SEQ], reasons(self.queue.delivery, row[DELIVERIES] - 1, 0), cancelled=False)
+            else:
+                kept.append(row)
+        return kept
+
+    def _bury(self, seq: int, reason: str, *, cancelled: bool) -> int:
+        """Move a message that is leased here to the poison table; returns how many that were."""
+        connection = connections[self.alias]
+        sql = queue_sql(self.queue, connection)
+        with transaction.atomic(using=self.alias):
+            # The token fences. Nobody else can have it locked for long: a lease is ended in one statement.
+            row = sql.lock(connection, seq, self._token, _PATIENCE_MS)
+            if row is None:
+                return 0
+            # The hand-out that ends here as it began is none; one that is given back is counted as such.
+            counts = {"cancels": row.cancels + 1} if cancelled else {"deliveries": row.deliveries - 1}
+            row = row._replace(**counts)
+            label = self.queue._meta.label
+            bury(self.alias, label, row, f"not acked: {reason}", attempts=attempts_of(row.failures))
+            signals.log.error("%s: message %s is poison, not acked: %s", label, row.id, reason)
+            return sql.remove(connection, [seq])
 
     def _extend(self, seq: int, period: timedelta | None) -> None:
         if not self.leased:
@@ -234,6 +286,10 @@ class Receive:
         # A lease that was lost meanwhile is not an error here: whoever has it now ends it.
         if unstarted:
             sql.give_back(connection, unstarted, self._token, handled=False)
+        for message in self._started:
+            if not message._state and (why := self._reasons(message)):
+                self._bury(message.seq, why, cancelled=True)
+                unended.remove(message.seq)
         if unended:
             sql.give_back(connection, unended, self._token, handled=True)
         if unstarted or unended:

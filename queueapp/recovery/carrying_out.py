@@ -4,26 +4,37 @@ The handler's transaction is rolled back first; ``fail`` then opens a clean one,
 asks the policy and carries its verdict out. A move to another table is that same transaction, so a message is never in
 two places and never in none. Counts and reasons are on the row: they survive the process, and do not multiply with the
 number of workers.
+
+It cannot fail for anything that a handler, a policy or a message brings along. What passes by itself (a deadlock, a lock,
+a lost connection, a delayed store that is away) is raised, nothing was changed, and the caller tries again; anything else
+is tried ``TRIES`` times at most, and then the message is poison with a bare record that says which error left no more.
 """
 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from django.db import Error, connections, transaction
+from django.db import DataError, Error, IntegrityError, connections, transaction
 
 from .. import messages, signals, wakeups
 from ..consuming.registration import Registration
-from ..models import DelayedMessage, Now, PoisonMessage
-from ..poison.failures import append, describe, first_failed, one_line, type_of, where
+from ..errors import UndecodableMessage
+from ..models import DelayedMessage, Now
+from ..poison.burying import bury, bury_bare, is_passing
+from ..poison.failures import append, attempts_of, one_line
+from ..poison.limits import Spent, reasons
 from ..sql import queue_sql
-from ..sql.base import Row
+from ..sql.base import QueueTable, Row
 from ..sql.carried import carried_by
 from .policy import Failure, ask
 from .verdicts import Poison, RetryLater, RetryNow, Verdict
+
+#: How often a failure is tried to be recorded in full, where the error may be another one the next time.
+TRIES = 3
 
 
 class StoreFailed(Error):
@@ -45,75 +56,34 @@ def fail(
 
     ``token``: the lease it is held under; None for a TRANSACTIONAL receive that was rolled back, whose delivery is
     counted here. Returns None when the message is gone or leased to somebody else: then nothing was changed. Raises an
-    error of kind LOCKED when another transaction holds the row longer than ``wait``.
+    error of kind LOCKED when another transaction holds the row longer than ``wait``, and otherwise only what passes by
+    itself, or what keeps even a bare record from being written (no such table, no right to it).
     """
-    connection = connections[alias]
-    sql = queue_sql(queue, connection)
-    with transaction.atomic(using=alias):
-        row = sql.lock(connection, seq, token, int(wait.total_seconds() * 1000))
+    sql = queue_sql(queue, connections[alias])
+
+    def locked() -> Row | None:
+        return sql.lock(connections[alias], seq, token, int(wait.total_seconds() * 1000))
+
+    def in_full() -> Decided | None:
+        row = locked()
         if row is None:
             return None
-        decided = decide_locked(queue, alias, row, exception, consumer=consumer, token=token, items=items)
+        return decide_locked(queue, alias, row, exception, consumer=consumer, token=token, items=items)
+
+    def bare(error: BaseException) -> Decided | None:
+        row = locked()
+        if row is None:
+            return None
+        failure = _failure(queue, sql.table, row, exception, consumer, token, items)
+        verdict = _bury_bare(failure, alias, error)
+        _ended(sql.remove(connections[alias], [seq]), failure)
+        return Decided(failure, verdict, connections[alias])
+
+    decided = _recorded(alias, in_full, bare)
+    if decided is None:
+        return None
     decided.tell()
     return decided.verdict
-
-
-@dataclass(slots=True)
-class Decided:
-    """A verdict that was carried out; ``tell`` the world once that is committed."""
-
-    failure: Failure
-    verdict: Verdict
-    connection: Any
-
-    def tell(self) -> None:
-        """Send wake-ups and signals, and log."""
-        _tell(self.failure, self.verdict, self.connection)
-
-
-def decide_locked(
-    queue: Any,
-    alias: str,
-    row: Row,
-    exception: BaseException,
-    *,
-    consumer: Registration | None,
-    token: uuid.UUID | None,
-    items: dict[str, Any] | None = None,
-) -> Decided:
-    """The part of ``fail`` that runs in the clean transaction, for a caller that has the row locked in it already."""
-    connection = connections[alias]
-    sql = queue_sql(queue, connection)
-    has_column = sql.table.has("deliveries")
-    if not has_column:
-        row = row._replace(deliveries=messages.counted_attempts(row.headers))
-    counted = row if token is not None else row._replace(deliveries=row.deliveries + 1)
-    failure = Failure(queue, consumer, counted, exception, max(1, counted.deliveries), items or {})
-    verdict = ask(failure, alias)
-    if not has_column and isinstance(verdict, RetryNow | RetryLater):
-        # A foreign table has no column for it, so the count travels in the headers.
-        counted = row._replace(headers=messages.count_attempts(row.headers, counted.deliveries))
-        failure.row = counted
-    elif not has_column and row.deliveries:
-        failure.row = counted._replace(headers=messages.count_attempts(row.headers, 0))
-    failures = _history(row, failure, verdict)
-    if isinstance(verdict, RetryNow):
-        ended = sql.put_back(
-            connection,
-            row.seq,
-            deliveries=counted.deliveries,
-            cancels=row.cancels,
-            failures=failures,
-            token=token,
-            headers=None if has_column else counted.headers,
-        )
-    else:
-        ended = sql.remove(connection, [row.seq])
-        _keep(failure, verdict, failures, alias)
-    if ended != 1:
-        raise RuntimeError(f"Message {row.seq} of {queue._meta.label} vanished under its lock.")
-    wakeups.run_every_hook(connection)  # the policy's
-    return Decided(failure, verdict, connection)
 
 
 def fail_taken(
@@ -127,51 +97,199 @@ def fail_taken(
     verdict: Verdict | None = None,
 ) -> Verdict:
     """The same for an AT_MOST_ONCE message, which left its table before its handler ran: it is kept as poison, and
-    never retried by itself, because that would make it at-least-once. With a ``verdict`` the policy is not asked."""
-    counted = row._replace(deliveries=row.deliveries + 1)
-    failure = Failure(queue, consumer, counted, exception, counted.deliveries, items or {})
-    with transaction.atomic(using=alias):
-        verdict = verdict or ask(failure, alias)
-        if isinstance(verdict, RetryNow | RetryLater):
-            verdict = Poison("at-most-once, not retried: " + one_line(exception))
-        _keep(failure, verdict, _history(row, failure, verdict), alias)
+    never retried by itself, because that would make it at-least-once. With a ``verdict`` the policy is not asked. Raises
+    as ``fail``."""
+    failure = _failure(queue, queue_sql(queue, connections[alias]).table, row, exception, consumer, None, items)
+
+    def in_full() -> Decided:
+        decided = verdict or ask(failure, alias)
+        if isinstance(decided, RetryNow | RetryLater):
+            decided = Poison("at-most-once, not retried: " + one_line(exception))
+        _keep(failure, decided, _history(row, failure, decided), alias)
         wakeups.run_every_hook(connections[alias])
-    _tell(failure, verdict, connections[alias])
+        return Decided(failure, decided, connections[alias])
+
+    def bare(error: BaseException) -> Decided:
+        return Decided(failure, _bury_bare(failure, alias, error), connections[alias])
+
+    decided = _recorded(alias, in_full, bare)
+    assert decided is not None
+    decided.tell()
+    return decided.verdict
+
+
+@dataclass(slots=True)
+class Decided:
+    """A verdict that was carried out; ``tell`` the world once that is committed."""
+
+    failure: Failure
+    verdict: Verdict
+    connection: Any
+
+    def tell(self) -> None:
+        """Send wake-ups and signals, and log. It is committed: nothing that happens here is an error of the failure's."""
+        try:
+            _tell(self.failure, self.verdict, self.connection)
+        except Exception:
+            signals.log.exception("A failed attempt was recorded, but not everybody could be told.")
+
+
+def decide_locked(
+    queue: Any,
+    alias: str,
+    row: Row,
+    exception: BaseException,
+    *,
+    consumer: Registration | None,
+    token: uuid.UUID | None,
+    items: dict[str, Any] | None = None,
+) -> Decided:
+    """The part of ``fail`` that runs in the clean transaction, for a caller that has the row locked in it already. Raises
+    whatever goes wrong: then that transaction is rolled back, and it is ``fail`` that records the failure."""
+    connection = connections[alias]
+    sql = queue_sql(queue, connection)
+    failure = _failure(queue, sql.table, row, exception, consumer, token, items)
+    verdict = _verdict(failure, alias)
+    if not sql.table.keeps_counts:
+        verdict = _count_in_headers(failure, row, verdict)
+    failures = _history(row, failure, verdict)
+    if isinstance(verdict, RetryNow):
+        ended = sql.put_back(
+            connection,
+            row.seq,
+            deliveries=failure.row.deliveries,
+            cancels=row.cancels,
+            failures=failures,
+            token=token,
+            headers=None if sql.table.keeps_counts else failure.row.headers,
+        )
+    else:
+        ended = sql.remove(connection, [row.seq])
+        _keep(failure, verdict, failures, alias)
+    _ended(ended, failure)
+    wakeups.run_every_hook(connection)  # the policy's
+    return Decided(failure, verdict, connection)
+
+
+# -- one path for every failure ------------------------------------------------------------------------------------
+
+
+def _recorded(
+    alias: str, in_full: Callable[[], Decided | None], bare: Callable[[BaseException], Decided | None]
+) -> Decided | None:
+    """Run ``in_full`` in a transaction, and where it cannot succeed ``bare`` in another one."""
+    tries = 0
+    while True:
+        try:
+            with transaction.atomic(using=alias):
+                return in_full()
+        except Exception as error:
+            if isinstance(error, StoreFailed) or is_passing(error, alias):
+                raise
+            tries += 1
+            # The same values will be refused again; what else a server says may be different in a moment.
+            if tries < TRIES and isinstance(error, Error) and not isinstance(error, DataError | IntegrityError):
+                continue
+            signals.log.exception("A failed attempt could not be recorded in full; its message becomes poison.")
+            reason = error
+        with transaction.atomic(using=alias):
+            return bare(reason)
+
+
+def _failure(
+    queue: Any,
+    table: QueueTable,
+    row: Row,
+    exception: BaseException,
+    consumer: Registration | None,
+    token: uuid.UUID | None,
+    items: dict[str, Any] | None,
+) -> Failure:
+    """The attempt that has failed, with its number; its row counts the hand-out that has come to nothing."""
+    failed = attempts_of(row.failures) if table.keeps_counts else messages.counted_attempts(row.headers)
+    counted = row if token is not None else row._replace(deliveries=row.deliveries + 1)
+    if not table.keeps_counts:
+        counted = row._replace(deliveries=failed + 1)
+    begun = not isinstance(exception, Spent)
+    return Failure(queue, consumer, counted, exception, failed + begun, items or {})
+
+
+def _verdict(failure: Failure, alias: str) -> Verdict:
+    if isinstance(failure.exception, Spent):
+        return Poison(str(failure.exception))
+    verdict = ask(failure, alias)
+    over = reasons(failure.queue.delivery, failure.row.deliveries, 0)
+    if over and isinstance(verdict, RetryNow | RetryLater):
+        return Poison(f"{over}: {one_line(failure.exception)}")
     return verdict
 
 
+def _count_in_headers(failure: Failure, row: Row, verdict: Verdict) -> Verdict:
+    """A foreign table has no column for the count, so it travels in the headers while the message is retried."""
+    again = isinstance(verdict, RetryNow | RetryLater)
+    if not again and not messages.counted_attempts(row.headers):
+        return verdict
+    try:
+        headers = messages.count_attempts(row.headers, failure.attempt if again else 0)
+    except UndecodableMessage as error:
+        # Retried without a count it would be retried for ever.
+        return Poison(f"its attempts cannot be counted: {one_line(error)}")
+    failure.row = failure.row._replace(headers=headers)
+    return verdict
+
+
+def _bury_bare(failure: Failure, alias: str, error: BaseException) -> Poison:
+    consumer = failure.consumer.name if failure.consumer else ""
+    verdict = Poison(one_line(failure.exception))
+    bury_bare(
+        alias,
+        failure.queue._meta.label,
+        failure.row,
+        verdict.reason,
+        error,
+        attempts=failure.attempt,
+        consumer=consumer,
+    )
+    return verdict
+
+
+def _ended(rows: int, failure: Failure) -> None:
+    if rows != 1:
+        raise RuntimeError(f"Message {failure.row.seq} of {failure.queue._meta.label} vanished under its lock.")
+
+
 def _history(row: Row, failure: Failure, verdict: Verdict) -> str:
-    return append(row.failures, failure.exception, failure.attempt, type(verdict).__name__, failure.items.get("at"))
+    return append(row.failures, failure.exception, failure.attempt, type(verdict).__name__)
 
 
 def _keep(failure: Failure, verdict: Verdict, failures: str, alias: str) -> None:
-    row = failure.row
-    carried: dict[str, Any] = {
-        **carried_by(row),
-        "message_id": row.id,
-        "deliveries": row.deliveries,
-        "cancels": row.cancels,
-        "failures": failures,
-    }
+    row = failure.row._replace(failures=failures)
     if isinstance(verdict, RetryLater):
         try:
-            DelayedMessage.objects.using(alias).create(
-                destination=failure.queue._meta.label, due=Now() + verdict.delay, **carried
+            later = DelayedMessage(
+                destination=failure.queue._meta.label,
+                due=Now() + verdict.delay,
+                message_id=row.id,
+                deliveries=row.deliveries,
+                cancels=row.cancels,
+                failures=failures,
+                **carried_by(row),
             )
+            # Not save(): its signals are the user's.
+            DelayedMessage.objects.using(alias).bulk_create([later])
+        except (DataError, IntegrityError):
+            raise  # this message's fault, and not the store's
         except Error as error:
             raise StoreFailed(str(error)) from error
     elif isinstance(verdict, Poison):
-        PoisonMessage.objects.using(alias).create(
-            queue=failure.queue._meta.label,
-            consumer=failure.consumer.name if failure.consumer else "",
-            reason=verdict.reason[:500],
+        bury(
+            alias,
+            failure.queue._meta.label,
+            row,
+            verdict.reason,
             attempts=failure.attempt,
-            first_failed_at=first_failed(failures),
-            **describe(failure.exception),
-            **where(),
-            message_type=type_of(row.headers),
-            edit_of=messages.edit_of(row.headers),
-            **carried,
+            consumer=failure.consumer.name if failure.consumer else "",
+            exception=failure.exception,
         )
 
 

@@ -5,23 +5,32 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
-from django.db import transaction
+from django.db import connections, transaction
 
 from .. import messages, signals
 from ..conf import settings
 from ..consuming.registration import Registration
 from ..errors import UndecodableMessage
-from ..poison.failures import one_line
+from ..poison.failures import clean, one_line
 from ..sql.base import Row
 from .verdicts import Discard, Poison, RetryLater, RetryNow, Verdict
+
+#: A retry in the farther future is a mistake: as the ``delay`` of a send.
+LONGEST_DELAY = timedelta(days=36500)
+
+
+class ConnectionSpoiled(Exception):
+    """A policy has taken away the connection under the transaction that it was asked in."""
 
 
 @dataclass(slots=True)
 class Failure:
     """One failed attempt as a policy sees it: ``policy(failure) -> verdict``. The row is as it is stored, so header
-    changes of the failed handler are not here."""
+    changes of the failed handler are not here; its deliveries count this hand-out. ``attempt``: how many have failed by
+    now, this one included."""
 
     queue: Any
     consumer: Registration | None
@@ -52,34 +61,70 @@ def default_policy(failure: Failure) -> Verdict:
     if unrecoverable and isinstance(failure.exception, unrecoverable):
         return Poison("unrecoverable: " + one_line(failure.exception))
     attempts = failure.option("attempts")
-    limit = failure.queue.delivery.max_deliveries
-    if failure.attempt >= attempts or (limit and failure.attempt >= limit):
+    if failure.attempt >= attempts:
         return Poison(f"failed {failure.attempt} of {attempts} attempts: {one_line(failure.exception)}")
     immediate = failure.option("immediate_retries")
     if failure.attempt <= immediate:
         return RetryNow()
     wait = failure.option("retry_delay") + failure.option("retry_delay_increase") * (failure.attempt - immediate - 1)
     wait += wait * (failure.option("retry_jitter") * random.random())
-    return RetryLater(wait) if wait else RetryNow()
+    return RetryLater(min(wait, LONGEST_DELAY)) if wait else RetryNow()
 
 
 def ask(failure: Failure, alias: str) -> Verdict:
-    """The verdict of the consumer's own policy, or of the default one where it has none or it fails."""
+    """The verdict of the consumer's own policy, or of the default one where it has none, or it fails or makes no sense.
+    What it says is text that every column takes, and a time that every clock knows. Raises ConnectionSpoiled."""
     policy: Callable[[Failure], Verdict] | None = failure.consumer.options["policy"] if failure.consumer else None
     if policy is None:
-        return default_policy(failure)
+        return _default(failure)
     try:
         # What a policy writes or sends is kept with its verdict, and undone alone when it raises.
         with transaction.atomic(using=alias):
             verdict = policy(failure)
-    except Exception as error:
+        accepted = _accepted(verdict)
+        error: Exception | None = None
+    except Exception as raised:
+        accepted, error = None, raised
+    if connections[alias].closed_in_transaction:
+        # With the connection went the transaction that this failure is recorded in; another one would go the same way.
+        raise ConnectionSpoiled(f"The recoverability policy of {failure.consumer!r} closed the connection.")
+    if error is not None:
         # A policy that fails must not lose the message nor stop the queue: the default one decides.
-        signals.log.exception("The recoverability policy of %r failed; the default decides.", failure.consumer)
-        failure.items["policy_error"] = repr(error)
-        return default_policy(failure)
-    if not isinstance(verdict, RetryNow | RetryLater | Poison | Discard):
         signals.log.error(
-            "The recoverability policy of %r returned %r; the default decides.", failure.consumer, verdict
+            "The recoverability policy of %r failed; the default decides.", failure.consumer, exc_info=error
         )
+        failure.items["policy_error"] = clean(_shown(error), 1000)
+        return _default(failure)
+    if accepted is None:
+        shown = clean(_shown(verdict), 1000)
+        signals.log.error("The recoverability policy of %r returned %s; the default decides.", failure.consumer, shown)
+        return _default(failure)
+    return accepted
+
+
+def _default(failure: Failure) -> Verdict:
+    try:
         return default_policy(failure)
-    return verdict
+    except Exception as error:
+        # An exception class of the user's is asked whether it is unrecoverable, by code of the user's.
+        return Poison(f"the default policy failed ({one_line(error)}): {one_line(failure.exception)}")
+
+
+def _accepted(verdict: Any) -> Verdict | None:
+    """A verdict that can be carried out, or None for what is none."""
+    if isinstance(verdict, RetryNow):
+        return verdict
+    if isinstance(verdict, RetryLater):
+        fits = isinstance(verdict.delay, timedelta) and verdict.delay <= LONGEST_DELAY
+        return RetryLater(max(verdict.delay, timedelta(0))) if fits else None
+    # A reason that is no text is still a decision.
+    if isinstance(verdict, Poison):
+        return Poison(clean("no reason was given" if verdict.reason is None else verdict.reason, 500))
+    return Discard(clean(verdict.reason, 500)) if isinstance(verdict, Discard) else None
+
+
+def _shown(value: Any) -> str:
+    try:
+        return repr(value)
+    except Exception as error:
+        return f"{type(value).__name__} (its __repr__ raised {type(error).__name__})"

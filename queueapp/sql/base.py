@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from ..messages.ids import as_uuid
-from .carried import BY_NAME
+from .carried import BY_NAME, COUNTS
 from .outgoing import Outgoing, Run, runs_of
 from .rows import REST
 from .rows import Row as Row
@@ -37,13 +37,13 @@ class Range(NamedTuple):
     priority: int = 0
 
 
-#: What a claim returns per message, as a plain tuple: seq, id (16 bytes), headers, body, deliveries; on a queue with
-#: recipients or levels also recipient, priority, expires; on one with recipients all else that is carried, for the copies
-#: that are made of it. ``claim_by_delete`` with ``whole=True`` appends the rest of ``Row`` (from ``cancels`` on): the row is
-#: gone, so it has to be carried. ``QueueTable.row_of`` makes a ``Row`` of it.
+#: What a claim returns per message, as a plain tuple: seq, id (16 bytes), headers, body, deliveries, cancels, failures; on
+#: a queue with recipients or levels also recipient, priority, expires; on one with recipients all else that is carried, for
+#: the copies that are made of it. ``claim_by_delete`` with ``whole=True`` appends the rest of ``Row`` (what is carried): the
+#: row is gone, so it has to be carried. ``QueueTable.row_of`` makes a ``Row`` of it.
 Claimed = tuple[Any, ...]
-SEQ, ID, HEADERS, BODY, DELIVERIES, RECIPIENT, PRIORITY, EXPIRES = range(8)
-_ALWAYS = ("seq", "id", "headers", "body", "deliveries")
+SEQ, ID, HEADERS, BODY, DELIVERIES, CANCELS, FAILURES, RECIPIENT, PRIORITY, EXPIRES = range(10)
+_ALWAYS = ("seq", "id", "headers", "body", *COUNTS)
 _OF_LEVEL = ("recipient", "priority", "expires")
 
 
@@ -117,6 +117,11 @@ class QueueTable:
     def has(self, *names: str) -> bool:
         """Whether the table has all of these attributes as columns."""
         return all(name in self.columns for name in names)
+
+    @property
+    def keeps_counts(self) -> bool:
+        """Whether deliveries and failed attempts are on the row; else the attempts are counted in the headers."""
+        return self.has("deliveries", "failures")
 
     @property
     def claimed(self) -> tuple[str, ...]:

@@ -27,8 +27,8 @@ class Row(_row):  # type: ignore[misc]
     failures: str | None
 
 
-#: From ``cancels`` on: what a claim of whole messages appends.
-REST = Row._fields[5:]
+#: What a claim of whole messages appends.
+REST = tuple(BY_NAME)
 
 
 def row_from(stored: Any, **changes: Any) -> Row:

@@ -53,8 +53,8 @@ class Entry:
         limit: timedelta | None = registration.options["timeout"] or settings.TIMEOUT
         #: Seconds, or None for no limit.
         self.timeout = limit.total_seconds() if limit else None
-        #: A message handed out more often than this is not handled any more. A policy of its own may want more attempts
-        #: than the project's default, so that bounds it only where it is asked for.
+        #: A message that failed so often is not handled any more. A policy of its own may want more attempts than the
+        #: project's default, so that bounds it only where it is asked for.
         options = registration.options
         most = options["attempts"] or (sys.maxsize if options["policy"] else settings.ATTEMPTS)
         self.attempts = min(most, registration.queue.delivery.max_deliveries or sys.maxsize)

@@ -245,8 +245,11 @@ class QueuePump:
         return self.crew.promised + sum(share for running, share in shares if not running or running.started > since)
 
     def _call_for(self, messages: int) -> None:
-        """Call tasks for so many messages, each for its share: one for each, or for each batch where handlers are fast."""
-        tasks = 1 if self._in_trouble() else min(-(-messages // self._batch_size()), self.crew.free)
+        """Call tasks for so many messages, each for its share: one for each, or for each batch where handlers are fast. Of many
+        workers each calls one: what they saw is old by the time of their claims, and one task is in vain once at most."""
+        tasks = min(-(-messages // self._batch_size()), self.crew.free)
+        if self.workers > 1 or self._in_trouble():
+            tasks = min(tasks, 1)
         if tasks:
             self.crew.call(tasks, -(-messages // tasks))
 

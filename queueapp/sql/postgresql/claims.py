@@ -14,6 +14,8 @@ from .rows import read, to_utc
 from .session import fetch, load, quote, quote_table
 
 _BY_SEQ = itemgetter(0)
+#: The places of a message's values in a result of one row.
+_FIRST, _COLUMNS = (0,) * 7, range(7)
 
 
 def _by_priority(row: Claimed) -> tuple[int, int]:
@@ -114,11 +116,14 @@ class PostgresqlClaims(QueueSql):
         if whole or limit > 1:
             return load(connection, result)
         # One message a transaction: by hand in half the time.
-        seq, identity, headers, body, deliveries = (result.get_value(0, column) for column in range(5))
+        seq, identity, headers, body, deliveries, cancels, failures = map(result.get_value, _FIRST, _COLUMNS)
         number = int.from_bytes
         return [
-            (number(seq or b"", "big"), identity, (headers or b"").decode(), body, number(deliveries or b"", "big"))
-        ]
+            (
+                number(seq or b"", "big"), identity, (headers or b"").decode(), body, number(deliveries or b"", "big"),
+                number(cancels or b"", "big"), None if failures is None else failures.decode(),
+            )
+        ]  # fmt: skip
 
     # -- how they are written --------------------------------------------------------------------------------------
 

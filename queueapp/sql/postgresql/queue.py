@@ -104,11 +104,13 @@ class PostgresqlQueueSql(PostgresqlClaims):
     def lock(self, connection: Any, seq: int, token: uuid.UUID | None, wait_ms: int) -> Row | None:
         # Primary key. The waiter queues on the row's lock, so a claim with SKIP LOCKED cannot overtake it: the failed
         # attempt is always counted, however many workers want the message.
-        execute(connection, "SELECT set_config('lock_timeout', %s, true)", (f"{max(1, wait_ms)}ms",))
+        # The transaction may be the user's, and with it a timeout of his own: it is put back.
+        set_timeout = "SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, true)"
+        before = fetch(connection, set_timeout, (f"{max(1, wait_ms)}ms",))[0][0]
         fence = f" AND {self._c['lease_token']} = %s" if token else ""
         sql = f"SELECT {self._read(Row._fields)} FROM {self._q} WHERE {self._c['seq']} = %s{fence} FOR UPDATE"
         rows = fetch(connection, sql, (seq, token) if token else (seq,))
-        execute(connection, "SELECT set_config('lock_timeout', '0', true)", ())
+        execute(connection, "SELECT set_config('lock_timeout', %s, true)", (before,))
         return Row(*rows[0])._replace(id=uuid.UUID(bytes=rows[0][1])) if rows else None
 
     def lock_again(self, connection: Any, seq: int, wait_ms: int) -> Row | None:

@@ -266,6 +266,23 @@ def test_a_message_of_it_without_a_queue_is_poison(lists: ListStore) -> None:
     assert lists.messages == []
 
 
+@pytest.mark.parametrize("headers", ["\0", "\ud800"])
+def test_a_message_of_it_that_no_table_takes_is_poison_after_so_many_tries_and_in_nobodys_way(
+    lists: ListStore, headers: str, settings: Any
+) -> None:
+    settings.QUEUEAPP |= {"NUMBER_OF_RETRIES": 1}
+    lists.store(message(headers=headers, priority=1, is_barrier=True))
+    sent = Urgent.send({}, delay=timedelta(0))
+
+    rounds = [dispatch_next(lists, later()) for _ in range(3)]
+
+    assert rounds == [(0, 0, 1), (0, 1, 0), (1, 0, 0)]
+    kept = PoisonMessage.objects.get()
+    assert (kept.body, kept.queue, kept.priority, kept.is_barrier) == (b"x", "testapp.Urgent", 1, True)
+    assert kept.reason.startswith("could not be forwarded to testapp.Urgent [kept without details: ")
+    assert Urgent.objects.get().id == sent
+
+
 def test_its_next_due_time_counts_as_well(lists: ListStore) -> None:
     Urgent.send({}, delay=HOUR)
     DelayedMessage.objects.create(destination="testapp.Leased", due=Now() + 5 * HOUR, message_id=uuid.uuid4())

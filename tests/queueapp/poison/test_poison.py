@@ -14,6 +14,7 @@ from queueapp import Context, QueueNotFound, consumer, poison
 from queueapp.consuming.registry import registered
 from queueapp.models import Now, PoisonMessage
 from queueapp.poison import keeping, requeueing
+from queueapp.poison.failures import attempts_of, read_failures
 from queueapp.sql.postgresql.queue import PostgresqlQueueSql
 from tests.inprocess import real_commits
 from tests.testapp.models import Leased, Transactional
@@ -124,13 +125,17 @@ def test_counts_may_be_kept_and_leave_one_attempt(monkeypatch: pytest.MonkeyPatc
     def handle(message: Any, context: Context) -> None: ...
 
     consumer(Leased, name="four", attempts=4)(handle)
-    bury(consumer="four")
-    bury(consumer="unknown")
+    bury(consumer="four", attempts=7)
+    bury(consumer="unknown", attempts=7)
+    bury(consumer="four", attempts=1)
+    bury(consumer="unknown", attempts=0)
 
     poison.requeue(poison.find(), reset_counts=False)
 
-    rows = Leased.objects.order_by("seq").values_list("deliveries", "cancels", "failures")
-    assert list(rows) == [(3, 2, "[]"), (2, 2, "[]")]
+    rows = list(Leased.objects.order_by("seq"))
+    assert [attempts_of(row.failures) for row in rows] == [3, 2, 0, 0]
+    assert [(row.deliveries, row.cancels) for row in rows] == [(5, 2), (4, 2), (2, 2), (2, 2)], "none of them unended"
+    assert read_failures(rows[0].failures)[-1]["verdict"] == "Requeued"
 
 
 def test_of_two_who_requeue_together_one_moves_a_message() -> None:

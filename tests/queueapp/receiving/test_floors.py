@@ -14,7 +14,7 @@ LEVELS = (("", 1), ("", 0))
 
 
 def row(seq: int, recipient: str = "", priority: int = 0) -> Any:
-    return (seq, b"", "", b"", 1, recipient, priority, None)
+    return (seq, b"", "", b"", 1, 0, None, recipient, priority, None)
 
 
 def test_a_claim_begins_at_the_very_start_at_first() -> None:

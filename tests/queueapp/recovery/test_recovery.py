@@ -65,13 +65,6 @@ def test_what_does_not_parse_is_poison_at_once() -> None:
     assert verdict(1, UndecodableMessage("no JSON")) == Poison("undecodable: UndecodableMessage: no JSON")
 
 
-def test_the_queues_limit_of_deliveries_comes_before_the_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Leased.delivery, "max_deliveries", 2)
-
-    assert isinstance(verdict(1, attempts=9), RetryLater)
-    assert isinstance(verdict(2, attempts=9), Poison)
-
-
 def test_jitter_is_added_and_never_taken_off() -> None:
     waits = {verdict(1, retry_delay=100, retry_jitter=0.5).delay.total_seconds() for _ in range(200)}
 

@@ -69,7 +69,7 @@ SERVICES = [
     ("worker", Listener, "_listen"),
     ("worker", Watchdog, "run"),
     ("worker", PeerWatch, "serve"),
-    ("worker", QueuePump, "_peek_for_round"),
+    ("worker", QueuePump, "_look"),
     ("dispatcher", DelayedDispatcher, "serve"),
     ("dispatcher", Housekeeping, "pause"),
     ("dispatcher", Listener, "_listen"),

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from queueapp.receiving.floors import Floors
-from queueapp.sql.base import MAX_SEQ, Peek, Range
+from queueapp.sql.base import MAX_SEQ, PRIORITY, RECIPIENT, SEQ, Peek, Range
 from workers.receiving import claiming
 from workers.receiving.claiming import Claiming, UnderWay
 
@@ -146,7 +146,9 @@ def test_a_claim_that_takes_nothing_behind_looks_elsewhere_the_next_time(floors:
 
 def test_a_priority_holds_behind_the_floors_and_ahead_of_them() -> None:
     floors = Floors(LEVELS, leveled=True)
-    floors.passed([(100, b"", "", b"", 0, "", 0)], floors.returns)
+    row = [0] * 9
+    row[SEQ], row[RECIPIENT], row[PRIORITY] = 100, "", 0  # type: ignore[call-overload]
+    floors.passed([tuple(row)], floors.returns)
     claims = Claiming(floors)
     low = Range(7, 50, priority=0)
     claims.seen(Peek(0, 8000, 7), [low], 0.001)

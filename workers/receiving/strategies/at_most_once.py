@@ -63,7 +63,7 @@ class AtMostOnceTask(Task):
             if self.slot is not None:
                 identity = row[ID]
                 self.slot.keep(identity if type(identity) is bytes else as_uuid(identity).bytes, row[HEADERS])
-            outcome = self.call(row, 1)
+            outcome = self.call(row)
             if outcome is None:
                 handled += 1
             else:

@@ -19,13 +19,14 @@ from django.db import Error, connections
 from queueapp.conf import settings
 from queueapp.consuming.context import Context
 from queueapp.errors import LeaseLost, UndecodableMessage
+from queueapp.poison import limits
 from queueapp.recovery import carrying_out, verdicts
 from queueapp.sql import ErrorKind
-from queueapp.sql.base import SEQ, Claimed
+from queueapp.sql.base import DELIVERIES, SEQ, Claimed
 
 from ...connections.dead_peers import Answering, patience
 from ..desk import Desk, is_error_of
-from ..handling import Entry, Handlers, Interrupted, ProcessDied, WorkerStopped
+from ..handling import Entry, Handlers, Interrupted, WorkerStopped
 from ..sizing import BatchSize
 from ..slot import Slot
 
@@ -55,6 +56,7 @@ class Task:
         self.alias: str = desk.alias
         self.handlers: Handlers = desk.handlers
         self.sql = desk.sql
+        self._keeps_counts = self.sql.table.keeps_counts
         self.slot = slot
         self.thread_id = 0
         self.running: Running | None = None
@@ -80,8 +82,9 @@ class Task:
 
     # -- one message ----------------------------------------------------------------------------------------------
 
-    def call(self, claimed: Claimed, attempt: int) -> BaseException | bool | None:
-        """Run the handler of a message. None: done. False: nobody here knows the type. Else what it raised."""
+    def call(self, claimed: Claimed, *, leased: bool = False) -> BaseException | bool | None:
+        """Run the handler of a message. None: done. False: nobody here knows the type. Else what it raised. ``leased``:
+        this hand-out is counted in its deliveries."""
         seq = claimed[SEQ]
         try:
             entry, content_type = self.handlers.find(claimed)
@@ -91,10 +94,15 @@ class Task:
         except UndecodableMessage as error:
             self.items = None
             return error
-        if attempt > entry.attempts:
-            self.items = None
-            # Handed out for its last attempt, and neither ended nor failed: its process died, or its lease lapsed.
-            return ProcessDied(f"It was handed out {attempt - 1} times and never ended; its handler is not run again.")
+        attempt = 1
+        before = claimed[DELIVERIES] - leased
+        if before > 0 or not self._keeps_counts:
+            attempt = limits.attempt_of(claimed, keeps_counts=self._keeps_counts)
+            exhausted = limits.spent(claimed, attempt, entry.attempts, self.queue.delivery, leased=leased)
+            if exhausted is not None:
+                self.items = None
+                return exhausted
+            attempt += limits.unended(claimed, attempt, leased=leased)
         context = Context(self.queue, self.alias, entry.registration, claimed, attempt, self.extend)
         quarantine = self.desk.quarantine if self.desk.quarantine.watchful else None
         if quarantine is not None:

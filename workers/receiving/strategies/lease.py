@@ -20,7 +20,7 @@ from queueapp.conf import settings
 from queueapp.errors import LeaseLost
 from queueapp.messages import new_id
 from queueapp.sql import backend_of
-from queueapp.sql.base import DELIVERIES, SEQ, Claimed
+from queueapp.sql.base import SEQ, Claimed
 
 from ...connections.dead_peers import Answering
 from ..claiming import UnderWay
@@ -118,7 +118,7 @@ class LeaseTask(Task):
             except IndexError:  # the watchdog took the last one
                 break
             held.append(row[SEQ])
-            outcome = self.call(row, row[DELIVERIES])
+            outcome = self.call(row, leased=True)
             if outcome is None:
                 done.append(row[SEQ])
             elif outcome is False:

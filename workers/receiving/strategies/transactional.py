@@ -14,10 +14,10 @@ from django.db import connections, transaction
 
 from queueapp import wakeups
 from queueapp.errors import LeaseLost
-from queueapp.messages import counted_attempts, new_id
+from queueapp.messages import new_id
 from queueapp.recovery import carrying_out, verdicts
 from queueapp.sql import ErrorKind
-from queueapp.sql.base import DELIVERIES, HEADERS, SEQ, Claimed
+from queueapp.sql.base import SEQ, Claimed
 
 from ...connections.dead_peers import Answering
 from ..desk import Desk, is_error_of
@@ -40,7 +40,6 @@ class TransactionalTask(Task):
         super().__init__(desk, slot)
         self._seq = 0
         self._deadlocks: dict[int, int] = {}
-        self._has_counts = self.sql.table.has("deliveries")
         self._can_lease = self.sql.table.has("lease_token", "lease_owner", "lease_expires", "deliveries")
 
     def receive(self, limit: int) -> int:
@@ -69,7 +68,7 @@ class TransactionalTask(Task):
                 self.desk.claiming.hold(self._seq)
                 self.desk.claimed(rows, full=True)
                 answering.pause()
-                outcome = self.call(claimed, 1 + self._failed_attempts(claimed))
+                outcome = self.call(claimed)
                 answering.again()
                 if outcome is None:
                     wakeups.run_every_hook(connection)
@@ -100,9 +99,6 @@ class TransactionalTask(Task):
             assert isinstance(outcome, BaseException)
             self._failed(claimed, outcome, connection, None)
         return 1
-
-    def _failed_attempts(self, claimed: Claimed) -> int:
-        return int(claimed[DELIVERIES]) if self._has_counts else counted_attempts(claimed[HEADERS])
 
     def _decide_in_place(self, claimed: Claimed, error: BaseException, connection: Any) -> carrying_out.Decided:
         """Undo the handler and decide, without letting go of the message: between a rollback and a transaction that
@@ -144,7 +140,7 @@ class TransactionalTask(Task):
                     log.warning("%s", LeaseLost(self.queue._meta.label, claimed[SEQ]))
                     return 1
                 answering.pause()
-                outcome = self.call(claimed, claimed[DELIVERIES])
+                outcome = self.call(claimed, leased=True)
                 answering.again()
                 if outcome is not None:
                     raise RollBack

@@ -1,0 +1,66 @@
+"""How often a message may be tried, handed out and given back: three counts, each with its limit (``attempts``,
+``max_deliveries``, ``max_cancels``).
+
+*Deliveries* count hand-outs. A lease counts one, and it is taken off again when the message is given back unstarted; of a
+TRANSACTIONAL receive, which leaves nothing behind when it is rolled back, those are counted whose handler failed.
+*Cancels* count what was given back on purpose. *Attempts* count handlers that started: the failed ones are in the history
+that the row carries (``failures.attempts_of``), also those that took their process with them, which its supervisor writes
+down. They have no column, and are not deliveries less cancels either: that would make attempts of hand-outs that nobody
+ended, because a whole process tree died or a give-back did not arrive in time, and most of those messages were only
+waiting for their turn. A fresh message has no history, so it costs a claim nothing to return it.
+
+Hand-outs that nobody ended are bounded all the same, or a message that kills everything would come again for ever: there
+may be as many as attempts, and ``UNENDED`` in any case, so that no message is poison for one mishap of somebody else's. A handler
+is told of them as of attempts (``Context.attempt``): it had better know that it may have begun before.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from ..conf import settings
+from ..messages import counted_attempts
+from ..sql.base import CANCELS, DELIVERIES, FAILURES, HEADERS, Claimed
+from .failures import attempts_of
+
+#: So many hand-outs of a message may end without a word, however few attempts it has.
+UNENDED = 2
+
+
+class Spent(Exception):
+    """A message is not handed to its handler any more: the "exception" of an attempt that was not begun."""
+
+
+def attempt_of(claimed: Claimed, *, keeps_counts: bool) -> int:
+    """Which attempt it is to handle a message that was just claimed: 1 for the first."""
+    return 1 + (attempts_of(claimed[FAILURES]) if keeps_counts else counted_attempts(claimed[HEADERS]))
+
+
+def spent(claimed: Claimed, attempt: int, attempts: int, delivery: Any, *, leased: bool) -> Spent | None:
+    """Why a message that was just claimed is not to be handled, if so. ``attempts``: how often its handler may start;
+    ``sys.maxsize`` where a policy decides. ``leased``: this hand-out is counted in the row."""
+    before = claimed[DELIVERIES] - leased
+    if delivery.max_deliveries and before >= delivery.max_deliveries:
+        return Spent(reasons(delivery, before, 0))
+    if attempt > attempts:
+        return Spent(f"It failed {attempt - 1} of {attempts} attempts; its handler is not run again.")
+    lost = unended(claimed, attempt, leased=leased)
+    if lost >= max(UNENDED, attempts if attempts < sys.maxsize else settings.ATTEMPTS):
+        return Spent(f"It was handed out {lost} times and never ended; its handler is not run again.")
+    return None
+
+
+def unended(claimed: Claimed, attempt: int, *, leased: bool) -> int:
+    """How many hand-outs before this one nobody ended: their handlers may have begun."""
+    return max(0, claimed[DELIVERIES] - leased - claimed[CANCELS] - (attempt - 1))
+
+
+def reasons(delivery: Any, deliveries: int, cancels: int) -> str:
+    """Which limits of the queue a message has reached whose delivery ends without an ack, in words; '' for none."""
+    found = []
+    if delivery.max_deliveries and deliveries >= delivery.max_deliveries:
+        found.append(f"handed out {deliveries} times (max_deliveries = {delivery.max_deliveries})")
+    if delivery.max_cancels and cancels >= delivery.max_cancels:
+        found.append(f"given back {cancels} times (max_cancels = {delivery.max_cancels})")
+    return " and ".join(found)

@@ -1,0 +1,116 @@
+"""What a requeue does to expiries and counts, and that it touches nothing but what it moves, where it is written."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from django.db import connection, connections, router, transaction
+
+from queueapp import poison
+from queueapp.models import Now, PoisonMessage
+from tests.inprocess import real_commits
+from tests.queueapp.poison.test_poison import HOUR, bury
+from tests.testapp.models import Leased, Transactional
+
+pytestmark = real_commits
+Status = PoisonMessage.Status
+LATER = datetime(2090, 1, 1, tzinfo=UTC)
+
+
+def test_an_expiry_that_is_still_to_come_is_kept_and_one_that_is_over_is_dropped() -> None:
+    bury(1, expires=LATER)
+    bury(1, expires=Now() - HOUR)
+    bury(1)
+
+    assert poison.requeue(poison.find()) == 3
+
+    assert list(Leased.objects.order_by("seq").values_list("expires", flat=True)) == [LATER, None, None]
+
+
+@contextmanager
+def somebody_else(act: Any) -> Iterator[None]:
+    """Somebody else has done this and not committed it yet; he does when the block is left."""
+    done, go_on = threading.Event(), threading.Event()
+
+    def run() -> None:
+        with transaction.atomic():
+            act()
+            done.set()
+            go_on.wait(30)
+        connections.close_all()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert done.wait(30)
+    try:
+        yield
+    finally:
+        go_on.set()
+        thread.join(30)
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="lock_timeout is PostgreSQL's")
+@pytest.mark.parametrize("reset", [True, False])
+def test_what_somebody_else_archives_meanwhile_is_left_as_it_is(reset: bool) -> None:
+    over = datetime(2020, 1, 1, tzinfo=UTC)
+    archived, moved = bury(2, expires=over, attempts=3)
+    before = PoisonMessage.objects.get(pk=archived.pk)
+
+    with (
+        somebody_else(lambda: poison.archive(poison.find([archived.number]))),
+        transaction.atomic(),
+        connection.cursor() as cursor,
+    ):
+        cursor.execute("SET LOCAL lock_timeout = '3s'")
+        assert poison.requeue(poison.find(), reset_counts=reset) == 1
+
+    after = PoisonMessage.objects.get()
+    assert after.status == Status.ARCHIVED
+    assert Leased.objects.get().id == moved.message_id
+    for name in ("expires", "deliveries", "cancels", "failures", "attempts"):
+        assert getattr(after, name) == getattr(before, name), name
+
+
+def test_a_queue_with_a_limit_of_deliveries_leaves_one_hand_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Leased.delivery, "max_deliveries", 3)
+    bury(attempts=5, deliveries=9, cancels=2)
+
+    poison.requeue(poison.find(), reset_counts=False)
+
+    assert Leased.objects.get().deliveries == 2
+
+
+class Replicated:
+    """A router that reads from a replica; here there is none, so who writes to it finds nothing."""
+
+    def db_for_read(self, model: Any, **hints: Any) -> str:
+        return "replica"
+
+    def db_for_write(self, model: Any, **hints: Any) -> str:
+        return "default"
+
+    def allow_relation(self, *args: Any, **hints: Any) -> bool:
+        return True
+
+
+@pytest.fixture
+def replica(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    monkeypatch.setattr(router, "routers", [Replicated()])
+    return monkeypatch
+
+
+@pytest.mark.parametrize("reset", [True, False])
+def test_poison_is_requeued_where_it_is_written(replica: pytest.MonkeyPatch, reset: bool) -> None:
+    PoisonMessage.objects.using("default").bulk_create(
+        [PoisonMessage(queue="testapp.Transactional", message_id="0" * 32, reason="tests")]
+    )
+
+    assert poison.requeue(PoisonMessage.objects.all(), reset_counts=reset) == 1
+
+    replica.undo()
+    assert Transactional.objects.count() == 1
