@@ -47,6 +47,9 @@ from .strategies import STRATEGIES, Task
 EMPTY_WAIT = 0.01
 #: So long after a full claim, in seconds, whether more tasks are of use is looked at.
 GROW_WAIT = 0.005
+#: What a look saw is believed for so long, in seconds, where other workers look as well: eight of them on two cores that take
+#: one message at a time were in vain 1.4 % of the time with it, 3 % with 10 ms, 5 % with 20 ms.
+LOOK_LIFETIME = 0.005
 #: Pieces of stretches without anything for this process that a look reads again, when it has found nothing else.
 REREADS = 3
 
@@ -104,6 +107,8 @@ class QueuePump:
         self._grow_at: float | None = None
         self._empty_claims = 0
         self._deferred = 0
+        #: When it looked last.
+        self._seen_at = 0.0
         #: A task had all of its share.
         self._used_up = False
 
@@ -274,6 +279,7 @@ class QueuePump:
             desk.survive(error, self.peek_breaker, connection)
             self._now = True
             return None
+        self._seen_at = started
         desk.stats.peeks += 1
         desk.peek_breaker.success()
         desk.claiming.seen(seen, behind, monotonic() - started)
@@ -296,7 +302,13 @@ class QueuePump:
 
     def _receive(self, task: Task, messages: int | None) -> None:
         desk = self.desk
+        seen_at = self._seen_at
         while not self.stopping.is_set() and not self.paused and self.crew.may_go_on():
+            if messages is not None and self.workers > 1 and monotonic() - seen_at > LOOK_LIFETIME:
+                # On a busy machine it took long to get here, and others look at the same few messages.
+                seen_at, messages = monotonic(), self._share_anew()
+                if not messages:
+                    return
             if desk.throttled and self.crew.working > 1:
                 break
             limit = 1 if desk.throttled else task.size.n
@@ -323,6 +335,12 @@ class QueuePump:
                 if messages <= 0:
                     self._used_up = True  # all of them were there, so there may be more
                     return
+
+    def _share_anew(self) -> int:
+        """How many messages are this worker's to take, by a look of the task's own."""
+        seen = self._peek()
+        waiting = 0 if seen is None else min(seen.ahead + seen.behind, self.peek_limit)
+        return part_of(waiting, seen.first, self.rank, self.workers) if seen is not None and waiting else 0
 
     def _more(self) -> None:
         """A claim was full: there may be more, and its handlers may take long."""
