@@ -1,8 +1,8 @@
 """Housekeeping of one database: expired messages go, and the leases of dead subscribers are released.
 
-Poison messages that were archived or edited go when their retention is over. All of it is done by the process that
-dispatches delayed messages, as the same elected leader. Every piece is idempotent and in small batches that skip what
-is locked, so nothing waits for it.
+Poison messages that were archived or edited go when their retention is over; delayed messages that nobody delivers are
+named. All of it is done by the process that dispatches delayed messages, as the same elected leader. Every piece is
+idempotent and in small batches that skip what is locked, so nothing waits for it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from django.db import Error, connections
 
-from queueapp import poison, registry, signals, wakeups
+from queueapp import delayed, poison, registry, signals, wakeups
 from queueapp.conf import settings
 from queueapp.models import Now, QueueControl, Subscriber
 from queueapp.models.queue import QueueModel
@@ -31,6 +31,8 @@ log = logging.getLogger("workers")
 BATCH = 3000
 #: Seconds between two looks for poison messages whose retention is over.
 RETENTION_INTERVAL = 600.0
+#: Seconds between two looks for delayed messages that nobody delivers.
+NAMING_INTERVAL = 60.0
 #: Dead subscribers that cannot be buried by this process, and their queues.
 LeftAlone = dict[uuid.UUID, str]
 
@@ -46,13 +48,16 @@ class Housekeeping(Service):
         self._breaker = CircuitBreaker(f"Housekeeping in {alias}")
         #: The dead that somebody else has to bury.
         self.left_alone: LeftAlone = {}
+        #: Destinations of delayed messages that are overdue and that no queue here answers to, and how many there are.
+        self.undeliverable: dict[str, int] = {}
+        self._named: set[str] = set()
 
     def serve(self) -> None:
         interval = settings.PURGE_INTERVAL.total_seconds() if settings.PURGE_INTERVAL else None
         next_purge = (
             monotonic() if settings.PURGE_EXPIRED_ON_STARTUP else (monotonic() + interval if interval else None)
         )
-        next_retention = monotonic()
+        next_retention = next_name = monotonic()
         while not self.stopping:
             wait = min(1.0, settings.HEARTBEAT_INTERVAL.total_seconds())
             try:
@@ -66,11 +71,24 @@ class Housekeeping(Service):
                         if settings.POISON_RETENTION and monotonic() >= next_retention:
                             next_retention = monotonic() + RETENTION_INTERVAL
                             drop_old_poison(self.alias, self)
+                        if monotonic() >= next_name:
+                            next_name = monotonic() + NAMING_INTERVAL
+                            self._name_undeliverable()
                     self._breaker.success()
             except Error as error:
                 connections[self.alias].close()
                 wait = self._breaker.failure(error)
             self.pause(wait)
+
+    def _name_undeliverable(self) -> None:
+        self.undeliverable = delayed.undeliverable(self.alias)
+        for destination in self.undeliverable.keys() - self._named:
+            self._named.add(destination)
+            log.warning(
+                "%d delayed messages in %r are overdue for %r, and no queue of this project has that name. They are left "
+                "alone for whoever knows it; if the queue was removed, cancel them.",
+                self.undeliverable[destination], self.alias, destination,
+            )  # fmt: skip
 
 
 def purge_expired(queue: Any, alias: str, service: Service | None = None) -> int:

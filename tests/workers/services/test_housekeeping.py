@@ -11,9 +11,10 @@ import pytest
 from django.db import connection
 
 from queueapp import poison
-from queueapp.models import Leader, Now, PoisonMessage, QueueControl, Subscriber
+from queueapp.models import DelayedMessage, Leader, Now, PoisonMessage, QueueControl, Subscriber
 from tests.inprocess import DEADLINE, eventually, real_commits
 from tests.testapp.models import AtMostOnce, Leased, Transactional
+from workers.services import housekeeping
 from workers.services.housekeeping import Housekeeping, LeftAlone, release_leases_of_dead_subscribers
 from workers.services.leadership import Leadership
 from workers.services.service import stop_all
@@ -237,6 +238,26 @@ def test_who_does_not_lead_does_nothing(start: Callable[..., Housekeeping], sett
     eventually(lambda: not Subscriber.objects.exists() and not Leased.objects.exists())
 
     assert idle.is_alive()
+
+
+def test_delayed_messages_that_nobody_delivers_are_named_once_and_counted(
+    start: Callable[..., Housekeeping], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, settings: Any
+) -> None:
+    settings.QUEUEAPP = {"HEARTBEAT_INTERVAL": 0.1}
+    monkeypatch.setattr(housekeeping, "NAMING_INTERVAL", 0.0)
+    for number in range(3):
+        Leased.send({"number": number}, delay=HOUR)
+    DelayedMessage.objects.update(destination="gone.Queue", due=Now() - HOUR)
+    Leased.send({}, delay=timedelta(0))
+    one = start()
+
+    eventually(lambda: one.undeliverable == {"gone.Queue": 3})
+    DelayedMessage.objects.filter(pk=DelayedMessage.objects.earliest("pk").pk).delete()
+    eventually(lambda: one.undeliverable == {"gone.Queue": 2})
+
+    assert caplog.text.count("3 delayed messages in 'default' are overdue for 'gone.Queue'") == 1
+    assert caplog.text.count("gone.Queue") == 1
+    assert not PoisonMessage.objects.exists()
 
 
 @pytest.mark.parametrize(("retention", "left"), [(3600, ["new", "unresolved"]), (None, ["new", "old", "unresolved"])])
