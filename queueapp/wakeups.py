@@ -57,7 +57,12 @@ _lock = threading.Lock()
 
 def sent(queue: Any, connection: Any) -> None:
     """Wake the workers of a queue once the connection's transaction has committed."""
-    _after_commit(connection, queue._meta.label)
+    sent_to(queue._meta.label, connection)
+
+
+def sent_to(label: str, connection: Any) -> None:
+    """The same for a queue that this process may not know."""
+    _after_commit(connection, label)
 
 
 def delayed(connection: Any) -> None:

@@ -23,7 +23,7 @@ from .showing import display, untrusted
 
 
 class DestinationFilter(BoundedFilter):
-    """The queues of this process; what is addressed to none of them is one choice, because it will become poison."""
+    """The queues of this process; what is addressed to none of them is one choice, because nobody here delivers it."""
 
     title = "destination"
     parameter_name = "destination"

@@ -1,18 +1,22 @@
-"""Moving messages that are due to their queues."""
+"""Moving messages that are due to their queues.
+
+A process dispatches what is addressed to the queues that it knows. What is addressed to others is left where it is, for a
+process that knows them: another project on the same database, or the next version of this one. A queue that was removed
+has no such process; its messages are named (``undeliverable``) and wait until somebody cancels them.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from django.db import Error, connections, transaction
-from django.db.models import F
+from django.db.models import Count, F
 
 from .. import registry, wakeups
 from ..conf import settings
 from ..errors import QueueNotFound
-from ..models import DelayedMessage, PoisonMessage
+from ..models import DelayedMessage, Now, PoisonMessage
 from ..poison.burying import bury, is_passing
 from ..poison.failures import clean, describe
 from ..sql import ErrorKind, backend_of, queue_sql
@@ -21,6 +25,11 @@ from ..sql.carried import COUNTS, carried_by
 from ..sql.rows import row_from
 from .sql_store import SqlDelayedStore
 from .store import DelayedStore, store_of
+
+#: A message that is due for longer than this is moved by nobody.
+OVERDUE = timedelta(minutes=1)
+#: Undeliverable messages of one destination are counted up to this.
+COUNTED = 10_000
 
 
 class Dispatched(NamedTuple):
@@ -32,25 +41,62 @@ class Dispatched(NamedTuple):
 
 
 def dispatch_due(alias: str, limit: int) -> Dispatched:
-    """Move at most ``limit`` due messages of one database to their queues, in due order, in one transaction.
+    """Move at most ``limit`` due messages of one database to their queues, in one transaction.
 
-    A message whose destination does not exist goes to poison with the destination named; one that its queue refuses is
-    tried again ``NUMBER_OF_RETRIES`` times, alone, and then goes there too. Calling it from several processes at once is
-    safe: rows locked by one are skipped by the other.
+    Those for one queue are in due order; of several queues, the one whose first message has been due for the longest comes
+    first. A message for a queue that this process does not know is not touched; one that its queue refuses is tried again
+    ``NUMBER_OF_RETRIES`` times, alone, and then goes to poison. Calling it from several processes at once is safe: rows
+    locked by one are skipped by the other.
     """
     connection = connections[alias]
     backend = backend_of(connection)
     table = StoreTable.of(DelayedMessage, "due")
-    total = Dispatched(0, 0)
+    total, locked = Dispatched(0, 0), 0
+    overdue = [name for name, ms in backend.first_due(connection, table, destinations()) if ms <= 0]
+    if not overdue:
+        return total
     with transaction.atomic(using=alias):
-        due = backend.lock_due(connection, table, limit)
-        by_destination: defaultdict[str, list[int]] = defaultdict(list)
-        for key, destination in due:
-            by_destination[destination].append(key)
-        for destination, keys in by_destination.items():
-            done = _dispatch_to(alias, table, destination, keys)
-            total = Dispatched(*(a + b for a, b in zip(total, done, strict=True)))
+        for destination in overdue:
+            keys = backend.lock_due(connection, table, destination, limit - locked)
+            if keys:
+                locked += len(keys)
+                done = _dispatch_to(alias, table, destination, keys)
+                total = Dispatched(*(a + b for a, b in zip(total, done, strict=True)))
+            if locked >= limit:
+                break
     return total
+
+
+#: Other ways to write the name of a queue of this process, as they were seen in the store.
+_spellings: set[str] = set()
+
+
+def destinations() -> list[str]:
+    """The names under which messages are addressed to the queues of this process: labels, tables, and what else was seen
+    that ``registry.queues`` understands. The store compares them letter by letter."""
+    queues = list(registry.queues)
+    return sorted({queue._meta.label for queue in queues} | {queue._meta.db_table for queue in queues} | _spellings)
+
+
+def undeliverable(alias: str, overdue: timedelta = OVERDUE) -> dict[str, int]:
+    """Destinations that no queue of this process answers to, with messages that have been due for longer than that: how
+    many, counted up to ``COUNTED``. Another project's dispatcher would have moved them by now."""
+    rows = DelayedMessage.objects.using(alias).order_by("destination")
+    known = set(destinations())
+    found: dict[str, int] = {}
+    # One step to the next destination in the index each time: however many messages there are of one.
+    name = rows.values_list("destination", flat=True).first()
+    while name is not None:
+        if name not in known:
+            try:
+                registry.queues.find(name)
+                _spellings.add(name)
+            except QueueNotFound:
+                waiting = rows.filter(destination=name, due__lt=Now() - overdue)
+                if count := waiting.values("pk")[:COUNTED].aggregate(n=Count("pk"))["n"]:
+                    found[name] = count
+        name = rows.filter(destination__gt=name).values_list("destination", flat=True).first()
+    return found
 
 
 def _dispatch_to(alias: str, table: StoreTable, destination: str, keys: list[int]) -> Dispatched:
@@ -120,6 +166,7 @@ def dispatch_next(store: DelayedStore, at: datetime) -> Dispatched | None:
     """
     alias = store.alias
     connection = connections[alias]
+    # A message for an unknown queue becomes poison here: the contract has no way to leave it alone and look behind it.
     with transaction.atomic(using=alias):
         message = store.fetch_next_due(at)
         if message is None:
@@ -151,11 +198,12 @@ def dispatch_next(store: DelayedStore, at: datetime) -> Dispatched | None:
 
 
 def next_due_in(alias: str) -> timedelta | None:
-    """How long until the earliest delayed message of a database is due (negative: overdue); None: there is none."""
+    """How long until the earliest delayed message that this process can deliver is due (negative: overdue); None: there is
+    none."""
     connection = connections[alias]
     backend = backend_of(connection)
-    ms = backend.next_due_ms(connection, StoreTable.of(DelayedMessage, "due"))
-    found = None if ms is None else timedelta(milliseconds=ms)
+    first = backend.first_due(connection, StoreTable.of(DelayedMessage, "due"), destinations())
+    found = timedelta(milliseconds=first[0][1]) if first else None
     store = store_of(alias)
     if not isinstance(store, SqlDelayedStore) and (due := store.next()) is not None:
         left = due - backend.now(connection)

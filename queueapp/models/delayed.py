@@ -19,6 +19,8 @@ class DelayedMessage(StoredMessage):
 
     class Meta:
         ordering = ["due", "number"]
+        # What a dispatcher walks: the messages for the queues that it knows, however many wait for others.
+        indexes = [models.Index(fields=["destination", "due", "number"], name="queueapp_delayed_first")]
         verbose_name = "delayed message"
 
     def __str__(self) -> str:

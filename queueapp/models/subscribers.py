@@ -15,6 +15,9 @@ class Subscriber(models.Model):
 
     id = GuidField(primary_key=True, default=uuid.uuid4)
     queue = models.CharField(max_length=200, db_index=True)
+    table = models.CharField(
+        max_length=255, blank=True, db_default="", help_text="Of the queue: where whoever keeps house finds its leases."
+    )
     host = models.CharField(max_length=255)
     process = models.IntegerField(help_text="Process id.")
     life = models.CharField(

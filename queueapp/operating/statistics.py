@@ -12,7 +12,7 @@ from typing import Any
 from django.db import connections, router
 from django.db.models import Count, Q
 
-from .. import registry
+from .. import delayed, registry
 from ..models import DelayedMessage, Now, PoisonMessage, QueueControl, Subscriber
 from ..sql import backend_of
 
@@ -46,7 +46,8 @@ class QueueFigures:
 
 
 def figures(queues: Any = None) -> list[QueueFigures]:
-    """The figures of these queues, or of all that are known, in label order."""
+    """The figures of these queues, or of all that are known, in label order; then those of unknown queues that delayed
+    messages are stuck for (``error`` says so)."""
     from django.db import Error
 
     found = []
@@ -60,7 +61,17 @@ def figures(queues: Any = None) -> list[QueueFigures]:
                 QueueFigures(queue._meta.label, queue._meta.db_table, alias, queue.delivery.semantics.value,
                              False, 0, 0, None, 0, 0, 0, 0, "", first_line)
             )  # fmt: skip
-    return found
+    return found + (_unknown({one.database for one in found if not one.error}) if queues is None else [])
+
+
+def _unknown(aliases: set[str]) -> list[QueueFigures]:
+    """The delayed messages that nobody delivers, under the name of the queue that they are addressed to."""
+    note = "no such queue here; its overdue messages are left alone"
+    return [
+        QueueFigures(name, "", alias, "", False, 0, 0, None, count, 0, 0, 0, "", note)
+        for alias in sorted(aliases)
+        for name, count in sorted(delayed.undeliverable(alias).items())
+    ]
 
 
 def _figures(queue: Any, alias: str) -> QueueFigures:

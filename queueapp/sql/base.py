@@ -284,17 +284,20 @@ class QueueSql(abc.ABC):
 
 @dataclass(frozen=True, slots=True)
 class StoreTable:
-    """The delayed or the poison table as a source of messages: table, key and the columns that hold a message."""
+    """The delayed or the poison table as a source of messages: table, key and the columns that hold a message.
+    ``first_index``: the one on destination and due time, in which the first message for each destination is one seek away."""
 
     db_table: str
     key: str
     order: str
     columns: dict[str, str]
+    first_index: str | None = None
 
     @classmethod
     def of(cls, model: Any, order: str) -> StoreTable:
         columns = {field.name: field.column for field in model._meta.local_concrete_fields}
-        return cls(model._meta.db_table, model._meta.pk.column, columns[order], columns)
+        first = next((one.name for one in model._meta.indexes if one.fields[:2] == ["destination", "due"]), None)
+        return cls(model._meta.db_table, model._meta.pk.column, columns[order], columns, first)
 
 
 class Backend(abc.ABC):
@@ -325,12 +328,13 @@ class Backend(abc.ABC):
         """Store one delayed message due in ``due`` milliseconds (int) or at ``due`` (datetime); returns its key."""
 
     @abc.abstractmethod
-    def lock_due(self, connection: Any, table: StoreTable, limit: int) -> list[tuple[int, str]]:
-        """Lock at most ``limit`` due rows that nobody has locked; (key, destination) in due order."""
+    def first_due(self, connection: Any, table: StoreTable, destinations: Sequence[str]) -> list[tuple[str, int]]:
+        """For each of these destinations that has a row: milliseconds until its first one is due (negative: overdue),
+        the earliest first. Rows for others, however many, cost nothing."""
 
     @abc.abstractmethod
-    def next_due_ms(self, connection: Any, table: StoreTable) -> int | None:
-        """Milliseconds until the earliest row is due (negative: overdue), None when there is none."""
+    def lock_due(self, connection: Any, table: StoreTable, destination: str, limit: int) -> list[int]:
+        """Lock at most ``limit`` due rows of one destination that nobody has locked; their keys in due order."""
 
     @abc.abstractmethod
     def delete_keys(self, connection: Any, table: StoreTable, keys: Sequence[int]) -> int:

@@ -18,27 +18,29 @@ def poison_of(message_id: object) -> PoisonMessage | None:
 
 
 def test_a_handler_that_kills_its_process_ends_as_poison_and_other_messages_go_on(scene: Scene) -> None:
+    attempts, processes = 3, 2
+    # A rolled back message may be taken by another process before its supervisor has counted: see ``crashes``.
     killers = {
-        "exits": scene.send(Transactional, "exits", die="exit"),
-        "segfaults": scene.send(Leased, "segfaults", die="SIGSEGV"),
+        "exits": (scene.send(Transactional, "exits", die="exit"), attempts + processes - 1),
+        "segfaults": (scene.send(Leased, "segfaults", die="SIGSEGV"), attempts),
     }
     good = [f"good {number}" for number in range(20)]
     for number, key in enumerate(good):
         scene.send((Leased, Transactional)[number % 2], key)
 
-    scene.workers("testapp.Leased", "testapp.Transactional", "--processes=2")
+    scene.workers("testapp.Leased", "testapp.Transactional", f"--processes={processes}")
 
     wait_until(lambda: PoisonMessage.objects.count() == len(killers), "the killers are poison")
     verdict = scene.drained()
     assert verdict.faultless, verdict
     assert all(scene.effects(key) >= 1 for key in good)
-    for key, message_id in killers.items():
+    for key, (message_id, most) in killers.items():
         poison = poison_of(message_id)
         assert poison is not None
-        assert poison.attempts == 3
+        assert poison.attempts == attempts
         assert "ProcessDied" in poison.exception_type
         # One fewer is possible: a process may die of one killer in the instant in which it was given the other.
-        assert 2 <= len(scene.starts(key)) <= 3
+        assert attempts - 1 <= len(scene.starts(key)) <= most
 
 
 def test_a_handler_that_kills_its_whole_tree_ends_as_poison_and_its_neighbours_do_not(scene: Scene) -> None:

@@ -1,18 +1,22 @@
 """The delayed dispatcher: moves due messages to their queues, and sleeps until the next one is due.
 
-One elected dispatcher per database does the work; the others wait for its lease to lapse. It is woken by a message
-stored anywhere that may be due sooner. A round moves a batch in one transaction; a full batch is followed at once.
+One elected dispatcher per database and set of queues does the work; the others of that set wait for its lease to lapse.
+(Two projects on one database do not know each other's queues: each has its own leader, or the messages of one would wait
+for ever while the other's leads. During a deploy that adds a queue both versions lead; rows are locked, so they share.)
+It is woken by a message stored anywhere that may be due sooner. A round moves a batch in one transaction; a full batch is
+followed at once.
 """
 
 from __future__ import annotations
 
 import logging
 import uuid
+import zlib
 from datetime import timedelta
 
 from django.db import Error, connections
 
-from queueapp import delayed
+from queueapp import delayed, registry
 from queueapp.conf import settings
 from queueapp.models.delivery import Semantics
 from queueapp.sql import ErrorKind, backend_of
@@ -25,13 +29,19 @@ from .service import Service
 log = logging.getLogger("workers")
 
 
+def role() -> str:
+    """What the dispatchers of one database are elected for: all that know the same queues, for one role."""
+    labels = sorted(queue._meta.label for queue in registry.queues)
+    return f"delayed dispatcher {zlib.crc32(repr(labels).encode()):08x}"
+
+
 class DelayedDispatcher(Service):
     """Dispatches for one database. ``wake`` it when a message was stored: it may be due before it meant to look again."""
 
     def __init__(self, alias: str, holder: uuid.UUID) -> None:
         super().__init__(f"dispatcher-{alias}")
         self.alias = alias
-        self.leadership = Leadership(alias, "delayed dispatcher", holder)
+        self.leadership = Leadership(alias, role(), holder)
         self.dispatched = 0
         self.fetch_breaker = CircuitBreaker(
             f"Fetch of due messages in {alias}", settings.TIME_TO_TRIGGER_FETCH_CIRCUIT_BREAKER

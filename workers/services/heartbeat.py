@@ -95,6 +95,7 @@ class Heartbeat(Service):
                 rows.create(
                     id=pump.subscriber,
                     queue=pump.queue._meta.label,
+                    table=pump.queue._meta.db_table,
                     host=host_name(),
                     process=os.getpid(),
                     life=life_of(os.getpid()) or "",

@@ -1,23 +1,25 @@
 """Housekeeping of one database: expired messages go, and the leases of dead subscribers are released.
 
-Poison messages that were archived or edited go when their retention is over. All of it is done by the process that
-dispatches delayed messages, as the same elected leader. Every piece is idempotent and in small batches that skip what
-is locked, so nothing waits for it.
+Poison messages that were archived or edited go when their retention is over; delayed messages that nobody delivers are
+named. All of it is done by the process that dispatches delayed messages, as the same elected leader. Every piece is
+idempotent and in small batches that skip what is locked, so nothing waits for it.
 """
 
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
 
 from django.db import Error, connections
 
-from queueapp import poison, registry, signals, wakeups
+from queueapp import delayed, poison, registry, signals, wakeups
 from queueapp.conf import settings
 from queueapp.models import Now, QueueControl, Subscriber
-from queueapp.sql import queue_sql
+from queueapp.models.queue import QueueModel
+from queueapp.sql import ErrorKind, QueueSql, QueueTable, backend_of, queue_sql
 
 from ..connections.circuit_breaker import CircuitBreaker
 from ..connections.dead_peers import Answering, again
@@ -29,6 +31,10 @@ log = logging.getLogger("workers")
 BATCH = 3000
 #: Seconds between two looks for poison messages whose retention is over.
 RETENTION_INTERVAL = 600.0
+#: Seconds between two looks for delayed messages that nobody delivers.
+NAMING_INTERVAL = 60.0
+#: Dead subscribers that cannot be buried by this process, and their queues.
+LeftAlone = dict[uuid.UUID, str]
 
 
 class Housekeeping(Service):
@@ -40,19 +46,24 @@ class Housekeeping(Service):
         self._queues = queues
         self._leadership = leadership
         self._breaker = CircuitBreaker(f"Housekeeping in {alias}")
+        #: The dead that somebody else has to bury.
+        self.left_alone: LeftAlone = {}
+        #: Destinations of delayed messages that are overdue and that no queue here answers to, and how many there are.
+        self.undeliverable: dict[str, int] = {}
+        self._named: set[str] = set()
 
     def serve(self) -> None:
         interval = settings.PURGE_INTERVAL.total_seconds() if settings.PURGE_INTERVAL else None
         next_purge = (
             monotonic() if settings.PURGE_EXPIRED_ON_STARTUP else (monotonic() + interval if interval else None)
         )
-        next_retention = monotonic()
+        next_retention = next_name = monotonic()
         while not self.stopping:
             wait = min(1.0, settings.HEARTBEAT_INTERVAL.total_seconds())
             try:
                 if self._leadership.held:
                     with Answering(connections[self.alias]):
-                        release_leases_of_dead_subscribers(self.alias)
+                        release_leases_of_dead_subscribers(self.alias, self.left_alone)
                         if next_purge is not None and monotonic() >= next_purge:
                             for queue in self._queues:
                                 purge_expired(queue, self.alias, self)
@@ -60,11 +71,24 @@ class Housekeeping(Service):
                         if settings.POISON_RETENTION and monotonic() >= next_retention:
                             next_retention = monotonic() + RETENTION_INTERVAL
                             drop_old_poison(self.alias, self)
+                        if monotonic() >= next_name:
+                            next_name = monotonic() + NAMING_INTERVAL
+                            self._name_undeliverable()
                     self._breaker.success()
             except Error as error:
                 connections[self.alias].close()
                 wait = self._breaker.failure(error)
             self.pause(wait)
+
+    def _name_undeliverable(self) -> None:
+        self.undeliverable = delayed.undeliverable(self.alias)
+        for destination in self.undeliverable.keys() - self._named:
+            self._named.add(destination)
+            log.warning(
+                "%d delayed messages in %r are overdue for %r, and no queue of this project has that name. They are left "
+                "alone for whoever knows it; if the queue was removed, cancel them.",
+                self.undeliverable[destination], self.alias, destination,
+            )  # fmt: skip
 
 
 def purge_expired(queue: Any, alias: str, service: Service | None = None) -> int:
@@ -99,33 +123,81 @@ def _in_batches(step: Callable[[], int], most: int, service: Service | None) -> 
     return total
 
 
-def release_leases_of_dead_subscribers(alias: str) -> int:
-    """Give back what subscribers hold that have no heartbeat any more, and forget them; returns how many messages."""
+def release_leases_of_dead_subscribers(alias: str, left_alone: LeftAlone | None = None) -> int:
+    """Give back what subscribers hold that have no heartbeat any more, and forget them; returns how many messages.
+
+    Whatever project they are of: a row names its queue's table. ``left_alone``: those that could not be dealt with here;
+    each of their queues is named once in the log, and they are not tried again.
+    """
     connection = connections[alias]
+    left_alone = {} if left_alone is None else left_alone
     released = 0
-    dead = Subscriber.objects.using(alias).filter(alive_until__lt=Now())
-    for key, label, host, process, careful in dead.values_list("id", "queue", "host", "process", "careful"):
-        try:
-            queue = registry.queues.find(label)
-        except LookupError:
-            continue
-        sql = queue_sql(queue, connection)
-        count = 0
+    dead = Subscriber.objects.using(alias).filter(alive_until__lt=Now()).exclude(pk__in=list(left_alone))
+    for row in dead:
         again()
+        sql = _sql_of(row, connection)
+        if sql is None:
+            _leave_alone(
+                row, left_alone, "no queue of this project has that name, and it does not say which table it is"
+            )
+            continue
         # First the mark: from now on attempts are recorded before handlers run, so that a message that kills the whole
         # tree is counted the next time.
         QueueControl.objects.using(alias).update_or_create(
-            queue=label, defaults={"careful_until": Now() + settings.CAREFUL_PERIOD}
+            queue=row.queue, defaults={"careful_until": Now() + settings.CAREFUL_PERIOD}
         )
-        if sql.table.has("lease_owner"):
-            # Of a batch nobody knows which message was in hand: not counted, or a crash would cost all of them an attempt.
-            # A careful subscriber had leased just the one in hand.
-            while (some := sql.release_owner(connection, key, BATCH, started=careful)) > 0:
-                count += some
+        try:
+            count = _release(sql, connection, row)
+        except Error as error:
+            if backend_of(connection).error_kind(error) is not ErrorKind.DENIED:
+                raise
+            # Whoever may write to that table keeps house as well; nobody has to wait for this one.
+            _leave_alone(row, left_alone, str(error).split("\n", 1)[0])
+            continue
         # Only now: if this process dies before, the next housekeeper finds the row and does it again.
-        Subscriber.objects.using(alias).filter(pk=key, alive_until__lt=Now()).delete()
-        log.warning("%s: worker %s:%s is dead; %d of its leases were released.", label, host, process, count)
+        Subscriber.objects.using(alias).filter(pk=row.pk, alive_until__lt=Now()).delete()
+        log.warning(
+            "%s: worker %s:%s is dead; %d of its leases were released.", row.queue, row.host, row.process, count
+        )
         released += count
         if count:
-            wakeups.sent(queue, connection)
+            wakeups.sent_to(row.queue, connection)
     return released
+
+
+def _sql_of(row: Subscriber, connection: Any) -> QueueSql | None:
+    """The statements for the table that a subscriber received from; None when nobody here can say which one that is."""
+    try:
+        queue = registry.queues.find(row.queue)
+        if row.table in ("", queue._meta.db_table):
+            return queue_sql(queue, connection)
+    except LookupError:
+        if not row.table:
+            return None  # of a version that did not say
+    # Another project's. Its columns are called as ours, or there are none of these names and nothing to be released.
+    columns = {field.name: str(field.column) for field in QueueModel._meta.local_concrete_fields}
+    return backend_of(connection).queue(QueueTable(row.queue, row.table, columns, (), None))
+
+
+def _release(sql: QueueSql, connection: Any, row: Subscriber) -> int:
+    """End the leases of a dead subscriber; returns how many there were."""
+    if not sql.table.has("lease_owner"):
+        return 0
+    count = 0
+    try:
+        # Of a batch nobody knows which message was in hand: not counted, or a crash would cost all of them an attempt.
+        # A careful subscriber had leased just the one in hand.
+        while (some := sql.release_owner(connection, row.id, BATCH, started=row.careful)) > 0:
+            count += some
+            again()
+    except Error as error:
+        if backend_of(connection).error_kind(error) is not ErrorKind.MISSING:
+            raise
+    return count
+
+
+def _leave_alone(row: Subscriber, left_alone: LeftAlone, why: str) -> None:
+    if row.queue not in left_alone.values():
+        log.warning("%s: worker %s:%s is dead and is left alone here, as others of that queue are: %s.",
+                    row.queue, row.host, row.process, why)  # fmt: skip
+    left_alone[row.pk] = row.queue

@@ -12,7 +12,9 @@ each row of another tree that is there when a process begins is judged by what c
   kills it each time is not counted for the lives that fit into two heartbeats, and then it is.
 
 It is judged again with each look until it has beaten once or is gone: signed off, or buried, which is known. What died
-after this process has begun is found by its time, ``alive_until``, as are the rows of the long dead.
+after this process has begun is found by its time, ``alive_until``, as are the rows of the long dead. One that nobody
+buries (no housekeeper may, or there is none) is a reason for as long as one that was buried: ``CAREFUL_PERIOD``, from when
+this process first saw it. By its own clock and not by the row's time: each life of a tree has to be careful at first.
 """
 
 from __future__ import annotations
@@ -68,6 +70,8 @@ class Strangers:
         self._began = monotonic()
         #: Those of the first look that have not shown a sign of life since, with their last heartbeat. None: not looked yet.
         self._met: dict[uuid.UUID, datetime] | None = None
+        #: The dead that were not buried yet, and when they were first seen.
+        self._dead: dict[uuid.UUID, float] = {}
 
     @property
     def met(self) -> set[uuid.UUID]:
@@ -81,7 +85,11 @@ class Strangers:
             self._met = dict(rows.values_list("id", "heartbeat_at"))
         elif monotonic() - self._began >= settings.DEAD_AFTER.total_seconds():
             self._met = {}  # those that died are found by their time
-        dead = set(rows.filter(alive_until__lt=Now()).values_list("queue", flat=True))
+        now = monotonic()
+        lapsed = list(rows.filter(alive_until__lt=Now()).values_list("id", "queue"))
+        self._dead = {key: self._dead.get(key, now) for key, _ in lapsed}
+        period = settings.CAREFUL_PERIOD.total_seconds()
+        dead = {queue for key, queue in lapsed if now - self._dead[key] < period}
         return dead | self._suspected(rows) if self._met else dead
 
     def _suspected(self, rows: Any) -> set[str]:

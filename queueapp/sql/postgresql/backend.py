@@ -102,23 +102,32 @@ class PostgresqlBackend(Backend):
         )
         return int(fetch(connection, sql, params)[0][0])
 
-    def lock_due(self, connection: Any, table: StoreTable, limit: int) -> list[tuple[int, str]]:
-        due, key = quote(table.columns["due"]), quote(table.key)
-        # Index on due. SKIP LOCKED: two dispatchers never wait for each other, and never move a row twice.
+    def first_due(self, connection: Any, table: StoreTable, destinations: Sequence[str]) -> list[tuple[str, int]]:
+        due, destination = quote(table.columns["due"]), quote(table.columns["destination"])
+        # Index on (destination, due, key): the entry at which each destination begins, or would, a few microseconds apiece.
+        # Row comparisons, because with an equality the planner may take the index on due and filter, past all messages
+        # for others. Locks nothing. The difference is computed here, so no host's clock or zone takes part.
         sql = (
-            f"SELECT {key}, {quote(table.columns['destination'])} FROM {quote_table(table.db_table)} "
-            f"WHERE {due} <= clock_timestamp() ORDER BY {due}, {key} LIMIT %s FOR UPDATE SKIP LOCKED"
+            f"SELECT d.name, (extract(epoch FROM f.{due} - clock_timestamp()) * 1000)::bigint "
+            "FROM unnest(%s::text[]) AS d(name) CROSS JOIN LATERAL "
+            f"(SELECT t.{destination}, t.{due} FROM {quote_table(table.db_table)} t "
+            f"WHERE (t.{destination}, t.{due}) >= (d.name, '-infinity'::timestamptz) "
+            f"ORDER BY t.{destination}, t.{due}, t.{quote(table.key)} LIMIT 1) AS f "
+            f"WHERE f.{destination} = d.name ORDER BY f.{due}"
         )
-        return fetch(connection, sql, (limit,))
+        return fetch(connection, sql, (list(destinations),))
 
-    def next_due_ms(self, connection: Any, table: StoreTable) -> int | None:
-        due = quote(table.columns["due"])
-        # Index on due, first entry. The difference is computed here, so no host's clock or zone takes part.
+    def lock_due(self, connection: Any, table: StoreTable, destination: str, limit: int) -> list[int]:
+        due, to, key = quote(table.columns["due"]), quote(table.columns["destination"]), quote(table.key)
+        # Index on (destination, due, key), a stretch of it in its order: row comparisons as above, and the clock is read
+        # once, in a sub-select, because a volatile condition does not end a scan. SKIP LOCKED: two dispatchers never wait
+        # for each other, and never move a row twice.
         sql = (
-            f"SELECT (extract(epoch FROM min({due}) - clock_timestamp()) * 1000)::bigint "
-            f"FROM {quote_table(table.db_table)}"
+            f"SELECT {key} FROM {quote_table(table.db_table)} WHERE ({to}, {due}) >= (%s, '-infinity'::timestamptz) "
+            f"AND ({to}, {due}) <= (%s, (SELECT clock_timestamp())) ORDER BY {to}, {due}, {key} LIMIT %s "
+            "FOR UPDATE SKIP LOCKED"
         )
-        return fetch(connection, sql, ())[0][0]  # type: ignore[no-any-return]
+        return [row[0] for row in fetch(connection, sql, (destination, destination, limit))]
 
     def delete_keys(self, connection: Any, table: StoreTable, keys: Sequence[int]) -> int:
         # Primary key.

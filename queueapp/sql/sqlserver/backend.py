@@ -94,26 +94,29 @@ class SqlServerBackend(Backend):
         )
         return int(fetch(connection, sql, [value for _, params in values.values() for value in params])[0][0])
 
-    def lock_due(self, connection: Any, table: StoreTable, limit: int) -> list[tuple[int, str]]:
-        due, key = quote(table.columns["due"]), quote(table.key)
-        # Index: the one on due, by FORCESEEK, because a scan would lock what is not due. Safe: TAKING; two dispatchers
-        # never wait for each other, and never move a row twice.
+    def first_due(self, connection: Any, table: StoreTable, destinations: Sequence[str]) -> list[tuple[str, int]]:
+        due, destination = quote(table.columns["due"]), quote(table.columns["destination"])
+        # Index: the one on (destination, due, key), the first entry of each destination that nobody is moving; one without
+        # an entry is not returned. Safe: LOOKING. The difference is computed here, so no host's clock or zone takes part.
         sql = (
-            f"SELECT TOP (%s) t.{key}, t.{quote(table.columns['destination'])} FROM {quote_table(table.db_table)} AS t "
-            f"WITH (FORCESEEK, {TAKING}) WHERE t.{due} <= SYSUTCDATETIME() ORDER BY t.{due}, t.{key}"
+            f"SELECT d.[name], DATEDIFF_BIG(millisecond, SYSUTCDATETIME(), f.{due}) "
+            "FROM OPENJSON(%s) WITH ([name] nvarchar(200) '$') AS d CROSS APPLY "
+            f"(SELECT TOP (1) t.{due} FROM {quote_table(table.db_table)} AS t WITH ({_first(table)}{LOOKING}) "
+            f"WHERE t.{destination} = d.[name] ORDER BY t.{due}) AS f ORDER BY f.{due}"
         )
-        return fetch(connection, sql, (min(limit, MAX_BATCH),))
+        return [(name, int(ms)) for name, ms in fetch(connection, sql, (json_of(list(destinations)),))]
 
-    def next_due_ms(self, connection: Any, table: StoreTable) -> int | None:
-        due = quote(table.columns["due"])
-        # Index: the one on due, first entry that nobody is moving. Safe: LOOKING. The difference is computed here, so
-        # no host's clock or zone takes part.
+    def lock_due(self, connection: Any, table: StoreTable, destination: str, limit: int) -> list[int]:
+        due, key = quote(table.columns["due"]), quote(table.key)
+        # Index: the one on (destination, due, key), by name and FORCESEEK, because a scan, or the index on due, would lock
+        # what is not due or goes elsewhere. Safe: TAKING; two dispatchers never wait for each other, and never move a row
+        # twice.
         sql = (
-            f"SELECT TOP (1) DATEDIFF_BIG(millisecond, SYSUTCDATETIME(), t.{due}) "
-            f"FROM {quote_table(table.db_table)} AS t WITH ({LOOKING}) ORDER BY t.{due}"
+            f"SELECT TOP (%s) t.{key} FROM {quote_table(table.db_table)} AS t WITH ({_first(table)}FORCESEEK, {TAKING}) "
+            f"WHERE t.{quote(table.columns['destination'])} = %s AND t.{due} <= SYSUTCDATETIME() "
+            f"ORDER BY t.{due}, t.{key}"
         )
-        rows = fetch(connection, sql, ())
-        return int(rows[0][0]) if rows else None
+        return [row[0] for row in fetch(connection, sql, (min(limit, MAX_BATCH), destination))]
 
     def delete_keys(self, connection: Any, table: StoreTable, keys: Sequence[int]) -> int:
         # Index: the primary key, one seek a key (KEYS). Safe: the caller holds the rows' locks.
@@ -198,6 +201,11 @@ class SqlServerBackend(Backend):
         sql = "SELECT [name] FROM sys.columns WHERE [object_id] = OBJECT_ID(%s)"
         found = {row[0].lower() for row in fetch(connection, sql, (quote_table(table).replace("%%", "%"),))}
         return [f"the computed column {name} is missing" for name in wanted if found and name.lower() not in found]
+
+
+def _first(table: StoreTable) -> str:
+    """The hint for the index on destination and due time: past the messages for others, however many there are."""
+    return f"INDEX({quote(table.first_index)}), " if table.first_index else ""
 
 
 #: Django executes what it is given, so there has to be a statement.

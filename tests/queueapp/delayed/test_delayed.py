@@ -145,6 +145,39 @@ def test_the_next_due_time_is_told_by_the_databases_clock() -> None:
     assert abs(left - HOUR) < timedelta(seconds=5)
 
 
+def test_undeliverable_messages_are_found_by_destination_and_those_of_known_queues_are_not_among_them() -> None:
+    for number, destination in enumerate(["gone.Queue", "gone.Queue", "gone.Other", "testapp.Leased", "young.Queue"]):
+        late = timedelta(seconds=0 if destination == "young.Queue" else 120 + number)
+        DelayedMessage.objects.create(destination=destination, due=Now() - late, message_id=uuid.uuid4())
+
+    assert delayed.undeliverable("default") == {"gone.Queue": 2, "gone.Other": 1}
+
+
+@pytest.mark.parametrize("name", ["testapp.Leased", "testapp_leased", "TESTAPP.leased"])
+def test_a_destination_may_be_spelled_as_the_registry_understands_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delayed.dispatching, "_spellings", set())
+    DelayedMessage.objects.create(destination=name, due=Now() - HOUR, message_id=uuid.uuid4())
+
+    assert delayed.undeliverable("default") == {}
+
+    assert dispatch_due("default", 10) == (1, 0, 0)
+    assert Leased.objects.count() == 1
+
+
+def test_several_queues_share_a_round_by_the_age_of_their_first_message() -> None:
+    for queue, late in ((Leased, 10), (AtMostOnce, 30), (Leased, 20), (AtMostOnce, 1)):
+        queue.send({}, delay=timedelta(0))
+        newest = DelayedMessage.objects.latest("pk")
+        DelayedMessage.objects.filter(pk=newest.pk).update(due=Now() - timedelta(seconds=late))
+
+    assert dispatch_due("default", 3).moved == 3
+
+    assert (AtMostOnce.objects.count(), Leased.objects.count()) == (2, 1)
+    assert dispatch_due("default", 3).moved == 1
+
+
 # -- by hand -------------------------------------------------------------------------------------------------------
 
 

@@ -293,8 +293,8 @@ BACKEND: dict[str, tuple[Callable[[SqlServerBackend, Any], Any], list[list[tuple
         lambda b, c: b.store_delayed(c, DELAYED, "SECRET", FULL, datetime.now(UTC) + timedelta(1)), [[(1,)]], exp.Insert
     ),
     "delay bare": (lambda b, c: b.store_delayed(c, DELAYED, "SECRET", BARE, 0), [[(1,)]], exp.Insert),
-    "lock due": (lambda b, c: b.lock_due(c, DELAYED, 10), [], exp.Select),
-    "next due": (lambda b, c: b.next_due_ms(c, DELAYED), [], exp.Select),
+    "lock due": (lambda b, c: b.lock_due(c, DELAYED, "SECRET", 10), [], exp.Select),
+    "first due": (lambda b, c: b.first_due(c, DELAYED, ["SECRET", "Zoë"]), [], exp.Select),
     "delete keys": (lambda b, c: b.delete_keys(c, DELAYED, [1, 2]), [], exp.Delete),
     "estimate": (lambda b, c: b.estimate_rows(c, "SECRET].[orders"), [[(5,)]], exp.Select),
     "now": (lambda b, c: b.now(c), [[(datetime(2030, 1, 1),)]], exp.Select),
@@ -317,7 +317,8 @@ def test_statement_beyond_one_queue(name: str) -> None:
 def test_due_rows_are_sought_and_not_scanned() -> None:
     call, answers, _ = BACKEND["lock due"]
     ((statement, found),) = statements_of(PLAIN, lambda sql, connection, recorder: call(SqlServerBackend(), connection))
-    assert list(hints(found)) == [(DELAYED.db_table, {"FORCESEEK", *TAKING.split(", ")})]
+    index = f"INDEX([{DELAYED.first_index}])"
+    assert list(hints(found)) == [(DELAYED.db_table, {index, "FORCESEEK", *TAKING.split(", ")})]
     assert re.search(r"ORDER BY t\.\[due\], t\.\[number\]$", statement.sql)
     assert answers == []
 

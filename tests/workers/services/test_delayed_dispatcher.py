@@ -13,11 +13,12 @@ from django.db.models import F
 
 from queueapp import delayed
 from queueapp.models import DelayedMessage, Leader, Now, PoisonMessage
+from queueapp.registry import queues
 from queueapp.sql.postgresql.queue import PostgresqlQueueSql
 from tests.inprocess import DEADLINE, eventually, real_commits
 from tests.testapp.models import AtMostOnce, Leased
 from workers.connections.circuit_breaker import CircuitBreaker, State
-from workers.services.delayed_dispatcher import DelayedDispatcher
+from workers.services.delayed_dispatcher import DelayedDispatcher, role
 from workers.services.service import stop_all
 
 pytestmark = real_commits
@@ -97,7 +98,7 @@ def test_one_of_many_does_the_work(start: Start) -> None:
 
 
 def test_another_takes_over_when_the_leader_is_gone(start: Start) -> None:
-    Leader.objects.create(role="delayed dispatcher", holder=uuid.uuid4(), expires=Now() + timedelta(hours=1))
+    Leader.objects.create(role=role(), holder=uuid.uuid4(), expires=Now() + timedelta(hours=1))
     one = start()
     store(1)
     Leader.objects.update(expires=Now() - timedelta(seconds=1))
@@ -113,6 +114,42 @@ def test_a_leader_that_stops_hands_over_at_once(start: Start) -> None:
     assert first.stop(DEADLINE)
 
     eventually(lambda: second.leadership.held)
+
+
+def test_two_projects_on_one_database_each_dispatch_their_own(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither touches what is addressed to the other, and neither has to wait for the other's lease to lapse."""
+    store(3)
+    store(3, queue=AtMostOnce)
+    both = queues._by_label
+    monkeypatch.setattr(queues, "_by_label", {"testapp.Leased": both["testapp.Leased"]})
+    first = start()
+    eventually(lambda: Leased.objects.count() == 3)
+    looked = first.leadership._renew_at
+    first.leadership._renew_at = 0.0
+    eventually(lambda: first.leadership._renew_at > looked)
+    assert DelayedMessage.objects.filter(destination="testapp.AtMostOnce", retries=0).count() == 3
+
+    monkeypatch.setattr(queues, "_by_label", {"testapp.AtMostOnce": both["testapp.AtMostOnce"]})
+    second = start()
+    eventually(lambda: AtMostOnce.objects.count() == 3)
+
+    assert first.leadership.held
+    assert second.leadership.held
+    assert not PoisonMessage.objects.exists()
+    assert not DelayedMessage.objects.exists()
+
+
+def test_what_nobody_here_can_deliver_neither_blocks_nor_wakes_the_dispatcher(start: Start, settings: Any) -> None:
+    settings.QUEUEAPP = settings.QUEUEAPP | {"DISPATCH_POLL": 60}
+    store(25)  # more than a batch, all of them overdue
+    DelayedMessage.objects.update(destination="another.Project", due=F("due") - timedelta(hours=1))
+    store(2)
+    one = start()
+
+    eventually(lambda: one.dispatched == 2)
+
+    assert DelayedMessage.objects.count() == 25
+    assert delayed.next_due_in("default") is None, "nothing to get up for"
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch, queue: Any, poisonous: bytes) -> None:

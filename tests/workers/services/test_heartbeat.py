@@ -53,7 +53,8 @@ def test_a_worker_is_a_row_per_queue_while_it_lives(start_worker: Start) -> None
     row = Subscriber.objects.get()
 
     assert row.id == worker.pump.subscriber
-    assert (row.queue, row.concurrency) == ("testapp.Leased", 3)
+    assert (row.queue, row.table, row.concurrency) == ("testapp.Leased", "testapp_leased", 3)
+    assert (row.host, row.process, row.life) == (host_name(), os.getpid(), life_of(os.getpid()))
     assert row.alive_until - row.heartbeat_at == pytest.approx(timedelta(seconds=20), abs=timedelta(seconds=1))
     eventually(lambda: Subscriber.objects.get().heartbeat_at > row.heartbeat_at)
 
@@ -213,6 +214,18 @@ def test_a_worker_is_careful_while_its_queue_has_an_unburied_dead(start_worker: 
     dead.delete()
     stranger(Transactional, alive=False)
     eventually(lambda: not worker.pump.careful)
+
+
+def test_a_dead_that_nobody_buries_is_no_reason_to_be_careful_for_ever(start_worker: Start, settings: Any) -> None:
+    settings.QUEUEAPP = settings.QUEUEAPP | {"CAREFUL_PERIOD": 2}
+    stranger(alive=False)
+
+    for _ in range(2):  # each life of a tree is careful at first, however long the other one has been dead
+        worker = start_worker(Leased, heartbeat=True)
+        assert worker.pump.careful is True
+        eventually(lambda it=worker: not it.pump.careful)  # type: ignore[misc]
+
+    assert Subscriber.objects.filter(alive_until__lt=Now()).exists()
 
 
 def test_a_worker_is_careful_for_as_long_as_the_queue_says(start_worker: Start) -> None:

@@ -8,12 +8,14 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import connection
 
 from queueapp import poison
-from queueapp.models import Leader, Now, PoisonMessage, QueueControl, Subscriber
+from queueapp.models import DelayedMessage, Leader, Now, PoisonMessage, QueueControl, Subscriber
 from tests.inprocess import DEADLINE, eventually, real_commits
 from tests.testapp.models import AtMostOnce, Leased, Transactional
-from workers.services.housekeeping import Housekeeping, release_leases_of_dead_subscribers
+from workers.services import housekeeping
+from workers.services.housekeeping import Housekeeping, LeftAlone, release_leases_of_dead_subscribers
 from workers.services.leadership import Leadership
 from workers.services.service import stop_all
 
@@ -87,13 +89,78 @@ def test_a_pause_survives_a_death() -> None:
     assert QueueControl.objects.get().paused is True
 
 
-def test_a_dead_subscriber_of_a_queue_that_this_process_does_not_know_is_left_to_others() -> None:
+def test_a_dead_subscriber_of_another_projects_queue_is_buried_by_its_table() -> None:
+    lease(subscriber(dead=True), 3)
+    Subscriber.objects.update(queue="another.Project", table=Leased._meta.db_table)
+
+    assert release_leases_of_dead_subscribers("default") == 3
+
+    assert list(Leased.objects.values_list("lease_token", "deliveries")) == [(None, 0)] * 3
+    assert not Subscriber.objects.exists()
+    assert QueueControl.objects.filter(queue="another.Project", careful_until__gt=Now()).exists(), (
+        "its own workers see it"
+    )
+
+
+def test_two_projects_may_call_different_tables_by_one_name() -> None:
+    lease(subscriber(Transactional, dead=True), 2)
+    Subscriber.objects.update(table=Leased._meta.db_table)
+
+    assert release_leases_of_dead_subscribers("default") == 2
+
+
+@pytest.mark.parametrize("table", ["dropped_meanwhile", "foreign_without_leases", 'odd ".name'])
+def test_a_table_that_holds_no_leases_keeps_nobody_unburied(table: str) -> None:
     subscriber(dead=True)
+    Subscriber.objects.update(queue="another.Project", table=table)
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE foreign_without_leases (seq bigint PRIMARY KEY)")
+    try:
+        assert release_leases_of_dead_subscribers("default") == 0
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("DROP TABLE foreign_without_leases")
+
+    assert not Subscriber.objects.exists()
+
+
+def test_a_dead_subscriber_that_does_not_say_where_it_received_from_is_left_alone_and_named_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for _ in range(2):
+        subscriber(dead=True)
     Subscriber.objects.update(queue="another.Project")
+    left_alone: LeftAlone = {}
 
-    assert release_leases_of_dead_subscribers("default") == 0
+    for _ in range(3):
+        assert release_leases_of_dead_subscribers("default", left_alone) == 0
 
-    assert Subscriber.objects.count() == 1
+    assert Subscriber.objects.count() == 2
+    assert set(left_alone) == set(Subscriber.objects.values_list("pk", flat=True))
+    assert caplog.text.count("another.Project: worker h:1 is dead and is left alone here") == 1
+    assert not QueueControl.objects.exists(), "careful for ever is what must not be"
+
+
+def test_a_table_that_may_not_be_written_to_is_left_alone_and_the_others_are_not() -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("the role of this test is PostgreSQL's")
+    name = f"keeper_{uuid.uuid4().hex}"
+    first, second = subscriber(dead=True), subscriber(AtMostOnce, dead=True)
+    left_alone: LeftAlone = {}
+    with connection.cursor() as cursor:
+        cursor.execute(f"CREATE ROLE {name}")
+        for table in (Subscriber, QueueControl, AtMostOnce):
+            cursor.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {table._meta.db_table} TO {name}")
+        cursor.execute(f"SET ROLE {name}")
+        try:
+            release_leases_of_dead_subscribers("default", left_alone)
+        finally:
+            cursor.execute("RESET ROLE")
+            cursor.execute(f"DROP OWNED BY {name}")
+            cursor.execute(f"DROP ROLE {name}")
+
+    assert list(left_alone) == [first.pk]
+    assert not Subscriber.objects.filter(pk=second.pk).exists()
 
 
 @pytest.mark.parametrize("queue", [Transactional, AtMostOnce])
@@ -171,6 +238,26 @@ def test_who_does_not_lead_does_nothing(start: Callable[..., Housekeeping], sett
     eventually(lambda: not Subscriber.objects.exists() and not Leased.objects.exists())
 
     assert idle.is_alive()
+
+
+def test_delayed_messages_that_nobody_delivers_are_named_once_and_counted(
+    start: Callable[..., Housekeeping], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, settings: Any
+) -> None:
+    settings.QUEUEAPP = {"HEARTBEAT_INTERVAL": 0.1}
+    monkeypatch.setattr(housekeeping, "NAMING_INTERVAL", 0.0)
+    for number in range(3):
+        Leased.send({"number": number}, delay=HOUR)
+    DelayedMessage.objects.update(destination="gone.Queue", due=Now() - HOUR)
+    Leased.send({}, delay=timedelta(0))
+    one = start()
+
+    eventually(lambda: one.undeliverable == {"gone.Queue": 3})
+    DelayedMessage.objects.filter(pk=DelayedMessage.objects.earliest("pk").pk).delete()
+    eventually(lambda: one.undeliverable == {"gone.Queue": 2})
+
+    assert caplog.text.count("3 delayed messages in 'default' are overdue for 'gone.Queue'") == 1
+    assert caplog.text.count("gone.Queue") == 1
+    assert not PoisonMessage.objects.exists()
 
 
 @pytest.mark.parametrize(("retention", "left"), [(3600, ["new", "unresolved"]), (None, ["new", "old", "unresolved"])])
