@@ -10,8 +10,9 @@ ended, because a whole process tree died or a give-back did not arrive in time, 
 waiting for their turn. A fresh message has no history, so it costs a claim nothing to return it.
 
 Hand-outs that nobody ended are bounded all the same, or a message that kills everything would come again for ever: there
-may be as many as attempts, and ``UNENDED`` in any case, so that no message is poison for one mishap of somebody else's. A handler
-is told of them as of attempts (``Context.attempt``): it had better know that it may have begun before.
+may be as many as attempts, and ``UNENDED`` more, which is how often a message may be lost beside the one that kills (once in a
+large batch, once in a small one: ``workers``' caution). A handler is told of them as of attempts (``Context.attempt``): it had
+better know that it may have begun before.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ..messages import counted_attempts
 from ..sql.base import CANCELS, DELIVERIES, FAILURES, HEADERS, Claimed
 from .failures import attempts_of
 
-#: So many hand-outs of a message may end without a word, however few attempts it has.
+#: So many hand-outs of a message may end without a word, beside those that count like attempts.
 UNENDED = 2
 
 
@@ -46,7 +47,7 @@ def spent(claimed: Claimed, attempt: int, attempts: int, delivery: Any, *, lease
     if attempt > attempts:
         return Spent(f"It failed {attempt - 1} of {attempts} attempts; its handler is not run again.")
     lost = unended(claimed, attempt, leased=leased)
-    if lost >= max(UNENDED, attempts if attempts < sys.maxsize else settings.ATTEMPTS):
+    if lost >= UNENDED + (attempts if attempts < sys.maxsize else settings.ATTEMPTS):
         return Spent(f"It was handed out {lost} times and never ended; its handler is not run again.")
     return None
 

@@ -25,6 +25,7 @@ from queueapp.sql.base import HEADERS, SEQ, Claimed, Range
 
 from ..connections.circuit_breaker import CircuitBreaker, State
 from ..connections.dead_peers import Answering
+from .caution import Caution
 from .claiming import Claiming, UnderWay
 from .handling import Handlers
 from .quarantine import Quarantine
@@ -67,8 +68,9 @@ class Desk:
         self.store_breaker = CircuitBreaker(
             f"Store of delayed messages of {self.label}", settings.TIME_TO_TRIGGER_STORE_CIRCUIT_BREAKER
         )
-        #: Receive one message at a time and record the attempt first; kept by the heartbeat (see ``CAREFUL_PERIOD``).
+        #: TRANSACTIONAL: record each hand-out before its handler runs; kept by the heartbeat (see ``CAREFUL_PERIOD``).
         self.careful = False
+        self.caution = Caution()
         self._more, self._again = more, again
         self._consecutive_failures = 0
         #: Types that nobody here takes, and how many messages of each were seen.

@@ -185,9 +185,9 @@ def _release(sql: QueueSql, connection: Any, row: Subscriber) -> int:
         return 0
     count = 0
     try:
-        # Of a batch nobody knows which message was in hand: not counted, or a crash would cost all of them an attempt.
-        # A careful subscriber had leased just the one in hand.
-        while (some := sql.release_owner(connection, row.id, BATCH, started=row.careful)) > 0:
+        # Of a batch nobody knows which message was in hand. That they were handed out and nobody ended it stays on the rows: it
+        # costs none of them an attempt, and says which are to be received with care.
+        while (some := sql.release_owner(connection, row.id, BATCH, started=True)) > 0:
             count += some
             again()
     except Error as error:

@@ -23,6 +23,7 @@ from queueapp.sql import backend_of
 from queueapp.sql.base import SEQ, Claimed
 
 from ...connections.dead_peers import Answering
+from ..caution import FEW
 from ..claiming import UnderWay
 from ..desk import Desk
 from ..sizing import BatchSize
@@ -70,17 +71,19 @@ class LeaseTask(Task):
         most = min(settings.MAX_BATCH, backend_of(connections[self.alias]).max_batch)
         self._target = settings.BATCH_TARGET.total_seconds()
         self.size = BatchSize(most, self._target)
+        self._caution = desk.caution
         self._lease_ms = int(self.queue.delivery.lease_period / timedelta(milliseconds=1))
 
     def receive(self, limit: int) -> int:
-        if not self.desk.careful:
-            return self._receive(limit)
+        level = self._caution.level
+        if level < 2:
+            return self._receive(min(limit, FEW) if level else limit, limit, level)
         # What is leased is in hand, so that a crash of everything counts against this message and no other.
         with self.desk.quarantine.alone(self.desk.stopping) as may:
-            # Not a short claim: there may well be more.
-            return limit if may and self._receive(1) else 0
+            return self._receive(1, limit, level) if may else 0
 
-    def _receive(self, limit: int) -> int:
+    def _receive(self, limit: int, asked_for: int, level: int) -> int:
+        """Claim at most ``limit`` and handle them; returns how many, or what was asked for if there may well be more."""
         connection = connections[self.alias]
         token = new_id()
         with self.desk.claim(limit) as claim:
@@ -91,15 +94,21 @@ class LeaseTask(Task):
                 )
         if not rows:
             return 0
-        self.desk.claimed(rows, len(rows) == limit)
+        full = len(rows) == limit
+        self.desk.claimed(rows, full)
         self.batch = batch = Batch(token, asked + self._lease_ms / 1000, rows)
+        needed = self._caution.needed(rows)
+        if needed > level and len(rows) > (keep := FEW if needed == 1 else 0):
+            # Claimed as if they were harmless: most go back unhandled and uncounted, and are claimed again with care.
+            self._give_back(batch, keep)
+            full = True
         if self.slot is not None:
             self.slot.lease(token)
         try:
             self._handle(batch, claim)
         finally:
             self.batch = None
-        return len(rows)
+        return asked_for if full else len(rows)
 
     def _handle(self, batch: Batch, claim: UnderWay) -> None:
         held, waiting, done = batch.held, batch.waiting, batch.done

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +21,7 @@ from queueapp.sql import ErrorKind
 from queueapp.sql.base import SEQ, Claimed
 
 from ...connections.dead_peers import Answering
+from ..claiming import UnderWay
 from ..desk import Desk, is_error_of
 from ..handling import WorkerStopped
 from ..slot import Slot
@@ -44,8 +46,7 @@ class TransactionalTask(Task):
 
     def receive(self, limit: int) -> int:
         if self.desk.careful and self._can_lease:
-            with self.desk.quarantine.alone(self.desk.stopping) as may:
-                return self._receive_carefully() if may else 0
+            return self._receive_carefully()
         try:
             return self._receive()
         finally:
@@ -129,6 +130,21 @@ class TransactionalTask(Task):
             return 0
         claimed = rows[0]
         self.desk.claimed(rows, full=True)
+        if not self.desk.caution.needed(rows):
+            return self._handle_carefully(claim, token)
+        # It was in hand when a tree died: of such messages one at a time, so that the next death is told by one of them.
+        with self.desk.quarantine.alone(self.desk.stopping) as may:
+            if may:
+                return self._handle_carefully(claim, token)
+        with Answering(connection):
+            self.sql.give_back(connection, [claimed[SEQ]], token, handled=False)
+        self.desk.came_back([claimed[SEQ]])
+        return 1
+
+    def _handle_carefully(self, claim: UnderWay, token: uuid.UUID) -> int:
+        connection = connections[self.alias]
+        rows: Sequence[Claimed] = claim.rows or ()
+        claimed = rows[0]
         if self.slot is not None:
             self.slot.lease(token)
         outcome: BaseException | bool | None
