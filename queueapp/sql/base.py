@@ -16,6 +16,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from .outgoing import Outgoing, Run, runs_of
+from .session_state import Sessions
 
 MAX_SEQ = 2**63 - 1
 
@@ -295,7 +296,7 @@ CARRIED = (
 )
 
 
-class Backend(abc.ABC):
+class Backend(Sessions):
     """What a database vendor knows beyond one queue's table."""
 
     vendor: str

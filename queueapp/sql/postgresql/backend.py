@@ -14,6 +14,7 @@ from ..base import Backend, ErrorKind, QueueSql, QueueTable, StoreTable
 from ..outgoing import Outgoing
 from .queue import PostgresqlQueueSql
 from .session import execute, fetch, quote, quote_table
+from .session_state import PostgresqlSessions
 
 #: xid8 snapshots came with 13; 14 is the oldest that is still maintained and tested against.
 OLDEST = 140000
@@ -38,7 +39,7 @@ _KINDS = {
 }
 
 
-class PostgresqlBackend(Backend):
+class PostgresqlBackend(PostgresqlSessions, Backend):
     """PostgreSQL 14 to 18."""
 
     vendor = "postgresql"
