@@ -20,6 +20,7 @@ from .carried import BY_NAME, COUNTS
 from .outgoing import Outgoing, Run, runs_of
 from .rows import REST
 from .rows import Row as Row
+from .session_state import Sessions
 
 MAX_SEQ = 2**63 - 1
 
@@ -300,7 +301,7 @@ class StoreTable:
         return cls(model._meta.db_table, model._meta.pk.column, columns[order], columns, first)
 
 
-class Backend(abc.ABC):
+class Backend(Sessions):
     """What a database vendor knows beyond one queue's table."""
 
     vendor: str

@@ -15,6 +15,7 @@ from ..carried import SENT, Kind
 from ..outgoing import Outgoing
 from .queue import PostgresqlQueueSql
 from .session import execute, fetch, name_statements, quote, quote_table
+from .session_state import PostgresqlSessions
 
 #: xid8 snapshots came with 13; 14 is the oldest that is still maintained and tested against.
 OLDEST = 140000
@@ -43,7 +44,7 @@ _KINDS = {
 }
 
 
-class PostgresqlBackend(Backend):
+class PostgresqlBackend(PostgresqlSessions, Backend):
     """PostgreSQL 14 to 18."""
 
     vendor = "postgresql"

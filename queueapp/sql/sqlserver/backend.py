@@ -15,6 +15,7 @@ from .inserting import given
 from .locking import KEYS, LOOKING, MAX_BATCH, TAKING
 from .queue import SqlServerQueueSql
 from .session import LATER, execute, fetch, json_of, later_params, quote, quote_table
+from .session_state import SqlServerSessions
 
 #: 2017; OPENJSON and DATEDIFF_BIG are older, STRING_AGG and the rest of what the ORM sends is not.
 OLDEST = 14
@@ -22,7 +23,7 @@ OLDEST_LEVEL = 130
 _AZURE = {5: "Azure SQL Database", 8: "Azure SQL Managed Instance", 12: "SQL database in Fabric"}
 
 
-class SqlServerBackend(Backend):
+class SqlServerBackend(SqlServerSessions, Backend):
     """SQL Server 2017 and later, and Azure SQL."""
 
     vendor = "microsoft"

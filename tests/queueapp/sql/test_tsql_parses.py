@@ -19,6 +19,7 @@ from sqlglot.errors import ParseError
 from queueapp.errors import UnsupportedServer
 from queueapp.messages import new_id
 from queueapp.models import DelayedMessage, PoisonMessage
+from queueapp.sql import SessionState
 from queueapp.sql.base import QueueTable, Range, Row, StoreTable
 from queueapp.sql.carried import CARRIED, COUNTS, SENT, WHOLE, Kind
 from queueapp.sql.outgoing import Outgoing
@@ -287,6 +288,12 @@ def test_claim_returns_what_the_contract_says(table: QueueTable) -> None:
 
 # -- beyond one queue -------------------------------------------------------------------------------------------------
 
+
+def _ask_for_state(backend: SqlServerBackend, connection: Any) -> None:
+    connection.connection.closed, connection.connection.autocommit = False, True
+    assert backend.session_state(connection, ask=True) is SessionState.IN_TRANSACTION
+
+
 BACKEND: dict[str, tuple[Callable[[SqlServerBackend, Any], Any], list[list[tuple[Any, ...]]], type[exp.Expression]]] = {
     "delay": (lambda b, c: b.store_delayed(c, DELAYED, "SECRET", FULL, 10**12), [[(1,)]], exp.Insert),
     "delay until": (
@@ -300,6 +307,7 @@ BACKEND: dict[str, tuple[Callable[[SqlServerBackend, Any], Any], list[list[tuple
     "now": (lambda b, c: b.now(c), [[(datetime(2030, 1, 1),)]], exp.Select),
     "check": (lambda b, c: b.check_server(c), [[("16.0.1000.6", 2, 160)]], exp.Select),
     "migrations": (lambda b, c: b.lock_migrations(c), [], exp.Execute),
+    "session": (_ask_for_state, [[(1, 1)]], exp.Select),
     "drift": (lambda b, c: b.drift(c, "SECRET", "seq", {"body_string": True}), [[("RowVersion",)]], exp.Select),
 }  # fmt: skip
 

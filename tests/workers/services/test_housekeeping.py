@@ -46,7 +46,9 @@ def test_leases_of_a_dead_subscriber_are_given_back_and_it_is_forgotten() -> Non
 
     assert release_leases_of_dead_subscribers("default") == 3
 
-    assert list(Leased.objects.values_list("lease_token", "deliveries")) == [(None, 1)] * 3, "handed out, and nobody ended it"
+    assert list(Leased.objects.values_list("lease_token", "deliveries")) == [(None, 1)] * 3, (
+        "handed out, and nobody ended it"
+    )
     assert not Subscriber.objects.exists()
 
 
@@ -95,7 +97,9 @@ def test_a_dead_subscriber_of_another_projects_queue_is_buried_by_its_table() ->
 
     assert release_leases_of_dead_subscribers("default") == 3
 
-    assert list(Leased.objects.values_list("lease_token", "deliveries")) == [(None, 1)] * 3, "handed out, and nobody ended it"
+    assert list(Leased.objects.values_list("lease_token", "deliveries")) == [(None, 1)] * 3, (
+        "handed out, and nobody ended it"
+    )
     assert not Subscriber.objects.exists()
     assert QueueControl.objects.filter(queue="another.Project", careful_until__gt=Now()).exists(), (
         "its own workers see it"

@@ -10,6 +10,7 @@ import logging
 import threading
 import uuid
 from datetime import timedelta
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -25,6 +26,7 @@ from queueapp.sql import ErrorKind
 from queueapp.sql.base import DELIVERIES, SEQ, Claimed
 
 from ...connections.dead_peers import Answering, patience
+from ...connections.handed_out import HandedOut
 from ..desk import Desk, is_error_of
 from ..handling import Entry, Handlers, Interrupted, WorkerStopped
 from ..sizing import BatchSize
@@ -68,6 +70,8 @@ class Task:
         self.hurry = False
         #: What the handler that failed last had left in ``Context.items``.
         self.items: dict[str, Any] | None = None
+        #: The session in which the last handler ran is gone, and with it what it held.
+        self.cut_loose = False
         #: What is left of the share that the pump called it for; the pump's business.
         self.share = 0
         self.size = BatchSize(1, settings.BATCH_TARGET.total_seconds())
@@ -75,10 +79,15 @@ class Task:
     def bind(self) -> None:
         """Called on the task's own thread, before anything else."""
         self.thread_id = threading.get_ident()
+        self.handed = HandedOut(self.alias)
 
     def receive(self, limit: int) -> int:
         """Claim at most ``limit``, handle them, end them; returns how many were claimed."""
         raise NotImplementedError
+
+    def stands(self, seq: int) -> bool:
+        """Whether the transaction that a handler leaves behind is still the one that it was given: where it took the message."""
+        return True
 
     # -- one message ----------------------------------------------------------------------------------------------
 
@@ -86,6 +95,7 @@ class Task:
         """Run the handler of a message. None: done. False: nobody here knows the type. Else what it raised. ``leased``:
         this hand-out is counted in its deliveries."""
         seq = claimed[SEQ]
+        self.cut_loose = False
         try:
             entry, content_type = self.handlers.find(claimed)
             if entry is None:
@@ -112,6 +122,7 @@ class Task:
         slot = self.slot
         if slot is not None:
             slot.begin(seq)
+        self.handed.before()
         self.running = running = Running(seq, entry, context, started, started + timeout if timeout else None)
         failed: BaseException | None = None
         try:
@@ -132,6 +143,12 @@ class Task:
             slot.end()
         if quarantine is not None:
             quarantine.leave(suspect=attempt > 1)
+        # Nothing can strike any more. What the handler made of its connections is looked at on every alias.
+        left = self.handed.after(failed, partial(self.stands, seq))
+        self.cut_loose = left is not None and left.replaced
+        if (self.hit is running or self.cut_off is running) and not connections[self.alias].in_atomic_block:
+            self.handed.replace()  # it may have struck between an answer and the driver's notes of it
+        failed = failed or left
         if failed is not None:
             if self.cut_off is running and self.hit is not running:
                 # Whatever the handler made of the interruption.

@@ -75,6 +75,8 @@ class TransactionalTask(Task):
                     wakeups.run_every_hook(connection)
                 elif outcome is False or isinstance(outcome, WorkerStopped) or _is_deadlock(outcome, connection):
                     raise RollBack
+                elif self.cut_loose:
+                    raise RollBack  # by the server, already; the attempt is counted in a transaction of its own
                 else:
                     assert isinstance(outcome, BaseException)
                     decided = self._decide_in_place(claimed, outcome, connection)
@@ -100,6 +102,9 @@ class TransactionalTask(Task):
             assert isinstance(outcome, BaseException)
             self._failed(claimed, outcome, connection, None)
         return 1
+
+    def stands(self, seq: int) -> bool:
+        return self.sql.lock(connections[self.alias], seq, None, wait_ms=1000) is None
 
     def _decide_in_place(self, claimed: Claimed, error: BaseException, connection: Any) -> carrying_out.Decided:
         """Undo the handler and decide, without letting go of the message: between a rollback and a transaction that

@@ -1,0 +1,45 @@
+"""A task on a thread of its own, on every database that there is; the others are skipped by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.db import connections
+
+from tests.inprocess import real_commits
+from tests.workers.connections.desk import Desk, elsewhere
+
+DATABASES = {"postgresql": "default", "sqlserver": "sqlserver"}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One case per database for each test that asks for ``desk``."""
+    if "desk" in metafunc.fixturenames:
+        cases = [pytest.param(alias, id=name, marks=_marks(alias)) for name, alias in DATABASES.items()]
+        metafunc.parametrize("desk", cases, indirect=True)
+
+
+def _marks(alias: str) -> list[Any]:
+    if alias not in connections:
+        return [pytest.mark.skip("needs a SQL Server: QUEUEAPP_TEST_SQLSERVER_URL is not set")]
+    return [pytest.mark.django_db(**real_commits.kwargs, databases={"default", alias, elsewhere(alias)})]
+
+
+@pytest.fixture(scope="module")
+def other_aliases(django_db_setup: None) -> Iterator[None]:
+    """Further aliases of the same databases: as far as Django and the servers know, other ones."""
+    for alias in set(DATABASES.values()) & set(connections.settings):
+        connections.settings[elsewhere(alias)] = dict(connections.settings[alias])
+    yield
+    for alias in DATABASES.values():
+        connections.settings.pop(elsewhere(alias), None)
+
+
+@pytest.fixture
+def desk(other_aliases: None, request: pytest.FixtureRequest) -> Iterator[Desk]:
+    """Handlers of the test's own, called as tasks call them."""
+    desk = Desk(request.param)
+    yield desk
+    desk.close()
