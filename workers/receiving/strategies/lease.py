@@ -69,7 +69,7 @@ class LeaseTask(Task):
         super().__init__(desk, slot)
         most = min(settings.MAX_BATCH, backend_of(connections[self.alias]).max_batch)
         self._target = settings.BATCH_TARGET.total_seconds()
-        self.size = BatchSize(most, self._target)
+        self.size = BatchSize(most, self._target, settings.MAX_BATCH_BYTES)
         self._lease_ms = int(self.queue.delivery.lease_period / timedelta(milliseconds=1))
 
     def receive(self, limit: int) -> int:
@@ -92,6 +92,7 @@ class LeaseTask(Task):
         if not rows:
             return 0
         self.desk.claimed(rows, len(rows) == limit)
+        self.size.weigh(rows)
         self.batch = batch = Batch(token, asked + self._lease_ms / 1000, rows)
         if self.slot is not None:
             self.slot.lease(token)
