@@ -113,6 +113,15 @@ OPTIONS: tuple[Option, ...] = (
         high=3500,
     ),
     Option(
+        "MAX_BATCH_BYTES",
+        int,
+        16 * 1024 * 1024,
+        "Most bytes of bodies that one receive task claims at once, about: a claim is sized by the average body of those "
+        "before it, and one message is claimed however large it is.",
+        low=64 * 1024,
+        high=2**30,
+    ),
+    Option(
         "BATCH_TARGET",
         timedelta,
         timedelta(milliseconds=80),

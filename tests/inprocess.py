@@ -1,4 +1,5 @@
-"""A real worker in this process: its pump, its watchdog and what else a test asks for, on real threads and connections.
+"""A real worker in this process: its pump, what watches over it, and the services that a test asks for, on real threads
+and connections.
 
 Tests wait for conditions with ``eventually`` and never for a time: what takes long on a busy machine still passes.
 """
@@ -18,7 +19,8 @@ from workers.receiving.pump import QueuePump
 from workers.services.delayed_dispatcher import DelayedDispatcher
 from workers.services.heartbeat import Heartbeat
 from workers.services.listening import Listener
-from workers.services.service import stop_all
+from workers.services.renewals import Renewals
+from workers.services.service import Service, stop_all
 
 #: For tests whose threads and child processes need real commits. Flushing the tables of these apps alone, afterwards, takes
 #: a third of the time of flushing them all.
@@ -51,19 +53,20 @@ class Worker:
         dispatcher: bool = False,
         heartbeat: bool = False,
         listener: bool = False,
+        renewals: bool = True,
+        watchdog: bool = True,
     ) -> None:
         self.stopping = threading.Event()
-        self._ended = threading.Event()
         self.pump = QueuePump(queue, alias, stopping=self.stopping, concurrency=concurrency)
         self._thread = threading.Thread(target=self.pump.run, name=f"pump of {queue.__name__}", daemon=True)
-        self._watchdog = Watchdog([self.pump], self._ended)
         self.heartbeat = Heartbeat(alias, [self.pump], uuid.uuid4()) if heartbeat else None
         self.dispatcher = DelayedDispatcher(alias, uuid.uuid4()) if dispatcher else None
         self.listener = Listener(alias, lambda payload: self.pump.wake()) if listener else None
-        self._services = [one for one in (self.heartbeat, self.dispatcher, self.listener) if one is not None]
+        self._services: list[Service] = [Watchdog([self.pump])] if watchdog else []
+        self._services += [Renewals(alias, [self.pump])] if renewals else []
+        self._services += [one for one in (self.heartbeat, self.dispatcher, self.listener) if one is not None]
 
     def start(self) -> Worker:
-        self._watchdog.start()
         for service in self._services:
             service.start()
         if self.heartbeat is not None:
@@ -92,9 +95,6 @@ class Worker:
         self.ask_to_stop()
         self._thread.join(DEADLINE)
         stopped = not self._thread.is_alive() and self.pump.crew.join(DEADLINE)
-        self._ended.set()
         helpers_stopped = stop_all(self._services, DEADLINE)
-        self._watchdog.join(DEADLINE)
         assert stopped, "the pump did not stop"
         assert helpers_stopped, "a service did not stop"
-        assert not self._watchdog.is_alive(), "the watchdog did not stop"

@@ -21,6 +21,7 @@ from .outgoing import Outgoing, Run, runs_of
 from .rows import REST
 from .rows import Row as Row
 from .session_state import Sessions
+from .upkeep import LeaseUpkeep
 
 MAX_SEQ = 2**63 - 1
 
@@ -138,7 +139,7 @@ class QueueTable:
         return Row(**found | {"id": as_uuid(found["id"])})
 
 
-class QueueSql(abc.ABC):
+class QueueSql(LeaseUpkeep):
     """The statements of one queue's table."""
 
     def __init__(self, table: QueueTable) -> None:

@@ -70,22 +70,28 @@ class Answering:
     """``with Answering(connection):`` this thread waits for its database now; ``again`` starts the clock anew, ``pause`` is
     for a handler in between.
 
-    In the path of every claim and ack, so it costs a dict entry: no lock, no timer. One in another counts as ``again``.
+    In the path of every claim and ack, so it costs a dict entry: no lock, no timer. After one inside another the outer one
+    goes on, its clock started anew.
     """
 
-    __slots__ = ("_connection",)
+    __slots__ = ("_connection", "_outer")
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
+        self._outer: tuple[float, Any] | None = None
 
     def __enter__(self) -> Answering:
+        self._outer = _waiting.get(threading.get_ident())
         self.again()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Error):
             self._failed(error)
-        self.pause()
+        if self._outer is None:
+            self.pause()
+        else:
+            _waiting[threading.get_ident()] = (monotonic(), self._outer[1])
 
     def _failed(self, error: Error) -> None:
         connection = self._connection

@@ -124,12 +124,14 @@ def run_worker(options: ChildOptions, stages: Stages) -> int:
 
     from queueapp import registry
     from queueapp.conf import settings
+    from queueapp.models.delivery import Semantics
 
     from ..receiving.pump import QueuePump
     from ..receiving.quarantine import Quarantine
     from ..services.heartbeat import Heartbeat
     from ..services.listening import Listener
     from ..services.peer_watch import PeerWatch
+    from ..services.renewals import Renewals
     from .crashes import FAILED, WEDGED
     from .shared_floors import SharedFloors
     from .slots import Slots
@@ -160,7 +162,6 @@ def run_worker(options: ChildOptions, stages: Stages) -> int:
     by_alias: defaultdict[str, list[QueuePump]] = defaultdict(list)
     for pump in pumps:
         by_alias[pump.alias].append(pump)
-    ended = threading.Event()
     supervisor = uuid.UUID(options.supervisor)
     heartbeats = [Heartbeat(alias, own_pumps, supervisor) for alias, own_pumps in by_alias.items()]
     by_label = {pump.queue._meta.label: pump for pump in pumps}
@@ -171,8 +172,11 @@ def run_worker(options: ChildOptions, stages: Stages) -> int:
             pump.wake()
 
     # A wedged handler ends the process as a stop does; its exit code tells the supervisor to count it.
-    watchdog = Job("watchdog", Watchdog(pumps, ended, stages.stopping.set).run, ended)
-    services: list[Service] = [watchdog, PeerWatch(), *heartbeats]
+    services: list[Service] = [Watchdog(pumps, stages.stopping.set), PeerWatch(), *heartbeats]
+    for alias, own_pumps in by_alias.items():
+        leased = [pump for pump in own_pumps if pump.queue.delivery.semantics is Semantics.AT_LEAST_ONCE]
+        if leased:
+            services.append(Renewals(alias, leased))
     if settings.WAKE_UPS:
         services += [Listener(alias, on_wake) for alias in by_alias]
     receiving = [Job(f"the pump of {pump.queue._meta.label}", pump.run, stages.stopping) for pump in pumps]

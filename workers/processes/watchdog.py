@@ -1,107 +1,80 @@
-"""The watchdog: one thread per process that looks at what all receive tasks are doing.
+"""The watchdog: one thread per process that holds handlers to their time limits, and waits for nobody.
 
-It raises ``TimeLimitExceeded`` in the thread of a handler that is over its limit, renews the leases of batches that are
-half over, and behind a handler that takes long acks what is done and gives back what waits. It looks ten times a second
-while something runs, and never sits in the path of a message: a task writes two attributes per message and takes no lock.
+It raises ``TimeLimitExceeded`` in the thread of a handler that is over its limit. It looks ten times a second while
+something runs, and never sits in the path of a message: a task writes two attributes per message and takes no lock. It
+uses no database: what may have to wait for one, the renewal of leases, is done elsewhere (``services.renewals``).
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from time import monotonic
-
-from django.db import Error, connections
+from typing import Any
 
 from queueapp.conf import settings
-from queueapp.sql.base import SEQ
 
-from ..connections.dead_peers import Answering
 from ..receiving.handling import Interrupted, TimeLimitExceeded, WorkerStopped
 from ..receiving.pump import QueuePump
-from ..receiving.strategies import LeaseTask, Running, Task
+from ..receiving.strategies import Running, Task
+from ..services.service import Service
 
 log = logging.getLogger("workers")
 
 _BUSY, _IDLE = 0.1, 0.25
-#: What waits behind one message for longer than this is given to others.
-STUCK_AFTER = 0.5
 
 
-class Watchdog(threading.Thread):
-    """Watches the tasks of all pumps of this process until ``ended``, which comes after the pumps have stopped."""
+class Watchdog(Service):
+    """Watches the tasks of all pumps of this process; to be stopped after them."""
 
-    def __init__(
-        self, pumps: Sequence[QueuePump], ended: threading.Event, on_wedged: Callable[[], None] | None = None
-    ) -> None:
-        super().__init__(name="watchdog", daemon=True)
+    def __init__(self, pumps: Sequence[QueuePump], on_wedged: Callable[[], None] | None = None) -> None:
+        super().__init__("watchdog")
         self._pumps = pumps
-        self._ended = ended
         self._on_wedged = on_wedged
 
-    def run(self) -> None:
-        while True:
-            busy = False
-            for pump in self._pumps:
-                pump.quarantine.look(careful=any(other.careful for other in self._pumps))
-                for task in pump.tasks:
-                    running = task.running
-                    busy = busy or running is not None
-                    if running is not None and running.deadline is not None and monotonic() > running.deadline:
-                        self._over_its_limit(task, running, running.deadline)
-                    if isinstance(task, LeaseTask):
-                        self._look_after(task, running)
-            if self._ended.wait(_BUSY if busy else _IDLE):
-                break
-        connections.close_all()
+    def serve(self) -> None:
+        while not self.stopping:
+            self.pause(_BUSY if self._look() else _IDLE)
 
-    def _over_its_limit(self, task: Task, running: Running, deadline: float) -> None:
-        interrupt(task, running)
-        if monotonic() > deadline + settings.WEDGED_AFTER.total_seconds() and self._on_wedged is not None:
+    def _look(self) -> bool:
+        """Interrupt whatever is over its limit; whether anything runs."""
+        busy = False
+        late: list[tuple[Task, Running]] = []
+        wedged: list[tuple[Task, Running]] = []
+        for pump in self._pumps:
+            pump.quarantine.look(careful=any(other.careful for other in self._pumps))
+            for task in pump.tasks:
+                running = task.running
+                if running is None:
+                    continue
+                busy = True
+                if running.deadline is None or (over := monotonic() - running.deadline) <= 0:
+                    continue
+                if interrupt(task, running):
+                    late.append((task, running))
+                if over > settings.WEDGED_AFTER.total_seconds() and self._on_wedged is not None:
+                    wedged.append((task, running))
+                    on_wedged, self._on_wedged = self._on_wedged, None
+                    on_wedged()
+        # Only now: whoever takes the log may be slow, and no handler's limit is to wait for that.
+        for task, running in late:
+            log.warning(
+                "%s: message %d is over the time limit of %s.",
+                task.queue._meta.label, running.seq, running.entry.registration.name,
+            )  # fmt: skip
+        for task, running in wedged:
             log.critical(
                 "%s: %s ignores its time limit with message %d; this process is drained and replaced.",
                 task.queue._meta.label, running.entry.registration.name, running.seq,
             )  # fmt: skip
-            on_wedged, self._on_wedged = self._on_wedged, None
-            on_wedged()
-
-    def _look_after(self, task: LeaseTask, running: Running | None) -> None:
-        batch = task.batch
-        if batch is None:
-            return
-        now = monotonic()
-        slow = running is not None and now - running.started > STUCK_AFTER
-        period = task.queue.delivery.lease_period.total_seconds()
-        try:
-            with Answering(connections[task.alias]):
-                if slow and batch.done:
-                    task.ack_done(batch)
-                if slow and batch.waiting:
-                    surplus = []
-                    while batch.waiting:
-                        try:
-                            surplus.append(batch.waiting.pop()[SEQ])
-                        except IndexError:  # the task took the last one
-                            break
-                    if surplus:
-                        connection = connections[task.alias]
-                        task.sql.give_back(connection, sorted(surplus), batch.token, handled=False)
-                        task.desk.came_back(surplus)
-                if task.queue.delivery.renew_leases and batch.expires - now < period / 2:
-                    seqs = sorted({*batch.held, *(row[SEQ] for row in list(batch.waiting))})
-                    if seqs:
-                        asked = monotonic()
-                        task.sql.extend(connections[task.alias], seqs, batch.token, int(period * 1000))
-                        batch.expires = asked + period
-        except Error as error:
-            connections[task.alias].close()
-            log.warning("%s: the watchdog could not reach the database: %s", task.queue._meta.label, error)
+        return busy
 
 
-def interrupt(task: Task, running: Running) -> None:
-    """Raise TimeLimitExceeded in the task's thread, unless the handler has ended meanwhile.
+def interrupt(task: Task, running: Running) -> bool:
+    """Raise TimeLimitExceeded in the task's thread, unless the handler has ended meanwhile or was interrupted before;
+    whether it was done.
 
     Python delivers it between two bytecodes: a handler inside one long C call (a query, ``time.sleep``) sees it when
     that call returns. An async handler keeps its own time limit, on its event loop; what a sync one has returned to be
@@ -111,19 +84,14 @@ def interrupt(task: Task, running: Running) -> None:
         # Re-checked under the lock, which the task takes before it goes on to the next message once it is late: so the
         # exception can never reach another message's handler.
         if task.running is not running or task.hit is running:
-            return
+            return False
         task.hit = running
         if not running.entry.registration.is_async:
             if (cancel := getattr(running.context, "_cancel", None)) is not None:
-                cancel(for_its_time_limit=True)
+                _cancel(cancel, for_its_time_limit=True)
             else:
                 _raise_in(task, TimeLimitExceeded)
-    log.warning(
-        "%s: message %d is over the time limit of %s.",
-        task.queue._meta.label,
-        running.seq,
-        running.entry.registration.name,
-    )
+        return True
 
 
 def interrupt_all(pumps: Sequence[QueuePump]) -> int:
@@ -140,10 +108,15 @@ def interrupt_all(pumps: Sequence[QueuePump]) -> int:
                 task.cut_off = running
                 count += 1
                 if (cancel := getattr(running.context, "_cancel", None)) is not None:
-                    cancel()
+                    _cancel(cancel)
                 elif not running.entry.registration.is_async:
                     _raise_in(task, WorkerStopped)
     return count
+
+
+def _cancel(cancel: Callable[..., object], **options: Any) -> None:
+    with contextlib.suppress(RuntimeError):  # its event loop is closed: the handler has just ended
+        cancel(**options)
 
 
 def _raise_in(task: Task, exception: type[Interrupted]) -> None:

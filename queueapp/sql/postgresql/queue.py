@@ -1,8 +1,8 @@
 """PostgreSQL 14 to 18: the statements of a queue's table.
 
 They run on Django's own connection beneath its cursor wrapper: prepared and binary, 1.5 to 3 times the wrapper for
-single rows, and in the caller's transaction. Peek and claims are in ``claims``; what is not
-of one queue is in ``backend``.
+single rows, and in the caller's transaction. Peek and claims are in ``claims``, what looks after leases in ``upkeep``,
+what is not of one queue in ``backend``.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from .inserting import copy_runs
 from .packed import BYTES, TEXT, UUID, PackedStatement, ready
 from .rows import to_utc
 from .session import execute, fetch, quote, quote_table, translated
+from .upkeep import PostgresqlUpkeep
 
 
-class PostgresqlQueueSql(PostgresqlClaims):
+class PostgresqlQueueSql(PostgresqlUpkeep, PostgresqlClaims):
     """The statements of one queue on PostgreSQL, written once when the queue is first used."""
 
     def __init__(self, table: QueueTable) -> None:

@@ -2,7 +2,8 @@
 
 They run on Django's own cursor, so in the caller's transaction (``session``). One shape takes messages: an
 ordered ``TOP (n)`` in a CTE under ``UPDLOCK, READPAST, ROWLOCK``, updated or deleted with OUTPUT. Keys come as one JSON
-array, so a statement has one text and one plan whatever the batch. What is no queue is in ``backend``.
+array, so a statement has one text and one plan whatever the batch. What looks after leases
+is in ``upkeep``, what is no queue in ``backend``.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from .inserting import insert_rows, insert_statement
 from .locking import KEYS, MAX_BATCH, TAKING
 from .rows import Returned
 from .session import LATER, execute, fetch, fetch_within, json_of, later_params, quote, quote_table, translated
+from .upkeep import SqlServerUpkeep
 
 
-class SqlServerQueueSql(QueueSql):
+class SqlServerQueueSql(SqlServerUpkeep, QueueSql):
     """The statements of one queue on SQL Server, written once when the queue is first used."""
 
     def __init__(self, table: QueueTable) -> None:

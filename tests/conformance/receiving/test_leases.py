@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import threading
 from datetime import timedelta
+from time import monotonic
 
+import msgspec
 import pytest
+from django.db import connections, transaction
 from django.db.models import F
 
-from queueapp import Context, Discard, LeaseLost
+from queueapp import Context, Discard, LeaseLost, consumer
 from queueapp.models import Now
+from queueapp.sql import backend_of
 from tests.conformance.endpoint import Endpoint, Note, modes
 from tests.conformance.gate import Gate
-from tests.inprocess import eventually
+from tests.inprocess import DEADLINE, eventually
+
+
+class Limited(msgspec.Struct):
+    """A message whose handler has a time limit, beside a ``Note`` whose handler has none."""
 
 
 @pytest.fixture
@@ -86,6 +94,126 @@ def test_when_handler_extends_its_lease_should_last_that_long(endpoint: Endpoint
 
     assert timedelta(minutes=59) < left[0] <= timedelta(hours=1)
     assert left[1] <= short_lease
+
+
+@modes("R")
+def test_when_handler_extended_its_lease_should_not_shorten_it_by_renewing(
+    endpoint: Endpoint, short_lease: timedelta
+) -> None:
+    gate = Gate()
+
+    def act(message: Note, context: Context) -> None:
+        context.extend(timedelta(minutes=10))
+        gate.enter()
+
+    endpoint.handle(act)
+    endpoint.send(1)
+    worker = endpoint.start()
+    eventually(lambda: gate.inside == 1)
+    (task,) = worker.pump.tasks
+    first = task.batch.expires
+
+    eventually(lambda: task.batch.expires > first + 2 * short_lease.total_seconds())
+
+    assert timedelta(minutes=9) < lease_left(endpoint) <= timedelta(minutes=10)
+    gate.let(1)
+    endpoint.wait_until_empty()
+
+
+@modes("R")
+def test_when_handler_shortened_its_lease_should_renew_it_before_it_lapses(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint.queue.delivery, "lease_period", timedelta(seconds=60))
+    gate = Gate()
+
+    def act(message: Note, context: Context) -> None:
+        context.extend(timedelta(seconds=10))  # meant as ten more, it is twenty fewer
+        gate.enter()
+
+    endpoint.handle(act)
+    endpoint.send(1)
+    endpoint.start()
+    eventually(lambda: gate.inside == 1)
+
+    eventually(lambda: lease_left(endpoint) > timedelta(seconds=40), seconds=9)
+
+    gate.let(1)
+    endpoint.wait_until_empty()
+    assert endpoint.calls == [(1, 1)]
+
+
+@modes("R")
+def test_when_handler_extends_its_lease_in_its_transaction_should_renew_the_others_meanwhile(
+    endpoint: Endpoint, short_lease: timedelta
+) -> None:
+    gate = Gate()
+    seqs: dict[int, int] = {}
+
+    def act(message: Note, context: Context) -> None:
+        if message.number == 1:
+            with transaction.atomic(using=endpoint.alias):
+                context.extend()  # from here on the row is locked
+                gate.enter()
+        else:
+            seqs[message.number] = context.seq
+            gate.enter()
+
+    endpoint.handle(act)
+    endpoint.send(1)
+    worker = endpoint.start(concurrency=2)
+    eventually(lambda: gate.inside == 1)
+    endpoint.send(2)
+    eventually(lambda: gate.inside == 2)
+    expires = endpoint.rows.filter(seq=seqs[2]).values_list("lease_expires", flat=True).get
+    first = expires()
+
+    eventually(lambda: expires() > first + 5 * short_lease)
+
+    gate.let(2)
+    endpoint.wait_until_empty()
+    assert endpoint.calls == [(1, 1), (2, 1)]
+    assert worker.pump.stats.lost == 0
+
+
+@modes("R")
+def test_when_handler_extends_its_lease_in_its_transaction_should_keep_the_time_limits_of_others(
+    endpoint: Endpoint, short_lease: timedelta
+) -> None:
+    gate = Gate()
+    struck: list[float] = []
+
+    def hold(message: Note, context: Context) -> None:
+        with transaction.atomic(using=endpoint.alias):
+            context.extend()
+            gate.enter()
+
+    def limited(message: Limited) -> None:
+        started = monotonic()
+        try:
+            while monotonic() < started + DEADLINE:
+                pass
+        finally:
+            struck.append(monotonic() - started)
+
+    endpoint.handle(hold)
+    consumer(endpoint.queue, name="limited", timeout=0.2, attempts=1)(limited)
+    endpoint.send(1)
+    endpoint.start(concurrency=2)
+    eventually(lambda: gate.inside == 1)
+    connection = connections[endpoint.alias]
+    held = backend_of(connection).now(connection)
+    # By now its lease was to be renewed, several times.
+    eventually(lambda: backend_of(connection).now(connection) > held + 2 * short_lease)
+
+    endpoint.queue.send(Limited(), using=endpoint.alias)
+    eventually(lambda: struck)
+
+    assert struck[0] < DEADLINE / 2, "while the row was locked"
+    gate.let(1)
+    endpoint.wait_until_empty()
+    assert endpoint.calls == [(1, 1)]
+    assert endpoint.poison.get().exception_type == "workers.receiving.handling.TimeLimitExceeded"
 
 
 @modes("R")

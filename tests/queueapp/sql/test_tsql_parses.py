@@ -93,6 +93,9 @@ LEASE_VERBS: dict[str, tuple[Verb, type[exp.Expression]]] = {
     "cancel": (_after([], lambda s, c: s.give_back(c, [1, 2], TOKEN, handled=True)), exp.Update),
     "give back": (_after([], lambda s, c: s.give_back(c, [1], TOKEN, handled=False)), exp.Update),
     "extend": (_after([], lambda s, c: s.extend(c, [1, 2], TOKEN, 10**12)), exp.Update),
+    "renew": (_after([], lambda s, c: s.renew(c, [1, 2], TOKEN, 10**12, 100)), exp.Update),
+    "try to ack": (_after([], lambda s, c: s.try_ack(c, [1, 2], TOKEN, 100)), exp.Delete),
+    "try to give back": (_after([], lambda s, c: s.try_give_back(c, [1, 2], TOKEN, 100)), exp.Update),
     "lock by token": (_after([], lambda s, c: s.lock(c, 1, TOKEN, 100)), exp.Select),
     "put back by token": (
         _after([], lambda s, c: s.put_back(c, 1, deliveries=1, cancels=0, failures="SECRET", token=TOKEN)),
@@ -128,6 +131,9 @@ VERBS: dict[str, tuple[Verb, type[exp.Expression]]] = {
     "from poison, reset": (_after([], lambda s, c: s.insert_from(c, POISON, [1], reset_counts=True)), exp.Insert),
 }
 each_table = pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+leased_table = pytest.mark.parametrize(
+    "table", [table for table in TABLES.values() if table.has("lease_token")], ids=lambda t: t.db_table
+)
 
 
 def statements_of(table: QueueTable, verb: Verb) -> list[tuple[Any, list[exp.Expression]]]:
@@ -164,9 +170,7 @@ def test_verb_is_one_statement_of_its_kind(table: QueueTable, verb: str) -> None
     check_kinds(table, run, kind)
 
 
-@pytest.mark.parametrize(
-    "table", [table for table in TABLES.values() if table.has("lease_token")], ids=lambda t: t.db_table
-)
+@leased_table
 @pytest.mark.parametrize("verb", LEASE_VERBS)
 def test_verb_of_a_lease_is_one_statement_of_its_kind(table: QueueTable, verb: str) -> None:
     run, kind = LEASE_VERBS[verb]
@@ -239,6 +243,25 @@ def test_takers_skip_what_is_locked_and_lookers_lock_nothing(table: QueueTable) 
         found = [given for _, found in statements_of(table, run) for _, given in hints(found)]
         # The other levels of a claim are asked for, and taken, under the same hints.
         assert found[: len(hinted)] == hinted, name
+
+
+@leased_table
+def test_who_looks_after_leases_skips_what_is_locked_and_waits_for_no_table(table: QueueTable) -> None:
+    for name in ("renew", "try to ack", "try to give back"):
+        ((statement, found),) = statements_of(table, LEASE_VERBS[name][0])
+        assert [given for _, given in hints(found)] == [set(TAKING.split(", "))], name
+        assert statement.sql.startswith("SET LOCK_TIMEOUT 100; BEGIN TRY "), name
+
+
+@leased_table
+def test_renewal_takes_the_later_end(table: QueueTable) -> None:
+    ((statement, (update,)),) = statements_of(table, LEASE_VERBS["renew"][0])
+    (choice,) = update.find_all(exp.Case)
+    (when,) = choice.args["ifs"]
+    assert isinstance(when.this, exp.GT)
+    assert when.this.this.name == when.args["true"].name == table.columns["lease_expires"]
+    assert when.this.expression == choice.args["default"]
+    assert statement.params[:4] == (10**12 % 86_400_000, 10**12 // 86_400_000) * 2
 
 
 def _bracketed(name: str | None) -> str:

@@ -24,6 +24,7 @@ from workers.services.heartbeat import Heartbeat
 from workers.services.housekeeping import Housekeeping
 from workers.services.listening import Listener
 from workers.services.peer_watch import PeerWatch
+from workers.services.renewals import Renewals
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
 
@@ -67,7 +68,8 @@ def start(settings: Any) -> Iterator[Callable[[str], Process]]:
 SERVICES = [
     ("worker", Heartbeat, "_read_controls"),
     ("worker", Listener, "_listen"),
-    ("worker", Watchdog, "run"),
+    ("worker", Watchdog, "_look"),
+    ("worker", Renewals, "_look"),
     ("worker", PeerWatch, "serve"),
     ("worker", QueuePump, "_look"),
     ("dispatcher", DelayedDispatcher, "serve"),

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from time import monotonic
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from queueapp import Context, consumer
-from tests.inprocess import Worker, eventually, real_commits
+from queueapp import Context, Discard, consumer
+from tests.inprocess import DEADLINE, Worker, eventually, real_commits
 from tests.testapp.messages import Nop
-from tests.testapp.models import Leased, Transactional
+from tests.testapp.models import AtMostOnce, Leased, Transactional
+from workers.processes import watchdog
 from workers.processes.watchdog import Watchdog, interrupt, interrupt_all
 from workers.receiving.handling import TimeLimitExceeded
 from workers.receiving.strategies import Running
@@ -57,15 +60,13 @@ def test_a_handler_that_ignores_its_time_limit_costs_the_process(
     Leased.send(Nop(1, ""))
     worker = start_worker(Leased)
     wedged: list[float] = []
-    ended = threading.Event()
-    watchdog = Watchdog([worker.pump], ended, lambda: wedged.append(monotonic()))
-    watchdog.start()
+    watching = Watchdog([worker.pump], lambda: wedged.append(monotonic()))
+    watching.start()
 
     eventually(lambda: wedged)
     release.set()
     eventually(lambda: not Leased.objects.exists())
-    ended.set()
-    watchdog.join(30)
+    assert watching.stop(30)
 
     assert len(wedged) == 1, "told once"
     critical = [record.getMessage() for record in caplog.records if record.levelno == logging.CRITICAL]
@@ -122,6 +123,128 @@ def test_what_has_ended_meanwhile_is_not_interrupted(start_worker: Start) -> Non
     Leased.send(Nop(2, ""))
     eventually(lambda: len(handled) == 2)
     assert worker.pump.stats.failed == 0
+
+
+def striking_as_it_returns(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """An interruption that was decided on while the handler ran, and is sent when it has just returned. The event is set in
+    between."""
+    struck = threading.Event()
+    really = watchdog._raise_in
+
+    def late(task: Any, exception: Any) -> None:
+        struck.set()
+        eventually(lambda: task.running is None)
+        really(task, exception)
+
+    monkeypatch.setattr(watchdog, "_raise_in", late)
+    return struck
+
+
+@pytest.mark.parametrize("queue", [Leased, Transactional, AtMostOnce])
+def test_an_interruption_that_arrives_when_the_handler_has_returned_goes_no_further(
+    start_worker: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, queue: Any
+) -> None:
+    """It is late, and nothing else: not the next message, whose turn it is by then, and not the worker."""
+    struck = striking_as_it_returns(monkeypatch)
+    calls: list[int] = []
+    failures: list[Any] = []
+
+    def note(failure: Any) -> Any:
+        failures.append(failure)
+        return Discard("late")
+
+    @consumer(queue, timeout=0.05, name="tests", policy=note)
+    def act(message: Nop) -> None:
+        calls.append(message.number)
+        while message.number == 1 and not struck.is_set():
+            pass
+
+    for number in range(1, 6):
+        queue.send(Nop(number, ""))
+    worker = start_worker(queue, concurrency=1)
+    eventually(lambda: len(calls) == 5 and not queue.objects.exists())
+
+    assert calls == [1, 2, 3, 4, 5]
+    assert [type(failure.exception) for failure in failures] == [TimeLimitExceeded]
+    assert worker.pump.stats.failed == 1
+    assert "a receive task failed" not in caplog.text
+
+
+@pytest.mark.parametrize("queue", [Leased, Transactional])
+def test_a_stop_that_arrives_when_the_handler_has_returned_goes_no_further(
+    start_worker: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, queue: Any
+) -> None:
+    struck = striking_as_it_returns(monkeypatch)
+    running = threading.Event()
+
+    @consumer(queue, name="tests")
+    def act(message: Nop) -> None:
+        running.set()
+        while not struck.is_set():
+            pass
+
+    queue.send(Nop(1, ""))
+    worker = start_worker(queue, concurrency=1)
+    assert running.wait(DEADLINE)
+
+    assert worker.cancel() == 1
+    worker.stop()
+
+    row = queue.objects.get()
+    assert (row.deliveries, row.cancels, row.lease_token) == (0, 0, None), "given back uncounted"
+    assert worker.pump.stats.failed == 0
+    assert "a receive task failed" not in caplog.text
+
+
+def test_no_limit_waits_for_whoever_reads_the_log(start_worker: Start, release: threading.Event) -> None:
+    """Two handlers are over their limits, and the log takes nothing until both are interrupted."""
+    struck: list[int] = []
+
+    @consumer(Leased, timeout=0.2, name="tests", attempts=1)
+    def act(message: Nop) -> None:
+        try:
+            while not release.is_set():
+                pass
+        except TimeLimitExceeded:
+            struck.append(message.number)
+            raise
+
+    class Blocked(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "is over the time limit" in record.getMessage():
+                eventually(lambda: len(struck) == 2)
+
+    worker = start_worker(Leased, concurrency=2, watchdog=False)
+    for number in (1, 2):
+        Leased.send(Nop(number, ""))
+    eventually(lambda: len([task for task in worker.pump.tasks if task.running]) == 2)
+    deadlines = [task.running.deadline for task in worker.pump.tasks if task.running]
+    eventually(lambda: monotonic() > max(one or 0.0 for one in deadlines))
+    blocked = Blocked()
+    logging.getLogger("workers").addHandler(blocked)
+    try:
+        watching = Watchdog([worker.pump])
+        watching.start()
+        eventually(lambda: not Leased.objects.exists())
+    finally:
+        logging.getLogger("workers").removeHandler(blocked)
+        assert watching.stop(DEADLINE)
+
+    assert sorted(struck) == [1, 2]
+
+
+@pytest.mark.parametrize("stopping", [False, True], ids=["a limit", "a stop"])
+def test_a_handler_whose_event_loop_has_just_closed_needs_no_cancelling(stopping: bool) -> None:
+    """It was async, and its thread has not said yet that it has ended. The watchdog lives on."""
+    loop = asyncio.new_event_loop()
+    loop.close()
+    context = SimpleNamespace(_cancel=lambda **_: loop.call_soon_threadsafe(print))
+    entry = SimpleNamespace(registration=SimpleNamespace(is_async=False))
+    running: Any = SimpleNamespace(entry=entry, context=context)
+    task: Any = SimpleNamespace(stop_lock=threading.Lock(), running=running, hit=None, cut_off=None, hurry=False)
+    pump: Any = SimpleNamespace(tasks=[task])
+
+    assert interrupt_all([pump]) == 1 if stopping else interrupt(task, running)
 
 
 def test_batches_of_a_pump_that_stops_are_looked_after_to_the_end(start_worker: Start, monkeypatch: Any) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
+
 import pytest
 
+from queueapp.sql.base import BODY, Claimed
 from workers.receiving.sizing import BatchSize
 
 TARGET = 0.08
@@ -49,6 +53,74 @@ def test_a_batch_that_was_not_full_says_nothing_about_a_bigger_one() -> None:
     size.observe(1, 0.00001)
 
     assert size.n == 2
+
+
+# -- bytes -------------------------------------------------------------------------------------------------------------
+
+LIMIT = 1_000_000
+
+
+def rows(*sizes: int | None) -> list[Claimed]:
+    """Claimed messages with bodies of so many bytes; None: without one."""
+    return [(seq, b"", "{}", None if size is None else b"x" * size, 1) for seq, size in enumerate(sizes)]
+
+
+def claims(sizes: Iterable[int], batches: int) -> list[int]:
+    """The bytes of so many full claims from a backlog of bodies of these sizes, by a task whose handlers take no time."""
+    size, left, weights = BatchSize(500, TARGET, LIMIT), iter(sizes), []
+    for _ in range(batches):
+        claimed = rows(*itertools.islice(left, size.n))
+        weights.append(sum(len(row[BODY]) for row in claimed))
+        size.weigh(claimed)
+        size.observe(len(claimed), 0.0)
+    return weights
+
+
+@pytest.mark.parametrize("each", [1_000, 3_000, 33_333, 499_999])
+def test_bodies_of_one_size_stay_within_the_limit_from_the_first_claim_on(each: int) -> None:
+    weights = claims(itertools.repeat(each), 40)
+
+    assert max(weights) <= LIMIT
+    assert weights[-1] > LIMIT - 2 * each or weights[-1] == 500 * each, "and use it"
+
+
+def test_one_message_is_claimed_however_large_it_is() -> None:
+    assert claims(itertools.repeat(7 * LIMIT), 3) == [7 * LIMIT] * 3
+
+
+def test_when_bodies_become_larger_one_claim_is_over_the_limit_by_that_factor_and_no_more_follow() -> None:
+    weights = claims(itertools.chain(itertools.repeat(5_000, 1_000), itertools.repeat(50_000)), 30)
+
+    over = [weight for weight in weights if weight > LIMIT]
+    assert len(over) <= 2, "the larger ones may begin in the middle of a claim"
+    assert max(over, default=0) <= 10 * LIMIT
+
+
+def test_when_bodies_become_smaller_claims_grow_again() -> None:
+    weights = claims(itertools.chain(itertools.repeat(900_000, 3), itertools.repeat(1_000)), 40)
+
+    assert weights[-1] == 500_000
+
+
+def test_a_claim_shrinks_before_its_handlers_have_ended() -> None:
+    size = BatchSize(500, TARGET, LIMIT)
+    size.n = 400
+
+    size.weigh(rows(100_000, 100_000))
+
+    assert size.n == 10
+
+
+def test_messages_without_a_body_weigh_nothing() -> None:
+    size = BatchSize(500, TARGET, LIMIT)
+    size.weigh(rows(None, None))
+    size.observe(1, 0.0)
+    assert size.n == 2
+
+    size.weigh(rows(None, 600_000))
+    size.observe(2, 0.0)
+
+    assert size.n == 3
 
 
 def test_handlers_that_take_no_time_at_all_are_no_division_by_zero() -> None:

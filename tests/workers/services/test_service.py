@@ -14,6 +14,7 @@ from django.db import connection
 from queueapp.models import Leader
 from tests.inprocess import DEADLINE, eventually, real_commits
 from tests.testapp.models import Leased
+from workers.processes.watchdog import Watchdog
 from workers.receiving.pump import QueuePump
 from workers.services.delayed_dispatcher import DelayedDispatcher
 from workers.services.heartbeat import Heartbeat
@@ -21,6 +22,7 @@ from workers.services.housekeeping import Housekeeping
 from workers.services.leadership import Leadership
 from workers.services.listening import Listener
 from workers.services.peer_watch import PeerWatch
+from workers.services.renewals import Renewals
 from workers.services.service import Job, Service, stop_all
 
 pytestmark = real_commits
@@ -165,7 +167,15 @@ def listener() -> Service:
     return Listener("default", lambda payload: None)
 
 
-MAKERS = [heartbeat, dispatcher, housekeeping, listener, PeerWatch, Waiting]
+def renewals() -> Service:
+    return Renewals("default", [QueuePump(Leased, "default", stopping=threading.Event())])
+
+
+def watchdog() -> Service:
+    return Watchdog([QueuePump(Leased, "default", stopping=threading.Event())])
+
+
+MAKERS = [heartbeat, dispatcher, housekeeping, listener, renewals, watchdog, PeerWatch, Waiting]
 
 
 @pytest.fixture

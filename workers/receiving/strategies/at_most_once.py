@@ -31,7 +31,7 @@ class AtMostOnceTask(Task):
         super().__init__(desk, slot)
         # A batch is gone when it is claimed, so a crash may lose all of it: BATCH_TARGET's worth of work.
         most = min(settings.AT_MOST_ONCE_BATCH, backend_of(connections[self.alias]).max_batch)
-        self.size = BatchSize(most, settings.BATCH_TARGET.total_seconds())
+        self.size = BatchSize(most, settings.BATCH_TARGET.total_seconds(), settings.MAX_BATCH_BYTES)
 
     def receive(self, limit: int) -> int:
         connection = connections[self.alias]
@@ -48,6 +48,7 @@ class AtMostOnceTask(Task):
                 if unknown:
                     raise RollBack  # they are somebody else's: claim again without them
             self.desk.claimed(rows, len(rows) == limit)
+            self.size.weigh(rows)
         except RollBack:
             self.desk.retried(min(row[SEQ] for row in rows))
             self.desk.leave_alone(claim, rows, unknown)

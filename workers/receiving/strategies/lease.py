@@ -38,19 +38,40 @@ _Failed = tuple[Claimed, BaseException, dict[str, Any] | None]
 
 
 class Batch:
-    """A leased batch. ``waiting`` and ``done`` are shared with the watchdog: who takes a message out of one of them has it
-    for himself, so neither needs a lock."""
+    """A leased batch. ``waiting`` and ``done`` are shared with the thread that looks after leases (``services.renewals``):
+    who takes a message out of one of them has it for himself, so neither needs a lock."""
 
-    __slots__ = ("done", "expires", "held", "token", "waiting")
+    __slots__ = ("acked", "again", "done", "expires", "held", "token", "waiting")
 
     def __init__(self, token: uuid.UUID, expires: float, rows: Sequence[Claimed]) -> None:
         self.token = token
+        #: Until when its leases last at least, but for those in ``again``. Moved on by the renewals alone.
         self.expires = expires
         self.waiting: deque[Claimed] = deque(rows)
         #: Handled, and not yet acked.
         self.done: deque[int] = deque()
-        #: Handled or in hand, and not yet acked: what a renewal has to cover besides ``waiting``.
+        #: In hand, or handled since the task last ended what was done.
         self.held: list[int] = []
+        #: Acked early, behind a slow handler.
+        self.acked: set[int] = set()
+        #: To be renewed at the next look: locked by somebody at the last one, or shortened by their handler.
+        self.again: set[int] = set()
+
+    def leased(self) -> set[int]:
+        """What a renewal has to cover. ``waiting`` first: what goes over to ``held`` is in both for a moment."""
+        waiting = [row[SEQ] for row in list(self.waiting)]
+        return {*waiting, *self.held} - self.acked
+
+    def take_waiting(self, keep: int = 0) -> list[int]:
+        """Take what was not started, from the right, all but ``keep``; ascending."""
+        taken: list[int] = []
+        while len(self.waiting) > keep:
+            try:
+                taken.append(self.waiting.pop()[SEQ])
+            except IndexError:  # the other one took the last
+                break
+        taken.sort()
+        return taken
 
     def take_done(self) -> list[int]:
         """Take everything out of ``done``, ascending."""
@@ -70,7 +91,7 @@ class LeaseTask(Task):
         super().__init__(desk, slot)
         most = min(settings.MAX_BATCH, backend_of(connections[self.alias]).max_batch)
         self._target = settings.BATCH_TARGET.total_seconds()
-        self.size = BatchSize(most, self._target)
+        self.size = BatchSize(most, self._target, settings.MAX_BATCH_BYTES)
         self._caution = desk.caution
         self._lease_ms = int(self.queue.delivery.lease_period / timedelta(milliseconds=1))
 
@@ -96,15 +117,16 @@ class LeaseTask(Task):
             return 0
         full = len(rows) == limit
         self.desk.claimed(rows, full)
+        self.size.weigh(rows)
         self.batch = batch = Batch(token, asked + self._lease_ms / 1000, rows)
-        needed = self._caution.needed(rows)
-        if needed > level and len(rows) > (keep := FEW if needed == 1 else 0):
-            # Claimed as if they were harmless: most go back unhandled and uncounted, and are claimed again with care.
-            self._give_back(batch, keep)
-            full = True
         if self.slot is not None:
             self.slot.lease(token)
         try:
+            needed = self._caution.needed(rows)
+            if needed > level and len(rows) > (keep := FEW if needed == 1 else 0):
+                # Claimed as if they were harmless: most go back unhandled and uncounted, and are claimed again with care.
+                self._give_back(batch, keep)
+                full = True
             self._handle(batch, claim)
         finally:
             self.batch = None
@@ -116,17 +138,22 @@ class LeaseTask(Task):
         unknown: list[int] = []
         # The handlers' time alone: a batch that shrank when a claim was slow would make claims of one while they are.
         started = monotonic()
-        flush_at = started + 2 * self._target
+        flush_at = self._flush_at(batch, started)
         stopping = self.desk.stopping
         spent, handled = 0.0, 0
         while waiting:
             if stopping.is_set():
                 break
             try:
-                row = waiting.popleft()
-            except IndexError:  # the watchdog took the last one
+                # In both for a moment: a renewal in between is not to miss it.
+                held.append(waiting[0][SEQ])
+            except IndexError:  # what waited was given back meanwhile
                 break
-            held.append(row[SEQ])
+            try:
+                row = waiting.popleft()
+            except IndexError:
+                held.pop()
+                break
             outcome = self.call(row, leased=True)
             if outcome is None:
                 done.append(row[SEQ])
@@ -140,7 +167,7 @@ class LeaseTask(Task):
                 spent += now - started
                 self._flush(batch, failures, unknown, claim, spent / handled)
                 started = monotonic()
-                flush_at = started + 2 * self._target
+                flush_at = self._flush_at(batch, started)
         handled += len(held)
         if handled:
             self.size.observe(handled, spent + monotonic() - started, full=len(claim.rows or ()) >= claim.limit)
@@ -148,22 +175,29 @@ class LeaseTask(Task):
         if waiting:
             self._give_back(batch, 0)  # stopping; last, so that an error here does not cost the acks
 
+    def _flush_at(self, batch: Batch, started: float) -> float:
+        """When handlers are slower than thought, or the lease may have lapsed since nobody renewed it."""
+        return min(started + 2 * self._target, batch.expires)
+
     def _flush(
         self, batch: Batch, failures: list[_Failed], unknown: list[int], claim: UnderWay, average: float
     ) -> None:
         """Handlers are slower than thought, so many seconds on average: end what is done, and keep only what fits into the
         target."""
         self._end(batch, failures, unknown, claim)
+        keep = max(1, int(self._target / average))
         if monotonic() > batch.expires and batch.waiting:
-            # Nobody renewed it: what was not started may be somebody else's by now.
-            self.desk.stats.lost += len(batch.waiting)
+            # Nobody renewed it: what was not started may be somebody else's by now. The token says what is not.
             log.warning("%s: the lease of %d waiting messages lapsed.", self.queue._meta.label, len(batch.waiting))
-            batch.waiting.clear()
-        self._give_back(batch, max(1, int(self._target / average)))
+            keep = 0
+        self._give_back(batch, keep)
 
     def _end(self, batch: Batch, failures: list[_Failed], unknown: list[int], claim: UnderWay) -> None:
         if batch.done:
             self._ack(batch)
+        if failures or unknown:
+            # What takes long to end is renewed meanwhile, what is acked is not.
+            batch.held[:] = [*(row[SEQ] for row, _, _ in failures), *unknown]
         for row, error, items in failures:
             self.recover(row, error, batch.token, items)
         if unknown:
@@ -188,8 +222,7 @@ class LeaseTask(Task):
                     self.desk.stats.lost += lost
 
     def ack_done(self, batch: Batch) -> None:
-        """Ack what is done; an error leaves it done and not acked. The watchdog calls this as well, on its own thread and
-        connection: what was handled is not to wait for its ack behind a slow handler, lest a crash doubles it."""
+        """Ack what is done; an error leaves it done and not acked."""
         seqs = batch.take_done()
         if not seqs:
             return
@@ -210,16 +243,11 @@ class LeaseTask(Task):
 
     def _give_back(self, batch: Batch, keep: int) -> None:
         """Give back what was not started, from the right, all but ``keep``; not counted as a delivery."""
-        surplus = []
-        while len(batch.waiting) > keep:
-            try:
-                surplus.append(batch.waiting.pop()[SEQ])
-            except IndexError:
-                break
+        surplus = batch.take_waiting(keep)
         if surplus:
-            surplus.reverse()
             with Answering(connections[self.alias]):
-                self.sql.give_back(connections[self.alias], sorted(surplus), batch.token, handled=False)
+                ended = self.sql.give_back(connections[self.alias], surplus, batch.token, handled=False)
+            self.desk.stats.lost += len(surplus) - ended
             self.desk.came_back(surplus)
 
     def extend(self, seq: int, period: timedelta | None) -> None:
@@ -229,3 +257,5 @@ class LeaseTask(Task):
         lease_ms = self._lease_ms if period is None else int(period / timedelta(milliseconds=1))
         if not self.sql.extend(connections[self.alias], [seq], batch.token, lease_ms):
             raise LeaseLost(self.queue._meta.label, seq)
+        if lease_ms < self._lease_ms:
+            batch.again.add(seq)  # it ends before the others of its batch are due

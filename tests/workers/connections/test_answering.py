@@ -1,0 +1,118 @@
+"""Who waits for a database is watched: through the whole of a block, and through other such blocks inside it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.db import OperationalError, connection
+
+from tests.inprocess import real_commits
+from workers.connections import dead_peers
+from workers.connections.dead_peers import Answering, again
+from workers.services.peer_watch import PeerWatch
+
+
+def watched() -> Any:
+    """The connection that this thread waits for, as far as the watching thread knows."""
+    entry = dead_peers._waiting.get(threading.get_ident())
+    return entry and entry[1]
+
+
+def since() -> float:
+    return dead_peers._waiting[threading.get_ident()][0]
+
+
+class Clock:
+    """A clock that goes on by a second each time somebody looks."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dead_peers, "monotonic", Clock())
+
+
+class Named:
+    def __init__(self, alias: str) -> None:
+        self.alias = alias
+
+
+def test_after_an_inner_block_the_outer_one_is_watched_again_from_then_on(clock: None) -> None:
+    outer, inner = Named("outer"), Named("inner")
+
+    with Answering(outer):
+        began = since()
+        with Answering(inner):
+            assert watched() is inner
+            inside = since()
+        assert watched() is outer
+        assert since() > inside > began, "what the inner one took is not the outer one's"
+        with Answering(outer):
+            pass
+        assert watched() is outer
+
+    assert watched() is None
+
+
+def test_after_an_inner_block_that_failed_as_well(clock: None) -> None:
+    outer = Named("outer")
+
+    with Answering(outer):
+        with pytest.raises(ValueError), Answering(Named("inner")):
+            raise ValueError
+        assert watched() is outer
+
+    assert watched() is None
+
+
+def test_a_handler_in_between_is_not_watched_and_neither_is_what_comes_after_its_own_blocks(clock: None) -> None:
+    outer = Named("outer")
+
+    with Answering(outer) as answering:
+        answering.pause()
+        with Answering(Named("of what the handler called")):
+            pass
+        assert watched() is None
+        again()
+        assert watched() is None
+        answering.again()
+        assert watched() is outer
+
+    assert watched() is None
+
+
+@pytest.fixture
+def peer_watch(settings: Any) -> Iterator[None]:
+    settings.QUEUEAPP = {"DATABASE_TIMEOUT": 1}
+    watch = PeerWatch()
+    watch.start()
+    yield
+    assert watch.stop()
+
+
+@real_commits
+def test_a_statement_that_follows_an_inner_block_is_given_up_when_it_is_not_answered(peer_watch: None) -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("needs a statement that takes its time: PostgreSQL's pg_sleep")
+    other = connection.copy()
+    other.inc_thread_sharing()
+    other.ensure_connection()
+    session = other.connection.info.backend_pid
+    try:
+        with Answering(other), other.cursor() as cursor:
+            with Answering(connection), connection.cursor() as inner:
+                inner.execute("SELECT 1")
+            with pytest.raises(OperationalError):
+                cursor.execute("SELECT pg_sleep(20)")
+    finally:
+        other.close()
+        with connection.cursor() as cursor:  # the server does not know yet that nobody waits for it
+            cursor.execute("SELECT pg_terminate_backend(%s)", (session,))

@@ -1,0 +1,57 @@
+"""One receive task and its batch, without a pump around it: a test says when it claims and how much."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from django.db import connections
+
+from tests.inprocess import DEADLINE
+from workers.receiving.pump import QueuePump
+from workers.receiving.strategies import Batch, LeaseTask
+
+
+class Receiver:
+    """The task of a leased queue. Its consumers have to be registered before."""
+
+    def __init__(self, queue: Any, alias: str = "default") -> None:
+        self.pump = QueuePump(queue, alias, stopping=threading.Event())
+        self.pump.floors.reset()
+        self.alias = alias
+        self.task = LeaseTask(self.pump.desk, None)
+        self.pump.crew.tasks = [self.task]
+        self.failed: BaseException | None = None
+
+    @property
+    def batch(self) -> Batch:
+        """What it has in hand."""
+        assert self.task.batch is not None
+        batch: Batch = self.task.batch
+        return batch
+
+    def receive(self, limit: int) -> int:
+        """Claim at most so many, handle and end them, on this thread; returns how many were claimed."""
+        self.task.bind()
+        return self.task.receive(limit)
+
+    @contextmanager
+    def receiving(self, limit: int) -> Iterator[threading.Thread]:
+        """The same on a thread of its own, which has ended at the end of the block."""
+
+        def run() -> None:
+            try:
+                self.receive(limit)
+            except BaseException as error:
+                self.failed = error
+            finally:
+                connections[self.alias].close()
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        yield thread
+        thread.join(DEADLINE)
+        assert not thread.is_alive()
+        assert self.failed is None, self.failed

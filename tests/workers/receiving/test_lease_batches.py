@@ -1,0 +1,215 @@
+"""A leased batch: each message is covered by a renewal at every instant, and none is handled whose lease has lapsed."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from time import monotonic
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from queueapp import Context, consumer
+from queueapp.sql import backend_of
+from tests.inprocess import eventually, real_commits
+from tests.testapp.messages import Nop
+from tests.testapp.models import Leased
+from tests.workers.receiving.batches import Receiver
+from workers.receiving.strategies import Batch, lease
+from workers.services.renewals import Renewals
+
+pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
+
+
+@pytest.fixture
+def receiver(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Receiver]:
+    """Makes a receive task of ``Leased`` with this handler and lease."""
+
+    def make(act: Callable[[Nop, Context], None], *, lease_ms: int = 5_000, **options: Any) -> Receiver:
+        settings.QUEUEAPP = {"RETRY_DELAY": 0, **options}
+        monkeypatch.setattr(Leased.delivery, "lease_period", timedelta(milliseconds=lease_ms))
+
+        @consumer(Leased, name="tests")
+        def handler(message: Nop, context: Context) -> None:
+            act(message, context)
+
+        return Receiver(Leased)
+
+    return make
+
+
+def send(count: int) -> list[int]:
+    """Send so many messages; returns their seqs."""
+    for number in range(1, count + 1):
+        Leased.send(Nop(number, ""))
+    return list(Leased.objects.order_by("seq").values_list("seq", flat=True))
+
+
+# -- from waiting to in hand -------------------------------------------------------------------------------------------
+
+
+def test_a_renewal_in_the_middle_of_the_hand_over_covers_the_message(
+    receiver: Callable[..., Receiver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the instant after it has left those that wait, before anything else is done with it."""
+    renewed: list[int] = []
+
+    class Watched(deque[Any]):
+        def popleft(self) -> Any:
+            taken = super().popleft()
+            if isinstance(taken, tuple):  # a message that waited; else one that is done
+                one.batch.expires = monotonic()  # it is high time
+                before = Leased.objects.get(seq=taken[0]).lease_expires
+                renewals._look()
+                assert Leased.objects.get(seq=taken[0]).lease_expires > before, "it was missed"
+                renewed.append(taken[0])
+            return taken
+
+    monkeypatch.setattr(lease, "deque", Watched)
+    seqs = send(3)
+    one = receiver(lambda message, context: None)
+    renewals = Renewals("default", [one.pump])
+
+    assert one.receive(3) == 3
+
+    assert renewed == seqs
+    assert not Leased.objects.exists()
+
+
+def test_a_renewal_that_a_hand_over_overtakes_covers_the_message() -> None:
+    """It happens between the two looks of the renewal: at what waits, and at what is in hand."""
+
+    class Overtaking(deque[Any]):
+        overtaken = False
+
+        def __iter__(self) -> Iterator[Any]:
+            if not self.overtaken:
+                self.overtaken = True
+                batch.held.append(self[0][0])
+                self.popleft()
+            return super().__iter__()
+
+    rows = [(seq, b"", "{}", None, 1) for seq in (1, 2, 3)]
+    batch = Batch(object(), 0.0, ())  # type: ignore[arg-type]
+    batch.waiting = Overtaking(rows)
+
+    assert batch.leased() == {1, 2, 3}
+    assert batch.held == [1], "it happened"
+
+
+def test_a_message_that_is_given_back_in_the_middle_of_the_hand_over_is_not_in_hand(
+    receiver: Callable[..., Receiver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last one that waits is seen by the task, and gone when it reaches for it."""
+    observed: list[int] = []
+    handled: list[int] = []
+
+    class Taken(deque[Any]):
+        def popleft(self) -> Any:
+            if len(self) == 1 and isinstance(self[0], tuple):
+                one.task.sql.give_back(connection, one.batch.take_waiting(), one.batch.token, handled=False)
+            return super().popleft()
+
+    monkeypatch.setattr(lease, "deque", Taken)
+    seqs = send(2)
+    one = receiver(lambda message, context: handled.append(context.seq))
+    really = lease.BatchSize.observe
+
+    def observe(self: Any, count: int, seconds: float, *, full: bool = True) -> None:
+        observed.append(count)
+        really(self, count, seconds, full=full)
+
+    monkeypatch.setattr(lease.BatchSize, "observe", observe)
+
+    one.receive(2)
+
+    assert handled == seqs[:1]
+    assert observed == [1], "and it is not counted as handled"
+    (row,) = Leased.objects.all()
+    assert (row.seq, row.deliveries, row.lease_token) == (seqs[1], 0, None)
+
+
+# -- leases that lapse -------------------------------------------------------------------------------------------------
+
+
+def until_lapsed(context: Context) -> None:
+    """Take longer than the lease, by the database's clock and by the worker's."""
+    expires = Leased.objects.get(seq=context.seq).lease_expires
+    assert expires is not None
+    eventually(lambda: backend_of(connection).now(connection) > expires)
+
+
+@pytest.mark.parametrize("target", [0.001, 10], ids=["a slow handler", "a fast one"])
+def test_what_waits_when_the_lease_lapses_is_not_handled_beside_its_next_owner(
+    receiver: Callable[..., Receiver], caplog: pytest.LogCaptureFixture, target: float
+) -> None:
+    """Slow or fast is a matter of BATCH_TARGET: whether it would have looked at the clock at all."""
+    calls: list[int] = []
+    taken: list[int] = []
+
+    def act(message: Nop, context: Context) -> None:
+        calls.append(message.number)
+        if message.number == 1:
+            until_lapsed(context)
+            with Leased.receive(10) as others:
+                for other in others:
+                    taken.append(other.body["number"])
+                    other.ack()
+
+    send(4)
+    one = receiver(act, lease_ms=100, BATCH_TARGET=target)
+
+    one.receive(4)
+
+    assert taken == [1, 2, 3, 4]
+    assert calls == [1]
+    assert one.pump.stats.lost == 4
+    assert "the lease of 3 waiting messages lapsed" in caplog.text
+
+
+def test_what_waits_when_the_lease_lapses_and_has_no_other_owner_is_given_back_uncounted(
+    receiver: Callable[..., Receiver],
+) -> None:
+    calls: list[int] = []
+
+    def act(message: Nop, context: Context) -> None:
+        calls.append(message.number)
+        if message.number == 1:
+            until_lapsed(context)
+
+    seqs = send(3)
+    one = receiver(act, lease_ms=100)
+
+    one.receive(3)
+
+    assert calls == [1]
+    rows = Leased.objects.order_by("seq").values_list("seq", "deliveries", "lease_token")
+    assert list(rows) == [(seqs[1], 0, None), (seqs[2], 0, None)]
+    assert one.pump.stats.lost == 0
+
+
+def test_while_failures_are_recorded_what_is_acked_is_not_renewed(
+    receiver: Callable[..., Receiver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recording may take long: what is still to be recorded is covered, and nothing is asked for that is gone."""
+    covered: list[set[int]] = []
+
+    def act(message: Nop, context: Context) -> None:
+        if message.number > 1:
+            raise ValueError(message.number)
+
+    seqs = send(3)
+    one = receiver(act)
+    recover = one.task.recover
+
+    def recording(*given: Any) -> None:
+        covered.append(one.batch.leased())
+        recover(*given)
+
+    monkeypatch.setattr(one.task, "recover", recording)
+
+    one.receive(3)
+
+    assert covered == [set(seqs[1:]), set(seqs[1:])]
