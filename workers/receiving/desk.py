@@ -75,7 +75,7 @@ class Desk:
         self._consecutive_failures = 0
         #: Types that nobody here takes, and how many messages of each were seen.
         self.unknown_types: dict[str, int] = {}
-        self._walking = threading.Lock()
+        self._walking, self._telling = threading.Lock(), threading.Lock()
 
     # -- claims ---------------------------------------------------------------------------------------------------
 
@@ -140,7 +140,7 @@ class Desk:
                 self._tell_type(row[HEADERS])
         walk_from = self.claiming.leave_alone(under_way, rows, unknown)
         # One task looks on; another that meets some meanwhile waits for it, and not for long.
-        if walk_from is not None and self._walking.acquire(timeout=1.0):
+        if walk_from is not None and self._walking.acquire(timeout=5.0):
             try:
                 self._walk(walk_from)
             finally:
@@ -182,14 +182,13 @@ class Desk:
 
     def _tell_type(self, headers: str) -> None:
         kind = self.handlers.type_of(headers)
-        count = self.unknown_types.get(kind)
+        with self._telling:
+            count = self.unknown_types.get(kind)
+            self.unknown_types[kind] = (count or 0) + 1
         if count is None:
             log.warning(
                 "%s: messages of type %r have no consumer in this process and are left to others.", self.label, kind
             )
-            if len(self.unknown_types) >= 1000:
-                return
-        self.unknown_types[kind] = (count or 0) + 1
 
     # -- trouble --------------------------------------------------------------------------------------------------
 
