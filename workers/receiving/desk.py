@@ -35,6 +35,8 @@ log = logging.getLogger("workers")
 
 #: Headers read at once while looking for the end of a stretch of messages that nobody here takes.
 FIRST_WALK, WALK = 50, 5_000
+#: Types that are told apart.
+MOST_TYPES = 1_000
 
 
 class Desk:
@@ -183,6 +185,8 @@ class Desk:
     def _tell_type(self, headers: str) -> None:
         kind = self.handlers.type_of(headers)
         with self._telling:
+            if len(self.unknown_types) >= MOST_TYPES and kind not in self.unknown_types:
+                kind = "(others)"
             count = self.unknown_types.get(kind)
             self.unknown_types[kind] = (count or 0) + 1
         if count is None:
