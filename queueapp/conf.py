@@ -152,8 +152,9 @@ OPTIONS: tuple[Option, ...] = (
         "CAREFUL_PERIOD",
         timedelta,
         60 * SECOND,
-        "For so long after a subscriber died without a goodbye its queues are received one message at a time, each attempt "
-        "recorded before its handler runs: a message that kills its whole process tree is counted, and others are not.",
+        "For so long after a subscriber of a TRANSACTIONAL queue died without a goodbye each hand-out of that queue is recorded "
+        "before its handler runs, for one commit more: a rollback leaves no trace of a message that kills its whole process tree. "
+        "Leased messages carry their hand-outs themselves.",
         low=SECOND,
         high=timedelta(hours=24),
         seconds=True,

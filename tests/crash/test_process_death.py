@@ -60,9 +60,9 @@ def test_a_handler_that_kills_its_whole_tree_ends_as_poison_and_its_neighbours_d
     assert verdict.faultless, verdict
     assert {poison.message_id for poison in PoisonMessage.objects.all()} == set(killers)
     assert all(scene.effects(key) >= 1 for key in good)
-    # Two attempts each, and one more in the first life of the tree, which nobody had reason to watch.
-    assert all(len(scene.starts(f"{queue.__name__} killer")) <= 3 for queue in (Transactional, Leased))
-    assert 2 <= tree.restarts <= 6
+    # Two hand-outs more than attempts, and of TRANSACTIONAL one more in the first life of the tree, of which no row tells.
+    assert all(len(scene.starts(f"{queue.__name__} killer")) <= 5 for queue in (Transactional, Leased))
+    assert 2 <= tree.restarts <= 10
 
 
 def test_an_at_most_once_message_that_died_with_its_process_is_reported_with_id_and_headers(scene: Scene) -> None:
