@@ -12,8 +12,8 @@ from django.db import Error, connections
 from queueapp.sql import SessionState
 from queueapp.sql.sqlserver.backend import SqlServerBackend
 from tests import odbc
-from tests.queueapp.sql.server import Server
 from tests.queueapp.sql.drivers.tds import TdsServer, broken_line, refusal
+from tests.queueapp.sql.server import Server
 
 
 def state(server: Server, connection: Any) -> SessionState:
