@@ -1,8 +1,7 @@
 """The interface of the SQL layer: every verb of the system is one method here, with its contract.
 
-The first argument is always a Django connection. A method executes one statement (two where it says so) in whatever
-transaction that connection is in, and never commits. What ends a message returns how many rows it ended: a caller that
-does not compare has a bug. All times are the database's; durations cross as whole milliseconds.
+The first argument is always a Django connection. A method executes one statement (two where it says so) in its transaction
+and never commits. What ends a message returns how many rows it ended, and the caller compares. All times are the database's.
 """
 
 from __future__ import annotations
