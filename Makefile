@@ -20,6 +20,7 @@ TESTS ?=
 FIGURES ?=
 DURATION ?= 300
 SEED ?= 1
+RUDE ?= all
 
 .PHONY: help
 help:  ## this list
@@ -60,8 +61,8 @@ soak: $(VENV)/dev.installed  ## run half an hour under load and watch for growth
 	$(PY) -m tests.benchmarks.soak $(if $(filter-out file,$(origin DURATION)),--duration $(DURATION))
 
 .PHONY: chaos
-chaos: $(VENV)/dev.installed  ## kill processes and connections at random (DURATION=seconds SEED=number)
-	$(PY) -m tests.crash.chaos --duration $(DURATION) --seed $(SEED)
+chaos: $(VENV)/dev.installed  ## kill processes and connections at random (DURATION=seconds SEED=number RUDE=name,...)
+	$(PY) -m tests.crash.chaos --duration $(DURATION) --seed $(SEED) --rude $(RUDE)
 
 .PHONY: lock
 lock: $(VENV)/dev.installed  ## resolve requirements*.txt anew

@@ -1,8 +1,10 @@
 """The seeded run: `python -m tests.crash.chaos --duration 1800 --seed 7` (`make chaos DURATION=1800 SEED=7`).
 
-Real workers on the three semantics and real producers, on a private server, under a schedule of faults. When the time
-is over, the faults stop, everything drains, and the oracle compares the ledger with effects and tables. Ctrl-C ends it
-early, with the verdict so far. The last line is one JSON object; the exit code is 0 when every promise was kept.
+Real workers on the three semantics and real producers, on a private server, under a schedule of faults, and among the
+messages some whose handlers are rude. When the time is over, the faults stop, everything drains, and the oracle compares
+the ledger with effects and tables. Ctrl-C ends it early, with the verdict so far. The last line is one JSON object; the
+exit code is 0 when every promise was kept. `--rude` and `--strikes` narrow it: `--strikes none` shows what rude handlers
+do by themselves, `--rude none` what faults do.
 """
 
 from __future__ import annotations
@@ -13,21 +15,24 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import psycopg
 
+from .rig.explaining import Explanations
 from .rig.processes import Program, Tree
 from .rig.proxy import Proxy
 from .rig.scene import Scene, make_template
-from .rig.schedule import KILLS, schedule
+from .rig.schedule import FAULTS, KILLS, schedule
 from .rig.server import PrivateServer
-from .rig.strikes import Striker, unexplained
+from .rig.strikes import Striker
 from .rig.waiting import wait_until
 from .workload import ledger
 from .workload.producers import KINDS
+from .workload.rudeness import RUDENESSES
 
 PRODUCERS = "tests.crash.workload.producers"
 
@@ -38,16 +43,28 @@ CONCURRENCY, BATCH = 2, 100
 LEASE = timedelta(seconds=5)
 DRAIN_SECONDS = 300.0
 LOOK_SECONDS = 1.0
+#: What a process writes that ends with code 70, and a receive task that ends with an error.
+SERVICE_ENDED, TASK_FAILED = "ended though nobody asked it to.", "a receive task failed;"
 LINE_EVERY_SECONDS = 60.0
 
 
 class Run:
-    """One seeded run on one scene."""
+    """One seeded run on one scene. ``rude``: which rudenesses there are; ``strikes``: which kinds of faults."""
 
-    def __init__(self, scene: Scene, proxy: Proxy, seed: int, seconds: float) -> None:
+    def __init__(
+        self,
+        scene: Scene,
+        proxy: Proxy,
+        seed: int,
+        seconds: float,
+        *,
+        rude: Sequence[str] = (),
+        strikes: Collection[str] = FAULTS,
+        drain_seconds: float = DRAIN_SECONDS,
+    ) -> None:
         self.scene = scene
         self.proxy = proxy
-        self.seed, self.seconds = seed, seconds
+        self.seed, self.seconds, self.drain_seconds = seed, seconds, drain_seconds
         self.stopping = threading.Event()
         queues = (*ledger.QUEUES, f"--concurrency={CONCURRENCY}")
         self.trees: list[Tree] = [
@@ -57,9 +74,12 @@ class Run:
         self.producers: list[Program] = [
             scene.program(kind, "-m", PRODUCERS, kind, str(seed), port=proxy.port if kind == "delayed" else None)
             for kind in KINDS
+            if kind != "rude" or rude
         ]
+        for producer in self.producers:
+            producer.environment["CRASH_RUDE"] = ",".join(rude)
         self.striker = Striker(scene, self.trees, self.producers, proxy)
-        self.faults = schedule(seed, seconds)
+        self.faults = schedule(seed, seconds, strikes)
         self._began = 0.0
         self._said = 0.0
 
@@ -105,7 +125,7 @@ class Run:
             return self.scene.waiting() == 0
 
         try:
-            return wait_until(drained, "everything has drained", DRAIN_SECONDS, pause=0.5)
+            return wait_until(drained, "everything has drained", self.drain_seconds, pause=0.5)
         except AssertionError:
             return False
 
@@ -135,14 +155,30 @@ class Run:
         verdict = self.scene.verdict()
         struck = self.striker.struck
         kills = {kind: struck[kind] for kind in KILLS}
-        bare = unexplained(self.scene, verdict.duplicate_keys["at_least_once"], self.striker.events, lease=LEASE)
+        why = Explanations(self.scene, self.striker.events, LEASE)
+        bare = why.unexplained_duplicates(verdict.duplicate_keys["at_least_once"])
+        poison = why.unexplained_poison(verdict.poison_to_explain)
+        rude_wrong = [*verdict.rude_wrong, *why.unexplained_ends(verdict.rude_to_explain)]
+        restless = why.restless()
+        logs = [tree.log_text() for tree in self.trees]
+        ended_70 = sum(text.count(SERVICE_ENDED) for text in logs)
+        task_failures = sum(text.count(TASK_FAILED) for text in logs)
         # Each fault may cost an AT_MOST_ONCE queue what the tasks of its victims had claimed, and no more.
         tasks = 3 * CONCURRENCY
-        bound = sum(struck.values()) * tasks * BATCH
-        reported = sum(tree.log_text().count("at-most-once message is gone") for tree in self.trees)
-        kept = verdict.faultless and not bare and len(verdict.at_most_once_gone) <= bound and (drained or interrupted)
+        bound = (sum(struck.values()) - struck["savepoint"]) * tasks * BATCH
+        reported = sum(text.count("at-most-once message is gone") for text in logs)
+        wrong = bare or poison or rude_wrong or restless or ended_70 or task_failures
+        kept = (
+            verdict.faultless
+            and not wrong
+            and len(verdict.at_most_once_gone) <= bound
+            and (drained or interrupted)
+            and not any(codes)
+        )
         for title, keys in (("lost", verdict.lost), ("ghosts", verdict.ghosts), ("in two places", verdict.in_two_places),
-                            ("unexplained", bare), ("transactional", verdict.duplicate_keys["transactional"])):  # fmt: skip
+                            ("unexplained", bare), ("transactional", verdict.duplicate_keys["transactional"]),
+                            ("poison without a reason", poison), ("rude and wrong", rude_wrong),
+                            ("restless", restless)):  # fmt: skip
             if keys:
                 print(f"{title}: {', '.join(keys[:20])}", file=sys.stderr)
         return {
@@ -155,12 +191,18 @@ class Run:
             "unexplained_duplicates": len(bare),
             "poisoned": verdict.poisoned,
             "poisoned_by_kind": verdict.poisoned_by_kind,
+            "unexplained_poison": len(poison),
+            "rude": verdict.rude,
+            "rude_wrong": len(rude_wrong),
+            "restless": len(restless),
             "at_most_once_gone": len(verdict.at_most_once_gone),
             "at_most_once_reported": reported,
             "in_two_places": len(verdict.in_two_places),
             "ghosts": len(verdict.ghosts),
             "waiting": verdict.waiting,
             "restarts": {tree.name: tree.restarts for tree in self.trees},
+            "ended_70": ended_70,
+            "task_failures": task_failures,
             "exit_codes": codes,
             "seed": self.seed,
             "seconds": round(struck_for),
@@ -169,15 +211,30 @@ class Run:
         }
 
 
+def named(text: str, known: Collection[str]) -> list[str]:
+    """The names in "a,b,c", in "all" or in "none". Raises ValueError."""
+    names = [*known] if text == "all" else [name for name in text.split(",") if name and name != "none"]
+    if unknown := sorted({*names} - {*known}):
+        raise ValueError(f"there is no {', '.join(unknown)}; there are: {', '.join(known)}")
+    return names
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.crash.chaos", description=__doc__)
     parser.add_argument("--duration", type=float, default=300, metavar="SECONDS")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rude", default="all", metavar="NAME,...", help=f"all, none, or of: {', '.join(RUDENESSES)}")
+    parser.add_argument("--strikes", default="all", metavar="NAME,...", help=f"all, none, or of: {', '.join(FAULTS)}")
+    parser.add_argument("--drain", type=float, default=DRAIN_SECONDS, metavar="SECONDS", help="how long it may drain")
     parser.add_argument("--keep-logs", type=Path, metavar="DIRECTORY", help="where the logs go, and stay")
     parser.add_argument("--print-schedule", action="store_true", help="print the faults of this seed and end")
     options = parser.parse_args()
+    try:
+        rude, strikes = named(options.rude, RUDENESSES), named(options.strikes, FAULTS)
+    except ValueError as error:
+        parser.error(str(error))
     if options.print_schedule:
-        for fault in schedule(options.seed, options.duration):
+        for fault in schedule(options.seed, options.duration, strikes):
             print(f"{fault.at:8.1f} s  {fault.kind:10}  victim at {fault.whom:.2f}")
         return 0
     with tempfile.TemporaryDirectory(prefix="queueapp-chaos-") as temporary:
@@ -186,7 +243,11 @@ def main() -> int:
         with PrivateServer() as server:
             make_template(server)
             with Proxy(server.port) as proxy, Scene(server, directory) as scene:
-                report = Run(scene, proxy, options.seed, options.duration).go()
+                run = Run(
+                    scene, proxy, options.seed, options.duration,
+                    rude=rude, strikes=strikes, drain_seconds=options.drain,
+                )  # fmt: skip
+                report = run.go()
     print(json.dumps(report))
     return 0 if report["kept"] else 1
 

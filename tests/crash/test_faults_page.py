@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 
 from .rig.processes import CHECKOUT
+from .rig.schedule import FAULTS
+from .workload.rudeness import RUDENESSES
 
 ROOM = Path(__file__).parent
 
@@ -20,6 +22,20 @@ def test_every_fault_of_the_page_names_a_test_that_exists() -> None:
 
 def test_every_crash_test_is_on_the_page() -> None:
     page = (CHECKOUT / "docs" / "faults.md").read_text()
-    files = [file for file in ROOM.glob("test_*.py") if file.name not in ("test_chaos.py", Path(__file__).name)]
+    others = ("test_chaos.py", "test_oracle.py", Path(__file__).name)
+    files = [file for file in ROOM.glob("test_*.py") if file.name not in others]
     tests = [name for file in files for name in re.findall(r"^def (test_\w+)\(", file.read_text(), re.MULTILINE)]
     assert [name for name in tests if f"::{name}`" not in page] == []
+
+
+def test_every_rudeness_and_every_strike_is_on_the_page() -> None:
+    page = (CHECKOUT / "docs" / "faults.md").read_text()
+    assert [name for name in RUDENESSES if f"`{name}`" not in page] == []
+    chaos = page[page.index("## All of it at once") :]
+    words = {
+        "child": "worker processes",
+        "backend": "pg_terminate_backend",
+        "deploy": "SIGTERM",
+        "killer": "kill their",
+    }
+    assert [kind for kind in FAULTS if words.get(kind, kind) not in chaos] == []

@@ -5,5 +5,6 @@ proxy        a TCP proxy that forwards, stalls, loses packets and cuts
 processes    worker trees and producers as an init system would run them, and how to kill each part of them
 scene        one database of the server with all that happens on it: what a test works with
 schedule, strikes   which fault comes when, and carrying it out
+explaining          what the strikes explain afterwards, and what they do not
 waiting      for a condition, with a deadline
 """

@@ -135,8 +135,9 @@ class Scene:
         return []
 
     def waiting(self) -> int:
-        """Messages in queues and in the delayed store."""
-        counts = [f"(SELECT count(*) FROM {table})" for table in (*ledger.QUEUES.values(), "queueapp_delayedmessage")]
+        """Messages in queues and in the delayed store, but for those that will never be due."""
+        counts = [f"(SELECT count(*) FROM {table})" for table in ledger.QUEUES.values()]
+        counts.append(f"(SELECT count(*) FROM queueapp_delayedmessage WHERE due < {ledger.FAR_FUTURE})")
         return int(self.execute(f"SELECT {' + '.join(counts)}")[0][0])
 
     def drained(self, seconds: float = 60.0) -> ledger.Verdict:

@@ -6,10 +6,11 @@ Victims are named by a fraction ("the worker at 0.73 of the list of living ones"
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 from dataclasses import dataclass
 
-#: Kind -> weight. Those in ``KILLS`` end processes, connections or the server; the others hurt the network, or are
-#: messages that do the killing.
+#: Kind -> weight. Those in ``KILLS`` end processes, connections or the server; the others hurt the network, hold rows, or
+#: are messages that do the killing.
 FAULTS = {
     "child": 26,  # SIGKILL of a worker process
     "supervisor": 10,  # SIGKILL of a supervisor; its children find themselves orphaned
@@ -22,6 +23,7 @@ FAULTS = {
     "stall": 6,  # the proxy lets nothing pass for some seconds
     "cut": 7,  # the proxy resets its connections
     "killer": 4,  # a message whose handler kills its process each time
+    "savepoint": 8,  # another session holds rows of a queue in a savepoint for some seconds
 }
 KILLS = ("child", "supervisor", "tree", "dispatcher", "producer", "backend", "server")
 SHORTEST_GAP, LONGEST_GAP = 1.5, 5.5
@@ -42,13 +44,15 @@ class Fault:
         return candidates[int(self.whom * len(candidates))]
 
 
-def schedule(seed: int, seconds: float) -> list[Fault]:
-    """All faults of a run."""
+def schedule(seed: int, seconds: float, kinds: Collection[str] = FAULTS) -> list[Fault]:
+    """All faults of a run that are of these kinds; one that is left out leaves a gap, and the others as they are."""
     chance = random.Random(seed)
     faults = []
     at = 3.0
     while at < seconds:
         kind = chance.choices(list(FAULTS), list(FAULTS.values()))[0]
-        faults.append(Fault(at, kind, chance.random(), chance.random(), chance.random()))
+        fault = Fault(at, kind, chance.random(), chance.random(), chance.random())
+        if kind in kinds:
+            faults.append(fault)
         at += chance.uniform(SHORTEST_GAP, LONGEST_GAP)
     return faults

@@ -1,20 +1,17 @@
-"""Carrying out the faults of a schedule, and the record of what was done to whom and when.
-
-The record is what explains a duplicate effect of an AT_LEAST_ONCE message afterwards: something must have happened to
-the worker that made the first one, between its handler and its ack.
-"""
+"""Carrying out the faults of a schedule, and the record of what was done to whom and when, which is what explains things
+afterwards (``explaining``)."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import signal
 import threading
 import uuid
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
+from time import monotonic
 from typing import Any
 
 import psutil
@@ -27,6 +24,10 @@ from .scene import Scene
 from .schedule import Fault
 
 EVERYBODY = "*"
+#: The session that holds rows: it hurts no worker, so it explains nothing.
+HOLDER = "holder"
+#: How long a session looks for rows that it could hold.
+LOOK_FOR_ROWS_SECONDS = 3.0
 
 
 @dataclass
@@ -125,6 +126,42 @@ class Striker:
         self._scene.server.start()
         return [EVERYBODY]
 
+    def _savepoint(self, fault: Fault, stopping: threading.Event) -> list[str]:
+        """Another session holds free rows, as a view does that receives under ATOMIC_REQUESTS. They are there, and nobody
+        can have them; other faults strike meanwhile."""
+        table = list(QUEUES.values())[int(fault.whom * len(QUEUES))]
+        rows, seconds = 1 + int(20 * fault.how), 1 + 4 * fault.long
+        end = "ROLLBACK TO SAVEPOINT held" if fault.how < 0.5 else "COMMIT"
+        session = self._scene.server.connect(self._scene.name)
+        try:
+            held = self._lock_free_rows(session, table, rows, stopping)
+        except psycopg.Error:
+            held = 0
+        if not held:
+            session.close()
+            return []
+
+        def let_go() -> None:
+            stopping.wait(seconds)
+            with contextlib.suppress(psycopg.Error):  # the server may have been struck meanwhile
+                session.execute(end)
+            session.close()
+
+        threading.Thread(target=let_go, name=HOLDER, daemon=True).start()
+        return [HOLDER]
+
+    @staticmethod
+    def _lock_free_rows(session: psycopg.Connection[Any], table: str, rows: int, stopping: threading.Event) -> int:
+        """Lock at most so many rows as soon as there are any; returns how many."""
+        session.execute("BEGIN")
+        session.execute("SAVEPOINT held")
+        sql = f"SELECT seq FROM {table} WHERE lease_token IS NULL ORDER BY seq LIMIT %s FOR UPDATE SKIP LOCKED"
+        until = monotonic() + LOOK_FOR_ROWS_SECONDS
+        while monotonic() < until and not stopping.wait(0.005):
+            if held := len(session.execute(sql, (rows,)).fetchall()):
+                return held
+        return 0
+
     def _stall(self, fault: Fault, stopping: threading.Event) -> list[str]:
         to_server, to_client = ((True, True), (True, False), (False, True))[int(fault.how * 3)]
         self._proxy.stall(to_server=to_server, to_client=to_client)
@@ -140,35 +177,3 @@ class Striker:
         return [
             program.name for program in [*self._trees, *self._producers] if port in program.environment["DATABASE_URL"]
         ]
-
-
-def unexplained(scene: Scene, duplicates: Sequence[str], events: Sequence[Event], lease: timedelta) -> list[str]:
-    """The duplicate keys of AT_LEAST_ONCE messages whose first effect's worker came to no harm before the next one.
-
-    An event counts from when it began until one lease period after its end: what a struck worker held comes back, and
-    what was stalled arrives, within that time.
-    """
-    killers = _processes_of_killers(scene)
-    left = []
-    for key in duplicates:
-        rows = scene.execute("SELECT worker, process, at FROM crash_effect WHERE key = %s ORDER BY number", key)
-        for (worker, process, at), (_, _, next_at) in itertools.pairwise(rows):
-            harmed = process in killers or any(
-                event.whom in (worker, EVERYBODY) and event.began <= next_at and event.ended + lease >= at
-                for event in events
-            )
-            if not harmed:
-                left.append(key)
-                break
-    return left
-
-
-def _processes_of_killers(scene: Scene) -> set[int]:
-    """Ids of the processes that a handler killed from within."""
-    found: set[int] = set()
-    with contextlib.suppress(FileNotFoundError):
-        for line in scene.starts_file.read_text().splitlines():
-            fields: list[Any] = line.rsplit(" ", 3)
-            if fields[0].startswith("killer-"):
-                found.add(int(fields[3]))
-    return found

@@ -1,4 +1,5 @@
-"""The handlers of the crash suite: they do what the message says, and leave an effect under its key.
+"""The handlers of the crash suite: they do what the message says, and leave an effect under its key. Those of rude messages
+leave other things behind as well (``rudeness``).
 
 `CRASH_ATTEMPTS` is how often each is tried (3); with `CRASH_VERSION` 2 there is a consumer more.
 
@@ -20,10 +21,13 @@ import psutil
 from django.db import connections, transaction
 
 from queueapp import Context, consumer, registry
+from queueapp.recovery.policy import Failure, default_policy
+from queueapp.recovery.verdicts import Verdict
 from tests.testapp.models import AtMostOnce, Leased, Transactional
 
 from . import ledger
-from .messages import Act, Unheard
+from .messages import Act, HastyRude, Rude, Unheard
+from .rudeness import ELSEWHERE, HASTE, RUDENESSES, Asked
 
 
 class Failed(Exception):
@@ -59,6 +63,9 @@ def act(message: Act, context: Context) -> None:
     if message.query_ms:
         with connections[context.alias].cursor() as cursor:
             cursor.execute("SELECT pg_sleep(%s)", (message.query_ms / 1000,))
+    if message.elsewhere:
+        with connections[ELSEWHERE].cursor() as cursor:
+            cursor.execute("SELECT 1")
     for name in message.lock:
         with connections[context.alias].cursor() as cursor:
             cursor.execute("UPDATE accounts SET amount = amount + 1 WHERE name = %s", [name])
@@ -72,6 +79,23 @@ def act(message: Act, context: Context) -> None:
             registry.queues.find(message.send_to).send(Act(message.send_key))
     if message.linger_ms:
         time.sleep(message.linger_ms / 1000)
+
+
+def misbehave(message: Rude, context: Context) -> None:
+    """Be rude as told, and leave the effect before or after it."""
+    label, attempt = context.queue._meta.label, context.attempt
+    _starts.write(f"{message.key} {label} {attempt} {os.getpid()}")
+    RUDENESSES[message.rude].act(lambda: ledger.effect(context.alias, message.key, label, attempt), context)
+
+
+def misbehave_in_haste(message: HastyRude, context: Context) -> None:
+    """The same within a time limit."""
+    misbehave(message, context)
+
+
+def decide(failure: Failure) -> Verdict:
+    """The policy of rude messages: some of them say what it answers."""
+    return failure.exception.answer() if isinstance(failure.exception, Asked) else default_policy(failure)
 
 
 def _die(how: str) -> None:
@@ -94,7 +118,10 @@ _ATTEMPTS = int(os.environ.get("CRASH_ATTEMPTS", "3"))
 
 for _queue in (Leased, Transactional, AtMostOnce):
     _name = _queue.__name__.lower()
-    consumer(_queue, name=f"crash.{_name}", attempts=_ATTEMPTS, immediate_retries=1, retry_delay=0.3)(act)
+    _options = {"attempts": _ATTEMPTS, "immediate_retries": 1, "retry_delay": 0.3}
+    consumer(_queue, name=f"crash.{_name}", **_options)(act)
+    consumer(_queue, name=f"crash.{_name}.rude", policy=decide, **_options)(misbehave)
+    consumer(_queue, name=f"crash.{_name}.hasty", policy=decide, timeout=HASTE, **_options)(misbehave_in_haste)
     if os.environ.get("CRASH_VERSION") == "2":
 
         @consumer(_queue, name=f"crash.{_name}.unheard")

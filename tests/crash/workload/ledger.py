@@ -2,7 +2,8 @@
 
 A producer writes ``crash_sent`` in the transaction that sends; a handler writes ``crash_effect`` where it does its
 work. The oracle reads these two and the tables of queue, delayed and poison messages, and nothing else: no code of
-the engine takes part in its verdict.
+the engine takes part in its verdict. Rude messages are accounted for separately: what has to become of each is in
+``rudeness``, and which one it is in the ledger.
 """
 
 from __future__ import annotations
@@ -15,19 +16,24 @@ from typing import Any
 import psycopg
 from django.db import connections
 
+from .rudeness import RUDENESSES, TAKEN, Fate
+
 QUEUES = {"testapp.Leased": "testapp_leased", "testapp.Transactional": "testapp_transactional",
           "testapp.AtMostOnce": "testapp_atmostonce"}  # fmt: skip
 SEMANTICS = {"testapp.Leased": "at_least_once", "testapp.Transactional": "transactional",
              "testapp.AtMostOnce": "at_most_once"}  # fmt: skip
 
-TABLES = """
+TABLES = f"""
 CREATE TABLE crash_sent (
     key text PRIMARY KEY, queue text NOT NULL, how text NOT NULL, sent_at timestamptz DEFAULT clock_timestamp());
 CREATE TABLE crash_effect (
     number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, key text NOT NULL, queue text NOT NULL,
     attempt int NOT NULL, worker text NOT NULL, process int NOT NULL, at timestamptz DEFAULT clock_timestamp());
 CREATE INDEX ON crash_effect (key);
+INSERT INTO auth_group (name) VALUES ('{TAKEN}');
 """
+#: ``crash_sent.how`` of a rude message, with its name.
+RUDE = "rude: "
 
 
 def sent(alias: str, key: str, queue: str, how: str) -> None:
@@ -47,13 +53,17 @@ def effect(alias: str, key: str, queue: str, attempt: int) -> None:
 
 # -- the oracle ----------------------------------------------------------------------------------------------------
 
+#: What is due after this is never going to be handled.
+FAR_FUTURE = "now() + interval '1 year'"
+
 _HERE = " UNION ALL ".join(
     f"SELECT convert_from(body, 'UTF8')::json->>'key', '{label}', 'queue' FROM {table}"
     for label, table in QUEUES.items()
 ) + (
-    " UNION ALL SELECT convert_from(body, 'UTF8')::json->>'key', destination, 'delayed' FROM queueapp_delayedmessage"
+    " UNION ALL SELECT convert_from(body, 'UTF8')::json->>'key', destination, "
+    f"CASE WHEN due > {FAR_FUTURE} THEN 'delayed for ever' ELSE 'delayed' END FROM queueapp_delayedmessage"
     " UNION ALL SELECT body->>'key', queue, 'poison: ' || CASE WHEN body->>'die' <> '' THEN 'killer' "
-    "WHEN (body->>'fail')::int > 0 THEN 'failing' ELSE 'bystander' END "
+    "WHEN body->>'rude' <> '' THEN 'rude' WHEN (body->>'fail')::int > 0 THEN 'failing' ELSE 'bystander' END "
     "FROM (SELECT queue, convert_from(body, 'UTF8')::json AS body FROM queueapp_poisonmessage) p"
 )
 
@@ -71,8 +81,16 @@ class Verdict:
     duplicates: dict[str, int] = field(default_factory=dict)
     duplicate_keys: dict[str, list[str]] = field(default_factory=dict)
     poisoned: int = 0
-    #: Messages that kill, that fail, of AT_MOST_ONCE queues, and bystanders that did nothing wrong.
+    #: Messages that kill, that are rude, that fail, of AT_MOST_ONCE queues, and bystanders that did nothing wrong.
     poisoned_by_kind: dict[str, int] = field(default_factory=dict)
+    #: Poison that no message has earned by itself: a fault must have struck it in an attempt.
+    poison_to_explain: list[str] = field(default_factory=list)
+    #: What became of the rude ones, by name: how many are poison, handled, waiting, gone.
+    rude: dict[str, dict[str, int]] = field(default_factory=dict)
+    #: Rude ones that came to another end than they had to.
+    rude_wrong: list[str] = field(default_factory=list)
+    #: Rude AT_MOST_ONCE messages with an effect that are not poison: a fault must have struck between the two.
+    rude_to_explain: list[str] = field(default_factory=list)
     #: Still in a queue, or in the delayed store.
     waiting: int = 0
     #: In two tables at once, or an effect of a TRANSACTIONAL message that is also in a table.
@@ -87,12 +105,14 @@ class Verdict:
             self.lost
             or self.in_two_places
             or self.ghosts
+            or self.rude_wrong
             or self.duplicates["transactional"]
             or self.duplicates["at_most_once"]
         )
 
     def __str__(self) -> str:
-        named = {"lost": self.lost, "in two places": self.in_two_places, "ghosts": self.ghosts}
+        named = {"lost": self.lost, "in two places": self.in_two_places, "ghosts": self.ghosts,
+                 "rude and wrong": self.rude_wrong}  # fmt: skip
         return "; ".join(
             [f"{self.sent} sent, {self.effects} effects, {self.poisoned} poison, {self.waiting} waiting"]
             + [f"duplicates {self.duplicates}", f"at most once gone: {len(self.at_most_once_gone)}"]
@@ -104,7 +124,7 @@ def judge(connection: psycopg.Connection[Any]) -> Verdict:
     """Compare ledger, effects and tables, in one snapshot."""
     with connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-        sent_rows = connection.execute("SELECT key, queue FROM crash_sent").fetchall()
+        sent_rows = connection.execute("SELECT key, queue, how FROM crash_sent").fetchall()
         effects = dict(connection.execute("SELECT key, count(*) FROM crash_effect GROUP BY key").fetchall())
         here = connection.execute(_HERE).fetchall()
     places: dict[str, list[str]] = {}
@@ -115,21 +135,44 @@ def judge(connection: psycopg.Connection[Any]) -> Verdict:
     verdict.duplicate_keys = {name: [] for name in SEMANTICS.values()}
     poisoned: Counter[str] = Counter()
     known = set()
-    for key, queue in sent_rows:
+    for key, queue, how in sent_rows:
         known.add(key)
         semantics, count, at = SEMANTICS[queue], effects.get(key, 0), places.get(key, [])
+        fate = _judge_rude(verdict, key, how, semantics, count, at) if how.startswith(RUDE) else Fate.HANDLED
         if not count and not at:
             (verdict.at_most_once_gone if semantics == "at_most_once" else verdict.lost).append(key)
-        if count > 1:
+        # A leased one that has to fail leaves an effect in each attempt.
+        if count > 1 and (fate is Fate.HANDLED or semantics != "at_least_once"):
             verdict.duplicates[semantics] += count - 1
             verdict.duplicate_keys[semantics].append(key)
         if len(at) > 1 or (at and count and semantics == "transactional"):
             verdict.in_two_places.append(key)
         if at and at[0].startswith("poison"):
+            kind = at[0].removeprefix("poison: ")
             # An AT_MOST_ONCE message is poison after its first failure, whatever it was.
-            poisoned["at_most_once" if semantics == "at_most_once" else at[0].removeprefix("poison: ")] += 1
+            poisoned["at_most_once" if semantics == "at_most_once" and kind != "rude" else kind] += 1
+            if kind != "killer" and fate is Fate.HANDLED:
+                verdict.poison_to_explain.append(key)
         elif at:
             verdict.waiting += 1
     verdict.ghosts = [key for key in {*effects, *places} if key not in known]
     verdict.poisoned, verdict.poisoned_by_kind = sum(poisoned.values()), dict(poisoned)
     return verdict
+
+
+def _judge_rude(verdict: Verdict, key: str, how: str, semantics: str, count: int, at: list[str]) -> Fate:
+    """Account for one rude message; returns what has to become of it."""
+    name = how.removeprefix(RUDE)
+    fate = RUDENESSES[name].fate(semantics)
+    if at:
+        became = "poison" if at[0].startswith("poison") else at[0] if at[0] == "delayed for ever" else "waiting"
+    else:
+        became = "handled" if count else "gone"
+    tally = verdict.rude.setdefault(name, {})
+    tally[became] = tally.get(became, 0) + 1
+    handled_after_all = became == "handled" and fate is Fate.POISON
+    if handled_after_all and semantics == "at_most_once":
+        verdict.rude_to_explain.append(key)
+    elif handled_after_all or became == "delayed for ever":
+        verdict.rude_wrong.append(f"{key} ({name}, {semantics}, {became})")
+    return fate

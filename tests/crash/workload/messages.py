@@ -1,4 +1,4 @@
-"""The one message of the crash suite: it says how its handler is to behave, then leaves an effect under its key."""
+"""The messages of the crash suite: each says how its handler is to behave, then leaves an effect under its key."""
 
 import msgspec
 
@@ -16,6 +16,8 @@ class Act(msgspec.Struct):
     sleep_ms: int = 0
     #: Sleep in the database, so that the connection is busy.
     query_ms: int = 0
+    #: Use the thread's session on the second alias too.
+    elsewhere: bool = False
     #: Two accounts that the handler adds 1 to, in this order: "ab" and "ba" deadlock.
     lock: str = ""
     #: Raise in the first so many attempts.
@@ -25,6 +27,17 @@ class Act(msgspec.Struct):
     #: Key of a message that the handler sends on, to the queue of this label.
     send_key: str = ""
     send_to: str = ""
+
+
+class Rude(msgspec.Struct):
+    """Its handler leaves behind what no handler should (``rudeness``): ``rude`` names it, and is what the ledger judges by."""
+
+    key: str
+    rude: str
+
+
+class HastyRude(Rude):
+    """The same, for a consumer with a short time limit."""
 
 
 class Unheard(msgspec.Struct):

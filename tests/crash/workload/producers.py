@@ -3,6 +3,8 @@
     single    one message per transaction, beside its business row (the ledger's); some are rolled back on purpose
     bulk      a few hundred by the bulk path, with their rows, in one transaction
     delayed   messages that are due in a while
+    rude      messages whose handlers leave behind what no handler should (``rudeness``): those that `CRASH_RUDE` names, with
+              innocent ones beside them that would feel it
 
 A producer that loses its connection does not know whether its last transaction was committed. It does not have to: row
 and message were one transaction, so they are both there or both not. It goes on with the next one.
@@ -18,6 +20,8 @@ import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+
+import msgspec
 
 BACKLOG = 3000
 
@@ -39,7 +43,7 @@ def main(kind: str, seed: int) -> None:
             if count % 50 == 0 and backlog(connection) > BACKLOG:
                 stopping.wait(0.5)
                 continue
-            produce(chance, f"{kind}-{os.getpid()}-{count}")
+            stopping.wait(produce(chance, f"{kind}-{os.getpid()}-{count}") or 0)
         except Error:
             connection.close()
             stopping.wait(0.2)
@@ -95,11 +99,40 @@ def delayed(chance: random.Random, key: str) -> None:
         queue.send(message(chance, key), delay=timedelta(seconds=3 * chance.random()))
 
 
-#: What each kind does, and its pause between two of them in seconds.
-KINDS: dict[str, tuple[Callable[[random.Random, str], None], float]] = {
+def rude(chance: random.Random, key: str) -> float:
+    """One rude message, and the innocent ones beside it; returns how many seconds it keeps a handler busy."""
+    from django.db import transaction
+
+    from queueapp.messages import new_id
+    from tests.testapp.models import Leased
+
+    from . import ledger, messages, rudeness
+
+    one = rudeness.RUDENESSES[chance.choice(os.environ["CRASH_RUDE"].split(","))]
+    # Nobody but a leased message has something to extend.
+    queue = Leased if one.act is rudeness.extend_in_atomic else pick(chance)
+    kind = messages.HastyRude if one.hasty else messages.Rude
+    with transaction.atomic():
+        ledger.sent("default", key, queue._meta.label, f"rude: {one.name}")
+        if one.foreign or one.headers:
+            body = msgspec.json.encode(kind(key, one.name))
+            name = f"{kind.__module__}.{kind.__qualname__}"
+            rudeness.insert_foreign("default", queue._meta.db_table, new_id(), one, name, body)
+        else:
+            queue.send(kind(key, one.name))
+        for number in range(one.count_beside):
+            beside = f"{key}-beside-{number}"
+            ledger.sent("default", beside, queue._meta.label, "beside")
+            queue.send(messages.Act(beside, **one.beside))
+    return one.rest_seconds
+
+
+#: What each kind does, and its pause between two of them in seconds; what it returns is a longer one.
+KINDS: dict[str, tuple[Callable[[random.Random, str], float | None], float]] = {
     "single": (single, 0.02),
     "bulk": (bulk, 2.0),
     "delayed": (delayed, 0.08),
+    "rude": (rude, 0.2),
 }
 
 

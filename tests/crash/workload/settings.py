@@ -1,7 +1,8 @@
 """Settings of the worker processes and producers of the crash suite: short times, and a name for their connections.
 
 Read from the environment: `CRASH_NAME`, what the connections of this process are called in `pg_stat_activity`;
-`CRASH_QUEUEAPP`, a JSON object that overrides QUEUEAPP (durations in seconds).
+`CRASH_QUEUEAPP`, a JSON object that overrides QUEUEAPP (durations in seconds). A second alias, "elsewhere", leads to the same
+database: its sessions are the handlers' own.
 """
 
 import json
@@ -20,3 +21,4 @@ QUEUEAPP = {
     **json.loads(os.environ.get("CRASH_QUEUEAPP", "{}")),
 }
 DATABASES["default"]["OPTIONS"]["application_name"] = os.environ.get("CRASH_NAME", "crash")  # noqa: F405
+DATABASES["elsewhere"] = DATABASES["default"]  # noqa: F405

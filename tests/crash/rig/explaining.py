@@ -1,0 +1,109 @@
+"""What the strikes of a run explain, and what they do not: by the record of what was done to whom and when, and by the file
+in which every start of a handler is written down.
+
+duplicates      of an AT_LEAST_ONCE message: something must have happened to the worker that made the first effect, between
+                its handler and its ack
+poison          that a message has not earned: each failed attempt must be one that a strike can cause
+rude ones       of an AT_MOST_ONCE queue that left an effect and are not poison: struck between the two
+restless ones   whose handlers were started so often that nobody can have counted
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from .scene import Scene
+from .strikes import EVERYBODY, HOLDER, Event
+
+#: More starts of one message's handler than any run of bad luck explains: three attempts, each struck again and again.
+RESTLESS = 30
+#: What a handler fails with that a strike has hit: its process, its session, and so all hand-outs that it had.
+STRUCK = ("ProcessDied", "Spent", "OperationalError", "InterfaceError")
+#: What a handler raises that was told to.
+ON_PURPOSE = ("Failed",)
+#: The end of a process that no strike brings about: the engine's own service has ended.
+OF_ITSELF = "one of its services ended"
+
+
+class Explanations:
+    """What happened in a run, asked for reasons."""
+
+    def __init__(self, scene: Scene, events: Sequence[Event], lease: timedelta) -> None:
+        self._scene = scene
+        self._events = events
+        self._lease = lease
+        self._starts = Counter[str]()
+        #: Ids of the processes that a handler killed from within.
+        self._killed: set[int] = set()
+        with contextlib.suppress(FileNotFoundError):
+            for line in scene.starts_file.read_text().splitlines():
+                key, _, _, process = line.rsplit(" ", 3)
+                self._starts[key] += 1
+                if key.startswith("killer-"):
+                    self._killed.add(int(process))
+
+    def unexplained_duplicates(self, keys: Sequence[str]) -> list[str]:
+        """The keys of AT_LEAST_ONCE messages whose first effect's worker came to no harm before the next one.
+
+        An event counts from when it began until one lease period after its end: what a struck worker held comes back, and
+        what was stalled arrives, within that time.
+        """
+        left = []
+        for key in keys:
+            for (worker, process, at), (_, _, next_at) in itertools.pairwise(self._effects(key)):
+                if not self._harmed(worker, process, at, next_at):
+                    left.append(key)
+                    break
+        return left
+
+    def unexplained_ends(self, keys: Sequence[str]) -> list[str]:
+        """The keys of rude AT_MOST_ONCE messages whose worker came to no harm between their effect and its recording."""
+        moment = timedelta(seconds=2)
+        return [key for key in keys if not any(self._harmed(w, p, at, at + moment) for w, p, at in self._effects(key))]
+
+    def unexplained_poison(self, keys: Sequence[str]) -> list[str]:
+        """The keys of poison with an attempt that failed otherwise than by a strike, or before the first one; with what it
+        failed of."""
+        first = min((event.began for event in self._events if event.whom != HOLDER), default=None)
+        left = []
+        for key in keys:
+            for failed in self._history(key):
+                kind = failed["exception"].split(":", 1)[0]
+                struck = kind in STRUCK and OF_ITSELF not in failed["exception"] and first is not None
+                if kind not in ON_PURPOSE and not (struck and datetime.fromisoformat(failed["at"]) >= first):
+                    left.append(f"{key} ({failed['exception'][:100]})")
+                    break
+        return left
+
+    def restless(self) -> list[str]:
+        """The keys of messages that were started too often for anybody to have counted."""
+        return [f"{key} ({starts} starts)" for key, starts in self._starts.items() if starts > RESTLESS]
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _effects(self, key: str) -> list[tuple[Any, ...]]:
+        return self._scene.execute("SELECT worker, process, at FROM crash_effect WHERE key = %s ORDER BY number", key)
+
+    def _harmed(self, worker: str, process: int, since: datetime, until: datetime) -> bool:
+        return process in self._killed or any(
+            event.whom in (worker, EVERYBODY) and event.began <= until and event.ended + self._lease >= since
+            for event in self._events
+        )
+
+    def _history(self, key: str) -> list[dict[str, Any]]:
+        rows = self._scene.execute(
+            "SELECT failures, exception_type, exception_message, failed_at FROM queueapp_poisonmessage "
+            "WHERE convert_from(body, 'UTF8')::json->>'key' = %s",
+            key,
+        )
+        found: list[dict[str, Any]] = []
+        for failures, kind, text, at in rows:
+            last = {"exception": f"{kind.rsplit('.', 1)[-1]}: {text}", "at": at.isoformat()}
+            found += json.loads(failures or "[]") or [last]
+        return found

@@ -1,0 +1,276 @@
+"""The judges of the suite themselves: what the oracle calls wrong, what strikes explain, and what each rudeness does."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from django.db import connections, transaction
+from psycopg.pq import TransactionStatus
+
+from tests.testapp.models import Leased
+
+from .rig.explaining import RESTLESS, Explanations
+from .rig.proxy import Proxy
+from .rig.scene import Scene
+from .rig.schedule import Fault
+from .rig.strikes import EVERYBODY, HOLDER, Event, Striker
+from .rig.waiting import wait_until
+from .test_chaos import WITHSTOOD
+from .workload import ledger
+from .workload.messages import Act, Rude
+from .workload.rudeness import ELSEWHERE, RUDENESSES, Fate
+
+LABELS = {semantics: label for label, semantics in ledger.SEMANTICS.items()}
+LEASE = timedelta(seconds=5)
+DIED = "ProcessDied: The worker process was killed by SIGKILL while handling this message."
+
+
+@pytest.fixture(scope="module")
+def books(shared_scene: Scene) -> Books:
+    return Books(shared_scene)
+
+
+class Books:
+    """Entries of the ledger, effects and rows, made up."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
+
+    def sent(self, semantics: str, rude: str = "", effects: int = 0) -> str:
+        """Note a message as sent, with so many effects; returns its key."""
+        key, label = str(uuid.uuid4()), LABELS[semantics]
+        how = f"{ledger.RUDE}{rude}" if rude else "single"
+        self.scene.execute("INSERT INTO crash_sent (key, queue, how) VALUES (%s, %s, %s)", key, label, how)
+        for attempt in range(1, effects + 1):
+            self.scene.execute(
+                "INSERT INTO crash_effect (key, queue, attempt, worker, process) VALUES (%s, %s, %s, 'tree1', 1)",
+                key, label, attempt,
+            )  # fmt: skip
+        return key
+
+    def poison(self, key: str, semantics: str, rude: str = "", *failures: str) -> None:
+        """Put it into the poison table, with the exceptions of its attempts."""
+        history = [{"exception": text, "at": datetime.now(UTC).isoformat()} for text in failures]
+        self.scene.execute(
+            "INSERT INTO queueapp_poisonmessage (message_id, queue, body, reason, failures) VALUES (%s, %s, %s, '', %s)",
+            uuid.uuid4(), LABELS[semantics], msgspec.json.encode(Rude(key, rude) if rude else Act(key)),
+            msgspec.json.encode(history).decode(),
+        )  # fmt: skip
+
+    def delay(self, key: str, semantics: str, rude: str, years: int) -> None:
+        """Put it into the delayed store."""
+        self.scene.execute(
+            "INSERT INTO queueapp_delayedmessage (message_id, destination, body, due) "
+            "VALUES (%s, %s, %s, now() + make_interval(years => %s))",
+            uuid.uuid4(), LABELS[semantics], msgspec.json.encode(Rude(key, rude)), years,
+        )  # fmt: skip
+
+    def judge(self) -> ledger.Verdict:
+        """The verdict; the books are empty afterwards."""
+        verdict = self.scene.verdict()
+        self.scene.execute("TRUNCATE crash_sent, crash_effect, queueapp_poisonmessage, queueapp_delayedmessage")
+        return verdict
+
+
+# -- the oracle ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("semantics", LABELS)
+def test_a_rude_message_that_ends_as_it_has_to_is_nobodys_fault(books: Books, semantics: str) -> None:
+    effects = {"transactional": 0, "at_least_once": 3, "at_most_once": 1}[semantics]
+    books.poison(books.sent(semantics, "set-rollback", effects), semantics, "set-rollback")
+    books.sent(semantics, "open-savepoint", effects=1)
+
+    verdict = books.judge()
+    assert verdict.faultless, verdict
+    assert verdict.rude == {"set-rollback": {"poison": 1}, "open-savepoint": {"handled": 1}}
+    assert verdict.poisoned_by_kind == {"rude": 1}
+    assert verdict.poison_to_explain == verdict.rude_to_explain == []
+    assert verdict.duplicates["at_least_once"] == 0
+
+
+@pytest.mark.parametrize("semantics", ["transactional", "at_least_once"])
+def test_a_rude_message_that_is_acked_though_it_has_failed_is_wrong(books: Books, semantics: str) -> None:
+    key = books.sent(semantics, "open-atomic", effects=1)
+    verdict = books.judge()
+    assert not verdict.faultless
+    assert [wrong.split()[0] for wrong in verdict.rude_wrong] == [key]
+
+
+def test_a_rude_message_without_effect_and_row_is_lost_as_any_other(books: Books) -> None:
+    key = books.sent("transactional", "swallowed-sql")
+    verdict = books.judge()
+    assert verdict.lost == [key]
+
+
+def test_poison_with_a_transactional_effect_is_in_two_places_however_rude(books: Books) -> None:
+    key = books.sent("transactional", "close", effects=1)
+    books.poison(key, "transactional", "close")
+    assert books.judge().in_two_places == [key]
+
+
+def test_two_effects_of_a_harmless_rudeness_are_a_duplicate_and_those_of_a_failing_one_are_attempts(
+    books: Books,
+) -> None:
+    handled = books.sent("at_least_once", "swallowed-sql", effects=2)
+    books.poison(books.sent("at_least_once", "set-rollback", effects=2), "at_least_once", "set-rollback")
+    assert books.judge().duplicate_keys["at_least_once"] == [handled]
+
+
+def test_what_is_delayed_for_ever_is_not_waited_for_and_wrong(books: Books) -> None:
+    key = books.sent("at_least_once", "retry-max")
+    books.delay(key, "at_least_once", "retry-max", years=100)
+    assert books.scene.waiting() == 0
+    verdict = books.judge()
+    assert [wrong.split()[0] for wrong in verdict.rude_wrong] == [key]
+
+
+def test_innocent_poison_and_that_of_a_harmless_rudeness_have_to_be_explained(books: Books) -> None:
+    innocent, harmless = books.sent("at_least_once"), books.sent("at_most_once", "swallowed-sql")
+    books.poison(innocent, "at_least_once")
+    books.poison(harmless, "at_most_once", "swallowed-sql")
+    verdict = books.judge()
+    assert sorted(verdict.poison_to_explain) == sorted([innocent, harmless])
+    assert verdict.poisoned_by_kind == {"bystander": 1, "rude": 1}
+
+
+# -- explanations --------------------------------------------------------------------------------------------------
+
+
+def struck(whom: str = EVERYBODY, ago: timedelta = timedelta(seconds=1)) -> Event:
+    """Something that happened a moment ago."""
+    at = datetime.now(UTC) - ago
+    return Event("child", whom, at, at)
+
+
+@pytest.mark.parametrize(
+    ("failures", "events", "explained"),
+    [
+        ((DIED, "OperationalError: terminating connection"), [struck()], True),
+        ((DIED,), [], False),
+        ((DIED,), [struck(HOLDER)], False),
+        ((DIED,), [struck(ago=timedelta(seconds=-60))], False),
+        (("TransactionManagementError: an error occurred in the current transaction",), [struck()], False),
+        ((DIED, "InternalError: current transaction is aborted"), [struck()], False),
+        (("ProcessDied: It was replaced because one of its services ended",), [struck()], False),
+        (("Failed: attempt 1",), [], True),
+    ],
+)
+def test_poison_is_explained_by_attempts_that_a_strike_can_fail_and_by_nothing_else(
+    books: Books, failures: tuple[str, ...], events: list[Event], explained: bool
+) -> None:
+    key = books.sent("at_least_once")
+    books.poison(key, "at_least_once", "", *failures)
+    left = Explanations(books.scene, events, LEASE).unexplained_poison([key])
+    books.judge()
+    assert (left == []) is explained
+
+
+def test_an_effect_without_poison_is_explained_by_a_strike_at_its_worker(books: Books) -> None:
+    key = books.sent("at_most_once", "set-rollback", effects=1)
+    assert books.scene.verdict().rude_to_explain == [key]
+    now = timedelta()
+    assert Explanations(books.scene, [struck("tree1", now)], LEASE).unexplained_ends([key]) == []
+    assert Explanations(books.scene, [struck("tree2", now)], LEASE).unexplained_ends([key]) == [key]
+    books.judge()
+
+
+def test_a_message_that_is_started_again_and_again_is_restless(books: Books) -> None:
+    books.scene.starts_file.write_text(
+        "".join(f"again label {n} 1\n" for n in range(RESTLESS + 1)) + "once label 1 1\n"
+    )
+    restless = Explanations(books.scene, [], LEASE).restless()
+    books.scene.starts_file.unlink()
+    assert [entry.split()[0] for entry in restless] == ["again"]
+
+
+# -- the strike ----------------------------------------------------------------------------------------------------
+
+
+def test_the_savepoint_strike_holds_free_rows_and_lets_them_go(scene: Scene) -> None:
+    for number in range(3):
+        scene.send(Leased, f"held {number}")
+    free = "SELECT seq FROM testapp_leased FOR UPDATE SKIP LOCKED"
+    stopping = threading.Event()
+    with Proxy(scene.server.port) as proxy:
+        striker = Striker(scene, [], [], proxy)
+        striker.strike(Fault(0.0, "savepoint", whom=0.0, how=0.99, long=1.0), stopping)
+        assert striker.struck == {"savepoint": 1}
+        assert [event.whom for event in striker.events] == [HOLDER]
+        assert scene.execute(free) == []
+        stopping.set()  # it lasts some seconds, or until the run is over
+        wait_until(lambda: len(scene.execute(free)) == 3, "the rows are free again")
+        striker.strike(Fault(0.0, "savepoint", whom=0.99, how=0.0, long=0.0), stopping)
+        assert striker.missed == {"savepoint": 1}, "there is nothing to hold in an empty queue"
+
+
+# -- the rudenesses ------------------------------------------------------------------------------------------------
+
+#: These need a watchdog, or a lease and time.
+NOT_BY_ITSELF = ("time-limit", "extend-in-atomic")
+
+
+@pytest.fixture
+def elsewhere(shared_scene: Scene) -> Iterator[None]:
+    connections.settings[ELSEWHERE] = connections.settings["default"]
+    yield
+    for alias in (ELSEWHERE, "default"):
+        raw = connections[alias].connection
+        if raw is not None:
+            raw.close()
+        del connections[alias]  # with whatever state is left in it
+    del connections.settings[ELSEWHERE]
+
+
+def spoiled(alias: str, in_transaction: bool) -> bool:
+    """Whether a connection is not as it was handed out."""
+    connection = connections[alias]
+    if connection.connection is None:
+        return in_transaction
+    status = connection.connection.info.transaction_status
+    if in_transaction:
+        return connection.needs_rollback or bool(connection.savepoint_ids) or status is not TransactionStatus.INTRANS
+    # A session that has died outside of a transaction has taken nothing with it.
+    at_rest = status in (TransactionStatus.IDLE, TransactionStatus.UNKNOWN)
+    return connection.in_atomic_block or not connection.get_autocommit() or not at_rest
+
+
+@pytest.mark.parametrize("in_transaction", [True, False], ids=["transaction", "autocommit"])
+@pytest.mark.parametrize("name", [name for name in RUDENESSES if name not in NOT_BY_ITSELF])
+def test_a_rudeness_that_ends_as_poison_raises_or_spoils_and_a_harmless_one_does_neither(
+    elsewhere: None, name: str, in_transaction: bool
+) -> None:
+    rudeness = RUDENESSES[name]
+    fate = rudeness.transactional if in_transaction else rudeness.others
+    context: Any = SimpleNamespace(alias="default", items={}, headers=rudeness.headers, message_id=uuid.uuid4())
+    left = []
+    raised = None
+
+    def leave() -> None:
+        left.append(name)
+        with connections["default"].cursor() as cursor:
+            cursor.execute("SELECT 1")
+
+    if in_transaction:
+        transaction.atomic().__enter__()
+    with connections[ELSEWHERE].cursor() as cursor:
+        cursor.execute("SELECT 1")
+    try:
+        rudeness.act(leave, context)
+    except BaseException as error:
+        raised = error
+    harmed = raised is not None or spoiled("default", in_transaction) or spoiled(ELSEWHERE, in_transaction=False)
+    if fate is not Fate.EITHER:
+        assert harmed is (fate is Fate.POISON), raised
+    assert left or raised, "a handler that returns has left its effect"
+
+
+def test_the_short_run_names_rudenesses_that_there_are() -> None:
+    assert set(WITHSTOOD) <= set(RUDENESSES)
