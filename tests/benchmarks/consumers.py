@@ -3,7 +3,7 @@
 import time
 
 from queueapp import consumer
-from tests.benchmarks.messages import Nap, Nop, Row, Stamp
+from tests.benchmarks.messages import SLOW_SECONDS, Count, Nap, Nop, Row, Slow, SlowCount, Stamp
 from tests.benchmarks.models import (
     IDLE,
     Addressed,
@@ -17,6 +17,7 @@ from tests.benchmarks.models import (
     Transactional,
 )
 from tests.benchmarks.rig.stopwatch import shared_stopwatch
+from tests.benchmarks.rig.tally import shared_tally
 
 
 def nop(message: Nop) -> None:
@@ -35,9 +36,29 @@ def stamp(message: Stamp) -> None:
     shared_stopwatch().stamp(message.number)
 
 
+def sleep_long(message: Slow) -> None:
+    shared_stopwatch().stamp(message.number)
+    time.sleep(SLOW_SECONDS)
+
+
+def count(message: Count) -> None:
+    shared_tally().mark(message.number)
+
+
+def count_slowly(message: SlowCount) -> None:
+    shared_tally().mark(message.number)
+    time.sleep(0.005)
+
+
 for _queue in (Leased, AtMostOnce, Transactional, Addressed, *IDLE):
     consumer(_queue, name=f"{_queue.__name__}.nop")(nop)
-consumer(Leased, name="Leased.nap")(nap)
+for _queue in (Leased, Transactional):
+    consumer(_queue, name=f"{_queue.__name__}.nap")(nap)
+    consumer(_queue, name=f"{_queue.__name__}.count")(count)
 consumer(Transactional, name="Transactional.insert_row")(insert_row)
 for _queue in (Prompt, SteadyLeased, SteadyTransactional, SteadyAtMostOnce):
     consumer(_queue, name=f"{_queue.__name__}.stamp")(stamp)
+consumer(Prompt, name="Prompt.sleep_long")(sleep_long)
+for _queue in (SteadyLeased, SteadyTransactional, SteadyAtMostOnce):
+    consumer(_queue, name=f"{_queue.__name__}.count")(count)
+    consumer(_queue, name=f"{_queue.__name__}.count_slowly")(count_slowly)

@@ -1,7 +1,8 @@
 """What is measured: the figures with their bars, and the measurements that yield samples of them.
 
 Every figure that compares is a ratio of two measurements made one right after the other, again and again (A B A B ...);
-its value is the median of those ratios, so that a machine that is slow for a while is slow for both.
+its value is the median of those ratios, so that a machine that is slow for a while is slow for both. What must not happen
+at all is counted, and its value is the sum over the runs.
 """
 
 from __future__ import annotations
@@ -18,20 +19,26 @@ from typing import Any
 _COMPARE: dict[str, Callable[[float, float], bool]] = {">=": operator.ge, "<=": operator.le}
 
 #: Where the measurements are, in the order of the table.
-FAMILIES = ("drain", "peers", "sending", "backlog", "crowd", "latency", "footprint")
+FAMILIES = (
+    "drain", "peers", "sending", "backlog", "crowd", "wal", "latency", "careful", "stopping", "footprint",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One line of the table. ``bar`` is what must hold, as text: ``>= 1.5``."""
+    """One line of the table. ``bar`` is what must hold, as text: ``>= 1.5``; without one a figure is told, not judged.
+    ``over_runs`` makes its value of the samples."""
 
     name: str
     bar: str
     unit: str
     meaning: str
+    over_runs: Callable[[Iterable[float]], float] = median
 
     def holds(self, value: float) -> bool:
         """Whether a value passes the bar."""
+        if not self.bar:
+            return True
         sign, limit = self.bar.split()
         return _COMPARE[sign](value, float(limit))
 
@@ -44,7 +51,22 @@ class Ratio:
     base: float
 
 
-Sample = float | Ratio
+@dataclass(frozen=True)
+class Beside:
+    """A sample that stands for itself; what it was measured beside is told with it."""
+
+    measured: float
+    base: float
+
+
+@dataclass(frozen=True)
+class Absent:
+    """There is no sample: this machine lacks what it takes."""
+
+    reason: str
+
+
+Sample = float | Ratio | Beside | Absent
 
 
 @dataclass
@@ -58,26 +80,36 @@ class Result:
     @property
     def values(self) -> list[float]:
         """The samples as plain numbers."""
-        return [s.measured / s.base if isinstance(s, Ratio) else s for s in self.samples]
+        return [_number(s) for s in self.samples if not isinstance(s, Absent)]
 
     @property
     def value(self) -> float:
-        """The median of the samples; NaN when there is none."""
-        return median(self.values) if self.samples else nan
+        """What the samples come to, mostly their median; NaN when there is none."""
+        return self.figure.over_runs(self.values) if self.values else nan
+
+    @property
+    def absent(self) -> str:
+        """What this machine lacks for this figure; '' when it was measured."""
+        return next((s.reason for s in self.samples if isinstance(s, Absent)), "")
 
     @property
     def ok(self) -> bool:
-        """Whether the bar holds. What could not be measured does not hold."""
-        return not self.error and self.figure.holds(self.value)
+        """Whether the bar holds. What failed to be measured does not hold; what cannot be measured here is no miss."""
+        return not self.error and (bool(self.absent) or (bool(self.values) and self.figure.holds(self.value)))
+
+    @property
+    def pairs(self) -> list[Ratio | Beside]:
+        """The samples that were measured beside something."""
+        return [s for s in self.samples if isinstance(s, Ratio | Beside)]
 
     @property
     def compared(self) -> tuple[float, float] | None:
-        """Medians of what was divided by what; None for a figure that is no ratio."""
-        pairs = [s for s in self.samples if isinstance(s, Ratio)]
+        """Medians of what was measured beside what; None for a figure that stands alone."""
+        pairs = self.pairs
         return (median(p.measured for p in pairs), median(p.base for p in pairs)) if pairs else None
 
     def as_json(self) -> dict[str, Any]:
-        """The object of ``bench.json``; a ratio also tells what it was made of."""
+        """The object of ``bench.json``; a figure that compares also tells what it was made of."""
         found: dict[str, Any] = {
             "figure": self.figure.name,
             "value": None if isnan(self.value) else round(self.value, 4),
@@ -87,13 +119,20 @@ class Result:
             "samples": [round(value, 4) for value in self.values],
             "meaning": self.figure.meaning,
         }
-        pairs = [s for s in self.samples if isinstance(s, Ratio)]
-        if pairs:
-            found["measured"] = [round(p.measured, 3) for p in pairs]
-            found["base"] = [round(p.base, 3) for p in pairs]
+        if self.pairs:
+            found["measured"] = [round(p.measured, 3) for p in self.pairs]
+            found["base"] = [round(p.base, 3) for p in self.pairs]
+        if self.absent:
+            found["absent"] = self.absent
         if self.error:
             found["error"] = self.error
         return found
+
+
+def _number(sample: float | Ratio | Beside) -> float:
+    if isinstance(sample, Ratio):
+        return sample.measured / sample.base
+    return sample.measured if isinstance(sample, Beside) else sample
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ from typing import TypeVar
 import msgspec
 
 BODY_BYTES = 200
+#: How long the handler of ``Slow`` sleeps.
+SLOW_SECONDS = 2.0
 
 
 class Nop(msgspec.Struct):
@@ -35,7 +37,35 @@ class Stamp(msgspec.Struct):
     text: str
 
 
-MessageT = TypeVar("MessageT", Nop, Nap, Row, Stamp)
+class Slow(msgspec.Struct):
+    """Handled by writing the time into shared memory and sleeping ``SLOW_SECONDS``."""
+
+    number: int
+    text: str
+
+
+class Count(msgspec.Struct):
+    """Handled by counting it in shared memory."""
+
+    number: int
+    text: str
+
+
+class SlowCount(msgspec.Struct):
+    """Handled by counting it in shared memory and sleeping five milliseconds."""
+
+    number: int
+    text: str
+
+
+class Stranger(msgspec.Struct):
+    """Handled by nobody."""
+
+    number: int
+    text: str
+
+
+MessageT = TypeVar("MessageT", Nop, Nap, Row, Stamp, Slow, Count, SlowCount, Stranger)
 
 _FILLER = "abcdefghijklmnopqrstuvwxyz" * (BODY_BYTES // 26 + 1)
 _FRAME = len(msgspec.json.encode(Nop(0, ""))) - 1

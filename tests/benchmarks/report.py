@@ -49,14 +49,17 @@ def line(result: Result) -> str:
     """One line of the table."""
     if result.error:
         return f"{result.figure.name:<26} {'failed':>9} {'':<6} {result.figure.bar:<8} MISSED  {result.error}"
+    if result.absent:
+        return f"{result.figure.name:<26} {'':>9} {'':<6} {result.figure.bar:<8} absent  {result.absent}"
     values = result.values
     spread = f"{number(min(values))}-{number(max(values))}" if len(values) > 1 else ""
+    verdict = ("ok" if result.figure.bar else "told") if result.ok else "MISSED"
     compared = result.compared
     made_of = f"{number(compared[0])} / {number(compared[1])}" if compared else ""
     unit = "" if result.figure.unit == "ratio" else result.figure.unit
     return (
         f"{result.figure.name:<26} {number(result.value):>9} {unit:<6} {result.figure.bar:<8} "
-        f"{'ok' if result.ok else 'MISSED':<7} {spread:<15} {made_of:<19} n={len(values)}"
+        f"{verdict:<7} {spread:<15} {made_of:<19} n={len(values)}"
     )
 
 
@@ -74,9 +77,14 @@ def number(value: float) -> str:
 
 def summary(results: Sequence[Result]) -> str:
     """One closing line."""
-    missed = [result.figure.name for result in results if not result.ok]
-    return f"{len(results) - len(missed)} of {len(results)} bars hold" + (
-        f"; missed: {', '.join(missed)}." if missed else "."
+    judged = [result for result in results if result.error or (result.figure.bar and not result.absent)]
+    missed = [result.figure.name for result in judged if not result.ok]
+    absent = [result.figure.name for result in results if result.absent]
+    return (
+        f"{len(judged) - len(missed)} of {len(judged)} bars hold"
+        + (f"; missed: {', '.join(missed)}" if missed else "")
+        + (f"; not measured here: {', '.join(absent)}" if absent else "")
+        + "."
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 from django.db import connection
@@ -14,10 +14,10 @@ from queueapp.sql import queue_sql
 from queueapp.sql.base import SEQ
 from tests.benchmarks.figures import Figure, Ratio, Samples, Scale, measures
 from tests.benchmarks.measurements.drain import MESSAGES
-from tests.benchmarks.messages import Nop
+from tests.benchmarks.messages import Nop, Stranger
 from tests.benchmarks.models import Addressed, Deep, Leased
-from tests.benchmarks.rig.database import append, drain, fill, largest_seq
-from tests.benchmarks.rig.workers import Workers
+from tests.benchmarks.rig.database import REST, append, drain, fill, largest_seq, rows_of
+from tests.benchmarks.rig.workers import QUIET, Workers
 
 _CHUNK = 1000
 
@@ -92,6 +92,37 @@ def head_leased(scale: Scale) -> Samples:
 @measures(Figure("head-expired", ">= 0.8", "ratio", "drain behind 1,000,000 expired messages / without them (msg/s)"))
 def head_expired(scale: Scale) -> Samples:
     return _behind("head-expired", Leased, _EXPIRED, scale)
+
+
+@measures(
+    Figure(
+        "behind-unknown",
+        ">= 0.8",
+        "ratio",
+        "drain behind 1,000,000 messages of a type that nobody here takes, walked over before / without them (msg/s)",
+    )
+)
+def behind_unknown(scale: Scale) -> Samples:
+    count = scale.count(MESSAGES)
+    head = rows_of(Stranger, scale.count(1_000_000))
+    with Workers(Leased, environment=QUIET) as workers:
+        workers.warm_up()
+        for _ in range(scale.runs):
+            fill(Leased, Nop, _CHUNK, head=head)
+            end_of_head = largest_seq(Leased) - _CHUNK
+            drain(Leased, above=end_of_head)  # the walk
+            sleep(REST)
+            append(Leased, Nop, count)
+            _vacuum(Leased)
+            behind = drain(Leased, above=end_of_head)
+            fill(Leased, Nop, count)
+            without = drain(Leased)
+            yield {"behind-unknown": Ratio(count / behind, count / without)}
+
+
+def _vacuum(queue: Any) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(f"VACUUM (ANALYZE) {connection.ops.quote_name(queue._meta.db_table)}")
 
 
 def _behind(name: str, queue: Any, columns: str, scale: Scale, recipient: str = "") -> Samples:

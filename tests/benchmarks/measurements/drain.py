@@ -1,15 +1,16 @@
-"""How fast a worker process empties a queue, in each of the three semantics, and under an old snapshot."""
+"""How fast a worker process empties a queue, in each of the three semantics, and under old snapshots."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from time import monotonic, sleep
 
 from tests.benchmarks.figures import Figure, Ratio, Samples, Scale, measures
 from tests.benchmarks.messages import Nop, Row
 from tests.benchmarks.models import AtMostOnce, Entry, Leased, Transactional
 from tests.benchmarks.rig import raw
-from tests.benchmarks.rig.database import drain, fill, raw_connection
+from tests.benchmarks.rig.database import REST, append, drain, fill, raw_connection
 from tests.benchmarks.rig.workers import Workers
 
 MESSAGES = 100_000
@@ -96,3 +97,47 @@ def held_snapshot() -> Iterator[None]:
         raw_.execute("SELECT 1")
         yield
         raw_.execute("ROLLBACK")
+
+
+READERS = 3
+#: Drains per run while the readers are open.
+DRAINS = 4
+
+
+@measures(
+    Figure(
+        "overlapping-readers",
+        ">= 0.9",
+        "ratio",
+        "AT_LEAST_ONCE drains of 100,000 while three overlapping REPEATABLE READ readers are open for 120 s / without (msg/s)",
+    )
+)
+def overlapping_readers(scale: Scale) -> Samples:
+    """The readers come 20 s apart and stay until the first one's 120 s are over. All that is sent and handled meanwhile
+    stays in the table as dead rows, which is the point; so what is without them is measured before, not in turn."""
+    count = scale.count(MESSAGES)
+    life = 12.0 if scale.quick else 120.0
+    with Workers(Leased) as workers:
+        workers.warm_up()
+        fill(Leased, Nop, 0)
+        free = [_refilled(count) for _ in range(scale.runs)]
+        with ExitStack() as readers:
+            began, opened = monotonic(), 0
+            for run, without in enumerate(free):
+                seconds = 0.0
+                for turn in range(run * DRAINS, (run + 1) * DRAINS):
+                    # The drains are spread over the life of the first reader.
+                    sleep(max(0.0, began + life * turn / (scale.runs * DRAINS) - monotonic()))
+                    due = min(READERS, 1 + int((monotonic() - began) / (life / 6)))
+                    for _ in range(due - opened):
+                        readers.enter_context(held_snapshot())
+                    opened = due
+                    seconds += _refilled(count)
+                yield {"overlapping-readers": Ratio(DRAINS * count / seconds, count / without)}
+
+
+def _refilled(count: int) -> float:
+    """Seconds of a drain of messages that are added to a table as it is."""
+    sleep(REST)
+    append(Leased, Nop, count)
+    return drain(Leased)

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
-from typing import Any
 
 from django.conf import settings
 from django.db import connection, transaction
@@ -19,6 +18,7 @@ from tests.benchmarks.messages import Nop, make
 from tests.benchmarks.models import Leased
 from tests.benchmarks.rig import sender
 from tests.benchmarks.rig.database import outgoing, raw_connection
+from tests.benchmarks.rig.raw import copy
 
 _TABLE = Leased._meta.db_table
 _INSERT = f"INSERT INTO {_TABLE} (id, headers, body) VALUES (%s, %s, %s)"
@@ -90,15 +90,8 @@ def send_many(scale: Scale) -> Samples:
             _truncate()
             ours = _timed(lambda: Leased.send_many(bodies))
             _truncate()
-            base = _timed(lambda: _copy(raw, rows))
+            base = _timed(lambda: copy(raw, _TABLE, rows))
             yield {"send-many": Ratio(count / ours, count / base)}
-
-
-def _copy(raw: Any, rows: list[Any]) -> None:
-    with raw.cursor() as cursor, cursor.copy(f"COPY {_TABLE} (id, headers, body) FROM STDIN (FORMAT BINARY)") as copy:
-        copy.set_types(["uuid", "text", "bytea"])
-        for row in rows:
-            copy.write_row(row)
 
 
 # -- wake-ups -----------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ Prints the seconds that the act says it took.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import sys
 from importlib import import_module
@@ -20,7 +21,8 @@ def main(peer: str, act: str, **arguments: Any) -> None:
         import uvloop
 
         run = uvloop.run
-    print(run(getattr(module, act)(**arguments)))
+    result = getattr(module, act)(**arguments)
+    print(run(result) if inspect.iscoroutine(result) else result)
 
 
 if __name__ == "__main__":

@@ -15,12 +15,14 @@ from queueapp import messages
 from queueapp.sql import queue_sql
 from queueapp.sql.outgoing import Outgoing
 from queueapp.wakeups import CHANNEL
-from tests.benchmarks.messages import make
+from tests.benchmarks.messages import BODY_BYTES, make
 
 #: How often the end of a drain is looked for; a look costs the server 50 µs.
 LOOK_EVERY = 0.005
 #: No drain of any figure takes nearly as long.
 PATIENCE = 600.0
+#: So long after its last message a worker looks again by itself, and would begin before the clock.
+REST = 0.5
 
 
 class Stalled(Exception):
@@ -74,6 +76,7 @@ def fill(queue: Any, cls: type, count: int, *, head: str = "", recipient: str = 
     through one measurement and not through the other.
     """
     table = connection.ops.quote_name(queue._meta.db_table)
+    sleep(REST)
     with connection.cursor() as cursor:
         cursor.execute(f"TRUNCATE {table}")
         if head:
@@ -89,6 +92,24 @@ def append(queue: Any, cls: type, count: int, *, recipient: str = "") -> None:
     """Put ``count`` messages of a type into a queue; nobody is woken."""
     with transaction.atomic():
         queue_sql(queue, connection).insert_many(connection, outgoing(cls, count, recipient))
+
+
+def flood(queue: Any, cls: type, count: int) -> None:
+    """As ``append``, made by the server: a million in seconds."""
+    with connection.cursor() as cursor:
+        cursor.execute(f"INSERT INTO {connection.ops.quote_name(queue._meta.db_table)} {rows_of(cls, count)}")
+
+
+def rows_of(cls: type, count: int) -> str:
+    """The SQL text that makes so many messages of a type, numbered from 0: what follows ``INSERT INTO table``."""
+    headers, body = messages.encode(make(cls, 0))  # type: ignore[type-var]
+    before, after = body.decode().split("0", 1)
+    # Numbers of six digits give bodies of the size of the rule.
+    after = after[: BODY_BYTES - len(before) - 8] + '"}'
+    return (
+        f"(id, headers, body) SELECT gen_random_uuid(), '{headers}', convert_to('{before}' || n || '{after}', 'UTF8') "
+        f"FROM generate_series(0, {count - 1}) n"
+    )
 
 
 def outgoing(cls: type, count: int, recipient: str = "") -> Iterator[Outgoing]:
@@ -130,6 +151,11 @@ def wait_until(condition: Callable[[], bool], what: str, patience: float) -> Non
         if monotonic() > deadline:
             raise Stalled(f"Waited {patience:.0f} s in vain for {what}.")
         sleep(LOOK_EVERY)
+
+
+def waiting(queue: Any) -> int:
+    """How many messages are in the queue."""
+    return queue.objects.count()  # type: ignore[no-any-return]
 
 
 def largest_seq(queue: Any) -> int:

@@ -42,6 +42,14 @@ def seqs_of(cursor: psycopg.Cursor[Any]) -> list[int]:
     return [convert(value(row, 0) or b"", "big") for row in range(result.ntuples)]
 
 
+def copy(raw: psycopg.Connection[Any], table: str, rows: Sequence[Sequence[Any]]) -> None:
+    """Put rows (id, headers, body) into a table: a binary COPY."""
+    with raw.cursor() as cursor, cursor.copy(f"COPY {table} (id, headers, body) FROM STDIN (FORMAT BINARY)") as copying:
+        copying.set_types(["uuid", "text", "bytea"])
+        for row in rows:
+            copying.write_row(row)
+
+
 def lease_and_ack(table: str, batch: int = 100) -> float:
     """Lease a batch, ack it, until the table is empty; returns the seconds."""
     lease, ack = LEASE.format(table=table), ACK.format(table=table)

@@ -5,49 +5,30 @@ The monotonic clock is one for all processes of a machine. A place is written by
 
 from __future__ import annotations
 
-import mmap
 import os
-import tempfile
 from functools import lru_cache
 from pathlib import Path
 from time import monotonic_ns
 
+from tests.benchmarks.rig.shared_file import SharedArray
+
 ENVIRONMENT = "BENCH_STOPWATCH"
 
 
-class Stopwatch:
+class Stopwatch(SharedArray):
     """``size`` places, used round and round."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        with path.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), 0)
-        self._times = memoryview(self._map).cast("q")
-        self.size = len(self._times)
-
-    @classmethod
-    def create(cls, size: int) -> Stopwatch:
-        """A new one, all places zero."""
-        descriptor, name = tempfile.mkstemp(prefix="queueapp-stopwatch-")
-        os.ftruncate(descriptor, size * 8)
-        os.close(descriptor)
-        return cls(Path(name))
+    code = "q"
 
     def stamp(self, number: int) -> None:
         """The message with this number is being handled now."""
-        self._times[number % self.size] = monotonic_ns()
+        self._places[number % self.size] = monotonic_ns()
 
     def take(self, number: int) -> int:
         """When that was, in nanoseconds (0: not yet); the place is free again."""
         place = number % self.size
-        time, self._times[place] = self._times[place], 0
+        time, self._places[place] = self._places[place], 0
         return time
-
-    def remove(self) -> None:
-        """Unmap and delete the file."""
-        self._times.release()
-        self._map.close()
-        self.path.unlink(missing_ok=True)
 
 
 @lru_cache(maxsize=1)

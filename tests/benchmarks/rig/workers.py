@@ -14,6 +14,7 @@ from typing import Any
 
 from django.conf import settings
 from django.db import connection
+from django.db.models import QuerySet
 
 from queueapp.models import Subscriber
 from tests.benchmarks.messages import Nop
@@ -21,13 +22,15 @@ from tests.benchmarks.rig.database import append, drain, wait_until
 
 #: A worker that has not signed on after this long never will.
 START_PATIENCE = 60.0
+#: The environment of workers whose warnings are part of what is measured.
+QUIET = {"LOG_LEVEL": "ERROR"}
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Workers:
     """The process tree of one ``runqueueworker``, ready when entered: every worker process has signed on.
 
-    ``QUEUEAPP`` settings may be given; without any, all is as a user gets it.
+    ``QUEUEAPP`` settings may be given; without any, all is as a user gets it. ``beside``: there are other trees.
     """
 
     def __init__(
@@ -35,11 +38,13 @@ class Workers:
         *queues: Any,
         processes: int = 1,
         dispatcher: bool = False,
+        beside: bool = False,
         environment: dict[str, str] | None = None,
         **queueapp: Any,
     ) -> None:
         self.queues = queues
         self._processes = processes
+        self._beside = beside
         self._command = [sys.executable, "manage.py", "runqueueworker", "--processes", str(processes)]
         self._command += ["--no-dispatcher"] * (not dispatcher)
         self._command += [queue._meta.label for queue in queues]
@@ -47,7 +52,8 @@ class Workers:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Workers:
-        Subscriber.objects.all().delete()
+        if not self._beside:
+            Subscriber.objects.all().delete()
         # A process group of its own: a Ctrl-C in the terminal is for the benchmark, which then stops its workers.
         self._process = subprocess.Popen(
             self._command,
@@ -65,21 +71,42 @@ class Workers:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        process = self._process
-        if process is None:
-            return
+        if self._process is not None:
+            self.stop()
+
+    def stop(self, patience: float = 30.0) -> int:
+        """SIGTERM, and wait for the end: the exit code; -SIGKILL when it took longer than that."""
+        process, self._process = self._process, None
+        assert process is not None
         process.send_signal(signal.SIGTERM)
         try:
-            process.wait(30)
+            return process.wait(patience)
         except subprocess.TimeoutExpired:
             process.kill()  # its children see the end of their pipe and follow
-            process.wait()
+            return process.wait()
+
+    def kill(self) -> None:
+        """SIGKILL for every process of the tree, as a container's end or the OOM killer does it."""
+        victims, process = self.tree_ids, self._process
+        assert process is not None
+        # Stopped first, so that none of them sees another one's death.
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for victim in victims:
+                with suppress(ProcessLookupError):
+                    os.kill(victim, number)
+        process.wait()
+        self._process = None
 
     def _all_signed_on(self) -> bool:
         assert self._process is not None
         if self._process.poll() is not None:
             raise RuntimeError(f"runqueueworker ended with {self._process.returncode}; LOG_LEVEL=INFO tells more.")
-        return Subscriber.objects.count() == self._processes * len(self.queues)
+        return self.subscribers.count() == self._processes * len(self.queues)
+
+    @property
+    def subscribers(self) -> QuerySet[Subscriber]:
+        """The rows of this tree's worker processes, one per queue."""
+        return Subscriber.objects.filter(process__in=self.tree_ids)
 
     def warm_up(self, messages: int = 2000) -> None:
         """Handle a few messages unmeasured: connections are made, statements prepared, modules loaded."""
@@ -90,7 +117,7 @@ class Workers:
     @property
     def worker_ids(self) -> list[int]:
         """Process ids of the worker processes."""
-        return sorted(set(Subscriber.objects.values_list("process", flat=True)))
+        return sorted(set(self.subscribers.values_list("process", flat=True)))
 
     @property
     def tree_ids(self) -> list[int]:
