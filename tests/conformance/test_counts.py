@@ -82,7 +82,7 @@ def test_when_leases_lapse_between_attempts_should_have_all_attempts_all_the_sam
 
 
 @modes("R")
-@pytest.mark.parametrize(("attempts", "unended"), [(1, 2), (2, 2), (4, 4)])
+@pytest.mark.parametrize(("attempts", "unended"), [(1, 3), (2, 4), (4, 6)])
 def test_when_nobody_ever_ends_a_message_should_be_poison_without_another_start(
     endpoint: Endpoint, attempts: int, unended: int
 ) -> None:

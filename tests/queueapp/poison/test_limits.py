@@ -41,7 +41,7 @@ def test_what_was_given_back_on_purpose_is_no_attempt() -> None:
     assert verdict(claimed(100, cancels=99), sys.maxsize) is None
 
 
-@pytest.mark.parametrize(("attempts", "most"), [(1, 2), (2, 2), (3, 3), (7, 7)])
+@pytest.mark.parametrize(("attempts", "most"), [(1, 3), (2, 4), (3, 5), (7, 9)])
 def test_hand_outs_that_nobody_ended_are_no_attempts_and_yet_bounded(attempts: int, most: int) -> None:
     assert verdict(claimed(most), attempts) is None
     assert verdict(claimed(most + 1), attempts) == (
@@ -51,8 +51,8 @@ def test_hand_outs_that_nobody_ended_are_no_attempts_and_yet_bounded(attempts: i
 
 def test_where_a_policy_decides_the_projects_attempts_bound_what_nobody_ended(settings: Any) -> None:
     settings.QUEUEAPP = {"ATTEMPTS": 4}
-    assert verdict(claimed(4), sys.maxsize) is None
-    assert verdict(claimed(5), sys.maxsize) is not None
+    assert verdict(claimed(6), sys.maxsize) is None
+    assert verdict(claimed(7), sys.maxsize) is not None
     assert verdict(claimed(104, failed=100), sys.maxsize) is None, "those that failed are the policy's"
 
 

@@ -1,0 +1,97 @@
+"""How carefully a leased queue is received, by what its messages tell."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from queueapp import Context, consumer
+from queueapp.sql import queue_sql
+from queueapp.sql.base import Range
+from tests.inprocess import eventually, real_commits
+from tests.testapp.messages import Nop
+from tests.testapp.models import Leased
+from workers.receiving import caution
+from workers.receiving.caution import FEW, Caution
+
+pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
+
+
+def lose(times: int, count: int) -> None:
+    """Let a process tree die so often with the lowest messages in a batch."""
+    sql = queue_sql(Leased, connection)
+    for _ in range(times):
+        owner = uuid.uuid4()
+        sql.claim_by_lease(connection, [Range()], count, uuid.uuid4(), owner, 60_000)
+        assert sql.release_owner(connection, owner, count, started=True) == count
+
+
+def leased() -> int:
+    return Leased.objects.filter(lease_token__isnull=False).count()
+
+
+@pytest.fixture
+def handled(settings: Any) -> list[tuple[int, int]]:
+    """(number, messages leased at that moment) of each message that was handled."""
+    settings.QUEUEAPP = {"PEEK_DELAY": 0.1, "RETRY_DELAY": 0}
+    seen: list[tuple[int, int]] = []
+    lock = threading.Lock()
+
+    def handler(message: Nop, context: Context) -> None:
+        with lock:
+            seen.append((message.number, leased()))
+
+    consumer(Leased, name="tests")(handler)
+    return seen
+
+
+def test_fresh_messages_are_leased_in_batches(handled: Any, start_worker: Any) -> None:
+    Leased.send_many(Nop(number, "") for number in range(2000))
+    start_worker(Leased, concurrency=1)
+
+    eventually(lambda: len(handled) == 2000)
+
+    assert max(at_once for _, at_once in handled) > FEW
+
+
+def test_what_was_lost_once_is_leased_in_small_batches(handled: Any, start_worker: Any) -> None:
+    Leased.send_many(Nop(number, "") for number in range(300))
+    lose(1, 300)
+    start_worker(Leased, concurrency=1)
+
+    eventually(lambda: len(handled) == 300)
+
+    assert max(at_once for _, at_once in handled) <= FEW
+    assert sorted(number for number, _ in handled) == list(range(300)), "each of them once"
+
+
+def test_what_was_lost_twice_is_alone_in_hand(handled: Any, start_worker: Any) -> None:
+    Leased.send_many(Nop(number, "") for number in range(100))
+    lose(2, 10)
+    start_worker(Leased, concurrency=2)
+
+    eventually(lambda: len(handled) == 100)
+
+    lost = [at_once for number, at_once in handled if number < 10]
+    assert max(lost) <= 2, "one, and what the other task has claimed and not begun"
+    assert sorted(number for number, _ in handled) == list(range(100))
+
+
+def test_caution_outlasts_the_last_of_them_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(caution, "monotonic", lambda: now[0])
+    Leased.send_many(Nop(number, "") for number in range(3))
+    lose(1, 1)
+    rows = queue_sql(Leased, connection).claim_by_lease(connection, [Range()], 3, uuid.uuid4(), uuid.uuid4(), 60_000)
+    one = Caution()
+
+    assert one.level == 0
+    assert one.needed(rows[1:]) == 0
+    assert one.needed(rows) == 1
+    assert one.level == 1
+    now[0] += caution.LASTS + 0.01
+    assert one.level == 0
