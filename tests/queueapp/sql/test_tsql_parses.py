@@ -251,6 +251,10 @@ def test_who_looks_after_leases_skips_what_is_locked_and_waits_for_no_table(tabl
         ((statement, found),) = statements_of(table, LEASE_VERBS[name][0])
         assert [given for _, given in hints(found)] == [set(TAKING.split(", "))], name
         assert statement.sql.startswith("SET LOCK_TIMEOUT 100; BEGIN TRY "), name
+        (where,) = (one for found_one in found for one in found_one.find_all(exp.Where))
+        assert isinstance(where.this, exp.EQ), "the fence, and nothing else"
+        assert where.this.this.name == table.columns["lease_token"]
+        assert statement.params[-1] == str(TOKEN)
 
 
 @leased_table

@@ -64,6 +64,7 @@ def test_a_handler_that_ignores_its_time_limit_costs_the_process(
     watching.start()
 
     eventually(lambda: wedged)
+    watching._look()
     release.set()
     eventually(lambda: not Leased.objects.exists())
     assert watching.stop(30)

@@ -213,3 +213,46 @@ def test_while_failures_are_recorded_what_is_acked_is_not_renewed(
     one.receive(3)
 
     assert covered == [set(seqs[1:]), set(seqs[1:])]
+
+
+def test_only_a_lease_that_its_handler_has_shortened_is_renewed_out_of_turn(
+    receiver: Callable[..., Receiver],
+) -> None:
+    found: list[set[int]] = []
+
+    def act(message: Nop, context: Context) -> None:
+        for period in (None, timedelta(minutes=10), timedelta(seconds=5), timedelta(seconds=4)):
+            context.extend(period)
+            found.append(set(one.batch.again))
+
+    (seq,) = send(1)
+    one = receiver(act, lease_ms=5_000)
+
+    one.receive(1)
+
+    assert found == [set(), set(), set(), {seq}]
+
+
+def test_a_slow_handler_makes_those_after_it_end_their_messages_together_again(
+    receiver: Callable[..., Receiver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock starts anew after it; else each of them would be acked by itself."""
+    flushed: list[float] = []
+    flush = lease.LeaseTask._flush
+
+    def act(message: Nop, context: Context) -> None:
+        started = monotonic()
+        while message.number == 1 and monotonic() < started + 1.1:
+            pass
+
+    def flushing(self: Any, *given: Any) -> None:
+        flushed.append(monotonic())
+        flush(self, *given)
+
+    monkeypatch.setattr(lease.LeaseTask, "_flush", flushing)
+    send(3)
+    one = receiver(act, BATCH_TARGET=0.5)
+
+    one.receive(3)
+
+    assert len(flushed) == 1

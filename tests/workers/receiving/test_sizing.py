@@ -72,6 +72,7 @@ def claims(sizes: Iterable[int], batches: int) -> list[int]:
         claimed = rows(*itertools.islice(left, size.n))
         weights.append(sum(len(row[BODY]) for row in claimed))
         size.weigh(claimed)
+        assert size.n >= 1
         size.observe(len(claimed), 0.0)
     return weights
 
