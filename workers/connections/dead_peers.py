@@ -74,13 +74,15 @@ class Answering:
     goes on, its clock started anew.
     """
 
-    __slots__ = ("_connection", "_outer")
+    __slots__ = ("_connection", "_outer", "_raw")
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self._outer: tuple[float, Any] | None = None
+        self._raw: Any = None
 
     def __enter__(self) -> Answering:
+        self._raw = self._connection.connection
         self._outer = _waiting.get(threading.get_ident())
         self.again()
         return self
@@ -97,10 +99,14 @@ class Answering:
         connection = self._connection
         if backend_of(connection).error_kind(error) is not ErrorKind.CONNECTION:
             return
-        # A server that has become read-only wants a new connection as well, but it answers.
         self.again()
-        if connection.connection is None or not connection.is_usable():
-            outage_of(connection.alias).failed(error)
+        usable = connection.connection is not None and connection.is_usable()
+        if usable and self._raw in (None, connection.connection):
+            return  # a server that has become read-only wants a new connection as well, but it answers
+        outage = outage_of(connection.alias)
+        outage.failed(error)
+        if usable:
+            outage.answered()  # Django has opened another one after the rollback that could not be sent
 
     def pause(self) -> None:
         """What follows is not the engine's statement."""

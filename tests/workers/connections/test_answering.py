@@ -41,6 +41,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Named:
+    connection: Any = None
+
     def __init__(self, alias: str) -> None:
         self.alias = alias
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from django.db import OperationalError, ProgrammingError, connection, connections
+from django.db import OperationalError, ProgrammingError, connection, connections, transaction
 
 from tests.inprocess import DEADLINE, real_commits
 from workers.connections import outages
@@ -157,6 +157,31 @@ def test_a_server_that_has_become_read_only_is_no_outage(outage: Outage, other: 
         cursor.execute("DELETE FROM queueapp_leader")
 
     assert not outage.lasts
+
+
+def test_a_connection_that_is_lost_in_a_transaction_is_an_outage_though_another_one_is_open_by_then(
+    outage: Outage, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Django opens it at the end of a block whose rollback could not be sent: the breaker need not tell of it again."""
+    breaker = CircuitBreaker("Loop")
+    if connection.vendor != "postgresql":
+        pytest.skip("sessions are cut on PostgreSQL only")
+    connection.ensure_connection()
+
+    with (
+        pytest.raises(OperationalError) as raised,
+        Answering(connection),
+        transaction.atomic(),
+        connection.cursor() as cursor,
+    ):
+        cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+    breaker.failure(raised.value)
+    connection.ensure_connection()
+
+    assert not outage.lasts
+    first, last = told(caplog)
+    assert "does not answer" in first
+    assert "answers again" in last
 
 
 def test_a_breaker_that_fails_in_an_outage_and_then_by_itself_says_so(
