@@ -156,7 +156,7 @@ def struck(whom: str = EVERYBODY, ago: timedelta = timedelta(seconds=1)) -> Even
         ((DIED, "OperationalError: terminating connection"), [struck()], True),
         ((DIED,), [], False),
         ((DIED,), [struck(HOLDER)], False),
-        ((DIED,), [struck(ago=timedelta(seconds=-60))], False),
+        ((DIED,), [struck(ago=timedelta(days=-1))], False),
         (("TransactionManagementError: an error occurred in the current transaction",), [struck()], False),
         ((DIED, "InternalError: current transaction is aborted"), [struck()], False),
         (("ProcessDied: It was replaced because one of its services ended",), [struck()], False),
