@@ -71,6 +71,7 @@ class HandedOut:
         "_blocks",
         "_connection",
         "_in_atomic",
+        "_kept",
         "_mark",
         "_opened",
         "_others",
@@ -89,6 +90,8 @@ class HandedOut:
         self._others = OtherAliases(self._connection)
         # What was handed out:
         self._raw: Any = None
+        #: The session that the last ``after`` saw unchanged in autocommit: nobody has used it since, unless ``used`` says so.
+        self._kept: Any = None
         self._state = _GONE
         self._autocommit = True
         self._in_atomic = False
@@ -102,8 +105,13 @@ class HandedOut:
     def before(self) -> None:
         """Remember what is handed out. A session on another alias that is dead, or was left in the middle of something, is
         closed, so that the handler's first statement there opens another."""
+        kept, self._kept = self._kept, None
         if self._opened is None or len(self._opened) > 1:
             self._others.heal()
+        elif kept is not None and not self._connection.in_atomic_block:
+            # Between two messages of a batch: all else is as the last one found it (a third of the pair's time).
+            self._raw = kept
+            return
         connection = self._connection
         state = self._backend.session_state(connection)
         self._in_atomic = in_atomic = connection.in_atomic_block
@@ -131,9 +139,13 @@ class HandedOut:
         opened = self._opened
         others = self._others.take_back(failed) if opened is None or len(opened) > 1 else []
         if failed is None and not others and self._is_as_handed_out():
-            self._raw = None
+            self._kept, self._raw = None if self._in_atomic else self._raw, None
             return None
         return self._judge(failed, stands, others)
+
+    def used(self) -> None:
+        """The task itself has used its connection since the last ``after``, or may have: look anew before the next handler."""
+        self._kept = None
 
     def replace(self) -> None:
         """Make the own alias usable whatever its state: the session is closed unseen, and rolled back by the server; Django's

@@ -60,6 +60,7 @@ class AtMostOnceTask(Task):
         started = monotonic()
         # Also when stopping: what was claimed is handled, never dropped.
         handled = 0
+        self.handed.used()
         for row in rows:
             if self.slot is not None:
                 identity = row[ID]
@@ -70,6 +71,7 @@ class AtMostOnceTask(Task):
             else:
                 assert isinstance(outcome, BaseException)
                 self._keep(row, outcome)
+                self.handed.used()
         if handled:
             self.desk.succeeded(handled)
         self.size.observe(len(rows), monotonic() - started, full=len(rows) >= limit)

@@ -141,6 +141,7 @@ class LeaseTask(Task):
         flush_at = self._flush_at(batch, started)
         stopping = self.desk.stopping
         spent, handled = 0.0, 0
+        self.handed.used()
         while waiting:
             if stopping.is_set():
                 break
@@ -166,6 +167,7 @@ class LeaseTask(Task):
                 handled += len(held)
                 spent += now - started
                 self._flush(batch, failures, unknown, claim, spent / handled)
+                self.handed.used()
                 started = monotonic()
                 flush_at = self._flush_at(batch, started)
         handled += len(held)
