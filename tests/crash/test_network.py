@@ -45,7 +45,7 @@ def test_a_server_that_acknowledges_and_never_answers_is_given_up(scene: Scene, 
     """No keepalive sees this one: every byte is acknowledged. So it is behind a load balancer whose server died."""
     tree = scene.workers(*QUEUES, port=proxy.port, database_timeout=2)
     scene.send(Leased, "before")
-    wait_until(lambda: scene.effects() == 1, "the worker works")
+    wait_until(lambda: scene.effects() == 1 and scene.waiting() == 0, "the worker works")
     proxy.stall()
     scene.send(Leased, "leased meanwhile")
     scene.send(Transactional, "sent meanwhile")
