@@ -104,7 +104,7 @@ class Desk:
                 (claimed,) = sql.claim_by_delete(connection, ALL, 1)
                 seq = claimed[SEQ]
                 self.call(handler)
-                left = self.handed.after(self.failed, lambda: sql.lock(connection, seq, None, 1000) is None)
+                left = self.handed.after(self.failed, lambda seq: sql.lock(connection, seq, None, 1000) is None, seq)
                 if left is not None and left.replaced:
                     raise RollBack
                 if left is not None or self.failed is not None:

@@ -165,7 +165,7 @@ def test_message_is_asked_for_only_when_a_rollback_was_seen(desk: Desk) -> None:
             desk.server.backend.now(desk.connection)  # a prepared statement, as a claim is one
             desk.handed.before()
             handler(desk)
-            return desk.handed.after(None, lambda: not asked.append(handler))
+            return desk.handed.after(None, lambda _: not asked.append(handler))
 
     def rolls_back_to_a_savepoint(desk: Desk) -> None:
         with suppress(KeyError), transaction.atomic(using=desk.alias):

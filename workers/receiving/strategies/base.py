@@ -10,7 +10,6 @@ import logging
 import threading
 import uuid
 from datetime import timedelta
-from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -144,7 +143,7 @@ class Task:
         if quarantine is not None:
             quarantine.leave(suspect=attempt > 1)
         # Nothing can strike any more. What the handler made of its connections is looked at on every alias.
-        left = self.handed.after(failed, partial(self.stands, seq))
+        left = self.handed.after(failed, self.stands, seq)
         self.cut_loose = left is not None and left.replaced
         if (self.hit is running or self.cut_off is running) and not connections[self.alias].in_atomic_block:
             self.handed.replace()  # it may have struck between an answer and the driver's notes of it
