@@ -10,7 +10,7 @@ from typing import Any
 from .. import messages
 from ..messages.ids import as_uuid
 from ..messages.telling import WellKnown
-from ..sql.base import BODY, HEADERS, ID, SEQ, Claimed
+from ..sql.claimed import BODY, HEADERS, ID, SEQ, Claimed
 from .registration import Registration
 from .uninterrupted import run_to_its_end
 

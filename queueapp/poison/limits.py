@@ -22,7 +22,7 @@ from typing import Any
 
 from ..conf import settings
 from ..messages import counted_attempts
-from ..sql.base import CANCELS, DELIVERIES, FAILURES, HEADERS, Claimed
+from ..sql.claimed import CANCELS, DELIVERIES, FAILURES, HEADERS, Claimed
 from .failures import attempts_of
 
 #: So many hand-outs of a message may end without a word, beside those that count like attempts.

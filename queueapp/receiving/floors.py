@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, MutableSequence, Sequence
 from datetime import timedelta
 from typing import Any
 
-from ..sql.base import MAX_SEQ, PRIORITY, RECIPIENT, SEQ, Claimed, Range
+from ..sql.claimed import MAX_SEQ, PRIORITY, RECIPIENT, SEQ, Claimed, Range
 
 #: A rescan window should take about this long; it is halved above twice, doubled below half of it.
 WINDOW_TARGET = timedelta(milliseconds=10).total_seconds()

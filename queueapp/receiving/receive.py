@@ -29,7 +29,7 @@ from ..poison.failures import attempts_of
 from ..poison.limits import reasons
 from ..sending import accepting
 from ..sql import queue_sql
-from ..sql.base import BODY, CANCELS, DELIVERIES, HEADERS, ID, SEQ, Claimed, Range
+from ..sql.claimed import BODY, CANCELS, DELIVERIES, HEADERS, ID, SEQ, Claimed, Range
 from .floors import floors_of, lower_floors
 
 #: How long to wait for whoever looks at a message that is leased here.

@@ -12,54 +12,16 @@ import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..messages.ids import as_uuid
-from .carried import BY_NAME, COUNTS
+from .carried import BY_NAME
+from .claimed import ALWAYS, OF_LEVEL, Claimed, Peek, Range
 from .outgoing import Outgoing, Run, runs_of
 from .rows import REST
 from .rows import Row as Row
 from .session_state import Sessions
 from .upkeep import LeaseUpkeep
-
-MAX_SEQ = 2**63 - 1
-
-
-class Range(NamedTuple):
-    """Where one claim may look: a recipient and priority level, and the seqs ``low`` to ``high``, both inclusive.
-
-    On a queue without recipients or levels those two are ignored. There is one floor per (recipient, priority): a
-    single floor over priorities would leave a new urgent message behind it.
-    """
-
-    low: int = 0
-    high: int = MAX_SEQ
-    recipient: str = ""
-    priority: int = 0
-
-
-#: What a claim returns per message, as a plain tuple: seq, id (16 bytes), headers, body, deliveries, cancels, failures; on
-#: a queue with recipients or levels also recipient, priority, expires; on one with recipients all else that is carried, for
-#: the copies that are made of it. ``claim_by_delete`` with ``whole=True`` appends the rest of ``Row`` (what is carried): the
-#: row is gone, so it has to be carried. ``QueueTable.row_of`` makes a ``Row`` of it.
-Claimed = tuple[Any, ...]
-SEQ, ID, HEADERS, BODY, DELIVERIES, CANCELS, FAILURES, RECIPIENT, PRIORITY, EXPIRES = range(10)
-_ALWAYS = ("seq", "id", "headers", "body", *COUNTS)
-_OF_LEVEL = ("recipient", "priority", "expires")
-
-
-#: A rescan window is at most this many rows of a level, free or not: about 10 ms where none of them is in memory.
-WINDOW_ROWS = 30_000
-
-
-class Peek(NamedTuple):
-    """What a peek saw: available messages ahead of the floor and in the rescanned range, at most ``limit`` each, the
-    lowest seq among them (0: none), and where in the rescanned range it ended after ``WINDOW_ROWS`` (0: at its end)."""
-
-    ahead: int
-    behind: int
-    first: int
-    reached: int = 0
 
 
 class ErrorKind(enum.Enum):
@@ -128,9 +90,9 @@ class QueueTable:
     def claimed(self) -> tuple[str, ...]:
         """The attributes that a claim returns, in order."""
         if not self.claim_by:
-            return _ALWAYS
-        copied = [name for name in BY_NAME if name not in _OF_LEVEL] if "recipient" in self.claim_by else ()
-        return (*_ALWAYS, *_OF_LEVEL, *copied)
+            return ALWAYS
+        copied = [name for name in BY_NAME if name not in OF_LEVEL] if "recipient" in self.claim_by else ()
+        return (*ALWAYS, *OF_LEVEL, *copied)
 
     def row_of(self, claimed: Claimed) -> Row:
         """What was claimed, by name; all of it if it was claimed whole."""
@@ -199,6 +161,16 @@ class QueueSql(LeaseUpkeep):
         whole: bool = False,
     ) -> list[Claimed]:
         """Delete and return the lowest unlocked messages of the ranges (as for ``claim_by_lease``). In claim order."""
+
+    def commits_with_claim(self, connection: Any, ranges: Sequence[Range]) -> bool:
+        """Whether the open transaction can be committed and the next message claimed in one round trip, in these ranges."""
+        return False
+
+    def commit_and_claim(self, connection: Any, ranges: Sequence[Range]) -> list[Claimed] | None:
+        """Two statements: commit, and ``claim_by_delete`` of one message in a transaction of its own, which stays open. None:
+        the commit is done, and the claim, whatever was in its way, is not. An error: nothing was committed, or the connection
+        is lost and nobody knows. Only where ``commits_with_claim``."""
+        raise NotImplementedError
 
     # -- ending a lease -------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from queueapp.models import Now
 from queueapp.poison.failures import read_failures
 from queueapp.recovery import verdicts
 from queueapp.sql import queue_sql
-from queueapp.sql.base import Range
+from queueapp.sql.claimed import Range
 from tests.conformance.endpoint import Endpoint, Note, modes
 from tests.inprocess import eventually
 

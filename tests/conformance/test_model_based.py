@@ -22,7 +22,7 @@ from queueapp import LeaseLost
 from queueapp.models import Now
 from queueapp.receiving import floors
 from queueapp.sql import queue_sql
-from queueapp.sql.base import MAX_SEQ, Range
+from queueapp.sql.claimed import MAX_SEQ, Range
 from tests.inprocess import real_commits
 from tests.testapp.models import Leased, Transactional, Urgent
 from workers.services.housekeeping import purge_expired

@@ -17,7 +17,7 @@ from queueapp.models import DelayedMessage, Leader, Now, PoisonMessage, QueueCon
 from queueapp.operating.statistics import figures
 from queueapp.recovery import carrying_out, verdicts
 from queueapp.sql import queue_sql
-from queueapp.sql.base import SEQ, Range
+from queueapp.sql.claimed import SEQ, Range
 from tests.testapp.models import Leased
 from workers.services.housekeeping import purge_expired, release_leases_of_dead_subscribers
 from workers.services.leadership import Leadership

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from time import monotonic
 
 from queueapp.poison import limits
-from queueapp.sql.base import DELIVERIES, Claimed
+from queueapp.sql.claimed import DELIVERIES, Claimed
 
 #: Messages of a batch while some of them were lost once.
 FEW = 25

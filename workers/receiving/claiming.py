@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from time import monotonic
 
 from queueapp.receiving.floors import Floors, Level
-from queueapp.sql.base import MAX_SEQ, SEQ, Claimed, Peek, Range
+from queueapp.sql.claimed import MAX_SEQ, SEQ, Claimed, Peek, Range
 
 from .unknown import Unknown
 

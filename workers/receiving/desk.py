@@ -21,7 +21,7 @@ from queueapp.messages import new_id
 from queueapp.receiving.floors import Floors
 from queueapp.sending.isolation import close_isolated
 from queueapp.sql import ErrorKind, backend_of, queue_sql
-from queueapp.sql.base import HEADERS, SEQ, Claimed, Range
+from queueapp.sql.claimed import HEADERS, SEQ, Claimed, Range
 
 from ..connections.circuit_breaker import CircuitBreaker, State
 from ..connections.dead_peers import Answering

@@ -23,8 +23,8 @@ from queueapp.consuming.registration import Registration
 from queueapp.consuming.registry import registered
 from queueapp.errors import UndecodableMessage
 from queueapp.sql import queue_sql
-from queueapp.sql.base import BODY, HEADERS, RECIPIENT, Claimed
 from queueapp.sql.carried import COUNTS
+from queueapp.sql.claimed import BODY, HEADERS, RECIPIENT, Claimed
 
 
 class Interrupted(Exception):

@@ -30,7 +30,7 @@ from queueapp.conf import settings
 from queueapp.receiving.floors import Floors, floors_of
 from queueapp.sending.isolation import close_isolated
 from queueapp.sql import queue_sql
-from queueapp.sql.base import Peek
+from queueapp.sql.claimed import Peek
 
 from ..connections.circuit_breaker import CircuitBreaker
 from ..connections.dead_peers import Answering
@@ -311,7 +311,7 @@ class QueuePump:
                     return
             if desk.throttled and self.crew.working > 1:
                 break
-            limit = 1 if desk.throttled else task.size.n
+            limit = 1 if desk.throttled else task.most
             if messages is not None:
                 limit = min(limit, messages)
                 task.share = messages
@@ -326,7 +326,7 @@ class QueuePump:
             else:
                 desk.stats.empty += 1
                 self._empty_claims += 1
-            if count < limit:
+            if not task.full:
                 if not self._unserved:
                     return
                 self._unserved = False  # something was sent while all tasks were busy

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 
-from queueapp.sql.base import Range
+from queueapp.sql.claimed import Range
 
 #: More stretches of a level than this are joined where they are nearest to each other: a claim names each of them.
 MOST = 64

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 
-from ..base import PRIORITY, WINDOW_ROWS, Claimed, Peek, QueueSql, QueueTable, Range
+from ..base import QueueSql, QueueTable
+from ..claimed import PRIORITY, WINDOW_ROWS, Claimed, Peek, Range
 from ..rows import REST
 from .packed import BIGINT, OpeningQuery, ready_to_open
 from .rows import read, to_utc
@@ -20,6 +21,24 @@ _FIRST, _COLUMNS = (0,) * 7, range(7)
 
 def _by_priority(row: Claimed) -> tuple[int, int]:
     return -row[PRIORITY], row[0]
+
+
+def _bounds(only: Range, limit: int) -> list[bytes]:
+    return [only.low.to_bytes(8, "big"), only.high.to_bytes(8, "big"), limit.to_bytes(8, "big")]
+
+
+def _single(result: Any) -> list[Claimed]:
+    """The message of a claim of one, if it got it: by hand in half of a cursor's time."""
+    if not result.ntuples:
+        return []
+    seq, identity, headers, body, deliveries, cancels, failures = map(result.get_value, _FIRST, _COLUMNS)
+    number = int.from_bytes
+    return [
+        (
+            number(seq or b"", "big"), identity, (headers or b"").decode(), body, number(deliveries or b"", "big"),
+            number(cancels or b"", "big"), None if failures is None else failures.decode(),
+        )
+    ]  # fmt: skip
 
 
 class PostgresqlClaims(QueueSql):
@@ -106,24 +125,21 @@ class PostgresqlClaims(QueueSql):
             rows.sort(key=self._order)
         return rows
 
+    def commits_with_claim(self, connection: Any, ranges: Sequence[Range]) -> bool:
+        return len(ranges) == 1 and bool(self._opening_claims) and self._opening_claims[0].may_follow(connection)
+
+    def commit_and_claim(self, connection: Any, ranges: Sequence[Range]) -> list[Claimed] | None:
+        # Index and safety as the claim by delete, which it is. COMMIT comes first: when it fails the server skips the others.
+        result = self._opening_claims[0].follow(connection, _bounds(ranges[0], 1))
+        return None if result is None else _single(result)
+
     def _open_with_claim(self, connection: Any, only: Range, limit: int, whole: bool) -> list[Claimed] | None:
-        bounds = [only.low.to_bytes(8, "big"), only.high.to_bytes(8, "big"), limit.to_bytes(8, "big")]
-        result = self._opening_claims[whole].fetch(connection, bounds)
+        result = self._opening_claims[whole].fetch(connection, _bounds(only, limit))
         if result is None:
             return None
-        if not result.ntuples:
-            return []
         if whole or limit > 1:
-            return load(connection, result)
-        # One message a transaction: by hand in half the time.
-        seq, identity, headers, body, deliveries, cancels, failures = map(result.get_value, _FIRST, _COLUMNS)
-        number = int.from_bytes
-        return [
-            (
-                number(seq or b"", "big"), identity, (headers or b"").decode(), body, number(deliveries or b"", "big"),
-                number(cancels or b"", "big"), None if failures is None else failures.decode(),
-            )
-        ]  # fmt: skip
+            return load(connection, result) if result.ntuples else []
+        return _single(result)
 
     # -- how they are written --------------------------------------------------------------------------------------
 

@@ -101,11 +101,7 @@ class OpeningQuery(PackedStatement):
                 name = None
             if name is None:
                 return None
-            try:
-                result = raw.wait(self._conversation(raw.pgconn, name, values))
-            except BaseException:
-                raw.close()  # in the middle of a pipeline nobody knows what the server does with it; it rolls back
-                raise
+            result = _failed_or_last(self._converse(raw, (b"BEGIN",), name, values))
             if result.status != ExecStatus.TUPLES_OK:
                 error = errors.error_from_result(result, encoding=raw.info.encoding)
                 if not isinstance(error, SIGNS):
@@ -117,9 +113,55 @@ class OpeningQuery(PackedStatement):
                 return None
             return result
 
-    def _conversation(self, pgconn: PGconn, name: bytes, values: Sequence[bytes | None]) -> PQGen[PGresult]:
+    def may_follow(self, connection: Any) -> bool:
+        """Whether ``follow`` may run now: in a transaction that is whole, and nothing is left to be done before."""
+        raw = connection.connection
+        known = raw._prepared
+        return (
+            raw.pgconn.transaction_status == TransactionStatus.INTRANS
+            and raw.pgconn.pipeline_status == PipelineStatus.OFF
+            and raw.isolation_level is raw.read_only is raw.deferrable is None
+            and not known._to_flush
+            and self._key in known._names
+            and not (raw._num_transactions or raw._tpc)
+        )
+
+    def follow(self, connection: Any, values: Sequence[bytes | None]) -> PGresult | None:
+        """Run COMMIT, BEGIN and the query, waited for once, on a connection of which ``may_follow`` is true. None: the
+        transaction is committed and the query has failed, which the next one will say. Errors are ``django.db``'s: of the
+        commit, so that nothing was done, or of a connection that is lost."""
+        raw = connection.connection
+        with connection.wrap_database_errors, raw.lock:
+            name = raw._prepared._names[self._key]
+            committed, *results = self._converse(raw, (b"COMMIT", b"BEGIN"), name, values)
+            if committed.status != ExecStatus.COMMAND_OK:
+                raise errors.error_from_result(committed, encoding=raw.info.encoding)
+            result = _failed_or_last(results)
+            if result.status == ExecStatus.TUPLES_OK:
+                return result
+            error = errors.error_from_result(result, encoding=raw.info.encoding)
+            if isinstance(error, SIGNS):
+                distrust(raw, error)
+            raw.pgconn.send_query(b"ROLLBACK")
+            raw.wait(results_of(raw.pgconn))
+            return None
+
+    def _converse(
+        self, raw: psycopg.Connection[Any], before: Sequence[bytes], name: bytes, values: Sequence[bytes | None]
+    ) -> list[PGresult]:
+        """The results of the statements ``before`` and of the query. One that fails skips those behind it."""
+        try:
+            return raw.wait(self._conversation(raw.pgconn, before, name, values))
+        except BaseException:
+            raw.close()  # in the middle of a pipeline nobody knows what the server does with it; it rolls back
+            raise
+
+    def _conversation(
+        self, pgconn: PGconn, before: Sequence[bytes], name: bytes, values: Sequence[bytes | None]
+    ) -> PQGen[list[PGresult]]:
         pgconn.enter_pipeline_mode()
-        pgconn.send_query_params(b"BEGIN", None)
+        for statement in before:
+            pgconn.send_query_params(statement, None)
         pgconn.send_query_prepared(name, values, self._formats, result_format=Format.BINARY)
         pgconn.pipeline_sync()
         while pgconn.flush():
@@ -133,15 +175,18 @@ class OpeningQuery(PackedStatement):
             result = pgconn.get_result()
             if result is None:
                 ended += 1
-                if ended > 2:  # after BEGIN and after the query; more are those of a connection that is gone
+                if ended > len(before) + 1:  # one after each statement; more are those of a connection that is gone
                     raise psycopg.OperationalError("the connection was lost while a transaction was opened")
             elif result.status == ExecStatus.PIPELINE_SYNC:
                 break
             else:
                 results.append(result)
         pgconn.exit_pipeline_mode()
-        failed = (one for one in results if one.status == ExecStatus.FATAL_ERROR)
-        return next(failed, results[-1])
+        return results
+
+
+def _failed_or_last(results: Sequence[PGresult]) -> PGresult:
+    return next((one for one in results if one.status == ExecStatus.FATAL_ERROR), results[-1])
 
 
 def ready_to_open(connection: Any) -> bool:

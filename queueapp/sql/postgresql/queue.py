@@ -14,8 +14,9 @@ from typing import Any
 import psycopg
 
 from ...errors import QueueNotFound
-from ..base import MAX_SEQ, QueueTable, Row, StoreTable
+from ..base import QueueTable, Row, StoreTable
 from ..carried import BY_NAME, COUNTS, WHOLE, Kind
+from ..claimed import MAX_SEQ
 from ..outgoing import NO_OPTIONS, OPTIONS, Outgoing, Run
 from .claims import PostgresqlClaims
 from .inserting import copy_runs

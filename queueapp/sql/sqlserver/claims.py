@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from ..base import PRIORITY, WINDOW_ROWS, Claimed, Peek, QueueTable, Range
+from ..base import QueueTable
+from ..claimed import PRIORITY, WINDOW_ROWS, Claimed, Peek, Range
 from .locking import LOOKING, TAKING
 from .rows import Returned
 from .session import fetch, json_of, quote

@@ -12,8 +12,9 @@ import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..base import Claimed, Peek, QueueSql, QueueTable, Range, Row, StoreTable
+from ..base import QueueSql, QueueTable, Row, StoreTable
 from ..carried import COUNTS, WHOLE
+from ..claimed import Claimed, Peek, Range
 from ..outgoing import Outgoing, Run
 from ..rows import REST
 from .claims import Claims

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from ..base import Claimed
 from ..carried import BY_NAME, Carried, Kind
+from ..claimed import Claimed
 
 _ABSENT: dict[str, Any] = {"deliveries": 0, "cancels": 0} | {name: one.default for name, one in BY_NAME.items()}
 _CLOCKS = tuple(name for name, one in BY_NAME.items() if one.kind is Kind.TIME and not one.sent)

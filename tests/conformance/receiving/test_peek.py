@@ -11,7 +11,7 @@ from django.db import connections, transaction
 
 from queueapp.models import Now
 from queueapp.sql import queue_sql
-from queueapp.sql.base import Peek, Range
+from queueapp.sql.claimed import Peek, Range
 from tests.conformance.endpoint import Endpoint, modes
 from tests.inprocess import DEADLINE, eventually
 from workers.receiving.pump import QueuePump

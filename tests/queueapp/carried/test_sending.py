@@ -16,8 +16,9 @@ from queueapp.delayed import Delayed, DelayedStore, SqlDelayedStore, dispatch_du
 from queueapp.models import DelayedMessage, PoisonMessage
 from queueapp.models.delivery import Semantics
 from queueapp.sql import queue_sql
-from queueapp.sql.base import Range, Row
+from queueapp.sql.base import Row
 from queueapp.sql.carried import SENT, Carried
+from queueapp.sql.claimed import Range
 from queueapp.sql.outgoing import Outgoing
 from tests import carrying
 from tests.inprocess import Worker, eventually, real_commits

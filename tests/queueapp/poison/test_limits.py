@@ -10,7 +10,7 @@ import pytest
 
 from queueapp.poison.failures import append, attempts_of, set_back
 from queueapp.poison.limits import Spent, attempt_of, reasons, spent
-from queueapp.sql.base import Claimed
+from queueapp.sql.claimed import Claimed
 
 
 def claimed(deliveries: int, cancels: int = 0, failed: int = 0, headers: str = "{}") -> Claimed:

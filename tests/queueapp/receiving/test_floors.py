@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from queueapp.receiving.floors import _STAYS_IN_A_ROW, FIRST_WINDOW, Floors
-from queueapp.sql.base import MAX_SEQ, Range
+from queueapp.sql.claimed import MAX_SEQ, Range
 
 LEVELS = (("", 1), ("", 0))
 

@@ -21,7 +21,7 @@ from django.db.transaction import TransactionManagementError
 from project.paths import CHECKOUT
 from queueapp.sending.isolation import close_isolated, isolated_connection
 from queueapp.sql import queue_sql
-from queueapp.sql.base import Range
+from queueapp.sql.claimed import Range
 from tests.inprocess import eventually, real_commits
 from tests.testapp.models import Addressed, Effect, Leased, Transactional
 

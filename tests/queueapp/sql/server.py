@@ -13,7 +13,8 @@ from django.db import connections
 
 from queueapp.messages import new_id
 from queueapp.sql import QueueSql, backend_of, queue_sql
-from queueapp.sql.base import MAX_SEQ, SEQ, Backend, Claimed, QueueTable, Range, Row
+from queueapp.sql.base import Backend, QueueTable, Row
+from queueapp.sql.claimed import MAX_SEQ, SEQ, Claimed, Range
 from queueapp.sql.outgoing import Outgoing
 from tests.inprocess import eventually
 

@@ -11,7 +11,8 @@ import pytest
 
 from queueapp.models import DelayedMessage
 from queueapp.sql import queue_sql
-from queueapp.sql.base import Peek, Range, StoreTable
+from queueapp.sql.base import StoreTable
+from queueapp.sql.claimed import Peek, Range
 from tests.queueapp.sql.server import ALL, Server, outgoing, seqs_of, whole, within
 from tests.testapp.models import ForeignPostgres, ForeignSqlServer
 

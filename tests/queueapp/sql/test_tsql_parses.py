@@ -20,8 +20,9 @@ from queueapp.errors import UnsupportedServer
 from queueapp.messages import new_id
 from queueapp.models import DelayedMessage, PoisonMessage
 from queueapp.sql import SessionState
-from queueapp.sql.base import QueueTable, Range, Row, StoreTable
+from queueapp.sql.base import QueueTable, Row, StoreTable
 from queueapp.sql.carried import CARRIED, COUNTS, SENT, WHOLE, Kind
+from queueapp.sql.claimed import Range
 from queueapp.sql.outgoing import Outgoing
 from queueapp.sql.sqlserver.backend import SqlServerBackend
 from queueapp.sql.sqlserver.locking import LOOKING, TAKING

@@ -9,7 +9,7 @@ from typing import Any
 from django.db import connections, transaction
 
 from queueapp.sql import SessionState, backend_of, queue_sql
-from queueapp.sql.base import SEQ
+from queueapp.sql.claimed import SEQ
 from tests.queueapp.sql.server import ALL, Server
 from tests.testapp.models import Effect, Transactional
 from workers.connections.handed_out import HandedOut, LeftBehind

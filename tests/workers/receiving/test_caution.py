@@ -11,7 +11,7 @@ from django.db import connection
 
 from queueapp import Context, consumer
 from queueapp.sql import queue_sql
-from queueapp.sql.base import Range
+from queueapp.sql.claimed import Range
 from tests.inprocess import eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from queueapp.receiving.floors import Floors
-from queueapp.sql.base import MAX_SEQ, PRIORITY, RECIPIENT, SEQ, Peek, Range
+from queueapp.sql.claimed import MAX_SEQ, PRIORITY, RECIPIENT, SEQ, Peek, Range
 from workers.receiving import claiming
 from workers.receiving.claiming import Claiming, UnderWay
 

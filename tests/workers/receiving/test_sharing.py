@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from queueapp.sql.base import Peek
+from queueapp.sql.claimed import Peek
 from tests.inprocess import real_commits
 from tests.testapp.models import Leased
 from workers.receiving.pump import QueuePump

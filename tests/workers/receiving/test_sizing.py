@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from queueapp.sql.base import BODY, Claimed
+from queueapp.sql.claimed import BODY, Claimed
 from workers.receiving.sizing import BatchSize
 
 TARGET = 0.08

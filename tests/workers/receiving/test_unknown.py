@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queueapp.sql.base import Range
+from queueapp.sql.claimed import Range
 from workers.receiving import unknown
 from workers.receiving.unknown import Unknown
 

@@ -12,7 +12,7 @@ from queueapp.errors import UndecodableMessage
 from queueapp.messages.ids import as_uuid
 from queueapp.recovery import carrying_out, verdicts
 from queueapp.sql import backend_of
-from queueapp.sql.base import HEADERS, ID, SEQ, Claimed
+from queueapp.sql.claimed import HEADERS, ID, SEQ, Claimed
 
 from ...connections.dead_peers import Answering
 from ..desk import Desk
@@ -34,6 +34,7 @@ class AtMostOnceTask(Task):
         self.size = BatchSize(most, settings.BATCH_TARGET.total_seconds(), settings.MAX_BATCH_BYTES)
 
     def receive(self, limit: int) -> int:
+        self.full = False
         connection = connections[self.alias]
         rows: list[Claimed] = []
         unknown: list[int] = []
@@ -47,12 +48,14 @@ class AtMostOnceTask(Task):
                 unknown = self._unknown(rows)
                 if unknown:
                     raise RollBack  # they are somebody else's: claim again without them
-            self.desk.claimed(rows, len(rows) == limit)
+            self.full = len(rows) == limit
+            self.desk.claimed(rows, self.full)
             self.size.weigh(rows)
         except RollBack:
             self.desk.retried(min(row[SEQ] for row in rows))
             self.desk.leave_alone(claim, rows, unknown)
-            return limit  # as if it had been full: claim again without them
+            self.full = True  # claim again without them
+            return len(rows)
         except Error:
             if rows:
                 self.desk.retried(min(row[SEQ] for row in rows))

@@ -22,7 +22,7 @@ from queueapp.errors import LeaseLost, UndecodableMessage
 from queueapp.poison import limits
 from queueapp.recovery import carrying_out, verdicts
 from queueapp.sql import ErrorKind
-from queueapp.sql.base import DELIVERIES, SEQ, Claimed
+from queueapp.sql.claimed import DELIVERIES, SEQ, Claimed
 
 from ...connections.dead_peers import Answering, patience
 from ...connections.handed_out import HandedOut
@@ -74,6 +74,8 @@ class Task:
         #: What is left of the share that the pump called it for; the pump's business.
         self.share = 0
         self.size = BatchSize(1, settings.BATCH_TARGET.total_seconds())
+        #: Whether the last claim got all that it asked for, so that there may be more.
+        self.full = False
 
     def bind(self) -> None:
         """Called on the task's own thread, before anything else."""
@@ -81,8 +83,13 @@ class Task:
         self.handed = HandedOut(self.alias)
 
     def receive(self, limit: int) -> int:
-        """Claim at most ``limit``, handle them, end them; returns how many were claimed."""
+        """Claim at most ``limit``, handle them, end them; returns how many were claimed, and leaves ``full`` behind."""
         raise NotImplementedError
+
+    @property
+    def most(self) -> int:
+        """How many messages it is worth being called for at once."""
+        return self.size.n
 
     def stands(self, seq: int) -> bool:
         """Whether the transaction that a handler leaves behind is still the one that it was given: where it took the message."""

@@ -20,7 +20,7 @@ from queueapp.conf import settings
 from queueapp.errors import LeaseLost
 from queueapp.messages import new_id
 from queueapp.sql import backend_of
-from queueapp.sql.base import SEQ, Claimed
+from queueapp.sql.claimed import SEQ, Claimed
 
 from ...connections.dead_peers import Answering
 from ..caution import FEW
@@ -96,15 +96,15 @@ class LeaseTask(Task):
         self._lease_ms = int(self.queue.delivery.lease_period / timedelta(milliseconds=1))
 
     def receive(self, limit: int) -> int:
+        self.full = False
         level = self._caution.level
         if level < 2:
-            return self._receive(min(limit, FEW) if level else limit, limit, level)
+            return self._receive(min(limit, FEW) if level else limit, level)
         # What is leased is in hand, so that a crash of everything counts against this message and no other.
         with self.desk.quarantine.alone(self.desk.stopping) as may:
-            return self._receive(1, limit, level) if may else 0
+            return self._receive(1, level) if may else 0
 
-    def _receive(self, limit: int, asked_for: int, level: int) -> int:
-        """Claim at most ``limit`` and handle them; returns how many, or what was asked for if there may well be more."""
+    def _receive(self, limit: int, level: int) -> int:
         connection = connections[self.alias]
         token = new_id()
         with self.desk.claim(limit) as claim:
@@ -115,8 +115,8 @@ class LeaseTask(Task):
                 )
         if not rows:
             return 0
-        full = len(rows) == limit
-        self.desk.claimed(rows, full)
+        self.full = len(rows) == limit
+        self.desk.claimed(rows, self.full)
         self.size.weigh(rows)
         self.batch = batch = Batch(token, asked + self._lease_ms / 1000, rows)
         if self.slot is not None:
@@ -126,11 +126,11 @@ class LeaseTask(Task):
             if needed > level and len(rows) > (keep := FEW if needed == 1 else 0):
                 # Claimed as if they were harmless: most go back unhandled and uncounted, and are claimed again with care.
                 self._give_back(batch, keep)
-                full = True
+                self.full = True
             self._handle(batch, claim)
         finally:
             self.batch = None
-        return asked_for if full else len(rows)
+        return len(rows)
 
     def _handle(self, batch: Batch, claim: UnderWay) -> None:
         held, waiting, done = batch.held, batch.waiting, batch.done

@@ -14,7 +14,7 @@ from psycopg.pq import TransactionStatus
 
 from queueapp.messages import new_id
 from queueapp.sql import queue_sql
-from queueapp.sql.base import Claimed, Range
+from queueapp.sql.claimed import Claimed, Range
 from queueapp.sql.postgresql.packed import OpeningQuery
 from tests.inprocess import real_commits
 from tests.testapp.models import Transactional

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from queueapp.sql import queue_sql
-from queueapp.sql.base import DELIVERIES, EXPIRES, ID, MAX_SEQ, PRIORITY, RECIPIENT, Range
+from queueapp.sql.claimed import DELIVERIES, EXPIRES, ID, MAX_SEQ, PRIORITY, RECIPIENT, Range
 from tests.queueapp.sql.server import ALL, Server, levels, outgoing, seqs_of, within
 from tests.testapp.models import Addressed, AddressedUrgent, Leased, Transactional, Urgent
 

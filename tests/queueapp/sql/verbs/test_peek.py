@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 
 from queueapp.sql import queue_sql
-from queueapp.sql.base import Peek, Range
+from queueapp.sql.claimed import Peek, Range
 from queueapp.sql.postgresql import claims as postgresql_claims
 from queueapp.sql.sqlserver import claims as sqlserver_claims
 from tests.queueapp.sql.server import ALL, Server, levels, outgoing, within

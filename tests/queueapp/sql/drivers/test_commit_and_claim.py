@@ -1,0 +1,158 @@
+"""The commit of one message and the claim of the next in one trip, whatever goes wrong on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.db import IntegrityError, OperationalError, connection, connections, transaction
+from psycopg import IsolationLevel
+from psycopg.pq import TransactionStatus
+
+from queueapp.sql import queue_sql
+from queueapp.sql.claimed import BODY, Claimed, Range
+from tests.inprocess import real_commits
+from tests.testapp.models import AddressedUrgent, Effect, Transactional
+
+pytestmark = real_commits
+
+ALL = [Range()]
+
+
+@pytest.fixture(autouse=True)
+def three_messages() -> Iterator[None]:
+    Transactional.send_many([1, 2, 3])
+    connection.close()
+    connection.ensure_connection()
+    yield
+    connection.close()
+
+
+def claim() -> Claimed:
+    (claimed,) = queue_sql(Transactional, connection).claim_by_delete(connection, ALL, 1)
+    return claimed
+
+
+def follow() -> list[Claimed] | None:
+    sql = queue_sql(Transactional, connection)
+    assert sql.commits_with_claim(connection, ALL)
+    return sql.commit_and_claim(connection, ALL)
+
+
+def left() -> list[bytes]:
+    """What somebody else sees in the queue."""
+    other = connections["default"].copy()
+    try:
+        with other.cursor() as cursor:
+            cursor.execute(f'SELECT body FROM "{Transactional._meta.db_table}" ORDER BY seq')
+            return [bytes(body) for (body,) in cursor.fetchall()]
+    finally:
+        other.close()
+
+
+def status() -> TransactionStatus:
+    return TransactionStatus(connection.connection.pgconn.transaction_status)
+
+
+def test_what_came_before_is_committed_and_the_next_message_is_held() -> None:
+    with transaction.atomic():
+        claim()
+        Effect.objects.create(name="1")
+        rows = follow()
+        assert rows is not None
+        assert [row[BODY] for row in rows] == [b"2"]
+        assert left() == [b"2", b"3"]
+        Effect.objects.create(name="2")
+        transaction.set_rollback(True)
+
+    assert left() == [b"2", b"3"]
+    assert [effect.name for effect in Effect.objects.all()] == ["1"]
+    assert status() == TransactionStatus.IDLE
+
+
+def test_at_the_end_of_the_queue_the_last_one_is_committed() -> None:
+    with transaction.atomic():
+        claim()
+        assert [len(follow() or ()) for _ in range(3)] == [1, 1, 0]
+
+    assert left() == []
+
+
+def test_a_commit_that_fails_claims_nothing() -> None:
+    with pytest.raises(IntegrityError), transaction.atomic():  # noqa: PT012 - the block is what is rolled back
+        claim()
+        LogEntry.objects.create(user_id=-1, action_flag=CHANGE, object_repr="", change_message="")
+        follow()
+
+    assert left() == [b"1", b"2", b"3"]
+    with transaction.atomic():
+        assert claim()[BODY] == b"1"
+
+
+def test_a_claim_that_fails_leaves_what_was_committed() -> None:
+    with transaction.atomic():
+        claim()
+        connection.cursor().execute("SET search_path = nowhere")
+        assert follow() is None
+        assert status() == TransactionStatus.IDLE
+
+    assert left() == [b"2", b"3"]
+    connection.cursor().execute("RESET search_path")
+    with transaction.atomic():
+        assert claim()[BODY] == b"2"
+
+
+@pytest.mark.usefixtures("trusting")
+def test_where_the_session_has_forgotten_the_statement_what_came_before_is_committed() -> None:
+    with transaction.atomic():
+        claim()
+        connection.connection.pgconn.exec_(b"DEALLOCATE ALL")
+        assert follow() is None
+
+    assert left() == [b"2", b"3"]
+    with transaction.atomic():
+        assert claim()[BODY] == b"2"
+
+
+def test_a_connection_that_was_killed_is_an_ordinary_error_and_nothing_is_committed() -> None:
+    killer = connections["default"].copy()
+    with pytest.raises(OperationalError), transaction.atomic():  # noqa: PT012 - the block is what is rolled back
+        claim()
+        with killer.cursor() as cursor:
+            cursor.execute("SELECT pg_terminate_backend(%s, 10000)", [connection.connection.info.backend_pid])
+        killer.close()
+        follow()
+
+    assert left() == [b"1", b"2", b"3"]
+
+
+def in_a_failed_transaction() -> None:
+    connection.connection.pgconn.exec_(b"SELECT 1/0")
+
+
+def serializable() -> None:
+    connection.connection._isolation_level = IsolationLevel.SERIALIZABLE
+
+
+def forgetting() -> None:
+    connection.connection._prepared._to_flush.append(None)
+
+
+@pytest.mark.parametrize("differ", [in_a_failed_transaction, serializable, forgetting])
+def test_it_is_not_done_where_the_transaction_is_not_the_usual_one(differ: Callable[[], None]) -> None:
+    sql = queue_sql(Transactional, connection)
+    with transaction.atomic():
+        claim()
+        assert sql.commits_with_claim(connection, ALL)
+        differ()
+        assert not sql.commits_with_claim(connection, ALL)
+        transaction.set_rollback(True)
+
+
+def test_it_is_not_done_in_several_ranges_or_on_a_queue_with_levels() -> None:
+    with transaction.atomic():
+        claim()
+        assert not queue_sql(Transactional, connection).commits_with_claim(connection, [Range(0, 5), Range(7, 9)])
+        assert not queue_sql(Transactional, connection).commits_with_claim(connection, [])
+        assert not queue_sql(AddressedUrgent, connection).commits_with_claim(connection, ALL)

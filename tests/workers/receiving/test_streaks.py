@@ -1,0 +1,134 @@
+"""TRANSACTIONAL: messages one after another, each in a transaction of its own, the commit of one with the claim of the next."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.db import connection, transaction
+
+from queueapp import Context, Poison
+from queueapp.sql.postgresql.packed import OpeningQuery
+from tests.conformance.endpoint import Endpoint, Note
+from tests.inprocess import eventually, real_commits
+from tests.testapp.models import Effect, Transactional
+
+pytestmark = real_commits
+
+
+@pytest.fixture
+def followed(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """One entry for each time that a commit took the next claim along."""
+    taken: list[None] = []
+    follow = OpeningQuery.follow
+
+    def counted(self: OpeningQuery, *arguments: Any) -> Any:
+        taken.append(None)
+        return follow(self, *arguments)
+
+    monkeypatch.setattr(OpeningQuery, "follow", counted)
+    return taken
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    endpoint = Endpoint(Transactional, "default", "S")
+    yield endpoint
+    endpoint.close()
+
+
+def transaction_number() -> int:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_current_xact_id()::text::bigint")
+        return int(cursor.fetchone()[0])
+
+
+def effects() -> list[str]:
+    return list(Effect.objects.order_by("pk").values_list("name", flat=True))
+
+
+def test_every_message_has_a_transaction_of_its_own(endpoint: Endpoint, followed: list[None]) -> None:
+    numbers: list[int] = []
+    endpoint.handle(lambda message, context: numbers.append(transaction_number()))
+    endpoint.send_many(20)
+    endpoint.start(concurrency=1)
+    endpoint.wait_until_empty()
+
+    assert len(numbers) == len(set(numbers)) == 20
+    assert followed
+
+
+def test_one_that_fails_takes_nothing_with_it(endpoint: Endpoint, followed: list[None]) -> None:
+    def act(message: Note, context: Context) -> None:
+        Effect.objects.create(name=str(message.number))
+        if message.number == 7:
+            raise ValueError
+
+    endpoint.handle(act, policy=lambda failure: Poison("seen"))
+    endpoint.send_many(20)
+    endpoint.start(concurrency=1)
+    endpoint.wait_until_empty()
+
+    assert effects() == [str(number) for number in range(20) if number != 7]
+    assert endpoint.poison.count() == 1
+    assert followed
+
+
+def test_a_commit_that_fails_is_the_failure_of_its_message_alone(endpoint: Endpoint, followed: list[None]) -> None:
+    def act(message: Note, context: Context) -> None:
+        Effect.objects.create(name=str(message.number))
+        if message.number == 7:
+            LogEntry.objects.create(user_id=-1, action_flag=CHANGE, object_repr="", change_message="")
+
+    endpoint.handle(act, policy=lambda failure: Poison("seen"))
+    endpoint.send_many(20)
+    endpoint.start(concurrency=1)
+    endpoint.wait_until_empty()
+
+    assert effects() == [str(number) for number in range(20) if number != 7]
+    assert [failure.attempt for failure in endpoint.failures] == [1]
+    assert followed
+
+
+def test_hooks_run_after_their_own_commit_and_before_the_next_message(endpoint: Endpoint) -> None:
+    told: list[str] = []
+
+    def act(message: Note, context: Context) -> None:
+        told.append(f"{message.number}")
+        transaction.on_commit(lambda: told.append(f"{message.number} committed {connection.in_atomic_block}"))
+
+    endpoint.handle(act)
+    endpoint.send_many(3)
+    endpoint.start(concurrency=1)
+    endpoint.wait_until_empty()
+
+    eventually(lambda: len(told) == 6)
+    assert told == ["0", "0 committed False", "1", "1 committed False", "2", "2 committed False"]
+
+
+def test_a_task_that_is_to_stop_holds_nothing_more(endpoint: Endpoint) -> None:
+    endpoint.handle(lambda message, context: worker.stopping.set() if message.number == 2 else None)
+    endpoint.send_many(10)
+    worker = endpoint.start(concurrency=1)
+    eventually(lambda: worker.stopping.is_set() and not worker.pump.crew.tasks)
+
+    assert endpoint.numbers == [0, 1, 2]
+    assert Transactional.objects.select_for_update(nowait=True).count() == 7
+
+
+def test_after_a_slow_handler_the_task_asks_whether_it_may_go_on(endpoint: Endpoint) -> None:
+    def act(message: Note, context: Context) -> None:
+        if message.number == 2:
+            worker.pump.paused = True
+            time.sleep(0.03)
+
+    endpoint.handle(act)
+    endpoint.send_many(10)
+    worker = endpoint.start(concurrency=1)
+    eventually(lambda: worker.pump.paused and not worker.pump.crew.working)
+
+    assert endpoint.numbers == [0, 1, 2]
+    assert worker.pump.stats.handled == 3
