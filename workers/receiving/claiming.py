@@ -199,6 +199,12 @@ class Claiming:
             self._add(level, run[0], run[-1])
             return Range(run[-1] + 1, MAX_SEQ, *level)
 
+    def rest_of(self, stretch: Range) -> Range:
+        """What of it is left, after what somebody else has walked over meanwhile."""
+        with self._lock:
+            unknown = self._unknown.get((stretch.recipient, stretch.priority))
+            return stretch._replace(low=unknown.after(stretch.low)) if unknown else stretch
+
     def extend_unknown(self, stretch: Range, high: int) -> None:
         """What follows, to ``high``, is not for this process either."""
         with self._lock:

@@ -50,7 +50,7 @@ GROW_WAIT = 0.005
 #: What a look saw is believed for so long, in seconds, where other workers look as well: eight of them on two cores that take
 #: one message at a time were in vain 1.4 % of the time with it, 3 % with 10 ms, 5 % with 20 ms.
 LOOK_LIFETIME = 0.005
-#: Pieces of stretches without anything for this process that a look reads again, when it has found nothing else.
+#: Pieces of stretches without anything for this process that a look reads again, when nothing has come back elsewhere.
 REREADS = 3
 
 

@@ -193,6 +193,15 @@ def test_what_is_not_for_this_process_is_stepped_over(floors: Floors) -> None:
         assert claim.ranges == [Range(100, 100), Range(105, 110), Range(201)], "105 came back: somebody had it"
 
 
+def test_what_somebody_else_has_walked_over_meanwhile_is_not_walked_over_again(floors: Floors) -> None:
+    claims = Claiming(floors)
+    assert claims.rest_of(Range(50)) == Range(50)
+    claims.extend_unknown(Range(40), 200)
+
+    assert claims.rest_of(Range(50)) == Range(201)
+    assert claims.rest_of(Range(300)) == Range(300)
+
+
 def test_stretches_of_all_levels_are_read_again_in_turn() -> None:
     floors = Floors(LEVELS, leveled=True)
     claims = Claiming(floors)

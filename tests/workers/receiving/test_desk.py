@@ -1,0 +1,35 @@
+"""What tasks share: how often what held nothing for this process is read again."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import Any
+
+from queueapp.sql.claimed import Range
+from tests.inprocess import eventually, real_commits
+from tests.testapp.models import Leased
+from tests.workers.receiving.batches import Receiver
+
+
+@real_commits
+def test_what_held_nothing_is_read_again_for_a_tenth_of_the_time() -> None:
+    desk = Receiver(Leased).pump.desk
+    desk.claiming.extend_unknown(Range(1), 5)
+    read_heads, reads = desk.sql.read_heads, list[float]()
+
+    def slowly(*arguments: Any) -> Any:
+        reads.append(monotonic())
+        while monotonic() < reads[-1] + 0.02:
+            pass
+        return read_heads(*arguments)
+
+    desk.sql.read_heads = slowly  # type: ignore[method-assign]
+    try:
+        desk.reread(1)
+        desk.reread(1)
+        assert len(reads) == 1
+        eventually(lambda: desk.reread(1) or len(reads) == 2)
+    finally:
+        del desk.sql.read_heads  # type: ignore[attr-defined]
+
+    assert reads[1] - reads[0] >= 10 * 0.02
