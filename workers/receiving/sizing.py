@@ -34,6 +34,10 @@ class BatchSize:
         #: How many messages have so many bytes.
         self._fits = limit
 
+    def at_most(self, limit: int) -> BatchSize:
+        """Another one, with the same targets and a lower limit."""
+        return BatchSize(min(limit, self.limit), self._target, self._most_bytes)
+
     def weigh(self, rows: Sequence[Claimed]) -> None:
         """A claim has brought these rows."""
         weight = sum([len(row[BODY] or b"") for row in rows]) / len(rows)

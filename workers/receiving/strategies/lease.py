@@ -133,28 +133,15 @@ class LeaseTask(Task):
         return len(rows)
 
     def _handle(self, batch: Batch, claim: UnderWay) -> None:
-        held, waiting, done = batch.held, batch.waiting, batch.done
+        held, done = batch.held, batch.done
         failures: list[_Failed] = []
         unknown: list[int] = []
         # The handlers' time alone: a batch that shrank when a claim was slow would make claims of one while they are.
         started = monotonic()
         flush_at = self._flush_at(batch, started)
-        stopping = self.desk.stopping
         spent, handled = 0.0, 0
         self.handed.used()
-        while waiting:
-            if stopping.is_set():
-                break
-            try:
-                # In both for a moment: a renewal in between is not to miss it.
-                held.append(waiting[0][SEQ])
-            except IndexError:  # what waited was given back meanwhile
-                break
-            try:
-                row = waiting.popleft()
-            except IndexError:
-                held.pop()
-                break
+        while (row := self._next(batch)) is not None:
             outcome = self.call(row, leased=True)
             if outcome is None:
                 done.append(row[SEQ])
@@ -174,8 +161,23 @@ class LeaseTask(Task):
         if handled:
             self.size.observe(handled, spent + monotonic() - started, full=len(claim.rows or ()) >= claim.limit)
         self._end(batch, failures, unknown, claim)
-        if waiting:
+        if batch.waiting:
             self._give_back(batch, 0)  # stopping; last, so that an error here does not cost the acks
+
+    def _next(self, batch: Batch) -> Claimed | None:
+        """Take the next message in hand; None: there is none, or the worker stops."""
+        if self.desk.stopping.is_set():
+            return None
+        try:
+            # In both for a moment: a renewal in between is not to miss it.
+            batch.held.append(batch.waiting[0][SEQ])
+        except IndexError:
+            return None
+        try:
+            return batch.waiting.popleft()
+        except IndexError:  # what waited was given back meanwhile
+            batch.held.pop()
+            return None
 
     def _flush_at(self, batch: Batch, started: float) -> float:
         """When handlers are slower than thought, or the lease may have lapsed since nobody renewed it."""

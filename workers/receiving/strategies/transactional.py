@@ -2,14 +2,13 @@
 
 COMMIT, BEGIN and the next DELETE travel together while handlers are fast: a quarter of the time of a message.
 
-After a crash of a whole process tree the delivery is committed first, as a lease (``_receive_carefully``).
+After a crash of a whole process tree the deliveries are committed first, as leases of a few at once (``_handle``).
 """
 
 from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Sequence
 from datetime import timedelta
 from time import monotonic
 from typing import Any
@@ -18,17 +17,19 @@ from django.db import connections, transaction
 
 from queueapp import wakeups
 from queueapp.errors import LeaseLost
-from queueapp.messages import new_id
 from queueapp.recovery import carrying_out, verdicts
 from queueapp.sql import ErrorKind
 from queueapp.sql.claimed import SEQ, Claimed
 
 from ...connections.dead_peers import Answering
+from ..caution import FEW
 from ..claiming import UnderWay
 from ..desk import Desk, is_error_of
 from ..handling import WorkerStopped
+from ..sizing import BatchSize
 from ..slot import Slot
-from .base import RollBack, Task
+from .base import RollBack
+from .lease import Batch, LeaseTask
 
 log = logging.getLogger("workers")
 
@@ -40,30 +41,38 @@ FREE_DEADLOCKS = 10
 STREAK, STREAK_SECONDS = 100, 0.02
 
 
-class TransactionalTask(Task):
+class TransactionalTask(LeaseTask):
     """TRANSACTIONAL: receive, handler and its writes and sends are one transaction."""
 
     def __init__(self, desk: Desk, slot: Slot | None) -> None:
         super().__init__(desk, slot)
+        self._one, self._few = BatchSize(1, self._target), self.size.at_most(FEW)
+        self.size = self._one
         self._seq = 0
         self._deadlocks: dict[int, int] = {}
         self._can_lease = self.sql.table.has("lease_token", "lease_owner", "lease_expires", "deliveries")
 
     @property
     def most(self) -> int:
-        return STREAK
+        return self._few.n if self.desk.careful else STREAK
 
     def receive(self, limit: int) -> int:
-        self.full = False
         if self.desk.careful and self._can_lease:
-            return self._receive_carefully()
+            self.size = self._few
+            try:
+                return super().receive(min(limit, FEW))
+            finally:
+                if self.slot is not None:
+                    self.slot.lease(NO_TOKEN)
+        self.size = self._one
+        self.full = False
         try:
-            return self._receive(limit)
+            return self._receive_one_by_one(limit)
         finally:
             # Held since its claim: a session that is killed lets go of the row long before its failed attempt is counted.
             self.desk.claiming.let_go(self._seq)
 
-    def _receive(self, limit: int) -> int:
+    def _receive_one_by_one(self, limit: int) -> int:
         """Messages one after another, each in a transaction of its own, for ``STREAK_SECONDS``: what commits one claims the
         next, where the database does both in one trip. Returns how many were claimed."""
         connection = connections[self.alias]
@@ -145,6 +154,9 @@ class TransactionalTask(Task):
         not time to ask the pump whether this task may go on."""
         return not (connection.run_on_commit or self.desk.stopping.is_set() or self.desk.careful or monotonic() > until)
 
+    def extend(self, seq: int, period: timedelta | None) -> None:
+        """Nothing to extend: the row lock owns the message."""
+
     def stands(self, seq: int) -> bool:
         return self.sql.lock(connections[self.alias], seq, None, wait_ms=1000) is None
 
@@ -162,39 +174,25 @@ class TransactionalTask(Task):
             items=self.items,
         )  # fmt: skip
 
-    def _receive_carefully(self) -> int:
-        """After a crash of a whole process tree: the delivery is committed first, as a lease, and the message is deleted
-        in the handler's transaction. Still exactly once, for one commit more; a message that kills everything is counted.
-        """
-        connection = connections[self.alias]
-        token = new_id()
-        lease_ms = int(self.queue.delivery.lease_period / timedelta(milliseconds=1))
-        with self.desk.claim(1) as claim, Answering(connection):
-            claim.rows = rows = self.sql.claim_by_lease(
-                connection, claim.ranges, 1, token, self.desk.subscriber, lease_ms
-            )
-        if not rows:
-            return 0
-        claimed = rows[0]
-        self.full = True
-        self.desk.claimed(rows, full=True)
-        if not self.desk.caution.needed(rows):
-            return self._handle_carefully(claim, token)
-        # It was in hand when a tree died: of such messages one at a time, so that the next death is told by one of them.
-        with self.desk.quarantine.alone(self.desk.stopping) as may:
-            if may:
-                return self._handle_carefully(claim, token)
-        with Answering(connection):
-            self.sql.give_back(connection, [claimed[SEQ]], token, handled=False)
-        self.desk.came_back([claimed[SEQ]])
-        return 1
+    def _handle(self, batch: Batch, claim: UnderWay) -> None:
+        """Careful: the hand-outs of the batch are on its rows, whatever dies. Each message has a transaction of its own, which
+        deletes it first: still exactly once, for one commit a batch more, and what kills everything is counted."""
+        started, handled = monotonic(), 0
+        flush_at = self._flush_at(batch, started)
+        while (row := self._next(batch)) is not None:
+            self._handle_leased(row, batch.token, claim)
+            batch.held.clear()
+            handled += 1
+            if batch.waiting and monotonic() > flush_at:
+                self._flush(batch, [], [], claim, (monotonic() - started) / handled)
+                flush_at = self._flush_at(batch, monotonic())
+        if handled:
+            self.size.observe(handled, monotonic() - started, full=len(claim.rows or ()) >= claim.limit)
+        if batch.waiting:
+            self._give_back(batch, 0)
 
-    def _handle_carefully(self, claim: UnderWay, token: uuid.UUID) -> int:
+    def _handle_leased(self, claimed: Claimed, token: uuid.UUID, claim: UnderWay) -> None:
         connection = connections[self.alias]
-        rows: Sequence[Claimed] = claim.rows or ()
-        claimed = rows[0]
-        if self.slot is not None:
-            self.slot.lease(token)
         outcome: BaseException | bool | None
         try:
             with Answering(connection) as answering, transaction.atomic(using=self.alias):
@@ -202,7 +200,7 @@ class TransactionalTask(Task):
                 if self.sql.ack(connection, [claimed[SEQ]], token) != 1:
                     self.desk.stats.lost += 1
                     log.warning("%s", LeaseLost(self.queue._meta.label, claimed[SEQ]))
-                    return 1
+                    return
                 answering.pause()
                 outcome = self.call(claimed, leased=True)
                 answering.again()
@@ -213,19 +211,15 @@ class TransactionalTask(Task):
             pass
         except Exception as error:
             outcome = error
-        finally:
-            if self.slot is not None:
-                self.slot.lease(NO_TOKEN)
         if outcome is None:
             self.desk.succeeded(1)
         elif outcome is False:
             with Answering(connection):
                 self.sql.give_back(connection, [claimed[SEQ]], token, handled=False)
-            self.desk.leave_alone(claim, rows, [claimed[SEQ]])
+            self.desk.leave_alone(claim, claim.rows or (), [claimed[SEQ]])
         else:
             assert isinstance(outcome, BaseException)
             self._failed(claimed, outcome, connection, token)
-        return 1
 
     def _failed(self, claimed: Claimed, error: BaseException, connection: Any, token: uuid.UUID | None) -> None:
         if _is_deadlock(error, connection):
