@@ -224,6 +224,7 @@ class Task:
                 breaker = self.desk.store_breaker if storing else self.desk.breaker
                 if not self.desk.survive(failure, breaker, connection):
                     raise
+        self.handed.mend()
         self.desk.store_breaker.success()
         if verdict is None:
             if token is not None:
