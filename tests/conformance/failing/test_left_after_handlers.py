@@ -4,6 +4,7 @@ the worker ends by it, and no other message suffers."""
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -148,3 +149,30 @@ def test_when_an_exception_ends_whoever_looks_at_it_should_keep_its_message(endp
 
     eventually(endpoint.poison.exists)
     others_are_handled_once(endpoint)
+
+
+@pytest.mark.parametrize("how", ["exits", "raises", "returns"])
+def test_when_a_handler_forks_should_end_the_child_with_it(endpoint: Endpoint, how: str) -> None:
+    codes: list[int] = []
+
+    def act(message: Note, context: Context) -> None:
+        if message.number >= INNOCENT:
+            leave_an_effect(endpoint, message)
+            return
+        child = os.fork()
+        if child == 0:
+            if how == "exits":
+                sys.exit(7)
+            if how == "raises":
+                raise ValueError("in the child")
+            return
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    endpoint.handle(act, attempts=1)
+    endpoint.send(1)
+    endpoint.start(concurrency=1)
+
+    eventually(lambda: codes)
+    assert codes == [{"exits": 7, "raises": 1, "returns": 0}[how]]
+    others_are_handled_once(endpoint)
+    assert not endpoint.poison.exists()
