@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from functools import lru_cache
 from time import monotonic
 from typing import Any
@@ -70,12 +71,34 @@ def delayed(connection: Any) -> None:
     _after_commit(connection, DELAYED)
 
 
-def run_every_hook(connection: Any) -> None:
+def run_every_hook(connection: Any, first: Callable[[], None] | None = None) -> bool:
     """Let each ``on_commit`` hook of the connection's transaction run after the commit, also behind one that raises, which
-    is logged. For a transaction of ours in which code of the user ran: once it has committed, the message is ended, and
-    there is nobody to whom the error could go; Django would drop the hooks behind it, the user's and ours."""
-    if connection.run_on_commit:
-        connection.run_on_commit = [(savepoints, hook, True) for savepoints, hook, _ in connection.run_on_commit]
+    is logged; whether there are any. For a transaction of ours in which code of the user ran: once it has committed, the
+    message is ended, and there is nobody to whom the error could go; Django would drop the hooks behind it, the user's and
+    ours. ``first`` is called between the commit and the first of them."""
+    hooks = connection.run_on_commit
+    if not hooks:
+        return False
+    connection.run_on_commit = [(savepoints, _tamed(hook), True) for savepoints, hook, _ in hooks]
+    if first is not None:
+        connection.run_on_commit.insert(0, (set(), first, True))
+    return True
+
+
+def _tamed(hook: Callable[[], Any]) -> Callable[[], None]:
+    """Django lets pass what is no ``Exception``: ``sys.exit()`` or a cancelled coroutine would end the worker's thread. And it
+    logs one that raises by its ``__qualname__``, which a ``functools.partial`` has not."""
+
+    def run() -> None:
+        try:
+            hook()
+        except Exception:
+            raise
+        except BaseException as error:
+            raise RuntimeError(f"{type(error).__name__} in a hook that runs after the commit") from error
+
+    run.__qualname__ = str(getattr(hook, "__qualname__", type(hook).__qualname__))
+    return run
 
 
 def _after_commit(connection: Any, payload: str) -> None:

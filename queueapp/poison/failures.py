@@ -38,7 +38,7 @@ def describe(exception: BaseException) -> dict[str, str]:
         # The place a developer would name: where it was raised, not by which worker loop it was called.
         place = f"{frames[-1].filename}:{frames[-1].name}" if frames else ""
         text = "".join(traceback.format_exception(exception))
-    except Exception as error:
+    except BaseException as error:
         text = f"(it could not be formatted: {type(error).__name__})"
     return {
         "exception_type": clean(kind, 255),
@@ -64,7 +64,7 @@ def clean(text: Any, limit: int) -> str:
     """Anything as a text of at most ``limit`` UTF-16 units, which is what SQL Server counts, that every database takes."""
     try:
         text = str(text)
-    except Exception as error:
+    except BaseException as error:  # sys.exit() in there is no reason to end a worker
         text = f"(its __str__ raised {type(error).__name__})"
     # Lone surrogates come from undecodable file names in messages of OSError; no database takes them.
     text = text[:limit].replace("\0", "\ufffd").encode("utf-8", "replace").decode()

@@ -130,7 +130,7 @@ class Decided:
         """Send wake-ups and signals, and log. It is committed: nothing that happens here is an error of the failure's."""
         try:
             _tell(self.failure, self.verdict, self.connection)
-        except Exception:
+        except BaseException:  # a receiver may call sys.exit()
             signals.log.exception("A failed attempt was recorded, but not everybody could be told.")
 
 

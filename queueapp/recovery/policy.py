@@ -77,17 +77,25 @@ def ask(failure: Failure, alias: str) -> Verdict:
     policy: Callable[[Failure], Verdict] | None = failure.consumer.options["policy"] if failure.consumer else None
     if policy is None:
         return _default(failure)
+    connection = connections[alias]
+    blocks, savepoints = connection.atomic_blocks[:], connection.savepoint_ids[:]
     try:
         # What a policy writes or sends is kept with its verdict, and undone alone when it raises.
         with transaction.atomic(using=alias):
             verdict = policy(failure)
         accepted = _accepted(verdict)
-        error: Exception | None = None
-    except Exception as raised:
+        error: BaseException | None = None
+    except BaseException as raised:  # sys.exit() and a cancelled coroutine end no worker
         accepted, error = None, raised
-    if connections[alias].closed_in_transaction:
+    if connection.in_atomic_block and (connection.atomic_blocks, connection.savepoint_ids) != (blocks, savepoints):
+        # A block that it did not leave: our transaction would end as if it were within that one, uncommitted.
+        connection.close()
+        connection.atomic_blocks, connection.savepoint_ids = blocks, savepoints
+    if connection.closed_in_transaction:
         # With the connection went the transaction that this failure is recorded in; another one would go the same way.
-        raise ConnectionSpoiled(f"The recoverability policy of {failure.consumer!r} closed the connection.")
+        raise ConnectionSpoiled(
+            f"The recoverability policy of {failure.consumer!r} closed the connection, or did not leave an atomic block."
+        )
     if error is not None:
         # A policy that fails must not lose the message nor stop the queue: the default one decides.
         signals.log.error(
@@ -105,7 +113,7 @@ def ask(failure: Failure, alias: str) -> Verdict:
 def _default(failure: Failure) -> Verdict:
     try:
         return default_policy(failure)
-    except Exception as error:
+    except BaseException as error:
         # An exception class of the user's is asked whether it is unrecoverable, by code of the user's.
         return Poison(f"the default policy failed ({one_line(error)}): {one_line(failure.exception)}")
 
@@ -126,5 +134,5 @@ def _accepted(verdict: Any) -> Verdict | None:
 def _shown(value: Any) -> str:
     try:
         return repr(value)
-    except Exception as error:
+    except BaseException as error:
         return f"{type(value).__name__} (its __repr__ raised {type(error).__name__})"

@@ -29,7 +29,7 @@ from django.db import Error, connections
 from queueapp.sql import Backend, SessionState, backend_of
 
 from .bookkeeping import abandon, close, home_of, is_clean, opened_by_this_thread
-from .other_aliases import OtherAliases
+from .other_aliases import OtherAliases, is_plain
 
 _GONE, _BUSY, _FAILED = SessionState.GONE, SessionState.BUSY, SessionState.FAILED
 _IDLE, _MANUAL, _IN_TRANSACTION = SessionState.IDLE, SessionState.MANUAL, SessionState.IN_TRANSACTION
@@ -148,6 +148,16 @@ class HandedOut:
     def used(self) -> None:
         """The task itself has used its connection since the last ``after``, or may have: look anew before the next handler."""
         self._kept = None
+
+    def mend(self) -> None:
+        """After code of the user's that is no handler: hooks after a commit, policies, receivers of signals. Whatever they left
+        on the own alias, the next statement is in autocommit. For a task that is outside of every ``atomic`` of its own."""
+        self._kept = None
+        connection = self._connection
+        if self._registered() is not connection or not (
+            is_plain(connection, self._backend, ask=False) or (connection.connection is None and is_clean(connection))
+        ):
+            self.replace()
 
     def replace(self) -> None:
         """Make the own alias usable whatever its state: the session is closed unseen, and rolled back by the server; Django's

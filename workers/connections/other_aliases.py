@@ -58,7 +58,7 @@ class OtherAliases:
         self._sessions = {}
         for connection, backend in self._connections():
             erred = connection.errors_occurred
-            if not _is_plain(connection, backend, ask=erred) or not _is_alive(connection, backend, erred):
+            if not is_plain(connection, backend, ask=erred) or not _is_alive(connection, backend, erred):
                 close(connection, backend)
                 continue
             self._sessions[connection.alias] = connection.connection
@@ -72,7 +72,7 @@ class OtherAliases:
         reasons = []
         for connection, backend in self._connections():
             alias = connection.alias
-            if _is_plain(connection, backend, ask=connection.errors_occurred):
+            if is_plain(connection, backend, ask=connection.errors_occurred):
                 if failed is not None and connection.connection is not self._sessions.get(alias):
                     # Opened by a handler that failed, perhaps by its time limit while the session was being set up.
                     close(connection, backend)
@@ -91,7 +91,7 @@ class OtherAliases:
         return reasons
 
 
-def _is_plain(connection: Any, backend: Backend | None, *, ask: bool) -> bool:
+def is_plain(connection: Any, backend: Backend | None, *, ask: bool) -> bool:
     """Whether it is as Django opens it, with nothing open."""
     autocommit = connection.settings_dict["AUTOCOMMIT"]
     return (

@@ -170,7 +170,7 @@ class Crew:
             finally:
                 with self._cond:
                     self.tasks = [other for other in self.tasks if other is not task]
-        except Exception:
+        except BaseException:  # whatever it is: a thread that ends uncounted would be counted on for ever
             log.exception("%s: a receive task failed; the pump goes on without it.", self._label)
             with self._cond:
                 self._live -= 1

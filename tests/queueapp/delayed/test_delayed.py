@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from django.db import connections, transaction
+from django.db.models import F
 from django.utils import timezone
 
 from queueapp import InvalidOption, delayed
@@ -197,6 +198,18 @@ def test_a_delayed_message_can_be_rescheduled_in_a_time_or_to_a_time() -> None:
     assert delayed.reschedule(sent, delay=timedelta(0)) == 1
     assert dispatch_due("default", 10).moved == 1
     assert delayed.reschedule(sent, delay=HOUR) == 0
+
+
+@pytest.mark.parametrize("when", [{"delay": 48 * HOUR}, {"at": datetime(2050, 1, 1, tzinfo=UTC)}])
+def test_rescheduling_moves_the_expiry_with_the_time_from_which_it_counts(when: dict[str, Any]) -> None:
+    sent = Leased.send({}, delay=HOUR, expires_in=HOUR)
+    Leased.send({}, delay=HOUR)
+    lifetime = DelayedMessage.objects.annotate(lifetime=F("expires") - F("due")).values_list("lifetime", flat=True)
+
+    assert delayed.reschedule(sent, **when) == 1
+
+    assert abs(lifetime.get(message_id=sent) - HOUR) < timedelta(seconds=1)
+    assert lifetime.exclude(message_id=sent).get() is None
 
 
 @pytest.mark.parametrize("when", [{}, {"delay": HOUR, "at": datetime(2050, 1, 1, tzinfo=UTC)}])

@@ -109,6 +109,7 @@ class AtMostOnceTask(Task):
                         self.queue, self.alias, row, error, consumer=self.consumer_of(claimed),
                         items=self.items, verdict=verdict,
                     )  # fmt: skip
+                self.handed.mend()
                 return
             except Error as failure:
                 if not self.desk.survive(failure, self.desk.breaker, connection):

@@ -26,6 +26,7 @@ from queueapp.sql.claimed import DELIVERIES, SEQ, Claimed
 
 from ...connections.dead_peers import Answering, patience
 from ...connections.handed_out import HandedOut
+from .. import forks
 from ..desk import Desk, is_error_of
 from ..handling import Entry, Handlers, Interrupted, WorkerStopped
 from ..sizing import BatchSize
@@ -80,6 +81,7 @@ class Task:
     def bind(self) -> None:
         """Called on the task's own thread, before anything else."""
         self.thread_id = threading.get_ident()
+        self._generation = forks.generation
         self.handed = HandedOut(self.alias)
 
     def receive(self, limit: int) -> int:
@@ -139,6 +141,8 @@ class Task:
                 failed = error
             finally:
                 self.running = None
+            if forks.generation != self._generation:
+                forks.end_child(failed)
             if self.hurry or (running.deadline is not None and monotonic() >= running.deadline):
                 failed = self._absorb(running) or failed
         except Interrupted as error:
@@ -224,6 +228,7 @@ class Task:
                 breaker = self.desk.store_breaker if storing else self.desk.breaker
                 if not self.desk.survive(failure, breaker, connection):
                     raise
+        self.handed.mend()
         self.desk.store_breaker.success()
         if verdict is None:
             if token is not None:

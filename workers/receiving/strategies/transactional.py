@@ -81,6 +81,7 @@ class TransactionalTask(LeaseTask):
         claimed: Claimed | None = None
         outcome: BaseException | bool | None = None
         decided: carrying_out.Decided | None = None
+        hooks = False
         try:
             # To Django a streak is one atomic block. It ends with the first message that leaves it anything to do.
             with Answering(connection) as answering, transaction.atomic(using=self.alias):
@@ -94,7 +95,7 @@ class TransactionalTask(LeaseTask):
                     outcome = self.call(claimed)
                     answering.again()
                     if outcome is None:
-                        wakeups.run_every_hook(connection)
+                        hooks = wakeups.run_every_hook(connection, first=answering.pause)
                         if count == limit or not self._may_follow(connection, until):
                             break
                         with self.desk.claim(1) as claim:
@@ -126,13 +127,17 @@ class TransactionalTask(LeaseTask):
         if claimed is None:
             return count
         self.full = True
+        if hooks:
+            self.handed.mend()
         if outcome is None:
             self._done()
         elif outcome is False:
             self.desk.leave_alone(claim, rows, [claimed[SEQ]])
         elif decided is not None:
+            self.handed.mend()
             self.desk.failed()
             decided.tell()
+            self.handed.mend()
             if isinstance(decided.verdict, verdicts.RetryNow):
                 self.desk.retried(claimed[SEQ])
         else:
@@ -194,6 +199,7 @@ class TransactionalTask(LeaseTask):
     def _handle_leased(self, claimed: Claimed, token: uuid.UUID, claim: UnderWay) -> None:
         connection = connections[self.alias]
         outcome: BaseException | bool | None
+        hooks = False
         try:
             with Answering(connection) as answering, transaction.atomic(using=self.alias):
                 # From here on the row lock owns the message, however long the handler takes and the lease lasts.
@@ -206,11 +212,13 @@ class TransactionalTask(LeaseTask):
                 answering.again()
                 if outcome is not None:
                     raise RollBack
-                wakeups.run_every_hook(connection)
+                hooks = wakeups.run_every_hook(connection, first=answering.pause)
         except RollBack:
             pass
         except Exception as error:
             outcome = error
+        if hooks:
+            self.handed.mend()
         if outcome is None:
             self.desk.succeeded(1)
         elif outcome is False:

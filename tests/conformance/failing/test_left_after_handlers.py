@@ -1,0 +1,178 @@
+"""What code of the user's leaves behind that is no handler: hooks after a commit, receivers of signals, policies. No thread of
+the worker ends by it, and no other message suffers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+from django.db import transaction
+
+from queueapp import Context, Discard, Poison, signals
+from tests.conformance.endpoint import Endpoint, Note, modes
+from tests.inprocess import eventually
+from tests.testapp.models import Effect
+
+
+def exit_the_process(alias: str) -> None:
+    sys.exit(3)
+
+
+def be_cancelled(alias: str) -> None:
+    raise asyncio.CancelledError
+
+
+def turn_autocommit_off(alias: str) -> None:
+    transaction.set_autocommit(False, using=alias)
+
+
+def enter_and_never_leave(alias: str) -> None:
+    transaction.atomic(using=alias).__enter__()
+
+
+RUDE = [exit_the_process, be_cancelled, turn_autocommit_off, enter_and_never_leave]
+rude = pytest.mark.parametrize("abuse", RUDE)
+
+#: Messages from this number on are innocent.
+INNOCENT = 100
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        sys.exit(1)
+
+
+def leave_an_effect(endpoint: Endpoint, message: Note) -> None:
+    Effect.objects.using(endpoint.alias).create(name=str(message.number))
+
+
+def others_are_handled_once(endpoint: Endpoint) -> None:
+    numbers = list(range(INNOCENT, INNOCENT + 6))
+    for number in numbers:
+        endpoint.send(number)
+    effects = Effect.objects.using(endpoint.alias)
+    eventually(lambda: sorted(map(int, effects.values_list("name", flat=True))) == numbers)
+    eventually(lambda: not endpoint.rows.exists())
+    assert [number for number in endpoint.numbers if number >= INNOCENT] == numbers
+
+
+@modes("S")
+@rude
+@pytest.mark.parametrize("careful", [False, True])
+def test_when_a_hook_after_the_commit_is_rude_should_handle_all_messages_once(
+    endpoint: Endpoint, abuse: Callable[[str], None], careful: bool
+) -> None:
+    def act(message: Note, context: Context) -> None:
+        if message.number >= INNOCENT:
+            leave_an_effect(endpoint, message)
+        else:
+            transaction.on_commit(partial(abuse, endpoint.alias), using=endpoint.alias)
+
+    endpoint.handle(act)
+    worker = endpoint.start(concurrency=1)
+    worker.pump.careful = careful
+    for number in range(2):
+        endpoint.send(number)
+
+    eventually(lambda: endpoint.numbers == [0, 1])
+    others_are_handled_once(endpoint)
+
+
+@pytest.fixture
+def receiver(endpoint: Endpoint) -> Iterator[Callable[[Callable[[str], None]], None]]:
+    connected: list[Any] = []
+
+    def connect(abuse: Callable[[str], None]) -> None:
+        connected.append(lambda sender, **kwargs: abuse(endpoint.alias))
+        signals.poisoned.connect(connected[-1], sender=endpoint.queue)
+
+    yield connect
+    for one in connected:
+        signals.poisoned.disconnect(one, sender=endpoint.queue)
+
+
+@rude
+def test_when_a_receiver_of_a_signal_is_rude_should_handle_all_messages_once(
+    endpoint: Endpoint, abuse: Callable[[str], None], receiver: Callable[[Callable[[str], None]], None]
+) -> None:
+    def act(message: Note, context: Context) -> None:
+        if message.number < INNOCENT:
+            raise ValueError("bad")
+        leave_an_effect(endpoint, message)
+
+    receiver(abuse)
+    endpoint.handle(act, attempts=1)
+    for number in range(2):
+        endpoint.send(number)
+    endpoint.start(concurrency=1)
+
+    eventually(lambda: endpoint.poison.count() == 2)
+    others_are_handled_once(endpoint)
+
+
+@rude
+def test_when_a_policy_is_rude_should_record_its_failures_and_handle_all_other_messages_once(
+    endpoint: Endpoint, abuse: Callable[[str], None]
+) -> None:
+    def act(message: Note, context: Context) -> None:
+        if message.number < INNOCENT:
+            raise ValueError("bad")
+        leave_an_effect(endpoint, message)
+
+    def policy(failure: Any) -> Any:
+        abuse(endpoint.alias)
+        return Discard()
+
+    endpoint.handle(act, attempts=1, policy=policy)
+    for number in range(2):
+        endpoint.send(number)
+    endpoint.start(concurrency=1)
+
+    eventually(lambda: endpoint.poison.count() == 2)
+    others_are_handled_once(endpoint)
+
+
+def test_when_an_exception_ends_whoever_looks_at_it_should_keep_its_message(endpoint: Endpoint) -> None:
+    def act(message: Note, context: Context) -> None:
+        if message.number < INNOCENT:
+            raise Unspeakable
+        leave_an_effect(endpoint, message)
+
+    endpoint.handle(act, policy=lambda failure: Poison("seen"))
+    endpoint.send(1)
+    endpoint.start(concurrency=1)
+
+    eventually(endpoint.poison.exists)
+    others_are_handled_once(endpoint)
+
+
+@pytest.mark.parametrize("how", ["exits", "raises", "returns"])
+def test_when_a_handler_forks_should_end_the_child_with_it(endpoint: Endpoint, how: str) -> None:
+    codes: list[int] = []
+
+    def act(message: Note, context: Context) -> None:
+        if message.number >= INNOCENT:
+            leave_an_effect(endpoint, message)
+            return
+        child = os.fork()
+        if child == 0:
+            if how == "exits":
+                sys.exit(7)
+            if how == "raises":
+                raise ValueError("in the child")
+            return
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    endpoint.handle(act, attempts=1)
+    endpoint.send(1)
+    endpoint.start(concurrency=1)
+
+    eventually(lambda: codes)
+    assert codes == [{"exits": 7, "raises": 1, "returns": 0}[how]]
+    others_are_handled_once(endpoint)
+    assert not endpoint.poison.exists()
