@@ -153,8 +153,8 @@ OPTIONS: tuple[Option, ...] = (
         timedelta,
         60 * SECOND,
         "For so long after a subscriber of a TRANSACTIONAL queue died without a goodbye each hand-out of that queue is recorded "
-        "before its handler runs, for one commit more per 25 messages: a rollback leaves no trace of a message that kills its whole process tree. "
-        "Leased messages carry their hand-outs themselves.",
+        "before its handler runs, for one commit more per 25 messages: a rollback leaves no trace of a message that kills its "
+        "whole process tree. Leased messages carry their hand-outs themselves.",
         low=SECOND,
         high=timedelta(hours=24),
         seconds=True,
