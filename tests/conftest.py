@@ -7,6 +7,7 @@ the process id, so that several runs of one checkout do not meet; those of runs 
 import os
 import re
 import signal
+from collections import Counter
 from urllib.parse import quote, urlencode
 
 import hypothesis
@@ -23,6 +24,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # A deadline per example would only measure what else the machine is doing.
 hypothesis.settings.register_profile("queueapp", deadline=None, max_examples=50)
 hypothesis.settings.load_profile("queueapp")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What was skipped and why, a line per reason: hundreds of lines, one per test, would hide what failed."""
+    reasons = Counter(report.longrepr[2] for report in terminalreporter.getreports("skipped"))
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count} x {reason}")
 
 
 @pytest.fixture(scope="session")
