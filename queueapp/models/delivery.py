@@ -106,10 +106,13 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "fillfactor",
         int,
-        70,
-        "PostgreSQL: how full pages are filled; room for the lease update keeps half of the updates HOT.",
+        None,
+        "PostgreSQL: how full pages are filled. None: by the semantics. 45 for AT_LEAST_ONCE, so that each row finds room for "
+        "its lease on its page: no index entry and a quarter of the WAL, for pages that are half empty; 90 for TRANSACTIONAL, "
+        "100 for AT_MOST_ONCE.",
         low=10,
         high=100,
+        optional=True,
     ),
     Option(
         "autovacuum_threshold",
@@ -120,6 +123,10 @@ OPTIONS: tuple[Option, ...] = (
         high=1_000_000_000,
     ),
 )
+
+
+#: A leased row is rewritten once, 40 bytes longer. WAL of a message's life, bodies of 200 bytes, 70: 943 B; 55: 786; 48: 673.
+_FILLFACTOR = {Semantics.AT_LEAST_ONCE: 45, Semantics.TRANSACTIONAL: 90, Semantics.AT_MOST_ONCE: 100}
 
 
 class Delivery:
@@ -143,6 +150,8 @@ class Delivery:
     def __init__(self, given: Mapping[str, Any], where: str) -> None:
         self.given = dict(given)
         self.__dict__.update(read_all(OPTIONS, given, where))
+        if self.given.get("fillfactor") is None:
+            self.fillfactor = _FILLFACTOR[self.semantics]
 
     def table_options(self) -> dict[str, Any]:
         """What the migration of the queue's table needs to know of these options."""

@@ -178,7 +178,7 @@ class PostgresqlClaims(QueueSql):
     # -- pieces ---------------------------------------------------------------------------------------------------
 
     def _build_free(self) -> str:
-        """Neither leased nor expired. Not indexed on purpose: an unindexed lease keeps half of the updates HOT."""
+        """Neither leased nor expired. Not indexed on purpose: an unindexed lease leaves the updates HOT."""
         # When the statement came, not when the row is looked at: a claim does not wait, and to ask the clock once a row
         # is a tenth of a walk over a million rows that nobody may take.
         now = "statement_timestamp()"

@@ -299,7 +299,10 @@ def test_a_new_queue_is_made_and_unmade_by_its_migration(run_operations: Any, op
 
 @real_commits
 def test_a_changed_storage_option_is_an_ordinary_migration(run_operations: Any) -> None:
-    before, after = define("Tuned", {"db_table": "tuned"}), define("Tuned", {"db_table": "tuned"}, fillfactor=90)
+    before, after = (
+        define("Tuned", {"db_table": "tuned"}, fillfactor=70),
+        define("Tuned", {"db_table": "tuned"}, fillfactor=90),
+    )
     state = run_operations(migrated(ProjectState(), state_of(before)), ProjectState())
     assert "fillfactor=70" in reloptions("tuned")
 
