@@ -54,7 +54,7 @@ def claims(queue: Any, batch: int = 100) -> Iterator[float]:
         for _ in range(_CHUNK // batch):
             token = new_id()
             rows = sql.claim_by_lease(connection, floors.ahead(), batch, token, owner, 30_000)
-            floors.passed(rows)
+            floors.passed(rows, floors.returns)
             assert sql.ack(connection, [row[SEQ] for row in rows], token) == batch
         yield monotonic() - started
 
