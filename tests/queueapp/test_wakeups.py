@@ -82,6 +82,45 @@ def test_a_transaction_that_rolls_back_wakes_nobody(ear: Ear) -> None:
     assert ear.heard() == []
 
 
+def test_no_wake_up_rides_in_a_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NOTIFY makes the commits of a whole server take turns. That PostgreSQL tells nobody before the commit is no help."""
+    told: list[bool] = []
+    really = PostgresqlBackend.notify
+
+    def notify(self: Any, connection: Any, channel: str, payload: str) -> None:
+        told.append(connection.in_atomic_block)
+        really(self, connection, channel, payload)
+
+    monkeypatch.setattr(PostgresqlBackend, "notify", notify)
+
+    with transaction.atomic():
+        Leased.send({})
+        Leased.send({}, delay=timedelta(hours=1))
+        assert told == []
+    with transaction.atomic():
+        Transactional.send({})
+        transaction.set_rollback(True)
+
+    assert told == [False, False]
+
+
+def test_what_was_rolled_back_does_not_throttle_what_is_committed(
+    ear: Ear, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.QUEUEAPP = {"WAKE_UP_INTERVAL": timedelta(seconds=10)}
+    now = [1000.0]
+    monkeypatch.setattr(wakeups, "monotonic", lambda: now[0])
+
+    for _ in range(20):
+        now[0] += 0.0002
+        with transaction.atomic():
+            Leased.send({})
+            transaction.set_rollback(True)
+    Leased.send({})
+
+    assert ear.heard() == ["testapp.Leased"]
+
+
 def test_a_savepoint_that_rolls_back_takes_its_wake_up_with_it(ear: Ear) -> None:
     with transaction.atomic():
         with transaction.atomic():
@@ -120,6 +159,24 @@ def test_of_a_sender_at_full_speed_one_wake_up_an_interval_is_enough(
     now[0] += 0.0002
     Leased.send({})
     assert ear.heard() == []
+
+
+def test_a_sender_that_stays_at_full_speed_wakes_once_an_interval(
+    ear: Ear, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.QUEUEAPP = {"WAKE_UP_INTERVAL": timedelta(seconds=0.05)}
+    now = [1000.0]
+    monkeypatch.setattr(wakeups, "monotonic", lambda: now[0])
+    for _ in range(20):
+        now[0] += 0.001
+        Leased.send({})
+    ear.heard()
+
+    for _ in range(200):
+        now[0] += 0.001
+        Leased.send({})
+
+    assert 3 <= len(ear.heard()) <= 4
 
 
 def test_a_sender_at_a_leisurely_rate_wakes_each_time(ear: Ear, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,10 +225,14 @@ def test_wake_ups_can_be_turned_off(ear: Ear, settings: Any) -> None:
     assert ear.heard() == []
 
 
-@pytest.mark.parametrize("in_transaction", [False, True])
-def test_a_wake_up_that_fails_does_not_fail_the_send(monkeypatch: pytest.MonkeyPatch, in_transaction: bool) -> None:
+@pytest.mark.parametrize(
+    ("in_transaction", "error"), [(False, OperationalError), (True, OperationalError), (True, ValueError)]
+)
+def test_a_wake_up_that_fails_does_not_fail_the_send(
+    monkeypatch: pytest.MonkeyPatch, in_transaction: bool, error: type[Exception]
+) -> None:
     def broken(*arguments: Any) -> None:
-        raise OperationalError("the server went away after the commit")
+        raise error("after the commit")
 
     monkeypatch.setattr(PostgresqlBackend, "notify", broken)
 
