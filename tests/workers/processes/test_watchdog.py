@@ -20,7 +20,7 @@ from tests.testapp.models import AtMostOnce, Leased, Transactional
 from workers.processes import watchdog
 from workers.processes.watchdog import Watchdog, interrupt, interrupt_all
 from workers.receiving.handling import TimeLimitExceeded
-from workers.receiving.strategies import Running
+from workers.receiving.strategies import Running, Task
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
 Start = Callable[..., Worker]
@@ -159,6 +159,43 @@ def test_an_interruption_that_arrives_when_the_handler_has_returned_goes_no_furt
         calls.append(message.number)
         while message.number == 1 and not struck.is_set():
             pass
+
+    for number in range(1, 6):
+        queue.send(Nop(number, ""))
+    worker = start_worker(queue, concurrency=1)
+    eventually(lambda: len(calls) == 5 and not queue.objects.exists())
+
+    assert calls == [1, 2, 3, 4, 5]
+    assert [type(failure.exception) for failure in failures] == [TimeLimitExceeded]
+    assert worker.pump.stats.failed == 1
+    assert "a receive task failed" not in caplog.text
+
+
+@pytest.mark.parametrize("queue", [Leased, Transactional, AtMostOnce])
+def test_an_interruption_that_arrives_before_the_task_looks_out_for_it_goes_no_further(
+    start_worker: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, queue: Any
+) -> None:
+    """It was sent while the handler ran, and the very next instruction after that is where Python delivers it."""
+    calls: list[int] = []
+    failures: list[Any] = []
+    struck: list[bool] = []
+
+    def note(failure: Any) -> Any:
+        failures.append(failure)
+        return Discard("late")
+
+    def run(task: Any, running: Running | None) -> None:
+        before = task.__dict__.get("running")
+        task.__dict__["running"] = running
+        if before is not None and running is None and not struck:
+            struck.append(True)
+            raise TimeLimitExceeded("sent while it ran")
+
+    monkeypatch.setattr(Task, "running", property(lambda task: task.__dict__["running"], run), raising=False)
+
+    @consumer(queue, name="tests", policy=note)
+    def act(message: Nop) -> None:
+        calls.append(message.number)
 
     for number in range(1, 6):
         queue.send(Nop(number, ""))
