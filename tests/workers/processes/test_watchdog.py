@@ -115,6 +115,7 @@ def test_what_has_ended_meanwhile_is_not_interrupted(start_worker: Start) -> Non
     Leased.send(Nop(1, ""))
     eventually(lambda: handled and not Leased.objects.exists())
     (task,) = worker.pump.tasks
+    assert task.running is None, "else it would be interrupted at its limit, in the middle of something else"
     entry = worker.pump.handlers._by_name["tests"]
 
     interrupt(task, Running(handled[0].seq, entry, handled[0], 0.0, 1.0))
