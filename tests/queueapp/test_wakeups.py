@@ -10,6 +10,9 @@ from typing import Any
 import psycopg
 import pytest
 from django.db import OperationalError, connection, transaction
+from hypothesis import HealthCheck, given
+from hypothesis import settings as of_hypothesis
+from hypothesis import strategies as st
 
 from queueapp import wakeups
 from queueapp.sending.isolation import close_isolated
@@ -139,6 +142,44 @@ def test_a_send_after_a_savepoint_that_rolled_back_wakes(ear: Ear) -> None:
         Leased.send({})
 
     assert ear.heard() == ["testapp.Leased"]
+
+
+def test_a_transaction_wakes_once_however_many_savepoints_it_sends_in(ear: Ear) -> None:
+    with transaction.atomic():
+        for _ in range(3):
+            with transaction.atomic():
+                Leased.send({})
+
+    assert ear.heard() == ["testapp.Leased"]
+
+
+#: A block: whether it rolls back, and what it does in turn: None is a send, the rest are blocks inside it.
+BLOCKS = st.recursive(
+    st.tuples(st.booleans(), st.lists(st.none(), max_size=2)),
+    lambda inner: st.tuples(st.booleans(), st.lists(st.none() | inner, max_size=4)),
+    max_leaves=6,
+)
+
+
+@given(block=BLOCKS)
+@of_hypothesis(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whichever_savepoints_roll_back_what_is_committed_wakes(ear: Ear, block: Any) -> None:
+    def run(one: Any) -> bool:
+        """Whether it has sent something that stays."""
+        if one is None:
+            Leased.send({})
+            return True
+        rolls_back, steps = one
+        with transaction.atomic():
+            sent = [run(step) for step in steps]
+            transaction.set_rollback(rolls_back)
+        return any(sent) and not rolls_back
+
+    wakeups._rhythms.clear()
+
+    stays = run(block)
+
+    assert ear.heard() == ["testapp.Leased"] * stays
 
 
 def test_of_a_sender_at_full_speed_one_wake_up_an_interval_is_enough(
