@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from django.db import connection
 
 from queueapp import Context, Discard, consumer
 from tests.inprocess import DEADLINE, Worker, eventually, real_commits
@@ -125,6 +126,30 @@ def test_what_has_ended_meanwhile_is_not_interrupted(start_worker: Start) -> Non
     Leased.send(Nop(2, ""))
     eventually(lambda: len(handled) == 2)
     assert worker.pump.stats.failed == 0
+
+
+@pytest.mark.parametrize("queue", [Leased, AtMostOnce])
+def test_a_session_in_whose_use_a_limit_may_have_struck_is_not_used_again(start_worker: Start, queue: Any) -> None:
+    """Between an answer of the server and the driver's own notes of it: nobody can see that it did."""
+    sessions: list[Any] = []
+
+    @consumer(queue, timeout=0.05, name="tests", policy=lambda failure: Discard("late"))
+    def act(message: Nop) -> None:
+        connection.ensure_connection()
+        sessions.append(connection.connection)
+        limit = monotonic() + DEADLINE
+        while message.number == 1 and monotonic() < limit:
+            pass
+
+    worker = start_worker(queue, concurrency=1)
+    for number in range(1, 4):
+        queue.send(Nop(number, ""))
+        worker.pump.wake()
+        eventually(lambda number=number: len(sessions) == number and not queue.objects.exists())
+
+    struck, second, third = sessions
+    assert struck is not second
+    assert second is third, "only for that"
 
 
 def striking_as_it_returns(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
