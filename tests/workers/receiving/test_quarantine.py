@@ -12,7 +12,7 @@ from django.db import transaction
 
 from queueapp import Context, consumer
 from tests.conformance.gate import Gate
-from tests.inprocess import Worker, eventually, real_commits
+from tests.inprocess import DEADLINE, Worker, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Transactional
 from workers.receiving import quarantine
@@ -119,7 +119,7 @@ def test_tasks_keep_a_suspect_apart_from_what_others_have_in_hand(
     start_worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that was handed out before, and nobody ended it: the next death is to tell which one it was."""
-    monkeypatch.setattr(quarantine, "PATIENCE", 600.0)
+    monkeypatch.setattr(quarantine, "PATIENCE", DEADLINE + 10)
     gate, attempts = Gate(), []
 
     @consumer(Transactional, name="tests")
