@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as of_hypothesis
 from hypothesis import strategies as st
 
-from queueapp import wakeups
+from queueapp import poison, wakeups
+from queueapp.models import PoisonMessage
 from queueapp.sending.isolation import close_isolated
 from queueapp.sql.postgresql.backend import PostgresqlBackend
 from tests.inprocess import real_commits
@@ -248,6 +249,16 @@ def test_a_delayed_message_wakes_the_dispatcher_and_not_the_queue(ear: Ear) -> N
     Leased.send({}, delay=timedelta(hours=1))
 
     assert ear.heard() == [wakeups.DELAYED]
+
+
+def test_what_is_requeued_wakes(ear: Ear) -> None:
+    PoisonMessage.objects.bulk_create(
+        [PoisonMessage(queue="testapp.Leased", message_id="0" * 32, reason="tests") for _ in range(2)]
+    )
+
+    poison.requeue(poison.find())
+
+    assert ear.heard() == ["testapp.Leased"]
 
 
 def test_an_isolated_send_wakes_although_the_transaction_goes_on(ear: Ear) -> None:

@@ -107,6 +107,16 @@ def test_a_queue_with_a_limit_of_deliveries_leaves_one_hand_out(monkeypatch: pyt
     assert Leased.objects.get().deliveries == 2
 
 
+def test_what_came_from_a_queue_that_is_no_more_may_go_elsewhere_with_its_counts() -> None:
+    """Its limits are nowhere any more: those of the project are taken."""
+    (kept,) = bury(attempts=9)
+    PoisonMessage.objects.update(queue="gone.Queue")
+
+    assert poison.requeue(poison.find(), to=Leased, reset_counts=False) == 1
+
+    assert Leased.objects.get().id == kept.message_id
+
+
 class Replicated:
     """A router that reads from a replica; here there is none, so who writes to it finds nothing."""
 
