@@ -10,8 +10,12 @@ from typing import Any
 import psycopg
 import pytest
 from django.db import OperationalError, connection, transaction
+from hypothesis import HealthCheck, given
+from hypothesis import settings as of_hypothesis
+from hypothesis import strategies as st
 
-from queueapp import wakeups
+from queueapp import poison, wakeups
+from queueapp.models import PoisonMessage
 from queueapp.sending.isolation import close_isolated
 from queueapp.sql.postgresql.backend import PostgresqlBackend
 from tests.inprocess import real_commits
@@ -82,6 +86,45 @@ def test_a_transaction_that_rolls_back_wakes_nobody(ear: Ear) -> None:
     assert ear.heard() == []
 
 
+def test_no_wake_up_rides_in_a_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NOTIFY makes the commits of a whole server take turns. That PostgreSQL tells nobody before the commit is no help."""
+    told: list[bool] = []
+    really = PostgresqlBackend.notify
+
+    def notify(self: Any, connection: Any, channel: str, payload: str) -> None:
+        told.append(connection.in_atomic_block)
+        really(self, connection, channel, payload)
+
+    monkeypatch.setattr(PostgresqlBackend, "notify", notify)
+
+    with transaction.atomic():
+        Leased.send({})
+        Leased.send({}, delay=timedelta(hours=1))
+        assert told == []
+    with transaction.atomic():
+        Transactional.send({})
+        transaction.set_rollback(True)
+
+    assert told == [False, False]
+
+
+def test_what_was_rolled_back_does_not_throttle_what_is_committed(
+    ear: Ear, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.QUEUEAPP = {"WAKE_UP_INTERVAL": timedelta(seconds=10)}
+    now = [1000.0]
+    monkeypatch.setattr(wakeups, "monotonic", lambda: now[0])
+
+    for _ in range(20):
+        now[0] += 0.0002
+        with transaction.atomic():
+            Leased.send({})
+            transaction.set_rollback(True)
+    Leased.send({})
+
+    assert ear.heard() == ["testapp.Leased"]
+
+
 def test_a_savepoint_that_rolls_back_takes_its_wake_up_with_it(ear: Ear) -> None:
     with transaction.atomic():
         with transaction.atomic():
@@ -102,6 +145,44 @@ def test_a_send_after_a_savepoint_that_rolled_back_wakes(ear: Ear) -> None:
     assert ear.heard() == ["testapp.Leased"]
 
 
+def test_a_transaction_wakes_once_however_many_savepoints_it_sends_in(ear: Ear) -> None:
+    with transaction.atomic():
+        for _ in range(3):
+            with transaction.atomic():
+                Leased.send({})
+
+    assert ear.heard() == ["testapp.Leased"]
+
+
+#: A block: whether it rolls back, and what it does in turn: None is a send, the rest are blocks inside it.
+BLOCKS = st.recursive(
+    st.tuples(st.booleans(), st.lists(st.none(), max_size=2)),
+    lambda inner: st.tuples(st.booleans(), st.lists(st.none() | inner, max_size=4)),
+    max_leaves=6,
+)
+
+
+@given(block=BLOCKS)
+@of_hypothesis(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whichever_savepoints_roll_back_what_is_committed_wakes(ear: Ear, block: Any) -> None:
+    def run(one: Any) -> bool:
+        """Whether it has sent something that stays."""
+        if one is None:
+            Leased.send({})
+            return True
+        rolls_back, steps = one
+        with transaction.atomic():
+            sent = [run(step) for step in steps]
+            transaction.set_rollback(rolls_back)
+        return any(sent) and not rolls_back
+
+    wakeups._rhythms.clear()
+
+    stays = run(block)
+
+    assert ear.heard() == ["testapp.Leased"] * stays
+
+
 def test_of_a_sender_at_full_speed_one_wake_up_an_interval_is_enough(
     ear: Ear, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,6 +201,24 @@ def test_of_a_sender_at_full_speed_one_wake_up_an_interval_is_enough(
     now[0] += 0.0002
     Leased.send({})
     assert ear.heard() == []
+
+
+def test_a_sender_that_stays_at_full_speed_wakes_once_an_interval(
+    ear: Ear, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.QUEUEAPP = {"WAKE_UP_INTERVAL": timedelta(seconds=0.05)}
+    now = [1000.0]
+    monkeypatch.setattr(wakeups, "monotonic", lambda: now[0])
+    for _ in range(20):
+        now[0] += 0.001
+        Leased.send({})
+    ear.heard()
+
+    for _ in range(200):
+        now[0] += 0.001
+        Leased.send({})
+
+    assert 3 <= len(ear.heard()) <= 4
 
 
 def test_a_sender_at_a_leisurely_rate_wakes_each_time(ear: Ear, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,6 +251,16 @@ def test_a_delayed_message_wakes_the_dispatcher_and_not_the_queue(ear: Ear) -> N
     assert ear.heard() == [wakeups.DELAYED]
 
 
+def test_what_is_requeued_wakes(ear: Ear) -> None:
+    PoisonMessage.objects.bulk_create(
+        [PoisonMessage(queue="testapp.Leased", message_id="0" * 32, reason="tests") for _ in range(2)]
+    )
+
+    poison.requeue(poison.find())
+
+    assert ear.heard() == ["testapp.Leased"]
+
+
 def test_an_isolated_send_wakes_although_the_transaction_goes_on(ear: Ear) -> None:
     with transaction.atomic():
         Leased.send({}, isolated=True)
@@ -168,10 +277,14 @@ def test_wake_ups_can_be_turned_off(ear: Ear, settings: Any) -> None:
     assert ear.heard() == []
 
 
-@pytest.mark.parametrize("in_transaction", [False, True])
-def test_a_wake_up_that_fails_does_not_fail_the_send(monkeypatch: pytest.MonkeyPatch, in_transaction: bool) -> None:
+@pytest.mark.parametrize(
+    ("in_transaction", "error"), [(False, OperationalError), (True, OperationalError), (True, ValueError)]
+)
+def test_a_wake_up_that_fails_does_not_fail_the_send(
+    monkeypatch: pytest.MonkeyPatch, in_transaction: bool, error: type[Exception]
+) -> None:
     def broken(*arguments: Any) -> None:
-        raise OperationalError("the server went away after the commit")
+        raise error("after the commit")
 
     monkeypatch.setattr(PostgresqlBackend, "notify", broken)
 

@@ -78,6 +78,30 @@ def test_when_commit_throws_after_successful_message_processing_should_count_att
 
 
 @modes("S")
+def test_when_the_commit_of_a_verdict_throws_should_still_count_the_attempt(endpoint: Endpoint) -> None:
+    """What was decided in the transaction of the receive is void with it."""
+
+    def act(message: Note, context: Context) -> None:
+        raise ValueError
+
+    def policy(failure: Any) -> Any:
+        if len(endpoint.failures) == 1:
+            break_the_commit(endpoint.alias)
+        return Poison("seen")
+
+    endpoint.handle(act, policy=policy)
+    endpoint.send(1)
+    endpoint.start()
+
+    poisoned = eventually(endpoint.poison.first)
+
+    assert endpoint.is_empty()
+    assert poisoned.attempts == 1
+    assert endpoint.calls == [(1, 1)]
+    assert [type(failure.exception) for failure in endpoint.failures] == [ValueError, ValueError], "asked anew"
+
+
+@modes("S")
 def test_when_connection_is_killed_at_commit_should_have_the_effect_of_one_attempt(endpoint: Endpoint) -> None:
     def act(message: Note, context: Context) -> None:
         Effect.objects.using(endpoint.alias).create(name=f"attempt {context.attempt}")

@@ -112,3 +112,27 @@ def test_when_connection_of_a_message_that_is_gone_is_not_as_it_was_should_keep_
 
     assert endpoint.numbers == list(range(7))
     assert "LeftBehind" in endpoint.poison.get().exception_type
+
+
+@modes("S")
+def test_when_transaction_is_replaced_should_fail_the_attempt_and_keep_none_of_its_effects(endpoint: Endpoint) -> None:
+    """The message is back since the handler's ROLLBACK: what it does after that would be committed, and done once more."""
+    connection = connections[endpoint.alias]
+    if connection.vendor != "postgresql":
+        pytest.skip("Django does not learn of it on SQL Server")
+
+    def act(message: Note, context: Context) -> None:
+        with connections[endpoint.alias].cursor() as cursor:
+            cursor.execute("ROLLBACK")
+            cursor.execute("BEGIN")
+        Effect.objects.using(endpoint.alias).create(name="not the worker's")
+
+    endpoint.handle(act, attempts=2)
+    endpoint.send(1)
+    endpoint.start(concurrency=1)
+
+    poisoned = eventually(endpoint.poison.first)
+
+    assert "LeftBehind" in poisoned.exception_type
+    assert endpoint.calls == [(1, 1), (1, 2)]
+    assert not Effect.objects.using(endpoint.alias).exists()

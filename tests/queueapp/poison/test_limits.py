@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from queueapp.poison.failures import append, attempts_of, set_back
-from queueapp.poison.limits import Spent, attempt_of, reasons, spent
+from queueapp.poison.limits import Spent, attempt_of, reasons, spent, unended
 from queueapp.sql.claimed import Claimed
 
 
@@ -34,6 +34,11 @@ def verdict(message: Claimed, attempts: int, delivery: Any = None, *, leased: bo
 def test_a_message_is_handled_until_it_has_failed_so_often() -> None:
     assert verdict(claimed(3, failed=2), 3) is None
     assert verdict(claimed(4, failed=3), 3) == "It failed 3 of 3 attempts; its handler is not run again."
+
+
+def test_counts_that_do_not_add_up_take_no_attempt_away() -> None:
+    """As those of a message that was edited, or written by somebody else."""
+    assert unended(claimed(1, cancels=3, failed=2), 3, leased=True) == 0
 
 
 def test_what_was_given_back_on_purpose_is_no_attempt() -> None:

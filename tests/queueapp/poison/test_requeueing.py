@@ -76,6 +76,28 @@ def test_what_somebody_else_archives_meanwhile_is_left_as_it_is(reset: bool) -> 
         assert getattr(after, name) == getattr(before, name), name
 
 
+@pytest.mark.parametrize("reset", [True, False])
+def test_what_somebody_has_archived_by_the_time_of_the_lock_is_left_as_it_is(reset: bool) -> None:
+    """Between the look for what there is and the lock, and it is committed by then."""
+    archived, moved = bury(2, attempts=3)
+    done: list[bool] = []
+
+    def archive_first(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        # On SQL Server the lock is a hint, and on every database this is the first statement that locks anything.
+        if ("FOR UPDATE" in sql or "UPDLOCK" in sql) and not done:
+            done.append(True)
+            with somebody_else(lambda: poison.archive(poison.find([archived.number]))):
+                pass
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(archive_first):
+        assert poison.requeue(poison.find(), reset_counts=reset) == 1
+
+    assert done
+    assert PoisonMessage.objects.get().status == Status.ARCHIVED
+    assert Leased.objects.get().id == moved.message_id
+
+
 def test_a_queue_with_a_limit_of_deliveries_leaves_one_hand_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Leased.delivery, "max_deliveries", 3)
     bury(attempts=5, deliveries=9, cancels=2)
@@ -83,6 +105,16 @@ def test_a_queue_with_a_limit_of_deliveries_leaves_one_hand_out(monkeypatch: pyt
     poison.requeue(poison.find(), reset_counts=False)
 
     assert Leased.objects.get().deliveries == 2
+
+
+def test_what_came_from_a_queue_that_is_no_more_may_go_elsewhere_with_its_counts() -> None:
+    """Its limits are nowhere any more: those of the project are taken."""
+    (kept,) = bury(attempts=9)
+    PoisonMessage.objects.update(queue="gone.Queue")
+
+    assert poison.requeue(poison.find(), to=Leased, reset_counts=False) == 1
+
+    assert Leased.objects.get().id == kept.message_id
 
 
 class Replicated:

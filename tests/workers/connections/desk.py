@@ -10,6 +10,7 @@ from django.db import connections, transaction
 
 from queueapp.sql import SessionState, backend_of, queue_sql
 from queueapp.sql.claimed import SEQ
+from tests.inprocess import eventually
 from tests.queueapp.sql.server import ALL, Server
 from tests.testapp.models import Effect, Transactional
 from workers.connections.handed_out import HandedOut, LeftBehind
@@ -101,7 +102,8 @@ class Desk:
         left = None
         try:
             with transaction.atomic(using=self.alias):
-                (claimed,) = sql.claim_by_delete(connection, ALL, 1)
+                # A session that was closed holds its message until its server has rolled it back: in its own time.
+                (claimed,) = eventually(lambda: sql.claim_by_delete(connection, ALL, 1))
                 seq = claimed[SEQ]
                 self.call(handler)
                 left = self.handed.after(self.failed, lambda seq: sql.lock(connection, seq, None, 1000) is None, seq)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connection
+from django.db import OperationalError, connection, transaction
 
-from tests.inprocess import real_commits
+from queueapp import consumer
+from tests.inprocess import Worker, eventually, real_commits
+from tests.testapp.messages import Nop
+from tests.testapp.models import AtMostOnce, Leased, Transactional
 from workers.connections import dead_peers
 from workers.connections.dead_peers import Answering, again
 from workers.services.peer_watch import PeerWatch
@@ -89,6 +92,34 @@ def test_a_handler_in_between_is_not_watched_and_neither_is_what_comes_after_its
         assert watched() is outer
 
     assert watched() is None
+
+
+@real_commits
+@pytest.mark.usefixtures("no_consumers")
+@pytest.mark.parametrize(
+    ("queue", "careful"),
+    [(AtMostOnce, False), (Leased, False), (Transactional, False), (Transactional, True)],
+    ids=["at most once", "at least once", "transactional", "carefully"],
+)
+def test_nobody_watches_the_connection_of_a_task_while_its_handler_runs(
+    start_worker: Callable[..., Worker], queue: Any, careful: bool
+) -> None:
+    """A handler may take as long as it likes, and so may what it leaves for after the commit: it would be cut."""
+    handling: list[Any] = []
+    after_commit: list[Any] = []
+
+    @consumer(queue, name="tests")
+    def act(message: Nop) -> None:
+        handling.append(watched())
+        transaction.on_commit(lambda: after_commit.append(watched()))
+
+    worker = start_worker(queue, concurrency=1)
+    worker.pump.careful = careful
+    queue.send(Nop(1, ""))
+    worker.pump.wake()
+    eventually(lambda: worker.pump.stats.handled == 1)
+
+    assert handling == after_commit == [None]
 
 
 @pytest.fixture

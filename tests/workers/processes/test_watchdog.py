@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from django.db import connection
 
 from queueapp import Context, Discard, consumer
 from tests.inprocess import DEADLINE, Worker, eventually, real_commits
@@ -20,7 +21,7 @@ from tests.testapp.models import AtMostOnce, Leased, Transactional
 from workers.processes import watchdog
 from workers.processes.watchdog import Watchdog, interrupt, interrupt_all
 from workers.receiving.handling import TimeLimitExceeded
-from workers.receiving.strategies import Running
+from workers.receiving.strategies import Running, Task
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
 Start = Callable[..., Worker]
@@ -115,6 +116,7 @@ def test_what_has_ended_meanwhile_is_not_interrupted(start_worker: Start) -> Non
     Leased.send(Nop(1, ""))
     eventually(lambda: handled and not Leased.objects.exists())
     (task,) = worker.pump.tasks
+    assert task.running is None, "else it would be interrupted at its limit, in the middle of something else"
     entry = worker.pump.handlers._by_name["tests"]
 
     interrupt(task, Running(handled[0].seq, entry, handled[0], 0.0, 1.0))
@@ -124,6 +126,30 @@ def test_what_has_ended_meanwhile_is_not_interrupted(start_worker: Start) -> Non
     Leased.send(Nop(2, ""))
     eventually(lambda: len(handled) == 2)
     assert worker.pump.stats.failed == 0
+
+
+@pytest.mark.parametrize("queue", [Leased, AtMostOnce])
+def test_a_session_in_whose_use_a_limit_may_have_struck_is_not_used_again(start_worker: Start, queue: Any) -> None:
+    """Between an answer of the server and the driver's own notes of it: nobody can see that it did."""
+    sessions: list[Any] = []
+
+    @consumer(queue, timeout=0.05, name="tests", policy=lambda failure: Discard("late"))
+    def act(message: Nop) -> None:
+        connection.ensure_connection()
+        sessions.append(connection.connection)
+        limit = monotonic() + DEADLINE
+        while message.number == 1 and monotonic() < limit:
+            pass
+
+    worker = start_worker(queue, concurrency=1)
+    for number in range(1, 4):
+        queue.send(Nop(number, ""))
+        worker.pump.wake()
+        eventually(lambda number=number: len(sessions) == number and not queue.objects.exists())
+
+    struck, second, third = sessions
+    assert struck is not second
+    assert second is third, "only for that"
 
 
 def striking_as_it_returns(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
@@ -159,6 +185,43 @@ def test_an_interruption_that_arrives_when_the_handler_has_returned_goes_no_furt
         calls.append(message.number)
         while message.number == 1 and not struck.is_set():
             pass
+
+    for number in range(1, 6):
+        queue.send(Nop(number, ""))
+    worker = start_worker(queue, concurrency=1)
+    eventually(lambda: len(calls) == 5 and not queue.objects.exists())
+
+    assert calls == [1, 2, 3, 4, 5]
+    assert [type(failure.exception) for failure in failures] == [TimeLimitExceeded]
+    assert worker.pump.stats.failed == 1
+    assert "a receive task failed" not in caplog.text
+
+
+@pytest.mark.parametrize("queue", [Leased, Transactional, AtMostOnce])
+def test_an_interruption_that_arrives_before_the_task_looks_out_for_it_goes_no_further(
+    start_worker: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, queue: Any
+) -> None:
+    """It was sent while the handler ran, and the very next instruction after that is where Python delivers it."""
+    calls: list[int] = []
+    failures: list[Any] = []
+    struck: list[bool] = []
+
+    def note(failure: Any) -> Any:
+        failures.append(failure)
+        return Discard("late")
+
+    def run(task: Any, running: Running | None) -> None:
+        before = task.__dict__.get("running")
+        task.__dict__["running"] = running
+        if before is not None and running is None and not struck:
+            struck.append(True)
+            raise TimeLimitExceeded("sent while it ran")
+
+    monkeypatch.setattr(Task, "running", property(lambda task: task.__dict__["running"], run), raising=False)
+
+    @consumer(queue, name="tests", policy=note)
+    def act(message: Nop) -> None:
+        calls.append(message.number)
 
     for number in range(1, 6):
         queue.send(Nop(number, ""))

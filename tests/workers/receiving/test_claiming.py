@@ -120,6 +120,41 @@ def test_a_claim_looks_behind_the_floors_and_ahead_of_them_at_once(floors: Floor
         claim.rows = rows()
 
 
+def test_a_claim_looks_behind_the_floors_no_further_than_the_look_did(floors: Floors) -> None:
+    """A look ends after so many rows, because many lie there that nobody may take: no claim is to walk over the rest."""
+    claims = Claiming(floors)
+    claims.seen(Peek(0, 1, 7, reached=30), [Range(7, 50)], 0.001)
+
+    with claims.claim(3) as claim:
+        assert claim.ranges == [Range(7, 30), Range(100)]
+
+
+def test_nobody_walks_again_over_what_a_look_found_empty(floors: Floors) -> None:
+    """Rows that are dead and cannot be cleaned up yet: the look has walked over them, and that was enough."""
+    claims = Claiming(floors)
+    claims.seen(Peek(1, 0, 500), [], 0.001)
+
+    with claims.claim(3) as claim:
+        assert low_of(claim) == 500
+
+
+def test_looks_that_find_nothing_cover_all_that_is_behind_the_floor(floors: Floors) -> None:
+    floors.passed(rows(1_000_000), floors.returns)
+    claims = Claiming(floors)
+    covered = 0
+
+    for _ in range(1_000):
+        _, (window,) = claims.look()
+        assert window.low == covered, "without a gap"
+        covered = window.high + 1
+        claims.seen(Peek(0, 0, 0), [window], 0.001)
+        if covered == floors.lowest:
+            break
+
+    assert covered == floors.lowest == 1_000_001
+    assert claims.look()[1][0].low == 0, "and then from the beginning again"
+
+
 def test_what_is_behind_is_claimed_until_it_is_clear(floors: Floors) -> None:
     claims = Claiming(floors)
     behind(claims, (7, 50))

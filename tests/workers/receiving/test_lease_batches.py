@@ -131,6 +131,34 @@ def test_a_message_that_is_given_back_in_the_middle_of_the_hand_over_is_not_in_h
     assert (row.seq, row.deliveries, row.lease_token) == (seqs[1], 0, None)
 
 
+def test_of_what_waits_each_is_taken_by_one_of_two_that_take_at_once() -> None:
+    """The other one is faster: what was seen to wait is gone."""
+    rows: Any = [(seq, b"", "{}", None, 1) for seq in (1, 2, 3)]
+    batch = Batch(object(), 0.0, ())  # type: ignore[arg-type]
+    others: list[int] = []
+
+    class Shared(deque[Any]):
+        def pop(self) -> Any:  # type: ignore[override]
+            if len(self) == 2:
+                others.extend(self.popleft()[0] for _ in range(2))
+            return super().pop()
+
+    batch.waiting = Shared(rows)
+
+    assert batch.take_waiting() == [3]
+    assert others == [1, 2]
+
+
+def test_what_is_taken_out_of_a_batch_is_in_the_order_of_the_queue() -> None:
+    """In which everybody locks rows; also what an ack that failed had put back."""
+    rows: Any = [(seq, b"", "{}", None, 1) for seq in (1, 2, 3, 4)]
+    batch = Batch(object(), 0.0, rows)  # type: ignore[arg-type]
+    batch.done.extend([7, 5, 6])
+
+    assert batch.take_waiting(keep=1) == [2, 3, 4]
+    assert batch.take_done() == [5, 6, 7]
+
+
 # -- leases that lapse -------------------------------------------------------------------------------------------------
 
 

@@ -166,6 +166,48 @@ def test_a_wake_up_while_all_tasks_are_busy_is_not_lost(start_worker: Start, set
     eventually(lambda: worker.pump.stats.handled == 2)
 
 
+def test_a_wake_up_during_a_claim_that_was_not_full_is_not_lost(
+    start_worker: Start, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a task goes idle when its handler has ended, and here nobody would look again for an hour."""
+    settings.QUEUEAPP = {"PEEK_DELAY": 3600}
+    monkeypatch.setattr(QueuePump, "_cover", lambda self, next_look: next_look)
+    gate = Gate()
+    handle(Leased, gate.enter)
+    worker = start_worker(Leased, concurrency=1)
+    eventually(lambda: worker.pump.stats.peeks == 1)
+    worker.pump.crew.call(1)
+    eventually(lambda: worker.pump.tasks and not worker.pump.crew.working)
+    worker.pump.tasks[0].size.n = 8
+    send(Leased, 1)
+    worker.pump.wake()
+    eventually(lambda: gate.inside == 1)
+
+    send(Leased, 1)
+    worker.pump.wake()
+    gate.let(2)
+
+    eventually(lambda: worker.pump.stats.handled == 2)
+
+
+def test_a_wake_up_ends_one_wait_and_not_those_that_follow(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
+    """Else it would never sleep again."""
+    settings.QUEUEAPP = {"PEEK_DELAY": 3600}
+    one = idle_pump()
+    woken: list[bool] = []
+
+    def wait(seconds: float) -> None:
+        woken.append(one._wake.is_set())
+        one._wake.set()
+        if len(woken) == 3:
+            one.stopping.set()
+
+    monkeypatch.setattr(one, "_wait", wait)
+    one.run()
+
+    assert woken == [False, False, False]
+
+
 def test_a_wake_up_ends_the_wait(start_worker: Start, settings: Any) -> None:
     settings.QUEUEAPP = {"PEEK_DELAY": 3600}
     handle(Leased)

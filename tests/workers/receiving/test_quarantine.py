@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from math import inf
 from time import monotonic
 
 import pytest
+from django.db import transaction
 
-from tests.inprocess import eventually
+from queueapp import Context, consumer
+from tests.conformance.gate import Gate
+from tests.inprocess import DEADLINE, Worker, eventually, real_commits
+from tests.testapp.messages import Nop
+from tests.testapp.models import Transactional
 from workers.receiving import quarantine
 from workers.receiving.quarantine import Quarantine
 
@@ -105,3 +111,40 @@ def test_watchful_times_end(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ward.watchful
     ward.look(careful=False)
     assert not ward.watchful
+
+
+@real_commits
+@pytest.mark.usefixtures("no_consumers")
+def test_tasks_keep_a_suspect_apart_from_what_others_have_in_hand(
+    start_worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was handed out before, and nobody ended it: the next death is to tell which one it was."""
+    monkeypatch.setattr(quarantine, "PATIENCE", DEADLINE + 10)
+    gate, attempts = Gate(), []
+
+    @consumer(Transactional, name="tests")
+    def act(message: Nop, context: Context) -> None:
+        attempts.append((message.number, context.attempt))
+        gate.enter()
+
+    worker = start_worker(Transactional, concurrency=3)
+    ward = worker.pump.quarantine
+    ward._until, ward.watchful = inf, True
+
+    def send(number: int, deliveries: int = 0) -> None:
+        with transaction.atomic():
+            Transactional.send(Nop(number, ""))
+            newest = Transactional.objects.latest("seq").seq  # the others' rows are locked
+            Transactional.objects.filter(seq=newest).update(deliveries=deliveries)
+        worker.pump.wake()
+
+    send(1)
+    eventually(lambda: gate.inside == 1)
+    send(2, deliveries=1)
+    eventually(lambda: ward._suspects == 1)
+    send(3)
+    gate.let(3)
+    eventually(lambda: worker.pump.stats.handled == 3)
+
+    assert attempts == [(1, 1), (2, 2), (3, 1)]
+    assert gate.most == 1

@@ -144,9 +144,9 @@ class Task:
             if forks.generation != self._generation:
                 forks.end_child(failed)
             if self.hurry or (running.deadline is not None and monotonic() >= running.deadline):
-                failed = self._absorb(running) or failed
+                self._absorb(running)
         except Interrupted as error:
-            # Sent while the handler ran, delivered a few bytecodes after it had returned: it was late all the same.
+            # Sent while the handler ran, delivered after it had returned, here or in ``_absorb``: it was late all the same.
             self.running = None
             failed = error
         if slot is not None:
@@ -166,17 +166,13 @@ class Task:
             self.items = context._items
         return failed
 
-    def _absorb(self, running: Running) -> BaseException | None:
-        """If the watchdog has sent an exception, it must arrive here or have arrived, and nowhere else."""
-        try:
-            with self.stop_lock:
-                sent = self.hit is running or self.cut_off is running
-            if sent:
-                for _ in range(100):  # what is still under way is raised at a jump back; else the handler has had it
-                    pass
-        except Interrupted as error:
-            return error
-        return None
+    def _absorb(self, running: Running) -> None:
+        """If the watchdog has sent an exception, it is raised in here or was raised before, and nowhere else."""
+        with self.stop_lock:
+            sent = self.hit is running or self.cut_off is running
+        if sent:
+            for _ in range(100):  # what is still under way is raised at a jump back; else the handler has had it
+                pass
 
     def consumer_of(self, claimed: Claimed) -> Any:
         """The registration that a message belongs to, for recoverability; None when its headers do not parse."""
