@@ -12,9 +12,6 @@ import pytest
 from .rig.processes import CHECKOUT
 from .rig.schedule import FAULTS, KILLS, schedule
 
-#: What the engine withstands of the rudenesses today; the others are for ``make chaos`` until it does.
-WITHSTOOD = ("open-savepoint", "odd-text", "system-exit")
-
 
 @pytest.mark.timeout(400)
 def test_a_short_chaos_run_keeps_every_promise(tmp_path: Path) -> None:
@@ -26,8 +23,6 @@ def test_a_short_chaos_run_keeps_every_promise(tmp_path: Path) -> None:
         "25",
         "--seed",
         "3",
-        "--rude",
-        ",".join(WITHSTOOD),
         "--keep-logs",
         str(tmp_path),
     ]

@@ -14,7 +14,7 @@ CROWD = 8
 @measures(
     Figure(
         "eight-workers",
-        "<= 1.5",
+        "<= 1.3",
         "ratio",
         "database CPU per message with 8 worker processes / with 1; 20,000 messages, 1 ms each (µs)",
     )

@@ -16,7 +16,6 @@ import pytest
 from sqlglot import exp
 from sqlglot.errors import ParseError
 
-from queueapp.errors import UnsupportedServer
 from queueapp.messages import new_id
 from queueapp.models import DelayedMessage, PoisonMessage
 from queueapp.sql import SessionState
@@ -364,27 +363,6 @@ def test_everything_a_message_carries_goes_into_its_queue() -> None:
     for name in (*WHOLE, *COUNTS):
         assert f"[{BOTH.columns[name]}]" in statement.sql.split(" SELECT ")[0]
         assert f"q.[{DELAYED.columns[name]}]" in statement.sql.split(" SELECT ")[1]
-
-
-@pytest.mark.parametrize(
-    ("version", "edition", "level", "named"),
-    [("13.0.5026.0", 3, 130, "13.0.5026.0"), ("12.0.2000.8", 2, 150, "12.0.2000.8"), ("15.0.4000.0", 2, 120, "level 120"),
-     ("12.0.2000.8", 5, 110, "Azure SQL Database 12.0.2000.8")],
-)  # fmt: skip
-def test_server_that_is_too_old_is_refused_by_its_version(version: str, edition: int, level: int, named: str) -> None:
-    connection = never_connected(Recorder(answers=[[(version, edition, level)]]))
-    with pytest.raises(UnsupportedServer, match=named):
-        SqlServerBackend().check_server(connection)
-
-
-@pytest.mark.parametrize(
-    ("version", "edition", "level"),
-    [("14.0.1000.169", 2, 130), ("16.0.1000.6", 3, 160), ("12.0.2000.8", 5, 150), ("12.0.2000.8", 8, 130)],
-)
-def test_server_that_is_new_enough_is_accepted(version: str, edition: int, level: int) -> None:
-    recorder = Recorder(answers=[[(version, edition, level)]])
-    SqlServerBackend().check_server(never_connected(recorder))
-    assert len(recorder.statements) == 1
 
 
 @pytest.mark.parametrize(

@@ -2,145 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from datetime import datetime, timedelta
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import timedelta
 from time import monotonic
-from typing import Any
 
 import pytest
 from django.db import connection
 
-from queueapp import Context, consumer
+from queueapp import consumer
 from tests.conformance.gate import Gate
 from tests.inprocess import DEADLINE, Worker, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased, Urgent
 from tests.workers.receiving.batches import Receiver
+from tests.workers.services.upkeep import Slow, expiry, locked, locked_table, seqs_of
 from workers.services import renewals as renewals_module
-from workers.services.renewals import Renewals, Watched
+from workers.services.renewals import Renewals
 
-pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
+pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers", "fast")]
 Start = Callable[..., Worker]
-
-
-@pytest.fixture(autouse=True)
-def fast(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings.QUEUEAPP = {"PEEK_DELAY": 0.1, "RETRY_DELAY": 0}
-    for queue in (Leased, Urgent):
-        monkeypatch.setattr(queue.delivery, "lease_period", timedelta(seconds=2))
-
-
-@pytest.fixture
-def gate() -> Iterator[Gate]:
-    gate = Gate()
-    yield gate
-    gate.let(100)
-
-
-@contextmanager
-def another() -> Iterator[Any]:
-    """A second session with an open transaction, which is rolled back."""
-    other = connection.copy()
-    other.inc_thread_sharing()
-    other.set_autocommit(False)
-    try:
-        yield other
-    finally:
-        other.rollback()
-        other.close()
-
-
-@contextmanager
-def locked(*seqs: int) -> Iterator[None]:
-    """Somebody has these rows locked."""
-    with another() as other, other.cursor() as cursor:
-        hint, end = ("", " FOR UPDATE") if other.vendor == "postgresql" else (" WITH (UPDLOCK, ROWLOCK)", "")
-        table = other.ops.quote_name(Leased._meta.db_table)
-        for seq in seqs:
-            cursor.execute(f"SELECT seq FROM {table}{hint} WHERE seq = %s{end}", (seq,))
-            assert cursor.fetchall()
-        yield
-
-
-@contextmanager
-def locked_table(queue: Any) -> Iterator[None]:
-    """A migration alters this queue's table."""
-    with another() as migration, migration.cursor() as cursor:
-        table = migration.ops.quote_name(queue._meta.db_table)
-        if migration.vendor == "postgresql":
-            cursor.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
-        else:
-            cursor.execute(f"ALTER TABLE {table} ADD [soon gone] int NULL")
-        yield
-
-
-def seqs_of(queue: Any) -> list[int]:
-    return list(queue.objects.order_by("seq").values_list("seq", flat=True))
-
-
-def expiry(queue: Any, seq: int) -> datetime:
-    expires = queue.objects.get(seq=seq).lease_expires
-    assert expires is not None
-    return expires
-
-
-class Slow:
-    """A batch of five: two are handled, the third is in its handler until the gate opens, two wait."""
-
-    def __init__(self, gate: Gate) -> None:
-        @consumer(Leased, name="tests")
-        def handler(message: Nop, context: Context) -> None:
-            self.calls.append(message.number)
-            if message.number == 3:
-                gate.enter()
-
-        self.calls: list[int] = []
-        for number in range(1, 6):
-            Leased.send(Nop(number, ""))
-        self.seqs = seqs_of(Leased)
-        self.receiver = Receiver(Leased)
-        self.renewals = Renewals("default", [self.receiver.pump])
-        self.gate = gate
-
-    @contextmanager
-    def handling(self) -> Iterator[None]:
-        with self.receiver.receiving(5):
-            eventually(lambda: self.gate.inside == 1)
-            try:
-                yield
-            finally:
-                self.gate.let(1)
-
-    def look(self) -> None:
-        """One look, on this thread, and no rest after it."""
-        self.renewals._look()
-        self.watched.rests_until = 0.0
-
-    @property
-    def watched(self) -> Watched:
-        (watched,) = self.renewals._queues
-        return watched
-
-    def free(self) -> list[int]:
-        """What was given back."""
-        rows = Leased.objects.filter(lease_token=None, deliveries=0)
-        return list(rows.order_by("seq").values_list("seq", flat=True))
-
-    def expiries(self) -> list[datetime]:
-        return [expiry(Leased, seq) for seq in seqs_of(Leased)]
-
-
-@pytest.fixture
-def slow(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
-    """However short its handler has been running, it counts as slow."""
-    monkeypatch.setattr(renewals_module, "STUCK_AFTER", 0.0)
-    slow = Slow(gate)
-    yield slow
-    assert slow.renewals.stop(DEADLINE)
-
-
-# -- behind a slow handler ---------------------------------------------------------------------------------------------
 
 
 def test_behind_a_slow_handler_what_is_done_is_acked_and_what_waits_is_given_back(slow: Slow) -> None:
@@ -343,92 +224,6 @@ def test_however_short_a_lease_is_there_are_several_looks_in_it(monkeypatch: pyt
 
     assert short._busy == short._idle == pytest.approx(0.025)
     assert (long._busy, long._idle) == (0.1, 0.25)
-
-
-def test_a_handler_that_holds_its_own_row_is_renewed_after_it_let_go(start_worker: Start, gate: Gate) -> None:
-    """Its lease is the old one at the end of its transaction, which may have lapsed by then."""
-    seqs: list[int] = []
-
-    @consumer(Leased, name="tests")
-    def handler(message: Nop, context: Context) -> None:
-        seqs.append(context.seq)
-        with locked(context.seq):
-            gate.enter()
-        gate.enter()
-
-    worker = start_worker(Leased)
-    Leased.send(Nop(1, ""))
-    eventually(lambda: gate.inside == 1)
-    first = expiry(Leased, seqs[0])
-    (task,) = worker.pump.tasks
-    eventually(lambda: task.batch.again)
-    assert expiry(Leased, seqs[0]) == first, "it was passed over"
-    due = task.batch.expires
-
-    gate.let(1)
-    eventually(lambda: expiry(Leased, seqs[0]) > first)
-
-    assert not task.batch.again
-    assert due <= task.batch.expires
-    gate.let(1)
-    eventually(lambda: not Leased.objects.exists())
-    assert len(seqs) == 1
-    assert worker.pump.stats.lost == 0
-
-
-def test_a_table_that_a_migration_has_locked_holds_up_no_other_queue(start_worker: Start, gate: Gate) -> None:
-    def enter(message: Nop) -> None:
-        gate.enter()
-
-    for queue in (Leased, Urgent):
-        consumer(queue, name="tests")(enter)
-    # One task each: nobody else takes what lapses while the table is locked.
-    workers = [start_worker(queue, concurrency=1, renewals=False) for queue in (Leased, Urgent)]
-    renewals = Renewals("default", [worker.pump for worker in workers])
-    for queue in (Leased, Urgent):
-        queue.send(Nop(1, ""))
-    eventually(lambda: gate.inside == 2)
-    (other,) = seqs_of(Urgent)
-    first = expiry(Urgent, other)
-
-    with locked_table(Leased):
-        renewals.start()
-        eventually(lambda: expiry(Urgent, other) > first + timedelta(seconds=4))
-
-    (mine,) = seqs_of(Leased)
-    before = expiry(Leased, mine)
-    eventually(lambda: expiry(Leased, mine) > before + timedelta(seconds=4))
-    gate.let(2)
-    eventually(lambda: not Leased.objects.exists() and not Urgent.objects.exists())
-    assert renewals.stop(DEADLINE)
-    assert workers[0].pump.stats.lost == workers[1].pump.stats.lost == 0
-
-
-def test_a_lost_connection_costs_no_lease(start_worker: Start, gate: Gate) -> None:
-    if connection.vendor != "postgresql":
-        pytest.skip("sessions are cut on PostgreSQL only")
-
-    @consumer(Leased, name="tests")
-    def handler(message: Nop) -> None:
-        gate.enter()
-
-    start_worker(Leased)
-    Leased.send(Nop(1, ""))
-    eventually(lambda: gate.inside == 1)
-    (seq,) = seqs_of(Leased)
-    first = expiry(Leased, seq)
-    eventually(lambda: expiry(Leased, seq) > first)  # now it has a connection
-
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-            "WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
-        )
-    cut = expiry(Leased, seq)
-
-    eventually(lambda: expiry(Leased, seq) > cut + timedelta(seconds=4))
-    gate.let(1)
-    eventually(lambda: not Leased.objects.exists())
 
 
 def test_of_a_lease_that_somebody_else_has_now_nothing_is_renewed_or_ended(slow: Slow) -> None:

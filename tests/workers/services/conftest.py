@@ -1,0 +1,42 @@
+"""Fixtures of the tests of lease upkeep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tests.conformance.gate import Gate
+from tests.inprocess import DEADLINE
+from tests.testapp.models import Leased, Urgent
+from tests.workers.services.upkeep import Slow
+from workers.services import renewals as renewals_module
+
+
+@pytest.fixture
+def fast(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases of two seconds."""
+    settings.QUEUEAPP = {"PEEK_DELAY": 0.1, "RETRY_DELAY": 0}
+    for queue in (Leased, Urgent):
+        monkeypatch.setattr(queue.delivery, "lease_period", timedelta(seconds=2))
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    gate = Gate()
+    yield gate
+    gate.let(100)
+
+
+@pytest.fixture
+def slow(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
+    """However short its handler has been running, it counts as slow."""
+    monkeypatch.setattr(renewals_module, "STUCK_AFTER", 0.0)
+    slow = Slow(gate)
+    yield slow
+    assert slow.renewals.stop(DEADLINE)
+
+
+# -- behind a slow handler ---------------------------------------------------------------------------------------------

@@ -1,0 +1,106 @@
+"""Leases of a whole worker are looked after, whatever its handlers and the database do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+from django.db import connection
+
+from queueapp import Context, consumer
+from tests.conformance.gate import Gate
+from tests.inprocess import DEADLINE, Worker, eventually, real_commits
+from tests.testapp.messages import Nop
+from tests.testapp.models import Leased, Urgent
+from tests.workers.services.upkeep import expiry, locked, locked_table, seqs_of
+from workers.services.renewals import Renewals
+
+pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers", "fast")]
+Start = Callable[..., Worker]
+
+
+def test_a_handler_that_holds_its_own_row_is_renewed_after_it_let_go(start_worker: Start, gate: Gate) -> None:
+    """Its lease is the old one at the end of its transaction, which may have lapsed by then."""
+    seqs: list[int] = []
+
+    @consumer(Leased, name="tests")
+    def handler(message: Nop, context: Context) -> None:
+        seqs.append(context.seq)
+        with locked(context.seq):
+            gate.enter()
+        gate.enter()
+
+    worker = start_worker(Leased)
+    Leased.send(Nop(1, ""))
+    eventually(lambda: gate.inside == 1)
+    first = expiry(Leased, seqs[0])
+    (task,) = worker.pump.tasks
+    eventually(lambda: task.batch.again)
+    assert expiry(Leased, seqs[0]) == first, "it was passed over"
+    due = task.batch.expires
+
+    gate.let(1)
+    eventually(lambda: expiry(Leased, seqs[0]) > first)
+
+    assert not task.batch.again
+    assert due <= task.batch.expires
+    gate.let(1)
+    eventually(lambda: not Leased.objects.exists())
+    assert len(seqs) == 1
+    assert worker.pump.stats.lost == 0
+
+
+def test_a_table_that_a_migration_has_locked_holds_up_no_other_queue(start_worker: Start, gate: Gate) -> None:
+    def enter(message: Nop) -> None:
+        gate.enter()
+
+    for queue in (Leased, Urgent):
+        consumer(queue, name="tests")(enter)
+    # One task each: nobody else takes what lapses while the table is locked.
+    workers = [start_worker(queue, concurrency=1, renewals=False) for queue in (Leased, Urgent)]
+    renewals = Renewals("default", [worker.pump for worker in workers])
+    for queue in (Leased, Urgent):
+        queue.send(Nop(1, ""))
+    eventually(lambda: gate.inside == 2)
+    (other,) = seqs_of(Urgent)
+    first = expiry(Urgent, other)
+
+    with locked_table(Leased):
+        renewals.start()
+        eventually(lambda: expiry(Urgent, other) > first + timedelta(seconds=4))
+
+    (mine,) = seqs_of(Leased)
+    before = expiry(Leased, mine)
+    eventually(lambda: expiry(Leased, mine) > before + timedelta(seconds=4))
+    gate.let(2)
+    eventually(lambda: not Leased.objects.exists() and not Urgent.objects.exists())
+    assert renewals.stop(DEADLINE)
+    assert workers[0].pump.stats.lost == workers[1].pump.stats.lost == 0
+
+
+def test_a_lost_connection_costs_no_lease(start_worker: Start, gate: Gate) -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("sessions are cut on PostgreSQL only")
+
+    @consumer(Leased, name="tests")
+    def handler(message: Nop) -> None:
+        gate.enter()
+
+    start_worker(Leased)
+    Leased.send(Nop(1, ""))
+    eventually(lambda: gate.inside == 1)
+    (seq,) = seqs_of(Leased)
+    first = expiry(Leased, seq)
+    eventually(lambda: expiry(Leased, seq) > first)  # now it has a connection
+
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+        )
+    cut = expiry(Leased, seq)
+
+    eventually(lambda: expiry(Leased, seq) > cut + timedelta(seconds=4))
+    gate.let(1)
+    eventually(lambda: not Leased.objects.exists())
