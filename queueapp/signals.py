@@ -31,14 +31,31 @@ def send(signal: Signal, failure: Any, verdict: Any) -> None:
     for receiver, result in signal.send_robust(sender=failure.queue, failure=failure, verdict=verdict):
         if isinstance(result, Exception):
             log.error("A receiver of a queueapp signal failed: %r: %r", receiver, result)
-    level = {"RetryNow": logging.INFO, "RetryLater": logging.WARNING}.get(type(verdict).__name__, logging.ERROR)
+    _log(failure, verdict)
+
+
+#: An attempt that is repeated is told softer than one that is the last.
+_LEVELS = {"RetryNow": logging.INFO, "RetryLater": logging.WARNING}
+
+
+def _log(failure: Any, verdict: Any) -> None:
+    """Every failed attempt, with its traceback; what it is about as attributes of the record, for JSON and for filters."""
+    queue, exception = failure.queue._meta.label, failure.exception
     log.log(
-        level,
+        _LEVELS.get(type(verdict).__name__, logging.ERROR),
         "%s: message %s attempt %d failed (%s): %s",
-        failure.queue._meta.label,
+        queue,
         failure.row.id,
         failure.attempt,
-        type(failure.exception).__name__,
+        type(exception).__name__,
         verdict,
-        extra={"message_id": str(failure.row.id), "queue": failure.queue._meta.label, "attempt": failure.attempt},
+        exc_info=exception,
+        extra={
+            "message_id": str(failure.row.id),
+            "message_type": failure.message_type,
+            "queue": queue,
+            "consumer": failure.consumer.name if failure.consumer is not None else "",
+            "attempt": failure.attempt,
+            "verdict": type(verdict).__name__,
+        },
     )

@@ -47,6 +47,14 @@ class Failure:
         except UndecodableMessage:
             return {}
 
+    @property
+    def message_type(self) -> str:
+        """The type that the headers name; '' where they name none, or do not parse."""
+        try:
+            return messages.read_head(self.row.headers)[0]
+        except UndecodableMessage:
+            return ""
+
     def option(self, name: str) -> Any:
         """An option of the consumer, or else of the project (``attempts`` -> ``QUEUEAPP.ATTEMPTS``)."""
         value = self.consumer.options[name] if self.consumer is not None else None

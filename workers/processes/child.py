@@ -133,6 +133,7 @@ def run_worker(options: ChildOptions, stages: Stages) -> int:
     from ..services.peer_watch import PeerWatch
     from ..services.renewals import Renewals
     from .crashes import FAILED, WEDGED
+    from .reporting import EVERY, Report
     from .shared_floors import SharedFloors
     from .slots import Slots
     from .watchdog import Watchdog, interrupt_all
@@ -174,7 +175,8 @@ def run_worker(options: ChildOptions, stages: Stages) -> int:
     # A wedged handler ends the process as a stop does; its exit code tells the supervisor to count it.
     services: list[Service] = [Watchdog(pumps, stages.stopping.set), PeerWatch(), *heartbeats]
     for alias, own_pumps in by_alias.items():
-        leased = [pump for pump in own_pumps if pump.queue.delivery.semantics is Semantics.AT_LEAST_ONCE]
+        # A TRANSACTIONAL queue is leased while it is received carefully.
+        leased = [pump for pump in own_pumps if pump.queue.delivery.semantics is not Semantics.AT_MOST_ONCE]
         if leased:
             services.append(Renewals(alias, leased))
     if settings.WAKE_UPS:
@@ -190,7 +192,9 @@ def run_worker(options: ChildOptions, stages: Stages) -> int:
         job.start(stages.fail)
     log.info("Worker %d receives %s.", os.getpid(), ", ".join(options.queues))
 
-    stages.stopping.wait()
+    report = Report(pumps)
+    while not stages.stopping.wait(EVERY):
+        report.tell()
     for pump in pumps:
         pump.wake()
     clean = _wait_for_pumps(pumps, receiving, stages, settings.SHUTDOWN_GRACE.total_seconds())
@@ -203,7 +207,7 @@ def run_worker(options: ChildOptions, stages: Stages) -> int:
         for heartbeat in heartbeats:
             heartbeat.goodbye()
     stop_all(services, INTERRUPT_GRACE)
-    _report(pumps)
+    report.tell_all()
     if not clean:
         return WEDGED
     return FAILED if stages.failed else 0
@@ -217,16 +221,6 @@ def _wait_for_pumps(pumps: Any, jobs: Sequence[Job], stages: Stages, seconds: fl
         for job in jobs:
             job.join(0.02)
     return not any(job.is_alive() for job in jobs) and all(pump.crew.join(0) for pump in pumps)
-
-
-def _report(pumps: Any) -> None:
-    for pump in pumps:
-        stats = pump.stats
-        log.info(
-            "%s: received %d, handled %d, failed %d, given back %d, lost leases %d, empty receives %d, peeks %d.",
-            pump.queue._meta.label, stats.received, stats.handled, stats.failed, stats.returned, stats.lost,
-            stats.empty, stats.peeks,
-        )  # fmt: skip
 
 
 def run_dispatcher(options: ChildOptions, stages: Stages) -> int:

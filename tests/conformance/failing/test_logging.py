@@ -1,0 +1,49 @@
+"""Every failed attempt is in the log, with its traceback and with what it is about."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from queueapp import Poison, RetryNow
+from tests.conformance.endpoint import Endpoint, modes
+from tests.inprocess import eventually
+
+
+class Broken(Exception):
+    """What the handlers here raise."""
+
+
+@modes("NRS")
+def test_every_failed_attempt_is_logged_with_its_traceback(
+    endpoint: Endpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    def act(*_: object) -> None:
+        raise Broken("so it is")
+
+    caplog.set_level(logging.INFO, logger="queueapp")
+    endpoint.handle(act, policy=lambda failure: RetryNow() if failure.attempt == 1 else Poison("seen"))
+    message_id = endpoint.send(1)
+    endpoint.start()
+    eventually(endpoint.poison.exists)
+
+    def told() -> list[logging.LogRecord]:
+        return [record for record in caplog.records if "attempt" in record.__dict__]
+
+    attempts = 1 if endpoint.queue.delivery.semantics.value == "at-most-once" else 2
+    eventually(lambda: len(told()) == attempts)
+    for number, record in enumerate(told(), 1):
+        assert record.exc_info is not None
+        assert record.exc_info[0] is Broken
+        assert "act" in caplog.text
+        assert "in act\n" in logging.Formatter().formatException(record.exc_info)
+        said = record.__dict__
+        assert said["message_id"] == str(message_id)
+        assert said["message_type"] == "tests.conformance.endpoint.Note"
+        assert said["queue"] == endpoint.queue._meta.label
+        assert said["consumer"]
+        assert said["attempt"] == number
+    assert [(record.levelname, record.__dict__["verdict"]) for record in told()] == [
+        ("INFO", "RetryNow"), ("ERROR", "Poison"),
+    ][-attempts:]  # fmt: skip
