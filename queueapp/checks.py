@@ -71,7 +71,7 @@ def check_queues(**_: Any) -> list[Any]:
         if delivery.semantics is not Semantics.AT_LEAST_ONCE:
             continue
         for consumer in registered.of(queue):
-            timeout = consumer.options["timeout"] or default_timeout
+            timeout = consumer.option("timeout") or default_timeout
             if timeout and timeout + settings.SHUTDOWN_GRACE > delivery.lease_period and not delivery.renew_leases:
                 found.append(
                     checks.Error(

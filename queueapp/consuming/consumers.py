@@ -14,7 +14,8 @@ from types import FunctionType, MethodType
 from typing import Any, Generic, TypeVar
 
 from ..errors import InvalidOption
-from .registration import OPTIONS, Registration, layers
+from ..recoverability import OPTIONS
+from .registration import Registration, layers
 from .registry import registered
 
 MessageT = TypeVar("MessageT")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
@@ -17,24 +16,8 @@ from asgiref.sync import iscoroutinefunction
 
 from .. import messages
 from ..errors import InvalidOption
-from ..options import Option, read_all
-
-OPTIONS: tuple[Option, ...] = (
-    Option("timeout", timedelta, None, "Time limit of one attempt; None: QUEUEAPP.TIMEOUT.",
-           timedelta(milliseconds=10), timedelta(hours=24), True, True),
-    Option("attempts", int, None, "Attempts before the message is poison; None: QUEUEAPP.ATTEMPTS.", 1, 1000, True),
-    Option("retry_delay", timedelta, None, "Wait between attempts; None: QUEUEAPP.RETRY_DELAY; 0: at once, in place.",
-           timedelta(0), timedelta(days=30), True, True),
-    Option("retry_delay_increase", timedelta, None, "Added to the wait at each further attempt.",
-           timedelta(0), timedelta(days=30), True, True),
-    Option("retry_jitter", float, None, "Share of the wait that is added at random.", 0.0, 1.0, True),
-    Option("immediate_retries", int, None, "Attempts repeated at once before waits begin.", 0, 1000, True),
-    Option("unrecoverable", tuple, (), "Exception classes that send the message to poison at once.",
-           accept=lambda v: all(isinstance(c, type) and issubclass(c, BaseException) for c in v)),
-    Option("policy", object, None, "Callable (context) -> RetryNow | RetryLater | Poison | Discard.", optional=True,
-           accept=callable),
-)  # fmt: skip
-
+from ..options import read_all
+from ..recoverability import OPTIONS
 
 _BY_PLACE = (
     inspect.Parameter.POSITIONAL_ONLY,
@@ -95,6 +78,11 @@ class Registration:
         self.is_async = is_async(handler)
         self.options = read_all(OPTIONS, given, f"@consumer {name}: ")
         self.wants_context = len([p for p in inspect.signature(handler).parameters.values() if p.kind in _BY_PLACE]) > 1
+
+    def option(self, name: str) -> Any:
+        """Its own option, or else its queue's; None: neither says anything, so the project's counts."""
+        value = self.options[name]
+        return value if value is not None else getattr(self.queue.delivery, name)
 
     def __repr__(self) -> str:
         return f"<consumer {self.name} of {self.type_name or 'untyped messages'} in {self.queue._meta.label}>"

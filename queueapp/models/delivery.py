@@ -7,11 +7,13 @@ options of its bases. An unknown name or a value out of bounds is an error at im
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 from ..options import Option, read_all
+from ..recoverability import OPTIONS as RECOVERABILITY
 
 
 class Semantics(enum.Enum):
@@ -122,7 +124,10 @@ OPTIONS: tuple[Option, ...] = (
         low=1,
         high=1_000_000_000,
     ),
-)
+    # For its consumers that say nothing else. Their texts speak of a consumer; these of what is left.
+    *(replace(one, doc=one.doc.replace("the queue's, then ", "").replace("the queue's, which has none by itself", "none"))
+      for one in RECOVERABILITY),
+)  # fmt: skip
 
 
 #: A leased row is rewritten once, 40 bytes longer. WAL of a message's life, bodies of 200 bytes, 70: 943 B; 55: 786; 48: 673.
@@ -146,6 +151,14 @@ class Delivery:
     body_string: bool
     fillfactor: int
     autovacuum_threshold: int
+    timeout: timedelta | None
+    attempts: int | None
+    retry_delay: timedelta | None
+    retry_delay_increase: timedelta | None
+    retry_jitter: float | None
+    immediate_retries: int | None
+    unrecoverable: tuple[type[BaseException], ...] | None
+    policy: Callable[[Any], Any] | None
 
     def __init__(self, given: Mapping[str, Any], where: str) -> None:
         self.given = dict(given)
@@ -166,5 +179,10 @@ def given_options(delivery_class: type | None) -> dict[str, Any]:
     """What a user's ``class Delivery`` sets, its bases included, in the order of inheritance."""
     given: dict[str, Any] = {}
     for cls in reversed(delivery_class.__mro__[:-1]) if delivery_class else ():
-        given |= {name: value for name, value in vars(cls).items() if not name.startswith("_")}
+        given |= {
+            # A policy may be written as a method of the class.
+            name: value.__func__ if isinstance(value, staticmethod) else value
+            for name, value in vars(cls).items()
+            if not name.startswith("_")
+        }
     return given

@@ -105,5 +105,5 @@ def _limits_of(label: str, consumer: str) -> tuple[int, int]:
     except QueueNotFound:
         return settings.ATTEMPTS, sys.maxsize
     known = {one.name: one for one in registered.of(queue)}
-    attempts = known[consumer].options["attempts"] if consumer in known else None
+    attempts = known[consumer].option("attempts") if consumer in known else queue.delivery.attempts
     return attempts or settings.ATTEMPTS, queue.delivery.max_deliveries or sys.maxsize

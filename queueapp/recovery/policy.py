@@ -56,8 +56,8 @@ class Failure:
             return ""
 
     def option(self, name: str) -> Any:
-        """An option of the consumer, or else of the project (``attempts`` -> ``QUEUEAPP.ATTEMPTS``)."""
-        value = self.consumer.options[name] if self.consumer is not None else None
+        """An option of the consumer, or else of its queue, or else of the project (``attempts`` -> ``QUEUEAPP.ATTEMPTS``)."""
+        value = self.consumer.option(name) if self.consumer is not None else getattr(self.queue.delivery, name)
         return value if value is not None else getattr(settings, name.upper())
 
 
@@ -65,7 +65,7 @@ def default_policy(failure: Failure) -> Verdict:
     """Immediate retries, then delayed ones with increase and jitter, then poison (NServiceBus' order of decisions)."""
     if isinstance(failure.exception, UndecodableMessage):
         return Poison("undecodable: " + one_line(failure.exception))
-    unrecoverable = failure.consumer.options["unrecoverable"] if failure.consumer else ()
+    unrecoverable = failure.consumer.option("unrecoverable") if failure.consumer else ()
     if unrecoverable and isinstance(failure.exception, unrecoverable):
         return Poison("unrecoverable: " + one_line(failure.exception))
     attempts = failure.option("attempts")
@@ -80,9 +80,9 @@ def default_policy(failure: Failure) -> Verdict:
 
 
 def ask(failure: Failure, alias: str) -> Verdict:
-    """The verdict of the consumer's own policy, or of the default one where it has none, or it fails or makes no sense.
+    """The verdict of the consumer's policy, or of the default one where it has none, or it fails or makes no sense.
     What it says is text that every column takes, and a time that every clock knows. Raises ConnectionSpoiled."""
-    policy: Callable[[Failure], Verdict] | None = failure.consumer.options["policy"] if failure.consumer else None
+    policy: Callable[[Failure], Verdict] | None = failure.consumer.option("policy") if failure.consumer else None
     if policy is None:
         return _default(failure)
     connection = connections[alias]

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from queueapp import conf
-from queueapp.consuming.registration import OPTIONS
 from queueapp.models import delivery
 from queueapp.options import Option
+from queueapp.recoverability import OPTIONS
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 

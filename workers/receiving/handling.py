@@ -50,13 +50,13 @@ class Entry:
 
     def __init__(self, registration: Registration) -> None:
         self.registration = registration
-        limit: timedelta | None = registration.options["timeout"] or settings.TIMEOUT
+        limit: timedelta | None = registration.option("timeout") or settings.TIMEOUT
         #: Seconds, or None for no limit.
         self.timeout = limit.total_seconds() if limit else None
         #: A message that failed so often is not handled any more. A policy of its own may want more attempts than the
         #: project's default, so that bounds it only where it is asked for.
-        options = registration.options
-        most = options["attempts"] or (sys.maxsize if options["policy"] else settings.ATTEMPTS)
+        option = registration.option
+        most = option("attempts") or (sys.maxsize if option("policy") else settings.ATTEMPTS)
         self.attempts = min(most, registration.queue.delivery.max_deliveries or sys.maxsize)
         self.call = _caller(registration, self.timeout)
         of = registration.message_type
