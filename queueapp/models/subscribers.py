@@ -48,10 +48,13 @@ class Subscriber(models.Model):
 
 
 class QueueControl(models.Model):
-    """What an operator set for a queue: paused or not. No row: nothing was set. Workers see it within a peek delay."""
+    """What an operator set for a queue. No row: nothing was set. Workers see it within a peek delay."""
 
     queue = models.CharField(max_length=200, primary_key=True)
     paused = models.BooleanField(db_default=False, default=False)
+    concurrency = models.PositiveSmallIntegerField(
+        null=True, blank=True, help_text="Receive tasks of each worker process; empty: as the worker was started."
+    )
     careful_until = UtcField(null=True, blank=True, help_text="Workers record each attempt before its handler runs.")
     changed_at = UtcField(db_default=Now())
     changed_by = models.ForeignKey(

@@ -18,6 +18,7 @@ from django.db.models import Q, QuerySet
 
 from .. import wakeups
 from ..conf import settings
+from ..errors import InvalidOption
 from ..models import Now, PoisonMessage, QueueControl
 from ..poison.failures import attempts_of, clean, first_failed, type_of
 from ..sending.accepting import alias_of
@@ -26,6 +27,10 @@ from ..sql.carried import COUNTS, carried_by
 
 #: A purge started from a web page answers before a proxy gives up on it; what is left takes another press.
 PURGE_FOR = timedelta(seconds=20)
+
+
+#: Of the receive tasks of a queue in one process.
+MAX_CONCURRENCY = 256
 
 
 class Purged(NamedTuple):
@@ -43,12 +48,27 @@ def pause(queue: Any, *, by: Any = None, using: str | None = None) -> bool:
 
     Workers see it within a peek delay; what they hold by then is handled to its end. ``by`` is the user for the log.
     """
-    return _set_paused(queue, True, by, using)
+    return _set(queue, {"paused": True}, by, using, "Paused.")
 
 
 def resume(queue: Any, *, by: Any = None, using: str | None = None) -> bool:
     """The reverse of ``pause``. False: it was not paused."""
-    return _set_paused(queue, False, by, using)
+    resumed = _set(queue, {"paused": False}, by, using, "Resumed.")
+    if resumed:
+        wakeups.sent(queue, connections[alias_of(queue, using)])
+    return resumed
+
+
+def set_concurrency(queue: Any, tasks: int | None, *, by: Any = None, using: str | None = None) -> bool:
+    """Let each worker process receive a queue with so many tasks from now on, whatever it was started with; None: as it was
+    started. False: that was set already. Raises InvalidOption.
+
+    Workers see it within a peek delay, and take as many as they have room for (32, or what they were started with). Tasks
+    above it end with the message that they have in hand.
+    """
+    if tasks is not None and not (isinstance(tasks, int) and 1 <= tasks <= MAX_CONCURRENCY):
+        raise InvalidOption("concurrency", tasks, f"a whole number from 1 to {MAX_CONCURRENCY}, or None")
+    return _set(queue, {"concurrency": tasks}, by, using, f"Concurrency set to {tasks or 'as started'}.")
 
 
 def purge(queue: Any, *, by: Any = None, using: str | None = None, within: timedelta = PURGE_FOR) -> Purged:
@@ -70,20 +90,20 @@ def purge(queue: Any, *, by: Any = None, using: str | None = None, within: timed
     return Purged(deleted, complete)
 
 
-def _set_paused(queue: Any, paused: bool, by: Any, using: str | None) -> bool:
+def _set(queue: Any, values: dict[str, Any], by: Any, using: str | None, text: str) -> bool:
     alias, label = alias_of(queue, using), queue._meta.label
     with transaction.atomic(using=alias):
         QueueControl.objects.using(alias).get_or_create(queue=label)
         # One UPDATE decides: of two operators who press at once, one changes it and is logged.
         changed = (
             QueueControl.objects.using(alias)
-            .filter(queue=label, paused=not paused)
-            .update(paused=paused, changed_at=Now(), changed_by_id=by.pk if by is not None else None)
-        )
+            .filter(queue=label)
+            .exclude(**{f"{name}__isnull" if value is None else name: True if value is None else value
+                        for name, value in values.items()})
+            .update(**values, changed_at=Now(), changed_by_id=by.pk if by is not None else None)
+        )  # fmt: skip
         if changed:
-            log(by, queue, "Paused." if paused else "Resumed.")
-    if changed and not paused:
-        wakeups.sent(queue, connections[alias])
+            log(by, queue, text)
     return bool(changed)
 
 

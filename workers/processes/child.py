@@ -135,7 +135,7 @@ def run_worker(options: ChildOptions, stages: Stages) -> int:
     from .crashes import FAILED, WEDGED
     from .reporting import EVERY, Report
     from .shared_floors import SharedFloors
-    from .slots import Slots
+    from .slots import Slots, slots_of
     from .watchdog import Watchdog, interrupt_all
 
     slots = Slots(options.slots, options.slots_fd) if options.slots else None
@@ -146,11 +146,11 @@ def run_worker(options: ChildOptions, stages: Stages) -> int:
     for index, label in enumerate(options.queues):
         queue = registry.queues.find(label)
         alias = router.db_for_write(queue)
-        concurrency = options.concurrency or queue.delivery.concurrency or settings.CONCURRENCY
+        concurrency, most = slots_of(queue, options.concurrency)
         own = None
         if slots is not None:
-            own = [slots.slot(used + i) for i in range(concurrency)]
-            used += concurrency
+            own = [slots.slot(used + i) for i in range(most)]
+            used += most
         pump = QueuePump(
             queue, alias, stopping=stages.stopping, slots=own, concurrency=concurrency, quarantine=quarantine
         )

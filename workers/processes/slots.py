@@ -12,13 +12,25 @@ import os
 import tempfile
 import uuid
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from queueapp.conf import settings
 
 _SLOT_BYTES = 4096
 _WORDS = _SLOT_BYTES // 8
 # Words of a slot: 0 seq in hand (0: none), 1-2 lease token, 3-4 subscriber, 5 index of the queue, 6 bytes of headers. An
 # AT_MOST_ONCE message is nowhere else by then: its id is in the place of the token, its headers follow.
 _QUEUE, _LENGTH, _HEADERS = 5, 6, 64
+
+
+#: There are slots for so many tasks of a queue at least, so that its concurrency can be raised while it is received.
+AT_LEAST = 32
+
+
+def slots_of(queue: Any, concurrency: int | None) -> tuple[int, int]:
+    """(receive tasks of a queue in one process, slots for them); ``concurrency``: what the command line says."""
+    tasks: int = concurrency or queue.delivery.concurrency or settings.CONCURRENCY
+    return tasks, max(tasks, AT_LEAST)
 
 
 class InHand(NamedTuple):

@@ -33,7 +33,7 @@ from . import crashes
 from .child import ChildOptions
 from .shared_floors import SharedFloors
 from .signals import Signals
-from .slots import Slots
+from .slots import Slots, slots_of
 
 log = logging.getLogger("workers")
 
@@ -115,7 +115,7 @@ class Supervisor:
         self._failed = False
         labels = [queue._meta.label for queue in self.queues]
         self._floors = SharedFloors(len(labels))
-        slots = sum(concurrency or q.delivery.concurrency or settings.CONCURRENCY for q in self.queues)
+        slots = sum(slots_of(queue, concurrency)[1] for queue in self.queues)
         self.children = [
             Child(
                 f"worker {n + 1}",

@@ -19,6 +19,7 @@ from time import monotonic
 from django.db import connections
 
 from queueapp.errors import InvalidOption
+from queueapp.operating.control import MAX_CONCURRENCY
 from queueapp.sending.isolation import close_isolated
 
 from .slot import Slot
@@ -28,7 +29,6 @@ log = logging.getLogger("workers")
 
 #: An idle task ends after so many seconds, and closes its connection; the last one stays.
 HELPER_IDLE = 10.0
-MAX_CONCURRENCY = 256
 
 
 class Crew:
@@ -46,7 +46,9 @@ class Crew:
         concurrency: int,
         slots: Sequence[Slot] | None,
     ) -> None:
-        self.concurrency = concurrency
+        #: How many tasks there may be at once; as it was made, and what it can be set to.
+        self.concurrency = self.declared = concurrency
+        self.most = len(slots) if slots is not None else MAX_CONCURRENCY
         self.tasks: list[Task] = []
         self._label, self._alias = label, alias
         self._make, self._work, self._ended = make, work, ended
@@ -111,9 +113,8 @@ class Crew:
     def set_concurrency(self, concurrency: int) -> None:
         """Change how many tasks there may be at once, in the middle of whatever is going on: those above it end with the
         message they have in hand. Safe from any thread. Raises InvalidOption."""
-        most = len(self._slots) if self._slots is not None else MAX_CONCURRENCY
-        if not 1 <= concurrency <= most:
-            raise InvalidOption("concurrency", concurrency, f"a whole number from 1 to {most}")
+        if not 1 <= concurrency <= self.most:
+            raise InvalidOption("concurrency", concurrency, f"a whole number from 1 to {self.most}")
         with self._cond:
             self._free_slots[:0] = range(concurrency - 1, self._tasks_at_most - 1, -1)
             self._tasks_at_most = max(self._tasks_at_most, concurrency)

@@ -119,7 +119,11 @@ class Heartbeat(Service):
     def _read_controls(self) -> None:
         controls = QueueControl.objects.using(self.alias).annotate(now_careful=Q(careful_until__gt=Now()))
         paused, careful = set(), set()
-        for queue, is_paused, is_careful in controls.values_list("queue", "paused", "now_careful"):
+        concurrency: dict[str, int | None] = {}
+        for queue, is_paused, is_careful, tasks in controls.values_list(
+            "queue", "paused", "now_careful", "concurrency"
+        ):
+            concurrency[queue] = tasks
             if is_paused:
                 paused.add(queue)
             if is_careful:
@@ -128,6 +132,10 @@ class Heartbeat(Service):
         for pump in self._pumps:
             label = pump.queue._meta.label
             self._set_careful(pump, label in careful)
+            wanted = min(concurrency.get(label) or pump.crew.declared, pump.crew.most)
+            if wanted != pump.crew.concurrency:
+                pump.set_concurrency(wanted)
+                log.info("%s is received by up to %d tasks of this process.", label, wanted)
             if (label in paused) != pump.paused:
                 pump.paused = label in paused
                 log.info("%s is %s.", label, "paused" if pump.paused else "resumed")

@@ -1,0 +1,39 @@
+"""``manage.py setconcurrency``: how many tasks of each worker process receive a queue."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from ... import registry
+from ...errors import InvalidOption, QueueNotFound
+from ...operating import control
+
+
+class Command(BaseCommand):
+    """Change how many messages a worker process handles at once."""
+
+    help = (
+        "Let each worker process receive a queue with so many tasks, whatever it was started with, or again with as many as "
+        "it was started with (default). Seen within one peek delay, without a restart; tasks above it end with the message "
+        "that they have in hand. A process has room for 32 tasks of a queue, or for as many as it was started with."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("queue", help="Queue by label or table.")
+        parser.add_argument("tasks", help="A whole number from 1 to 256, or: default.")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        text = options["tasks"]
+        if text != "default" and not text.isdecimal():
+            raise CommandError(f"tasks {text!r} is not accepted: it must be a whole number, or: default.")
+        tasks = None if text == "default" else int(text)
+        try:
+            queue = registry.queues.find(options["queue"])
+            changed = control.set_concurrency(queue, tasks)
+        except (QueueNotFound, InvalidOption) as error:
+            raise CommandError(str(error)) from error
+        said = "as many tasks as it was started with" if tasks is None else f"{tasks} tasks"
+        self.stdout.write(f"{queue._meta.label}: each process has {said}{'' if changed else ', as before'}.")

@@ -1,0 +1,53 @@
+"""A worker has as many receive tasks as an operator says, from the next heartbeat on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from queueapp import consumer
+from queueapp.operating import control
+from tests.inprocess import Worker, eventually, real_commits
+from tests.testapp.messages import Nop
+from tests.testapp.models import Leased, Transactional
+from workers.processes.slots import AT_LEAST, slots_of
+
+
+@real_commits
+@pytest.mark.usefixtures("no_consumers")
+@pytest.mark.parametrize("queue", [Leased, Transactional])
+def test_a_worker_follows_while_it_receives(start_worker: Callable[..., Worker], settings: Any, queue: Any) -> None:
+    settings.QUEUEAPP = {"HEARTBEAT_INTERVAL": 0.5}
+    inside, most, gate = threading.Semaphore(0), [0, 0], threading.Event()
+    lock = threading.Lock()
+
+    def act(message: Nop) -> None:
+        with lock:
+            most[0] += 1
+            most[1] = max(most)
+        inside.release()
+        gate.wait(30)
+        with lock:
+            most[0] -= 1
+
+    consumer(queue, name="tests")(act)
+    worker = start_worker(queue, heartbeat=True, concurrency=1)
+    queue.send_many(Nop(number, "") for number in range(6))
+    eventually(lambda: most[0] == 1)
+    assert worker.pump.crew.concurrency == 1
+
+    control.set_concurrency(queue, 3)
+    eventually(lambda: most[0] == 3)
+    control.set_concurrency(queue, None)
+    eventually(lambda: worker.pump.crew.concurrency == 1)
+    gate.set()
+    eventually(lambda: not queue.objects.exists())
+    assert most[1] == 3
+
+
+def test_a_process_has_room_for_more_tasks_than_it_was_started_with() -> None:
+    assert slots_of(Leased, 2) == (2, AT_LEAST)
+    assert slots_of(Leased, AT_LEAST + 5) == (AT_LEAST + 5, AT_LEAST + 5)
