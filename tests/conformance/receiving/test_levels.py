@@ -15,9 +15,9 @@ from tests.conformance.endpoint import Endpoint, modes
 from tests.inprocess import DEADLINE, eventually
 from tests.testapp.models import Urgent
 from workers.services import housekeeping
+from workers.services.delayed_dispatcher import DelayedDispatcher
 from workers.services.housekeeping import Housekeeping, clamp_priorities
-from workers.services.leadership import Leadership
-from workers.services.service import stop_all
+from workers.services.service import Service, stop_all
 
 #: Lowest and highest that the column takes, and the neighbours of levels 0 to 2.
 STRANGE = [-(2**15), -1, 3, 2**15 - 1]
@@ -37,13 +37,13 @@ def urgent(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> Iterator[Endp
 @pytest.fixture
 def keep_house(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     monkeypatch.setattr(housekeeping, "LEVELS_INTERVAL", 0.0)
-    services: list[Housekeeping] = []
+    services: list[Service] = []
 
     def start() -> None:
-        leadership = Leadership(endpoint.alias, "delayed dispatcher", uuid.uuid4())
-        assert leadership.hold()
-        services.append(Housekeeping(endpoint.alias, [Urgent], leadership))
-        services[-1].start()
+        dispatcher = DelayedDispatcher(endpoint.alias, uuid.uuid4())
+        services.extend([dispatcher, Housekeeping(endpoint.alias, [Urgent], dispatcher.leadership)])
+        for service in services:
+            service.start()
 
     yield start
     assert stop_all(services, DEADLINE)
@@ -64,8 +64,7 @@ def test_when_a_priority_is_none_of_the_levels_should_be_handled_as_of_the_neare
     assert not clamp_priorities(Urgent, urgent.alias)
     urgent.start(concurrency=1)
 
-    urgent.wait_until_empty()
-
+    eventually(lambda: len(urgent.calls) == 7)
     assert [number for number, _ in urgent.calls] == [2, 3, 6, 5, 0, 1, 4]
 
 
@@ -88,8 +87,8 @@ def test_when_it_lies_behind_what_was_handled_since_should_be_found(
 
     keep_house()
 
+    eventually(lambda: urgent.numbers == [0, 1])
     urgent.wait_until_empty()
-    assert urgent.numbers == [0, 1]
     assert worker.running
 
 
@@ -135,8 +134,7 @@ def test_when_a_deploy_lowers_the_levels_should_handle_what_has_one_of_the_other
         urgent.start(concurrency=1)
         keep_house()
 
-        urgent.wait_until_empty()
-        assert urgent.numbers == [0, 1, 2, 3]
+        eventually(lambda: urgent.numbers == [0, 1, 2, 3])
     finally:
         urgent.close()
         sql._queue_sql.cache_clear()
