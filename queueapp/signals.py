@@ -10,9 +10,12 @@ changes nothing. ``failure`` is a ``recovery.policy.Failure``, ``verdict`` what 
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Any
 
 from django.dispatch import Signal
+
+from . import asides
 
 log = logging.getLogger("queueapp")
 
@@ -28,9 +31,13 @@ expired = Signal()  #: ``count`` messages of ``queue`` were dropped because thei
 
 def send(signal: Signal, failure: Any, verdict: Any) -> None:
     """Send a failure's signal; the sender is the queue class."""
-    for receiver, result in signal.send_robust(sender=failure.queue, failure=failure, verdict=verdict):
-        if isinstance(result, Exception):
-            log.error("A receiver of a queueapp signal failed: %r: %r", receiver, result)
+    told = partial(signal.send_robust, sender=failure.queue, failure=failure, verdict=verdict)
+    try:
+        for receiver, result in asides.run("the receivers of a signal", told):
+            if isinstance(result, Exception):
+                log.error("A receiver of a queueapp signal failed: %r: %r", receiver, result)
+    except Exception as error:
+        log.error("The receivers of a queueapp signal were interrupted, and perhaps not all told: %r", error)
     _log(failure, verdict)
 
 

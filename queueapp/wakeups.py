@@ -18,6 +18,7 @@ from typing import Any
 
 from django.db import Error
 
+from . import asides
 from .conf import settings
 from .sql import backend_of
 
@@ -91,13 +92,13 @@ def _tamed(hook: Callable[[], Any]) -> Callable[[], None]:
 
     def run() -> None:
         try:
-            hook()
+            asides.run(f"the hook {name}", hook)
         except Exception:
             raise
         except BaseException as error:
             raise RuntimeError(f"{type(error).__name__} in a hook that runs after the commit") from error
 
-    run.__qualname__ = str(getattr(hook, "__qualname__", type(hook).__qualname__))
+    name = run.__qualname__ = str(getattr(hook, "__qualname__", type(hook).__qualname__))
     return run
 
 

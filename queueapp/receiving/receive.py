@@ -187,10 +187,9 @@ class Receive:
         looks.append([Range(0, recipient=r, priority=p) for r, p in levels])
         started, returns = monotonic(), floors.returns
         rows: list[Claimed] = []
-        for ranges in looks:
-            if not ranges:
-                continue
-            while (limit := self._limit - len(rows)) > 0:
+
+        def take(ranges: list[Range]) -> None:
+            while ranges and (limit := self._limit - len(rows)) > 0:
                 if self.leased:
                     owner = self._token
                     got = sql.claim_by_lease(connection, ranges, limit, self._token, owner, self._lease_ms)
@@ -199,9 +198,15 @@ class Receive:
                 if got:
                     floors.passed(got, returns)
                 handed_out = self._without_spent(got)
-                rows += handed_out
+                rows.extend(handed_out)
                 if len(handed_out) == len(got):
                     break  # else there may be others in the place of those
+
+        for ranges in looks:
+            take(ranges)
+        # Last what lies in none of the levels, and no more of it than is taken: a worker's housekeeper may not be there.
+        if (left := self._limit - len(rows)) > 0 and sql.clamp_priorities(connection, [self._recipient], left):
+            take(looks[-1])
         if behind and not any(row[SEQ] <= behind[0].high for row in rows):
             floors.rescanned(monotonic() - started)
         return rows

@@ -6,11 +6,12 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from django.db import connections, transaction
 
-from .. import messages, signals
+from .. import asides, messages, signals
 from ..conf import settings
 from ..consuming.registration import Registration
 from ..errors import UndecodableMessage
@@ -90,7 +91,7 @@ def ask(failure: Failure, alias: str) -> Verdict:
     try:
         # What a policy writes or sends is kept with its verdict, and undone alone when it raises.
         with transaction.atomic(using=alias):
-            verdict = policy(failure)
+            verdict = asides.run("the recoverability policy", partial(policy, failure), settled=False)
         accepted = _accepted(verdict)
         error: BaseException | None = None
     except BaseException as raised:  # sys.exit() and a cancelled coroutine end no worker

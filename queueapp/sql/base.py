@@ -53,6 +53,8 @@ class QueueTable:
     #: ``expires`` is UTC in a column without time zone, and ``recoverable`` has no default: NServiceBus' tables.
     naive_expires: bool = False
     fill_recoverable: bool = False
+    #: A claim finds priorities 0 to ``levels`` - 1; 0: the table is not claimed by priority, and finds any.
+    levels: int = 0
 
     @classmethod
     def of(cls, queue: Any) -> QueueTable:
@@ -75,6 +77,7 @@ class QueueTable:
             index,
             naive_expires=getattr(fields.get("expires"), "naive_utc", False),
             fill_recoverable=recoverable is not None and not recoverable.has_db_default(),
+            levels=delivery.priorities if "priority" in claim_by else 0,
         )
 
     def has(self, *names: str) -> bool:
@@ -93,6 +96,12 @@ class QueueTable:
             return ALWAYS
         copied = [name for name in BY_NAME if name not in OF_LEVEL] if "recipient" in self.claim_by else ()
         return (*ALWAYS, *OF_LEVEL, *copied)
+
+    def within_levels(self, row: Row) -> Row:
+        """The row with the priority, of those that a claim finds, that is nearest to its own."""
+        if not self.levels or row.priority is None:
+            return row
+        return row._replace(priority=min(max(row.priority, 0), self.levels - 1))
 
     def row_of(self, claimed: Claimed) -> Row:
         """What was claimed, by name; all of it if it was claimed whole."""
@@ -238,6 +247,13 @@ class QueueSql(LeaseUpkeep):
         the deliveries stay counted; ``started=False``: none had, and they are taken off again."""
 
     @abc.abstractmethod
+    def clamp_priorities(self, connection: Any, recipients: Sequence[str], limit: int) -> dict[int, int]:
+        """Move at most ``limit`` available messages of these recipients whose priority no claim finds (a foreign INSERT, fewer
+        levels than there were) to the nearest level; how many had which priority. They keep their seq, so they may come
+        to lie behind a floor. One statement (SQL Server: a question, and one for each side of a recipient's levels where
+        there is something). ``recipients`` say nothing on a queue without."""
+
+    @abc.abstractmethod
     def is_empty(self, connection: Any) -> bool:
         """Whether the table holds no message at all, neither leased nor expired nor locked."""
 
@@ -245,14 +261,16 @@ class QueueSql(LeaseUpkeep):
 
     @abc.abstractmethod
     def insert_row(self, connection: Any, row: Row) -> None:
-        """Store a message that was somewhere else, with its times and counts; it gets a seq of its own. What is None, and
-        what the table has no column for, is left to its default. Raises QueueNotFound."""
+        """Store a message that was somewhere else, with its times and counts; it gets a seq of its own, and the nearest
+        priority that this queue has. What is None, and what the table has no column for, is left to its default. Raises
+        QueueNotFound."""
 
     @abc.abstractmethod
     def insert_from(
         self, connection: Any, source: StoreTable, keys: Sequence[int], *, reset_counts: bool = False
     ) -> int:
-        """Copy rows of the delayed or poison table into this queue, in due order, keeping id, headers and body."""
+        """Copy rows of the delayed or poison table into this queue, in due order, keeping id, headers and body, and the
+        priority as ``insert_row`` does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,6 +124,17 @@ def again() -> None:
         _waiting[thread] = (monotonic(), _waiting[thread][1])
 
 
+def rest() -> tuple[float, Any] | None:
+    """What follows on this thread is not the engine's statement, until ``go_on`` with what this returns."""
+    return _waiting.pop(threading.get_ident(), None)
+
+
+def go_on(resting: tuple[float, Any] | None) -> None:
+    """This thread is watched as it was before ``rest``."""
+    if resting is not None:
+        _waiting[threading.get_ident()] = (monotonic(), resting[1])
+
+
 def patience(most: timedelta) -> timedelta:
     """How long a statement may wait for a lock, at most ``most``, before it would be taken for one without an answer."""
     limit = settings.DATABASE_TIMEOUT

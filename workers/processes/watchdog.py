@@ -1,8 +1,9 @@
 """The watchdog: one thread per process that holds handlers to their time limits, and waits for nobody.
 
-It raises ``TimeLimitExceeded`` in the thread of a handler that is over its limit. It looks ten times a second while
-something runs, and never sits in the path of a message: a task writes two attributes per message and takes no lock. It
-uses no database: what may have to wait for one, the renewal of leases, is done elsewhere (``services.renewals``).
+It raises ``TimeLimitExceeded`` in the thread of a handler that is over its limit, or of a hook after a commit, a policy, the
+receivers of a signal. It looks ten times a second while something runs, and never sits in the path of a message: a task
+writes two attributes per message and takes no lock. It uses no database: what may have to wait for one, the renewal of
+leases, is done elsewhere (``services.renewals``).
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import logging
 from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from queueapp.conf import settings
 
 from ..receiving.handling import Interrupted, TimeLimitExceeded, WorkerStopped
 from ..receiving.pump import QueuePump
-from ..receiving.strategies import Running, Task
+from ..receiving.strategies import Aside, Running, Task
 from ..services.service import Service
 
 log = logging.getLogger("workers")
@@ -33,6 +35,8 @@ class Watchdog(Service):
         super().__init__("watchdog")
         self._pumps = pumps
         self._on_wedged = on_wedged
+        #: What runs for long without a limit, and was told.
+        self._told: WeakKeyDictionary[Task, Aside] = WeakKeyDictionary()
 
     def serve(self) -> None:
         while not self.stopping:
@@ -41,15 +45,18 @@ class Watchdog(Service):
     def _look(self) -> bool:
         """Interrupt whatever is over its limit; whether anything runs."""
         busy = False
-        late: list[tuple[Task, Running]] = []
-        wedged: list[tuple[Task, Running]] = []
+        late: list[tuple[Task, Running | Aside]] = []
+        wedged: list[tuple[Task, Running | Aside]] = []
+        slow: list[tuple[Task, Aside]] = []
         for pump in self._pumps:
             pump.quarantine.look(careful=any(other.careful for other in self._pumps))
             for task in pump.tasks:
-                running = task.running
+                running = task.running or task.aside
                 if running is None:
                     continue
                 busy = True
+                if isinstance(running, Aside) and self._is_news(task, running):
+                    slow.append((task, running))
                 if running.deadline is None or (over := monotonic() - running.deadline) <= 0:
                     continue
                 if interrupt(task, running):
@@ -60,21 +67,44 @@ class Watchdog(Service):
                     on_wedged()
         # Only now: whoever takes the log may be slow, and no handler's limit is to wait for that.
         for task, running in late:
-            log.warning(
-                "%s: message %d is over the time limit of %s.",
-                task.queue._meta.label, running.seq, running.entry.registration.name,
-            )  # fmt: skip
+            _tell_late(task, running)
         for task, running in wedged:
+            what = running.what if isinstance(running, Aside) else running.entry.registration.name
             log.critical(
                 "%s: %s ignores its time limit with message %d; this process is drained and replaced.",
-                task.queue._meta.label, running.entry.registration.name, running.seq,
+                task.queue._meta.label, what, running.seq,
+            )  # fmt: skip
+        for task, aside in slow:
+            log.warning(
+                "%s: %s, for message %d, runs for %.1f s by now, and its consumer has no time limit.",
+                task.queue._meta.label, aside.what, aside.seq, monotonic() - aside.started,
             )  # fmt: skip
         return busy
 
+    def _is_news(self, task: Task, aside: Aside) -> bool:
+        """Whether it has no limit, and runs for so long that somebody is to be told, once."""
+        if aside.deadline is not None or self._told.get(task) is aside:
+            return False
+        if monotonic() - aside.started < settings.WEDGED_AFTER.total_seconds():
+            return False
+        self._told[task] = aside
+        return True
 
-def interrupt(task: Task, running: Running) -> bool:
-    """Raise TimeLimitExceeded in the task's thread, unless the handler has ended meanwhile or was interrupted before;
-    whether it was done.
+
+def _tell_late(task: Task, running: Running | Aside) -> None:
+    label = task.queue._meta.label
+    if isinstance(running, Aside):
+        log.warning(
+            "%s: %s, for message %d, is over its time limit after %.1f s and is interrupted.",
+            label, running.what, running.seq, monotonic() - running.started,
+        )  # fmt: skip
+    else:
+        log.warning("%s: message %d is over the time limit of %s.", label, running.seq, running.entry.registration.name)
+
+
+def interrupt(task: Task, running: Running | Aside) -> bool:
+    """Raise TimeLimitExceeded in the task's thread, unless what runs has ended meanwhile or was interrupted before; whether it
+    was done.
 
     Python delivers it between two bytecodes: a handler inside one long C call (a query, ``time.sleep``) sees it when
     that call returns. An async handler keeps its own time limit, on its event loop; what a sync one has returned to be
@@ -83,10 +113,13 @@ def interrupt(task: Task, running: Running) -> bool:
     with task.stop_lock:
         # Re-checked under the lock, which the task takes before it goes on to the next message once it is late: so the
         # exception can never reach another message's handler.
-        if task.running is not running or task.hit is running:
+        now = task.aside if isinstance(running, Aside) else task.running
+        if now is not running or task.hit is running:
             return False
         task.hit = running
-        if not running.entry.registration.is_async:
+        if isinstance(running, Aside):
+            _raise_in(task, TimeLimitExceeded)
+        elif not running.entry.registration.is_async:
             if (cancel := getattr(running.context, "_cancel", None)) is not None:
                 _cancel(cancel, for_its_time_limit=True)
             else:
@@ -103,7 +136,10 @@ def interrupt_all(pumps: Sequence[QueuePump]) -> int:
             task.hurry = True
             running = task.running
             with task.stop_lock:
-                if running is None or task.running is not running or task.cut_off is running:
+                if running is None:
+                    _cut_off_aside(task)
+                    continue
+                if task.running is not running or task.cut_off is running:
                     continue
                 task.cut_off = running
                 count += 1
@@ -112,6 +148,14 @@ def interrupt_all(pumps: Sequence[QueuePump]) -> int:
                 elif not running.entry.registration.is_async:
                     _raise_in(task, WorkerStopped)
     return count
+
+
+def _cut_off_aside(task: Task) -> None:
+    """A policy is left to decide: interrupted, the default one would, and otherwise."""
+    aside = task.aside
+    if aside is not None and aside.settled and task.cut_off is not aside:
+        task.cut_off = aside
+        _raise_in(task, WorkerStopped)
 
 
 def _cancel(cancel: Callable[..., object], **options: Any) -> None:

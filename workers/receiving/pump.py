@@ -246,7 +246,7 @@ class QueuePump:
     def _promised(self) -> int:
         """What was counted by a look and is promised to tasks at work; of what a slow one was promised others may take."""
         since = monotonic() - GROW_WAIT
-        shares = ((task.running, task.share) for task in self.crew.tasks)
+        shares = ((task.running or task.aside, task.share) for task in self.crew.tasks)
         return self.crew.promised + sum(share for running, share in shares if not running or running.started > since)
 
     def _call_for(self, messages: int) -> None:

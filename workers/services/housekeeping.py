@@ -1,14 +1,16 @@
 """Housekeeping of one database: expired messages go, and the leases of dead subscribers are released.
 
-Poison messages that were archived or edited go when their retention is over; delayed messages that nobody delivers are
-named. All of it is done by the process that dispatches delayed messages, as the same elected leader. Every piece is
-idempotent and in small batches that skip what is locked, so nothing waits for it.
+Messages with a priority that no claim finds get the nearest one. Poison messages that were archived or edited go when their
+retention is over; delayed messages that nobody delivers are named. All of it is done by the process that dispatches delayed
+messages, as the same elected leader. Every piece is idempotent and in small batches that skip what is locked, so nothing
+waits for it.
 """
 
 from __future__ import annotations
 
 import logging
 import uuid
+from collections import Counter
 from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
@@ -17,6 +19,7 @@ from django.db import Error, connections
 
 from queueapp import delayed, poison, registry, signals, wakeups
 from queueapp.conf import settings
+from queueapp.consuming.registry import registered
 from queueapp.models import Now, QueueControl, Subscriber
 from queueapp.models.queue import QueueModel
 from queueapp.sql import ErrorKind, QueueSql, QueueTable, backend_of, queue_sql
@@ -33,6 +36,9 @@ BATCH = 3000
 RETENTION_INTERVAL = 600.0
 #: Seconds between two looks for delayed messages that nobody delivers.
 NAMING_INTERVAL = 60.0
+#: Seconds between two looks for messages whose priority no claim finds; how many of them are moved at a time, and how often
+#: the log says so.
+LEVELS_INTERVAL, LEVELS_BATCH, LEVELS_TOLD = 2.0, 1000, 3600.0
 #: Dead subscribers that cannot be buried by this process, and their queues.
 LeftAlone = dict[uuid.UUID, str]
 
@@ -51,19 +57,25 @@ class Housekeeping(Service):
         #: Destinations of delayed messages that are overdue and that no queue here answers to, and how many there are.
         self.undeliverable: dict[str, int] = {}
         self._named: set[str] = set()
+        #: Messages of a queue that were moved to another priority since the log said so, by what they had; and when it may again.
+        self._moved: dict[Any, Counter[int]] = {}
+        self._tell_at: dict[Any, float] = {}
 
     def serve(self) -> None:
         interval = settings.PURGE_INTERVAL.total_seconds() if settings.PURGE_INTERVAL else None
         next_purge = (
             monotonic() if settings.PURGE_EXPIRED_ON_STARTUP else (monotonic() + interval if interval else None)
         )
-        next_retention = next_name = monotonic()
+        next_retention = next_name = next_levels = monotonic()
         while not self.stopping:
             wait = min(1.0, settings.HEARTBEAT_INTERVAL.total_seconds())
             try:
                 if self._leadership.held:
                     with Answering(connections[self.alias]):
                         release_leases_of_dead_subscribers(self.alias, self.left_alone)
+                        if monotonic() >= next_levels:
+                            next_levels = monotonic() + LEVELS_INTERVAL
+                            self._keep_to_levels()
                         if next_purge is not None and monotonic() >= next_purge:
                             for queue in self._queues:
                                 purge_expired(queue, self.alias, self)
@@ -80,6 +92,20 @@ class Housekeeping(Service):
                 wait = self._breaker.failure(error)
             self.pause(wait)
 
+    def _keep_to_levels(self) -> None:
+        for queue in self._queues:
+            moved = self._moved.setdefault(queue, Counter())
+            try:
+                moved.update(clamp_priorities(queue, self.alias, self))
+            except Error as error:
+                # A queue that this process may not write to, or that is not migrated yet, keeps no other waiting.
+                if backend_of(connections[self.alias]).error_kind(error) not in (ErrorKind.DENIED, ErrorKind.MISSING):
+                    raise
+            if moved and monotonic() >= self._tell_at.get(queue, 0.0):
+                self._tell_at[queue] = monotonic() + LEVELS_TOLD
+                _tell_moved(queue, moved)
+                moved.clear()
+
     def _name_undeliverable(self) -> None:
         self.undeliverable = delayed.undeliverable(self.alias)
         for destination in self.undeliverable.keys() - self._named:
@@ -89,6 +115,37 @@ class Housekeeping(Service):
                 "alone for whoever knows it; if the queue was removed, cancel them.",
                 self.undeliverable[destination], self.alias, destination,
             )  # fmt: skip
+
+
+def clamp_priorities(queue: Any, alias: str, service: Service | None = None) -> Counter[int]:
+    """Move messages of a queue whose priority no claim finds to the nearest level, in batches; how many had which. Of recipients
+    that are no consumers of this project nothing is known here, and nobody here takes theirs."""
+    connection = connections[alias]
+    sql = queue_sql(queue, connection)
+    moved: Counter[int] = Counter()
+    if not sql.table.levels:
+        return moved
+    recipients = ["", *(one.name for one in registered.of(queue))]
+
+    def step() -> int:
+        some = sql.clamp_priorities(connection, recipients, LEVELS_BATCH)
+        moved.update(some)
+        return sum(some.values())
+
+    if _in_batches(step, LEVELS_BATCH, service):
+        wakeups.sent(queue, connection)
+    return moved
+
+
+def _tell_moved(queue: Any, moved: Counter[int]) -> None:
+    most = moved.most_common(5)
+    shown = [f"{count} from priority {priority}" for priority, count in most]
+    if others := moved.total() - sum(count for _, count in most):
+        shown.append(f"{others} from others")
+    log.warning(
+        "%s: %d messages had a priority outside of the queue's levels, 0 to %d, and were moved to the nearest: %s.",
+        queue._meta.label, moved.total(), queue.delivery.priorities - 1, ", ".join(shown),
+    )  # fmt: skip
 
 
 def purge_expired(queue: Any, alias: str, service: Service | None = None) -> int:
@@ -111,8 +168,8 @@ def drop_old_poison(alias: str, service: Service | None = None) -> int:
 
 
 def _in_batches(step: Callable[[], int], most: int, service: Service | None) -> int:
-    """Take the step, which deletes ``most`` at most, until it deletes fewer or the service that does it has to stop;
-    returns how many went."""
+    """Take the step, which deletes or changes ``most`` at most, until it does fewer or the service that does it has to stop;
+    returns how many they were."""
     total = 0
     while not (service is not None and service.stopping):
         again()

@@ -99,7 +99,7 @@ class Renewals(Service):
             for task, batch in batches:  # all of them first: nothing else is urgent
                 self._renew(queue, task, batch)
         for task, batch in batches:
-            running = task.running
+            running = task.running or task.aside
             if running is not None and monotonic() - running.started > STUCK_AFTER:
                 if seqs := batch.take_done():
                     queue.endings.append(Ending(task, batch, seqs, acks=True))

@@ -25,6 +25,8 @@ from .rows import to_utc
 from .session import execute, fetch, quote, quote_table, translated
 from .upkeep import PostgresqlUpkeep
 
+_SMALLINT = -(2**15), 2**15 - 1
+
 
 class PostgresqlQueueSql(PostgresqlUpkeep, PostgresqlClaims):
     """The statements of one queue on PostgreSQL, written once when the queue is first used."""
@@ -202,6 +204,34 @@ class PostgresqlQueueSql(PostgresqlUpkeep, PostgresqlClaims):
         )
         return execute(connection, sql, (owner, limit))
 
+    def clamp_priorities(self, connection: Any, recipients: Sequence[str], limit: int) -> dict[int, int]:
+        highest = self.table.levels - 1
+        if highest < 0:
+            return {}
+        addressed = "recipient" in self.table.claim_by
+        wanted = recipients if addressed else [""]
+        sides = [(name, *side) for side in ((highest + 1, _SMALLINT[1]), (_SMALLINT[0], -1)) for name in wanted]
+        seq, priority = self._c["seq"], self._c["priority"]
+        names, low, high = (
+            (f"{self._c['recipient']}, {priority}", "l.recipient, l.low", "l.recipient, l.high")
+            if addressed
+            else (priority, "l.low", "l.high")
+        )
+        # The claim index, two seeks a recipient: nothing lies there as a rule, however many messages wait in the levels
+        # between. Safe: as a claim it takes what is free, SKIP LOCKED waits for nobody, and the LIMIT holds; ``u`` updates rows
+        # that ``m`` has locked. They stay free and keep their seq, so whoever finds one next takes it as any other.
+        scan = (
+            f"SELECT {seq}, {priority} FROM {self._q} WHERE ({names}) >= ({low}) AND ({names}) <= ({high}) AND {self._free} "
+            f"ORDER BY {names}, {seq} LIMIT %s FOR UPDATE SKIP LOCKED"
+        )
+        sql = (
+            "WITH m AS MATERIALIZED (SELECT x.seq, x.priority FROM unnest(%s::varchar[], %s::smallint[], %s::smallint[]) "
+            f"AS l(recipient, low, high) CROSS JOIN LATERAL ({scan}) AS x(seq, priority) LIMIT %s), "
+            f"u AS (UPDATE {self._q} SET {priority} = CASE WHEN {priority} < 0 THEN 0 ELSE %s::smallint END "
+            f"WHERE {seq} = ANY(ARRAY(SELECT m.seq FROM m))) SELECT m.priority, count(*) FROM m GROUP BY m.priority"
+        )
+        return dict(fetch(connection, sql, (*map(list, zip(*sides, strict=True)), limit, limit, highest)))
+
     def is_empty(self, connection: Any) -> bool:
         # Primary key, first entry.
         return not fetch(connection, f"SELECT 1 FROM {self._q} LIMIT 1", ())
@@ -209,6 +239,7 @@ class PostgresqlQueueSql(PostgresqlUpkeep, PostgresqlClaims):
     # -- between tables -------------------------------------------------------------------------------------------
 
     def insert_row(self, connection: Any, row: Row) -> None:
+        row = self.table.within_levels(row)
         given = {name: value for name, value in row._asdict().items() if value is not None and name in self._c}
         given.pop("seq")
         columns = [self._c[name] for name in [*given, *self._filled]]
@@ -226,13 +257,18 @@ class PostgresqlQueueSql(PostgresqlUpkeep, PostgresqlClaims):
         values = [f"s.{quote(source.columns['message_id'])}"]
         values += [to_utc(self.table, name, f"s.{quote(source.columns[name])}") for name in names]
         values += self._filled.values()
+        params: tuple[Any, ...] = (list(keys),)
+        if self.table.levels:
+            place = 1 + names.index("priority")
+            values[place] = f"least(greatest({values[place]}, 0), %s)"
+            params = (self.table.levels - 1, *params)
         # Primary key of the source; the caller holds the locks of its rows and deletes them in the same transaction.
         sql = (
             f"INSERT INTO {self._q} ({', '.join(columns)}) SELECT {', '.join(values)} FROM {quote_table(source.db_table)} s "
             f"WHERE s.{quote(source.key)} = ANY(%s) ORDER BY s.{quote(source.order)}, s.{quote(source.key)}"
         )
         with translated(self.table.db_table):
-            return execute(connection, sql, (list(keys),))
+            return execute(connection, sql, params)
 
 
 assert MAX_SEQ == 2**63 - 1  # bigint

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ..base import QueueTable
 from ..claimed import PRIORITY, WINDOW_ROWS, Claimed, Peek, Range
-from .locking import LOOKING, TAKING
+from .locking import LOOKING, MAX_BATCH, TAKING
 from .rows import Returned
 from .session import fetch, json_of, quote
 
@@ -20,6 +20,7 @@ _RANGES = (
     "OPENJSON(%s) WITH ([n] int '$[0]', [recipient] nvarchar(200) '$[1]', [priority] smallint '$[2]', "
     "[low] bigint '$[3]', [high] bigint '$[4]') AS l"
 )
+_SIDES = "OPENJSON(%s) WITH ([n] int '$[0]', [recipient] nvarchar(200) '$[1]', [low] smallint '$[2]', [high] smallint '$[3]') AS l"
 #: A bigint compared with the smallint column would be a range to the optimizer, no longer one level in order of seq.
 _PARAMETERS = {"recipient": "%s", "priority": "CAST(%s AS smallint)", "low": "%s", "high": "%s"}
 _OF_RANGES = {name: f"l.[{name}]" for name in _PARAMETERS}
@@ -179,3 +180,41 @@ class Claims:
     def _take_range(self, connection: Any, claim: Claim, values: tuple[Any, ...], only: Range, limit: int) -> list[Any]:
         level = (getattr(only, name) for name in self._table.claim_by)
         return fetch(connection, claim.in_range, (limit, *level, only.low, only.high, *values))
+
+    # -- what no claim finds ------------------------------------------------------------------------------------------
+
+    def clamp(self, connection: Any, recipients: Sequence[str], limit: int) -> dict[int, int]:
+        """See ``QueueSql.clamp_priorities``."""
+        highest = self._table.levels - 1
+        if highest < 0:
+            return {}
+        priority = self._c["priority"]
+        addressed = "recipient" in self._table.claim_by
+        wanted = recipients if addressed else [""]
+        sides = [(name, *side) for side in ((highest + 1, 2**15 - 1, highest), (-(2**15), -1, 0)) for name in wanted]
+        named = f"q.{self._c['recipient']} = %s AND " if addressed else ""
+        # Index: the claim index, by hint, one seek a side: nothing lies there as a rule. Safe: LOOKING; it is only a hint.
+        sql = (
+            f"SELECT l.[n] FROM {_SIDES} WHERE EXISTS (SELECT 1 FROM {self._q} AS q WITH ({self._index}{LOOKING}) "
+            f"WHERE {named.replace('%s', 'l.[recipient]')}q.{priority} BETWEEN l.[low] AND l.[high] AND {self._free()}) "
+            "ORDER BY l.[n]"
+        )
+        told = json_of([(n, name, low, high) for n, (name, low, high, _) in enumerate(sides)])
+        moved: dict[int, int] = {}
+        left = min(limit, MAX_BATCH)
+        for (n,) in fetch(connection, sql, (told,)):
+            name, low, high, nearest = sides[n]
+            if left <= 0:
+                break
+            # Index: the same. Safe: TAKING, TOP rows and no more, as a claim: it waits for no lock in either index. What it
+            # takes was free and stays so, in its old place.
+            sql = (
+                f"WITH m AS (SELECT TOP (%s) {self._seq}, q.{priority} FROM {self._q} AS q WITH ({self._index}{TAKING}) "
+                f"WHERE {named}q.{priority} BETWEEN CAST(%s AS smallint) AND CAST(%s AS smallint) AND {self._free()} "
+                f"ORDER BY q.{priority}, {self._seq}) UPDATE m SET {priority} = CAST(%s AS smallint) OUTPUT deleted.{priority}"
+            )
+            params = (left, *([name] if addressed else []), low, high, nearest)
+            for (was,) in fetch(connection, sql, params):
+                moved[was] = moved.get(was, 0) + 1
+                left -= 1
+        return moved

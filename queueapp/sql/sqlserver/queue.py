@@ -231,6 +231,9 @@ class SqlServerQueueSql(SqlServerUpkeep, QueueSql):
         )
         return self._in_batches(connection, sql, limit, owner)
 
+    def clamp_priorities(self, connection: Any, recipients: Sequence[str], limit: int) -> dict[int, int]:
+        return self._claims.clamp(connection, recipients, limit)
+
     def is_empty(self, connection: Any) -> bool:
         # Index: the primary key, first entry. Safe: it waits for nobody; a row that is locked is a row that is there.
         try:
@@ -241,6 +244,7 @@ class SqlServerQueueSql(SqlServerUpkeep, QueueSql):
     # -- between tables -------------------------------------------------------------------------------------------
 
     def insert_row(self, connection: Any, row: Row) -> None:
+        row = self.table.within_levels(row)
         given = {name: value for name, value in row._asdict().items() if value is not None and name in self._c}
         given.pop("seq")
         # A bit stands in the text: see ``session``.
@@ -261,6 +265,12 @@ class SqlServerQueueSql(SqlServerUpkeep, QueueSql):
         names = [name for name in (*WHOLE, *(() if reset_counts else COUNTS)) if self.table.has(name)]
         pairs = [(self._c["id"], f"q.{quote(source.columns['message_id'])}")]
         pairs += [(self._c[name], f"q.{quote(source.columns[name])}") for name in names] + self._filled
+        params: tuple[Any, ...] = (json_of(list(keys)),)
+        if highest := max(0, self.table.levels - 1):
+            place = 1 + names.index("priority")
+            column, value = pairs[place]
+            pairs[place] = column, f"CASE WHEN {value} < 0 THEN 0 WHEN {value} > %s THEN %s ELSE {value} END"
+            params = (highest, highest, *params)
         # Index: the primary key of the source, one seek a key (KEYS). Safe: the caller holds the locks of its rows and
         # deletes them in the same transaction; identity numbers follow the ORDER BY.
         sql = (
@@ -269,4 +279,4 @@ class SqlServerQueueSql(SqlServerUpkeep, QueueSql):
             f"ON q.{quote(source.key)} = k.[key] ORDER BY q.{quote(source.order)}, q.{quote(source.key)}"
         )
         with translated(self.table.db_table):
-            return execute(connection, sql, (json_of(list(keys)),))
+            return execute(connection, sql, params)

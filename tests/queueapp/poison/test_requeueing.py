@@ -15,7 +15,7 @@ from queueapp import poison
 from queueapp.models import Now, PoisonMessage
 from tests.inprocess import real_commits
 from tests.queueapp.poison.test_poison import HOUR, bury
-from tests.testapp.models import Leased, Transactional
+from tests.testapp.models import Leased, Transactional, Urgent
 
 pytestmark = real_commits
 Status = PoisonMessage.Status
@@ -146,3 +146,12 @@ def test_poison_is_requeued_where_it_is_written(replica: pytest.MonkeyPatch, res
 
     replica.undo()
     assert Transactional.objects.count() == 1
+
+
+def test_a_message_that_goes_into_a_queue_with_fewer_levels_gets_the_nearest() -> None:
+    for priority in (7, 2, -1):
+        bury(1, priority=priority)
+
+    assert poison.requeue(poison.find(), to=Urgent) == 3
+
+    assert list(Urgent.objects.order_by("seq").values_list("priority", flat=True)) == [2, 2, 0]

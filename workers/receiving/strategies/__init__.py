@@ -5,7 +5,7 @@ from __future__ import annotations
 from queueapp.models.delivery import Semantics
 
 from .at_most_once import AtMostOnceTask
-from .base import Running, Task
+from .base import Aside, Running, Task
 from .lease import Batch, LeaseTask
 from .transactional import TransactionalTask
 
@@ -15,4 +15,4 @@ STRATEGIES: dict[Semantics, type[Task]] = {
     Semantics.AT_MOST_ONCE: AtMostOnceTask,
 }
 
-__all__ = ["STRATEGIES", "AtMostOnceTask", "Batch", "LeaseTask", "Running", "Task", "TransactionalTask"]
+__all__ = ["STRATEGIES", "Aside", "AtMostOnceTask", "Batch", "LeaseTask", "Running", "Task", "TransactionalTask"]

@@ -100,6 +100,7 @@ class AtMostOnceTask(Task):
             verdict = verdicts.Poison(f"at-most-once, not retried: {error}")
         else:
             self.desk.failed()
+        self.about = claimed
         row = self.sql.table.row_of(claimed)
         connection = connections[self.alias]
         while True:
@@ -109,7 +110,7 @@ class AtMostOnceTask(Task):
                         self.queue, self.alias, row, error, consumer=self.consumer_of(claimed),
                         items=self.items, verdict=verdict,
                     )  # fmt: skip
-                self.handed.mend()
+                self.mend()
                 return
             except Error as failure:
                 if not self.desk.survive(failure, self.desk.breaker, connection):

@@ -1,7 +1,7 @@
 """What the receive strategies share: calling a handler, and what happens when it fails.
 
 A task is one thread with one connection. No lock, timer or log line per message: a task writes two attributes, and the
-watchdog looks at ``Task.running``.
+watchdog looks at ``Task.running``. Where code of the user's runs that is no handler it looks at ``Task.aside``.
 """
 
 from __future__ import annotations
@@ -9,13 +9,15 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
+from collections.abc import Callable
 from datetime import timedelta
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from django.db import Error, connections
 
+from queueapp import asides
 from queueapp.conf import settings
 from queueapp.consuming.context import Context
 from queueapp.errors import LeaseLost, UndecodableMessage
@@ -24,15 +26,16 @@ from queueapp.recovery import carrying_out, verdicts
 from queueapp.sql import ErrorKind
 from queueapp.sql.claimed import DELIVERIES, SEQ, Claimed
 
-from ...connections.dead_peers import Answering, patience
+from ...connections.dead_peers import Answering, go_on, patience, rest
 from ...connections.handed_out import HandedOut
 from .. import forks
 from ..desk import Desk, is_error_of
-from ..handling import Entry, Handlers, Interrupted, WorkerStopped
+from ..handling import Entry, Handlers, Interrupted, TimeLimitExceeded, WorkerStopped
 from ..sizing import BatchSize
 from ..slot import Slot
 
 log = logging.getLogger("workers")
+_T = TypeVar("_T")
 
 
 class Running(msgspec.Struct, frozen=True, eq=False, gc=False):
@@ -41,6 +44,17 @@ class Running(msgspec.Struct, frozen=True, eq=False, gc=False):
     seq: int
     entry: Entry
     context: Context
+    started: float
+    deadline: float | None
+
+
+class Aside(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """Code of the user's that is no handler and runs now (``queueapp.asides``), for the watchdog."""
+
+    what: str
+    seq: int
+    #: Whether what becomes of the message is decided.
+    settled: bool
     started: float
     deadline: float | None
 
@@ -62,11 +76,16 @@ class Task:
         self.slot = slot
         self.thread_id = 0
         self.running: Running | None = None
+        self.aside: Aside | None = None
+        #: The message that the next ``aside`` is of.
+        self.about: Claimed | None = None
         self.batch: Any = None
         self.stop_lock = threading.Lock()
         #: What the watchdog has interrupted, for its time limit and for a stop that could not wait.
-        self.hit: Running | None = None
-        self.cut_off: Running | None = None
+        self.hit: Running | Aside | None = None
+        self.cut_off: Running | Aside | None = None
+        #: An ``aside`` was struck, perhaps between an answer of a server and the driver's notes of it.
+        self._struck = False
         self.hurry = False
         #: What the handler that failed last had left in ``Context.items``.
         self.items: dict[str, Any] | None = None
@@ -83,6 +102,7 @@ class Task:
         self.thread_id = threading.get_ident()
         self._generation = forks.generation
         self.handed = HandedOut(self.alias)
+        asides.guard(self.run_aside)
 
     def receive(self, limit: int) -> int:
         """Claim at most ``limit``, handle them, end them; returns how many were claimed, and leaves ``full`` behind."""
@@ -166,7 +186,7 @@ class Task:
             self.items = context._items
         return failed
 
-    def _absorb(self, running: Running) -> None:
+    def _absorb(self, running: Running | Aside) -> None:
         """If the watchdog has sent an exception, it is raised in here or was raised before, and nowhere else."""
         with self.stop_lock:
             sent = self.hit is running or self.cut_off is running
@@ -174,12 +194,62 @@ class Task:
             for _ in range(100):  # what is still under way is raised at a jump back; else the handler has had it
                 pass
 
-    def consumer_of(self, claimed: Claimed) -> Any:
-        """The registration that a message belongs to, for recoverability; None when its headers do not parse."""
+    # -- code of the user's that is no handler -----------------------------------------------------------------------
+
+    def run_aside(self, what: str, call: Callable[[], _T], *, settled: bool) -> _T:
+        """Call it within the time limit of its message's consumer; each for itself, since one that hangs is not to cost the next
+        its time. Raises Interrupted when it is over that, whatever it made of the interruption."""
+        claimed = self.about
+        if claimed is None or self.running is not None or self.aside is not None:
+            return call()  # in a handler, or in another one: watched as that
+        entry = self._entry_of(claimed)
+        timeout = entry.timeout if entry is not None else settings.TIMEOUT and settings.TIMEOUT.total_seconds()
+        if entry is not None:
+            what = f"{what} of {entry.registration.name}"
+        resting = rest()
+        started = monotonic()
+        aside = Aside(what, claimed[SEQ], settled, started, started + timeout if timeout else None)
+        failed: BaseException | None = None
         try:
-            entry, _ = self.handlers.find(claimed)
+            try:
+                self.aside = aside
+                returned = call()
+            except BaseException as error:
+                failed = error
+            finally:
+                self.aside = None
+            if self.hurry or (aside.deadline is not None and monotonic() >= aside.deadline):
+                self._absorb(aside)
+        except Interrupted as error:
+            # As in ``call``: it is late, and nothing else.
+            self.aside = None
+            failed = error
+        go_on(resting)
+        if self.hit is aside or self.cut_off is aside:
+            self._struck = True
+            if not isinstance(failed, Interrupted):
+                failed = (TimeLimitExceeded if self.hit is aside else WorkerStopped)(f"{what} was interrupted")
+        if failed is not None:
+            raise failed
+        return returned
+
+    def mend(self) -> None:
+        """After asides: see ``HandedOut.mend``."""
+        if self._struck:
+            self._struck = False
+            self.handed.replace()
+        else:
+            self.handed.mend()
+
+    def _entry_of(self, claimed: Claimed) -> Entry | None:
+        try:
+            return self.handlers.find(claimed)[0]
         except UndecodableMessage:
             return None
+
+    def consumer_of(self, claimed: Claimed) -> Any:
+        """The registration that a message belongs to, for recoverability; None when its headers do not parse."""
+        entry = self._entry_of(claimed)
         return entry.registration if entry else None
 
     def extend(self, seq: int, period: timedelta | None) -> None:
@@ -199,6 +269,7 @@ class Task:
             self.desk.came_back([claimed[SEQ]])
             return
         self.desk.failed()
+        self.about = claimed
         connection = connections[self.alias]
         with Answering(connection):
             if connection.connection is not None and not connection.is_usable():
@@ -224,7 +295,7 @@ class Task:
                 breaker = self.desk.store_breaker if storing else self.desk.breaker
                 if not self.desk.survive(failure, breaker, connection):
                     raise
-        self.handed.mend()
+        self.mend()
         self.desk.store_breaker.success()
         if verdict is None:
             if token is not None:

@@ -95,7 +95,7 @@ class TransactionalTask(LeaseTask):
                     outcome = self.call(claimed)
                     answering.again()
                     if outcome is None:
-                        hooks = wakeups.run_every_hook(connection, first=answering.pause)
+                        hooks = self._run_every_hook(claimed, answering)
                         if count == limit or not self._may_follow(connection, until):
                             break
                         with self.desk.claim(1) as claim:
@@ -128,22 +128,28 @@ class TransactionalTask(LeaseTask):
             return count
         self.full = True
         if hooks:
-            self.handed.mend()
+            self.mend()
         if outcome is None:
             self._done()
         elif outcome is False:
             self.desk.leave_alone(claim, rows, [claimed[SEQ]])
         elif decided is not None:
-            self.handed.mend()
+            self.mend()
             self.desk.failed()
             decided.tell()
-            self.handed.mend()
+            self.mend()
             if isinstance(decided.verdict, verdicts.RetryNow):
                 self.desk.retried(claimed[SEQ])
         else:
             assert isinstance(outcome, BaseException)
             self._failed(claimed, outcome, connection, None)
         return count
+
+    def _run_every_hook(self, claimed: Claimed, answering: Answering) -> bool:
+        if not wakeups.run_every_hook(connections[self.alias], first=answering.pause):
+            return False
+        self.about = claimed
+        return True
 
     def _take(self, claimed: Claimed) -> None:
         self._seq = claimed[SEQ]
@@ -168,6 +174,7 @@ class TransactionalTask(LeaseTask):
     def _decide_in_place(self, claimed: Claimed, error: BaseException, connection: Any) -> carrying_out.Decided:
         """Undo the handler and decide, without letting go of the message: between a rollback and a transaction that
         counts the attempt, another worker would run it once more. Raises RollBack when it was taken all the same."""
+        self.about = claimed
         row = self.sql.lock_again(connection, claimed[SEQ], wait_ms=1000)
         # The handler's transaction is gone, and with it what it meant to do after its commit.
         connection.needs_rollback = False
@@ -212,13 +219,13 @@ class TransactionalTask(LeaseTask):
                 answering.again()
                 if outcome is not None:
                     raise RollBack
-                hooks = wakeups.run_every_hook(connection, first=answering.pause)
+                hooks = self._run_every_hook(claimed, answering)
         except RollBack:
             pass
         except Exception as error:
             outcome = error
         if hooks:
-            self.handed.mend()
+            self.mend()
         if outcome is None:
             self.desk.succeeded(1)
         elif outcome is False:

@@ -1,0 +1,162 @@
+"""A message whose priority is none of its queue's levels (a foreign producer, fewer levels than there were) is received as if
+it had the nearest one."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from queueapp import sql
+from queueapp.receiving import floors
+from tests.conformance.endpoint import Endpoint, modes
+from tests.inprocess import DEADLINE, eventually
+from tests.testapp.models import Urgent
+from workers.services import housekeeping
+from workers.services.delayed_dispatcher import DelayedDispatcher
+from workers.services.housekeeping import Housekeeping, clamp_priorities
+from workers.services.service import Service, stop_all
+
+#: Lowest and highest that the column takes, and the neighbours of levels 0 to 2.
+STRANGE = [-(2**15), -1, 3, 2**15 - 1]
+
+
+@pytest.fixture
+def urgent(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
+    """A queue with three levels, in the semantics of ``endpoint``."""
+    monkeypatch.setattr(Urgent.delivery, "semantics", endpoint.queue.delivery.semantics)
+    floors._floors.clear()
+    urgent = Endpoint(Urgent, endpoint.alias, endpoint.tag)
+    yield urgent
+    urgent.close()
+    floors._floors.clear()
+
+
+@pytest.fixture
+def keep_house(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    monkeypatch.setattr(housekeeping, "LEVELS_INTERVAL", 0.0)
+    services: list[Service] = []
+
+    def start() -> None:
+        dispatcher = DelayedDispatcher(endpoint.alias, uuid.uuid4())
+        services.extend([dispatcher, Housekeeping(endpoint.alias, [Urgent], dispatcher.leadership)])
+        for service in services:
+            service.start()
+
+    yield start
+    assert stop_all(services, DEADLINE)
+
+
+def send(urgent: Endpoint, priorities: list[int], first: int = 0) -> None:
+    """As somebody does who knows nothing of levels; numbered in this order."""
+    for number, priority in enumerate(priorities, first):
+        identity = urgent.send(number)
+        urgent.rows.filter(id=identity).update(priority=priority)
+
+
+@modes("NRS")
+def test_when_a_priority_is_none_of_the_levels_should_be_handled_as_of_the_nearest(urgent: Endpoint) -> None:
+    urgent.handle()
+    send(urgent, [*STRANGE, 0, 1, 2])
+    assert clamp_priorities(Urgent, urgent.alias) == dict.fromkeys(STRANGE, 1)
+    assert not clamp_priorities(Urgent, urgent.alias)
+    urgent.start(concurrency=1)
+
+    eventually(lambda: len(urgent.calls) == 7)
+    assert [number for number, _ in urgent.calls] == [2, 3, 6, 5, 0, 1, 4]
+
+
+@modes("NRS")
+def test_when_it_lies_behind_what_was_handled_since_should_be_found(
+    urgent: Endpoint, keep_house: Callable[[], None]
+) -> None:
+    urgent.handle()
+    send(urgent, [9, -300])
+    urgent.send_many(20, priority=2)
+    urgent.send_many(20, priority=0)
+    worker = urgent.start(concurrency=2)
+    eventually(lambda: len(urgent.calls) == 40)
+    eventually(lambda: urgent.rows.count() == 2)
+    last = max(urgent.rows.values_list("seq", flat=True))
+    low = dict(zip(worker.pump.floors.levels, worker.pump.floors._low, strict=False))
+    assert low["", 2] > last
+    assert low["", 0] > last
+    urgent.calls.clear()
+
+    keep_house()
+
+    eventually(lambda: urgent.numbers == [0, 1])
+    urgent.wait_until_empty()
+    assert worker.running
+
+
+@modes("NRS")
+def test_when_it_arrives_at_a_worker_that_is_idle_should_be_found(
+    urgent: Endpoint, keep_house: Callable[[], None]
+) -> None:
+    urgent.handle()
+    urgent.start()
+    keep_house()
+
+    send(urgent, STRANGE)
+
+    eventually(lambda: urgent.numbers == [0, 1, 2, 3])
+
+
+@modes("NRS")
+def test_when_it_is_received_without_a_worker_should_be_found(urgent: Endpoint) -> None:
+    send(urgent, [*STRANGE, 1])
+    found: list[int] = []
+
+    for expected in ([4, 2], [3, 0], [1], []):
+        with Urgent.receive(2, using=urgent.alias) as batch:
+            got = [message.body["number"] for message in batch]
+            for message in batch._started:
+                message.ack()
+        assert got == expected
+        found += got
+
+    assert urgent.is_empty()
+
+
+@modes("NRS")
+def test_when_a_deploy_lowers_the_levels_should_handle_what_has_one_of_the_others(
+    urgent: Endpoint, keep_house: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    urgent.handle()
+    for number, priority in enumerate((2, 1, 0, 2)):
+        urgent.send(number, priority=priority)
+    monkeypatch.setattr(Urgent.delivery, "priorities", 2)
+    sql._queue_sql.cache_clear()
+    try:
+        urgent.start(concurrency=1)
+        keep_house()
+
+        eventually(lambda: urgent.numbers == [0, 1, 2, 3])
+    finally:
+        urgent.close()
+        sql._queue_sql.cache_clear()
+
+
+@modes("R")
+def test_when_messages_have_no_level_should_say_so_once_an_hour(
+    urgent: Endpoint,
+    keep_house: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def told() -> list[Any]:
+        return [one.getMessage() for one in caplog.get_records("call") if "queue's levels" in one.getMessage()]
+
+    send(urgent, [9, 9, -1])
+    keep_house()
+    eventually(told)
+    send(urgent, [7])
+    eventually(lambda: not urgent.rows.exclude(priority__in=[0, 1, 2]).exists())
+
+    assert told() == [
+        "testapp.Urgent: 3 messages had a priority outside of the queue's levels, 0 to 2, and were moved to the nearest: "
+        "2 from priority 9, 1 from priority -1."
+    ]

@@ -1,0 +1,48 @@
+"""The T-SQL that moves priorities which no claim finds: read by the parser, as ``test_tsql_parses`` does for the other verbs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from sqlglot import exp
+
+from queueapp.sql.base import QueueTable
+from queueapp.sql.sqlserver.locking import LOOKING, MAX_BATCH, TAKING
+from queueapp.sql.sqlserver.queue import SqlServerQueueSql
+from tests.queueapp.sql.test_tsql_parses import TABLES, Verb, _after, _bracketed, each_table, kinds, statements_of
+from tests.queueapp.sql.tsql import Recorder, columns, hints, never_connected
+
+
+def _clamping(answers: list[list[tuple[Any, ...]]]) -> Verb:
+    return _after(answers, lambda s, c: s.clamp_priorities(c, ["", "SECRET"], 9_000))
+
+
+@pytest.mark.parametrize("table", [table for table in TABLES.values() if table.levels], ids=lambda t: t.db_table)
+def test_priorities_that_no_claim_finds_are_one_question_and_one_update_for_each_side(table: QueueTable) -> None:
+    sides = [(0,), (3,)] if "recipient" in table.claim_by else [(0,), (1,)]
+    question, above, below = statements_of(table, _clamping([sides, [(9,), (9,)], [(-1,)]]))
+
+    assert [kinds(found) for _, found in (question, above, below)] == [[exp.Select], [exp.Update], [exp.Update]]
+    index = {f"INDEX({_bracketed(table.claim_index)})"}
+    for (_, found), locks in ((question, LOOKING), (above, TAKING), (below, TAKING)):
+        assert [given for _, given in hints(found)] == [set(locks.split(", ")) | index]
+        assert columns(found) - {"n", "recipient", "low", "high"} <= {*table.columns.values(), table.claim_index}
+    for _, found in (above, below):
+        (select,) = (cte.this for one in found for cte in one.find_all(exp.CTE))
+        assert [ordered.this.name for ordered in select.args["order"].expressions] == [
+            table.columns["priority"], table.columns["seq"]
+        ]  # fmt: skip
+    assert (above[0].params[0], below[0].params[0]) == (MAX_BATCH, MAX_BATCH - 2)
+    assert above[0].params[-3:] == (3, 2**15 - 1, 2)
+    assert below[0].params[-3:] == (-(2**15), -1, 0)
+
+
+@each_table
+def test_without_levels_there_is_nothing_to_ask(table: QueueTable) -> None:
+    recorder = Recorder()
+
+    _clamping([])(SqlServerQueueSql(replace(table, levels=0)), never_connected(recorder), recorder)
+
+    assert recorder.statements == []
