@@ -75,8 +75,8 @@ def act(message: Act, context: Context) -> None:
     ledger.effect(context.alias, message.key, label, attempt)
     if message.send_key:
         with transaction.atomic(using=context.alias):
-            ledger.sent(context.alias, message.send_key, message.send_to, "chained")
-            registry.queues.find(message.send_to).send(Act(message.send_key))
+            if ledger.sent(context.alias, message.send_key, message.send_to, "chained"):
+                registry.queues.find(message.send_to).send(Act(message.send_key))
     if message.linger_ms:
         time.sleep(message.linger_ms / 1000)
 

@@ -36,10 +36,14 @@ INSERT INTO auth_group (name) VALUES ('{TAKEN}');
 RUDE = "rude: "
 
 
-def sent(alias: str, key: str, queue: str, how: str) -> None:
-    """Note a message that is sent in the same transaction."""
+def sent(alias: str, key: str, queue: str, how: str) -> bool:
+    """Note a message that is sent in the same transaction. False: it was sent before, by a hand-out of the same message whose
+    ack was lost; a handler that is made for AT_LEAST_ONCE does not send it again."""
     with connections[alias].cursor() as cursor:
-        cursor.execute("INSERT INTO crash_sent (key, queue, how) VALUES (%s, %s, %s)", (key, queue, how))
+        cursor.execute(
+            "INSERT INTO crash_sent (key, queue, how) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING", (key, queue, how)
+        )
+        return bool(cursor.rowcount)
 
 
 def effect(alias: str, key: str, queue: str, attempt: int) -> None:
