@@ -22,7 +22,6 @@ from .rig.scene import Scene
 from .rig.schedule import Fault
 from .rig.strikes import EVERYBODY, HOLDER, Event, Striker
 from .rig.waiting import wait_until
-from .test_chaos import WITHSTOOD
 from .workload import ledger
 from .workload.messages import Act, Rude
 from .workload.rudeness import ELSEWHERE, RUDENESSES, Fate
@@ -270,7 +269,3 @@ def test_a_rudeness_that_ends_as_poison_raises_or_spoils_and_a_harmless_one_does
     if fate is not Fate.EITHER:
         assert harmed is (fate is Fate.POISON), raised
     assert left or raised, "a handler that returns has left its effect"
-
-
-def test_the_short_run_names_rudenesses_that_there_are() -> None:
-    assert set(WITHSTOOD) <= set(RUDENESSES)
