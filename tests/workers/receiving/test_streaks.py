@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 from django.contrib.admin.models import CHANGE, LogEntry
-from django.db import connection, transaction
+from django.db import DatabaseError, connection, transaction
+from psycopg.errors import DeadlockDetected
 
 from queueapp import Context, Poison, consumer
+from queueapp.models import PoisonMessage
 from queueapp.sql.postgresql.packed import OpeningQuery
 from tests.conformance.endpoint import Endpoint, Note
 from tests.inprocess import eventually, real_commits
@@ -207,3 +209,24 @@ def test_a_task_that_has_to_be_careful_now_claims_nothing_more_in_passing(no_con
 
     assert one.receive(3) == 1
     assert one.task.full
+
+
+def test_a_handler_that_is_always_the_victim_of_a_deadlock_fails_in_the_end(no_consumers: None) -> None:
+    deadlock = DatabaseError("deadlock detected")
+    deadlock.__cause__ = DeadlockDetected()
+    attempts: list[int] = []
+
+    def act(message: Nop, context: Context) -> None:
+        attempts.append(context.attempt)
+        raise deadlock
+
+    consumer(Transactional, name="tests", policy=lambda failure: Poison("seen"))(act)
+    Transactional.send(Nop(0, ""))
+    one = Receiver(Transactional)
+    for _ in range(transactional.FREE_DEADLOCKS):
+        one.receive(1)
+    assert one.pump.stats.failed == 0
+    one.receive(1)
+
+    assert attempts == [1] * (transactional.FREE_DEADLOCKS + 1)
+    assert PoisonMessage.objects.get().attempts == 1
