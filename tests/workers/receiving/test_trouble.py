@@ -87,3 +87,18 @@ def test_failures_in_a_row_are_followed_by_rests_until_one_succeeds(
     pump.desk.succeeded(1)
     pump.desk.failed()
     assert stopping.waits == [30.0] * 3
+
+
+def test_a_full_claim_has_the_pump_look_for_more_and_in_trouble_it_does_not(pump: QueuePump, settings: Any) -> None:
+    settings.QUEUEAPP = {"THROTTLE_AFTER": 1, "THROTTLE_WAIT": 30}
+    pump.desk.claimed([], full=False)
+    assert not pump._wake.is_set()
+
+    pump.desk.claimed([], full=True)
+    assert pump._wake.is_set()
+    assert pump._grow_at is not None
+
+    pump._grow_at = None
+    pump.desk.failed()
+    pump.desk.claimed([], full=True)
+    assert pump._grow_at is None
