@@ -51,6 +51,8 @@ class Housekeeping(Service):
         #: Destinations of delayed messages that are overdue and that no queue here answers to, and how many there are.
         self.undeliverable: dict[str, int] = {}
         self._named: set[str] = set()
+        #: Queues of which the log says that they cannot be purged.
+        self._unpurged: set[str] = set()
 
     def serve(self) -> None:
         interval = settings.PURGE_INTERVAL.total_seconds() if settings.PURGE_INTERVAL else None
@@ -66,7 +68,7 @@ class Housekeeping(Service):
                         release_leases_of_dead_subscribers(self.alias, self.left_alone)
                         if next_purge is not None and monotonic() >= next_purge:
                             for queue in self._queues:
-                                purge_expired(queue, self.alias, self)
+                                self._purge(queue)
                             next_purge = monotonic() + interval if interval else None
                         if settings.POISON_RETENTION and monotonic() >= next_retention:
                             next_retention = monotonic() + RETENTION_INTERVAL
@@ -79,6 +81,18 @@ class Housekeeping(Service):
                 connections[self.alias].close()
                 wait = self._breaker.failure(error)
             self.pause(wait)
+
+    def _purge(self, queue: Any) -> None:
+        """Purge a queue. One whose table is still to be migrated, or may not be written to, keeps none of the others from it."""
+        try:
+            purge_expired(queue, self.alias, self)
+        except Error as error:
+            if backend_of(connections[self.alias]).error_kind(error) not in (ErrorKind.MISSING, ErrorKind.DENIED):
+                raise
+            label = queue._meta.label
+            if label not in self._unpurged:
+                self._unpurged.add(label)
+                log.warning("%s: expired messages cannot be purged here: %s", label, str(error).split("\n", 1)[0])
 
     def _name_undeliverable(self) -> None:
         self.undeliverable = delayed.undeliverable(self.alias)

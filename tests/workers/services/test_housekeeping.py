@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +13,7 @@ from django.db import connection
 from queueapp import poison
 from queueapp.models import DelayedMessage, Leader, Now, PoisonMessage, QueueControl, Subscriber
 from tests.inprocess import DEADLINE, eventually, real_commits
-from tests.testapp.models import AtMostOnce, Leased, Transactional
+from tests.testapp.models import AtMostOnce, ForeignPostgres, Leased, Transactional
 from workers.services import housekeeping
 from workers.services.housekeeping import Housekeeping, LeftAlone, release_leases_of_dead_subscribers
 from workers.services.leadership import Leadership
@@ -183,10 +183,10 @@ def test_a_dead_subscriber_without_leases_is_forgotten(queue: Any) -> None:
 def start() -> Iterator[Callable[..., Housekeeping]]:
     services: list[Housekeeping] = []
 
-    def begin(leader: bool = True) -> Housekeeping:
+    def begin(leader: bool = True, queues: Sequence[Any] = (Leased, AtMostOnce)) -> Housekeeping:
         leadership = Leadership("default", "delayed dispatcher", uuid.uuid4())
         assert leadership.hold() is leader
-        services.append(Housekeeping("default", [Leased, AtMostOnce], leadership))
+        services.append(Housekeeping("default", queues, leadership))
         services[-1].start()
         return services[-1]
 
@@ -217,6 +217,20 @@ def test_expired_messages_go_time_and_again(start: Callable[..., Housekeeping], 
     eventually(lambda: not Leased.objects.exists())
     expire(Leased, 2)
     eventually(lambda: not Leased.objects.exists())
+
+
+def test_a_queue_that_has_no_table_yet_keeps_no_other_from_being_purged(
+    start: Callable[..., Housekeeping], settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.QUEUEAPP = {"PURGE_INTERVAL": 1, "HEARTBEAT_INTERVAL": 0.1}
+    one = start(queues=[ForeignPostgres, Leased])
+
+    for _ in range(2):
+        expire(Leased, 1)
+        eventually(lambda: not Leased.objects.exists())
+
+    assert caplog.text.count("testapp.ForeignPostgres: expired messages cannot be purged here") == 1
+    assert one._breaker.failures == 0
 
 
 def test_purging_can_be_turned_off(start: Callable[..., Housekeeping], settings: Any) -> None:
