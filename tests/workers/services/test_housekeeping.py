@@ -244,11 +244,23 @@ def test_purging_can_be_turned_off(start: Callable[..., Housekeeping], settings:
     assert Leased.objects.count() == 2
 
 
-def test_who_does_not_lead_does_nothing(start: Callable[..., Housekeeping], settings: Any) -> None:
+def test_who_does_not_lead_does_nothing(
+    start: Callable[..., Housekeeping], settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings.QUEUEAPP = {"HEARTBEAT_INTERVAL": 0.1}
+    rounds: list[float] = []
+    really_pause = Housekeeping.pause
+
+    def pause(self: Housekeeping, seconds: float) -> None:
+        rounds.append(seconds)
+        really_pause(self, seconds)
+
+    monkeypatch.setattr(Housekeeping, "pause", pause)
     Leader.objects.create(role="delayed dispatcher", holder=uuid.uuid4(), expires=Now() + HOUR)
     expire(Leased, 1)
     idle = start(leader=False)
+    eventually(lambda: len(rounds) >= 2)
+    assert Leased.objects.count() == 1
     Leader.objects.all().delete()
     subscriber(dead=True)
     start(leader=True)
