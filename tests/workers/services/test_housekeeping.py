@@ -15,7 +15,7 @@ from queueapp.models import DelayedMessage, Leader, Now, PoisonMessage, QueueCon
 from tests.inprocess import DEADLINE, eventually, real_commits
 from tests.testapp.models import AtMostOnce, ForeignPostgres, Leased, Transactional
 from workers.services import housekeeping
-from workers.services.housekeeping import Housekeeping, LeftAlone, release_leases_of_dead_subscribers
+from workers.services.housekeeping import Housekeeping, LeftAlone, purge_expired, release_leases_of_dead_subscribers
 from workers.services.leadership import Leadership
 from workers.services.service import stop_all
 
@@ -80,6 +80,25 @@ def test_after_a_death_its_queue_is_received_carefully_for_a_while(settings: Any
     control = QueueControl.objects.get(queue="testapp.Leased")
     assert QueueControl.objects.filter(careful_until__gt=Now() + HOUR - timedelta(minutes=1)).exists()
     assert control.paused is False
+
+
+def test_leases_of_a_dead_subscriber_are_given_back_batch_by_batch_to_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(housekeeping, "BATCH", 2)
+    lease(subscriber(dead=True), 5)
+
+    assert release_leases_of_dead_subscribers("default") == 5
+
+    assert not Leased.objects.exclude(lease_token=None).exists()
+
+
+def test_expired_messages_are_purged_batch_by_batch_to_the_last(settings: Any) -> None:
+    settings.QUEUEAPP = {"PURGE_BATCH": 2}
+    expire(Leased, 5)
+    Leased.send({})
+
+    assert purge_expired(Leased, "default") == 5
+
+    assert Leased.objects.count() == 1
 
 
 def test_a_pause_survives_a_death() -> None:
