@@ -91,6 +91,21 @@ def test_leases_of_a_dead_subscriber_are_given_back_batch_by_batch_to_the_last(m
     assert not Leased.objects.exclude(lease_token=None).exists()
 
 
+def test_one_that_shows_that_it_lives_while_it_is_buried_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    really_release = housekeeping._release
+
+    def release(*arguments: Any) -> int:
+        Subscriber.objects.update(alive_until=Now() + HOUR)
+        return really_release(*arguments)
+
+    monkeypatch.setattr(housekeeping, "_release", release)
+    subscriber(dead=True)
+
+    release_leases_of_dead_subscribers("default")
+
+    assert Subscriber.objects.exists()
+
+
 def test_expired_messages_are_purged_batch_by_batch_to_the_last(settings: Any) -> None:
     settings.QUEUEAPP = {"PURGE_BATCH": 2}
     expire(Leased, 5)
