@@ -220,3 +220,27 @@ def test_a_worker_receives_a_foreign_table_transactionally_and_counts_attempts_i
     assert poison.attempts == 3
     assert "queueapp.Attempts" not in poison.headers
     assert not ForeignPostgres.objects.exists()
+
+
+def test_a_foreign_table_has_no_place_for_leases_and_is_received_in_careful_times_all_the_same(
+    foreign_table: None,
+) -> None:
+    for own in registered.of(ForeignPostgres):
+        registered.remove(own.name)
+    names: list[str] = []
+
+    @consumer(ForeignPostgres, name="wire")
+    def act(message: Ping) -> None:
+        names.append(message.name)
+
+    ForeignPostgres.send_many([Ping("one"), Ping("two")])
+    worker = Worker(ForeignPostgres, concurrency=1)
+    worker.pump.careful = True
+    worker.start()
+    try:
+        eventually(lambda: worker.pump.stats.handled == 2)
+    finally:
+        worker.stop()
+        registered.remove("wire")
+    assert names == ["one", "two"]
+    assert worker.pump.trouble() == ""

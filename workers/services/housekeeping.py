@@ -60,6 +60,8 @@ class Housekeeping(Service):
         #: Messages of a queue that were moved to another priority since the log said so, by what they had; and when it may again.
         self._moved: dict[Any, Counter[int]] = {}
         self._tell_at: dict[Any, float] = {}
+        #: Queues of which the log says that they cannot be purged.
+        self._unpurged: set[str] = set()
 
     def serve(self) -> None:
         interval = settings.PURGE_INTERVAL.total_seconds() if settings.PURGE_INTERVAL else None
@@ -78,7 +80,7 @@ class Housekeeping(Service):
                             self._keep_to_levels()
                         if next_purge is not None and monotonic() >= next_purge:
                             for queue in self._queues:
-                                purge_expired(queue, self.alias, self)
+                                self._purge(queue)
                             next_purge = monotonic() + interval if interval else None
                         if settings.POISON_RETENTION and monotonic() >= next_retention:
                             next_retention = monotonic() + RETENTION_INTERVAL
@@ -105,6 +107,18 @@ class Housekeeping(Service):
                 self._tell_at[queue] = monotonic() + LEVELS_TOLD
                 _tell_moved(queue, moved)
                 moved.clear()
+
+    def _purge(self, queue: Any) -> None:
+        """Purge a queue. One whose table is still to be migrated, or may not be written to, keeps none of the others from it."""
+        try:
+            purge_expired(queue, self.alias, self)
+        except Error as error:
+            if backend_of(connections[self.alias]).error_kind(error) not in (ErrorKind.MISSING, ErrorKind.DENIED):
+                raise
+            label = queue._meta.label
+            if label not in self._unpurged:
+                self._unpurged.add(label)
+                log.warning("%s: expired messages cannot be purged here: %s", label, str(error).split("\n", 1)[0])
 
     def _name_undeliverable(self) -> None:
         self.undeliverable = delayed.undeliverable(self.alias)

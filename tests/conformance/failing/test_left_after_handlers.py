@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import connections, transaction
 
 from queueapp import Context, Discard, Poison, signals
 from tests.conformance.endpoint import Endpoint, Note, modes
@@ -35,7 +35,11 @@ def enter_and_never_leave(alias: str) -> None:
     transaction.atomic(using=alias).__enter__()
 
 
-RUDE = [exit_the_process, be_cancelled, turn_autocommit_off, enter_and_never_leave]
+def put_another_in_its_place(alias: str) -> None:
+    connections[alias] = connections[alias].copy()
+
+
+RUDE = [exit_the_process, be_cancelled, turn_autocommit_off, enter_and_never_leave, put_another_in_its_place]
 rude = pytest.mark.parametrize("abuse", RUDE)
 
 #: Messages from this number on are innocent.

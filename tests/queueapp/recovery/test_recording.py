@@ -8,13 +8,15 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from django.db import Error, connection, connections
+from django.db import DataError, Error, OperationalError, connection, connections
 from django.db.models import F
 from django.db.models.signals import post_save
+from psycopg.errors import LockNotAvailable
 
 from queueapp import signals
 from queueapp.delayed import dispatch_due
 from queueapp.models import DelayedMessage, PoisonMessage
+from queueapp.poison import burying
 from queueapp.poison.burying import is_passing
 from queueapp.poison.failures import attempts_of, read_failures
 from queueapp.recovery import carrying_out
@@ -186,6 +188,31 @@ def lose_connection() -> None:
     thread = threading.Thread(target=kill)
     thread.start()
     thread.join()
+
+
+@IN_ITS_TABLE
+@pytest.mark.parametrize("inserts", [1, 2])
+def test_a_poison_table_that_is_locked_is_told_and_costs_the_record_no_details(
+    message: Message, inserts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the first record, or at the bare one after a value that was refused."""
+    locked = OperationalError("canceling statement due to lock timeout")
+    locked.__cause__ = LockNotAvailable()
+    tried: list[None] = []
+
+    def insert(alias: str, **columns: Any) -> None:
+        tried.append(None)
+        raise locked if len(tried) == inserts else DataError("a value out of range")
+
+    monkeypatch.setattr(burying, "_insert", insert)
+    message.put()
+
+    with pytest.raises(OperationalError) as caught:
+        message.fail(deciding(Poison("tests")))
+
+    assert is_passing(caught.value, "default")
+    assert len(tried) == inserts
+    assert message.queue.objects.get().failures is None
 
 
 def test_a_connection_that_is_lost_is_told_and_nothing_is_changed() -> None:

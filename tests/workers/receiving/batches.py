@@ -1,4 +1,4 @@
-"""One receive task and its batch, without a pump around it: a test says when it claims and how much."""
+"""One receive task, and its batch if it leases, without a pump around it: a test says when it claims and how much."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from django.db import connections
 
 from tests.inprocess import DEADLINE
 from workers.receiving.pump import QueuePump
-from workers.receiving.strategies import Batch, LeaseTask
+from workers.receiving.strategies import STRATEGIES, Batch
 
 
 class Receiver:
-    """The task of a leased queue. Its consumers have to be registered before."""
+    """The task of a queue. Its consumers have to be registered before."""
 
     def __init__(self, queue: Any, alias: str = "default") -> None:
         self.pump = QueuePump(queue, alias, stopping=threading.Event())
         self.pump.floors.reset()
         self.alias = alias
-        self.task = LeaseTask(self.pump.desk, None)
+        self.task = STRATEGIES[queue.delivery.semantics](self.pump.desk, None)
         self.pump.crew.tasks = [self.task]
         self.failed: BaseException | None = None
 

@@ -15,6 +15,7 @@ from queueapp.sql.claimed import Range
 from tests.inprocess import eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased
+from tests.workers.receiving.batches import Receiver
 from workers.receiving import caution
 from workers.receiving.caution import FEW, Caution
 
@@ -37,7 +38,8 @@ def leased() -> int:
 @pytest.fixture
 def handled(settings: Any) -> list[tuple[int, int]]:
     """(number, messages leased at that moment) of each message that was handled."""
-    settings.QUEUEAPP = {"PEEK_DELAY": 0.1, "RETRY_DELAY": 0}
+    # However slow the machine is, handlers are fast.
+    settings.QUEUEAPP = {"PEEK_DELAY": 0.1, "RETRY_DELAY": 0, "BATCH_TARGET": 30}
     seen: list[tuple[int, int]] = []
     lock = threading.Lock()
 
@@ -79,6 +81,23 @@ def test_what_was_lost_twice_is_alone_in_hand(handled: Any, start_worker: Any) -
     lost = [at_once for number, at_once in handled if number < 10]
     assert max(lost) <= 2, "one, and what the other task has claimed and not begun"
     assert sorted(number for number, _ in handled) == list(range(100))
+
+
+@pytest.mark.parametrize(("times", "kept"), [(1, FEW), (2, 0)])
+def test_suspects_in_a_large_claim_send_the_others_back_as_they_were(handled: Any, times: int, kept: int) -> None:
+    """The claim was made before anybody knew. Those that were lost twice are claimed again one by one, and alone."""
+    Leased.send_many(Nop(number, "") for number in range(FEW + 10))
+    lose(times, 3)
+    one = Receiver(Leased)
+
+    one.receive(100)
+
+    assert [number for number, _ in handled] == list(range(kept))
+    assert all(at_once <= kept for _, at_once in handled)
+    left = Leased.objects.filter(lease_token=None).values_list("deliveries", flat=True).order_by("seq")
+    assert list(left) == ([0] * 10 if kept else [times] * 3 + [0] * (FEW + 7))
+    assert one.task.full, "they are still to be claimed, now"
+    assert one.receive(100) == (10 if kept else 1)
 
 
 def test_caution_outlasts_the_last_of_them_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What tasks share: how often what held nothing for this process is read again."""
+"""What tasks share: how often what held nothing for this process is read again, and that what came back is looked for."""
 
 from __future__ import annotations
 
@@ -33,3 +33,15 @@ def test_what_held_nothing_is_read_again_for_a_tenth_of_the_time() -> None:
         del desk.sql.read_heads  # type: ignore[attr-defined]
 
     assert reads[1] - reads[0] >= 10 * 0.02
+
+
+@real_commits
+def test_what_is_to_be_received_again_is_looked_for_at_once() -> None:
+    pump = Receiver(Leased).pump
+    pump._now = False
+
+    pump.desk.came_back([7, 5])
+
+    assert pump._now
+    assert pump._wake.is_set()
+    assert pump.stats.returned == 2

@@ -104,13 +104,21 @@ def test_being_alone_has_an_end_and_a_stop_ends_it_at_once(monkeypatch: pytest.M
         assert happened == [False, True]
 
 
-def test_watchful_times_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watchful_times_end() -> None:
     ward = Quarantine(0.0)
     assert not ward.watchful
     ward.look(careful=True)
     assert ward.watchful
     ward.look(careful=False)
     assert not ward.watchful
+
+    after_a_crash = Quarantine(3600)
+    assert after_a_crash.watchful
+    after_a_crash.look(careful=False)
+    assert after_a_crash.watchful
+    after_a_crash._until = 0.0
+    after_a_crash.look(careful=False)
+    assert not after_a_crash.watchful
 
 
 @real_commits

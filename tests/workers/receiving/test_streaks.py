@@ -8,15 +8,26 @@ from typing import Any
 
 import pytest
 from django.contrib.admin.models import CHANGE, LogEntry
-from django.db import connection, transaction
+from django.db import DatabaseError, connection, transaction
+from psycopg.errors import DeadlockDetected
 
-from queueapp import Context, Poison
+from queueapp import Context, Poison, consumer
+from queueapp.models import PoisonMessage
 from queueapp.sql.postgresql.packed import OpeningQuery
 from tests.conformance.endpoint import Endpoint, Note
 from tests.inprocess import eventually, real_commits
+from tests.testapp.messages import Nop
 from tests.testapp.models import Effect, Transactional
+from tests.workers.receiving.batches import Receiver
+from workers.receiving.strategies import transactional
 
 pytestmark = real_commits
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A streak that is over because the machine is busy would prove nothing."""
+    monkeypatch.setattr(transactional, "STREAK_SECONDS", 60.0)
 
 
 @pytest.fixture
@@ -119,7 +130,11 @@ def test_a_task_that_is_to_stop_holds_nothing_more(endpoint: Endpoint) -> None:
     assert Transactional.objects.select_for_update(nowait=True).count() == 7
 
 
-def test_after_a_slow_handler_the_task_asks_whether_it_may_go_on(endpoint: Endpoint) -> None:
+def test_after_a_slow_handler_the_task_asks_whether_it_may_go_on(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactional, "STREAK_SECONDS", 0.02)
+
     def act(message: Note, context: Context) -> None:
         if message.number == 2:
             worker.pump.paused = True
@@ -132,3 +147,86 @@ def test_after_a_slow_handler_the_task_asks_whether_it_may_go_on(endpoint: Endpo
 
     assert endpoint.numbers == [0, 1, 2]
     assert worker.pump.stats.handled == 3
+
+
+# -- one task, without a pump -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def handled(no_consumers: None) -> list[int]:
+    """The messages that the consumer of these tests was called with."""
+    numbers: list[int] = []
+
+    def act(message: Nop) -> None:
+        numbers.append(message.number)
+
+    consumer(Transactional, name="tests")(act)
+    return numbers
+
+
+def test_a_task_takes_its_share_and_what_is_left_is_for_others(handled: list[int]) -> None:
+    Transactional.send_many(Nop(number, "") for number in range(5))
+    one = Receiver(Transactional)
+
+    assert one.receive(3) == 3
+    assert one.task.full, "there may be more"
+    assert Transactional.objects.select_for_update(nowait=True).count() == 2
+    assert one.pump.stats.handled == 3
+
+    assert one.receive(3) == 2
+    assert not one.task.full
+    assert handled == [0, 1, 2, 3, 4]
+    assert one.pump.stats.handled == 5, "each is counted once, the last one as well"
+
+
+def test_a_claim_that_fails_behind_a_commit_is_not_the_end_of_the_queue(no_consumers: None) -> None:
+    def act(message: Nop) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SET search_path = nowhere")
+
+    consumer(Transactional, name="tests")(act)
+    Transactional.send_many(Nop(number, "") for number in range(2))
+    one = Receiver(Transactional)
+    try:
+        assert one.receive(5) == 1
+    finally:
+        connection.cursor().execute("RESET search_path")
+
+    assert one.task.full, "the pump is to claim again at once"
+    assert one.pump.stats.handled == 1
+    assert Transactional.objects.count() == 1
+
+
+def test_a_task_that_has_to_be_careful_now_claims_nothing_more_in_passing(no_consumers: None) -> None:
+    """From the next message on its hand-out is to be recorded before its handler runs."""
+
+    def act(message: Nop) -> None:
+        one.pump.careful = True
+
+    consumer(Transactional, name="tests")(act)
+    Transactional.send_many(Nop(number, "") for number in range(3))
+    one = Receiver(Transactional)
+
+    assert one.receive(3) == 1
+    assert one.task.full
+
+
+def test_a_handler_that_is_always_the_victim_of_a_deadlock_fails_in_the_end(no_consumers: None) -> None:
+    deadlock = DatabaseError("deadlock detected")
+    deadlock.__cause__ = DeadlockDetected()
+    attempts: list[int] = []
+
+    def act(message: Nop, context: Context) -> None:
+        attempts.append(context.attempt)
+        raise deadlock
+
+    consumer(Transactional, name="tests", policy=lambda failure: Poison("seen"))(act)
+    Transactional.send(Nop(0, ""))
+    one = Receiver(Transactional)
+    for _ in range(transactional.FREE_DEADLOCKS):
+        one.receive(1)
+    assert one.pump.stats.failed == 0
+    one.receive(1)
+
+    assert attempts == [1] * (transactional.FREE_DEADLOCKS + 1)
+    assert PoisonMessage.objects.get().attempts == 1

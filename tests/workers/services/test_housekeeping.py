@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -13,9 +13,9 @@ from django.db import connection
 from queueapp import poison
 from queueapp.models import DelayedMessage, Leader, Now, PoisonMessage, QueueControl, Subscriber
 from tests.inprocess import DEADLINE, eventually, real_commits
-from tests.testapp.models import AtMostOnce, Leased, Transactional
+from tests.testapp.models import AtMostOnce, ForeignPostgres, Leased, Transactional
 from workers.services import housekeeping
-from workers.services.housekeeping import Housekeeping, LeftAlone, release_leases_of_dead_subscribers
+from workers.services.housekeeping import Housekeeping, LeftAlone, purge_expired, release_leases_of_dead_subscribers
 from workers.services.leadership import Leadership
 from workers.services.service import stop_all
 
@@ -80,6 +80,40 @@ def test_after_a_death_its_queue_is_received_carefully_for_a_while(settings: Any
     control = QueueControl.objects.get(queue="testapp.Leased")
     assert QueueControl.objects.filter(careful_until__gt=Now() + HOUR - timedelta(minutes=1)).exists()
     assert control.paused is False
+
+
+def test_leases_of_a_dead_subscriber_are_given_back_batch_by_batch_to_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(housekeeping, "BATCH", 2)
+    lease(subscriber(dead=True), 5)
+
+    assert release_leases_of_dead_subscribers("default") == 5
+
+    assert not Leased.objects.exclude(lease_token=None).exists()
+
+
+def test_one_that_shows_that_it_lives_while_it_is_buried_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    really_release = housekeeping._release
+
+    def release(*arguments: Any) -> int:
+        Subscriber.objects.update(alive_until=Now() + HOUR)
+        return really_release(*arguments)
+
+    monkeypatch.setattr(housekeeping, "_release", release)
+    subscriber(dead=True)
+
+    release_leases_of_dead_subscribers("default")
+
+    assert Subscriber.objects.exists()
+
+
+def test_expired_messages_are_purged_batch_by_batch_to_the_last(settings: Any) -> None:
+    settings.QUEUEAPP = {"PURGE_BATCH": 2}
+    expire(Leased, 5)
+    Leased.send({})
+
+    assert purge_expired(Leased, "default") == 5
+
+    assert Leased.objects.count() == 1
 
 
 def test_a_pause_survives_a_death() -> None:
@@ -183,10 +217,10 @@ def test_a_dead_subscriber_without_leases_is_forgotten(queue: Any) -> None:
 def start() -> Iterator[Callable[..., Housekeeping]]:
     services: list[Housekeeping] = []
 
-    def begin(leader: bool = True) -> Housekeeping:
+    def begin(leader: bool = True, queues: Sequence[Any] = (Leased, AtMostOnce)) -> Housekeeping:
         leadership = Leadership("default", "delayed dispatcher", uuid.uuid4())
         assert leadership.hold() is leader
-        services.append(Housekeeping("default", [Leased, AtMostOnce], leadership))
+        services.append(Housekeeping("default", queues, leadership))
         services[-1].start()
         return services[-1]
 
@@ -219,6 +253,20 @@ def test_expired_messages_go_time_and_again(start: Callable[..., Housekeeping], 
     eventually(lambda: not Leased.objects.exists())
 
 
+def test_a_queue_that_has_no_table_yet_keeps_no_other_from_being_purged(
+    start: Callable[..., Housekeeping], settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.QUEUEAPP = {"PURGE_INTERVAL": 1, "HEARTBEAT_INTERVAL": 0.1}
+    one = start(queues=[ForeignPostgres, Leased])
+
+    for _ in range(2):
+        expire(Leased, 1)
+        eventually(lambda: not Leased.objects.exists())
+
+    assert caplog.text.count("testapp.ForeignPostgres: expired messages cannot be purged here") == 1
+    assert one._breaker.failures == 0
+
+
 def test_purging_can_be_turned_off(start: Callable[..., Housekeeping], settings: Any) -> None:
     settings.QUEUEAPP = {"PURGE_INTERVAL": None, "PURGE_EXPIRED_ON_STARTUP": False, "HEARTBEAT_INTERVAL": 0.1}
     expire(Leased, 2)
@@ -230,11 +278,23 @@ def test_purging_can_be_turned_off(start: Callable[..., Housekeeping], settings:
     assert Leased.objects.count() == 2
 
 
-def test_who_does_not_lead_does_nothing(start: Callable[..., Housekeeping], settings: Any) -> None:
+def test_who_does_not_lead_does_nothing(
+    start: Callable[..., Housekeeping], settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings.QUEUEAPP = {"HEARTBEAT_INTERVAL": 0.1}
+    rounds: list[float] = []
+    really_pause = Housekeeping.pause
+
+    def pause(self: Housekeeping, seconds: float) -> None:
+        rounds.append(seconds)
+        really_pause(self, seconds)
+
+    monkeypatch.setattr(Housekeeping, "pause", pause)
     Leader.objects.create(role="delayed dispatcher", holder=uuid.uuid4(), expires=Now() + HOUR)
     expire(Leased, 1)
     idle = start(leader=False)
+    eventually(lambda: len(rounds) >= 2)
+    assert Leased.objects.count() == 1
     Leader.objects.all().delete()
     subscriber(dead=True)
     start(leader=True)

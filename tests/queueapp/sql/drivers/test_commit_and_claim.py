@@ -139,7 +139,12 @@ def forgetting() -> None:
     connection.connection._prepared._to_flush.append(None)
 
 
-@pytest.mark.parametrize("differ", [in_a_failed_transaction, serializable, forgetting])
+def evicted() -> None:
+    """By the many statements that a handler has had prepared."""
+    connection.connection._prepared._names.clear()
+
+
+@pytest.mark.parametrize("differ", [in_a_failed_transaction, serializable, forgetting, evicted])
 def test_it_is_not_done_where_the_transaction_is_not_the_usual_one(differ: Callable[[], None]) -> None:
     sql = queue_sql(Transactional, connection)
     with transaction.atomic():

@@ -1,0 +1,133 @@
+"""The tasks of a queue: who is called, who waits, and who has to end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.inprocess import DEADLINE, eventually
+from workers.receiving.crew import Crew
+
+
+class Task:
+    def bind(self) -> None:
+        pass
+
+
+class Work:
+    """What the tasks of these tests do: note what they were called for, and wait until they are let."""
+
+    def __init__(self) -> None:
+        self.calls: list[int | None] = []
+        self.may_end = threading.Semaphore(0)
+        self.ended = 0
+
+    def __call__(self, task: Any, messages: int | None) -> None:
+        self.calls.append(messages)
+        assert self.may_end.acquire(timeout=DEADLINE)
+        self.ended += 1
+
+
+@pytest.fixture
+def work() -> Work:
+    return Work()
+
+
+@pytest.fixture
+def make(work: Work) -> Iterator[Callable[[int], Crew]]:
+    crews: list[Crew] = []
+
+    def make(concurrency: int) -> Crew:
+        crews.append(
+            Crew(
+                "tests",
+                "default",
+                lambda slot: Task(),
+                work,
+                lambda: None,
+                concurrency=concurrency,
+                slots=None,  # type: ignore[arg-type,return-value]
+            )
+        )
+        return crews[-1]
+
+    yield make
+    for one in crews:
+        one.close()
+        work.may_end.release(100)
+        assert one.join(DEADLINE)
+
+
+def test_no_more_are_called_than_there_may_be(make: Callable[[int], Crew], work: Work) -> None:
+    crew = make(2)
+
+    assert crew.call(5, 10) == 2
+    assert crew.call(1) == 0
+    eventually(lambda: work.calls == [10, 10])
+    assert (crew.working, crew.free, crew.promised) == (2, 0, 0)
+
+    work.may_end.release(2)
+    eventually(lambda: crew.free == 2)
+    assert crew.call(1, 3) == 1
+    eventually(lambda: work.calls == [10, 10, 3])
+
+
+def test_nobody_is_called_after_the_end(make: Callable[[int], Crew], work: Work) -> None:
+    crew = make(2)
+    crew.close()
+
+    assert crew.call(1) == 0
+    assert crew.working == 0
+    assert crew.join(0), "no thread was started"
+    assert work.calls == []
+
+
+def test_when_it_ends_calls_that_nobody_has_picked_up_are_nobodys(make: Callable[[int], Crew], work: Work) -> None:
+    crew = make(1)
+    crew.call(1)
+    eventually(lambda: len(work.calls) == 1)
+    crew._working = 0  # as if it had just ended its work
+    assert crew.call(1, 7) == 1
+    assert crew.promised == 7
+
+    crew.close()
+
+    assert crew.promised == 0
+    assert crew.working == 0
+
+
+def test_a_raised_concurrency_is_used_and_a_lowered_one_ends_the_tasks_above_it(
+    make: Callable[[int], Crew], work: Work
+) -> None:
+    crew = make(1)
+    crew.call(1)
+    crew.set_concurrency(3)
+    assert crew.call(5) == 2
+    eventually(lambda: len(work.calls) == 3)
+    assert crew.may_go_on()
+
+    crew.set_concurrency(1)
+    assert not crew.may_go_on()
+    work.may_end.release(3)
+    eventually(lambda: len(crew.tasks) == crew.free == 1)
+
+    assert crew.call(5) == 1
+    eventually(lambda: len(work.calls) == 4)
+
+
+def test_a_task_that_breaks_is_not_counted_on(make: Callable[[int], Crew], work: Work) -> None:
+    crew = make(2)
+
+    def breaks(task: Any, messages: int | None) -> None:
+        raise RuntimeError("a bug")
+
+    crew._work = breaks
+    crew.call(2)
+    eventually(lambda: not crew.tasks and crew.free == 2)
+    crew._work = work
+
+    assert crew.call(2) == 2
+    eventually(lambda: len(work.calls) == 2)
