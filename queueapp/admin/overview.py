@@ -24,7 +24,7 @@ from ..models import DelayedMessage, PoisonMessage, QueueControl, Subscriber
 from ..operating import control
 from .figures import Figures, of_all_queues, of_queue
 from .operations import ask
-from .showing import display
+from .showing import display, untrusted
 
 OPERATE = "queueapp.operate_queue"
 
@@ -132,6 +132,7 @@ class OverviewAdmin(admin.ModelAdmin):
             "link": display.queue_link(label, figures.queue, self.admin_site, request),
             "state": self._state(figures),
             "oldest": display.duration(figures.oldest) if figures.oldest is not None else "",
+            "notes": [untrusted.inline(text, 300) for text in (figures.note, *figures.of.trouble) if text],
             "delayed_url": self._list_of(request, DelayedMessage, destination=label),
             "poison_url": self._list_of(request, PoisonMessage, queue=label),
             "subscribers_url": self._list_of(request, Subscriber, queue=label),
@@ -142,19 +143,25 @@ class OverviewAdmin(admin.ModelAdmin):
         }
 
     def _state(self, figures: Figures) -> SafeString:
-        if figures.note:
+        if figures.queue is None:
+            return display.badge("bad", "no such queue")
+        if figures.of.waiting is None:
             return display.badge("bad", "not readable")
         if figures.paused:
-            assert figures.control is not None
-            by, at = figures.changed_by or "a script", localtime(figures.control.changed_at)
-            return display.badge("warn", f"paused by {by}", f"since {at:%Y-%m-%d %H:%M:%S}")
+            by = figures.changed_by or "a script"
+            since = f"since {localtime(figures.control.changed_at):%Y-%m-%d %H:%M:%S}" if figures.control else ""
+            return display.badge("warn", f"paused by {by}", since)
+        if figures.of.error:
+            return display.badge("bad", "partly known")
+        if figures.of.trouble:
+            return display.badge("bad", "trouble")
         if not figures.subscribers:
             return display.badge("quiet", "no worker")
         return display.badge("good", "running")
 
     def _ask_before_purge(self, request: HttpRequest, queue: Any) -> HttpResponse:
         figures, label = of_queue(queue), queue._meta.label
-        count = f"{figures.waiting} message{'' if figures.waiting == '1' else 's'}"
+        count = f"{figures.waiting} waiting message{'' if figures.waiting == '1' else 's'}"
         return ask(
             self,
             request,
