@@ -8,7 +8,6 @@ what is leased, lapsed or expired is at least so much. What cannot be read is No
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
@@ -19,9 +18,12 @@ from django.db.models import Count
 
 from .. import delayed, registry
 from ..delayed.dispatching import COUNTED
-from ..models import DelayedMessage, Now, PoisonMessage, QueueControl, Subscriber
+from ..errors import QueueNotFound
+from ..models import DISPATCHER, DelayedMessage, PoisonMessage, QueueControl
 from ..sql import backend_of, queue_sql
+from .live import live_on
 from .reading import Reader
+from .stranded import Stranded, stranded
 
 #: So many rows of a table are looked at; counts of other tables stop here.
 LIMIT = 10_000
@@ -33,6 +35,7 @@ UNKNOWN = "\u2013"
 class QueueFigures:
     """One queue's figures. ``oldest_seconds``: the age of the oldest waiting message among those looked at; None also when
     nothing waits. ``delayed`` and ``poison`` stop at ``LIMIT``, where their ``…_exact`` is False. ``subscribers``: live ones.
+    ``trouble``: circuit breakers that are not disarmed (name, state, error). ``stranded``: what nobody will ever take.
     ``error``: what is not known and why; then the figures that it is about are None. ``note``: what else is to be said."""
 
     queue: str
@@ -51,7 +54,8 @@ class QueueFigures:
     poison: int | None = None
     poison_exact: bool | None = None
     subscribers: int | None = None
-    trouble: list[str] = field(default_factory=list)
+    trouble: list[dict[str, str]] = field(default_factory=list)
+    stranded: list[Stranded] = field(default_factory=list)
     note: str = ""
     error: str = ""
 
@@ -66,8 +70,8 @@ class QueueFigures:
 
 
 def figures(queues: Iterable[Any] | None = None) -> list[QueueFigures]:
-    """The figures of these queues, or of all that are known, in label order; then those of queues that nobody here knows
-    and that messages are left for (``note`` says so)."""
+    """The figures of these queues, or of all that are known, in label order; then the dispatchers of
+    each database, and queues that nobody here knows and that messages are left for (``note`` says so)."""
     databases: dict[str, _Database] = {}
     found = []
     for queue in sorted(queues if queues is not None else registry.queues, key=lambda q: q._meta.label):
@@ -77,7 +81,20 @@ def figures(queues: Iterable[Any] | None = None) -> list[QueueFigures]:
         found.append(databases[alias].figures_of(queue))
     if queues is None:
         for alias in sorted(databases):
-            found += databases[alias].of_unknown_queues()
+            found += [*databases[alias].of_dispatchers(), *databases[alias].of_unknown_queues()]
+    return found
+
+
+def left_in(alias: str) -> list[tuple[str, Stranded]]:
+    """What nobody will ever take in one database, with the name of its queue: for whoever says it in a log. Poison messages
+    of queues that are no more are among it."""
+    database = _Database(alias)
+    found = []
+    for queue in registry.queues:
+        if (router.db_for_read(queue) or "default") == alias:
+            found += [(queue._meta.label, left) for left in database.figures_of(queue).stranded]
+    for name, count in (database.reader.read(database.unknown_poison)[0] or {}).items():
+        found.append((name, Stranded("poison", "no such queue", min(count, LIMIT), count <= LIMIT, None)))
     return found
 
 
@@ -88,7 +105,7 @@ class _Database:
         self.alias = alias
         self.reader = Reader(alias)
         self.paused, self.paused_error = self.reader.read(self._read_paused)
-        self.live, self.live_error = self.reader.read(self._read_live)
+        self.live, self.live_error = self.reader.read(lambda: live_on(alias))
 
     def figures_of(self, queue: Any) -> QueueFigures:
         label = queue._meta.label
@@ -105,18 +122,54 @@ class _Database:
         if self.live is None:
             one.fail("its workers", self.live_error)
         else:
-            one.subscribers = len(self.live[label])
-            one.trouble = list(dict.fromkeys(trouble for trouble in self.live[label] if trouble))
+            live = self.live[label]
+            one.subscribers, one.trouble = live.count, live.trouble
+            if one.waiting:
+                left, cause = self.reader.read(lambda: stranded(queue, connections[self.alias], live, LIMIT))
+                if left is None:
+                    one.fail("what nobody takes", cause)
+                one.stranded = left or []
         return one
 
+    def of_dispatchers(self) -> list[QueueFigures]:
+        """Who moves delayed messages and keeps house; none alive is worth a line as well."""
+        one = QueueFigures(DISPATCHER, "", self.alias, "")
+        if self.live is None:
+            one.fail("the dispatchers", self.live_error)
+        else:
+            live = self.live[DISPATCHER]
+            one.subscribers, one.trouble = live.count, live.trouble
+            one.note = "" if live.count else "none is alive: delayed messages wait, and the dead are not buried"
+        return [one]
+
     def of_unknown_queues(self) -> list[QueueFigures]:
-        """The delayed messages that nobody delivers, under the name of the queue that they are addressed to."""
-        note = "no such queue here; its overdue messages are left alone"
+        """The overdue messages that nobody delivers, and the poison messages of queues that are no more, by the queue's
+        name. One that has a live worker is another project's."""
         stuck, _ = self.reader.read(lambda: delayed.undeliverable(self.alias))
-        return [
-            QueueFigures(name, "", self.alias, "", delayed=count, delayed_exact=count < COUNTED, note=note)
-            for name, count in sorted((stuck or {}).items())
-        ]
+        kept, _ = self.reader.read(self.unknown_poison)
+        found = []
+        for name in sorted((stuck or {}).keys() | (kept or {}).keys()):
+            one = QueueFigures(name, "", self.alias, "", note="no such queue here; its messages are left alone")
+            if name in (stuck or {}):
+                one.delayed, one.delayed_exact = stuck[name], stuck[name] < COUNTED  # type: ignore[index]
+            if name in (kept or {}):
+                one.poison, one.poison_exact = kept[name], kept[name] <= LIMIT  # type: ignore[index]
+            found.append(one)
+        return found
+
+    def unknown_poison(self) -> dict[str, int]:
+        """Unresolved poison messages by queue, where nobody knows that queue."""
+        rows = PoisonMessage.objects.using(self.alias).order_by("queue")
+        found: dict[str, int] = {}
+        # One step to the next queue in the index each time: however many messages there are of one.
+        name = rows.values_list("queue", flat=True).first()
+        while name is not None:
+            if not _is_known(name) and not (self.live and self.live[name].count):
+                unresolved = rows.filter(queue=name, status=PoisonMessage.Status.UNRESOLVED).order_by().values("pk")
+                if count := int(unresolved[: LIMIT + 1].aggregate(n=Count("pk"))["n"]):
+                    found[name] = count
+            name = rows.filter(queue__gt=name).values_list("queue", flat=True).first()
+        return found
 
     def _count(self, queue: Any, one: QueueFigures) -> None:
         """The figures of its own table."""
@@ -153,12 +206,18 @@ class _Database:
     def _read_paused(self) -> set[str]:
         return set(QueueControl.objects.using(self.alias).filter(paused=True).values_list("queue", flat=True))
 
-    def _read_live(self) -> defaultdict[str, list[str]]:
-        live: defaultdict[str, list[str]] = defaultdict(list)
-        rows = Subscriber.objects.using(self.alias).filter(alive_until__gt=Now()).order_by("queue", "id")
-        for queue, trouble in rows.values_list("queue", "trouble"):
-            live[queue].append(trouble)
-        return live
+
+def _is_known(name: str) -> bool:
+    try:
+        registry.queues.find(name)
+    except QueueNotFound:
+        return False
+    return True
+
+
+def in_words(trouble: dict[str, str]) -> str:
+    """One of ``QueueFigures.trouble`` as a line."""
+    return ": ".join(filter(None, (trouble["name"], trouble["state"], trouble["error"])))
 
 
 def span(seconds: float | None) -> str:

@@ -11,7 +11,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from ... import registry
 from ...errors import QueueNotFound
-from ...operating.statistics import LIMIT, UNKNOWN, QueueFigures, figures, span
+from ...operating.statistics import LIMIT, UNKNOWN, QueueFigures, figures, in_words, span
 
 
 class Command(BaseCommand):
@@ -69,7 +69,12 @@ class Command(BaseCommand):
     def _table(self, found: list[QueueFigures]) -> None:
         lines = [("queue", "waiting", "leased", "oldest", "delayed", "poison", "workers", "")]
         for one in found:
-            notes = ["paused" if one.paused else "", one.note, *one.trouble, "not all is known" if one.error else ""]
+            notes = [
+                "paused" if one.paused else "",
+                one.note,
+                *map(in_words, one.trouble),
+                "not all is known" if one.error else "",
+            ]
             lines.append(
                 (
                     one.queue,
@@ -86,6 +91,9 @@ class Command(BaseCommand):
         for line in lines:
             cells = [line[0].ljust(widths[0]), *(line[i].rjust(widths[i]) for i in range(1, len(widths)))]
             self.stdout.write("  ".join([*cells, line[-1]]).rstrip())
+        for one in found:
+            for left in one.stranded:
+                self.stdout.write(f"{one.queue}: {left}; the oldest is {span(left.oldest_seconds)} old")
 
 
 def number(count: int | None, exact: bool | None = True, otherwise: str = "{}+") -> str:
