@@ -50,6 +50,7 @@ class Queue(QueueModel):
         reply_to: str | None = None,
         message_id: uuid.UUID | None = None,
         isolated: bool = False,
+        unknown_recipient: bool = False,
         using: str | None = None,
         **others: Any,
     ) -> uuid.UUID:
@@ -70,6 +71,7 @@ class Queue(QueueModel):
             reply_to=reply_to,
             message_id=message_id,
             isolated=isolated,
+            unknown_recipient=unknown_recipient,
             using=using,
             **others,
         )
@@ -83,8 +85,8 @@ class Queue(QueueModel):
     def send_many(cls, bodies: Iterable[Any], **options: Any) -> int:
         """Send every body of an iterable by the bulk path, in the caller's transaction; returns how many.
 
-        ``headers``, ``expires_in``, ``priority``, ``recipient``, ``using`` and what else a message carries hold for all
-        of them. The iterable is consumed lazily, so millions of rows need no memory.
+        ``headers``, ``expires_in``, ``priority``, ``recipient``, ``unknown_recipient``, ``using`` and what else a message
+        carries hold for all of them. The iterable is consumed lazily, so millions of rows need no memory.
         """
         return bulk.send_many(cls, bodies, **options)
 

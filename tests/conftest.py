@@ -15,6 +15,8 @@ import pytest
 from django.db import connection, connections
 from pytest_django import DjangoDbBlocker
 
+from queueapp.sending import recipients
+
 _NAME = "test_queueapp_{}"
 
 # A shell without job control starts background commands with SIGINT ignored, and every child inherits that: the tests of
@@ -31,6 +33,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reasons = Counter(report.longrepr[2] for report in terminalreporter.getreports("skipped"))
     for reason, count in reasons.most_common():
         terminalreporter.write_line(f"{count} x {reason}")
+
+
+@pytest.fixture(autouse=True)
+def nothing_told() -> None:
+    """A process remembers the consumers that live workers had: those of another test are none of this one's."""
+    recipients.forget()
 
 
 @pytest.fixture(scope="session")

@@ -20,11 +20,12 @@ from django.utils.timezone import localtime
 
 from .. import registry
 from ..errors import QueueNotFound
-from ..models import DelayedMessage, PoisonMessage, QueueControl, Subscriber
+from ..models import DISPATCHER, DelayedMessage, PoisonMessage, QueueControl, Subscriber
 from ..operating import control
+from ..operating.statistics import in_words, span
 from .figures import Figures, of_all_queues, of_queue
 from .operations import ask
-from .showing import display
+from .showing import display, untrusted
 
 OPERATE = "queueapp.operate_queue"
 
@@ -132,6 +133,7 @@ class OverviewAdmin(admin.ModelAdmin):
             "link": display.queue_link(label, figures.queue, self.admin_site, request),
             "state": self._state(figures),
             "oldest": display.duration(figures.oldest) if figures.oldest is not None else "",
+            "notes": [untrusted.inline(text, 300) for text in self._notes(figures)],
             "delayed_url": self._list_of(request, DelayedMessage, destination=label),
             "poison_url": self._list_of(request, PoisonMessage, queue=label),
             "subscribers_url": self._list_of(request, Subscriber, queue=label),
@@ -141,20 +143,42 @@ class OverviewAdmin(admin.ModelAdmin):
             "purge_url": self._url("purge", label),
         }
 
+    @staticmethod
+    def _notes(figures: Figures) -> list[str]:
+        of = figures.of
+        left = [f"{one}; the oldest is {span(one.oldest_seconds)} old" for one in of.stranded]
+        return [text for text in (of.error, of.note, *map(in_words, of.trouble), *left) if text]
+
     def _state(self, figures: Figures) -> SafeString:
-        if figures.note:
+        if figures.label == DISPATCHER:
+            return self._state_of_dispatchers(figures)
+        if figures.queue is None:
+            return display.badge("bad", "no such queue")
+        if figures.of.waiting is None:
             return display.badge("bad", "not readable")
         if figures.paused:
-            assert figures.control is not None
-            by, at = figures.changed_by or "a script", localtime(figures.control.changed_at)
-            return display.badge("warn", f"paused by {by}", f"since {at:%Y-%m-%d %H:%M:%S}")
+            by = figures.changed_by or "a script"
+            since = f"since {localtime(figures.control.changed_at):%Y-%m-%d %H:%M:%S}" if figures.control else ""
+            return display.badge("warn", f"paused by {by}", since)
+        if figures.of.error:
+            return display.badge("bad", "partly known")
+        if figures.of.trouble:
+            return display.badge("bad", "trouble")
         if not figures.subscribers:
             return display.badge("quiet", "no worker")
         return display.badge("good", "running")
 
+    @staticmethod
+    def _state_of_dispatchers(figures: Figures) -> SafeString:
+        if figures.subscribers is None:
+            return display.badge("bad", "not readable")
+        if figures.of.trouble:
+            return display.badge("bad", "trouble")
+        return display.badge("good", "running") if figures.subscribers else display.badge("warn", "none alive")
+
     def _ask_before_purge(self, request: HttpRequest, queue: Any) -> HttpResponse:
         figures, label = of_queue(queue), queue._meta.label
-        count = f"{figures.waiting} message{'' if figures.waiting == '1' else 's'}"
+        count = f"{figures.waiting} waiting message{'' if figures.waiting == '1' else 's'}"
         return ask(
             self,
             request,

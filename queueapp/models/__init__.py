@@ -9,10 +9,11 @@ from .poison import PoisonMessage
 from .queue import QueueBase, QueueModel
 from .spark_commit import SparkCommit
 from .stored import StoredMessage
-from .subscribers import QueueControl, Subscriber
+from .subscribers import DISPATCHER, QueueControl, Subscriber
 from .table_options import TableOptions
 
 __all__ = [
+    "DISPATCHER",
     "BytesField",
     "DelayedMessage",
     "Delivery",

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import uuid
+from typing import Any
 
 from django.conf import settings
 from django.db import models
 
 from .fields import GuidField, Now, UtcField
 
+#: What stands for the queue in the row of a process that dispatches delayed messages and keeps house; no label is like it.
+DISPATCHER = "(dispatcher)"
+
+
+def list_told(text: str) -> list[Any]:
+    """A column in which a worker tells a list as JSON; [] where it tells none, or tells it in a way of its own version."""
+    try:
+        found = json.loads(text or "[]")
+    except ValueError:
+        return []
+    return found if isinstance(found, list) else []
+
 
 class Subscriber(models.Model):
-    """One worker process on one queue. ``id`` is what ``lease_owner`` names; it is dead after ``alive_until``."""
+    """One worker process on one queue, or one dispatcher. ``id`` is what ``lease_owner`` names; it is dead after ``alive_until``."""
 
     id = GuidField(primary_key=True, default=uuid.uuid4)
     queue = models.CharField(max_length=200, db_index=True)
@@ -36,7 +50,13 @@ class Subscriber(models.Model):
         db_default=False, help_text="It leased one message at a time, so a lease it left behind was being handled."
     )
     trouble = models.TextField(
-        blank=True, db_default="", help_text="Circuit breakers that are armed or triggered, and why."
+        blank=True, db_default="", help_text="Circuit breakers that are armed or triggered, and why: JSON."
+    )
+    consumers = models.TextField(
+        blank=True, db_default="", help_text="JSON: name and message type of each consumer; '': it did not say."
+    )
+    unknown_types = models.TextField(
+        blank=True, db_default="", help_text="JSON: types of messages in the queue that it has no consumer for."
     )
     outstanding = models.IntegerField(db_default=0, help_text="Received and not yet ended, at the last heartbeat.")
 

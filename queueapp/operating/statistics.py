@@ -1,118 +1,229 @@
-"""Figures of queues, for ``queuestats``, the admin and health checks: cheap on tables of any size.
+"""Figures of queues: the one source for ``queuestats``, the admin and health checks. Cheap on tables of any size.
 
-Counts stop at a limit, ages are of the first waiting message, and nothing here takes a lock.
+*Waiting* is what a receiver may be given: neither leased nor expired, nor just taken by an open transaction. A lease that
+is over counts as waiting (it is *lapsed*). Up to ``LIMIT`` rows of a table everything is counted, by one look at so many
+from the low end of its primary key; of a larger one ``exact`` is False, ``waiting`` is an estimate from the catalog, and
+what is leased, lapsed or expired is at least so much. What cannot be read is None, and ``error`` says why.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from datetime import datetime, timedelta
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
 from typing import Any
 
 from django.db import connections, router
-from django.db.models import Count, Q
+from django.db.models import Count
 
 from .. import delayed, registry
-from ..models import DelayedMessage, Now, PoisonMessage, QueueControl, Subscriber
-from ..sql import backend_of
+from ..delayed.dispatching import COUNTED
+from ..errors import QueueNotFound
+from ..models import DISPATCHER, DelayedMessage, PoisonMessage, QueueControl
+from ..sql import backend_of, queue_sql
+from .live import live_on
+from .reading import Reader
+from .stranded import Stranded, stranded
 
-#: Counting stops here; a figure at the limit means "at least".
+#: So many rows of a table are looked at; counts of other tables stop here.
 LIMIT = 10_000
+#: What stands for a figure that is not known, or that there is none of.
+UNKNOWN = "\u2013"
 
 
 @dataclass
 class QueueFigures:
-    """One queue's figures. ``waiting`` and ``leased`` stop at ``LIMIT``; ``oldest_seconds`` is the age of the first
-    waiting message; ``rows`` is the catalog's estimate."""
+    """One queue's figures. ``oldest_seconds``: the age of the oldest waiting message among those looked at; None also when
+    nothing waits. ``delayed`` and ``poison`` stop at ``LIMIT``, where their ``…_exact`` is False. ``subscribers``: live ones.
+    ``trouble``: circuit breakers that are not disarmed (name, state, error). ``stranded``: what nobody will ever take.
+    ``error``: what is not known and why; then the figures that it is about are None. ``note``: what else is to be said."""
 
     queue: str
     table: str
     database: str
     semantics: str
-    paused: bool
-    waiting: int
-    leased: int
-    oldest_seconds: float | None
-    delayed: int
-    poison: int
-    subscribers: int
-    rows: int
-    trouble: str = ""
+    paused: bool | None = None
+    waiting: int | None = None
+    leased: int | None = None
+    lapsed: int | None = None
+    expired: int | None = None
+    exact: bool | None = None
+    oldest_seconds: float | None = None
+    delayed: int | None = None
+    delayed_exact: bool | None = None
+    poison: int | None = None
+    poison_exact: bool | None = None
+    subscribers: int | None = None
+    trouble: list[dict[str, str]] = field(default_factory=list)
+    stranded: list[Stranded] = field(default_factory=list)
+    note: str = ""
     error: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return asdict(self)
 
+    def fail(self, what: str, cause: str) -> None:
+        """Something is not known. One cause is said once."""
+        if cause not in self.error:
+            self.error = "; ".join(filter(None, [self.error, f"{what}: {cause}"]))
 
-def figures(queues: Any = None) -> list[QueueFigures]:
-    """The figures of these queues, or of all that are known, in label order; then those of unknown queues that delayed
-    messages are stuck for (``error`` says so)."""
-    from django.db import Error
 
+def figures(queues: Iterable[Any] | None = None) -> list[QueueFigures]:
+    """The figures of these queues, or of all that are known, in label order; then the dispatchers of
+    each database, and queues that nobody here knows and that messages are left for (``note`` says so)."""
+    databases: dict[str, _Database] = {}
     found = []
     for queue in sorted(queues if queues is not None else registry.queues, key=lambda q: q._meta.label):
         alias = router.db_for_read(queue) or "default"
-        try:
-            found.append(_figures(queue, alias))
-        except Error as error:
-            first_line = str(error).strip().split("\n", 1)[0]
-            found.append(
-                QueueFigures(queue._meta.label, queue._meta.db_table, alias, queue.delivery.semantics.value,
-                             False, 0, 0, None, 0, 0, 0, 0, "", first_line)
-            )  # fmt: skip
-    return found + (_unknown({one.database for one in found if not one.error}) if queues is None else [])
+        if alias not in databases:
+            databases[alias] = _Database(alias)
+        found.append(databases[alias].figures_of(queue))
+    if queues is None:
+        for alias in sorted(databases):
+            found += [*databases[alias].of_dispatchers(), *databases[alias].of_unknown_queues()]
+    return found
 
 
-def _unknown(aliases: set[str]) -> list[QueueFigures]:
-    """The delayed messages that nobody delivers, under the name of the queue that they are addressed to."""
-    note = "no such queue here; its overdue messages are left alone"
-    return [
-        QueueFigures(name, "", alias, "", False, 0, 0, None, count, 0, 0, 0, "", note)
-        for alias in sorted(aliases)
-        for name, count in sorted(delayed.undeliverable(alias).items())
-    ]
+def left_in(alias: str) -> list[tuple[str, Stranded]]:
+    """What nobody will ever take in one database, with the name of its queue: for whoever says it in a log. Poison messages
+    of queues that are no more are among it."""
+    database = _Database(alias)
+    found = []
+    for queue in registry.queues:
+        if (router.db_for_read(queue) or "default") == alias:
+            found += [(queue._meta.label, left) for left in database.figures_of(queue).stranded]
+    for name, count in (database.reader.read(database.unknown_poison)[0] or {}).items():
+        found.append((name, Stranded("poison", "no such queue", min(count, LIMIT), count <= LIMIT, None)))
+    return found
 
 
-def _figures(queue: Any, alias: str) -> QueueFigures:
-    label = queue._meta.label
-    rows = queue.objects.using(alias).order_by()
-    has = {field.name for field in queue._meta.local_concrete_fields}
-    leased_now = Q(lease_expires__gt=Now()) if "lease_expires" in has else None
-    waiting_rows = rows.exclude(leased_now) if leased_now is not None else rows
-    first = None
-    if "enqueued_at" in has:
-        first = waiting_rows.order_by("seq").values_list("enqueued_at", flat=True).first()
-    now: datetime = backend_of(connections[alias]).now(connections[alias])
-    live = Subscriber.objects.using(alias).filter(queue=label, alive_until__gt=Now())
-    troubles = list(live.order_by().values_list("trouble", flat=True))
-    poison = PoisonMessage.objects.using(alias).filter(queue=label, status=PoisonMessage.Status.UNRESOLVED)
-    return QueueFigures(
-        queue=label,
-        table=queue._meta.db_table,
-        database=alias,
-        semantics=queue.delivery.semantics.value,
-        paused=QueueControl.objects.using(alias).filter(queue=label, paused=True).exists(),
-        waiting=_capped(waiting_rows),
-        leased=_capped(rows.filter(leased_now)) if leased_now is not None else 0,
-        oldest_seconds=(now - first).total_seconds() if first is not None else None,
-        delayed=_capped(DelayedMessage.objects.using(alias).filter(destination=label).order_by()),
-        poison=_capped(poison.order_by()),
-        subscribers=len(troubles),
-        trouble=next((trouble for trouble in troubles if trouble), ""),
-        rows=backend_of(connections[alias]).estimate_rows(connections[alias], queue._meta.db_table),
-    )
+class _Database:
+    """One database: what is known for all of its queues is read once."""
+
+    def __init__(self, alias: str) -> None:
+        self.alias = alias
+        self.reader = Reader(alias)
+        self.paused, self.paused_error = self.reader.read(self._read_paused)
+        self.live, self.live_error = self.reader.read(lambda: live_on(alias))
+
+    def figures_of(self, queue: Any) -> QueueFigures:
+        label = queue._meta.label
+        one = QueueFigures(label, queue._meta.db_table, self.alias, queue.delivery.semantics.value)
+        self._count(queue, one)
+        stored = DelayedMessage.objects.using(self.alias).filter(destination=label)
+        kept = PoisonMessage.objects.using(self.alias).filter(queue=label, status=PoisonMessage.Status.UNRESOLVED)
+        one.delayed, one.delayed_exact = self._capped(one, "delayed", stored)
+        one.poison, one.poison_exact = self._capped(one, "poison", kept)
+        if self.paused is None:
+            one.fail("whether it is paused", self.paused_error)
+        else:
+            one.paused = label in self.paused
+        if self.live is None:
+            one.fail("its workers", self.live_error)
+        else:
+            live = self.live[label]
+            one.subscribers, one.trouble = live.count, live.trouble
+            if one.waiting:
+                left, cause = self.reader.read(lambda: stranded(queue, connections[self.alias], live, LIMIT))
+                if left is None:
+                    one.fail("what nobody takes", cause)
+                one.stranded = left or []
+        return one
+
+    def of_dispatchers(self) -> list[QueueFigures]:
+        """Who moves delayed messages and keeps house; none alive is worth a line as well."""
+        one = QueueFigures(DISPATCHER, "", self.alias, "")
+        if self.live is None:
+            one.fail("the dispatchers", self.live_error)
+        else:
+            live = self.live[DISPATCHER]
+            one.subscribers, one.trouble = live.count, live.trouble
+            one.note = "" if live.count else "none is alive: delayed messages wait, and the dead are not buried"
+        return [one]
+
+    def of_unknown_queues(self) -> list[QueueFigures]:
+        """The overdue messages that nobody delivers, and the poison messages of queues that are no more, by the queue's
+        name. One that has a live worker is another project's."""
+        stuck, _ = self.reader.read(lambda: delayed.undeliverable(self.alias))
+        kept, _ = self.reader.read(self.unknown_poison)
+        found = []
+        for name in sorted((stuck or {}).keys() | (kept or {}).keys()):
+            one = QueueFigures(name, "", self.alias, "", note="no such queue here; its messages are left alone")
+            if name in (stuck or {}):
+                one.delayed, one.delayed_exact = stuck[name], stuck[name] < COUNTED  # type: ignore[index]
+            if name in (kept or {}):
+                one.poison, one.poison_exact = kept[name], kept[name] <= LIMIT  # type: ignore[index]
+            found.append(one)
+        return found
+
+    def unknown_poison(self) -> dict[str, int]:
+        """Unresolved poison messages by queue, where nobody knows that queue."""
+        rows = PoisonMessage.objects.using(self.alias).order_by("queue")
+        found: dict[str, int] = {}
+        # One step to the next queue in the index each time: however many messages there are of one.
+        name = rows.values_list("queue", flat=True).first()
+        while name is not None:
+            if not _is_known(name) and not (self.live and self.live[name].count):
+                unresolved = rows.filter(queue=name, status=PoisonMessage.Status.UNRESOLVED).order_by().values("pk")
+                if count := int(unresolved[: LIMIT + 1].aggregate(n=Count("pk"))["n"]):
+                    found[name] = count
+            name = rows.filter(queue__gt=name).values_list("queue", flat=True).first()
+        return found
+
+    def _count(self, queue: Any, one: QueueFigures) -> None:
+        """The figures of its own table."""
+        connection = connections[self.alias]
+        head, cause = self.reader.read(lambda: queue_sql(queue, connection).head(connection, LIMIT + 1))
+        if head is None:
+            return one.fail("its messages", cause)
+        one.waiting, one.leased, one.lapsed, one.expired = head.waiting, head.leased, head.lapsed, head.expired
+        one.oldest_seconds = None if head.oldest_ms is None else head.oldest_ms / 1000
+        one.exact = head.rows <= LIMIT
+        if not one.exact:
+            estimate, _ = self.reader.read(lambda: self._estimate(queue, head.first))
+            # Who receives works at the low end: what is leased or expired was nearly all looked at.
+            one.waiting = max(head.waiting, (estimate or 0) - head.leased - head.expired)
+
+    def _estimate(self, queue: Any, first: int) -> int:
+        """How many rows a large table has."""
+        connection = connections[self.alias]
+        # No table has more rows than numbers; the catalog may be older than that, or never have looked.
+        most = queue_sql(queue, connection).last(connection) - first + 1
+        told = backend_of(connection).estimate_rows(connection, queue._meta.db_table)
+        return min(told or most, most)
+
+    def _capped(self, one: QueueFigures, what: str, rows: Any) -> tuple[int | None, bool | None]:
+        """(how many rows, whether that is all), counting no further than the limit."""
+        count, cause = self.reader.read(
+            lambda: int(rows.order_by().values("pk")[: LIMIT + 1].aggregate(n=Count("pk"))["n"])
+        )
+        if count is None:
+            one.fail(what, cause)
+            return None, None
+        return min(count, LIMIT), count <= LIMIT
+
+    def _read_paused(self) -> set[str]:
+        return set(QueueControl.objects.using(self.alias).filter(paused=True).values_list("queue", flat=True))
 
 
-def _capped(rows: Any) -> int:
-    """How many rows, counting no further than the limit."""
-    return int(rows.values("pk")[:LIMIT].aggregate(n=Count("pk"))["n"])
+def _is_known(name: str) -> bool:
+    try:
+        registry.queues.find(name)
+    except QueueNotFound:
+        return False
+    return True
+
+
+def in_words(trouble: dict[str, str]) -> str:
+    """One of ``QueueFigures.trouble`` as a line."""
+    return ": ".join(filter(None, (trouble["name"], trouble["state"], trouble["error"])))
 
 
 def span(seconds: float | None) -> str:
-    """A duration for people: ``3m 20s``."""
+    """A duration for people: ``3m 20s``; a dash for none."""
     if seconds is None:
-        return "-"
+        return UNKNOWN
     whole = timedelta(seconds=int(max(0.0, seconds)))
     days, rest = whole.days, whole.seconds
     parts = [(days, "d"), (rest // 3600, "h"), (rest % 3600 // 60, "m"), (rest % 60, "s")]

@@ -15,6 +15,7 @@ from ..consuming.registry import recipients_of
 from ..sql import queue_sql
 from ..sql.outgoing import RUN_LENGTH, Outgoing, Run
 from .accepting import alias_of, outgoing
+from .recipients import refuse_unknown_recipient
 
 
 def send_many(
@@ -25,6 +26,7 @@ def send_many(
     expires_in: timedelta | None = None,
     priority: int = 0,
     recipient: str = "",
+    unknown_recipient: bool = False,
     using: str | None = None,
     **others: Any,
 ) -> int:
@@ -34,6 +36,8 @@ def send_many(
     """
     alias = alias_of(queue, using)
     connection = connections[alias]
+    if recipient and not unknown_recipient:
+        refuse_unknown_recipient(queue, alias, recipient)
     like = outgoing(queue, messages.new_id(), "{}", None, expires_in, priority, recipient, None, None, others)
     runs = _runs(queue, bodies, headers, like)
     with transaction.atomic(using=alias):

@@ -24,6 +24,7 @@ from ..sql.base import StoreTable
 from ..sql.outgoing import OPTIONS, TIMES, Outgoing
 from .accepting import FAR_FUTURE, alias_of, milliseconds, outgoing
 from .isolation import atomic_on, isolated_connection
+from .recipients import refuse_unknown_recipient
 
 
 def send(
@@ -40,6 +41,7 @@ def send(
     reply_to: str | None = None,
     message_id: uuid.UUID | None = None,
     isolated: bool = False,
+    unknown_recipient: bool = False,
     using: str | None = None,
     **others: Any,
 ) -> uuid.UUID:
@@ -49,7 +51,8 @@ def send(
     it in the delayed store until it is due; one that is past is due at once. ``expires_in`` drops it when it was not
     received in that time, counted from when it becomes due. ``priority``: 0 to the queue's levels - 1, the highest is
     received first. ``recipient`` addresses one consumer; '' means every consumer of its type, one copy each, on a
-    queue with ``recipients``. ``isolated=True`` commits it on a connection of its own, whatever becomes of the
+    queue with ``recipients``; there a name that neither this process nor a live worker knows is refused, unless
+    ``unknown_recipient``. ``isolated=True`` commits it on a connection of its own, whatever becomes of the
     caller's transaction. ``others``: what else a message carries (``sql.carried``): ``is_barrier``. Raises
     InvalidMessage, QueueNotFound.
     """
@@ -65,6 +68,8 @@ def send(
         queue, identity, stored_headers, data, expires_in, priority, recipient, correlation_id, reply_to, others
     )
     alias = alias_of(queue, using)
+    if recipient and not unknown_recipient:
+        refuse_unknown_recipient(queue, alias, recipient)
     if isolated:
         with isolated_connection(alias) as connection:
             _store(queue, connection, message, type(body), delay, at)

@@ -17,6 +17,7 @@ from typing import Any
 from ..messages.ids import as_uuid
 from .carried import BY_NAME
 from .claimed import ALWAYS, OF_LEVEL, Claimed, Peek, Range
+from .counting import Counting
 from .outgoing import Outgoing, Run, runs_of
 from .rows import REST
 from .rows import Row as Row
@@ -109,7 +110,7 @@ class QueueTable:
         return Row(**found | {"id": as_uuid(found["id"])})
 
 
-class QueueSql(LeaseUpkeep):
+class QueueSql(LeaseUpkeep, Counting):
     """The statements of one queue's table."""
 
     def __init__(self, table: QueueTable) -> None:

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from django.db.models import Max, Min
+from django.db.models import Max, Min, QuerySet
 
-from queueapp.models import Subscriber
+from queueapp.models import DISPATCHER, Subscriber
 from tests.inprocess import DEADLINE, eventually
 
 CHECKOUT = Path(__file__).parents[2]
@@ -43,14 +43,14 @@ class Tree:
     def wait_until_workers_know_each_other(self) -> None:
         """Until each has had a heartbeat after the last one began: they share a small backlog by their number, and are
         careful no longer, because the others are alive."""
-        seen = Subscriber.objects.aggregate
+        seen = _workers().aggregate
         eventually(lambda: seen(last=Max("started_at"))["last"] < seen(first=Min("heartbeat_at"))["first"])
         eventually(lambda: not Subscriber.objects.filter(careful=True).exists())
 
     @property
     def workers(self) -> list[int]:
         """Process ids of the workers that are alive by their own account."""
-        return sorted(set(Subscriber.objects.values_list("process", flat=True)))
+        return sorted(set(_workers().values_list("process", flat=True)))
 
     @property
     def output(self) -> str:
@@ -75,6 +75,10 @@ class Tree:
             self.process.kill()
             self.process.wait(DEADLINE)
         eventually(lambda: not children_of(self.process.pid))
+
+
+def _workers() -> QuerySet[Subscriber]:
+    return Subscriber.objects.exclude(queue=DISPATCHER)
 
 
 def children_of(process: int) -> list[int]:

@@ -13,6 +13,7 @@ import logging
 import threading
 from datetime import timedelta
 from time import monotonic
+from typing import Protocol, TypedDict
 
 from .outages import of_an_outage
 
@@ -23,6 +24,21 @@ class State(enum.Enum):
     DISARMED = "disarmed"
     ARMED = "armed"
     TRIGGERED = "triggered"
+
+
+class Trouble(TypedDict):
+    """A breaker that is not disarmed, or what else slows a process down, as it is told to operators."""
+
+    name: str
+    state: str
+    error: str
+
+
+class Breaker(Protocol):
+    """What can be in trouble."""
+
+    def trouble(self) -> Trouble | None:
+        """What is the matter; None: nothing."""
 
 
 class CircuitBreaker:
@@ -66,6 +82,11 @@ class CircuitBreaker:
             self._loud = False
         log.log(level, "%s works again after %d failures in %.1f s.", self.name, failures, seconds)
 
+    def trouble(self) -> Trouble | None:
+        """What is the matter; None: nothing."""
+        state = self._state
+        return None if state is State.DISARMED else Trouble(name=self.name, state=state.value, error=self.last_error)
+
     def failure(self, error: BaseException) -> float:
         """Something failed; returns how many seconds the caller should wait before it tries again."""
         known = of_an_outage(error)
@@ -104,6 +125,12 @@ class RateBreaker:
         self.failures = 0
         self.last_error = ""
         self.state = State.DISARMED
+
+    def trouble(self) -> Trouble | None:
+        """What is the matter; None: nothing, or not any more."""
+        if self.state is State.DISARMED or monotonic() - self._window_started > self.WINDOW:
+            return None
+        return Trouble(name=self.name, state=self.state.value, error=self.last_error)
 
     def failure(self, error: BaseException) -> float:
         """Count one; returns how many seconds the caller should wait: 0, or 10 once it has triggered."""

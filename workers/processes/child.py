@@ -231,6 +231,7 @@ def run_dispatcher(options: ChildOptions, stages: Stages) -> int:
     from queueapp.conf import settings
 
     from ..services.delayed_dispatcher import DelayedDispatcher
+    from ..services.dispatcher_pulse import DispatcherPulse
     from ..services.housekeeping import Housekeeping
     from ..services.listening import Listener
     from ..services.peer_watch import PeerWatch
@@ -241,7 +242,9 @@ def run_dispatcher(options: ChildOptions, stages: Stages) -> int:
         holder = uuid.uuid5(uuid.UUID(options.holder or options.supervisor), alias)
         dispatcher = DelayedDispatcher(alias, holder)
         queues = [queue for queue in registry.queues if queue._meta.managed and router.db_for_write(queue) == alias]
-        services += [dispatcher, Housekeeping(alias, queues, dispatcher.leadership)]
+        housekeeping = Housekeeping(alias, queues, dispatcher.leadership)
+        pulse = DispatcherPulse(alias, [*dispatcher.breakers, housekeeping.breaker], uuid.UUID(options.supervisor))
+        services += [dispatcher, housekeeping, pulse]
         if settings.WAKE_UPS:
 
             def on_wake(payload: str, dispatcher: DelayedDispatcher = dispatcher) -> None:

@@ -19,18 +19,17 @@ from time import monotonic
 from typing import Any
 
 from django.conf import settings as django_settings
-from django.db import Error, connections, router
+from django.db import connections, router
 
 from queueapp.conf import settings
-from queueapp.models import DelayedMessage
-from queueapp.sql import queue_sql
 
 from ..connections.circuit_breaker import CircuitBreaker
-from ..connections.dead_peers import Answering, prepare_connections
+from ..connections.dead_peers import prepare_connections
 from ..services.peer_watch import PeerWatch
 from ..services.service import Service
 from . import crashes
 from .child import ChildOptions
+from .remaining import is_empty, remaining
 from .shared_floors import SharedFloors
 from .signals import Signals
 from .slots import Slots, slots_of
@@ -40,6 +39,12 @@ log = logging.getLogger("workers")
 #: A child that lived shorter than this is restarted with growing delay.
 SHORT_LIFE = 5.0
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.1, 30.0
+#: The exit code of a tree that worked until empty, when what is left is for nobody here.
+NOT_FOR_US = 3
+#: Seconds between two looks at what is left, and how many in a row have to find nothing for anybody here.
+LOOK_INTERVAL, HOPELESS_LOOKS = 1.0, 3
+#: Seconds before what is waited for is said, between two lines that differ, and until the same is said again.
+SAY_FIRST, SAY_INTERVAL, SAY_AGAIN = 2.0, 10.0, 120.0
 
 
 class Child:
@@ -111,8 +116,13 @@ class Supervisor:
         self.id = uuid.uuid4()
         self.queues = list(queues)
         self._until_empty = until_empty
+        self._purges = dispatcher
         self._signals = Signals()
         self._failed = False
+        #: Working until empty: what was left when it ended, in words.
+        self.left = ""
+        self._empty_looks = self._hopeless_looks = 0
+        self._look_at, self._say_at, self._said = 0.0, monotonic() + SAY_FIRST, ""
         labels = [queue._meta.label for queue in self.queues]
         self._floors = SharedFloors(len(labels))
         slots = sum(slots_of(queue, concurrency)[1] for queue in self.queues)
@@ -163,19 +173,15 @@ class Supervisor:
             child.start(life_read)
         if on_started is not None:
             on_started(self)
-        empty_polls = 0
         while True:
             self._signals.wait(0.1 if self._until_empty else 0.2)
             if self._signals.asked:
                 break
             self._watch(life_read)
-            if self._until_empty:
-                empty_polls = empty_polls + 1 if self._is_empty() else 0
-                # Twice in a row: a message on its way from the delayed store to its queue is in neither for a moment
-                # only between two statements of ours, not of the database; the second look sees it.
-                if empty_polls >= 2:
-                    break
-        return self._stop_children()
+            if self._until_empty and self._is_done():
+                break
+        code = self._stop_children()
+        return code or (NOT_FOR_US if self.left else 0)
 
     def _fail(self, service: Service) -> None:
         log.critical("The tree stops without %s.", service.name)
@@ -213,20 +219,28 @@ class Supervisor:
         if len(self._unaccounted) < len(open_crashes):
             self._floors.came_back()
 
-    def _is_empty(self) -> bool:
-        try:
-            for queue in self.queues:
-                alias = router.db_for_write(queue)
-                connection = connections[alias]
-                with Answering(connection):
-                    if not queue_sql(queue, connection).is_empty(connection):
-                        return False
-                    if DelayedMessage.objects.using(alias).filter(destination=queue._meta.label).exists():
-                        return False
-        except Error:
-            connections.close_all()
+    def _is_done(self) -> bool:
+        """Whether the queues are empty, or what is left is not for anybody here. Says from time to time what it waits for."""
+        if is_empty(self.queues):
+            self._empty_looks += 1
+            # Twice in a row: a message on its way from the delayed store to its queue is in neither for a moment
+            # only between two statements of ours, not of the database; the second look sees it.
+            return self._empty_looks >= 2
+        self._empty_looks = 0
+        now = monotonic()
+        if now < self._look_at:
             return False
-        return True
+        self._look_at = now + LOOK_INTERVAL
+        left = remaining(self.queues, purges=self._purges and settings.PURGE_INTERVAL is not None)
+        # Some looks in a row: what somebody has taken may come back, and what a handler sends may be on its way.
+        self._hopeless_looks = self._hopeless_looks + 1 if left.hopeless else 0
+        if self._hopeless_looks >= HOPELESS_LOOKS:
+            self.left = left.words
+            return True
+        if now >= self._say_at and (left.words != self._said or now >= self._say_at + SAY_AGAIN):
+            self._say_at, self._said = now + SAY_INTERVAL, left.words
+            log.info("Waiting until this is gone: %s.", left.words)
+        return False
 
     def _stop_children(self) -> int:
         grace = settings.SHUTDOWN_GRACE.total_seconds() + 10.0

@@ -24,7 +24,7 @@ from queueapp.sending.isolation import close_isolated
 from queueapp.sql import ErrorKind, backend_of, queue_sql
 from queueapp.sql.claimed import HEADERS, SEQ, Claimed, Range
 
-from ..connections.circuit_breaker import CircuitBreaker, State
+from ..connections.circuit_breaker import Breaker, CircuitBreaker, Trouble
 from ..connections.dead_peers import Answering
 from .caution import Caution
 from .claiming import Claiming, UnderWay
@@ -73,6 +73,8 @@ class Desk:
         self.store_breaker = CircuitBreaker(
             f"Store of delayed messages of {self.label}", settings.TIME_TO_TRIGGER_STORE_CIRCUIT_BREAKER
         )
+        #: Of this queue in this process; who else has one adds it.
+        self.breakers: list[Breaker] = [self.peek_breaker, self.breaker, self.store_breaker]
         #: TRANSACTIONAL: record each hand-out before its handler runs; kept by the heartbeat (see ``CAREFUL_PERIOD``).
         self.careful = False
         self.caution = Caution()
@@ -221,15 +223,17 @@ class Desk:
         self.stopping.wait(wait * random.uniform(0.8, 1.2))
         return True
 
-    def trouble(self) -> str:
-        """Which breakers are not disarmed, and the throttle, in words; '' when all is well."""
-        breakers = (self.peek_breaker, self.breaker, self.store_breaker)
-        told = [
-            f"{one.name}: {one.state.value}: {one.last_error}" for one in breakers if one.state is not State.DISARMED
-        ]
+    def troubles(self) -> list[Trouble]:
+        """Which breakers are not disarmed, and the throttle."""
+        told = [trouble for one in self.breakers if (trouble := one.trouble()) is not None]
         if self.throttled:
-            told.append(f"throttled after {self._consecutive_failures} failures in a row")
-        return "; ".join(told)[:2000]
+            why = f"{self._consecutive_failures} failures in a row"
+            told.append(Trouble(name=f"Handlers of {self.label}", state="throttled", error=why))
+        return told
+
+    def trouble(self) -> str:
+        """``troubles`` in words; '' when all is well."""
+        return "; ".join(f"{one['name']}: {one['state']} after {one['error']}" for one in self.troubles())[:2000]
 
 
 def is_error_of(connection: Any, error: BaseException, kind: ErrorKind) -> bool:

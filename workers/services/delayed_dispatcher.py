@@ -21,7 +21,7 @@ from queueapp.conf import settings
 from queueapp.models.delivery import Semantics
 from queueapp.sql import ErrorKind, backend_of
 
-from ..connections.circuit_breaker import CircuitBreaker, RateBreaker
+from ..connections.circuit_breaker import Breaker, CircuitBreaker, RateBreaker
 from ..connections.dead_peers import Answering, again
 from .leadership import Leadership
 from .service import Service
@@ -52,6 +52,7 @@ class DelayedDispatcher(Service):
         self.recovery_breaker = RateBreaker(
             f"Recovery of delayed messages in {alias}", settings.MAXIMUM_RECOVERY_FAILURES_PER_SECOND
         )
+        self.breakers: list[Breaker] = [self.fetch_breaker, self.dispatch_breaker, self.recovery_breaker]
 
     def serve(self) -> None:
         woken = False

@@ -6,12 +6,13 @@ declared this process dead and released its leases; it writes its rows again, an
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import threading
 import uuid
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from time import monotonic
 from typing import Any
 
@@ -20,15 +21,19 @@ from django.db.models import Q
 
 from queueapp import __version__
 from queueapp.conf import settings
+from queueapp.consuming.registry import registered
 from queueapp.models import Now, QueueControl, Subscriber
 
-from ..connections.circuit_breaker import CircuitBreaker
+from ..connections.circuit_breaker import CircuitBreaker, Trouble
 from ..connections.dead_peers import Answering
 from ..receiving.pump import QueuePump
 from .service import Service
 from .strangers import Strangers, host_name, life_of
 
 log = logging.getLogger("workers")
+
+#: Unknown types that a row names, and characters of each; characters of an error.
+MOST_TYPES, LONGEST_TYPE, LONGEST_ERROR = 50, 255, 500
 
 
 class Heartbeat(Service):
@@ -100,8 +105,9 @@ class Heartbeat(Service):
                     process=os.getpid(),
                     life=life_of(os.getpid()) or "",
                     supervisor=self._supervisor,
-                    version=os.environ.get("QUEUEAPP_WORKER_VERSION", __version__)[:64],
+                    version=version(),
                     concurrency=pump.crew.concurrency,
+                    consumers=json.dumps([(one.name, one.type_name) for one in registered.of(pump.queue)]),
                     **alive,
                     **counts,
                 )
@@ -154,14 +160,28 @@ class Heartbeat(Service):
             )
 
 
+def version() -> str:
+    """What runs here, as the rows of subscribers name it."""
+    return os.environ.get("QUEUEAPP_WORKER_VERSION", __version__)[:64]
+
+
+def told(troubles: Iterable[Trouble]) -> str:
+    """Troubles as the column ``trouble`` holds them; '' when all is well."""
+    found = [one | {"error": one["error"][:LONGEST_ERROR]} for one in troubles]
+    return json.dumps(found) if found else ""
+
+
 def _counts(pump: QueuePump) -> dict[str, Any]:
+    # A copy: the tasks add to it meanwhile.
+    types = sorted(pump.desk.unknown_types.copy())[:MOST_TYPES]
     return {
         "received": pump.stats.received,
         "handled": pump.stats.handled,
         "failed": pump.stats.failed,
         "outstanding": sum(_outstanding(task) for task in pump.tasks),
         "careful": pump.careful,
-        "trouble": pump.trouble(),
+        "trouble": told(pump.desk.troubles()),
+        "unknown_types": json.dumps([kind[:LONGEST_TYPE] for kind in types]) if types else "",
     }
 
 

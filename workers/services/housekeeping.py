@@ -20,8 +20,9 @@ from django.db import Error, connections
 from queueapp import delayed, poison, registry, signals, wakeups
 from queueapp.conf import settings
 from queueapp.consuming.registry import registered
-from queueapp.models import Now, QueueControl, Subscriber
+from queueapp.models import DISPATCHER, Now, QueueControl, Subscriber
 from queueapp.models.queue import QueueModel
+from queueapp.operating import statistics
 from queueapp.sql import ErrorKind, QueueSql, QueueTable, backend_of, queue_sql
 
 from ..connections.circuit_breaker import CircuitBreaker
@@ -51,7 +52,7 @@ class Housekeeping(Service):
         self.alias = alias
         self._queues = queues
         self._leadership = leadership
-        self._breaker = CircuitBreaker(f"Housekeeping in {alias}")
+        self.breaker = CircuitBreaker(f"Housekeeping in {alias}")
         #: The dead that somebody else has to bury.
         self.left_alone: LeftAlone = {}
         #: Destinations of delayed messages that are overdue and that no queue here answers to, and how many there are.
@@ -62,6 +63,7 @@ class Housekeeping(Service):
         self._tell_at: dict[Any, float] = {}
         #: Queues of which the log says that they cannot be purged.
         self._unpurged: set[str] = set()
+        self._stranded: set[tuple[str, str, str]] = set()
 
     def serve(self) -> None:
         interval = settings.PURGE_INTERVAL.total_seconds() if settings.PURGE_INTERVAL else None
@@ -88,10 +90,11 @@ class Housekeeping(Service):
                         if monotonic() >= next_name:
                             next_name = monotonic() + NAMING_INTERVAL
                             self._name_undeliverable()
-                    self._breaker.success()
+                            self._name_stranded()
+                    self.breaker.success()
             except Error as error:
                 connections[self.alias].close()
-                wait = self._breaker.failure(error)
+                wait = self.breaker.failure(error)
             self.pause(wait)
 
     def _keep_to_levels(self) -> None:
@@ -129,6 +132,14 @@ class Housekeeping(Service):
                 "alone for whoever knows it; if the queue was removed, cancel them.",
                 self.undeliverable[destination], self.alias, destination,
             )  # fmt: skip
+
+    def _name_stranded(self) -> None:
+        """One line per recipient, priority or queue; of a type each worker that meets it says so by itself."""
+        for queue, left in statistics.left_in(self.alias):
+            key = (queue, left.what, left.name)
+            if left.what != "type" and key not in self._stranded:
+                self._stranded.add(key)
+                log.warning("%s: %s.", queue, left)
 
 
 def clamp_priorities(queue: Any, alias: str, service: Service | None = None) -> Counter[int]:
@@ -206,6 +217,11 @@ def release_leases_of_dead_subscribers(alias: str, left_alone: LeftAlone | None 
     dead = Subscriber.objects.using(alias).filter(alive_until__lt=Now()).exclude(pk__in=list(left_alone))
     for row in dead:
         again()
+        if row.queue == DISPATCHER:
+            # It held nothing. By its time: it may have said meanwhile that it is alive.
+            if Subscriber.objects.using(alias).filter(pk=row.pk, alive_until__lt=Now()).delete()[0]:
+                log.warning("The dispatcher %s:%s is dead.", row.host, row.process)
+            continue
         sql = _sql_of(row, connection)
         if sql is None:
             _leave_alone(

@@ -57,6 +57,7 @@ class Watched:
         self.renews: bool = delivery.renew_leases
         self.period: float = delivery.lease_period.total_seconds()
         self.breaker = CircuitBreaker(f"Renewal of leases of {pump.desk.label}")
+        pump.desk.breakers.append(self.breaker)
         self.rests_until = 0.0
         self.endings: list[Ending] = []
 

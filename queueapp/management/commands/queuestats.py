@@ -11,7 +11,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from ... import registry
 from ...errors import QueueNotFound
-from ...operating.statistics import LIMIT, figures, span
+from ...operating.statistics import LIMIT, UNKNOWN, QueueFigures, figures, in_words, span
 
 
 class Command(BaseCommand):
@@ -19,8 +19,9 @@ class Command(BaseCommand):
 
     help = (
         "Show waiting, leased, delayed and poison messages, the age of the oldest waiting one, and the live workers of "
-        f"each queue. Counting stops at {LIMIT} (shown with a +), so it is cheap on tables of any size. "
-        "--json prints a list of objects; with --watch one such list per line."
+        f"each queue. A table of more than {LIMIT} messages is estimated (~) or counted so far (+), so it is cheap on "
+        "tables of any size. What cannot be read is a dash, null in JSON; the cause is said on stderr, and the exit code is "
+        "1. --json prints a list of objects; with --watch one such list per line."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -41,38 +42,62 @@ class Command(BaseCommand):
         pause = threading.Event()
         try:
             while True:
-                self._show(queues, options["json"], options["watch"])
+                unknown = self._show(queues, options["json"], options["watch"])
                 if not options["watch"]:
-                    return
+                    break
                 pause.wait(options["interval"])
         except KeyboardInterrupt:
             self.stdout.write("")
+            return
+        if unknown:
+            raise CommandError(f"Not everything is known of {unknown} {'queue' if unknown == 1 else 'queues'}.")
 
-    def _show(self, queues: Any, as_json: bool, watch: bool) -> None:
+    def _show(self, queues: Any, as_json: bool, watch: bool) -> int:
+        """Print the figures, and on stderr what is not known; returns of how many queues something is not."""
         found = figures(queues)
         if as_json:
             self.stdout.write(json.dumps([one.as_dict() for one in found], indent=None if watch else 2))
-            return
-        if watch and self.stdout.isatty():
-            self.stdout.write("\033[2J\033[H", ending="")
-        head = ("queue", "waiting", "leased", "oldest", "delayed", "poison", "workers", "")
-        lines = [head]
+        else:
+            if watch and self.stdout.isatty():
+                self.stdout.write("\033[2J\033[H", ending="")
+            self._table(found)
+        unknown = [one for one in found if one.error]
+        for one in unknown:
+            self.stderr.write(f"{one.queue}: {one.error}")
+        return len(unknown)
+
+    def _table(self, found: list[QueueFigures]) -> None:
+        lines = [("queue", "waiting", "leased", "oldest", "delayed", "poison", "workers", "")]
         for one in found:
-            counts = [f"{n}+" if n >= LIMIT else str(n) for n in (one.waiting, one.leased, one.delayed, one.poison)]
-            note = one.error or "; ".join(filter(None, ["paused" if one.paused else "", one.trouble]))
+            notes = [
+                "paused" if one.paused else "",
+                one.note,
+                *map(in_words, one.trouble),
+                "not all is known" if one.error else "",
+            ]
             lines.append(
                 (
                     one.queue,
-                    counts[0],
-                    counts[1],
+                    number(one.waiting, one.exact, "~{}"),
+                    number(one.leased, one.exact),
                     span(one.oldest_seconds),
-                    counts[2],
-                    counts[3],
-                    str(one.subscribers),
-                    note,
+                    number(one.delayed, one.delayed_exact),
+                    number(one.poison, one.poison_exact),
+                    number(one.subscribers),
+                    "; ".join(filter(None, notes)),
                 )
             )
-        widths = [max(len(line[i]) for line in lines) for i in range(len(head) - 1)]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]) - 1)]
         for line in lines:
             cells = [line[0].ljust(widths[0]), *(line[i].rjust(widths[i]) for i in range(1, len(widths)))]
             self.stdout.write("  ".join([*cells, line[-1]]).rstrip())
+        for one in found:
+            for left in one.stranded:
+                self.stdout.write(f"{one.queue}: {left}; the oldest is {span(left.oldest_seconds)} old")
+
+
+def number(count: int | None, exact: bool | None = True, otherwise: str = "{}+") -> str:
+    """A figure as text: a dash when it is unknown, marked when it is not exact."""
+    if count is None:
+        return UNKNOWN
+    return str(count) if exact else otherwise.format(count)

@@ -18,7 +18,7 @@ from ..base import QueueTable, Row, StoreTable
 from ..carried import BY_NAME, COUNTS, WHOLE, Kind
 from ..claimed import MAX_SEQ
 from ..outgoing import NO_OPTIONS, OPTIONS, Outgoing, Run
-from .claims import PostgresqlClaims
+from .counting import PostgresqlCounting
 from .inserting import copy_runs
 from .packed import BYTES, TEXT, UUID, PackedStatement, ready
 from .rows import to_utc
@@ -28,7 +28,7 @@ from .upkeep import PostgresqlUpkeep
 _SMALLINT = -(2**15), 2**15 - 1
 
 
-class PostgresqlQueueSql(PostgresqlUpkeep, PostgresqlClaims):
+class PostgresqlQueueSql(PostgresqlUpkeep, PostgresqlCounting):
     """The statements of one queue on PostgreSQL, written once when the queue is first used."""
 
     def __init__(self, table: QueueTable) -> None:

@@ -18,6 +18,7 @@ from ..claimed import Claimed, Peek, Range
 from ..outgoing import Outgoing, Run
 from ..rows import REST
 from .claims import Claims
+from .counting import SqlServerCounting
 from .errors import LockTimeout
 from .inserting import insert_rows, insert_statement
 from .locking import KEYS, MAX_BATCH, TAKING
@@ -26,7 +27,7 @@ from .session import LATER, execute, fetch, fetch_within, json_of, later_params,
 from .upkeep import SqlServerUpkeep
 
 
-class SqlServerQueueSql(SqlServerUpkeep, QueueSql):
+class SqlServerQueueSql(SqlServerUpkeep, SqlServerCounting, QueueSql):
     """The statements of one queue on SQL Server, written once when the queue is first used."""
 
     def __init__(self, table: QueueTable) -> None:

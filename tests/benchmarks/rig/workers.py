@@ -16,7 +16,7 @@ from django.conf import settings
 from django.db import connection
 from django.db.models import QuerySet
 
-from queueapp.models import Subscriber
+from queueapp.models import DISPATCHER, Subscriber
 from tests.benchmarks.messages import Nop
 from tests.benchmarks.rig.database import append, drain, wait_until
 
@@ -106,7 +106,7 @@ class Workers:
     @property
     def subscribers(self) -> QuerySet[Subscriber]:
         """The rows of this tree's worker processes, one per queue."""
-        return Subscriber.objects.filter(process__in=self.tree_ids)
+        return Subscriber.objects.filter(process__in=self.tree_ids).exclude(queue=DISPATCHER)
 
     def warm_up(self, messages: int = 2000) -> None:
         """Handle a few messages unmeasured: connections are made, statements prepared, modules loaded."""

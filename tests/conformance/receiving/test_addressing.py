@@ -176,7 +176,7 @@ def test_when_message_is_addressed_should_reach_that_consumer_only(calls: Any, w
 @real_commits
 def test_when_message_is_addressed_to_somebody_else_should_leave_it_alone(calls: Any, work: Any) -> None:
     consumer(Addressed, name="here")(noting(calls, "here"))
-    Addressed.send(Note("", 1), recipient="elsewhere")
+    Addressed.send(Note("", 1), recipient="elsewhere", unknown_recipient=True)
     Addressed.send(Note("", 2), recipient="here")
     worker = work(Addressed)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from project.paths import CHECKOUT
-from queueapp.models import Subscriber
+from queueapp.models import DISPATCHER, Subscriber
 from tests.inprocess import eventually
 
 #: Starting a tree of processes takes seconds on a busy machine.
@@ -40,7 +40,11 @@ def command(*arguments: str, environment: dict[str, str], folder: Path) -> Itera
 
 def worker_processes() -> list[int]:
     """Process ids of the workers that are alive by what they say in the database."""
-    return [process for process in Subscriber.objects.values_list("process", flat=True).distinct() if runs(process)]
+    return [
+        process
+        for process in Subscriber.objects.exclude(queue=DISPATCHER).values_list("process", flat=True).distinct()
+        if runs(process)
+    ]
 
 
 def parent_of(process: int) -> int:

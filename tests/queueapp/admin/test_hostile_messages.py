@@ -95,7 +95,7 @@ def test_headers_that_are_not_as_they_should_be(operator: Client, headers: str) 
 
 @pytest.mark.parametrize("text", [SCRIPT, BREAKOUT, DECEPTIVE])
 def test_addresses_and_failures(operator: Client, text: str) -> None:
-    AddressedUrgent.send({}, recipient=text, correlation_id=text, reply_to=text)
+    AddressedUrgent.send({}, recipient=text, unknown_recipient=True, correlation_id=text, reply_to=text)
     AddressedUrgent.objects.update(
         failures=f'["{SCRIPT}", 7, null, {{"attempt": {{"a": 1}}, "exception": {text.encode().hex()!r}}}]'.replace(
             "'", '"'

@@ -106,7 +106,9 @@ def test_delete_leaves_leased_messages_and_counts_what_went() -> None:
 @pytest.mark.django_db
 @pytest.mark.parametrize("queue", [Transactional, AtMostOnce, AddressedUrgent])
 def test_delete_works_on_every_semantics_and_shape(queue: Any) -> None:
-    queue.send({"n": 1}, recipient="somebody") if queue is AddressedUrgent else queue.send({"n": 1})
+    queue.send({"n": 1}, recipient="somebody", unknown_recipient=True) if queue is AddressedUrgent else queue.send(
+        {"n": 1}
+    )
     assert control.delete(queue, seqs(queue)) == 1
     assert seqs(queue) == []
 

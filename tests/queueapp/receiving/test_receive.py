@@ -123,7 +123,7 @@ def test_a_lease_period_that_is_none_is_refused(period: Any) -> None:
 
 def test_messages_of_a_recipient_are_received_by_name() -> None:
     for name in ("first", "second"):
-        Addressed.send({"number": 1}, recipient=name)
+        Addressed.send({"number": 1}, recipient=name, unknown_recipient=True)
 
     with Addressed.receive(10, recipient="second") as batch:
         (message,) = batch

@@ -84,7 +84,7 @@ def terminate(server: psycopg.Connection, session: int) -> None:
 FIRST_STATEMENTS = {
     "send": lambda: Leased.send({}),
     "send with options": lambda: Leased.send({}, expires_in=timedelta(hours=1)),
-    "send to a recipient": lambda: Addressed.send({}, recipient="x"),
+    "send to a recipient": lambda: Addressed.send({}, recipient="x", unknown_recipient=True),
     "send in a transaction": transaction.atomic(lambda: Leased.send({})),
     "send_many": lambda: Leased.send_many([{}, {}]),
     "send later": lambda: Leased.send({}, delay=timedelta(hours=1)),

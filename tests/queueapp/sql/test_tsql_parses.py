@@ -67,6 +67,7 @@ WHOLE_ROW = Row(0, new_id(), '{"h": "SECRET"}', b"SECRET", 1, 2, "SECRET", **_CA
 
 LEVELS = [Range(3, 9, "SECRET", 2), Range(4, 9, "SECRET", 1), Range(5, 9, "SECRET", 0)]
 PEEKED = [[(0, 0, None, None)]]
+COUNTED = [[(0, 0, 0, 0, 0, None, 0)]]
 DELAYED, POISON = StoreTable.of(DelayedMessage, "due"), StoreTable.of(PoisonMessage, "number")
 
 Verb = Callable[[SqlServerQueueSql, Any, Recorder], Any]
@@ -75,6 +76,11 @@ Verb = Callable[[SqlServerQueueSql, Any, Recorder], Any]
 def _claimed(sql: SqlServerQueueSql) -> list[Range]:
     """What a claim of this table is given as a rule: one range, or one for each level."""
     return LEVELS if sql.table.claim_by else LEVELS[:1]
+
+
+def _level(sql: SqlServerQueueSql) -> tuple[Any, ...]:
+    """A level of this table, as ``next_level`` gives it."""
+    return tuple({"recipient": "SECRET", "priority": 2}[name] for name in sql.table.claim_by)
 
 
 def _after(answers: list[list[tuple[Any, ...]]], verb: Callable[[SqlServerQueueSql, Any], Any]) -> Verb:
@@ -127,6 +133,11 @@ VERBS: dict[str, tuple[Verb, type[exp.Expression]]] = {
     "remove": (_after([], lambda s, c: s.remove(c, [1, 2])), exp.Delete),
     "purge": (_after([], lambda s, c: s.purge(c, 9_000)), exp.Delete),
     "is empty": (_after([], lambda s, c: s.is_empty(c)), exp.Select),
+    "figures": (_after(COUNTED, lambda s, c: s.head(c, 10_001)), exp.Select),
+    "figures of a level": (_after(COUNTED, lambda s, c: s.head(c, 10_001, _level(s))), exp.Select),
+    "types": (_after([[("{}", 5)]], lambda s, c: s.head_types(c, 10_001)), exp.Select),
+    "types of a level": (_after([[("{}", 5)]], lambda s, c: s.head_types(c, 10_001, _level(s))), exp.Select),
+    "last": (_after([[(5,)]], lambda s, c: s.last(c)), exp.Select),
     "from delayed": (_after([], lambda s, c: s.insert_from(c, DELAYED, [1])), exp.Insert),
     "from poison, reset": (_after([], lambda s, c: s.insert_from(c, POISON, [1], reset_counts=True)), exp.Insert),
 }
@@ -194,10 +205,30 @@ def test_levels_that_hold_nothing_are_one_question(table: QueueTable) -> None:
     assert LEVELS[2].low in last[0].params, "the level that holds something"
 
 
+@pytest.mark.parametrize(
+    ("name", "conditions"),
+    [("Urgent", ["priority"]), ("Addressed", ["recipient"]), ("AddressedUrgent", ["priority", "recipient"])],
+)
+def test_next_level_is_a_seek_and_never_an_or(name: str, conditions: list[str]) -> None:
+    table = TABLES[name]
+    found = statements_of(table, _after([[], []], lambda s, c: s.next_level(c, _level(s))))
+    assert len(found) == len(conditions)
+    for (_, (select,)), last in zip(found, conditions, strict=True):
+        assert not list(select.find_all(exp.Or))
+        assert [one.this.name for one in select.find_all(exp.GT)] == [last]
+        assert select.args["limit"].expression.this == "1"
+        assert set(LOOKING.split(", ")) | {f"INDEX({_bracketed(table.claim_index)})"} in [
+            given for _, given in hints([select])
+        ]
+    ((_, (select,)),) = statements_of(table, _after([[]], lambda s, c: s.next_level(c, None)))
+    assert select.args.get("where") is None
+
+
 @each_table
 def test_only_columns_that_the_table_has_are_named(table: QueueTable) -> None:
     ours = {"n", "first", "key", "seq", "low", "high", "recipient", "priority", "NOCOUNT"}
     ours |= {"free", "reached"}  # of a rescan window
+    ours |= {"state", "age", "told"}  # of figures
     ours |= {"id", "headers", "body", *(one.name for one in SENT)}  # of the JSON
     store = {*DELAYED.columns.values(), *POISON.columns.values()}
     verbs = dict(VERBS)
@@ -235,6 +266,11 @@ def test_takers_skip_what_is_locked_and_lookers_lock_nothing(table: QueueTable) 
         "lock": [{"UPDLOCK", "ROWLOCK"}],
         "lock again": [{"UPDLOCK", "ROWLOCK"}],
         "is empty": [{"READCOMMITTEDLOCK"}],
+        "figures": [looking],
+        "figures of a level": [looking | index],
+        "types": [looking],
+        "types of a level": [looking | index],
+        "last": [looking],
     }
     verbs = {name: run for name, (run, _) in VERBS.items()}
     one_range = _after([], lambda s, c: s.claim_by_delete(c, LEVELS[:1], 5))

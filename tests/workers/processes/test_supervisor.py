@@ -10,14 +10,17 @@ import signal
 from collections.abc import Callable
 from datetime import timedelta
 
+import msgspec
 import pytest
 from django.core.management import CommandError, call_command
 
-from queueapp.models import Subscriber
+from queueapp.models import Now, Subscriber
 from tests.inprocess import eventually
 from tests.testapp.messages import Ping
-from tests.testapp.models import AtMostOnce, Effect, Leased, Transactional
+from tests.testapp.models import Addressed, AtMostOnce, Effect, Leased, Transactional, Urgent
 from tests.workers.trees import Tree, children_of
+from workers.processes.remaining import NOTHING, remaining
+from workers.processes.supervisor import NOT_FOR_US
 
 Start = Callable[..., Tree]
 
@@ -45,6 +48,68 @@ def test_a_tree_works_until_the_queues_and_their_delayed_messages_are_gone(start
 
     assert tree.wait() == 0
     assert sorted(Effect.objects.values_list("name", flat=True)) == ["later", "now"]
+
+
+class Strange(msgspec.Struct):
+    """Nobody has a consumer for it."""
+
+
+def test_a_tree_ends_with_a_status_of_its_own_when_nobody_here_takes_what_is_left(start_tree: Start) -> None:
+    for queue in (Leased, Addressed):
+        queue.send(Ping(queue.__name__))
+        queue.send(Strange())
+    Addressed.send(Ping("renamed"), recipient="renamed", unknown_recipient=True)
+    tree = start_tree("testapp.Leased", "testapp.Addressed", "--until-empty")
+
+    assert tree.wait() == NOT_FOR_US == 3
+    assert Leased.objects.count() == 1
+    kind = f"{__name__}.Strange"
+    assert "What is left nobody here can handle: " in tree.output
+    assert f"1 for type '{kind}', which nobody here takes" in tree.output
+    assert "1 for recipient 'renamed', which nobody here takes" in tree.output
+
+
+def test_a_tree_that_works_until_empty_says_what_it_waits_for(start_tree: Start) -> None:
+    AtMostOnce.send(Ping("later"), delay=timedelta(hours=3))
+    AtMostOnce.send(Strange())
+    tree = start_tree("testapp.AtMostOnce", "--until-empty")
+
+    eventually(
+        lambda: (
+            "Waiting until this is gone: testapp.AtMostOnce: 1 waiting, 1 delayed, the first due in 2h 59m."
+            in tree.output
+        )
+    )
+    assert tree.process.poll() is None, "the delayed message is to be handled here"
+    assert tree.terminate() == 0
+
+
+@pytest.mark.django_db
+def test_what_is_left_and_whether_it_is_for_anybody_here() -> None:
+    assert remaining([Leased, Urgent], purges=True) == NOTHING
+    Leased.send(Strange())
+    assert remaining([Leased], purges=True).hopeless
+    Urgent.send(Strange(), priority=2)
+    Urgent.objects.update(priority=5)
+    left = remaining([Leased, Urgent], purges=True)
+    assert left.hopeless
+    assert "1 for priority 5, which nobody here takes" in left.words
+    Leased.send(Ping("known"))
+    assert not remaining([Leased, Urgent], purges=True).hopeless
+    Leased.objects.filter(headers__contains="Ping").update(lease_expires=Now() + timedelta(hours=1))
+    assert remaining([Leased], purges=True) == ("testapp.Leased: 1 waiting, 1 leased", False)
+    Leased.objects.filter(headers__contains="Ping").update(lease_expires=None, expires=Now() - timedelta(hours=1))
+    assert not remaining([Leased], purges=True).hopeless, "it is purged soon"
+    assert remaining([Leased], purges=False).hopeless
+
+
+@pytest.mark.django_db
+def test_what_is_left_may_be_behind_much_that_is_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.processes.remaining.PIECE", 2)
+    Leased.send_many([Strange()] * 5)
+    assert remaining([Leased], purges=True).hopeless
+    Leased.send(Ping("known"))
+    assert not remaining([Leased], purges=True).hopeless
 
 
 def test_the_children_end_when_their_supervisor_is_killed(start_tree: Start) -> None:

@@ -13,7 +13,7 @@ from django.db import connection
 from queueapp import poison
 from queueapp.models import DelayedMessage, Leader, Now, PoisonMessage, QueueControl, Subscriber
 from tests.inprocess import DEADLINE, eventually, real_commits
-from tests.testapp.models import AtMostOnce, ForeignPostgres, Leased, Transactional
+from tests.testapp.models import Addressed, AtMostOnce, ForeignPostgres, Leased, Transactional
 from workers.services import housekeeping
 from workers.services.housekeeping import Housekeeping, LeftAlone, purge_expired, release_leases_of_dead_subscribers
 from workers.services.leadership import Leadership
@@ -342,3 +342,18 @@ def test_archived_poison_goes_when_its_retention_is_over(
     eventually(lambda: not Subscriber.objects.exists())
     assert one.is_alive()
     assert sorted(PoisonMessage.objects.values_list("reason", flat=True)) == left
+
+
+def test_what_nobody_takes_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    subscriber(Addressed, dead=False)
+    Subscriber.objects.update(consumers='[["tests.here", ""]]')
+    for _ in range(2):
+        Addressed.send({}, recipient="tests.gone", unknown_recipient=True)
+    PoisonMessage.objects.create(message_id=uuid.uuid4(), queue="gone.Queue", reason="r")
+    housekeeping_ = Housekeeping("default", [], Leadership("default", "tests", uuid.uuid4()))
+    for _ in range(2):
+        housekeeping_._name_stranded()
+    assert [record.getMessage() for record in caplog.records] == [
+        "testapp.Addressed: 2 for recipient 'tests.gone', which no live worker has.",
+        "gone.Queue: 1 poison messages, and no queue here has that name.",
+    ]

@@ -14,7 +14,7 @@ from queueapp.errors import QueueNotFound, UnsupportedServer
 from queueapp.operating import inspection
 from queueapp.sql import backend_of
 
-from ...processes.supervisor import Supervisor
+from ...processes.supervisor import NOT_FOR_US, Supervisor
 
 HELP = """Receive queues and run their consumers until stopped.
 
@@ -47,7 +47,8 @@ class Command(BaseCommand):
         parser.add_argument("--no-dispatcher", action="store_true", help="Do not dispatch delayed messages here.")
         parser.add_argument(
             "--until-empty", action="store_true",
-            help="End when the queues, and the delayed messages for them, are empty (for jobs and tests).",
+            help="End when the queues, and the delayed messages for them, are empty (for jobs and tests). Says what it waits "
+            f"for; exit code {NOT_FOR_US} when no consumer here takes what is left.",
         )  # fmt: skip
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -88,5 +89,7 @@ class Command(BaseCommand):
         self.stdout.write(f"Receiving {', '.join(queue._meta.label for queue in queues)}. Ctrl-C stops.")
         self.stdout.flush()
         code = supervisor.run()
+        if code == NOT_FOR_US:
+            raise CommandError(f"What is left nobody here can handle: {supervisor.left}.", returncode=code)
         if code:
             raise CommandError("A worker process did not stop cleanly; what it held was given back.", returncode=code)

@@ -1,0 +1,55 @@
+"""What the live workers of a database say of themselves in their rows: trouble, their consumers, types that they do not know.
+
+Their rows are read tolerantly: a worker of another version says less, or says it otherwise.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from ..models import Now, Subscriber
+from ..models.subscribers import list_told
+
+
+class Live:
+    """The live workers of one queue, or the live dispatchers of a database."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.trouble: list[dict[str, str]] = []
+        #: Names and message types of their consumers. None: one of them did not say, so nobody knows what nobody takes.
+        self.recipients: set[str] | None = set()
+        self.types: set[str] | None = set()
+        self._unknown: set[str] = set()
+
+    @property
+    def unknown_types(self) -> set[str]:
+        """Types in the queue that one of them has met and none of them takes."""
+        return set() if self.types is None else self._unknown - self.types
+
+    def add(self, trouble: str, consumers: str, unknown_types: str) -> None:
+        """One more row."""
+        self.count += 1
+        for one in list_told(trouble) or ([{"error": trouble}] if trouble else []):
+            told = {name: str(one.get(name, "")) for name in ("name", "state", "error")}
+            if told not in self.trouble:
+                self.trouble.append(told)
+        said = list_told(consumers)
+        if not said:
+            self.recipients = self.types = None
+        if self.recipients is not None and self.types is not None:
+            self.recipients |= {str(name) for name, _ in said}
+            self.types |= {str(kind) for _, kind in said}
+        self._unknown |= {str(kind) for kind in list_told(unknown_types)}
+
+
+def live_on(alias: str, queues: Iterable[str] | None = None) -> defaultdict[str, Live]:
+    """The live workers of a database by queue; one who has none has an empty entry."""
+    rows = Subscriber.objects.using(alias).filter(alive_until__gt=Now()).order_by("queue", "id")
+    if queues is not None:
+        rows = rows.filter(queue__in=list(queues))
+    live: defaultdict[str, Live] = defaultdict(Live)
+    for queue, *told in rows.values_list("queue", "trouble", "consumers", "unknown_types"):
+        live[queue].add(*told)
+    return live

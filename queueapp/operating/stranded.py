@@ -1,0 +1,99 @@
+"""Messages that nobody will ever take: of a type that no live worker knows, for a recipient that none of them has, of a
+priority outside of the queue's levels. By name, count and age.
+
+Workers say which types they met and do not know (``live``); the claim index says which recipients and priorities there are,
+one seek each. Counts are of the head of the table, or of the level, as all figures are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .. import messages
+from ..errors import UndecodableMessage
+from ..sql import queue_sql
+from ..sql.counting import Level
+from .live import Live
+
+#: Levels that are looked at.
+MOST_LEVELS = 200
+
+
+@dataclass
+class Stranded:
+    """Messages of one kind that nobody takes. ``what``: type, recipient or priority. ``count`` None: a worker has met some,
+    and they are not among the rows that were looked at."""
+
+    what: str
+    name: str
+    count: int | None
+    exact: bool
+    oldest_seconds: float | None
+
+    def __str__(self) -> str:
+        many = "some" if self.count is None else f"{self.count}{'' if self.exact else '+'}"
+        if self.what == "poison":
+            return f"{many} poison messages, and no queue here has that name"
+        return f"{many} for {self.what} {self.name!r}, which no live worker has"
+
+
+def stranded(queue: Any, connection: Any, live: Live, limit: int) -> list[Stranded]:
+    """What nobody takes of a queue that has live workers, reading about ``limit`` rows; [] where none lives: then it is
+    simply not received. In a transaction."""
+    if not live.count or live.recipients is None:
+        return []
+    sql = queue_sql(queue, connection)
+    by = sql.table.claim_by
+    levels = _levels(sql, connection) if by else [()]
+    found = []
+    for level in levels:
+        place = dict(zip(by, level, strict=True))
+        recipient, priority = place.get("recipient", ""), place.get("priority", 0)
+        if recipient and recipient not in live.recipients:
+            what, name = "recipient", recipient
+        elif not 0 <= priority < queue.delivery.priorities:
+            what, name = "priority", str(priority)
+        else:
+            continue
+        head = sql.head(connection, limit + 1, level)
+        if head.waiting:
+            age = None if head.oldest_ms is None else head.oldest_ms / 1000
+            found.append(Stranded(what, name, min(head.waiting, limit), head.rows <= limit, age))
+    if live.unknown_types:
+        addressed = [level for level in levels if dict(zip(by, level, strict=True)).get("recipient", "") == ""]
+        found += _types(sql, connection, live.unknown_types, addressed, limit)
+    return found
+
+
+def _levels(sql: Any, connection: Any) -> list[Level]:
+    found: list[Level] = []
+    level = sql.next_level(connection, None)
+    while level is not None and len(found) < MOST_LEVELS:
+        found.append(level)
+        level = sql.next_level(connection, level)
+    return found
+
+
+def _types(sql: Any, connection: Any, types: set[str], levels: list[Level], limit: int) -> list[Stranded]:
+    counts: dict[str, tuple[int, int | None]] = dict.fromkeys(types, (0, None))
+    complete = True
+    for level in levels:
+        complete = complete and sql.head(connection, limit + 1, level).rows <= limit
+        for headers, age in sql.head_types(connection, limit, level):
+            kind = _type_of(headers)
+            if kind in counts:
+                count, oldest = counts[kind]
+                counts[kind] = count + 1, max((one for one in (oldest, age) if one is not None), default=None)
+    return [
+        Stranded("type", kind, count or None, complete, None if oldest is None else oldest / 1000)
+        for kind, (count, oldest) in sorted(counts.items())
+        if count or not complete  # of a table that was read to its end: they are gone
+    ]
+
+
+def _type_of(headers: str) -> str:
+    try:
+        return messages.read_head(headers)[0][:255]
+    except UndecodableMessage:
+        return ""

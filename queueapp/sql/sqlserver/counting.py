@@ -1,0 +1,81 @@
+"""SQL Server: figures of a table, by a bounded read of its head under LOOKING: it waits for no receiver, and no receiver
+for it, whatever READ_COMMITTED_SNAPSHOT says. What is locked is passed over, so it is in no figure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..base import QueueTable
+from ..counting import Counting, Head, Level
+from .locking import LOOKING
+from .session import fetch, quote
+
+_WAITING = "h.[state] IN ('free', 'lapsed')"
+#: A priority as a parameter: a bigint would make the comparison a range to the optimizer.
+_AS = {"recipient": "%s", "priority": "CAST(%s AS smallint)"}
+
+
+class SqlServerCounting(Counting):
+    """The verbs of one queue; ``_q`` and ``_c`` are its names, quoted."""
+
+    table: QueueTable
+    _q: str
+    _c: dict[str, str]
+
+    def head(self, connection: Any, limit: int, level: Level = ()) -> Head:
+        # Index: as ``_head``. Safe: LOOKING.
+        sql = (
+            f"SELECT COUNT(*), COUNT(CASE WHEN {_WAITING} THEN 1 END), COUNT(CASE WHEN h.[state] = 'leased' THEN 1 END), "
+            "COUNT(CASE WHEN h.[state] = 'lapsed' THEN 1 END), COUNT(CASE WHEN h.[state] = 'expired' THEN 1 END), "
+            f"MAX(CASE WHEN {_WAITING} THEN h.[age] END), COALESCE(MIN(h.[seq]), 0) FROM ({self._head('', level)}) AS h"
+        )
+        return Head(*fetch(connection, sql, (limit, *level))[0])
+
+    def head_types(self, connection: Any, limit: int, level: Level = ()) -> list[tuple[str, int | None]]:
+        # Index: as ``_head``. Safe: LOOKING.
+        inner = self._head(f", q.{self._c['headers']} AS [told]", level)
+        sql = f"SELECT h.[told], h.[age] FROM ({inner}) AS h WHERE {_WAITING} ORDER BY h.[seq]"
+        return [(headers, age) for headers, age in fetch(connection, sql, (limit, *level))]
+
+    def last(self, connection: Any) -> int:
+        # Index: the primary key, its last entry. Safe: LOOKING.
+        seq = f"q.{self._c['seq']}"
+        rows = fetch(connection, f"SELECT TOP (1) {seq} FROM {self._q} AS q WITH ({LOOKING}) ORDER BY {seq} DESC", ())
+        return int(rows[0][0]) if rows else 0
+
+    def next_level(self, connection: Any, after: Level | None) -> Level | None:
+        names = self.table.claim_by
+        columns = [f"q.{self._c[name]}" for name in names]
+        # Index: the claim index, by hint, one seek a statement: the next priority of the recipient, then the next
+        # recipient. An OR of both would be a scan of all rows before. Safe: LOOKING.
+        select = f"SELECT TOP (1) {', '.join(columns)} FROM {self._q} AS q WITH ({self._by_claim()}{LOOKING})"
+        order = f"ORDER BY {', '.join(columns)}"
+        if after is None:
+            rows = fetch(connection, f"{select} {order}", ())
+            return tuple(rows[0]) if rows else None
+        for n in reversed(range(len(names))):
+            same = [f"{columns[i]} = {_AS[names[i]]}" for i in range(n)]
+            where = " AND ".join([*same, f"{columns[n]} > {_AS[names[n]]}"])
+            if rows := fetch(connection, f"{select} WHERE {where} {order}", after[: n + 1]):
+                return tuple(rows[0])
+        return None
+
+    def _by_claim(self) -> str:
+        return f"INDEX({quote(self.table.claim_index)}), " if self.table.claim_by and self.table.claim_index else ""
+
+    def _head(self, more: str, level: Level) -> str:
+        """The first rows with what they are and how old they are. Index: the primary key; of a level the claim index."""
+        now, states = "SYSUTCDATETIME()", []
+        lease, expires = (f"q.{self._c[name]}" if name in self._c else "" for name in ("lease_expires", "expires"))
+        states += [f"WHEN {lease} >= {now} THEN 'leased'"] if lease else []
+        states += [f"WHEN {expires} <= {now} THEN 'expired'"] if expires else []
+        states += [f"WHEN {lease} IS NOT NULL THEN 'lapsed'"] if lease else []
+        state = f"CASE {' '.join(states)} ELSE 'free' END" if states else "'free'"
+        arrived = f"q.{self._c['enqueued_at']}" if "enqueued_at" in self._c else ""
+        age = f"DATEDIFF_BIG(millisecond, {arrived}, {now})" if arrived else "CAST(NULL AS bigint)"
+        where = " AND ".join(f"q.{self._c[name]} = {_AS[name]}" for name in self.table.claim_by) if level else ""
+        return (
+            f"SELECT TOP (%s) q.{self._c['seq']} AS [seq], {state} AS [state], {age} AS [age]{more} "
+            f"FROM {self._q} AS q WITH ({self._by_claim() if level else ''}{LOOKING}) "
+            f"{f'WHERE {where} ' if where else ''}ORDER BY q.{self._c['seq']}"
+        )

@@ -1,0 +1,167 @@
+"""What nobody will ever take is a figure: unknown types, recipients that no consumer has, priorities outside the levels,
+and what is kept for queues that are no more."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from datetime import timedelta
+from io import StringIO
+from typing import Any
+
+import msgspec
+import pytest
+from django.core.management import call_command
+from django.db import connection, transaction
+
+from queueapp.models import DISPATCHER, Now, PoisonMessage, Subscriber
+from queueapp.operating import statistics
+from queueapp.operating.statistics import figures
+from tests.inprocess import real_commits
+from tests.testapp.models import Addressed, AddressedUrgent, Leased, Urgent
+
+pytestmark = real_commits
+
+KNOWN = [["tests.known", "tests.Known"]]
+
+
+class Strange(msgspec.Struct):
+    number: int = 0
+
+
+STRANGE = f"{__name__}.Strange"
+
+
+def live(
+    queue: Any, consumers: list[list[str]] | None = None, unknown: list[str] | None = None, **more: Any
+) -> Subscriber:
+    given = {
+        "consumers": json.dumps(KNOWN if consumers is None else consumers),
+        "unknown_types": json.dumps(unknown or []),
+        "host": "h",
+        "process": 1,
+        "supervisor": uuid.uuid4(),
+        "alive_until": Now() + timedelta(hours=1),
+        **more,
+    }
+    return Subscriber.objects.create(queue=queue if isinstance(queue, str) else queue._meta.label, **given)
+
+
+def left(queue: Any) -> list[tuple[str, str, int | None, bool]]:
+    (one,) = figures([queue])
+    assert not one.error
+    return [(it.what, it.name, it.count, it.exact) for it in one.stranded]
+
+
+def test_types_that_no_live_worker_knows_are_counted_and_have_an_age() -> None:
+    live(Leased, unknown=[STRANGE])
+    for _ in range(3):
+        Leased.send(Strange())
+    Leased.send({"no": "type"})
+    Leased.objects.filter(pk=Leased.objects.values_list("pk", flat=True).first()).update(
+        enqueued_at=Now() - timedelta(hours=2)
+    )
+    (one,) = figures([Leased])
+    (found,) = one.stranded
+    assert (found.what, found.name, found.count, found.exact) == ("type", STRANGE, 3, True)
+    assert found.oldest_seconds is not None
+    assert 7200 <= found.oldest_seconds < 7300
+
+    out = StringIO()
+    call_command("queuestats", "testapp.Leased", stdout=out)
+    assert f"testapp.Leased: 3 for type '{STRANGE}', which no live worker has; the oldest is 2h old" in out.getvalue()
+    out = StringIO()
+    call_command("queuestats", "testapp.Leased", "--json", stdout=out)
+    assert json.loads(out.getvalue())[0]["stranded"][0]["name"] == STRANGE
+
+
+def test_a_type_that_another_live_worker_takes_is_nothing_to_be_told() -> None:
+    live(Leased, unknown=[STRANGE])
+    live(Leased, consumers=[["tests.strange", STRANGE]])
+    Leased.send(Strange())
+    assert left(Leased) == []
+
+
+def test_types_that_are_gone_are_told_no_more() -> None:
+    live(Leased, unknown=[STRANGE])
+    Leased.send({"no": "type"})
+    assert left(Leased) == []
+
+
+def test_types_of_a_large_table_are_told_also_where_they_are_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "LIMIT", 2)
+    live(Leased, unknown=[STRANGE])
+    Leased.send_many([{}, {}, {}, Strange()])
+    assert left(Leased) == [("type", STRANGE, None, False)]
+
+
+def test_recipients_that_no_live_consumer_has() -> None:
+    live(Addressed, unknown=[STRANGE])
+    Addressed.send({}, recipient="tests.known")
+    for _ in range(2):
+        Addressed.send({}, recipient="tests.renamed", unknown_recipient=True)
+    Addressed.send(Strange())
+    assert left(Addressed) == [("recipient", "tests.renamed", 2, True), ("type", STRANGE, 1, True)]
+
+
+def test_recipients_are_not_guessed_where_a_worker_does_not_say() -> None:
+    live(Addressed)
+    live(Addressed, consumers=[])
+    Addressed.send({}, recipient="tests.renamed", unknown_recipient=True)
+    assert left(Addressed) == []
+
+
+def test_priorities_outside_the_levels() -> None:
+    live(Urgent)
+    live(AddressedUrgent)
+    for queue in (Urgent, AddressedUrgent):
+        for priority in range(3):
+            queue.send({}, priority=priority)
+        queue.objects.filter(priority=1).update(priority=7)
+        assert left(queue) == [("priority", "7", 1, True)]
+
+
+def test_levels_are_found_by_seeks_however_many_messages_they_have() -> None:
+    live(Addressed)
+    if connection.vendor != "postgresql":
+        pytest.skip("it counts what PostgreSQL reads")
+    rows = 100_000
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO testapp_addressed (id, headers, recipient) SELECT gen_random_uuid(), '{}', "
+            f"CASE n %% 3 WHEN 0 THEN 'tests.known' WHEN 1 THEN 'tests.other' ELSE 'x' END FROM generate_series(1, {rows}) n".replace(
+                "%%", "%"
+            )
+        )
+    sql = "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relname = 'testapp_addressed'"
+    with transaction.atomic(), connection.cursor() as cursor:
+        assert left(Addressed) == [("recipient", "tests.other", 10_000, False), ("recipient", "x", 10_000, False)]
+        cursor.execute(sql)
+        assert cursor.fetchone()[0] <= 3 * 10_001 + 50
+
+
+def test_poison_of_queues_that_are_no_more_is_a_line_of_its_own() -> None:
+    for queue in ("gone.Queue", "gone.Queue", "other.Project"):
+        PoisonMessage.objects.create(message_id=uuid.uuid4(), queue=queue, reason="r")
+    live("other.Project")
+    found = {one.queue: one for one in figures()}
+    assert (found["gone.Queue"].poison, found["gone.Queue"].poison_exact) == (2, True)
+    assert found["gone.Queue"].note
+    assert "other.Project" not in found, "it has a worker, so it is another project's"
+
+
+def test_dispatchers_are_a_line_of_their_own_with_their_trouble() -> None:
+    (one,) = [one for one in figures() if one.queue == DISPATCHER]
+    assert one.subscribers == 0
+    assert one.note.startswith("none is alive")
+    trouble = [{"name": "Dispatch of due messages in default", "state": "armed", "error": "e"}]
+    live(DISPATCHER, trouble=json.dumps(trouble))
+    (one,) = [one for one in figures() if one.queue == DISPATCHER]
+    assert (one.subscribers, one.trouble, one.note) == (1, trouble, "")
+
+
+def test_what_a_worker_of_another_version_says_is_shown_as_it_is() -> None:
+    live(Leased, trouble="Peek of testapp.Leased: armed: gone", consumers=[], unknown=[])
+    Subscriber.objects.update(unknown_types="", consumers="")
+    (one,) = figures([Leased])
+    assert [trouble["error"] for trouble in one.trouble] == ["Peek of testapp.Leased: armed: gone"]

@@ -1,0 +1,98 @@
+"""What a process says of itself in its rows: each breaker that is not disarmed, its consumers, the types it does not know."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from queueapp import consumer
+from queueapp.models import DISPATCHER, Now, QueueControl, Subscriber
+from tests.inprocess import Worker, eventually, real_commits
+from tests.testapp.messages import Nop
+from tests.testapp.models import Leased
+from workers.connections.circuit_breaker import CircuitBreaker, RateBreaker
+from workers.services.delayed_dispatcher import DelayedDispatcher
+from workers.services.dispatcher_pulse import DispatcherPulse
+from workers.services.housekeeping import Housekeeping, release_leases_of_dead_subscribers
+
+pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
+Start = Callable[..., Worker]
+
+
+def told() -> list[dict[str, str]]:
+    text = Subscriber.objects.get().trouble
+    return json.loads(text) if text else []
+
+
+def test_each_breaker_of_a_queue_is_told_and_taken_back(start_worker: Start, settings: Any) -> None:
+    settings.QUEUEAPP = {"PEEK_DELAY": 0.1, "HEARTBEAT_INTERVAL": 0.1}
+    consumer(Leased, name="tests")(lambda message: None)
+    worker = start_worker(Leased, heartbeat=True)
+    desk = worker.pump.desk
+    breakers = [one for one in desk.breakers if isinstance(one, CircuitBreaker)]
+    assert [one.name.split(" ")[0] for one in breakers] == ["Peek", "Receive", "Store", "Renewal"]
+    for one in breakers[2:]:  # the first two a healthy look disarms at once
+        one.failure(RuntimeError("it is broken"))
+    eventually(lambda: [one["name"] for one in told()] == [
+        "Store of delayed messages of testapp.Leased", "Renewal of leases of testapp.Leased",
+    ])  # fmt: skip
+    assert {(one["state"], one["error"]) for one in told()} == {("armed", "RuntimeError: it is broken")}
+    for one in breakers:
+        one.success()
+    eventually(lambda: not told())
+
+
+def test_a_worker_tells_its_consumers_and_the_types_it_does_not_know(start_worker: Start, settings: Any) -> None:
+    settings.QUEUEAPP = {"PEEK_DELAY": 0.1, "HEARTBEAT_INTERVAL": 0.1}
+
+    @consumer(Leased, name="tests.known")
+    def known(message: Nop) -> None:
+        pass
+
+    Leased.send({"no": "type"})
+    start_worker(Leased, heartbeat=True)
+    eventually(lambda: Subscriber.objects.get().unknown_types == '[""]')
+    ((name, kind),) = json.loads(Subscriber.objects.get().consumers)
+    assert name == "tests.known"
+    assert kind.endswith("Nop")
+
+
+def test_a_dispatcher_tells_its_breakers_and_signs_off() -> None:
+    dispatcher = DelayedDispatcher("default", uuid.uuid4())
+    housekeeping = Housekeeping("default", [], dispatcher.leadership)
+    breakers = [*dispatcher.breakers, housekeeping.breaker]
+    for one in breakers:
+        one.failure(RuntimeError("it is broken"))  # type: ignore[attr-defined]
+    pulse = DispatcherPulse("default", breakers, uuid.uuid4())
+    pulse.start()
+    try:
+        row = eventually(Subscriber.objects.first)
+        assert row.queue == DISPATCHER
+        assert [one["name"].split(" ")[0] for one in told()] == ["Fetch", "Dispatch", "Recovery", "Housekeeping"]
+    finally:
+        assert pulse.stop(30)
+    assert not Subscriber.objects.exists()
+
+
+def test_a_dead_dispatcher_is_forgotten_and_makes_nobody_careful() -> None:
+    Subscriber.objects.create(
+        queue=DISPATCHER, host="h", process=1, supervisor=uuid.uuid4(), alive_until=Now() - timedelta(hours=1)
+    )
+    left_alone: dict[uuid.UUID, str] = {}
+    assert release_leases_of_dead_subscribers("default", left_alone) == 0
+    assert not Subscriber.objects.exists()
+    assert not QueueControl.objects.exists()
+    assert not left_alone
+
+
+def test_failures_of_an_earlier_window_are_no_trouble_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    breaker = RateBreaker("Recovery", 1)
+    breaker.failure(RuntimeError("once"))
+    assert breaker.trouble() == {"name": "Recovery", "state": "armed", "error": "RuntimeError: once"}
+    breaker._window_started -= RateBreaker.WINDOW + 1
+    assert breaker.trouble() is None

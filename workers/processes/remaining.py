@@ -1,0 +1,129 @@
+"""What ``--until-empty`` still waits for, and whether waiting is of any use: messages of types, or for recipients, that no
+consumer of this project takes stay for ever."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from django.db import Error, connections, router, transaction
+
+from queueapp.models import DelayedMessage, QueueControl
+from queueapp.operating.statistics import LIMIT, span
+from queueapp.sql import QueueSql, backend_of, queue_sql
+from queueapp.sql.claimed import Range
+
+from ..connections.dead_peers import Answering
+from ..receiving.handling import Handlers
+
+#: Headers read at once while looking for a message that can be handled.
+PIECE = 5_000
+
+
+class Remaining(NamedTuple):
+    """What is left: in words, and whether none of it can be handled here."""
+
+    words: str
+    hopeless: bool
+
+
+NOTHING = Remaining("", False)
+UNKNOWN = Remaining("the database does not answer", False)
+
+
+def is_empty(queues: Sequence[Any]) -> bool:
+    """Whether the queues, and the delayed messages for them, are gone; False also when nobody knows."""
+    try:
+        for queue in queues:
+            alias = router.db_for_write(queue)
+            connection = connections[alias]
+            with Answering(connection):
+                if not queue_sql(queue, connection).is_empty(connection):
+                    return False
+                if DelayedMessage.objects.using(alias).filter(destination=queue._meta.label).exists():
+                    return False
+    except Error:
+        connections.close_all()
+        return False
+    return True
+
+
+def remaining(queues: Sequence[Any], *, purges: bool) -> Remaining:
+    """What is left in these queues. ``purges``: somebody of this tree deletes what has expired."""
+    words, hopeless = [], True
+    try:
+        for queue in queues:
+            alias = router.db_for_write(queue)
+            with Answering(connections[alias]), transaction.atomic(using=alias):
+                left = _of(queue, alias, purges)
+            if left.words:
+                words.append(f"{queue._meta.label}: {left.words}")
+                hopeless = hopeless and left.hopeless
+    except Error:
+        connections.close_all()
+        return UNKNOWN
+    return Remaining("; ".join(words), hopeless) if words else NOTHING
+
+
+def _of(queue: Any, alias: str, purges: bool) -> Remaining:
+    connection = connections[alias]
+    sql = queue_sql(queue, connection)
+    label = queue._meta.label
+    head = sql.head(connection, LIMIT + 1)
+    here = sql.is_empty(connection)
+    delayed = DelayedMessage.objects.using(alias).filter(destination=label)
+    first = delayed.order_by("due").values_list("due", flat=True).first()
+    if here and first is None:
+        return NOTHING
+    more = "+" if head.rows > LIMIT else ""
+    counts = {"waiting": head.waiting, "leased": head.leased, "expired": head.expired}
+    # What an open transaction has is in none of them.
+    counts["being handled"] = head.rows - sum(counts.values())
+    parts = [f"{count}{more} {word}" for word, count in counts.items() if count]
+    if first is not None:
+        due = (first - backend_of(connection).now(connection)).total_seconds()
+        parts.append(
+            f"{delayed.order_by()[:LIMIT].count()} delayed, the first {f'due in {span(due)}' if due > 0 else 'overdue'}"
+        )
+    if QueueControl.objects.using(alias).filter(queue=label, paused=True).exists():
+        parts.append("the queue is paused")
+    moving = first is not None or head.leased or counts["being handled"] or (head.expired and purges) or not head.rows
+    unknown = None if moving else _unknown(sql, connection, queue)
+    if unknown is not None:
+        parts += [f"{count} for {name}, which nobody here takes" for name, count in sorted(unknown.items())]
+        if head.expired:
+            parts.append("nobody here purges what has expired")
+    return Remaining(", ".join(parts) or "messages that others have locked", unknown is not None)
+
+
+def _unknown(sql: QueueSql, connection: Any, queue: Any) -> Counter[str] | None:
+    """How many messages are waiting of each type and for each recipient that nobody here takes; None: one can be handled."""
+    handlers = Handlers(queue)
+    found: Counter[str] = Counter()
+    level: tuple[Any, ...] | None = sql.next_level(connection, None) if sql.table.claim_by else ()
+    while level is not None:
+        place = dict(zip(sql.table.claim_by, level, strict=True))
+        whole = Range(recipient=place.get("recipient", ""), priority=place.get("priority", 0))
+        waiting = sql.head(connection, LIMIT, level).waiting
+        if whole.recipient not in handlers.recipients:
+            found[f"recipient {whole.recipient!r}"] += waiting
+        elif not 0 <= whole.priority < queue.delivery.priorities:
+            found[f"priority {whole.priority}"] += waiting
+        elif (whole.recipient and waiting) or (not whole.recipient and not _none_is_known(sql, connection, handlers, whole, found)):
+            return None
+        level = sql.next_level(connection, level) if level else None
+    return +found
+
+
+def _none_is_known(sql: QueueSql, connection: Any, handlers: Handlers, whole: Range, found: Counter[str]) -> bool:
+    """Whether there is a consumer here for none of these; counts them."""
+    while True:
+        heads = sql.read_heads(connection, whole, PIECE)
+        for _, headers in heads:
+            if handlers.knows(headers):
+                return False
+            found[f"type {handlers.type_of(headers)!r}"] += 1
+        if len(heads) < PIECE:
+            return True
+        whole = whole._replace(low=heads[-1][0] + 1)
