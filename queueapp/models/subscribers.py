@@ -8,6 +8,7 @@ from django.conf import settings
 from django.db import models
 
 from .fields import GuidField, Now, UtcField
+from .table_options import ROWS_CAN_BE_SKIPPED
 
 
 class Subscriber(models.Model):
@@ -41,6 +42,7 @@ class Subscriber(models.Model):
     outstanding = models.IntegerField(db_default=0, help_text="Received and not yet ended, at the last heartbeat.")
 
     class Meta:
+        required_db_features = ROWS_CAN_BE_SKIPPED
         ordering = ["queue", "host", "process"]
 
     def __str__(self) -> str:
@@ -59,6 +61,7 @@ class QueueControl(models.Model):
     )
 
     class Meta:
+        required_db_features = ROWS_CAN_BE_SKIPPED
         verbose_name = "queue"  # its admin page is the overview of the queues
         permissions = [("operate_queue", "Can pause, resume and purge queues")]
 

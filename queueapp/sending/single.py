@@ -12,14 +12,14 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from asgiref.sync import sync_to_async
-from django.db import connections
+from django.db import Error, connections
 from django.utils import timezone
 
 from .. import delayed, messages, wakeups
 from ..consuming.registry import recipients_of
-from ..errors import InvalidMessage
+from ..errors import InvalidMessage, NotMigrated
 from ..models import DelayedMessage
-from ..sql import backend_of, queue_sql
+from ..sql import ErrorKind, backend_of, queue_sql
 from ..sql.base import StoreTable
 from ..sql.outgoing import OPTIONS, TIMES, Outgoing
 from .accepting import FAR_FUTURE, alias_of, milliseconds, outgoing
@@ -51,7 +51,7 @@ def send(
     received first. ``recipient`` addresses one consumer; '' means every consumer of its type, one copy each, on a
     queue with ``recipients``. ``isolated=True`` commits it on a connection of its own, whatever becomes of the
     caller's transaction. ``others``: what else a message carries (``sql.carried``): ``is_barrier``. Raises
-    InvalidMessage, QueueNotFound.
+    InvalidMessage, and TableNotFound or NotMigrated before `migrate`.
     """
     if correlation_id or reply_to:
         # In the columns for consumers of NServiceBus, in the headers for handlers, which get no other columns.
@@ -124,7 +124,13 @@ def _store_delayed(
         wakeups.delayed(connection)
         return
     table = StoreTable.of(DelayedMessage, "due")
-    backend_of(connection).store_delayed(connection, table, queue._meta.label, message, due)
+    backend = backend_of(connection)
+    try:
+        backend.store_delayed(connection, table, queue._meta.label, message, due)
+    except Error as error:
+        if backend.error_kind(error) is ErrorKind.MISSING:
+            raise NotMigrated(connection.alias, [f"{table.db_table} or a column of it"]) from error
+        raise
     wakeups.delayed(connection)
 
 

@@ -31,6 +31,7 @@ from ..services.peer_watch import PeerWatch
 from ..services.service import Service
 from . import crashes
 from .child import ChildOptions
+from .same_databases import names_of_databases
 from .shared_floors import SharedFloors
 from .signals import Signals
 from .slots import Slots
@@ -130,6 +131,8 @@ class Supervisor:
                     "dispatcher", ChildOptions("dispatcher", labels, str(self.id), holder=str(self.id), aliases=aliases)
                 )
             )
+        for child in self.children:
+            child.options.databases = names_of_databases()
         self._unaccounted: list[crashes.Crash] = []
         self._breaker = CircuitBreaker("Accounting for crashes")
         self._account_at = 0.0
@@ -141,7 +144,7 @@ class Supervisor:
     def run(self, on_started: Callable[[Supervisor], None] | None = None) -> int:
         """Start everything, watch over it, stop it."""
         life_read, life_write = os.pipe()
-        prepare_connections()
+        as_before = prepare_connections()
         peer_watch = PeerWatch()
         peer_watch.start(self._fail)
         try:
@@ -155,6 +158,7 @@ class Supervisor:
             os.close(life_read)
             peer_watch.stop()
             connections.close_all()
+            as_before()
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
