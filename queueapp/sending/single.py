@@ -9,7 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Unpack
 
 from asgiref.sync import sync_to_async
 from django.db import Error, connections
@@ -24,6 +24,7 @@ from ..sql.base import StoreTable
 from ..sql.outgoing import OPTIONS, TIMES, Outgoing
 from .accepting import FAR_FUTURE, alias_of, milliseconds, outgoing
 from .isolation import atomic_on, isolated_connection
+from .options import CarriedOptions, SendOptions
 
 
 def send(
@@ -41,7 +42,7 @@ def send(
     message_id: uuid.UUID | None = None,
     isolated: bool = False,
     using: str | None = None,
-    **others: Any,
+    **others: Unpack[CarriedOptions],
 ) -> uuid.UUID:
     """Send one message into a queue, in the caller's transaction; returns its id.
 
@@ -53,6 +54,8 @@ def send(
     caller's transaction. ``others``: what else a message carries (``sql.carried``): ``is_barrier``. Raises
     InvalidMessage, and TableNotFound or NotMigrated before `migrate`.
     """
+    if not isinstance(isolated, bool):
+        raise InvalidMessage(f"isolated = {isolated!r} is not accepted: True or False.")
     if correlation_id or reply_to:
         # In the columns for consumers of NServiceBus, in the headers for handlers, which get no other columns.
         told = {messages.CORRELATION_ID: correlation_id, messages.REPLY_TO: reply_to}
@@ -73,7 +76,7 @@ def send(
     return identity
 
 
-async def asend(queue: Any, body: Any, **options: Any) -> uuid.UUID:
+async def asend(queue: Any, body: Any, **options: Unpack[SendOptions]) -> uuid.UUID:
     """``send`` for async code, on the thread that Django's async ORM uses, so in the same transaction."""
     return await sync_to_async(send, thread_sensitive=True)(queue, body, **options)
 

@@ -65,7 +65,10 @@ def test_a_send_names_the_command_that_makes_the_table() -> None:
             ):
                 send()
     assert issubclass(TableNotFound, QueueNotFound)
-    with without_table(DelayedMessage), pytest.raises(NotMigrated, match=r"queueapp_delayedmessage.*`manage\.py migrate`"):
+    with (
+        without_table(DelayedMessage),
+        pytest.raises(NotMigrated, match=r"queueapp_delayedmessage.*`manage\.py migrate`"),
+    ):
         Leased.send({"n": 1}, delay=timedelta(seconds=1))
 
 
