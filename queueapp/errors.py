@@ -5,6 +5,7 @@ Raised where the fact is known and translated once at the edge (a command, the a
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -17,20 +18,48 @@ class QueueError(Exception):
 class InvalidOption(QueueError, ImproperlyConfigured):
     """A setting, a ``Delivery`` option or a consumer option has a value that is not accepted.
 
-    The text names the option, the value and the accepted range, so that it can be mended without reading code.
+    The text names the option, the value and the accepted range, so that it can be mended without reading code, and for a
+    consumer ``where``: the file and the line.
     """
 
-    def __init__(self, option: str, value: Any, accepted: str) -> None:
-        self.option, self.value, self.accepted = option, value, accepted
-        super().__init__(f"{option} = {value!r} is not accepted: it must be {accepted}.")
+    def __init__(self, option: str, value: Any, accepted: str, where: str = "") -> None:
+        self.option, self.value, self.accepted, self.where = option, value, accepted, where
+        super().__init__(f"{option} = {value!r} is not accepted: it must be {accepted}." + (where and f" ({where})"))
 
 
 class QueueNotFound(QueueError, LookupError):
-    """No queue answers to this name, neither as a label (``app.Model``) nor as a table."""
+    """No queue answers to this name, neither as a label (``app.Model``) nor as a table. ``known``: those that would."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, known: Iterable[str] | None = None) -> None:
         self.name = name
-        super().__init__(f"There is no queue {name!r}: it is neither a model label (app.Model) nor a queue's table.")
+        text = f"There is no queue {name!r}: it is neither a model label (app.Model) nor a queue's table."
+        if known is not None:
+            text += f" Known queues: {', '.join(sorted(known)) or 'none'}."
+        super().__init__(text)
+
+
+class TableNotFound(QueueNotFound):
+    """A table that a statement needs is not in the database: it was not migrated."""
+
+    def __init__(self, table: str, alias: str) -> None:
+        self.name = self.table = table
+        self.alias = alias
+        text = f"The table {table!r} does not exist in the database {alias!r}: run `{migrate_command(alias)}` first"
+        LookupError.__init__(self, f"{text} (`makemigrations` before it, if the queue is new).")
+
+
+class NotMigrated(QueueError):
+    """Tables or columns that a command needs are not in the database. ``missing`` has them in words."""
+
+    def __init__(self, alias: str, missing: Sequence[str]) -> None:
+        self.alias, self.missing = alias, tuple(missing)
+        shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+        super().__init__(f"The database {alias!r} lacks {shown}: run `{migrate_command(alias)}` first.")
+
+
+def migrate_command(alias: str) -> str:
+    """The command that makes what is missing in a database."""
+    return "manage.py migrate" + ("" if alias == "default" else f" --database {alias}")
 
 
 class InvalidMessage(QueueError, ValueError):

@@ -7,6 +7,7 @@ Settings (``conf.py``), a queue's ``class Delivery`` and ``@consumer(...)`` are 
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -49,6 +50,8 @@ class Option:
             value = float(value)
         if not isinstance(value, self.kind) or (self.kind is not bool and isinstance(value, bool)):
             raise refused
+        if isinstance(value, float) and math.isnan(value):
+            raise refused  # below no bound and above none
         too_low = self.low is not None and value < self.low
         too_high = self.high is not None and value > self.high
         if too_low or too_high or (self.accept is not None and not self.accept(value)):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from django.db import models
 
@@ -20,6 +20,7 @@ from .models.queue import QueueModel
 from .receiving.asynchronous import AsyncReceive
 from .receiving.receive import Receive
 from .sending import bulk, single
+from .sending.options import BulkOptions, CarriedOptions, SendOptions
 
 
 class Queue(QueueModel):
@@ -30,8 +31,12 @@ class Queue(QueueModel):
     ...         semantics = Semantics.TRANSACTIONAL
     """
 
-    class Meta:
-        abstract = True
+    if TYPE_CHECKING:
+        Meta: ClassVar[Any]  # a queue has one of its own, which type checkers would hold against ours
+    else:
+
+        class Meta:
+            abstract = True
 
     # -- sending ------------------------------------------------------------------------------------------------
 
@@ -52,7 +57,7 @@ class Queue(QueueModel):
         isolated: bool = False,
         unknown_recipient: bool = False,
         using: str | None = None,
-        **others: Any,
+        **others: Unpack[CarriedOptions],
     ) -> uuid.UUID:
         """Send one message in the caller's transaction; returns its id. See ``sending.single.send`` for every argument.
 
@@ -77,18 +82,26 @@ class Queue(QueueModel):
         )
 
     @classmethod
-    async def asend(cls, body: Any, **options: Any) -> uuid.UUID:
+    async def asend(cls, body: Any, **options: Unpack[SendOptions]) -> uuid.UUID:
         """``send`` for async code; the same arguments, the same transaction rules as Django's async ORM."""
         return await single.asend(cls, body, **options)
 
     @classmethod
-    def send_many(cls, bodies: Iterable[Any], **options: Any) -> int:
+    def send_many(cls, bodies: Iterable[Any], **options: Unpack[BulkOptions]) -> int:
         """Send every body of an iterable by the bulk path, in the caller's transaction; returns how many.
 
         ``headers``, ``expires_in``, ``priority``, ``recipient``, ``unknown_recipient``, ``using`` and what else a message
         carries hold for all of them. The iterable is consumed lazily, so millions of rows need no memory.
         """
         return bulk.send_many(cls, bodies, **options)
+
+    @classmethod
+    async def asend_many(cls, bodies: Iterable[Any], **options: Unpack[BulkOptions]) -> int:
+        """``send_many`` for async code; the same arguments, the same transaction rules as Django's async ORM.
+
+        The iterable is an ordinary one, drawn on the thread of the ORM.
+        """
+        return await bulk.asend_many(cls, bodies, **options)
 
     # -- receiving ----------------------------------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ class Queues:
         for queue in self._by_label.values():
             if queue._meta.label_lower == lower or queue._meta.db_table == name:
                 return queue
-        raise QueueNotFound(name)
+        raise QueueNotFound(name, self._by_label)
 
 
 queues = Queues()

@@ -8,17 +8,36 @@ consumer. A module ``consumers.py`` in an installed app is imported at start.
 from __future__ import annotations
 
 import inspect
+import sys
 import typing
 from collections.abc import Callable
+from datetime import timedelta
 from types import FunctionType, MethodType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypedDict, TypeVar, Unpack
+
+from django.db import models
 
 from ..errors import InvalidOption
 from ..recoverability import OPTIONS
-from .registration import Registration, layers
+from .registration import Registration, layers, located, place_of
 from .registry import registered
 
 MessageT = TypeVar("MessageT")
+HandlerT = TypeVar("HandlerT", bound=Callable[..., Any])
+
+
+class ConsumerOptions(TypedDict, total=False):
+    """What ``@consumer`` takes beside the queue, for type checkers; ``OPTIONS`` has bounds and meaning."""
+
+    name: str
+    timeout: timedelta | float | None
+    attempts: int | None
+    retry_delay: timedelta | float | None
+    retry_delay_increase: timedelta | float | None
+    retry_jitter: float | None
+    immediate_retries: int | None
+    unrecoverable: tuple[type[BaseException], ...]
+    policy: Callable[[Any], Any] | None
 
 
 class Consumer(Generic[MessageT]):
@@ -29,7 +48,9 @@ class Consumer(Generic[MessageT]):
     ...     attempts = 3
     ...     def handle(self, message: FlightDelayed, context: Context) -> None: ...
 
-    Options are class attributes with the names of ``@consumer``'s arguments. One instance serves all threads.
+    Options are class attributes with the names of ``@consumer``'s arguments. One instance serves all threads. A class
+    without ``queue`` is a base for others. What else is a value of the class is taken for a misspelt option and refused;
+    an underscore before it, or capitals, make it the class' own. Raises InvalidOption.
     """
 
     queue: Any = None
@@ -38,18 +59,28 @@ class Consumer(Generic[MessageT]):
         super().__init_subclass__(**kwargs)
         if inspect.isabstract(cls) or cls.queue is None:
             return
-        names = {option.name for option in OPTIONS}
-        given = {name: getattr(cls, name) for name in dir(cls) if name in names}
-        of = next((typing.get_args(b)[0] for b in getattr(cls, "__orig_bases__", ()) if typing.get_args(b)), Any)
-        name = f"{cls.__module__}.{cls.__qualname__}"
-        registered.add(Registration(cls.queue, name, of, cls().handle, given))
+        own_name = f"{cls.__module__}.{cls.__qualname__}"
+        with located(place_of(cls)):
+            _refuse_no_queue(cls.queue, cls.__qualname__)
+            if cls.handle is Consumer.handle:
+                raise InvalidOption(f"consumer {own_name}", cls, "a class with a method handle(self, message, context)")
+            _refuse_unknown_attributes(cls, own_name)
+            names = {option.name for option in OPTIONS}
+            given = {name: getattr(cls, name) for name in dir(cls) if name in names}
+            of = next((typing.get_args(b)[0] for b in getattr(cls, "__orig_bases__", ()) if typing.get_args(b)), Any)
+            try:
+                handler = cls().handle
+            except TypeError as error:
+                accepted = f"a class that can be made without arguments ({error})"
+                raise InvalidOption(f"consumer {own_name}", cls, accepted) from error
+            registered.add(Registration(cls.queue, getattr(cls, "name", None) or own_name, of, handler, given))
 
     def handle(self, message: MessageT, context: Any) -> Any:
         """Handle one message; ``async def`` works as well. Raising fails the attempt."""
         raise NotImplementedError
 
 
-def consumer(queue: Any, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def consumer(queue: type[models.Model], **options: Unpack[ConsumerOptions]) -> Callable[[HandlerT], HandlerT]:
     """Make a function the handler of a message type of a queue; the function itself stays as it is.
 
     Any callable will do, sync or async, but no generator: calling one runs nothing of it. If a sync one returns an
@@ -60,26 +91,65 @@ def consumer(queue: Any, **options: Any) -> Callable[[Callable[..., Any]], Calla
     >>> @consumer(FlightDelays, timeout=5, attempts=3, retry_delay=10)
     ... def rebook(message: FlightDelayed, context: Context) -> None: ...
 
-    Raises InvalidOption for a bad argument, or for a second consumer of one type on a queue without ``recipients``.
+    Raises InvalidOption for a bad argument, or for a second consumer of one type on a queue without ``recipients``, with
+    the file and the line.
     """
-    name = options.pop("name", None)
+    caller = sys._getframe(1)
+    here = f"{caller.f_code.co_filename}, line {caller.f_lineno}"
+    with located(place_of(queue) if isinstance(queue, FunctionType) else here):
+        _refuse_no_queue(queue)
+    given: dict[str, Any] = dict(options)
+    name = given.pop("name", None)
 
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        named = next((one for one in layers(function) if hasattr(one, "__qualname__")), type(function))
-        parameters = list(inspect.signature(function).parameters)
-        if not parameters:
-            raise InvalidOption(
-                f"@consumer {named.__qualname__}", function, "a function of (message) or (message, context)"
-            )
-        of = _annotation(function, named.__qualname__, parameters[0])
-        registered.add(Registration(queue, name or f"{named.__module__}.{named.__qualname__}", of, function, options))
+    def register(function: HandlerT) -> HandlerT:
+        with located(place_of(function) or here):
+            if not callable(function):
+                raise InvalidOption("@consumer", function, "above a function of (message) or (message, context)")
+            named = next((one for one in layers(function) if hasattr(one, "__qualname__")), type(function))
+            full = name or f"{named.__module__}.{named.__qualname__}"
+            of = _annotation(function, named.__qualname__)
+            registered.add(Registration(queue, full, of, function, given))
         return function
 
     return register
 
 
-def _annotation(function: Any, name: str, parameter: str) -> Any:
-    """The annotation of a parameter, on the function or on what it wraps. Raises InvalidOption."""
+def _refuse_no_queue(queue: Any, above: str = "") -> None:
+    """Raise InvalidOption for what is not the class of a queue with a table."""
+    option = f"queue of {above}" if above else "queue of @consumer"
+    if isinstance(queue, FunctionType):
+        accepted = f"given: write @consumer(Orders), with the class of a queue in parentheses, above {queue.__name__}"
+        raise InvalidOption(option, queue, accepted)
+    if isinstance(queue, str):
+        raise InvalidOption(option, queue, "the class of a queue, not its name: import it from its models")
+    if not (isinstance(queue, type) and hasattr(queue, "delivery") and hasattr(queue, "_meta")):
+        raise InvalidOption(option, queue, "the class of a queue, a subclass of queueapp.Queue")
+    if queue._meta.abstract:
+        raise InvalidOption(option, queue, "a queue with a table, and this class is abstract")
+
+
+def _refuse_unknown_attributes(cls: type, name: str) -> None:
+    """Raise InvalidOption for a value that no option of that name takes: most likely it is misspelt."""
+    known = {"queue", "name", *(option.name for option in OPTIONS)}
+    for one in cls.__mro__[: cls.__mro__.index(Consumer)]:
+        for attribute, value in vars(one).items():
+            own = (
+                attribute.startswith("_") or attribute.isupper() or isinstance(value, type) or hasattr(value, "__get__")
+            )
+            if attribute not in known and not own:
+                accepted = (
+                    f"called otherwise: known options are {', '.join(sorted(known))}; a value of the class' own is written in "
+                    f"CAPITALS or begins with an underscore"
+                )
+                raise InvalidOption(f"consumer {name}: {attribute}", value, accepted)
+
+
+def _annotation(function: Any, name: str) -> Any:
+    """The annotation of the first parameter, on the function or on what it wraps. Raises InvalidOption."""
+    try:
+        parameter = next(iter(inspect.signature(function).parameters), "")
+    except ValueError:
+        return Any  # a builtin without one; ``Registration`` says it
     unknown: NameError | None = None
     for one in layers(function):
         if isinstance(one, FunctionType | MethodType | type):

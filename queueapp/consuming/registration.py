@@ -7,7 +7,9 @@ It is refused here, however it is wrapped; where only the call shows it, the att
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
@@ -57,6 +59,45 @@ def is_async(handler: Any) -> bool:
     )
 
 
+def _places(handler: Any, name: str) -> int:
+    """How many arguments a handler takes by place. Raises InvalidOption when it cannot be called with one or two."""
+    try:
+        parameters = list(inspect.signature(handler).parameters.values())
+    except ValueError:
+        parameters = []
+    by_place = [p for p in parameters if p.kind in _BY_PLACE]
+    variable = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    needed = [p for p in parameters if p.default is inspect.Parameter.empty and p.kind not in variable]
+    beyond = [p for p in needed if p not in by_place[:2]]
+    if not by_place or beyond:
+        more = f", and nothing gives it {', '.join(p.name for p in beyond)}" if beyond else ""
+        accepted = f"a function of (message) or (message, context){more}"
+        raise InvalidOption(f"@consumer {name}", handler, accepted)
+    return len(by_place)
+
+
+def place_of(declared: Any) -> str:
+    """File and line of a function, or of what it wraps, or of a class; '' where there is none."""
+    for one in layers(declared):
+        code = getattr(one, "__code__", None)
+        if code is not None:
+            return f"{code.co_filename}, line {code.co_firstlineno}"
+    if isinstance(declared, type):
+        lines = [one.__code__.co_firstlineno for one in vars(declared).values() if hasattr(one, "__code__")]
+        file = getattr(sys.modules.get(declared.__module__), "__file__", None) or declared.__module__
+        return f"{file}, line {min(lines)}" if lines else file
+    return ""
+
+
+@contextmanager
+def located(where: str) -> Iterator[None]:
+    """What is refused in the block is told with the place of its declaration."""
+    try:
+        yield
+    except InvalidOption as error:
+        raise InvalidOption(error.option, error.value, error.accepted, where) from error.__cause__
+
+
 class Registration:
     """A registered consumer: which messages it takes, what it calls, and its options."""
 
@@ -72,12 +113,19 @@ class Registration:
         if any(inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in layers(handler)):
             accepted = "a function or an async function (the body of a generator does not run when it is called)"
             raise InvalidOption(f"@consumer {name}", handler, accepted)
+        problem = messages.unstorable(message_type)
+        if problem is not None:
+            accepted = (
+                f"of a type that a message can have: a msgspec.Struct, a dataclass, or what JSON holds ({problem})"
+            )
+            raise InvalidOption(f"first parameter of @consumer {name}", message_type, accepted)
+        places = _places(handler, name)
         self.handler = handler
         #: Whether calling it makes a coroutine, as far as its looks tell. ``functools.wraps`` around one does not look so:
         #: that is called as a sync function, and what it returns is awaited.
         self.is_async = is_async(handler)
         self.options = read_all(OPTIONS, given, f"@consumer {name}: ")
-        self.wants_context = len([p for p in inspect.signature(handler).parameters.values() if p.kind in _BY_PLACE]) > 1
+        self.wants_context = places > 1
 
     def option(self, name: str) -> Any:
         """Its own option, or else its queue's; None: neither says anything, so the project's counts."""

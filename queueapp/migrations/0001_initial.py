@@ -58,6 +58,7 @@ class Migration(migrations.Migration):
                 ),
             ],
             options={
+                "required_db_features": ["has_select_for_update_skip_locked"],
                 "verbose_name": "delayed message",
                 "ordering": ["due", "number"],
             },
@@ -71,6 +72,7 @@ class Migration(migrations.Migration):
                 ("elected_at", queueapp.models.fields.UtcField(db_default=queueapp.models.fields.Now())),
                 ("expires", queueapp.models.fields.UtcField()),
             ],
+            options={"required_db_features": ["has_select_for_update_skip_locked"]},
         ),
         migrations.CreateModel(
             name="Subscriber",
@@ -99,6 +101,7 @@ class Migration(migrations.Migration):
                 ),
             ],
             options={
+                "required_db_features": ["has_select_for_update_skip_locked"],
                 "ordering": ["queue", "host", "process"],
             },
         ),
@@ -179,6 +182,7 @@ class Migration(migrations.Migration):
                 ("archived_at", queueapp.models.fields.UtcField(blank=True, null=True)),
             ],
             options={
+                "required_db_features": ["has_select_for_update_skip_locked"],
                 "verbose_name": "poison message",
                 "ordering": ["-failed_at", "-number"],
                 "permissions": [("requeue_poisonmessage", "Can requeue poison messages")],
@@ -207,6 +211,7 @@ class Migration(migrations.Migration):
                 ),
             ],
             options={
+                "required_db_features": ["has_select_for_update_skip_locked"],
                 "verbose_name": "queue",
                 "permissions": [("operate_queue", "Can pause, resume and purge queues")],
             },
@@ -229,6 +234,7 @@ class Migration(migrations.Migration):
                 ("committed_at", queueapp.models.fields.UtcField(db_default=queueapp.models.fields.Now())),
             ],
             options={
+                "required_db_features": ["has_select_for_update_skip_locked"],
                 "ordering": ["-id"],
                 "constraints": [
                     models.UniqueConstraint(

@@ -6,6 +6,7 @@ from django.db import models
 
 from .fields import Now, UtcField
 from .stored import StoredMessage
+from .table_options import ROWS_CAN_BE_SKIPPED
 
 
 class DelayedMessage(StoredMessage):
@@ -18,6 +19,7 @@ class DelayedMessage(StoredMessage):
     retries = models.IntegerField(db_default=0, help_text="Failed dispatches so far (see NUMBER_OF_RETRIES).")
 
     class Meta:
+        required_db_features = ROWS_CAN_BE_SKIPPED
         ordering = ["due", "number"]
         # What a dispatcher walks: the messages for the queues that it knows, however many wait for others.
         indexes = [models.Index(fields=["destination", "due", "number"], name="queueapp_delayed_first")]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from django.db import models
 
 from .fields import GuidField, Now, UtcField
+from .table_options import ROWS_CAN_BE_SKIPPED
 
 
 class Leader(models.Model):
@@ -19,6 +20,9 @@ class Leader(models.Model):
     term = models.BigIntegerField(db_default=1)
     elected_at = UtcField(db_default=Now())
     expires = UtcField()
+
+    class Meta:
+        required_db_features = ROWS_CAN_BE_SKIPPED
 
     def __str__(self) -> str:
         return f"{self.role}: term {self.term}"

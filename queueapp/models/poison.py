@@ -6,6 +6,7 @@ from django.db import models
 
 from .fields import GuidField, Now, UtcField
 from .stored import StoredMessage
+from .table_options import ROWS_CAN_BE_SKIPPED
 
 
 class PoisonMessage(StoredMessage):
@@ -45,6 +46,7 @@ class PoisonMessage(StoredMessage):
     )
 
     class Meta:
+        required_db_features = ROWS_CAN_BE_SKIPPED
         ordering = ["-failed_at", "-number"]
         verbose_name = "poison message"
         indexes = [

@@ -18,7 +18,7 @@ from ..errors import InvalidOption
 from ..registry import queues
 from .delivery import Delivery, Semantics, given_options
 from .fields import BytesField, GuidField, Now, UtcField
-from .table_options import TableOptions
+from .table_options import ROWS_CAN_BE_SKIPPED, TableOptions
 
 MAX_NAME_BYTES = 63
 
@@ -138,6 +138,7 @@ class QueueModel(models.Model, metaclass=QueueBase):
 
     class Meta:
         abstract = True
+        required_db_features = ROWS_CAN_BE_SKIPPED
         ordering = ["seq"]
 
     def __str__(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from django.db import models
 
 from .fields import Now, UtcField
+from .table_options import ROWS_CAN_BE_SKIPPED
 
 
 class SparkCommit(models.Model):
@@ -22,6 +23,7 @@ class SparkCommit(models.Model):
     committed_at = UtcField(db_default=Now())
 
     class Meta:
+        required_db_features = ROWS_CAN_BE_SKIPPED
         ordering = ["-id"]
         constraints = [
             models.UniqueConstraint(fields=["queue", "publish_id", "batch_id"], name="queueapp_sparkcommit_once")

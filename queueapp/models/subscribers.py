@@ -10,6 +10,7 @@ from django.conf import settings
 from django.db import models
 
 from .fields import GuidField, Now, UtcField
+from .table_options import ROWS_CAN_BE_SKIPPED
 
 #: What stands for the queue in the row of a process that dispatches delayed messages and keeps house; no label is like it.
 DISPATCHER = "(dispatcher)"
@@ -61,6 +62,7 @@ class Subscriber(models.Model):
     outstanding = models.IntegerField(db_default=0, help_text="Received and not yet ended, at the last heartbeat.")
 
     class Meta:
+        required_db_features = ROWS_CAN_BE_SKIPPED
         ordering = ["queue", "host", "process"]
 
     def __str__(self) -> str:
@@ -82,6 +84,7 @@ class QueueControl(models.Model):
     )
 
     class Meta:
+        required_db_features = ROWS_CAN_BE_SKIPPED
         verbose_name = "queue"  # its admin page is the overview of the queues
         permissions = [("operate_queue", "Can pause, resume and purge queues")]
 

@@ -13,6 +13,10 @@ from django.db.models.constraints import BaseConstraint
 
 from ..sql import backend_of
 
+#: ``Meta.required_db_features`` of every table of ours: PostgreSQL and SQL Server have it, SQLite has not, so `migrate` makes
+#: none of them there (a project whose queues are in another database migrates its SQLite without them).
+ROWS_CAN_BE_SKIPPED = ["has_select_for_update_skip_locked"]
+
 
 class TableOptions(BaseConstraint):
     """Storage options of one queue table: fillfactor and autovacuum on PostgreSQL, RowVersion on SQL Server."""

@@ -1,18 +1,22 @@
-"""Comparing the tables that are there with the tables that migrations would make: indexes and storage options.
+"""Comparing the tables that are there with the tables that migrations would make: columns, indexes, storage options.
 
 A queue works without its indexes and options, only slowly, and nobody notices before the table is large. So they are
-looked at when a worker starts (a warning) and by ``manage.py check --database default``, with the statement that
-mends them. NServiceBus' SQL Server transport warns of a missing index at start, too.
+looked at when a worker starts (a warning) and by ``manage.py check --database default``, with the statement that mends
+them. NServiceBus' SQL Server transport warns of a missing index at start, too. Without a table or a column a worker ends.
 """
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from django.db import connections
+from django.apps import apps
+from django.db import Error, connections, models, transaction
 
+from ..errors import NotMigrated
 from ..models import TableOptions
-from ..sql import backend_of
+from ..sql import ErrorKind, backend_of
 
 
 class Finding(NamedTuple):
@@ -21,6 +25,44 @@ class Finding(NamedTuple):
     queue: Any
     problem: str
     remedy: str
+
+
+def missing(alias: str, queues: Iterable[Any]) -> list[str]:
+    """The tables that these queues and the app itself need in a database and that are not there, and those that lack a
+    column, in words. Raises UnsupportedServer, and what reaching the database raises."""
+    connection = connections[alias]
+    backend = backend_of(connection)
+    own = apps.get_app_config("queueapp").get_models()
+    with connection.cursor() as cursor:
+        there = {one.name.lower() for one in connection.introspection.get_table_list(cursor)}
+    found = []
+    for model in [*own, *queues]:
+        table = model._meta.db_table
+        if table.lower() not in there and '"."' not in table:
+            found.append(table)
+        elif model._meta.managed:
+            try:
+                # All columns of one row that is not there: a seek in the primary key, which finds no lock to wait for.
+                with transaction.atomic(using=alias):
+                    model._base_manager.using(alias).filter(pk=_nowhere(model._meta.pk)).first()
+            except Error as error:
+                if backend.error_kind(error) is not ErrorKind.MISSING:
+                    raise
+                found.append(f"what {table} has by now ({str(error).strip().splitlines()[0]})")
+    return found
+
+
+def require_tables(alias: str, queues: Iterable[Any]) -> None:
+    """Raise NotMigrated when ``missing`` finds anything, and UnsupportedServer."""
+    if lacking := missing(alias, queues):
+        raise NotMigrated(alias, lacking)
+
+
+def _nowhere(key: Any) -> Any:
+    """A primary key that no row has."""
+    if isinstance(key, models.UUIDField):
+        return uuid.UUID(int=0)
+    return -1 if isinstance(key, models.IntegerField) else ""
 
 
 def inspect(queue: Any, alias: str) -> list[Finding]:

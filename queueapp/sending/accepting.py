@@ -51,7 +51,7 @@ def outgoing(
     delivery = queue.delivery
     if not isinstance(identity, uuid.UUID):
         raise InvalidMessage(f"message_id = {identity!r} is not accepted: it must be a uuid.UUID.")
-    if not isinstance(priority, int) or not 0 <= priority < delivery.priorities:
+    if not isinstance(priority, int) or isinstance(priority, bool) or not 0 <= priority < delivery.priorities:
         raise InvalidMessage(
             f"priority = {priority!r} is not accepted by {queue._meta.label}: it must be from 0 to {delivery.priorities - 1}"
             f" (Delivery.priorities = {delivery.priorities})."

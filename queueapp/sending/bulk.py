@@ -6,15 +6,18 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from itertools import groupby, islice
-from typing import Any
+from typing import Any, Unpack
 
+from asgiref.sync import sync_to_async
 from django.db import connections, transaction
 
 from .. import messages, wakeups
 from ..consuming.registry import recipients_of
+from ..errors import InvalidMessage
 from ..sql import queue_sql
 from ..sql.outgoing import RUN_LENGTH, Outgoing, Run
 from .accepting import alias_of, outgoing
+from .options import BulkOptions, CarriedOptions
 from .recipients import refuse_unknown_recipient
 
 
@@ -28,12 +31,14 @@ def send_many(
     recipient: str = "",
     unknown_recipient: bool = False,
     using: str | None = None,
-    **others: Any,
+    **others: Unpack[CarriedOptions],
 ) -> int:
     """Send every body of an iterable by the bulk path; all or nothing, in the caller's transaction if there is one.
 
-    Returns how many messages were stored. Raises InvalidMessage at the first body that cannot be encoded.
+    Returns how many messages were stored. Raises InvalidMessage at the first body that cannot be encoded, and for what is
+    one message and not many.
     """
+    _refuse_one_message(bodies)
     alias = alias_of(queue, using)
     connection = connections[alias]
     if recipient and not unknown_recipient:
@@ -46,6 +51,25 @@ def send_many(
     if count:
         wakeups.sent(queue, connection)
     return count
+
+
+async def asend_many(queue: Any, bodies: Iterable[Any], **options: Unpack[BulkOptions]) -> int:
+    """``send_many`` for async code, on the thread that Django's async ORM uses, so in the same transaction."""
+    return await sync_to_async(send_many, thread_sensitive=True)(queue, bodies, **options)
+
+
+def _refuse_one_message(bodies: Any) -> None:
+    """A dict would send its keys, a string its characters, and nothing would say so."""
+    if isinstance(bodies, Mapping | str | bytes | bytearray | memoryview):
+        kind = type(bodies).__name__
+        raise InvalidMessage(
+            f"send_many takes an iterable of messages, and a {kind} is one: write send(...), or send_many([...])."
+        )
+    if not isinstance(bodies, Iterable):
+        later = (
+            " Collect an asynchronous one first: [one async for one in ...]." if hasattr(bodies, "__aiter__") else ""
+        )
+        raise InvalidMessage(f"send_many takes an iterable of messages, not a {type(bodies).__name__}.{later}")
 
 
 def _runs(queue: Any, bodies: Iterable[Any], headers: Mapping[str, str] | None, like: Outgoing) -> Iterator[Run]:

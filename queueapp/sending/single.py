@@ -9,21 +9,22 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Unpack
 
 from asgiref.sync import sync_to_async
-from django.db import connections
+from django.db import Error, connections
 from django.utils import timezone
 
 from .. import delayed, messages, wakeups
 from ..consuming.registry import recipients_of
-from ..errors import InvalidMessage
+from ..errors import InvalidMessage, NotMigrated
 from ..models import DelayedMessage
-from ..sql import backend_of, queue_sql
+from ..sql import ErrorKind, backend_of, queue_sql
 from ..sql.base import StoreTable
 from ..sql.outgoing import OPTIONS, TIMES, Outgoing
 from .accepting import FAR_FUTURE, alias_of, milliseconds, outgoing
 from .isolation import atomic_on, isolated_connection
+from .options import CarriedOptions, SendOptions
 from .recipients import refuse_unknown_recipient
 
 
@@ -43,7 +44,7 @@ def send(
     isolated: bool = False,
     unknown_recipient: bool = False,
     using: str | None = None,
-    **others: Any,
+    **others: Unpack[CarriedOptions],
 ) -> uuid.UUID:
     """Send one message into a queue, in the caller's transaction; returns its id.
 
@@ -54,8 +55,10 @@ def send(
     queue with ``recipients``; there a name that neither this process nor a live worker knows is refused, unless
     ``unknown_recipient``. ``isolated=True`` commits it on a connection of its own, whatever becomes of the
     caller's transaction. ``others``: what else a message carries (``sql.carried``): ``is_barrier``. Raises
-    InvalidMessage, QueueNotFound.
+    InvalidMessage, and TableNotFound or NotMigrated before `migrate`.
     """
+    if not isinstance(isolated, bool):
+        raise InvalidMessage(f"isolated = {isolated!r} is not accepted: True or False.")
     if correlation_id or reply_to:
         # In the columns for consumers of NServiceBus, in the headers for handlers, which get no other columns.
         told = {messages.CORRELATION_ID: correlation_id, messages.REPLY_TO: reply_to}
@@ -78,7 +81,7 @@ def send(
     return identity
 
 
-async def asend(queue: Any, body: Any, **options: Any) -> uuid.UUID:
+async def asend(queue: Any, body: Any, **options: Unpack[SendOptions]) -> uuid.UUID:
     """``send`` for async code, on the thread that Django's async ORM uses, so in the same transaction."""
     return await sync_to_async(send, thread_sensitive=True)(queue, body, **options)
 
@@ -129,7 +132,13 @@ def _store_delayed(
         wakeups.delayed(connection)
         return
     table = StoreTable.of(DelayedMessage, "due")
-    backend_of(connection).store_delayed(connection, table, queue._meta.label, message, due)
+    backend = backend_of(connection)
+    try:
+        backend.store_delayed(connection, table, queue._meta.label, message, due)
+    except Error as error:
+        if backend.error_kind(error) is ErrorKind.MISSING:
+            raise NotMigrated(connection.alias, [f"{table.db_table} or a column of it"]) from error
+        raise
     wakeups.delayed(connection)
 
 

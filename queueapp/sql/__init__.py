@@ -31,7 +31,10 @@ def _backend_of_vendor(vendor: str) -> Backend:
 
 def backend_of(connection: Any) -> Backend:
     """The statements for this Django connection's database. Raises UnsupportedServer for another vendor."""
-    return _backend_of_vendor(connection.vendor)
+    try:
+        return _backend_of_vendor(connection.vendor)
+    except UnsupportedServer:
+        raise _unsupported(connection) from None
 
 
 @lru_cache(maxsize=4096)
@@ -42,7 +45,18 @@ def _queue_sql(queue: Any, vendor: str, table: str) -> QueueSql:
 def queue_sql(queue: Any, connection: Any) -> QueueSql:
     """The statements of one queue on this connection's database, built once."""
     # db_table is part of the key: tests and multi-schema set-ups change it on a class.
-    return _queue_sql(queue, connection.vendor, queue._meta.db_table)
+    try:
+        return _queue_sql(queue, connection.vendor, queue._meta.db_table)
+    except UnsupportedServer:
+        raise _unsupported(connection) from None
+
+
+def _unsupported(connection: Any) -> UnsupportedServer:
+    return UnsupportedServer(
+        f"queueapp runs on PostgreSQL and SQL Server, but the database {connection.alias!r} of DATABASES is "
+        f"{connection.display_name}: put one of these there, or place the queues in another database by a router "
+        "(DATABASE_ROUTERS)."
+    )
 
 
 def spark_sql(vendor: str, queue: QueueTable, ledger: LedgerTable) -> SparkSql:

@@ -20,6 +20,7 @@ import logging
 import os
 import socket
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from time import monotonic
 from typing import Any
@@ -36,18 +37,26 @@ from .outages import outage_of
 log = logging.getLogger("workers")
 
 
-def prepare_connections() -> None:
+def prepare_connections() -> Callable[[], None]:
     """Give this process' databases the settings above, and those that suit handlers, where the user has not set them.
-    Before the first connection."""
-    limit = settings.DATABASE_TIMEOUT
+    Before the first connection. What is returned takes them away again, for a process that goes on (a test run)."""
+    limit, before = settings.DATABASE_TIMEOUT, {}
     for alias in connections:
         try:
             backend = backend_of(connections[alias])
         except UnsupportedServer:
             continue  # holds no queue
         wanted = backend.handler_options() | (backend.liveness_options(limit.total_seconds()) if limit else {})
-        connections[alias].settings_dict["OPTIONS"] = wanted | connections[alias].settings_dict.get("OPTIONS", {})
+        before[alias] = connections[alias].settings_dict.get("OPTIONS", {})
+        connections[alias].settings_dict["OPTIONS"] = wanted | before[alias]
     connection_created.connect(_connected, dispatch_uid="workers.dead_peers")
+
+    def undo() -> None:
+        connection_created.disconnect(dispatch_uid="workers.dead_peers")
+        for alias, options in before.items():
+            connections[alias].settings_dict["OPTIONS"] = options
+
+    return undo
 
 
 def _connected(*, connection: Any, **_: Any) -> None:

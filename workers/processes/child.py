@@ -47,6 +47,8 @@ class ChildOptions:
     watchful_for: float = 0.0
     holder: str = ""
     aliases: list[str] = field(default_factory=list)
+    #: Names of the databases by alias, where the settings may say others: ``same_databases``.
+    databases: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -104,7 +106,9 @@ def main(text: str) -> int:
     django.setup()
     _keep_no_query_log()
     from ..connections.dead_peers import prepare_connections
+    from .same_databases import use_databases
 
+    use_databases(options.databases)
     prepare_connections()
     if options.role == "dispatcher":
         return run_dispatcher(options, stages)

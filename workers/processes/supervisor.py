@@ -30,6 +30,7 @@ from ..services.service import Service
 from . import crashes
 from .child import ChildOptions
 from .remaining import is_empty, remaining
+from .same_databases import names_of_databases
 from .shared_floors import SharedFloors
 from .signals import Signals
 from .slots import Slots, slots_of
@@ -140,6 +141,8 @@ class Supervisor:
                     "dispatcher", ChildOptions("dispatcher", labels, str(self.id), holder=str(self.id), aliases=aliases)
                 )
             )
+        for child in self.children:
+            child.options.databases = names_of_databases()
         self._unaccounted: list[crashes.Crash] = []
         self._breaker = CircuitBreaker("Accounting for crashes")
         self._account_at = 0.0
@@ -151,7 +154,7 @@ class Supervisor:
     def run(self, on_started: Callable[[Supervisor], None] | None = None) -> int:
         """Start everything, watch over it, stop it."""
         life_read, life_write = os.pipe()
-        prepare_connections()
+        as_before = prepare_connections()
         peer_watch = PeerWatch()
         peer_watch.start(self._fail)
         try:
@@ -165,6 +168,7 @@ class Supervisor:
             os.close(life_read)
             peer_watch.stop()
             connections.close_all()
+            as_before()
 
     # -- inside ---------------------------------------------------------------------------------------------------
 

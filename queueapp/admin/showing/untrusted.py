@@ -16,6 +16,8 @@ import msgspec
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from ...messages.visible import visible as visible
+
 #: Most bytes of a body, and most characters of any other text, that a page shows. The rest is in the download.
 SHOWN = 64 * 1024
 #: Bytes of a binary body shown as hex: 256 lines.
@@ -25,17 +27,6 @@ SHOWN_HEADERS = 200
 SHOWN_HEADER = 4096
 #: Deeper JSON is not indented further: ``[[[[...`` would turn one kilobyte into megabytes of blanks.
 _DEEPEST_INDENT = 40
-
-
-def visible(text: str) -> str:
-    """The text with every control, format, private or invisible character replaced by its code point.
-
-    >>> visible("a\\u202eb")
-    'a⟨U+202E⟩b'
-    """
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c in "\n\t" else f"⟨U+{ord(c):04X}⟩" for c in text.replace("\r\n", "\n"))
 
 
 def inline(text: Any, longest: int = 80) -> SafeString:

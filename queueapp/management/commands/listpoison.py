@@ -7,16 +7,23 @@ import json
 from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 from django.db.models import QuerySet
 
+from ... import registry
+from ...errors import QueueNotFound
+from ...messages.visible import in_one_line
 from ...models import PoisonMessage
 from ...poison.failures import read_failures
+from ..operator_command import OperatorCommand
+
+#: Characters of a name and of a reason that a line shows.
+NAME, REASON = 200, 300
 
 
 def add_selection(parser: ArgumentParser) -> None:
     """The options that choose poison messages, shared with ``requeuepoison``."""
-    parser.add_argument("--queue", help="Only of this queue (label).")
+    parser.add_argument("--queue", help="Only of this queue (label or table).")
     parser.add_argument("--group", help="Only of this group: same exception at the same place.")
     parser.add_argument("--consumer", help="Only of this consumer.")
     parser.add_argument("--database", default="default", help="Which database (default: 'default').")
@@ -24,18 +31,31 @@ def add_selection(parser: ArgumentParser) -> None:
 
 def selected(options: dict[str, Any]) -> QuerySet[PoisonMessage]:
     """Unresolved poison messages by those options."""
-    names = {"queue": "queue", "group": "group_key", "consumer": "consumer"}
+    names = {"group": "group_key", "consumer": "consumer"}
     filters = {field: options[name] for name, field in names.items() if options[name]}
-    rows = PoisonMessage.objects.using(options["database"])
-    return rows.filter(status=PoisonMessage.Status.UNRESOLVED, **filters)
+    rows = PoisonMessage.objects.using(options["database"]).filter(status=PoisonMessage.Status.UNRESOLVED, **filters)
+    return rows.filter(queue=_label(options["queue"], options["database"])) if options["queue"] else rows
 
 
-class Command(BaseCommand):
+def _label(name: str, database: str) -> str:
+    """The label of a queue by label or table; of one that is no more, what its poison messages say. Raises QueueNotFound."""
+    try:
+        label: str = registry.queues.find(name)._meta.label
+    except QueueNotFound:
+        if not PoisonMessage.objects.using(database).filter(queue=name).exists():
+            raise
+        return name
+    return label
+
+
+class Command(OperatorCommand):
     """List poison messages."""
 
     help = (
         "List unresolved poison messages, newest first: number, queue, consumer, attempts, when and why. --json prints "
-        "one object per line with headers, body (base64) and the history of attempts."
+        "one object per line with headers, body (base64) and the history of attempts. What was left out is said: in a line "
+        "the end of a long reason, after the last one (on stderr) the messages beyond --limit. Control characters that "
+        "a message brought along are shown by their code points."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -46,14 +66,19 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         if not 1 <= options["limit"] <= 1_000_000:
             raise CommandError(f"--limit {options['limit']} is not accepted: it must be from 1 to 1000000.")
-        for row in selected(options).order_by("-failed_at", "-number")[: options["limit"]].iterator(chunk_size=500):
-            if options["json"]:
-                self.stdout.write(json.dumps(_as_dict(row)))
-            else:
-                when = f"{row.failed_at:%Y-%m-%d %H:%M:%S}"
-                self.stdout.write(
-                    f"{row.number}  {when}  {row.queue}  {row.consumer or '-'}  {row.attempts}x  {row.group_key[:8]}  {row.reason}"
-                )
+        limit = options["limit"]
+        rows = selected(options).order_by("-failed_at", "-number")
+        for shown, row in enumerate(rows[: limit + 1].iterator(chunk_size=500)):
+            if shown == limit:
+                self.stderr.write(f"Only the newest {limit} are shown; there are more (see --limit).")
+                break
+            self.stdout.write(json.dumps(_as_dict(row)) if options["json"] else _as_line(row))
+
+
+def _as_line(row: PoisonMessage) -> str:
+    when, consumer = f"{row.failed_at:%Y-%m-%d %H:%M:%S}", in_one_line(row.consumer, NAME) or "-"
+    what = f"{in_one_line(row.queue, NAME)}  {consumer}  {row.attempts}x  {in_one_line(row.group_key[:8], 8)}"
+    return f"{row.number}  {when}  {what}  {in_one_line(row.reason, REASON)}"
 
 
 def _as_dict(row: PoisonMessage) -> dict[str, Any]:

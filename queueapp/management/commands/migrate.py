@@ -24,6 +24,7 @@ class Command(MigrateCommand):
         try:
             backend = backend_of(lock)
         except UnsupportedServer:
+            # Our tables are not made there (``required_db_features``), and those of others are none of our business.
             return super().handle(*args, **options)  # not one of ours: a second database of some other vendor
         try:
             backend.lock_migrations(lock)

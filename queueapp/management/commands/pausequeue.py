@@ -5,14 +5,12 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
-
 from ... import registry
-from ...errors import QueueNotFound
 from ...operating import control
+from ..operator_command import OperatorCommand
 
 
-class Command(BaseCommand):
+class Command(OperatorCommand):
     """Pause queues."""
 
     help = "Pause queues: workers take nothing from them, sending goes on. Seen within one peek delay. See resumequeue."
@@ -23,10 +21,7 @@ class Command(BaseCommand):
         parser.add_argument("queue", nargs="+", help="Queues by label or table.")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        try:
-            queues = [registry.queues.find(name) for name in options["queue"]]
-        except QueueNotFound as error:
-            raise CommandError(str(error)) from error
+        queues = [registry.queues.find(name) for name in options["queue"]]
         for queue in queues:
             changed = type(self).change(queue)
             self.stdout.write(f"{queue._meta.label} {self.done if changed else self.already}.")

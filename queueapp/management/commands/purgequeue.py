@@ -5,17 +5,17 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 from django.db import connections, router
 
 from ... import registry
-from ...errors import QueueNotFound
 from ...sql import queue_sql
+from ..operator_command import OperatorCommand
 
 BATCH = 3000
 
 
-class Command(BaseCommand):
+class Command(OperatorCommand):
     """Purge a queue."""
 
     help = (
@@ -27,18 +27,13 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("queue", help="Queue by label or table.")
         parser.add_argument("--expired", action="store_true", help="Only expired messages.")
-        parser.add_argument("--yes", action="store_true", help="Do not ask.")
+        parser.add_argument("--yes", "--no-input", "--noinput", action="store_true", help="Do not ask.")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        try:
-            queue = registry.queues.find(options["queue"])
-        except QueueNotFound as error:
-            raise CommandError(str(error)) from error
+        queue = registry.queues.find(options["queue"])
         label = queue._meta.label
         if not options["expired"] and not options["yes"]:
-            answer = input(f"Delete all waiting messages of {label}? Type the label to confirm: ")
-            if answer.strip() != label:
-                raise CommandError("Nothing was deleted.")
+            self.confirm(f"Delete all waiting messages of {label}? Type the label to confirm: ", label, "--yes")
         connection = connections[router.db_for_write(queue)]
         sql = queue_sql(queue, connection)
         step = sql.purge_expired if options["expired"] else sql.purge

@@ -7,14 +7,14 @@ import threading
 from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
 from ... import registry
-from ...errors import QueueNotFound
 from ...operating.statistics import LIMIT, UNKNOWN, QueueFigures, figures, in_words, span
+from ..operator_command import OperatorCommand
 
 
-class Command(BaseCommand):
+class Command(OperatorCommand):
     """Show figures of queues."""
 
     help = (
@@ -35,10 +35,7 @@ class Command(BaseCommand):
             raise CommandError(
                 f"--interval {options['interval']} is not accepted: it must be from 0.1 to 3600 seconds."
             )
-        try:
-            queues = [registry.queues.find(name) for name in options["queue"]] or None
-        except QueueNotFound as error:
-            raise CommandError(str(error)) from error
+        queues = [registry.queues.find(name) for name in options["queue"]] or None
         pause = threading.Event()
         try:
             while True:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
 from ... import poison, registry
 from ...errors import QueueNotFound
+from ..operator_command import OperatorCommand
 from .listpoison import add_selection, selected
 
 
-class Command(BaseCommand):
+class Command(OperatorCommand):
     """Requeue poison messages."""
 
     help = (

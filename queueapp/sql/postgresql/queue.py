@@ -13,7 +13,7 @@ from typing import Any
 
 import psycopg
 
-from ...errors import QueueNotFound
+from ...errors import TableNotFound
 from ..base import QueueTable, Row, StoreTable
 from ..carried import BY_NAME, COUNTS, WHOLE, Kind
 from ..claimed import MAX_SEQ
@@ -49,7 +49,7 @@ class PostgresqlQueueSql(PostgresqlUpkeep, PostgresqlCounting):
                 execute(connection, *self._insert_of(message))
         except Exception as error:
             if isinstance(error.__cause__, psycopg.errors.UndefinedTable):
-                raise QueueNotFound(self.table.db_table) from error
+                raise TableNotFound(self.table.db_table, connection.alias) from error
             raise
 
     def _insert_of(self, message: Outgoing) -> tuple[str, tuple[Any, ...]]:
@@ -74,7 +74,7 @@ class PostgresqlQueueSql(PostgresqlUpkeep, PostgresqlCounting):
 
     def insert_runs(self, connection: Any, runs: Iterable[Run], undisturbed: bool = False) -> int:
         # COPY, rows packed here: 268,000 rows a second where executemany makes 132,000. In the caller's transaction.
-        with translated(self.table.db_table):
+        with translated(connection, self.table.db_table):
             return copy_runs(connection, self._q, self._c, runs, self.table.fill_recoverable, undisturbed)
 
     # -- ending a lease -------------------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ class PostgresqlQueueSql(PostgresqlUpkeep, PostgresqlCounting):
         values = [*(to_utc(self.table, name, "%s") for name in given), *self._filled.values()]
         # No index beyond those of the table; safe: one row, the caller's transaction.
         sql = f"INSERT INTO {self._q} ({', '.join(columns)}) VALUES ({', '.join(values)})"
-        with translated(self.table.db_table):
+        with translated(connection, self.table.db_table):
             execute(connection, sql, tuple(given.values()))
 
     def insert_from(
@@ -267,7 +267,7 @@ class PostgresqlQueueSql(PostgresqlUpkeep, PostgresqlCounting):
             f"INSERT INTO {self._q} ({', '.join(columns)}) SELECT {', '.join(values)} FROM {quote_table(source.db_table)} s "
             f"WHERE s.{quote(source.key)} = ANY(%s) ORDER BY s.{quote(source.order)}, s.{quote(source.key)}"
         )
-        with translated(self.table.db_table):
+        with translated(connection, self.table.db_table):
             return execute(connection, sql, params)
 
 

@@ -17,7 +17,7 @@ from psycopg.pq import Format
 from psycopg.types.string import ByteaBinaryLoader
 
 from ...conf import settings
-from ...errors import QueueNotFound
+from ...errors import TableNotFound
 from .naming import SIGNS, distrust, take_over
 
 _HOT = "_queueapp_hot_cursor"
@@ -105,11 +105,11 @@ def load(connection: Any, result: Any) -> list[Any]:
 
 
 @contextmanager
-def translated(queue: str) -> Iterator[None]:
-    """Turn "relation does not exist" into QueueNotFound with the queue's name."""
+def translated(connection: Any, table: str) -> Iterator[None]:
+    """Turn "relation does not exist" into TableNotFound with the table's name."""
     try:
         yield
     except Exception as error:
         if isinstance(error.__cause__, psycopg.errors.UndefinedTable):
-            raise QueueNotFound(queue) from error
+            raise TableNotFound(table, connection.alias) from error
         raise

@@ -53,12 +53,12 @@ class SqlServerQueueSql(SqlServerUpkeep, SqlServerCounting, QueueSql):
     # -- putting in -----------------------------------------------------------------------------------------------
 
     def insert(self, connection: Any, message: Outgoing) -> None:
-        with translated(self.table.db_table):
+        with translated(connection, self.table.db_table):
             execute(connection, *insert_statement(self._q, self._c, self._filled, self._inserts, message))
 
     def insert_runs(self, connection: Any, runs: Iterable[Run], undisturbed: bool = False) -> int:
         # Each piece is one statement, drawn before it is sent, so it makes no difference who uses the connection meanwhile.
-        with translated(self.table.db_table):
+        with translated(connection, self.table.db_table):
             return insert_rows(connection, self._q, self._c, self._filled, runs)
 
     # -- taking out -----------------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ class SqlServerQueueSql(SqlServerUpkeep, SqlServerCounting, QueueSql):
             f"INSERT INTO {self._q} ({', '.join(column for column, _ in pairs)}) "
             f"VALUES ({', '.join(value for _, value in pairs)})"
         )
-        with translated(self.table.db_table):
+        with translated(connection, self.table.db_table):
             execute(connection, sql, params)
 
     def insert_from(
@@ -279,5 +279,5 @@ class SqlServerQueueSql(SqlServerUpkeep, SqlServerCounting, QueueSql):
             f"SELECT {', '.join(value for _, value in pairs)} {KEYS} {quote_table(source.db_table)} AS q "
             f"ON q.{quote(source.key)} = k.[key] ORDER BY q.{quote(source.order)}, q.{quote(source.key)}"
         )
-        with translated(self.table.db_table):
+        with translated(connection, self.table.db_table):
             return execute(connection, sql, params)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-from ...errors import QueueNotFound
+from ...errors import TableNotFound
 from ..base import ErrorKind
 from .errors import LOCK_TIMEOUT, LockTimeout, error_kind
 
@@ -141,11 +141,11 @@ def _bind(value: Any) -> tuple[Any, tuple[int, int, int]]:
 
 
 @contextmanager
-def translated(queue: str) -> Iterator[None]:
-    """Turn "invalid object name" into QueueNotFound with the queue's name."""
+def translated(connection: Any, table: str) -> Iterator[None]:
+    """Turn "invalid object name" into TableNotFound with the table's name."""
     try:
         yield
     except Exception as error:
         if error_kind(error, table_only=True) is ErrorKind.MISSING:
-            raise QueueNotFound(queue) from error
+            raise TableNotFound(table, connection.alias) from error
         raise

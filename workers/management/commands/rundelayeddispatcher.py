@@ -5,13 +5,18 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import BaseCommand
-from django.db import DEFAULT_DB_ALIAS
+from django.core.management.base import CommandError
+from django.db import DEFAULT_DB_ALIAS, connections
 
+from queueapp.management.operator_command import OperatorCommand
+from queueapp.operating import inspection
+from queueapp.sql import backend_of
+
+from ...processes.same_databases import refuse_where_children_would_see_another_database
 from ...processes.supervisor import Supervisor
 
 
-class Command(BaseCommand):
+class Command(OperatorCommand):
     """Run the delayed dispatcher alone."""
 
     help = (
@@ -23,8 +28,15 @@ class Command(BaseCommand):
         parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help="Which database (default: 'default').")
 
     def handle(self, *args: Any, **options: Any) -> None:
+        alias = options["database"]
+        backend_of(connections[alias]).check_server(connections[alias])
+        refuse_where_children_would_see_another_database()
+        inspection.require_tables(alias, [])
+        connections.close_all()
         supervisor = Supervisor([], dispatcher=True)
-        supervisor.children[0].options.aliases = [options["database"]]
+        supervisor.children[0].options.aliases = [alias]
         self.stdout.write(f"Dispatching delayed messages of {options['database']!r}. Ctrl-C stops.")
         self.stdout.flush()
-        supervisor.run()
+        code = supervisor.run()
+        if code:
+            raise CommandError("The dispatcher did not stop cleanly.", returncode=code)

@@ -5,15 +5,16 @@ from __future__ import annotations
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 from django.db import connections, router
 
 from queueapp import registry
 from queueapp.consuming.registry import registered
-from queueapp.errors import QueueNotFound, UnsupportedServer
+from queueapp.management.operator_command import OperatorCommand
 from queueapp.operating import inspection
 from queueapp.sql import backend_of
 
+from ...processes.same_databases import refuse_where_children_would_see_another_database
 from ...processes.supervisor import NOT_FOR_US, Supervisor
 
 HELP = """Receive queues and run their consumers until stopped.
@@ -28,11 +29,10 @@ interrupts them.
 """
 
 
-class Command(BaseCommand):
+class Command(OperatorCommand):
     """Run workers."""
 
     help = HELP
-    requires_migrations_checks = True
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> Any:
         return super().create_parser(prog_name, subcommand, formatter_class=RawDescriptionHelpFormatter, **kwargs)
@@ -52,11 +52,7 @@ class Command(BaseCommand):
         )  # fmt: skip
 
     def handle(self, *args: Any, **options: Any) -> None:
-        try:
-            queues = [registry.queues.find(name) for name in options["queue"]] or registered.queues()
-        except QueueNotFound as error:
-            known = ", ".join(sorted(queue._meta.label for queue in registry.queues))
-            raise CommandError(f"{error} Known queues: {known or 'none'}.") from error
+        queues = [registry.queues.find(name) for name in options["queue"]] or registered.queues()
         if not queues:
             raise CommandError(
                 "No queue has a consumer: write one with @consumer in a module consumers.py of an installed app."
@@ -70,11 +66,14 @@ class Command(BaseCommand):
             value = options[name]
             if value is not None and not low <= value <= high:
                 raise CommandError(f"--{name} {value} is not accepted: it must be from {low} to {high}.")
-        try:
-            for alias in {router.db_for_write(queue) for queue in queues}:
-                backend_of(connections[alias]).check_server(connections[alias])
-        except UnsupportedServer as error:
-            raise CommandError(str(error)) from error
+        refuse_where_children_would_see_another_database()
+        by_alias: dict[str, list[Any]] = {}
+        for queue in queues:
+            by_alias.setdefault(router.db_for_write(queue), []).append(queue)
+        for alias, own in by_alias.items():
+            backend_of(connections[alias]).check_server(connections[alias])
+            inspection.require_tables(alias, own)
+        self.check_migrations()  # says so, and no more: what cannot be done without is there
         for queue in queues:
             for finding in inspection.inspect(queue, router.db_for_write(queue)):
                 self.stderr.write(f"Warning: {finding.problem}. To mend it: {finding.remedy}")

@@ -5,7 +5,7 @@ from django.db import migrations, models
 
 class Migration(migrations.Migration):
     dependencies = [
-        ("queueapp", "0007_delayed_by_destination"),
+        ("queueapp", "0008_concurrency_of_a_queue"),
     ]
 
     operations = [

@@ -1,0 +1,76 @@
+"""One line for what an operator can mend: a wrong name, a database that cannot be reached, tables that are not there.
+
+Only errors whose cause lies outside the code are explained; for everything else the traceback is the best report. What
+a server says is repeated in its words, which hold no password.
+"""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DEFAULT_DB_ALIAS, Error, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.utils import CursorWrapper
+from django.utils.connection import ConnectionDoesNotExist
+
+from ..errors import QueueError, UnsupportedServer, migrate_command
+from ..sql import ErrorKind, backend_of
+
+
+def explain(error: BaseException) -> str | None:
+    """What is wrong and what to do about it, in one line; None when ``error`` is something else."""
+    if isinstance(error, ConnectionDoesNotExist):
+        return f"{_one_line(error)} Databases of this project (DATABASES): {', '.join(sorted(connections))}."
+    if isinstance(error, QueueError | ImproperlyConfigured):
+        return _one_line(error)
+    if not isinstance(error, Error):
+        return None
+    connection = _connection_of(error)
+    try:
+        kind = backend_of(connection).error_kind(error)
+    except UnsupportedServer as unsupported:
+        return _one_line(unsupported)
+    alias = connection.alias
+    if kind is ErrorKind.MISSING:
+        return (
+            f"A table or column is missing in {alias!r}: run `{migrate_command(alias)}` first ({_first_line(error)})."
+        )
+    if kind is ErrorKind.DENIED:
+        return f"{_named(connection)} refuses: {_one_line(error)} -- grant its user that right (docs/privileges.md)."
+    if kind is ErrorKind.CONNECTION or connection.connection is None:
+        return (
+            f"{_named(connection)} cannot be reached: {_one_line(error)} -- check that its server runs, and its "
+            "address, user and password in DATABASES."
+        )
+    return None
+
+
+def _connection_of(error: BaseException) -> Any:
+    """The Django connection in which it was raised: that is in the frames that it came through. Else the default one."""
+    found: Any = None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        for name in ("self", "connection"):
+            one = frame.f_locals.get(name)
+            if isinstance(one, CursorWrapper):
+                one = one.db
+            if isinstance(one, BaseDatabaseWrapper):
+                found = one
+    return found if found is not None else connections[DEFAULT_DB_ALIAS]
+
+
+def _named(connection: Any) -> str:
+    settings = connection.settings_dict
+    host = settings.get("HOST") or "localhost"
+    port = f":{settings['PORT']}" if settings.get("PORT") else ""
+    user = f" as user {settings['USER']}" if settings.get("USER") else ""
+    return f"The database {connection.alias!r} ({settings['NAME']} on {host}{port}{user})"
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n", 1)[0]
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())

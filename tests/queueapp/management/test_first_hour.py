@@ -1,0 +1,235 @@
+"""What a newcomer gets wrong is one line that says what to do, and an exit code."""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connection
+
+from queueapp import QueueNotFound
+from queueapp.errors import NotMigrated, TableNotFound
+from queueapp.models import DelayedMessage, PoisonMessage, QueueControl
+from tests.queueapp.management.processes import manage, only_line
+from tests.testapp.models import Leased
+
+#: As ``tests.inprocess.real_commits``, with the app that has the commands of workers.
+real_commits = pytest.mark.django_db(transaction=True, available_apps=["queueapp", "workers", "tests.testapp"])
+
+UNREACHABLE = "postgresql://ann:hunter2@127.0.0.1:1/shop"
+
+
+@contextmanager
+def without_table(model: Any) -> Iterator[None]:
+    """As before `migrate`."""
+    table = model._meta.db_table
+    with connection.schema_editor() as editor:
+        editor.alter_db_table(model, table, f"{table}_away")
+    try:
+        yield
+    finally:
+        with connection.schema_editor() as editor:
+            editor.alter_db_table(model, f"{table}_away", table)
+
+
+@contextmanager
+def without_column(model: Any, name: str) -> Iterator[None]:
+    """As with the code of the next version."""
+    column = connection.ops.quote_name(name)
+    table = connection.ops.quote_name(model._meta.db_table)
+    with connection.cursor() as cursor:
+        cursor.execute(f"ALTER TABLE {table} RENAME COLUMN {column} TO away")
+    try:
+        yield
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute(f"ALTER TABLE {table} RENAME COLUMN away TO {column}")
+
+
+# -- before `migrate` ----------------------------------------------------------------------------------------------
+
+
+@real_commits
+def test_a_send_names_the_command_that_makes_the_table() -> None:
+    with without_table(Leased):
+        for send in (lambda: Leased.send({"n": 1}), lambda: Leased.send_many([{"n": 1}])):
+            with pytest.raises(
+                TableNotFound, match=r"'testapp_leased' does not exist .* run `manage.py migrate` first"
+            ):
+                send()
+    assert issubclass(TableNotFound, QueueNotFound)
+    with (
+        without_table(DelayedMessage),
+        pytest.raises(NotMigrated, match=r"queueapp_delayedmessage.*`manage\.py migrate`"),
+    ):
+        Leased.send({"n": 1}, delay=timedelta(seconds=1))
+
+
+@real_commits
+@pytest.mark.parametrize(
+    ("model", "command"),
+    [
+        (PoisonMessage, ["listpoison"]),
+        (PoisonMessage, ["requeuepoison", "--all"]),
+        (QueueControl, ["pausequeue", "testapp.Leased"]),
+        (QueueControl, ["resumequeue", "testapp.Leased"]),
+        (Leased, ["purgequeue", "testapp.Leased", "--yes"]),
+        (Leased, ["runqueueworker", "testapp.Leased"]),
+        (DelayedMessage, ["runqueueworker", "testapp.Leased"]),
+        (DelayedMessage, ["rundelayeddispatcher"]),
+    ],
+)
+def test_a_command_without_its_table_ends_and_names_migrate(model: Any, command: list[str]) -> None:
+    with without_table(model), pytest.raises(CommandError) as raised:
+        call_command(*command)
+
+    (line,) = str(raised.value).splitlines()
+    assert model._meta.db_table in line
+    assert "run `manage.py migrate` first" in line
+
+
+@real_commits
+def test_a_worker_whose_table_lacks_a_column_ends_and_names_migrate() -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("RENAME COLUMN is PostgreSQL's")
+    with without_column(Leased, "cancels"), pytest.raises(CommandError) as raised:
+        call_command("runqueueworker", "testapp.Leased")
+
+    (line,) = str(raised.value).splitlines()
+    assert "what testapp_leased has by now" in line
+    assert "cancels" in line
+    assert "run `manage.py migrate` first" in line
+
+
+# -- a database that cannot be reached -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["listpoison"],
+        ["requeuepoison", "--all"],
+        ["pausequeue", "testapp.Leased"],
+        ["resumequeue", "testapp.Leased"],
+        ["purgequeue", "testapp.Leased", "--yes"],
+        ["runqueueworker", "testapp.Leased"],
+        ["rundelayeddispatcher"],
+    ],
+)
+def test_a_database_that_is_down_is_one_line(command: list[str]) -> None:
+    line = only_line(manage(*command, DATABASE_URL=UNREACHABLE))
+
+    assert "The database 'default' (shop on 127.0.0.1:1 as user ann) cannot be reached" in line
+    assert "check that its server runs" in line
+    assert "hunter2" not in line
+
+
+def test_where_it_was_raised_is_shown_on_demand() -> None:
+    done = manage("listpoison", "--traceback", DATABASE_URL=UNREACHABLE)
+
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("command", ["listpoison", "rundelayeddispatcher"])
+def test_a_database_that_the_project_has_not_is_told_with_those_that_it_has(command: str) -> None:
+    with pytest.raises(CommandError, match=r"'nope' doesn't exist\. Databases of this project .*: default"):
+        call_command(command, database="nope")
+
+
+@pytest.mark.django_db
+def test_an_error_of_the_code_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("queueapp.management.commands.listpoison.selected", broken)
+    with pytest.raises(ZeroDivisionError):
+        call_command("listpoison")
+
+
+# -- names ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["queuestats", "nope"],
+        ["pausequeue", "nope"],
+        ["resumequeue", "nope"],
+        ["purgequeue", "nope", "--yes"],
+        ["runqueueworker", "nope"],
+        ["listpoison", "--queue", "nope"],
+        ["requeuepoison", "--queue", "nope"],
+        ["requeuepoison", "--all", "--to", "nope"],
+    ],
+)
+def test_an_unknown_queue_is_told_with_the_known_ones(command: list[str]) -> None:
+    with pytest.raises(CommandError, match=r"There is no queue 'nope'.* Known queues: .*testapp\.Leased"):
+        call_command(*command)
+
+
+# -- nobody there to ask -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db
+def test_a_purge_without_a_terminal_says_which_option_means_yes(monkeypatch: pytest.MonkeyPatch) -> None:
+    Leased.send({"n": 1})
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: False)
+
+    with pytest.raises(CommandError, match="no terminal to ask at: say --yes"):
+        call_command("purgequeue", "testapp.Leased")
+
+    assert Leased.objects.count() == 1
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("option", ["--yes", "--no-input", "--noinput"])
+def test_a_purge_that_was_told_yes_does_not_ask(option: str) -> None:
+    Leased.send({"n": 1})
+
+    call_command("purgequeue", "testapp.Leased", option)
+
+    assert not Leased.objects.exists()
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(("answer", "left"), [("testapp.Leased", 0), ("yes", 1)])
+def test_a_purge_at_a_terminal_takes_the_label_for_yes(monkeypatch: pytest.MonkeyPatch, answer: str, left: int) -> None:
+    Leased.send({"n": 1})
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", lambda _: answer)
+    if left:
+        with pytest.raises(CommandError, match="Nothing was done"):
+            call_command("purgequeue", "testapp.Leased")
+    else:
+        call_command("purgequeue", "testapp.Leased")
+
+    assert Leased.objects.count() == left
+
+
+# -- SQLite --------------------------------------------------------------------------------------------------------
+
+
+def test_on_sqlite_our_tables_are_not_made_and_a_worker_says_why(tmp_path: Path) -> None:
+    file = tmp_path / "db.sqlite3"
+    environment = {"DJANGO_SETTINGS_MODULE": "tests.queueapp.management.settings_on_sqlite", "SQLITE_FILE": str(file)}
+
+    done = manage("migrate", **environment)
+    assert done.returncode == 0, done
+    with sqlite3.connect(file) as raw:
+        tables = {name for (name,) in raw.execute("SELECT name FROM sqlite_master")}
+    raw.close()
+    assert "auth_user" in tables
+    assert not any(name.startswith("queueapp_") for name in tables)
+
+    line = only_line(manage("rundelayeddispatcher", **environment))
+    assert "runs on PostgreSQL and SQL Server, but the database 'default' of DATABASES is SQLite" in line

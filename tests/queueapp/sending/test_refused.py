@@ -1,0 +1,105 @@
+"""Sends that cannot mean what they say are refused, and those of async code say the same."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from django.db import transaction
+
+from queueapp import InvalidMessage, Queue
+from queueapp.sending.options import BulkOptions, CarriedOptions, SendOptions
+from queueapp.sql.carried import SENT
+from tests.testapp.messages import Ping
+from tests.testapp.models import Leased, Urgent
+
+pytestmark = pytest.mark.django_db
+
+
+@dataclass
+class Order:
+    number: int
+
+
+async def orders() -> AsyncIterator[Order]:
+    yield Order(1)
+
+
+@pytest.mark.parametrize(
+    ("bodies", "said"),
+    [
+        ({"a": 1}, "a dict is one: write send"),
+        ("text", "a str is one"),
+        (b"bytes", "a bytes is one"),
+        (memoryview(b"bytes"), "a memoryview is one"),
+        (Ping("one"), "not a Ping"),
+        (Order(1), "not a Order"),
+        (7, "not a int"),
+        (None, "not a NoneType"),
+        (orders(), r"Collect an asynchronous one first: \[one async for one in"),
+    ],
+)
+def test_many_of_what_is_one_message_is_refused(bodies: Any, said: str) -> None:
+    with pytest.raises(InvalidMessage, match=said):
+        Leased.send_many(bodies)
+
+    assert not Leased.objects.exists()
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_a_number_that_json_does_not_have_is_refused_however_it_is_sent(number: float) -> None:
+    with pytest.raises(InvalidMessage, match="JSON has no such number"):
+        Leased.send({"n": [number]})
+    with pytest.raises(InvalidMessage, match="JSON has no such number"):
+        Leased.send_many([{"n": 1}, {"n": number}])
+
+    assert not Leased.objects.exists()
+
+
+@pytest.mark.parametrize("isolated", ["yes", 1, None])
+def test_isolated_is_true_or_false(isolated: Any) -> None:
+    with pytest.raises(InvalidMessage, match=r"isolated = .* is not accepted: True or False"):
+        Leased.send({"n": 1}, isolated=isolated)
+
+
+def test_a_priority_is_no_truth() -> None:
+    with pytest.raises(InvalidMessage, match="priority = True"):
+        Urgent.send({"n": 1}, priority=True)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("bodies", [[{"n": 1}, {"n": 2}], ({"n": n} for n in (1, 2))])
+def test_async_code_sends_many(bodies: Any) -> None:
+    assert asyncio.run(Urgent.asend_many(bodies, priority=2)) == 2
+    assert list(Urgent.objects.values_list("priority", flat=True)) == [2, 2]
+
+    with pytest.raises(InvalidMessage, match="a dict is one"):
+        asyncio.run(Urgent.asend_many({"n": 1}))
+
+
+def test_many_are_undone_with_the_callers_transaction() -> None:
+    with transaction.atomic():
+        Leased.send_many([{"n": 1}])
+        transaction.set_rollback(True)
+
+    assert not Leased.objects.exists()
+
+
+# -- what type checkers are told -----------------------------------------------------------------------------------
+
+
+def by_name(function: Any) -> set[str]:
+    parameters = inspect.signature(function).parameters.values()
+    return {one.name for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def test_the_typed_options_are_the_arguments_and_what_a_message_carries() -> None:
+    own = {"expires": "expires_in", "reply_to_address": "reply_to"}
+    carried = {own.get(one.name, one.name) for one in SENT}
+    assert set(CarriedOptions.__annotations__) == carried - by_name(Queue.send)
+    assert set(SendOptions.__annotations__) == by_name(Queue.send) | set(CarriedOptions.__annotations__)
+    assert set(BulkOptions.__annotations__) < set(SendOptions.__annotations__)

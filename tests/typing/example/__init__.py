@@ -1,0 +1,1 @@
+"""A project that uses queueapp, for type checkers only: nobody imports it."""
