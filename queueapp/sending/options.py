@@ -24,6 +24,7 @@ class BulkOptions(CarriedOptions, total=False):
     expires_in: timedelta | None
     priority: int
     recipient: str
+    unknown_recipient: bool
     using: str | None
 
 
