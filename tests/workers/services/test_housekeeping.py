@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import OperationalError, connection
 
 from queueapp import poison
 from queueapp.models import DelayedMessage, Leader, Now, PoisonMessage, QueueControl, Subscriber
@@ -265,6 +265,25 @@ def test_a_queue_that_has_no_table_yet_keeps_no_other_from_being_purged(
 
     assert caplog.text.count("testapp.ForeignPostgres: expired messages cannot be purged here") == 1
     assert one._breaker.failures == 0
+
+
+def test_a_database_that_is_away_is_waited_for(
+    start: Callable[..., Housekeeping], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    really_release, errors = release_leases_of_dead_subscribers, [OperationalError("away")]
+
+    def release(*arguments: Any) -> int:
+        if errors:
+            raise errors.pop()
+        return really_release(*arguments)
+
+    monkeypatch.setattr(housekeeping, "release_leases_of_dead_subscribers", release)
+    subscriber(dead=True)
+    one = start()
+
+    eventually(lambda: not Subscriber.objects.exists())
+    eventually(lambda: one._breaker.failures == 0)
+    assert "Housekeeping in default failed, trying again" in caplog.text
 
 
 def test_purging_can_be_turned_off(start: Callable[..., Housekeeping], settings: Any) -> None:
