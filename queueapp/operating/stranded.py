@@ -35,6 +35,8 @@ class Stranded:
         many = "some" if self.count is None else f"{self.count}{'' if self.exact else '+'}"
         if self.what == "poison":
             return f"{many} poison messages, and no queue here has that name"
+        if self.what == "type" and not self.name:
+            return f"{many} without a type, for which no live worker has a consumer"
         return f"{many} for {self.what} {self.name!r}, which no live worker has"
 
 

@@ -110,7 +110,9 @@ def _unknown(sql: QueueSql, connection: Any, queue: Any) -> Counter[str] | None:
             found[f"recipient {whole.recipient!r}"] += waiting
         elif not 0 <= whole.priority < queue.delivery.priorities:
             found[f"priority {whole.priority}"] += waiting
-        elif (whole.recipient and waiting) or (not whole.recipient and not _none_is_known(sql, connection, handlers, whole, found)):
+        elif (whole.recipient and waiting) or (
+            not whole.recipient and not _none_is_known(sql, connection, handlers, whole, found)
+        ):
             return None
         level = sql.next_level(connection, level) if level else None
     return +found
