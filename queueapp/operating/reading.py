@@ -12,8 +12,9 @@ from ..sql import ErrorKind, backend_of
 
 T = TypeVar("T")
 
+MISSING = "the table does not exist, or lacks a column"
 _CAUSES = {
-    ErrorKind.MISSING: "the table does not exist, or lacks a column (“manage.py migrate” makes it)",
+    ErrorKind.MISSING: MISSING,
     ErrorKind.DENIED: "the database user may not read the table",
     ErrorKind.CONNECTION: "the database cannot be reached",
 }

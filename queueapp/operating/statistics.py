@@ -22,7 +22,7 @@ from ..errors import QueueNotFound
 from ..models import DISPATCHER, DelayedMessage, PoisonMessage, QueueControl
 from ..sql import backend_of, queue_sql
 from .live import live_on
-from .reading import Reader
+from .reading import MISSING, Reader
 from .stranded import Stranded, stranded
 
 #: So many rows of a table are looked at; counts of other tables stop here.
@@ -176,7 +176,8 @@ class _Database:
         connection = connections[self.alias]
         head, cause = self.reader.read(lambda: queue_sql(queue, connection).head(connection, LIMIT + 1))
         if head is None:
-            return one.fail("its messages", cause)
+            hint = "; “manage.py migrate” makes it" if queue._meta.managed and cause.startswith(MISSING) else ""
+            return one.fail("its messages", cause + hint)
         one.waiting, one.leased, one.lapsed, one.expired = head.waiting, head.leased, head.lapsed, head.expired
         one.oldest_seconds = None if head.oldest_ms is None else head.oldest_ms / 1000
         one.exact = head.rows <= LIMIT

@@ -1,7 +1,7 @@
-"""Messages that nobody will ever take: of a type that no live worker knows, for a recipient that none of them has, of a
-priority outside of the queue's levels. By name, count and age.
+"""Messages that nobody will ever take: of a type that no live worker knows, for a recipient that none of them has. By
+name, count and age.
 
-Workers say which types they met and do not know (``live``); the claim index says which recipients and priorities there are,
+Workers say which types they met and do not know (``live``); the claim index says which recipients there are,
 one seek each. Counts are of the head of the table, or of the level, as all figures are.
 """
 
@@ -22,7 +22,7 @@ MOST_LEVELS = 200
 
 @dataclass
 class Stranded:
-    """Messages of one kind that nobody takes. ``what``: type, recipient or priority. ``count`` None: a worker has met some,
+    """Messages of one kind that nobody takes. ``what``: type or recipient. ``count`` None: a worker has met some,
     and they are not among the rows that were looked at."""
 
     what: str
@@ -35,6 +35,8 @@ class Stranded:
         many = "some" if self.count is None else f"{self.count}{'' if self.exact else '+'}"
         if self.what == "poison":
             return f"{many} poison messages, and no queue here has that name"
+        if self.what == "type" and not self.name:
+            return f"{many} without a type, for which no live worker has a consumer"
         return f"{many} for {self.what} {self.name!r}, which no live worker has"
 
 
@@ -46,24 +48,27 @@ def stranded(queue: Any, connection: Any, live: Live, limit: int) -> list[Strand
     sql = queue_sql(queue, connection)
     by = sql.table.claim_by
     levels = _levels(sql, connection) if by else [()]
-    found = []
+    totals: dict[str, Stranded] = {}
     for level in levels:
-        place = dict(zip(by, level, strict=True))
-        recipient, priority = place.get("recipient", ""), place.get("priority", 0)
-        if recipient and recipient not in live.recipients:
-            what, name = "recipient", recipient
-        elif not 0 <= priority < queue.delivery.priorities:
-            what, name = "priority", str(priority)
-        else:
+        recipient = _recipient(by, level)
+        if not recipient or recipient in live.recipients:
             continue
         head = sql.head(connection, limit + 1, level)
         if head.waiting:
+            one = totals.setdefault(recipient, Stranded("recipient", recipient, 0, True, None))
             age = None if head.oldest_ms is None else head.oldest_ms / 1000
-            found.append(Stranded(what, name, min(head.waiting, limit), head.rows <= limit, age))
+            one.count = (one.count or 0) + min(head.waiting, limit)
+            one.exact = one.exact and head.rows <= limit
+            one.oldest_seconds = max((it for it in (one.oldest_seconds, age) if it is not None), default=None)
+    found = list(totals.values())
     if live.unknown_types:
-        addressed = [level for level in levels if dict(zip(by, level, strict=True)).get("recipient", "") == ""]
+        addressed = [level for level in levels if not _recipient(by, level)]
         found += _types(sql, connection, live.unknown_types, addressed, limit)
     return found
+
+
+def _recipient(by: tuple[str, ...], level: Level) -> str:
+    return str(dict(zip(by, level, strict=True)).get("recipient", ""))
 
 
 def _levels(sql: Any, connection: Any) -> list[Level]:

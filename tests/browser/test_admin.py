@@ -1,15 +1,18 @@
 """The admin's pages in a real browser: what an operator clicks, what must never run, and that both themes can be read."""
 
 import json
+import os
 import re
 import uuid
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
+from django.db import connection
 from playwright.sync_api import Page, expect
 
 from queueapp import messages
@@ -106,6 +109,51 @@ def test_a_whole_poison_group_is_requeued_with_select_all(browse: Browse) -> Non
     assert LogEntry.objects.get().object_repr == "130 messages"
 
 
+def test_the_overview_tells_trouble_and_what_nobody_takes(browse: Browse, populated: None) -> None:
+    trouble = [
+        {"name": "Renewal of leases of testapp.Leased", "state": "armed", "error": f"OperationalError: {HOSTILE}"}
+    ]
+    Subscriber.objects.filter(queue="testapp.Leased").update(
+        trouble=json.dumps(trouble), consumers='[["a", "b"]]', unknown_types=json.dumps(["", HOSTILE])
+    )
+    poison(2, queue="gone.Shop")
+    Transactional.send({})
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE testapp_short RENAME TO elsewhere")
+
+    def look(page: Page, width: int) -> tuple[list[str], int, list[str]]:
+        page.set_viewport_size({"width": width, "height": 900})
+        page.goto("/admin/queueapp/queuecontrol/")
+        if directory := os.environ.get("QUEUEAPP_TEST_SCREENSHOTS"):
+            page.screenshot(path=str(Path(directory) / f"overview-{width}.png"), full_page=True)
+        rows = [row.inner_text() for row in page.locator("#result_list tbody tr").all()]
+        # Only the table may be wider than the screen, in its own box.
+        wide = page.evaluate("document.documentElement.scrollWidth")
+        notes = page.locator(".queueapp-more bdi").all()
+        boxes = [
+            (note.inner_text(), note.bounding_box(), page.locator(".queueapp-scroll").bounding_box()) for note in notes
+        ]
+        cut = [text for text, box, shown in boxes if box["x"] + box["width"] > shown["x"] + shown["width"]]
+        return rows, wide, cut
+
+    try:
+        for width in (1280, 390):
+            rows, wide, cut = browse(partial(look, width=width))
+            text = "\n".join(rows)
+            assert wide <= width
+            assert cut == [], "what is said of a queue is on the screen as a whole"
+            assert "Renewal of leases of testapp.Leased: armed: OperationalError: <script>" in text
+            assert "10 without a type, for which no live worker has a consumer; the oldest is" in text
+            assert "its messages: the table does not exist" in text
+            (gone,) = [row.split("\t") for row in rows if row.startswith("gone.Shop")]
+            assert [cell.strip() for cell in gone[1:8]] == ["no such queue", "–", "–", "–", "–", "2", "–"]  # noqa: RUF001
+            (dispatchers,) = [row for row in rows if row.startswith("(dispatcher)")]
+            assert "none alive" in dispatchers
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("ALTER TABLE elsewhere RENAME TO testapp_short")
+
+
 def test_a_button_on_a_messages_own_page_asks_and_can_be_declined(browse: Browse, populated: None) -> None:
     held = Leased.objects.earliest("pk").pk
 
@@ -161,7 +209,7 @@ def test_a_queue_is_paused_resumed_and_purged_from_the_overview(browse: Browse) 
         expect(page.get_by_text("paused by operator")).to_be_visible()
         press("Resume testapp.Leased")
         page.get_by_role("button", name="Purge testapp.Leased").click()
-        expect(page.get_by_role("heading", name="Purge testapp.Leased (5 messages)?")).to_be_visible()
+        expect(page.get_by_role("heading", name="Purge testapp.Leased (5 waiting messages)?")).to_be_visible()
         press("Purge testapp.Leased")
         return said
 

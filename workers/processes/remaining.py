@@ -108,8 +108,6 @@ def _unknown(sql: QueueSql, connection: Any, queue: Any) -> Counter[str] | None:
         waiting = sql.head(connection, LIMIT, level).waiting
         if whole.recipient not in handlers.recipients:
             found[f"recipient {whole.recipient!r}"] += waiting
-        elif not 0 <= whole.priority < queue.delivery.priorities:
-            found[f"priority {whole.priority}"] += waiting
         elif (whole.recipient and waiting) or (
             not whole.recipient and not _none_is_known(sql, connection, handlers, whole, found)
         ):

@@ -134,7 +134,7 @@ class Housekeeping(Service):
             )  # fmt: skip
 
     def _name_stranded(self) -> None:
-        """One line per recipient, priority or queue; of a type each worker that meets it says so by itself."""
+        """One line per recipient or queue; of a type each worker that meets it says so by itself."""
         for queue, left in statistics.left_in(self.alias):
             key = (queue, left.what, left.name)
             if left.what != "type" and key not in self._stranded:

@@ -1,5 +1,4 @@
-"""What nobody will ever take is a figure: unknown types, recipients that no consumer has, priorities outside the levels,
-and what is kept for queues that are no more."""
+"""What nobody will ever take is a figure: unknown types, recipients that no consumer has, and what is kept for queues that are no more."""
 
 from __future__ import annotations
 
@@ -111,14 +110,15 @@ def test_recipients_are_not_guessed_where_a_worker_does_not_say() -> None:
     assert left(Addressed) == []
 
 
-def test_priorities_outside_the_levels() -> None:
-    live(Urgent)
-    live(AddressedUrgent)
-    for queue in (Urgent, AddressedUrgent):
-        for priority in range(3):
-            queue.send({}, priority=priority)
-        queue.objects.filter(priority=1).update(priority=7)
-        assert left(queue) == [("priority", "7", 1, True)]
+def test_recipients_and_types_of_each_level() -> None:
+    live(AddressedUrgent, unknown=[STRANGE])
+    live(Urgent, unknown=[STRANGE])
+    for priority in range(3):
+        AddressedUrgent.send({}, priority=priority, recipient="tests.renamed", unknown_recipient=True)
+        AddressedUrgent.send(Strange(), priority=priority)
+        Urgent.send(Strange(), priority=priority)
+    assert sorted(left(AddressedUrgent)) == [("recipient", "tests.renamed", 3, True), ("type", STRANGE, 3, True)]
+    assert left(Urgent) == [("type", STRANGE, 3, True)]
 
 
 def test_levels_are_found_by_seeks_however_many_messages_they_have() -> None:
