@@ -166,6 +166,8 @@ def _check_tables_in(alias: str, queues: list[Any]) -> list[Any]:
             Warning(f"The database {alias!r} lacks {one}.", hint=hint, id="queueapp.W006") for one in error.missing
         ]
     except Error as error:
+        if inspection.is_about_to_migrate():
+            return []  # it is about to find that out itself, and ends with it
         first_line = str(error).strip().split("\n", 1)[0]
         return [Warning(f"The database {alias!r} could not be looked at: {first_line}", id="queueapp.W007")]
     for queue in queues:

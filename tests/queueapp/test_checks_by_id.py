@@ -165,6 +165,13 @@ def test_a_database_that_does_not_answer_is_a_warning_of_the_check() -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_migrate_says_itself_that_a_database_does_not_answer() -> None:
+    done = manage("migrate", DATABASE_URL=UNREACHABLE)
+
+    assert done.returncode == 1
+    assert "W007" not in done.stderr
+
+
 # -- the page ------------------------------------------------------------------------------------------------------
 
 
