@@ -1,25 +1,35 @@
-"""System checks: what is wrong with settings and queues is said at start, with an id, not at 3 a.m."""
+"""System checks: what is wrong with settings and queues is said at start, with an id, not at 3 a.m.
+
+What needs a database is looked at by ``check --database`` alone. Nothing there is an error, unless the server is none of
+ours: `migrate` runs these checks first, and would refuse to make what they miss. docs/checks.md lists all ids.
+"""
 
 from __future__ import annotations
 
+import inspect
 from datetime import timedelta
 from typing import Any
 
 from django.core import checks
 from django.core.checks import Tags, Warning, register
-from django.db import Error, router
+from django.db import DEFAULT_DB_ALIAS, Error, connections, router
+from django.utils.connection import ConnectionDoesNotExist
 
-from . import registry
+from . import delayed, registry
 from .conf import settings
+from .consuming.consumers import Consumer
 from .consuming.registry import registered
-from .errors import InvalidOption
+from .errors import InvalidOption, NotMigrated, UnsupportedServer, migrate_command
+from .models import DelayedMessage
 from .models.delivery import Semantics
 from .operating import inspection
+from .sql import backend_of
 
 
 @register(Tags.compatibility)
 def check_settings(**_: Any) -> list[Any]:
-    """queueapp.E001: a setting is not accepted. W001: the peek delay is long. E002: settings contradict each other."""
+    """queueapp.E001: a setting is not accepted. W001: the peek delay is long. E002: settings contradict each other. E004: the
+    delayed store is none."""
     try:
         peek_delay = settings.PEEK_DELAY
     except InvalidOption as error:
@@ -41,6 +51,44 @@ def check_settings(**_: Any) -> list[Any]:
                 id="queueapp.E002",
             )
         )
+    try:
+        delayed.store_class()
+    except InvalidOption as error:
+        found.append(checks.Error(str(error), id="queueapp.E004"))
+    return found
+
+
+@register(Tags.models)
+def check_databases(**_: Any) -> list[Any]:
+    """E005: a queue, or a table that all queues share, is in a database of another kind. Connects to none."""
+    found: list[Any] = []
+    places = {router.db_for_write(queue): queue for queue in reversed(list(registry.queues))}
+    for alias, queue in sorted((places or {router.db_for_write(DelayedMessage): None}).items()):
+        try:
+            backend_of(connections[alias])
+        except (UnsupportedServer, ConnectionDoesNotExist) as error:
+            hint = "Or silence this check (SILENCED_SYSTEM_CHECKS) where nothing is sent or received, as in some tests."
+            found.append(checks.Error(str(error), hint=hint, obj=queue, id="queueapp.E005"))
+    return found
+
+
+@register(Tags.models)
+def check_consumers(**_: Any) -> list[Any]:
+    """W005: a class consumer has a ``handle`` and no queue, so nothing is handed to it."""
+    found: list[Any] = []
+    pending = list(Consumer.__subclasses__())
+    while pending:
+        cls = pending.pop()
+        below = cls.__subclasses__()
+        pending += below
+        if cls.queue is None and not below and cls.handle is not Consumer.handle and not inspect.isabstract(cls):
+            found.append(
+                Warning(
+                    f"The consumer {cls.__module__}.{cls.__qualname__} has no queue, so it handles nothing.",
+                    hint="Write `queue = ...` into the class; a base for others has subclasses.",
+                    id="queueapp.W005",
+                )
+            )
     return found
 
 
@@ -86,16 +134,47 @@ def check_queues(**_: Any) -> list[Any]:
 
 @register(Tags.database)
 def check_tables(databases: Any = None, **_: Any) -> list[Any]:
-    """W004: an index of a queue is missing, or its table's options have drifted. Runs with ``check --database``."""
+    """W004: an index of a queue is missing, or its table's options have drifted. W006: a table or a column is missing. E006: the
+    server is too old. W007: the database does not answer. Runs with ``check --database``."""
     found: list[Any] = []
+    by_alias: dict[str, list[Any]] = {}
     for queue in registry.queues:
-        alias = router.db_for_write(queue)
-        if alias not in (databases or ()):
-            continue
+        by_alias.setdefault(router.db_for_write(queue), []).append(queue)
+    for alias in databases or ():
+        queues = by_alias.get(alias, [])
+        if queues or (alias == DEFAULT_DB_ALIAS and not by_alias):
+            found += _check_tables_in(alias, queues)
+    return found
+
+
+def _check_tables_in(alias: str, queues: list[Any]) -> list[Any]:
+    found: list[Any] = []
+    try:
+        backend = backend_of(connections[alias])
+    except UnsupportedServer:
+        return []  # which is E005
+    try:
+        backend.check_server(connections[alias])
+        if not inspection.is_about_to_migrate():
+            # A table that is somebody else's is for him to make, perhaps after us: a worker that is to receive it says so.
+            inspection.require_tables(alias, [queue for queue in queues if queue._meta.managed])
+    except UnsupportedServer as error:
+        return [checks.Error(str(error), id="queueapp.E006")]
+    except NotMigrated as error:
+        hint = f"Run `{migrate_command(alias)}`."
+        found += [
+            Warning(f"The database {alias!r} lacks {one}.", hint=hint, id="queueapp.W006") for one in error.missing
+        ]
+    except Error as error:
+        if inspection.is_about_to_migrate():
+            return []  # it is about to find that out itself, and ends with it
+        first_line = str(error).strip().split("\n", 1)[0]
+        return [Warning(f"The database {alias!r} could not be looked at: {first_line}", id="queueapp.W007")]
+    for queue in queues:
         try:
             findings = inspection.inspect(queue, alias)
         except Error:
-            continue  # no database, no table yet: other checks and migrate say so
+            continue  # no table yet, which is W006
         found += [
             Warning(f"{queue._meta.label}: {one.problem}.", hint=one.remedy, obj=queue, id="queueapp.W004")
             for one in findings

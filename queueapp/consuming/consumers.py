@@ -118,7 +118,7 @@ def _refuse_no_queue(queue: Any, above: str = "") -> None:
     """Raise InvalidOption for what is not the class of a queue with a table."""
     option = f"queue of {above}" if above else "queue of @consumer"
     if isinstance(queue, FunctionType):
-        accepted = f"given: write @consumer(Orders), with the class of a queue in parentheses, above {queue.__name__}"
+        accepted = f"the class of a queue: write @consumer(Orders), with parentheses, above {queue.__name__}"
         raise InvalidOption(option, queue, accepted)
     if isinstance(queue, str):
         raise InvalidOption(option, queue, "the class of a queue, not its name: import it from its models")

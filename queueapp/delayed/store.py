@@ -95,15 +95,21 @@ class DelayedStoreWithInfrastructure(DelayedStore):
         """Create tables and the like, if they do not exist yet."""
 
 
-@lru_cache(maxsize=64)
-def _store(path: str, alias: str) -> DelayedStore:
+def store_class(path: str | None = None) -> type[DelayedStore]:
+    """The class of the delayed store that is configured, or that this path names. Raises InvalidOption."""
+    path = settings.DELAYED_STORE if path is None else path
     try:
         cls = import_string(path)
     except ImportError as error:
         raise InvalidOption("QUEUEAPP.DELAYED_STORE", path, f"the dotted path of a class ({error})") from error
     if not (isinstance(cls, type) and issubclass(cls, DelayedStore)):
         raise InvalidOption("QUEUEAPP.DELAYED_STORE", path, "a subclass of queueapp.delayed.DelayedStore")
-    return cls(alias)
+    return cls
+
+
+@lru_cache(maxsize=64)
+def _store(path: str, alias: str) -> DelayedStore:
+    return store_class(path)(alias)
 
 
 def store_of(alias: str) -> DelayedStore:

@@ -8,7 +8,9 @@ them. NServiceBus' SQL Server transport warns of a missing index at start, too. 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from django.apps import apps
@@ -39,7 +41,7 @@ def missing(alias: str, queues: Iterable[Any]) -> list[str]:
     for model in [*own, *queues]:
         table = model._meta.db_table
         if table.lower() not in there and '"."' not in table:
-            found.append(table)
+            found.append(table if model._meta.managed else f"{table} (which whoever owns it has to make)")
         elif model._meta.managed:
             try:
                 # All columns of one row that is not there: a seek in the primary key, which finds no lock to wait for.
@@ -50,6 +52,24 @@ def missing(alias: str, queues: Iterable[Any]) -> list[str]:
                     raise
                 found.append(f"what {table} has by now ({str(error).strip().splitlines()[0]})")
     return found
+
+
+_about_to_migrate: ContextVar[bool] = ContextVar("about_to_migrate", default=False)
+
+
+@contextmanager
+def about_to_migrate() -> Iterator[None]:
+    """In the block nobody needs to hear that tables are missing: they are about to be made."""
+    token = _about_to_migrate.set(True)
+    try:
+        yield
+    finally:
+        _about_to_migrate.reset(token)
+
+
+def is_about_to_migrate() -> bool:
+    """Whether this runs within ``about_to_migrate``."""
+    return _about_to_migrate.get()
 
 
 def require_tables(alias: str, queues: Iterable[Any]) -> None:

@@ -12,11 +12,16 @@ from django.core.management.commands.migrate import Command as MigrateCommand
 from django.db import connections
 
 from ...errors import UnsupportedServer
+from ...operating import inspection
 from ...sql import backend_of
 
 
 class Command(MigrateCommand):
     """Django's migrate, one at a time per database."""
+
+    def check(self, *args: Any, **options: Any) -> None:
+        with inspection.about_to_migrate():
+            super().check(*args, **options)
 
     def handle(self, *args: Any, **options: Any) -> Any:
         # A connection of its own: the lock lives as long as its session, and migrations close and roll back as they like.

@@ -84,7 +84,7 @@ def refused(declare: Any) -> str:
 def test_without_parentheses() -> None:
     def handle(message: Order) -> None: ...
 
-    assert "write @consumer(Orders), with the class of a queue in parentheses, above handle" in refused(
+    assert "write @consumer(Orders), with parentheses, above handle" in refused(
         lambda: consumer(handle)  # type: ignore[arg-type]
     )
 

@@ -1,0 +1,185 @@
+"""Checks that a newcomer meets, and the page that lists all of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.checks import Error, Warning
+from django.core.management import call_command
+from django.db import connection, connections
+
+from queueapp import Consumer, checks, delayed
+from queueapp.errors import UnsupportedServer
+from queueapp.models import PoisonMessage
+from queueapp.operating import inspection
+from queueapp.sql import backend_of
+from tests.inprocess import real_commits
+from tests.queueapp.management.processes import manage
+from tests.queueapp.management.test_first_hour import UNREACHABLE, without_column, without_table
+from tests.testapp.models import Leased
+
+CHECKOUT = Path(__file__).parents[2]
+
+
+class NoStore:
+    """Not a delayed store."""
+
+
+class Router:
+    def db_for_write(self, model: Any, **hints: Any) -> str | None:
+        return "nowhere" if model is Leased else None
+
+
+@pytest.fixture
+def sqlite() -> Iterator[None]:
+    """The default database is another one."""
+    here = connections["default"]
+    other = connections.create_connection("default")
+    other.vendor, other.display_name = "sqlite", "SQLite"
+    connections["default"] = other
+    try:
+        yield
+    finally:
+        connections["default"] = here
+
+
+# -- without a database --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["nowhere.Store", "Store", "tests.queueapp.test_checks_by_id.NoStore"])
+def test_a_delayed_store_that_is_none_is_an_error(settings: Any, path: str) -> None:
+    settings.QUEUEAPP = {"DELAYED_STORE": path}
+
+    (found,) = checks.check_settings()
+
+    assert isinstance(found, Error)
+    assert found.id == "queueapp.E004"
+    assert f"QUEUEAPP.DELAYED_STORE = {path!r} is not accepted" in found.msg
+
+
+def test_the_delayed_store_that_is_configured_is_the_one_that_is_used() -> None:
+    assert type(delayed.store_of("default")) is delayed.store_class()
+
+
+def test_a_database_of_another_kind_is_an_error(sqlite: None) -> None:
+    (found,) = checks.check_databases()
+
+    assert isinstance(found, Error)
+    assert found.id == "queueapp.E005"
+    assert "the database 'default' of DATABASES is SQLite" in found.msg
+    assert checks.check_tables(databases=["default"]) == [], "said once"
+
+
+def test_a_queue_in_a_database_that_is_not_there_is_an_error(settings: Any) -> None:
+    settings.DATABASE_ROUTERS = ["tests.queueapp.test_checks_by_id.Router"]
+
+    assert [one.id for one in checks.check_databases()] == ["queueapp.E005"]
+
+
+def test_a_class_consumer_without_a_queue_is_warned_about() -> None:
+    class Base(Consumer[dict]):
+        def handle(self, message: dict, context: Any) -> None: ...
+
+    (found,) = checks.check_consumers()
+    assert isinstance(found, Warning)
+    assert found.id == "queueapp.W005"
+    assert "Base has no queue" in found.msg
+
+    class Below(Base):
+        queue = None
+
+    assert ["Below has no queue" in one.msg for one in checks.check_consumers()] == [True], "the other is a base"
+    del Base, Below
+
+
+def test_the_checks_of_a_project_on_sqlite_fail_without_connecting(tmp_path: Path) -> None:
+    file = tmp_path / "db.sqlite3"
+    done = manage(
+        "check", DJANGO_SETTINGS_MODULE="tests.queueapp.management.settings_on_sqlite_checked", SQLITE_FILE=str(file)
+    )
+
+    assert done.returncode == 1
+    assert "(queueapp.E005)" in done.stderr
+    assert not file.exists()
+
+
+# -- with one ------------------------------------------------------------------------------------------------------
+
+
+@real_commits
+def test_a_missing_table_is_a_warning_that_names_migrate() -> None:
+    with without_table(PoisonMessage):
+        (found,) = checks.check_tables(databases=["default"])
+
+    assert isinstance(found, Warning), "an error would keep migrate from making it"
+    assert found.id == "queueapp.W006"
+    assert "lacks queueapp_poisonmessage" in found.msg
+    assert found.hint == "Run `manage.py migrate`."
+
+
+@real_commits
+def test_a_missing_column_is_a_warning_too() -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("RENAME COLUMN is PostgreSQL's")
+    with without_column(Leased, "cancels"):
+        found = [one for one in checks.check_tables(databases=["default"]) if one.id == "queueapp.W006"]
+
+    assert ["cancels" in one.msg for one in found] == [True]
+
+
+@real_commits
+def test_migrate_is_not_told_what_it_is_about_to_make() -> None:
+    with without_table(PoisonMessage), inspection.about_to_migrate():
+        assert checks.check_tables(databases=["default"]) == []
+
+
+@pytest.mark.django_db(transaction=True)
+def test_migrate_is_not_in_its_own_way(capsys: pytest.CaptureFixture[str]) -> None:
+    with without_table(PoisonMessage):
+        call_command("migrate", plan=True, skip_checks=False, verbosity=0)
+
+    assert "W006" not in capsys.readouterr().err
+    assert not inspection.is_about_to_migrate()
+
+
+@pytest.mark.django_db
+def test_an_old_server_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_old(connection: Any) -> None:
+        raise UnsupportedServer("PostgreSQL 9.6 is too old.")
+
+    monkeypatch.setattr(backend_of(connection), "check_server", too_old)
+
+    (found,) = checks.check_tables(databases=["default"])
+    assert (found.id, found.msg) == ("queueapp.E006", "PostgreSQL 9.6 is too old.")
+
+
+def test_a_database_that_does_not_answer_is_a_warning_of_the_check() -> None:
+    done = manage("check", "--database", "default", DATABASE_URL=UNREACHABLE)
+
+    assert done.returncode == 0
+    assert "(queueapp.W007) The database 'default' could not be looked at" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_migrate_says_itself_that_a_database_does_not_answer() -> None:
+    done = manage("migrate", DATABASE_URL=UNREACHABLE)
+
+    assert done.returncode == 1
+    assert "W007" not in done.stderr
+
+
+# -- the page ------------------------------------------------------------------------------------------------------
+
+
+def test_every_id_is_on_the_page_and_in_a_test_and_the_reverse() -> None:
+    pattern = re.compile(r"queueapp\.[EW]\d{3}")
+    code = set(pattern.findall((CHECKOUT / "queueapp/checks.py").read_text()))
+    page = set(pattern.findall((CHECKOUT / "docs/checks.md").read_text()))
+    tests = Path(__file__).parent.glob("test_checks*.py")
+    tested = {one for file in tests for one in pattern.findall(file.read_text())}
+
+    assert code == page == tested
