@@ -156,7 +156,7 @@ def _check_tables_in(alias: str, queues: list[Any]) -> list[Any]:
     try:
         backend.check_server(connections[alias])
         if not inspection.is_about_to_migrate():
-            # A table that is somebody else's is for him to make, perhaps after us: a worker that is to receive it says so.
+            # A table that is somebody else's is for him to make, perhaps after us.
             inspection.require_tables(alias, [queue for queue in queues if queue._meta.managed])
     except UnsupportedServer as error:
         return [checks.Error(str(error), id="queueapp.E006")]

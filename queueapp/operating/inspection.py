@@ -30,7 +30,7 @@ class Finding(NamedTuple):
 
 
 def missing(alias: str, queues: Iterable[Any]) -> list[str]:
-    """The tables that these queues and the app itself need in a database and that are not there, and those that lack a
+    """The tables that these (managed) queues and the app itself need in a database and that are not there, and those that lack a
     column, in words. Raises UnsupportedServer, and what reaching the database raises."""
     connection = connections[alias]
     backend = backend_of(connection)
@@ -41,8 +41,8 @@ def missing(alias: str, queues: Iterable[Any]) -> list[str]:
     for model in [*own, *queues]:
         table = model._meta.db_table
         if table.lower() not in there and '"."' not in table:
-            found.append(table if model._meta.managed else f"{table} (which whoever owns it has to make)")
-        elif model._meta.managed:
+            found.append(table)
+        else:
             try:
                 # All columns of one row that is not there: a seek in the primary key, which finds no lock to wait for.
                 with transaction.atomic(using=alias):

@@ -72,7 +72,8 @@ class Command(OperatorCommand):
             by_alias.setdefault(router.db_for_write(queue), []).append(queue)
         for alias, own in by_alias.items():
             backend_of(connections[alias]).check_server(connections[alias])
-            inspection.require_tables(alias, own)
+            # A foreign table is made by whoever owns it, perhaps after us: its pump tries again until it is there.
+            inspection.require_tables(alias, [queue for queue in own if queue._meta.managed])
         self.check_migrations()  # says so, and no more: what cannot be done without is there
         for queue in queues:
             for finding in inspection.inspect(queue, router.db_for_write(queue)):
