@@ -31,6 +31,8 @@ def options(*ones: Carried) -> dict[str, Any]:
     for one in ones:
         if one.kind is Kind.TIME:
             said[ARGUMENTS.get(one.name, one.name)] = timedelta(milliseconds=carrying.LIFETIME_MS)
+        if one.name == "recipient":
+            said["unknown_recipient"] = True
     return said
 
 
