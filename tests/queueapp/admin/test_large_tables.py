@@ -86,7 +86,8 @@ def assert_bounded(client: Client, address: str) -> Any:
             read = rows_read(sql)
             assert read <= MOST_ROWS_READ, (address, read, sql)
             assert "COUNT(" not in sql or "LIMIT" in sql, (address, sql)
-    assert len(captured) <= 60
+    # Savepoints there are in a test's transaction only.
+    assert len([query for query in captured if "SAVEPOINT" not in query["sql"]]) <= 60
     return response
 
 

@@ -69,7 +69,11 @@ def four_states(subscriber: Subscriber) -> dict[str, int]:
     "queue", [Leased, Transactional, AtMostOnce, Urgent, Addressed, AddressedUrgent, Readable, Short]
 )
 def test_every_queue_has_a_list_and_a_page_per_message(operator: Client, queue: Any) -> None:
-    queue.send({"n": 1}, headers={"type": "shop.Ordered"}, **({"recipient": "me", "unknown_recipient": True} if queue.delivery.recipients else {}))
+    queue.send(
+        {"n": 1},
+        headers={"type": "shop.Ordered"},
+        **({"recipient": "me", "unknown_recipient": True} if queue.delivery.recipients else {}),
+    )
     assert "shop.Ordered" in page(operator, url(queue))
     assert "shop.Ordered" in page(operator, url(queue, "change", queue.objects.get().pk))
 
@@ -128,7 +132,11 @@ def test_a_filter_that_is_not_understood_is_not_ignored(operator: Client, query:
 @pytest.mark.parametrize("queue", [Urgent, AddressedUrgent])
 def test_priority_filter(operator: Client, queue: Any) -> None:
     for priority in (0, 2, 1, 2):
-        queue.send({}, priority=priority, **({"recipient": "me", "unknown_recipient": True} if queue is AddressedUrgent else {}))
+        queue.send(
+            {},
+            priority=priority,
+            **({"recipient": "me", "unknown_recipient": True} if queue is AddressedUrgent else {}),
+        )
     assert [row.priority for row in operator.get(url(queue) + "?priority=2").context["cl"].result_list] == [2, 2]
 
 
