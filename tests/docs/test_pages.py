@@ -1,0 +1,87 @@
+"""The examples of the pages run, and the reference pages have every name that the code has."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import re
+from pathlib import Path
+
+import pytest
+from django.db import router
+from django.dispatch import Signal
+
+from queueapp import Context, signals
+from queueapp.recovery.policy import Failure
+from queueapp.sql.rows import Row
+from tests.testapp.models import Leased
+
+from .pages import DOCS, PAGES, blocks
+from .running import run_blocks
+
+#: Run by tests of their own, or (the last two) examples of another app's code, which are older than this rule.
+ELSEWHERE = ("guide.md", "tutorial.md", "howto/deployment.md", "admin.md", "spark.md")
+RUN = [page for page in PAGES if page.relative_to(DOCS).as_posix() not in ELSEWHERE and blocks(page, "python")]
+
+
+def page(name: str) -> Path:
+    return DOCS / name
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("name", [page.relative_to(DOCS).as_posix() for page in RUN])
+def test_the_python_of_the_page_runs(name: str) -> None:
+    with run_blocks(page(name)):
+        pass
+
+
+def test_every_attribute_of_a_context_is_on_its_page() -> None:
+    text = page("reference/context.md").read_text().partition("\n## What a policy gets")[0]
+    assert [name for name in dir(Context) if not name.startswith("_") and f"`{name}" not in text] == []
+
+
+def test_every_attribute_of_a_failure_and_its_row_is_on_the_page() -> None:
+    text = page("reference/context.md").read_text().partition("\n## What a policy gets")[2]
+    names = {field.name for field in dataclasses.fields(Failure)} | set(dir(Failure)) | set(Row._fields)
+    assert [name for name in sorted(names) if not name.startswith("_") and f"`{name}" not in text] == []
+
+
+def test_every_signal_is_on_its_page_and_no_other() -> None:
+    declared = [name for name, value in vars(signals).items() if isinstance(value, Signal)]
+    named = re.findall(r"^\| `(\w+)` \|", page("reference/signals.md").read_text(), re.MULTILINE)
+    assert sorted(named) == sorted(declared)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_receivers_of_the_page_are_told() -> None:
+    with run_blocks(page("reference/signals.md")) as module:
+        signals.expired.send(sender=module.Payments, queue=module.Payments, count=3)
+        assert module.told == [("shop.Payments", 3)]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_router_of_the_page_places_the_queues_of_one_app(settings: object) -> None:
+    with run_blocks(page("howto/databases.md")) as module:
+        routes = module.Routes()
+        settings.DATABASE_ROUTERS = [routes]
+        assert router.db_for_write(Leased) == "default"
+        assert [routes.allow_migrate("warehouse", app) for app in ("queueapp", "warehouse", "shop")] == [
+            True,
+            True,
+            False,
+        ]
+        assert [routes.allow_migrate("default", app) for app in ("queueapp", "warehouse", "shop")] == [
+            True,
+            False,
+            True,
+        ]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_metrics_and_the_formatter_of_the_page_say_what_there_is() -> None:
+    Leased.send({"n": 1})
+    with run_blocks(page("howto/alerts.md")) as module:
+        assert 'queueapp_waiting{queue="testapp.Leased"} 1\n' in module.metrics()
+        record = logging.makeLogRecord({"msg": "failed", "name": "queueapp", "queue": "shop.Orders", "attempt": 2})
+        assert json.loads(module.AsJson().format(record))["attempt"] == 2

@@ -1,0 +1,143 @@
+"""The tutorial, as a newcomer follows it: each file is written, each command run, and what it prints compared.
+
+Only what belongs to this machine is done otherwise, and said in ``STAND_INS``: where the database is, how the wheel comes
+into the environment, and that nobody looks at the browser. In what a command prints, ``…`` stands for anything.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from django.db import connection
+from pytest_django import DjangoDbBlocker
+
+from tests.packaging.test_wheel import ENVIRONMENT, OFFLINE, UV, own_database, run, wheel  # noqa: F401
+
+from .pages import DOCS, blocks
+
+PAGE = DOCS / "tutorial.md"
+#: What a newcomer does in the browser: looks at the overview and at the poison message, and requeues it.
+IN_THE_BROWSER = """
+from django.test import Client
+from queueapp.models import PoisonMessage
+browser = Client(SERVER_NAME="localhost", raise_request_exception=True)
+assert browser.login(username="ada", password="secret")
+pages = "/admin/queueapp/"
+assert "shop.Shipping" in browser.get(pages + "queuecontrol/").content.decode()
+assert browser.get("/admin/shop/shipping/").status_code == 200
+poison = PoisonMessage.objects.get()
+page = browser.get(f"{pages}poisonmessage/{poison.pk}/change/").content.decode()
+assert "no box is long enough" in page and "Traceback" in page
+form = {"action": "requeue", "_selected_action": poison.pk}
+assert "Requeue" in browser.post(pages + "poisonmessage/", form).content.decode()
+done = browser.post(pages + "poisonmessage/", form | {"confirmed": "yes", "counts": "reset"}, follow=True)
+assert not PoisonMessage.objects.exists(), done.content.decode()
+"""
+
+
+class Newcomer:
+    """Somebody with an empty folder, a database server and this page."""
+
+    def __init__(self, home: Path, python: Path, environment: dict[str, str]) -> None:
+        self.home = home
+        self._python = python
+        self._environment = environment
+        #: To be done once the handler is mended.
+        self.in_the_browser = False
+        self.done: list[str] = []
+
+    def writes(self, title: str, code: str) -> None:
+        name, _, where = title.partition(", ")
+        file = self.home / name
+        before = file.read_text() if where == "at the end" else ""
+        file.write_text(before + code)
+
+    def types(self, command: str) -> str:
+        """Run it in a shell; what it prints, errors included."""
+        self.done.append(command)
+        for known, stand_in in STAND_INS.items():
+            if re.match(known, command):
+                return stand_in(self) or ""
+        command = re.sub(r"\bpython\b", str(self._python), command, count=1)
+        ended = subprocess.run(
+            command, shell=True, cwd=self.home, env=self._environment, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120,
+        )  # fmt: skip
+        assert ended.returncode == 0, f"{command}\n{ended.stdout}"
+        return ended.stdout
+
+    def looks_at_the_admin(self) -> None:
+        self.types(f"python manage.py shell -c {shlex.quote(IN_THE_BROWSER)}")
+
+
+def _later(newcomer: Newcomer) -> None:
+    newcomer.in_the_browser = True
+
+
+def _nothing(_: Newcomer) -> None:
+    """Done by the fixture."""
+
+
+STAND_INS: dict[str, Callable[[Newcomer], str | None]] = {
+    r"createdb ": _nothing,
+    r"python3 -m venv ": _nothing,
+    r"\. venv/bin/activate": _nothing,
+    r"pip install ": _nothing,
+    r"python manage\.py runserver": _later,
+}
+
+
+@pytest.fixture
+def newcomer(
+    wheel: Path,  # noqa: F811
+    tmp_path: Path,
+    django_db_blocker: DjangoDbBlocker,
+) -> Iterator[Newcomer]:
+    if connection.vendor != "postgresql":
+        pytest.skip("the tutorial is about PostgreSQL")
+    home, environment = tmp_path / "mysite", tmp_path / "venv"
+    home.mkdir()
+    run(*UV, "venv", *OFFLINE, "--python", sys.executable, environment, cwd=tmp_path)
+    python = environment / "bin" / "python"
+    run(*UV, "pip", "install", *OFFLINE, "--no-deps", "--python", python, wheel, cwd=tmp_path)
+    installed = Path(run(python, "-c", "import queueapp; print(queueapp.__file__)", cwd=tmp_path).strip()).parent
+    # Its dependencies are those of this environment; a .pth found there is not followed, so the checkout is not seen.
+    ours = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+    (installed.parent / "packages.pth").write_text("\n".join(ours) + "\n")
+    with django_db_blocker.unblock(), own_database() as database:
+        names = {"HOST": "PGHOST", "PORT": "PGPORT", "USER": "PGUSER", "PASSWORD": "PGPASSWORD", "NAME": "PGDATABASE"}
+        reached = {variable: str(database[name]) for name, variable in names.items() if database.get(name)}
+        yield Newcomer(home, python, ENVIRONMENT | reached | {"NO_COLOR": "1"})
+    shutil.rmtree(home)
+
+
+def shown(expected: str, printed: str) -> bool:
+    """Whether all of these lines were printed, in this order; spaces count as one."""
+    lines = [re.sub(r"\s+", " ", line.strip()) for line in expected.splitlines()]
+    pattern = ".*".join(r"^ ?" + ".*?".join(map(re.escape, line.split("…"))) for line in lines if line != "…")
+    return re.search(pattern, re.sub(r"[ \t]+", " ", printed), re.DOTALL | re.MULTILINE) is not None
+
+
+def test_the_tutorial_works_as_it_is_written(newcomer: Newcomer) -> None:
+    for block in blocks(PAGE, "python", "console"):
+        if block.language == "python":
+            assert block.title, f"line {block.line}: which file is this?"
+            newcomer.writes(block.title, block.code)
+            if newcomer.in_the_browser:
+                newcomer.in_the_browser = False
+                newcomer.looks_at_the_admin()
+            continue
+        for step in re.split(r"^\$ ", block.code, flags=re.MULTILINE)[1:]:
+            command, _, expected = step.partition("\n")
+            printed = newcomer.types(command)
+            assert shown(expected, printed), f"line {block.line}: {command}\nexpected:\n{expected}\nprinted:\n{printed}"
+            assert expected or "listpoison" not in command or not printed
+    assert not newcomer.in_the_browser
+    assert sum("runqueueworker" in command for command in newcomer.done) == 2
