@@ -229,7 +229,7 @@ OPTIONS: tuple[Option, ...] = (
         str,
         "queueapp.delayed.SqlDelayedStore",
         "Dotted path of the delayed store: a subclass of queueapp.delayed.DelayedStore, after NServiceBus' "
-        "IDelayedMessageStore.",
+        "IDelayedMessageStore ([delayed_store.md](delayed_store.md) has one).",
     ),
     Option(
         "NUMBER_OF_RETRIES",
@@ -244,7 +244,7 @@ OPTIONS: tuple[Option, ...] = (
         "TIME_TO_TRIGGER_STORE_CIRCUIT_BREAKER",
         timedelta,
         30 * SECOND,
-        "How long storing delayed retries may fail before its breaker triggers "
+        "How long `send(delay=)` and delayed retries may fail to be stored, in one process, before its breaker triggers "
         "(NServiceBus' TimeToTriggerStoreCircuitBreaker).",
         low=timedelta(milliseconds=1),
         high=timedelta(days=1),
@@ -274,8 +274,8 @@ OPTIONS: tuple[Option, ...] = (
         "MAXIMUM_RECOVERY_FAILURES_PER_SECOND",
         int,
         1,
-        "Errors of the delayed dispatcher's rounds that are not the database's, per second over 30 s, above which its "
-        "recovery breaker triggers (NServiceBus' MaximumRecoveryFailuresPerSecond).",
+        "Failures to count a refused delayed message or to move it to poison, the database's included, per second over 30 s, "
+        "above which the recovery breaker triggers (NServiceBus' MaximumRecoveryFailuresPerSecond).",
         low=1,
         high=1_000_000,
     ),

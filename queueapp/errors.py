@@ -87,3 +87,14 @@ class LeaseLost(QueueError):
 
 class UnsupportedServer(QueueError):
     """The database server is too old, or lacks something a statement needs; its version is named."""
+
+
+class MissingVerb(QueueError, NotImplementedError):
+    """The delayed store that is configured cannot do what was asked of it; nothing was changed."""
+
+    def __init__(self, store: Any, verb: str) -> None:
+        self.store, self.verb = f"{type(store).__module__}.{type(store).__qualname__}", verb
+        super().__init__(
+            f"The delayed store {self.store} (QUEUEAPP.DELAYED_STORE) has no {verb}(): it must implement "
+            f"DelayedStore.{verb} for this."
+        )

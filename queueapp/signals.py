@@ -21,7 +21,7 @@ log = logging.getLogger("queueapp")
 
 retry = Signal()  #: put back, to be received again at once
 delayed_retry = Signal()  #: moved to the delayed store
-poisoned = Signal()  #: moved to the poison table
+poisoned = Signal()  #: moved to the poison table: by a verdict, by the delayed dispatcher, by hand
 discarded = Signal()  #: dropped by a policy's decision
 crashed = (
     Signal()
@@ -29,8 +29,8 @@ crashed = (
 expired = Signal()  #: ``count`` messages of ``queue`` were dropped because their time was over
 
 
-def send(signal: Signal, failure: Any, verdict: Any) -> None:
-    """Send a failure's signal; the sender is the queue class."""
+def send(signal: Signal, failure: Any, verdict: Any, *, failed: bool = True) -> None:
+    """Send a failure's signal; the sender is the queue class. ``failed=False``: nothing has, so it is not logged as that."""
     told = partial(signal.send_robust, sender=failure.queue, failure=failure, verdict=verdict)
     try:
         for receiver, result in asides.run("the receivers of a signal", told):
@@ -38,7 +38,8 @@ def send(signal: Signal, failure: Any, verdict: Any) -> None:
                 log.error("A receiver of a queueapp signal failed: %r: %r", receiver, result)
     except Exception as error:
         log.error("The receivers of a queueapp signal were interrupted, and perhaps not all told: %r", error)
-    _log(failure, verdict)
+    if failed:
+        _log(failure, verdict)
 
 
 #: An attempt that is repeated is told softer than one that is the last.
@@ -47,7 +48,7 @@ _LEVELS = {"RetryNow": logging.INFO, "RetryLater": logging.WARNING}
 
 def _log(failure: Any, verdict: Any) -> None:
     """Every failed attempt, with its traceback; what it is about as attributes of the record, for JSON and for filters."""
-    queue, exception = failure.queue._meta.label, failure.exception
+    queue, exception = failure.queue._meta.label if failure.queue is not None else "(no such queue)", failure.exception
     log.log(
         _LEVELS.get(type(verdict).__name__, logging.ERROR),
         "%s: message %s attempt %d failed (%s): %s",

@@ -1,11 +1,18 @@
 """The delayed store: messages wait here until they are due, then go to their queue."""
 
 from .by_hand import cancel, make_due, reschedule
-from .dispatching import Dispatched, dispatch_due, dispatch_next, next_due_in, undeliverable
+from .dispatching import dispatch_due, next_due_in, undeliverable
+from .looking import can_count, waiting
+from .one_by_one import dispatch_next
+from .opening import endpoint_of, is_built_in, open_for_any, open_for_dispatch, open_store, store_class, store_of
 from .sql_store import SqlDelayedStore
-from .store import Delayed, DelayedStore, DelayedStoreWithInfrastructure, store_class, store_of
+from .store import Delayed, DelayedStore, DelayedStoreWithInfrastructure
+from .undelivered import Dispatched, DispatchFailed, FetchFailed, RecoveryFailed, StepFailed
+from .watching import store_breaker, store_breakers, storing
 
 __all__ = [
-    "Delayed", "DelayedStore", "DelayedStoreWithInfrastructure", "Dispatched", "SqlDelayedStore", "cancel", "dispatch_due",
-    "dispatch_next", "make_due", "next_due_in", "reschedule", "store_class", "store_of", "undeliverable",
+    "Delayed", "DelayedStore", "DelayedStoreWithInfrastructure", "DispatchFailed", "Dispatched", "FetchFailed",
+    "RecoveryFailed", "SqlDelayedStore", "StepFailed", "can_count", "cancel", "dispatch_due", "dispatch_next",
+    "endpoint_of", "is_built_in", "make_due", "next_due_in", "open_for_any", "open_for_dispatch", "open_store", "reschedule",
+    "store_breaker", "store_breakers", "store_class", "store_of", "storing", "undeliverable", "waiting",
 ]  # fmt: skip

@@ -7,8 +7,8 @@ has no such process; its messages are named (``undeliverable``) and wait until s
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from datetime import timedelta
+from typing import Any
 
 from django.db import Error, connections, transaction
 from django.db.models import Count, F
@@ -16,15 +16,13 @@ from django.db.models import Count, F
 from .. import registry, wakeups
 from ..conf import settings
 from ..errors import QueueNotFound
-from ..models import DelayedMessage, Now, PoisonMessage
-from ..poison.burying import bury, is_passing
-from ..poison.failures import clean, describe
-from ..sql import ErrorKind, backend_of, queue_sql
+from ..models import DelayedMessage, Now
+from ..poison.burying import is_passing
+from ..sql import backend_of, queue_sql
 from ..sql.base import StoreTable
-from ..sql.carried import COUNTS, carried_by
 from ..sql.rows import row_from
-from .sql_store import SqlDelayedStore
-from .store import DelayedStore, store_of
+from .opening import is_built_in, open_for_any, store_of
+from .undelivered import Dispatched, FetchFailed, OnRefused, RecoveryFailed, ignore, poison, step
 
 #: A message that is due for longer than this is moved by nobody.
 OVERDUE = timedelta(minutes=1)
@@ -32,21 +30,14 @@ OVERDUE = timedelta(minutes=1)
 COUNTED = 10_000
 
 
-class Dispatched(NamedTuple):
-    """What one round did: messages moved to their queues, moved to poison, and failed but to be tried again."""
-
-    moved: int
-    poisoned: int
-    failed: int = 0
-
-
-def dispatch_due(alias: str, limit: int) -> Dispatched:
+def dispatch_due(alias: str, limit: int, on_refused: OnRefused = ignore) -> Dispatched:
     """Move at most ``limit`` due messages of one database to their queues, in one transaction.
 
     Those for one queue are in due order; of several queues, the one whose first message has been due for the longest comes
     first. A message for a queue that this process does not know is not touched; one that its queue refuses is tried again
-    ``NUMBER_OF_RETRIES`` times, alone, and then goes to poison. Calling it from several processes at once is safe: rows
-    locked by one are skipped by the other.
+    ``NUMBER_OF_RETRIES`` times, alone, and then goes to poison; ``on_refused`` is told each time. Calling it from several
+    processes at once is safe: rows locked by one are skipped by the other. Raises RecoveryFailed when what was refused can
+    neither be counted nor moved; nothing is changed then.
     """
     connection = connections[alias]
     backend = backend_of(connection)
@@ -60,7 +51,7 @@ def dispatch_due(alias: str, limit: int) -> Dispatched:
             keys = backend.lock_due(connection, table, destination, limit - locked)
             if keys:
                 locked += len(keys)
-                done = _dispatch_to(alias, table, destination, keys)
+                done = _dispatch_to(alias, table, destination, keys, on_refused)
                 total = Dispatched(*(a + b for a, b in zip(total, done, strict=True)))
             if locked >= limit:
                 break
@@ -99,15 +90,17 @@ def undeliverable(alias: str, overdue: timedelta = OVERDUE) -> dict[str, int]:
     return found
 
 
-def _dispatch_to(alias: str, table: StoreTable, destination: str, keys: list[int]) -> Dispatched:
+def _dispatch_to(alias: str, table: StoreTable, destination: str, keys: list[int], on_refused: OnRefused) -> Dispatched:
+    queue = None
     try:
         queue = registry.queues.find(destination)
         _move(alias, table, queue, keys)
         return Dispatched(len(keys), 0)
     except QueueNotFound as error:
-        return Dispatched(0, _poison(alias, destination, keys, f"queue not found: {destination}", error))
+        with step(RecoveryFailed, alias):
+            return Dispatched(0, _poison(alias, queue, destination, keys, f"queue not found: {destination}", error))
     except Error as error:
-        if backend_of(connections[alias]).error_kind(error) in (ErrorKind.DEADLOCK, ErrorKind.CONNECTION):
+        if is_passing(error, alias):
             raise
     # One of them is refused: one by one, so that it does not hold up the others.
     moved = poisoned = failed = 0
@@ -117,13 +110,16 @@ def _dispatch_to(alias: str, table: StoreTable, destination: str, keys: list[int
             _move(alias, table, queue, [key])
             moved += 1
         except Error as error:
-            if backend_of(connections[alias]).error_kind(error) in (ErrorKind.DEADLOCK, ErrorKind.CONNECTION):
+            if is_passing(error, alias):
                 raise
-            rows.filter(pk=key).update(retries=F("retries") + 1)
-            if rows.filter(pk=key, retries__gt=settings.NUMBER_OF_RETRIES).exists():
-                poisoned += _poison(alias, destination, [key], f"could not be forwarded to {destination}", error)
-            else:
-                failed += 1
+            on_refused(error)
+            with step(RecoveryFailed, alias):
+                rows.filter(pk=key).update(retries=F("retries") + 1)
+                if rows.filter(pk=key, retries__gt=settings.NUMBER_OF_RETRIES).exists():
+                    reason = f"could not be forwarded to {destination}"
+                    poisoned += _poison(alias, queue, destination, [key], reason, error)
+                else:
+                    failed += 1
     return Dispatched(moved, poisoned, failed)
 
 
@@ -138,74 +134,27 @@ def _move(alias: str, table: StoreTable, queue: Any, keys: list[int]) -> None:
     wakeups.sent(queue, connection)
 
 
-def _poison(alias: str, destination: str, keys: list[int], reason: str, error: BaseException) -> int:
+def _poison(alias: str, queue: Any, destination: str, keys: list[int], reason: str, error: BaseException) -> int:
     rows = DelayedMessage.objects.using(alias).filter(pk__in=keys)
-    lost = [
-        PoisonMessage(
-            queue=destination,
-            destination=destination,
-            reason=clean(reason, 500),
-            message_id=row.message_id,
-            attempts=row.retries,
-            **describe(error),
-            **{name: getattr(row, name) for name in COUNTS},
-            **carried_by(row),
-        )
-        for row in rows
-    ]
-    created = len(PoisonMessage.objects.using(alias).bulk_create(lost))
-    if rows.delete()[0] != created:
-        raise RuntimeError(f"{created} undeliverable messages went to poison, but another number left the store.")
-    return created
-
-
-def dispatch_next(store: DelayedStore, at: datetime) -> Dispatched | None:
-    """Dispatch one due message of a third-party store by the interface's contract; None: nothing is due.
-
-    Fetch and remove are in one transaction of ours, the send is inside it: at least once, since the store may not be.
-    """
-    alias = store.alias
-    connection = connections[alias]
-    # A message for an unknown queue becomes poison here: the contract has no way to leave it alone and look behind it.
-    with transaction.atomic(using=alias):
-        message = store.fetch_next_due(at)
-        if message is None:
-            return None
-        try:
-            queue = registry.queues.find(message.destination)
-            with transaction.atomic(using=alias):
-                queue_sql(queue, connection).insert_row(connection, row_from(message))
-        except Exception as error:
-            # Also what is no error of the database: another store may hold what no column takes.
-            missing = isinstance(error, QueueNotFound)
-            if is_passing(error, alias):
-                raise
-            if not missing and message.retries < settings.NUMBER_OF_RETRIES:
-                store.increment_failure_count(message)
-                return Dispatched(0, 0, 1)
-            if not store.remove(message):
-                return Dispatched(0, 0)  # somebody else dispatched it
-            reason = "queue not found: " if missing else "could not be forwarded to "
-            bury(alias, message.destination, row_from(message), reason + message.destination,
-                 attempts=message.retries, exception=error, destination=message.destination)  # fmt: skip
-            return Dispatched(0, 1)
-        if not store.remove(message):
-            # Contract: False says that it was dispatched already. Undo ours rather than send it twice.
-            transaction.set_rollback(True, using=alias)
-            return Dispatched(0, 0)
-    wakeups.sent(queue, connection)
-    return Dispatched(1, 0)
+    lost = list(rows)
+    for row in lost:
+        poison(alias, queue, destination, row_from(row), reason, error, retries=row.retries)
+    if rows.delete()[0] != len(lost):
+        raise RuntimeError(f"{len(lost)} undeliverable messages went to poison, but another number left the store.")
+    return len(lost)
 
 
 def next_due_in(alias: str) -> timedelta | None:
     """How long until the earliest delayed message that this process can deliver is due (negative: overdue); None: there is
-    none."""
+    none. Raises FetchFailed when another store cannot be asked."""
     connection = connections[alias]
     backend = backend_of(connection)
     first = backend.first_due(connection, StoreTable.of(DelayedMessage, "due"), destinations())
     found = timedelta(milliseconds=first[0][1]) if first else None
-    store = store_of(alias)
-    if not isinstance(store, SqlDelayedStore) and (due := store.next()) is not None:
-        left = due - backend.now(connection)
-        found = left if found is None else min(found, left)
+    if not is_built_in(store_of(alias)):
+        with step(FetchFailed, alias):
+            due = open_for_any(alias).next()
+        if due is not None:
+            left = due - backend.now(connection)
+            found = left if found is None else min(found, left)
     return found

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import uuid
 from datetime import datetime
+from typing import Any
 
-from django.db import connections
-from django.db.models import F
+from django.db import connections, transaction
+from django.db.models import Count, F
 
 from .. import wakeups
 from ..models import DelayedMessage
@@ -20,7 +22,7 @@ class SqlDelayedStore(DelayedStore):
     The single-message methods keep the contract for callers that want them; the dispatcher uses ``dispatch_due``.
     """
 
-    def initialize(self, name: str, semantics: Semantics) -> None:
+    def initialize(self, endpoint: str, semantics: Semantics) -> None:
         """Every semantics is honoured: store, queue and business tables share a database and a transaction."""
 
     def store(self, message: Delayed) -> None:
@@ -59,3 +61,24 @@ class SqlDelayedStore(DelayedStore):
 
     def next(self) -> datetime | None:
         return DelayedMessage.objects.using(self.alias).order_by("due").values_list("due", flat=True).first()
+
+    def cancel(self, message_id: uuid.UUID) -> int:
+        return DelayedMessage.objects.using(self.alias).filter(message_id=message_id).delete()[0]
+
+    def reschedule(self, message_id: uuid.UUID, due: Any) -> int:
+        """``due``: a time, or an expression by the database's clock."""
+        messages = DelayedMessage.objects.using(self.alias).filter(message_id=message_id)
+        with transaction.atomic(using=self.alias):
+            # Locked, so that it is moved with both times or with neither. Old and new one by the database's clock.
+            before = dict(messages.select_for_update().filter(expires__isnull=False).values_list("number", "due"))
+            changed = messages.update(due=due)
+            for number, expires, now_due in messages.filter(number__in=list(before)).values_list(
+                "number", "expires", "due"
+            ):
+                if expires is not None:
+                    messages.filter(number=number).update(expires=expires + (now_due - before[number]))
+        return changed
+
+    def count(self, destination: str, limit: int) -> int:
+        rows = DelayedMessage.objects.using(self.alias).filter(destination=destination).order_by()
+        return int(rows.values("pk")[:limit].aggregate(n=Count("pk"))["n"])

@@ -1,25 +1,24 @@
-"""The interface of a delayed store, and which one a database has.
+"""The interface of a delayed store. docs/delayed_store.md tells how to write one.
 
 A third party plugs its own in by dotted path (``QUEUEAPP["DELAYED_STORE"]``). With the built-in one, on a table beside
-the queues, dispatch is one transaction per batch, so exactly once however often a process dies; with another it is at
-least once. Due times are compared by the database's clock; no time zone and no host's clock takes part.
+the queues, dispatch is one transaction per batch, so exactly once however often a process dies; so it is with another
+one that takes part in that transaction, and at least once with any other. Due times are compared by the database's
+clock; no time zone and no host's clock takes part. ``queueapp.testing.delayed_store`` tests a store against all this.
 """
 
 from __future__ import annotations
 
 import abc
 import uuid
-from dataclasses import make_dataclass
+from dataclasses import fields, make_dataclass
 from datetime import datetime
-from functools import lru_cache
 from typing import Any
 
-from django.utils.module_loading import import_string
+import msgspec
 
-from ..conf import settings
-from ..errors import InvalidOption
+from ..errors import MissingVerb
 from ..models.delivery import Semantics
-from ..sql.carried import CARRIED
+from ..sql.carried import CARRIED, Kind
 
 _delayed: Any = make_dataclass(
     "_delayed",
@@ -53,18 +52,49 @@ class Delayed(_delayed):  # type: ignore[misc]
     retries: int
     handle: Any
 
+    def to_json(self) -> bytes:
+        """All of it but the handle, for stores that keep bytes; what a later version adds is in it, too."""
+        return msgspec.json.encode({one.name: getattr(self, one.name) for one in fields(self) if one.name != "handle"})
+
+    @classmethod
+    def from_json(cls, data: bytes, *, handle: Any = None) -> Delayed:
+        """The reverse of ``to_json``; what is not in it is as it is by default, what is unknown here is left out. Raises
+        ValueError."""
+        given = msgspec.json.decode(data)
+        known = {one.name for one in fields(cls)}
+        values = {
+            name: msgspec.convert(value, _IN_JSON[name]) if name in _IN_JSON else value
+            for name, value in given.items()
+            if name in known
+        }
+        return cls(**values | {"handle": handle})
+
+
+#: What JSON has no type for.
+_IN_JSON: dict[str, Any] = {"message_id": uuid.UUID, "due": datetime, "body": bytes | None} | {
+    one.name: datetime | None for one in CARRIED if one.kind is Kind.TIME
+}
+
 
 class DelayedStore(abc.ABC):
-    """NServiceBus' interface of such a store (docs/lineage.md has the names). One instance serves one database; its
-    methods are called from many threads.
+    """NServiceBus' interface of such a store (docs/lineage.md has the names). One instance serves one database in one
+    process; its methods are called from many threads.
+
+    The abstract methods are what a store must have. ``cancel``, ``reschedule`` and ``count`` are for operators: a store
+    that lacks one of them works, and who asks for it gets ``MissingVerb``.
     """
 
     def __init__(self, alias: str) -> None:
         self.alias = alias
 
     @abc.abstractmethod
-    def initialize(self, name: str, semantics: Semantics) -> None:
-        """Called once at every start, with the name of the process' role. Raise if the store cannot honour the semantics."""
+    def initialize(self, endpoint: str, semantics: Semantics) -> None:
+        """Called once per process before anything else, in every process that sends or dispatches. ``endpoint`` names the
+        database that is served, by the same name in every process. ``semantics`` is that of the queue that is sent to, or the
+        strongest of those that are dispatched to; called again when a queue of a stronger one is used later, after an attempt
+        that raised, and in a forked child. Raise if the store cannot honour it: TRANSACTIONAL asks it to take part in
+        the transactions of Django's connection ``self.alias``.
+        """
 
     @abc.abstractmethod
     def store(self, message: Delayed) -> None:
@@ -72,7 +102,8 @@ class DelayedStore(abc.ABC):
 
     @abc.abstractmethod
     def fetch_next_due(self, at: datetime) -> Delayed | None:
-        """The oldest message due at or before ``at``, locked against other dispatchers, or None."""
+        """The oldest message due at or before ``at``, locked against other dispatchers until the transaction is over, or,
+        where there is none, for some time; or None."""
 
     @abc.abstractmethod
     def remove(self, message: Delayed) -> bool:
@@ -86,32 +117,25 @@ class DelayedStore(abc.ABC):
     def next(self) -> datetime | None:
         """When the next message will be due, or None if there is none."""
 
+    # -- for operators; a store may lack them --------------------------------------------------------------------
+
+    def cancel(self, message_id: uuid.UUID) -> int:
+        """Drop a message before it is due; returns how many went. One that is being dispatched is left alone."""
+        raise MissingVerb(self, "cancel")
+
+    def reschedule(self, message_id: uuid.UUID, due: datetime) -> int:
+        """Make a message due at another time; its expiry, which counts from when it is due, moves with it. Returns how many
+        were changed."""
+        raise MissingVerb(self, "reschedule")
+
+    def count(self, destination: str, limit: int) -> int:
+        """How many messages wait for a destination, due or not; counted up to ``limit``."""
+        raise MissingVerb(self, "count")
+
 
 class DelayedStoreWithInfrastructure(DelayedStore):
-    """A store that can set up what it needs. ``setup_infrastructure`` is called before ``initialize``."""
+    """A store that can set up what it needs. ``setup_infrastructure`` is called once per process, before ``initialize``."""
 
     @abc.abstractmethod
     def setup_infrastructure(self) -> None:
         """Create tables and the like, if they do not exist yet."""
-
-
-def store_class(path: str | None = None) -> type[DelayedStore]:
-    """The class of the delayed store that is configured, or that this path names. Raises InvalidOption."""
-    path = settings.DELAYED_STORE if path is None else path
-    try:
-        cls = import_string(path)
-    except ImportError as error:
-        raise InvalidOption("QUEUEAPP.DELAYED_STORE", path, f"the dotted path of a class ({error})") from error
-    if not (isinstance(cls, type) and issubclass(cls, DelayedStore)):
-        raise InvalidOption("QUEUEAPP.DELAYED_STORE", path, "a subclass of queueapp.delayed.DelayedStore")
-    return cls
-
-
-@lru_cache(maxsize=64)
-def _store(path: str, alias: str) -> DelayedStore:
-    return store_class(path)(alias)
-
-
-def store_of(alias: str) -> DelayedStore:
-    """The delayed store of a database, as configured. Raises InvalidOption."""
-    return _store(settings.DELAYED_STORE, alias)

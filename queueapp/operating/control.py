@@ -16,13 +16,16 @@ from django.apps import apps
 from django.db import connections, transaction
 from django.db.models import Q, QuerySet
 
-from .. import wakeups
+from .. import signals, wakeups
 from ..conf import settings
 from ..errors import InvalidOption
 from ..models import Now, PoisonMessage, QueueControl
-from ..poison.failures import attempts_of, clean, first_failed, type_of
+from ..poison.failure import Failure
+from ..poison.failures import attempts_of, clean, first_failed, type_of, where
+from ..poison.verdicts import Poison
 from ..sending.accepting import alias_of
 from ..sql import queue_sql
+from ..sql.base import Row
 from ..sql.carried import COUNTS, carried_by
 
 #: A purge started from a web page answers before a proxy gives up on it; what is left takes another press.
@@ -156,12 +159,16 @@ def release_leases(queue: Any, seqs: Sequence[int], *, using: str | None = None)
 
 
 def move_to_poison(queue: Any, seqs: Sequence[int], *, reason: str, using: str | None = None) -> int:
-    """Take messages that nobody holds out of the queue into the poison table, whole; returns how many were moved."""
+    """Take messages that nobody holds out of the queue into the poison table, whole; returns how many were moved.
+
+    The ``poisoned`` signal is sent for each, after the commit."""
     alias = alias_of(queue, using)
     with transaction.atomic(using=alias):
         rows = list(_locked(queue, alias, seqs).filter(unleased(queue)))
         PoisonMessage.objects.using(alias).bulk_create([_as_poison(row, reason) for row in rows])
-        return _remove(queue, alias, [row.pk for row in rows])
+        moved = _remove(queue, alias, [row.pk for row in rows])
+        transaction.on_commit(lambda: _tell(queue, rows, reason), using=alias, robust=True)
+        return moved
 
 
 def unleased(queue: Any) -> Q:
@@ -187,6 +194,18 @@ def _remove(queue: Any, alias: str, keys: list[int]) -> int:
     return gone
 
 
+class MovedByHand(Exception):
+    """Nothing was raised: somebody has decided that a message is poison."""
+
+
+def _tell(queue: Any, rows: Sequence[Any], reason: str) -> None:
+    for row in rows:
+        counts = {name: getattr(row, name, default) for name, default in zip(COUNTS, (0, 0, None), strict=True)}
+        whole = Row(seq=row.pk, id=row.id, **counts, **{"body": None} | carried_by(row))
+        failure = Failure(queue, None, whole, MovedByHand(reason), attempts_of(whole.failures))
+        signals.send(signals.poisoned, failure, Poison(clean(reason, 500)), failed=False)
+
+
 def _as_poison(row: Any, reason: str) -> PoisonMessage:
     columns = _columns(type(row))
     return PoisonMessage(
@@ -197,6 +216,7 @@ def _as_poison(row: Any, reason: str) -> PoisonMessage:
         consumer=row.recipient if "recipient" in columns else "",
         attempts=attempts_of(row.failures),
         first_failed_at=first_failed(row.failures),
+        **where(),
         **{name: getattr(row, name) for name in COUNTS if name in columns},
         **carried_by(row),
     )

@@ -18,8 +18,8 @@ from django.db.models import Count
 
 from .. import delayed, registry
 from ..delayed.dispatching import COUNTED
-from ..errors import QueueNotFound
-from ..models import DISPATCHER, DelayedMessage, PoisonMessage, QueueControl
+from ..errors import MissingVerb, QueueNotFound
+from ..models import DISPATCHER, PoisonMessage, QueueControl
 from ..sql import backend_of, queue_sql
 from .live import live_on
 from .reading import MISSING, Reader
@@ -111,9 +111,8 @@ class _Database:
         label = queue._meta.label
         one = QueueFigures(label, queue._meta.db_table, self.alias, queue.delivery.semantics.value)
         self._count(queue, one)
-        stored = DelayedMessage.objects.using(self.alias).filter(destination=label)
         kept = PoisonMessage.objects.using(self.alias).filter(queue=label, status=PoisonMessage.Status.UNRESOLVED)
-        one.delayed, one.delayed_exact = self._capped(one, "delayed", stored)
+        self._count_delayed(one)
         one.poison, one.poison_exact = self._capped(one, "poison", kept)
         if self.paused is None:
             one.fail("whether it is paused", self.paused_error)
@@ -185,6 +184,16 @@ class _Database:
             estimate, _ = self.reader.read(lambda: self._estimate(queue, head.first))
             # Who receives works at the low end: what is leased or expired was nearly all looked at.
             one.waiting = max(head.waiting, (estimate or 0) - head.leased - head.expired)
+
+    def _count_delayed(self, one: QueueFigures) -> None:
+        """What waits in the table, and in another store, which may fail in ways of its own, or not tell."""
+        try:
+            count, cause = self.reader.read(lambda: delayed.waiting(self.alias, one.queue, LIMIT + 1))
+        except (MissingVerb, delayed.FetchFailed) as error:
+            count, cause = None, str(error)
+        if count is None:
+            return one.fail("delayed", cause)
+        one.delayed, one.delayed_exact = min(count, LIMIT), count <= LIMIT
 
     def _estimate(self, queue: Any, first: int) -> int:
         """How many rows a large table has."""

@@ -40,7 +40,8 @@ def bury(
     **columns: Any,
 ) -> None:
     """Keep a message as poison, in the caller's transaction; it is the caller who takes it out of its queue. ``queue``: the
-    label it came from. Raises what ``is_passing``, and what makes even the bare record impossible."""
+    label it came from. ``columns``: others, or these otherwise. Raises what ``is_passing``, and what makes even the bare
+    record impossible."""
     counts = {"deliveries": row.deliveries, "cancels": row.cancels, "failures": row.failures}
     try:
         _insert(
@@ -49,7 +50,6 @@ def bury(
             consumer=clean(consumer, 200),
             reason=clean(reason, 500),
             attempts=attempts,
-            first_failed_at=first_failed(row.failures),
             message_id=row.id,
             message_type=type_of(row.headers),
             edit_of=messages.edit_of(row.headers),
@@ -57,7 +57,7 @@ def bury(
             **where(),
             **counts,
             **carried_by(row),
-            **columns,
+            **{"first_failed_at": first_failed(row.failures)} | columns,
         )
     except Exception as error:
         if is_passing(error, alias):

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 from django.db import connections, transaction
 
-from .. import asides, messages, signals
-from ..conf import settings
-from ..consuming.registration import Registration
+from .. import asides, signals
 from ..errors import UndecodableMessage
+from ..poison.failure import Failure
 from ..poison.failures import clean, one_line
-from ..sql.base import Row
 from .verdicts import Discard, Poison, RetryLater, RetryNow, Verdict
+
+__all__ = ["ConnectionSpoiled", "Failure", "ask", "default_policy"]
 
 #: A retry in the farther future is a mistake: as the ``delay`` of a send.
 LONGEST_DELAY = timedelta(days=36500)
@@ -25,41 +24,6 @@ LONGEST_DELAY = timedelta(days=36500)
 
 class ConnectionSpoiled(Exception):
     """A policy has taken away the connection under the transaction that it was asked in."""
-
-
-@dataclass(slots=True)
-class Failure:
-    """One failed attempt as a policy sees it: ``policy(failure) -> verdict``. The row is as it is stored, so header
-    changes of the failed handler are not here; its deliveries count this hand-out. ``attempt``: how many have failed by
-    now, this one included."""
-
-    queue: Any
-    consumer: Registration | None
-    row: Row
-    exception: BaseException
-    attempt: int
-    items: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """The stored headers; empty when they do not parse."""
-        try:
-            return messages.decode_headers(self.row.headers)
-        except UndecodableMessage:
-            return {}
-
-    @property
-    def message_type(self) -> str:
-        """The type that the headers name; '' where they name none, or do not parse."""
-        try:
-            return messages.read_head(self.row.headers)[0]
-        except UndecodableMessage:
-            return ""
-
-    def option(self, name: str) -> Any:
-        """An option of the consumer, or else of its queue, or else of the project (``attempts`` -> ``QUEUEAPP.ATTEMPTS``)."""
-        value = self.consumer.option(name) if self.consumer is not None else getattr(self.queue.delivery, name)
-        return value if value is not None else getattr(settings, name.upper())
 
 
 def default_policy(failure: Failure) -> Verdict:

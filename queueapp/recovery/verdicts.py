@@ -1,35 +1,7 @@
-"""What can be decided about a message whose attempt failed."""
+"""The verdicts, where policies look for them; they live beside what is written down of a failure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import timedelta
+from ..poison.verdicts import Discard, Poison, RetryLater, RetryNow, Verdict
 
-
-@dataclass(frozen=True, slots=True)
-class RetryNow:
-    """Put the message back in its place; it is received again at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class RetryLater:
-    """Move the message to the delayed store; it comes back to its queue after ``delay``."""
-
-    delay: timedelta
-
-
-@dataclass(frozen=True, slots=True)
-class Poison:
-    """Move the message to the poison table, with this reason in one line."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Discard:
-    """Drop the message for good; the reason is logged."""
-
-    reason: str = ""
-
-
-Verdict = RetryNow | RetryLater | Poison | Discard
+__all__ = ["Discard", "Poison", "RetryLater", "RetryNow", "Verdict"]

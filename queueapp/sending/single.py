@@ -121,16 +121,15 @@ def _store_delayed(
             raise InvalidMessage(f"at = {at!r} is not accepted: it must be an aware datetime.")
         due = _bounded(at)
     store = delayed.store_of(connection.alias)
-    if not isinstance(store, delayed.SqlDelayedStore):
-        now = backend_of(connection).now(connection)
-        when = due if isinstance(due, datetime) else now + timedelta(milliseconds=due)
-        carried: dict[str, Any] = dict(zip(OPTIONS, message[3:], strict=True))
-        for name in TIMES:
-            if carried[name] is not None:
-                carried[name] = when + timedelta(milliseconds=carried[name])
-        store.store(delayed.Delayed(message.id, queue._meta.label, when, message.headers, message.body, **carried))
-        wakeups.delayed(connection)
-        return
+    with delayed.storing(connection.alias, store):
+        if delayed.is_built_in(store):
+            _store_in_table(queue, connection, message, due)
+        else:
+            _store_elsewhere(queue, connection, message, due)
+    wakeups.delayed(connection)
+
+
+def _store_in_table(queue: Any, connection: Any, message: Outgoing, due: int | datetime) -> None:
     table = StoreTable.of(DelayedMessage, "due")
     backend = backend_of(connection)
     try:
@@ -139,7 +138,16 @@ def _store_delayed(
         if backend.error_kind(error) is ErrorKind.MISSING:
             raise NotMigrated(connection.alias, [f"{table.db_table} or a column of it"]) from error
         raise
-    wakeups.delayed(connection)
+
+
+def _store_elsewhere(queue: Any, connection: Any, message: Outgoing, due: int | datetime) -> None:
+    store = delayed.open_store(connection.alias, queue.delivery.semantics)
+    when = due if isinstance(due, datetime) else backend_of(connection).now(connection) + timedelta(milliseconds=due)
+    carried: dict[str, Any] = dict(zip(OPTIONS, message[3:], strict=True))
+    for name in TIMES:
+        if carried[name] is not None:
+            carried[name] = when + timedelta(milliseconds=carried[name])
+    store.store(delayed.Delayed(message.id, queue._meta.label, when, message.headers, message.body, **carried))
 
 
 def _bounded(at: datetime) -> datetime:

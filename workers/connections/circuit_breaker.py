@@ -1,126 +1,41 @@
-"""Circuit breakers: repeated database failures slow a loop down instead of killing or flooding.
+"""The workers' breakers: the circuit breaker of ``queueapp``, under the workers' name in the log, and one that counts.
 
-States: **disarmed** -> first failure -> **armed** (a failure waits 1 s) -> failing for the breaker's time ->
-**triggered** (a failure waits 10 s, one task at a time) -> first success -> disarmed. Deadlocks and serialization
-failures are not failures here. Each change of state is logged once; the failures in between are not. While a database
-does not answer at all, that has been said once for the whole process (``outages``): its breakers only note it.
+While a database does not answer at all, that has been said once for the whole process (``outages``): its breakers only
+note it.
 """
 
 from __future__ import annotations
 
-import enum
 import logging
-import threading
-from datetime import timedelta
 from time import monotonic
-from typing import Protocol, TypedDict
+
+from queueapp import breakers
+from queueapp.breakers import Breaker, State, Trouble
 
 from .outages import of_an_outage
 
+__all__ = ["Breaker", "CircuitBreaker", "RateBreaker", "State", "Trouble"]
+
 log = logging.getLogger("workers")
+breakers.told_elsewhere.append(of_an_outage)
 
 
-class State(enum.Enum):
-    DISARMED = "disarmed"
-    ARMED = "armed"
-    TRIGGERED = "triggered"
-
-
-class Trouble(TypedDict):
-    """A breaker that is not disarmed, or what else slows a process down, as it is told to operators."""
-
-    name: str
-    state: str
-    error: str
-
-
-class Breaker(Protocol):
-    """What can be in trouble."""
-
-    def trouble(self) -> Trouble | None:
-        """What is the matter; None: nothing."""
-
-
-class CircuitBreaker:
+class CircuitBreaker(breakers.CircuitBreaker):
     """One breaker, fed by ``success`` and ``failure``; shared by threads."""
 
-    def __init__(
-        self,
-        name: str,
-        time_to_trigger: timedelta = timedelta(seconds=30),
-        armed_wait: timedelta = timedelta(seconds=1),
-        triggered_wait: timedelta = timedelta(seconds=10),
-    ) -> None:
-        self.name = name
-        self._time_to_trigger = time_to_trigger.total_seconds()
-        self._waits = {State.ARMED: armed_wait.total_seconds(), State.TRIGGERED: triggered_wait.total_seconds()}
-        self._lock = threading.Lock()
-        self._first_failure: float | None = None
-        self._state = State.DISARMED
-        self.failures = 0
-        self.last_error = ""
-        #: This time it has failed for a reason of its own.
-        self._loud = False
-
-    @property
-    def state(self) -> State:
-        """The present state."""
-        return self._state
-
-    def success(self) -> None:
-        """Something worked: disarm."""
-        if self._first_failure is None:  # the hot path: no lock
-            return
-        with self._lock:
-            if self._first_failure is None:
-                return
-            seconds = monotonic() - self._first_failure
-            self._first_failure = None
-            self._state = State.DISARMED
-            failures, self.failures = self.failures, 0
-            level = logging.WARNING if self._loud else logging.INFO
-            self._loud = False
-        log.log(level, "%s works again after %d failures in %.1f s.", self.name, failures, seconds)
-
-    def trouble(self) -> Trouble | None:
-        """What is the matter; None: nothing."""
-        state = self._state
-        return None if state is State.DISARMED else Trouble(name=self.name, state=state.value, error=self.last_error)
-
-    def failure(self, error: BaseException) -> float:
-        """Something failed; returns how many seconds the caller should wait before it tries again."""
-        known = of_an_outage(error)
-        with self._lock:
-            now = monotonic()
-            self.failures += 1
-            self.last_error = f"{type(error).__name__}: {error}".strip().split("\n", 1)[0]
-            armed = self._first_failure is None or not (known or self._loud)
-            self._loud = self._loud or not known
-            if self._first_failure is None:
-                self._first_failure = now
-                self._state = State.ARMED
-            triggered = self._state is State.ARMED and now - self._first_failure >= self._time_to_trigger
-            if triggered:
-                self._state = State.TRIGGERED
-            wait = self._waits[self._state]
-        if armed:
-            level = logging.INFO if known else logging.WARNING
-            log.log(level, "%s failed, trying again: %s", self.name, self.last_error)
-        if triggered:
-            level = logging.INFO if known else logging.CRITICAL
-            log.log(level, "%s keeps failing for %.0f s, slowing down: %s",
-                    self.name, self._time_to_trigger, self.last_error)  # fmt: skip
-        return wait
+    log = log
 
 
 class RateBreaker:
-    """Triggers when more than ``per_second`` x ``WINDOW`` failures fall into one window."""
+    """Triggers when more than ``per_second`` x ``WINDOW`` failures fall into one window. Who feeds it pauses for ``pace``
+    seconds after a failure: so short that a steady failure reaches the rate."""
 
     WINDOW = 30.0
 
     def __init__(self, name: str, per_second: int) -> None:
         self.name = name
         self._limit = per_second * self.WINDOW
+        self.pace = max(0.005, 0.1 / per_second)
         self._window_started = monotonic()
         self.failures = 0
         self.last_error = ""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from django.db import Error, connections, router, transaction
 
+from queueapp import delayed
 from queueapp.models import DelayedMessage, QueueControl
 from queueapp.operating.statistics import LIMIT, span
 from queueapp.sql import QueueSql, backend_of, queue_sql
@@ -41,9 +42,9 @@ def is_empty(queues: Sequence[Any]) -> bool:
             with Answering(connection):
                 if not queue_sql(queue, connection).is_empty(connection):
                     return False
-                if DelayedMessage.objects.using(alias).filter(destination=queue._meta.label).exists():
+                if delayed.waiting(alias, queue._meta.label, 1):
                     return False
-    except Error:
+    except (Error, delayed.FetchFailed):
         connections.close_all()
         return False
     return True
@@ -63,6 +64,8 @@ def remaining(queues: Sequence[Any], *, purges: bool) -> Remaining:
     except Error:
         connections.close_all()
         return UNKNOWN
+    except delayed.FetchFailed as error:
+        return Remaining(f"what is delayed is not known: {error}", False)
     return Remaining("; ".join(words), hopeless) if words else NOTHING
 
 
@@ -72,23 +75,26 @@ def _of(queue: Any, alias: str, purges: bool) -> Remaining:
     label = queue._meta.label
     head = sql.head(connection, LIMIT + 1)
     here = sql.is_empty(connection)
-    delayed = DelayedMessage.objects.using(alias).filter(destination=label)
-    first = delayed.order_by("due").values_list("due", flat=True).first()
-    if here and first is None:
+    later = delayed.waiting(alias, label, LIMIT)
+    if here and not later:
         return NOTHING
+    # When the first is due, of those in the table; another store knows that of all its messages alone.
+    rows = DelayedMessage.objects.using(alias).filter(destination=label)
+    first = rows.order_by("due").values_list("due", flat=True).first()
     more = "+" if head.rows > LIMIT else ""
     counts = {"waiting": head.waiting, "leased": head.leased, "expired": head.expired}
     # What an open transaction has is in none of them.
     counts["being handled"] = head.rows - sum(counts.values())
     parts = [f"{count}{more} {word}" for word, count in counts.items() if count]
-    if first is not None:
-        due = (first - backend_of(connection).now(connection)).total_seconds()
-        parts.append(
-            f"{delayed.order_by()[:LIMIT].count()} delayed, the first {f'due in {span(due)}' if due > 0 else 'overdue'}"
-        )
+    if later:
+        when = "in another store"
+        if first is not None:
+            due = (first - backend_of(connection).now(connection)).total_seconds()
+            when = f"the first due in {span(due)}" if due > 0 else "the first overdue"
+        parts.append(f"{later} delayed, {when}")
     if QueueControl.objects.using(alias).filter(queue=label, paused=True).exists():
         parts.append("the queue is paused")
-    moving = first is not None or head.leased or counts["being handled"] or (head.expired and purges) or not head.rows
+    moving = later or head.leased or counts["being handled"] or (head.expired and purges) or not head.rows
     unknown = None if moving else _unknown(sql, connection, queue)
     if unknown is not None:
         parts += [f"{count} for {name}, which nobody here takes" for name, count in sorted(unknown.items())]

@@ -17,6 +17,7 @@ from typing import Any
 
 from django.db import Error, connections
 
+from queueapp import breakers, delayed
 from queueapp.conf import settings
 from queueapp.messages import new_id
 from queueapp.receiving.floors import Floors
@@ -70,11 +71,8 @@ class Desk:
         patience = settings.TIME_TO_TRIGGER_RECEIVE_CIRCUIT_BREAKER
         self.peek_breaker = CircuitBreaker(f"Peek of {self.label}", patience)
         self.breaker = CircuitBreaker(f"Receive from {self.label}", patience)
-        self.store_breaker = CircuitBreaker(
-            f"Store of delayed messages of {self.label}", settings.TIME_TO_TRIGGER_STORE_CIRCUIT_BREAKER
-        )
         #: Of this queue in this process; who else has one adds it.
-        self.breakers: list[Breaker] = [self.peek_breaker, self.breaker, self.store_breaker]
+        self.breakers: list[Breaker] = [self.peek_breaker, self.breaker]
         #: TRANSACTIONAL: record each hand-out before its handler runs; kept by the heartbeat (see ``CAREFUL_PERIOD``).
         self.careful = False
         self.caution = Caution()
@@ -207,7 +205,7 @@ class Desk:
 
     # -- trouble --------------------------------------------------------------------------------------------------
 
-    def survive(self, error: BaseException, breaker: CircuitBreaker, connection: Any) -> bool:
+    def survive(self, error: BaseException, breaker: breakers.CircuitBreaker, connection: Any) -> bool:
         """Deal with a database error: reconnect, wait as the breaker says. False: stopping, or it is not the database's."""
         kind = backend_of(connection).error_kind(error)
         if kind is ErrorKind.DEADLOCK:
@@ -223,9 +221,15 @@ class Desk:
         self.stopping.wait(wait * random.uniform(0.8, 1.2))
         return True
 
+    @property
+    def store_breaker(self) -> breakers.CircuitBreaker:
+        """The one of the table that delayed retries go to, shared with every ``send(delay=)`` of this process."""
+        return delayed.store_breaker(self.alias)
+
     def troubles(self) -> list[Trouble]:
         """Which breakers are not disarmed, and the throttle."""
-        told = [trouble for one in self.breakers if (trouble := one.trouble()) is not None]
+        all_of_them = [*self.breakers, *delayed.store_breakers(self.alias)]
+        told = [trouble for one in all_of_them if (trouble := one.trouble()) is not None]
         if self.throttled:
             why = f"{self._consecutive_failures} failures in a row"
             told.append(Trouble(name=f"Handlers of {self.label}", state="throttled", error=why))

@@ -18,7 +18,6 @@ from django.db import Error, connections
 
 from queueapp import delayed, registry
 from queueapp.conf import settings
-from queueapp.models.delivery import Semantics
 from queueapp.sql import ErrorKind, backend_of
 
 from ..connections.circuit_breaker import Breaker, CircuitBreaker, RateBreaker
@@ -43,6 +42,8 @@ class DelayedDispatcher(Service):
         self.alias = alias
         self.leadership = Leadership(alias, role(), holder)
         self.dispatched = 0
+        #: Why messages were refused in this round.
+        self._refusals: list[BaseException] = []
         self.fetch_breaker = CircuitBreaker(
             f"Fetch of due messages in {alias}", settings.TIME_TO_TRIGGER_FETCH_CIRCUIT_BREAKER
         )
@@ -56,21 +57,20 @@ class DelayedDispatcher(Service):
 
     def serve(self) -> None:
         woken = False
-        store = delayed.store_of(self.alias)
-        if isinstance(store, delayed.DelayedStoreWithInfrastructure):
-            store.setup_infrastructure()
-        store.initialize("delayed dispatcher", Semantics.TRANSACTIONAL)
         while not self.stopping:
             try:
                 with Answering(connections[self.alias]):
                     wait = self._round()
                 self.fetch_breaker.success()
+            except delayed.FetchFailed as error:
+                wait = self._failed(_cause(error), self.fetch_breaker)
+            except delayed.DispatchFailed as error:
+                wait = self._failed(_cause(error), self.dispatch_breaker)
             except Error as error:
-                wait = self._failed(error)
+                wait = self._failed(error, self.fetch_breaker)
             except Exception as error:
-                # Failure handling itself failed (a row that vanished, a third-party store): nothing was committed.
-                log.exception("A round of the dispatcher of %r failed.", self.alias)
-                wait = max(1.0, self.recovery_breaker.failure(error))
+                # Failure handling itself failed (the database, a row that vanished, another store): nothing was committed.
+                wait = self._failed(_cause(error), self.recovery_breaker)
             if woken:
                 # Wake-ups are throttled: what was stored just after this one is seen by looking once more.
                 wait = min(wait, settings.WAKE_UP_INTERVAL.total_seconds())
@@ -93,10 +93,11 @@ class DelayedDispatcher(Service):
             log.error(
                 "%d delayed messages in %r went to poison: they could not be forwarded.", done.poisoned, self.alias
             )
-        if done.failed:
-            # Refused by its queue, and still to be tried again: not at once, and the breaker sees it.
-            return self.dispatch_breaker.failure(RuntimeError(f"{done.failed} delayed messages could not be forwarded"))
-        self.dispatch_breaker.success()
+        if done.moved:
+            self.dispatch_breaker.success()
+        if self._refusals:
+            # Whether it is to be tried again or is poison by now: not the next one at once, and the breaker sees it.
+            return self.dispatch_breaker.failure(self._refusals[-1])
         if done.moved + done.poisoned >= limit:
             return 0.0
         due = delayed.next_due_in(self.alias)
@@ -106,14 +107,19 @@ class DelayedDispatcher(Service):
         return min(poll, max(due, timedelta(milliseconds=5)).total_seconds())
 
     def _dispatch(self, limit: int) -> delayed.Dispatched:
+        self._refusals.clear()
         # Always: delayed retries are kept here whatever store is configured, so that they move in one transaction.
-        total = delayed.dispatch_due(self.alias, limit)
-        store = delayed.store_of(self.alias)
-        if isinstance(store, delayed.SqlDelayedStore):
+        total = delayed.dispatch_due(self.alias, limit, self._refusals.append)
+        if delayed.is_built_in(delayed.store_of(self.alias)):
             return total
         connection = connections[self.alias]
+        try:
+            store, semantics = delayed.open_for_dispatch(self.alias)
+        except Exception as error:
+            raise delayed.FetchFailed("the store cannot be opened") from error
         while sum(total) < limit and not self.stopping:
-            one = delayed.dispatch_next(store, backend_of(connection).now(connection))
+            now = backend_of(connection).now(connection)
+            one = delayed.dispatch_next(store, now, self._refusals.append, semantics)
             if one is None:
                 break
             again()
@@ -122,9 +128,19 @@ class DelayedDispatcher(Service):
                 break
         return total
 
-    def _failed(self, error: Error) -> float:
+    def _failed(self, error: BaseException, breaker: CircuitBreaker | RateBreaker) -> float:
+        """A round failed; returns how many seconds to wait for the next."""
         connection = connections[self.alias]
-        if backend_of(connection).error_kind(error) is ErrorKind.DEADLOCK:
-            return 0.01
-        connection.close()
-        return self.fetch_breaker.failure(error)
+        if isinstance(error, Error):
+            if backend_of(connection).error_kind(error) is ErrorKind.DEADLOCK:
+                return 0.01
+            connection.close()
+        if isinstance(breaker, RateBreaker):
+            if breaker.trouble() is None:
+                log.error("A round of the dispatcher of %r failed.", self.alias, exc_info=error)
+            return max(breaker.pace, breaker.failure(error))
+        return breaker.failure(error)
+
+
+def _cause(error: BaseException) -> BaseException:
+    return error.__cause__ or error if isinstance(error, delayed.StepFailed) else error

@@ -102,10 +102,10 @@ class Elsewhere(DelayedStore):
 
 @pytest.fixture
 def elsewhere(settings: Any) -> Iterator[DelayedStore]:
-    delayed.store._store.cache_clear()
+    delayed.opening._store.cache_clear()
     settings.QUEUEAPP = {"DELAYED_STORE": f"{__name__}.Elsewhere"}
     yield store_of("default")
-    delayed.store._store.cache_clear()
+    delayed.opening._store.cache_clear()
 
 
 @real_commits

@@ -262,7 +262,7 @@ class ListStore(DelayedStore):
 
 @pytest.fixture
 def lists(settings: Any) -> ListStore:
-    delayed.store._store.cache_clear()
+    delayed.opening._store.cache_clear()
     settings.QUEUEAPP = {"DELAYED_STORE": "tests.queueapp.delayed.test_delayed.ListStore"}
     store = store_of("default")
     assert isinstance(store, ListStore)

@@ -1,5 +1,7 @@
 """What an operator does by hand meets what workers do on the same rows."""
 
+import os
+import socket
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,12 +11,14 @@ from typing import Any
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth import get_user_model
-from django.db import connection
+from django.db import connection, transaction
 from django.test import override_settings
 
-from queueapp import LeaseLost, poison
+from queueapp import LeaseLost, Poison, poison
 from queueapp.models import Now, PoisonMessage, QueueControl
 from queueapp.operating import control
+from queueapp.signals import poisoned
+from tests.inprocess import real_commits
 from tests.testapp.models import AddressedUrgent, AtMostOnce, Leased, Transactional
 
 
@@ -192,3 +196,51 @@ def test_move_to_poison_reads_whatever_history_a_row_has(failures: str | None, f
     assert control.move_to_poison(Leased, seqs(Leased), reason="by hand") == 1
     kept = PoisonMessage.objects.get()
     assert (kept.first_failed_at, kept.failures, kept.message_type) == (first, failures, "")
+
+
+@real_commits
+def test_move_to_poison_tells_where_it_was_done_and_sends_the_signal_after_the_commit() -> None:
+    Leased.send({"a": 1}, headers={"type": "order"}, correlation_id="c")
+    Leased.objects.update(failures='[{"at":"2020-01-02T03:04:05+00:00","attempt":2}]')
+    before = Leased.objects.get()
+    told: list[Any] = []
+
+    def receiver(sender: Any, failure: Any, verdict: Any, **_: Any) -> None:
+        told.append((sender, failure, verdict))
+
+    poisoned.connect(receiver)
+    try:
+        with transaction.atomic():
+            assert control.move_to_poison(Leased, [before.seq], reason="by hand") == 1
+            assert told == [], "it may be rolled back"
+    finally:
+        poisoned.disconnect(receiver)
+
+    moved = PoisonMessage.objects.get()
+    assert moved.host == socket.gethostname()
+    assert moved.process.startswith(f"{os.getpid()}:")
+    assert moved.worker_version
+    assert moved.first_failed_at == datetime(2020, 1, 2, 3, 4, 5, tzinfo=UTC)
+    ((sender, failure, verdict),) = told
+    assert (sender, failure.queue, failure.attempt, verdict) == (Leased, Leased, 2, Poison("by hand"))
+    assert (failure.row.id, failure.row.body, failure.row.correlation_id) == (before.id, b'{"a":1}', "c")
+    assert failure.message_type == moved.message_type
+
+
+@real_commits
+def test_move_to_poison_that_is_rolled_back_sends_no_signal() -> None:
+    Leased.send({})
+    told: list[Any] = []
+
+    def receiver(**given: Any) -> None:
+        told.append(given)
+
+    poisoned.connect(receiver)
+    try:
+        with transaction.atomic():
+            control.move_to_poison(Leased, seqs(Leased), reason="by hand")
+            transaction.set_rollback(True)
+    finally:
+        poisoned.disconnect(receiver)
+
+    assert told == []

@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import pytest
 
+from queueapp import breakers
 from workers.connections import circuit_breaker
 from workers.connections.circuit_breaker import CircuitBreaker, RateBreaker, State
 
@@ -26,6 +27,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     clock = Clock()
+    monkeypatch.setattr(breakers, "monotonic", clock)
     monkeypatch.setattr(circuit_breaker, "monotonic", clock)
     return clock
 

@@ -34,12 +34,12 @@ def test_each_breaker_of_a_queue_is_told_and_taken_back(start_worker: Start, set
     consumer(Leased, name="tests")(lambda message: None)
     worker = start_worker(Leased, heartbeat=True)
     desk = worker.pump.desk
-    breakers = [one for one in desk.breakers if isinstance(one, CircuitBreaker)]
-    assert [one.name.split(" ")[0] for one in breakers] == ["Peek", "Receive", "Store", "Renewal"]
+    breakers = [*(one for one in desk.breakers if isinstance(one, CircuitBreaker)), desk.store_breaker]
+    assert [one.name.split(" ")[0] for one in breakers] == ["Peek", "Receive", "Renewal", "Store"]
     for one in breakers[2:]:  # the first two a healthy look disarms at once
         one.failure(RuntimeError("it is broken"))
     eventually(lambda: [one["name"] for one in told()] == [
-        "Store of delayed messages of testapp.Leased", "Renewal of leases of testapp.Leased",
+        "Renewal of leases of testapp.Leased", "Store of delayed messages in default",
     ])  # fmt: skip
     assert {(one["state"], one["error"]) for one in told()} == {("armed", "RuntimeError: it is broken")}
     for one in breakers:

@@ -8,8 +8,9 @@ from typing import Any
 from django.core.management.base import CommandError
 from django.db import connections, router
 
-from queueapp import registry
+from queueapp import delayed, registry
 from queueapp.consuming.registry import registered
+from queueapp.errors import MissingVerb
 from queueapp.management.operator_command import OperatorCommand
 from queueapp.operating import inspection
 from queueapp.sql import backend_of
@@ -66,6 +67,11 @@ class Command(OperatorCommand):
             value = options[name]
             if value is not None and not low <= value <= high:
                 raise CommandError(f"--{name} {value} is not accepted: it must be from {low} to {high}.")
+        for alias in {router.db_for_write(queue) for queue in queues}:
+            if options["until_empty"] and not delayed.can_count(alias):
+                raise CommandError(
+                    f"--until-empty cannot see what is delayed. {MissingVerb(delayed.store_of(alias), 'count')}"
+                )
         refuse_where_children_would_see_another_database()
         by_alias: dict[str, list[Any]] = {}
         for queue in queues:

@@ -274,6 +274,7 @@ class Task:
         with Answering(connection):
             if connection.connection is not None and not connection.is_usable():
                 connection.close()
+        storing = False
         while True:
             try:
                 with Answering(connection):
@@ -296,7 +297,8 @@ class Task:
                 if not self.desk.survive(failure, breaker, connection):
                     raise
         self.mend()
-        self.desk.store_breaker.success()
+        if storing or isinstance(verdict, verdicts.RetryLater):
+            self.desk.store_breaker.success()
         if verdict is None:
             if token is not None:
                 self.desk.stats.lost += 1

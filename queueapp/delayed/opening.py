@@ -1,0 +1,164 @@
+"""Which delayed store a database has, and opening it: ``setup_infrastructure`` and ``initialize`` before the first use.
+
+Wherever a store is used it is opened first, in a web process as in a worker: once per process and database, by one thread
+while the others wait. An attempt that raised is no opening, and a forked child opens a store of its own: connections
+are not shared with the parent.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from django.db import Error, connections, router, transaction
+from django.utils.module_loading import import_string
+
+from .. import registry
+from ..conf import settings
+from ..errors import InvalidOption
+from ..models.delivery import Semantics
+from .sql_store import SqlDelayedStore
+from .store import DelayedStore, DelayedStoreWithInfrastructure
+
+#: A store that was opened for one of these honours those behind it as well.
+STRONGEST_FIRST = (Semantics.TRANSACTIONAL, Semantics.AT_LEAST_ONCE, Semantics.AT_MOST_ONCE)
+
+
+class _Opening:
+    """A store, and for which semantics it has been opened in this process."""
+
+    def __init__(self, store: DelayedStore) -> None:
+        self.store = store
+        self.semantics: Semantics | None = None
+        self._lock = threading.Lock()
+        #: Opened in a transaction that has not ended: the connection, what it calls at its commit, and for what.
+        self._pending: tuple[Any, Callable[[], None], Semantics] | None = None
+
+    def open(self, wanted: Semantics) -> None:
+        if self.is_open(wanted):
+            return
+        with self._lock:
+            if self.is_open(wanted):
+                return
+            store = self.store
+            has_infrastructure = isinstance(store, DelayedStoreWithInfrastructure)
+            if self.semantics is None and isinstance(store, DelayedStoreWithInfrastructure):
+                store.setup_infrastructure()
+            store.initialize(endpoint_of(store.alias), wanted)
+            connection = connections[store.alias]
+            if self.semantics is None and has_infrastructure and connection.in_atomic_block:
+                # What it has set up may be in this very transaction, and go with it.
+                def commit() -> None:
+                    self.semantics = wanted
+
+                self._pending = (connection, commit, wanted)
+                transaction.on_commit(commit, using=store.alias)
+            else:
+                self.semantics = wanted
+
+    def is_open(self, wanted: Semantics) -> bool:
+        if self.semantics is not None:
+            return _honours(self.semantics, wanted)
+        if (pending := self._pending) is None:
+            return False
+        connection, commit, semantics = pending
+        # Django drops the hooks of what is rolled back, a savepoint included.
+        still = connections[self.store.alias] is connection and any(commit in hook for hook in connection.run_on_commit)
+        return still and _honours(semantics, wanted)
+
+
+_making = threading.Lock()
+_made: list[_Opening] = []
+#: What a forked child got from its parent. Their destructors might end the parent's sessions.
+_of_a_parent: list[_Opening] = []
+
+
+def store_class(path: str | None = None) -> type[DelayedStore]:
+    """The class of the delayed store that is configured, or that this path names. Raises InvalidOption."""
+    path = settings.DELAYED_STORE if path is None else path
+    try:
+        cls = import_string(path)
+    except ImportError as error:
+        raise InvalidOption("QUEUEAPP.DELAYED_STORE", path, f"the dotted path of a class ({error})") from error
+    if not (isinstance(cls, type) and issubclass(cls, DelayedStore)):
+        raise InvalidOption("QUEUEAPP.DELAYED_STORE", path, "a subclass of queueapp.delayed.DelayedStore")
+    return cls
+
+
+@lru_cache(maxsize=64)
+def _store(path: str, alias: str) -> _Opening:
+    _made.append(_Opening(store_class(path)(alias)))
+    return _made[-1]
+
+
+def _forked() -> None:
+    global _making
+    _making = threading.Lock()
+    _of_a_parent.extend(_made)
+    _made.clear()
+    _store.cache_clear()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def _opening_of(alias: str) -> _Opening:
+    with _making:
+        return _store(settings.DELAYED_STORE, alias)
+
+
+def store_of(alias: str) -> DelayedStore:
+    """The delayed store of a database, as configured, opened or not. Raises InvalidOption."""
+    return _opening_of(alias).store
+
+
+def is_built_in(store: DelayedStore) -> bool:
+    """Whether a store is the table beside the queues, which has statements of its own. A subclass may do as it likes."""
+    return type(store) is SqlDelayedStore
+
+
+def open_store(alias: str, semantics: Semantics) -> DelayedStore:
+    """The delayed store of a database, opened for a queue of these semantics. Raises InvalidOption, and what the store
+    raises: it cannot be reached, or does not honour the semantics."""
+    opening = _opening_of(alias)
+    opening.open(semantics)
+    return opening.store
+
+
+def open_for_dispatch(alias: str) -> tuple[DelayedStore, Semantics]:
+    """The store opened for what is dispatched to the queues of this process, and what it honours: the strongest of their
+    semantics, or the strongest that it does not refuse, since then nobody could send to the others by it. Raises what
+    the store raises."""
+    opening = _opening_of(alias)
+    used = {queue.delivery.semantics for queue in registry.queues if router.db_for_write(queue) == alias}
+    wanted = [one for one in STRONGEST_FIRST if one in used] or [Semantics.AT_LEAST_ONCE]
+    for semantics in wanted:
+        try:
+            opening.open(semantics)
+            return opening.store, semantics
+        except (Error, OSError):
+            raise  # it is away, and refuses nothing
+        except Exception:
+            if semantics is wanted[-1]:
+                raise
+    raise AssertionError("unreachable")
+
+
+def open_for_any(alias: str) -> DelayedStore:
+    """The store opened for looking at it or changing it by hand: as it is open already, or else as for dispatch."""
+    opening = _opening_of(alias)
+    if not opening.is_open(STRONGEST_FIRST[-1]):
+        open_for_dispatch(alias)
+    return opening.store
+
+
+def endpoint_of(alias: str) -> str:
+    """The name under which a store keeps what belongs to a database: the same in every process, another one in tests."""
+    return f"{connections[alias].settings_dict['NAME'] or 'database'}.{alias}"
+
+
+def _honours(opened: Semantics, wanted: Semantics) -> bool:
+    return STRONGEST_FIRST.index(opened) <= STRONGEST_FIRST.index(wanted)

@@ -1,0 +1,34 @@
+"""Projects that are configured with a store of a third party."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from queueapp import delayed
+from tests.queueapp.delayed.stores import SampleStore, WholeStore
+
+
+@pytest.fixture
+def _fresh_stores() -> Iterator[None]:
+    SampleStore.reset()
+    WholeStore.reset()
+    delayed.opening._store.cache_clear()
+    yield
+    delayed.opening._store.cache_clear()
+
+
+@pytest.fixture
+def sample(settings: Any, _fresh_stores: None) -> type[SampleStore]:
+    """As little as the interface asks for."""
+    settings.QUEUEAPP = {"DELAYED_STORE": "tests.queueapp.delayed.stores.SampleStore"}
+    return SampleStore
+
+
+@pytest.fixture
+def whole(settings: Any, _fresh_stores: None) -> type[WholeStore]:
+    """With every verb."""
+    settings.QUEUEAPP = {"DELAYED_STORE": "tests.queueapp.delayed.stores.WholeStore"}
+    return WholeStore

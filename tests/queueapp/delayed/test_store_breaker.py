@@ -1,0 +1,89 @@
+"""The breaker of storing: fed by ``send(delay=)`` in any process and by delayed retries; a web process waits for nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from datetime import timedelta
+from time import monotonic
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+
+from queueapp import InvalidMessage, delayed
+from queueapp.breakers import State
+from queueapp.errors import NotMigrated
+from queueapp.models import DelayedMessage
+from tests.inprocess import real_commits
+from tests.queueapp.delayed.stores import SampleStore
+from tests.testapp.models import Leased
+
+pytestmark = real_commits
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def no_table() -> Iterator[None]:
+    """The delayed table is not there: what the database says is real."""
+    with connection.schema_editor() as editor:
+        editor.alter_db_table(DelayedMessage, "queueapp_delayedmessage", "queueapp_elsewhere")
+    yield
+    with connection.schema_editor() as editor:
+        editor.alter_db_table(DelayedMessage, "queueapp_elsewhere", "queueapp_delayedmessage")
+
+
+def state() -> State:
+    return delayed.store_breaker("default", delayed.store_of("default")).state
+
+
+@pytest.mark.usefixtures("no_table")
+@pytest.mark.parametrize(("seconds", "then"), [(0.001, State.TRIGGERED), (3600, State.ARMED)])
+def test_a_send_that_cannot_be_stored_arms_it_and_its_setting_triggers_it(
+    settings: Any, seconds: float, then: State, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.QUEUEAPP = {"TIME_TO_TRIGGER_STORE_CIRCUIT_BREAKER": seconds}
+    started = monotonic()
+    for _ in range(3):
+        with pytest.raises(NotMigrated):
+            Leased.send({}, delay=HOUR)
+
+    assert state() is then
+    assert monotonic() - started < 0.9, "a request does not wait"
+    critical = [record for record in caplog.records if record.levelno == logging.CRITICAL]
+    assert len(critical) == (then is State.TRIGGERED)
+    assert all("Store of delayed messages in default" in record.getMessage() for record in critical)
+
+
+def test_the_first_that_is_stored_disarms_it(sample: type[SampleStore]) -> None:
+    sample.faults = {"store": ConnectionError("away")}
+    with pytest.raises(ConnectionError):
+        Leased.send({}, delay=HOUR)
+    assert state() is State.ARMED
+    assert [one.name for one in delayed.store_breakers("default")] == [
+        "Store of delayed messages in default (tests.queueapp.delayed.stores.SampleStore)"
+    ]
+    sample.faults = {}
+
+    Leased.send({}, delay=HOUR)
+
+    assert state() is State.DISARMED
+
+
+def test_a_store_that_cannot_be_opened_arms_it(sample: type[SampleStore]) -> None:
+    sample.faults = {"initialize": ConnectionError("away")}
+
+    with pytest.raises(ConnectionError):
+        Leased.send({}, delay=HOUR)
+
+    assert state() is State.ARMED
+
+
+def test_what_is_the_callers_fault_does_not() -> None:
+    with pytest.raises(InvalidMessage):
+        Leased.send({}, delay=timedelta(days=10**6))
+    with transaction.atomic():
+        transaction.set_rollback(True)
+        with pytest.raises(transaction.TransactionManagementError):
+            DelayedMessage.objects.exists()
+    assert state() is State.DISARMED
