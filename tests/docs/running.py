@@ -15,7 +15,7 @@ from queueapp import registry
 from queueapp.consuming.registry import registered
 from queueapp.sending.isolation import close_isolated
 
-from .pages import blocks
+from .pages import Block, blocks
 
 
 def create_missing_tables() -> None:
@@ -27,6 +27,14 @@ def create_missing_tables() -> None:
                 editor.create_model(queue)
 
 
+def module_of(page: Path, name: str) -> ModuleType:
+    """A module made of every Python block of a page, in order; its lines are those of the page."""
+    module = ModuleType(name)
+    for block in blocks(page, "python"):
+        _run(block, page, module)
+    return module
+
+
 @contextmanager
 def run_blocks(page: Path) -> Iterator[ModuleType]:
     """Run them; the module with all that they have made. What they registered is gone at the end."""
@@ -35,7 +43,7 @@ def run_blocks(page: Path) -> Iterator[ModuleType]:
     before = set(registry.queues._by_label)
     try:
         for block in blocks(page, "python"):
-            exec(compile("\n" * (block.line - 1) + block.code, str(page), "exec"), module.__dict__)
+            _run(block, page, module)
             create_missing_tables()
         yield module
     finally:
@@ -49,3 +57,7 @@ def run_blocks(page: Path) -> Iterator[ModuleType]:
                     editor.delete_model(queue)
         apps.clear_cache()
         del sys.modules[module.__name__]
+
+
+def _run(block: Block, page: Path, module: ModuleType) -> None:
+    exec(compile("\n" * (block.line - 1) + block.code, str(page), "exec"), module.__dict__)

@@ -16,12 +16,13 @@ from queueapp.delayed import DelayedStore
 from queueapp.models import DelayedMessage
 from queueapp.operating.statistics import figures
 from queueapp.testing.delayed_store import DelayedStoreConformance
-from tests.docs.examples import run_blocks
+from tests.docs.pages import DOCS
+from tests.docs.running import module_of
 from tests.inprocess import DEADLINE, eventually, real_commits
 from tests.testapp.models import Leased, Transactional
 from workers.services.delayed_dispatcher import DelayedDispatcher
 
-PAGE = run_blocks("delayed_store.md", "tests.docs.delayed_store_page")
+PAGE = module_of(DOCS / "delayed_store.md", "tests.docs.delayed_store_page")
 FileStore: Any = PAGE.FileStore
 pytestmark = real_commits
 

@@ -15,7 +15,7 @@ from django.core.management import load_command_class
 
 from queueapp.conf import OPTIONS
 from tests.crash.rig.scene import Scene
-from tests.crash.rig.waiting import wait_until
+from tests.crash.rig.waiting import holds_for, wait_until
 from tests.testapp.models import AtMostOnce, Leased, Transactional
 
 from .pages import CHECKOUT, DOCS, blocks
@@ -31,24 +31,21 @@ def test_a_tree_has_as_many_connections_as_the_formula_says(scene: Scene) -> Non
     exec(FILES["connections.py"], module)
     queues = [Leased, Transactional, AtMostOnce]
     expected = module["connections_of_a_tree"](queues, processes=2, concurrency=3)
-    assert expected == 2 * (3 * 4 + 3) + 3 + 1
+    assert expected == 2 * (3 * 4 + 3) + 4 + 1
     for number in range(60):
         for queue in queues:
-            scene.send(queue, f"{queue.__name__} {number}", sleep_ms=8000)
+            scene.send(queue, f"{queue.__name__} {number}", sleep_ms=20_000)
 
     # Until empty: so the supervisor looks into the database, which otherwise it only does after a crash.
     labels = [queue._meta.label for queue in queues]
     tree = scene.tree(*labels, "--processes", "2", "--concurrency", "3", "--until-empty")
     tree.start()
-    seen: list[int] = []
 
-    def all_are_there() -> bool:
-        seen.append(len(scene.backends("application_name = %s", tree.name)))
-        return seen[-1] >= expected
+    def there() -> int:
+        return len(scene.backends("application_name = %s", tree.name))
 
-    wait_until(all_are_there, f"{expected} connections; seen {seen}")
-    # One more per process for the moment in which a listener proves that it hears.
-    assert max(seen) <= expected + 3
+    # Held, as a listener proves that it hears with a second connection, and renewals connect when a lease is half over.
+    wait_until(lambda: there() == expected and holds_for(lambda: there() == expected, 4), f"{expected} connections")
 
 
 def test_the_formula_without_wake_ups_and_with_at_most_once_alone(settings: object) -> None:
