@@ -264,7 +264,7 @@ def test_a_queue_that_has_no_table_yet_keeps_no_other_from_being_purged(
         eventually(lambda: not Leased.objects.exists())
 
     assert caplog.text.count("testapp.ForeignPostgres: expired messages cannot be purged here") == 1
-    assert one._breaker.failures == 0
+    assert one.breaker.failures == 0
 
 
 def test_a_database_that_is_away_is_waited_for(
@@ -282,7 +282,7 @@ def test_a_database_that_is_away_is_waited_for(
     one = start()
 
     eventually(lambda: not Subscriber.objects.exists())
-    eventually(lambda: one._breaker.failures == 0)
+    eventually(lambda: one.breaker.failures == 0)
     assert "Housekeeping in default failed, trying again" in caplog.text
 
 
