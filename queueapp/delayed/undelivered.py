@@ -18,9 +18,9 @@ from ..models import Now
 from ..poison.burying import bury
 from ..poison.failure import Failure
 from ..poison.failures import first_failed, one_line
-from ..poison.verdicts import Poison
 from ..sql import ErrorKind, backend_of
 from ..sql.base import Row
+from ..verdicts import Poison
 
 
 class Dispatched(NamedTuple):

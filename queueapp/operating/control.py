@@ -22,11 +22,11 @@ from ..errors import InvalidOption
 from ..models import Now, PoisonMessage, QueueControl
 from ..poison.failure import Failure
 from ..poison.failures import attempts_of, clean, first_failed, type_of, where
-from ..poison.verdicts import Poison
 from ..sending.accepting import alias_of
 from ..sql import queue_sql
 from ..sql.base import Row
 from ..sql.carried import COUNTS, carried_by
+from ..verdicts import Poison
 
 #: A purge started from a web page answers before a proxy gives up on it; what is left takes another press.
 PURGE_FOR = timedelta(seconds=20)

@@ -1,7 +1,7 @@
-"""The verdicts, where policies look for them; they live beside what is written down of a failure."""
+"""The verdicts, where policies look for them."""
 
 from __future__ import annotations
 
-from ..poison.verdicts import Discard, Poison, RetryLater, RetryNow, Verdict
+from ..verdicts import Discard, Poison, RetryLater, RetryNow, Verdict
 
 __all__ = ["Discard", "Poison", "RetryLater", "RetryNow", "Verdict"]
