@@ -29,9 +29,10 @@ def blocks(page: Path, *languages: str) -> list[Block]:
     return [block for block in found if block.language in languages]
 
 
-def prose(page: Path) -> str:
-    """The page without its code."""
-    return re.sub(r"`[^`\n]+`", "", _FENCED.sub("", page.read_text()))
+def prose(page: Path, *, keep_code: bool = False) -> str:
+    """The page without its blocks, and without the code in its lines."""
+    text = _FENCED.sub("", page.read_text())
+    return text if keep_code else re.sub(r"`[^`\n]+`", "", text)
 
 
 def links(page: Path) -> list[str]:

@@ -18,8 +18,13 @@ def table(options: Iterable[Option]) -> str:
     rows = ["| name | default | accepted | meaning |", "| --- | --- | --- | --- |"]
     for one in options:
         default = getattr(one.default, "value", one.default)
-        rows.append(f"| `{one.name}` | `{default}` | {one.accepted} | {one.doc} |")
+        rows.append(f"| `{one.name}` | `{default}` | {one.accepted} | {_cell(one.doc)} |")
     return "\n".join(rows)
+
+
+def _cell(text: str) -> str:
+    """A bar in it would begin the next cell."""
+    return text.replace("|", "\\|")
 
 
 def page() -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from .pages import CHECKOUT, DOCS, PAGES, anchors, links
+from .pages import CHECKOUT, DOCS, PAGES, anchors, links, prose
 
 OUTSIDE = [CHECKOUT / "README.md", CHECKOUT / "CONTRIBUTING.md"]
 
@@ -37,6 +37,20 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         elif page not in OUTSIDE and there not in PAGES:
             broken.append(f"{target}, which the site does not have")
     assert broken == []
+
+
+@pytest.mark.parametrize("page", [*PAGES, *OUTSIDE], ids=lambda page: page.relative_to(CHECKOUT).as_posix())
+def test_every_row_of_a_table_has_the_cells_of_its_head(page: Path) -> None:
+    wrong, cells = [], 0
+    for number, line in enumerate(prose(page, keep_code=True).splitlines(), 1):
+        if not line.startswith("|"):
+            cells = 0
+            continue
+        found = len(re.findall(r"(?<!\\)\|", line))
+        cells = cells or found
+        if found != cells:
+            wrong.append(f"{number}: {line[:60]}")
+    assert wrong == []
 
 
 class Paragraphs(HTMLParser):
