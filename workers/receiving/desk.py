@@ -44,7 +44,8 @@ MOST_TYPES = 1_000
 
 
 class Desk:
-    """One per pump. ``more`` is told of a full claim, ``again`` of what came back: the pump's two reasons to act."""
+    """One per pump. ``more`` is told of a full claim, ``again`` of what came back: the pump's two reasons to act. ``may_go_on``
+    says whether the calling task may take another message."""
 
     def __init__(
         self,
@@ -57,6 +58,7 @@ class Desk:
         stopping: threading.Event,
         more: Callable[[], None],
         again: Callable[[], None],
+        may_go_on: Callable[[], bool],
     ) -> None:
         self.queue = queue
         self.alias = alias
@@ -77,6 +79,7 @@ class Desk:
         self.careful = False
         self.caution = Caution()
         self._more, self._again = more, again
+        self.may_go_on = may_go_on
         self._consecutive_failures = 0
         #: Types that nobody here takes, and how many messages of each were seen.
         self.unknown_types: dict[str, int] = {}

@@ -87,6 +87,7 @@ class QueuePump:
             stopping=stopping,
             more=self._more,
             again=self._look_now,
+            may_go_on=self._may_go_on,
         )
         self.crew = Crew(
             self.desk.label,
@@ -303,7 +304,7 @@ class QueuePump:
     def _receive(self, task: Task, messages: int | None) -> None:
         desk = self.desk
         seen_at = self._seen_at
-        while not self.stopping.is_set() and not self.paused and self.crew.may_go_on():
+        while self._may_go_on():
             if messages is not None and self.workers > 1 and monotonic() - seen_at > LOOK_LIFETIME:
                 # On a busy machine it took long to get here, and others look at the same few messages.
                 seen_at, messages = monotonic(), self._share_anew()
@@ -335,6 +336,9 @@ class QueuePump:
                 if messages <= 0:
                     self._used_up = True  # all of them were there, so there may be more
                     return
+
+    def _may_go_on(self) -> bool:
+        return not (self.stopping.is_set() or self.paused) and self.crew.may_go_on()
 
     def _share_anew(self) -> int:
         """How many messages are this worker's to take, by a look of the task's own."""

@@ -162,8 +162,8 @@ class TransactionalTask(LeaseTask):
 
     def _may_follow(self, connection: Any, until: float) -> bool:
         """Whether the next message may be claimed with the commit of this one: Django has nothing to do in between, and it is
-        not time to ask the pump whether this task may go on."""
-        return not (connection.run_on_commit or self.desk.stopping.is_set() or self.desk.careful or monotonic() > until)
+        not time to look at the pump's shares anew."""
+        return not (connection.run_on_commit or not self.desk.may_go_on() or self.desk.careful or monotonic() > until)
 
     def extend(self, seq: int, period: timedelta | None) -> None:
         """Nothing to extend: the row lock owns the message."""
