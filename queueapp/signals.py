@@ -10,6 +10,8 @@ changes nothing. ``failure`` is a ``recovery.policy.Failure``, ``verdict`` what 
 from __future__ import annotations
 
 import logging
+import uuid
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -26,7 +28,10 @@ discarded = Signal()  #: dropped by a policy's decision
 crashed = (
     Signal()
 )  #: an AT_MOST_ONCE message was lost with its process: ``queue``, ``seq``, ``text`` (id and headers), ``reason``
-expired = Signal()  #: ``count`` messages of ``queue`` were dropped because their time was over
+expired = Signal()  #: ``count`` messages of ``queue`` were dropped: their ``ids``, and the ``reason``
+
+#: The reason of those that nobody received in time; others are what their receiver gave for one.
+TIME_IS_OVER = "its time was over"
 
 
 def send(signal: Signal, failure: Any, verdict: Any, *, failed: bool = True) -> None:
@@ -40,6 +45,17 @@ def send(signal: Signal, failure: Any, verdict: Any, *, failed: bool = True) -> 
         log.error("The receivers of a queueapp signal were interrupted, and perhaps not all told: %r", error)
     if failed:
         _log(failure, verdict)
+
+
+def send_expired(queue: Any, ids: Sequence[uuid.UUID], reason: str) -> None:
+    """Tell of messages that were dropped, if there are any."""
+    if not ids:
+        return
+    for receiver, result in expired.send_robust(
+        sender=queue, queue=queue, count=len(ids), ids=list(ids), reason=reason
+    ):
+        if isinstance(result, Exception):
+            log.error("A receiver of a queueapp signal failed: %r: %r", receiver, result)
 
 
 #: An attempt that is repeated is told softer than one that is the last.

@@ -1,4 +1,4 @@
-"""Telling sleeping workers that a message was committed: NOTIFY, after the commit, throttled.
+"""Telling sleeping workers that a message was committed: NOTIFY, or Service Broker on SQL Server, after the commit, throttled.
 
 NOTIFY takes a cluster-wide lock at commit, so it never rides in the sender's transaction: that halved the throughput
 of four senders. A sender that sends now and then wakes each time; of one that sends all the time (every ``DENSE`` seconds
@@ -16,11 +16,14 @@ from functools import lru_cache
 from time import monotonic
 from typing import Any
 
-from django.db import Error
+from django.db import Error, connections, router
 
 from . import asides
 from .conf import settings
+from .errors import UnsupportedServer
+from .models import DelayedMessage
 from .sql import backend_of
+from .sql.wakeups import NoWakeUps
 
 log = logging.getLogger("queueapp")
 
@@ -72,6 +75,28 @@ def delayed(connection: Any) -> None:
     _after_commit(connection, DELAYED)
 
 
+def prepare(connection: Any) -> str | None:
+    """Make what wake-ups need in a database, where it is missing and this user may; else why there are none, in words."""
+    try:
+        backend_of(connection).prepare_wake_ups(connection)
+    except (Error, NoWakeUps) as error:
+        return str(error).strip().split("\n", 1)[0]
+    return None
+
+
+def after_migrate(*, using: str, **_: Any) -> None:
+    """Whoever migrates a database makes what wake-ups need there: as a rule nobody else may. Without it queues are polled."""
+    connection = connections[using]
+    if not settings.WAKE_UPS or not router.allow_migrate_model(using, DelayedMessage):
+        return
+    try:
+        why = prepare(connection)
+    except UnsupportedServer:
+        return  # none of our tables is there
+    if why is not None:
+        log.info("Database %r has no wake-ups, its queues are polled: %s", using, why)
+
+
 def run_every_hook(connection: Any, first: Callable[[], None] | None = None) -> bool:
     """Let each ``on_commit`` hook of the connection's transaction run after the commit, also behind one that raises, which
     is logged; whether there are any. For a transaction of ours in which code of the user ran: once it has committed, the
@@ -103,7 +128,7 @@ def _tamed(hook: Callable[[], Any]) -> Callable[[], None]:
 
 
 def _after_commit(connection: Any, payload: str) -> None:
-    if not settings.WAKE_UPS or not backend_of(connection).can_notify:
+    if not settings.WAKE_UPS or not backend_of(connection).may_notify(connection):
         return
     if not connection.in_atomic_block:
         _notify(connection.alias, payload, connection)
@@ -133,8 +158,6 @@ def _notify(alias: str, payload: str, connection: Any = None) -> None:
         if not rhythm.due(monotonic(), settings.WAKE_UP_INTERVAL.total_seconds()):
             return
     if connection is None:
-        from django.db import connections
-
         connection = connections[alias]
     try:
         backend_of(connection).notify(connection, CHANNEL, payload)

@@ -16,6 +16,8 @@ from django.db import connection, connections
 from pytest_django import DjangoDbBlocker
 
 from queueapp.sending import recipients
+from tests.databases import url_of
+from tests.flushing import flush_children_first
 
 _NAME = "test_queueapp_{}"
 
@@ -47,6 +49,8 @@ def django_db_modify_db_settings(
 ) -> None:
     for each in connections.all(initialized_only=False):
         each.settings_dict["TEST"]["NAME"] = _NAME.format(os.getpid())
+        if each.vendor == "microsoft":
+            flush_children_first(each)
     if connection.settings_dict["ENGINE"] == "project.embedded_backend":
         with django_db_blocker.unblock():
             _drop_databases_of_killed_runs()
@@ -74,9 +78,9 @@ def _is_running(process_id: int) -> bool:
 
 @pytest.fixture
 def database_url(transactional_db: None) -> str:
-    """DATABASE_URL of the test database, for child processes (PostgreSQL only); they see committed rows."""
-    if connection.vendor != "postgresql":
-        pytest.skip("child processes of tests are pointed at PostgreSQL only")
+    """DATABASE_URL of the test database, for child processes; they see committed rows."""
+    if connection.vendor == "microsoft":
+        return url_of(connection.settings_dict)
     parameters = connection.get_connection_params()
     query = {name: parameters[name] for name in ("host", "port", "password") if parameters.get(name)}
     user = quote(parameters.get("user") or "", safe="")

@@ -10,11 +10,12 @@ from django.contrib.admin.models import DELETION
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.safestring import SafeString
-from django.utils.timezone import localtime
 
 from .. import delayed, registry
 from ..errors import QueueNotFound
 from ..models import DelayedMessage, Now
+from ..sql import looking
+from .databases import DatabaseFilter
 from .large_tables.lists import BoundedFilter
 from .large_tables.search import keys_in_store
 from .message_pages import Facts, MessageAdmin
@@ -30,15 +31,28 @@ class DestinationFilter(BoundedFilter):
     UNKNOWN = "(no such queue)"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        labels = sorted(queue._meta.label for queue in registry.queues)
-        return [*((label, label) for label in labels), (self.UNKNOWN, "no such queue")]
+        return [
+            *((name, _in_words(name)) for name in _known(model_admin.database(request))),
+            (self.UNKNOWN, "no such queue"),
+        ]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         if self.value() is None:
             return queryset
         if self.value() == self.UNKNOWN:
-            return queryset.exclude(destination__in=[queue._meta.label for queue in registry.queues])
+            return queryset.exclude(destination__in=_known(queryset.db))
         return queryset.filter(destination=self.value())
+
+
+def _known(alias: str) -> list[str]:
+    """What messages of this database may be addressed to: queues here, and those of other databases."""
+    elsewhere = (name for names in delayed.addresses(alias).values() for name in names)
+    return sorted([*(queue._meta.label for queue in registry.queues), *elsewhere])
+
+
+def _in_words(destination: str) -> str:
+    label, _, alias = destination.rpartition("@")
+    return f"{label} in {alias}" if label else destination
 
 
 class DueFilter(admin.SimpleListFilter):
@@ -59,11 +73,11 @@ class DueFilter(admin.SimpleListFilter):
 
 
 def _make_due(page: Any, request: HttpRequest, keys: list[int], options: dict[str, Any]) -> int:
-    return delayed.make_due(page.model.objects.using(page.alias).filter(pk__in=keys))
+    return delayed.make_due(page.model.objects.using(page.database(request)).filter(pk__in=keys))
 
 
 def _cancel(page: Any, request: HttpRequest, keys: list[int], options: dict[str, Any]) -> int:
-    return int(page.model.objects.using(page.alias).filter(pk__in=keys).delete()[0])
+    return int(page.model.objects.using(page.database(request)).filter(pk__in=keys).delete()[0])
 
 
 _GONE = "dispatched or cancelled meanwhile"
@@ -97,9 +111,9 @@ class DelayedAdmin(MessageAdmin):
 
     operations = OPERATIONS
     list_order = "due"
-    list_display = ("due_in", "short_id", "destination_queue", "type_name", "body_size", "retries_so_far")
-    list_display_links = ("due_in", "short_id")
-    list_filter = (DestinationFilter, DueFilter)
+    list_display = ("due_in", "message", "destination_queue", "body_size", "retries_so_far")
+    list_display_links = ("due_in", "message")
+    list_filter = (DatabaseFilter, DestinationFilter, DueFilter)
     sortable_by = ("due_in",)
     search_help_text = "A number, or a message id or its beginning (a beginning: among the 100,000 due first)."
 
@@ -108,27 +122,32 @@ class DelayedAdmin(MessageAdmin):
         return self._may(request, "change")
 
     def keys_of_id(self, rows: QuerySet[Any], term: str) -> list[int]:
-        return keys_in_store(self.model.objects.using(rows.db), self.list_order, term)
+        return keys_in_store(looking(self.model.objects.using(rows.db)), self.list_order, term)
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         return super().changelist_view(request, {"title": "Delayed messages", **(extra_context or {})})
 
     @admin.display(description="due in", ordering="due")
     def due_in(self, row: Any) -> SafeString:
+        return display.below(self._countdown(row), display.moment(row.due))
+
+    @staticmethod
+    def _countdown(row: Any) -> SafeString:
         left = row.due - row.db_now
-        at = localtime(row.due).isoformat()
         if left > timedelta(0):
-            return display.badge("quiet", f"in {display.duration(left)}", at)
+            return display.badge("quiet", f"in {display.duration(left)}")
         late = display.duration(left)
         # A round of the dispatcher takes a moment; a minute late means that there is none.
-        return display.badge("warn" if left < timedelta(minutes=-1) else "busy", f"due {late} ago", at)
+        return display.badge("warn" if left < timedelta(minutes=-1) else "busy", f"due {late} ago")
 
     @admin.display(description="destination")
     def destination_queue(self, row: Any) -> Any:
+        if row.destination in _known(row._state.db):
+            return untrusted.inline(_in_words(row.destination))
         try:
             registry.queues.find(row.destination)
         except QueueNotFound:
-            return display.badge("bad", f"{untrusted.visible(row.destination)} (no such queue)")
+            return display.below(untrusted.inline(row.destination, 100), display.badge("bad", "no such queue"))
         return untrusted.inline(row.destination)
 
     @admin.display(description="retries")
@@ -138,15 +157,17 @@ class DelayedAdmin(MessageAdmin):
     def title_of(self, message: Any) -> str:
         return f"Delayed message {message.message_id}"
 
+    def queues_of_body(self, message: DelayedMessage) -> set[str]:
+        return {message.destination}
+
     def facts(self, request: HttpRequest, message: DelayedMessage) -> Facts:
         delay = [
             ("Due", self.due_in(message)),
-            ("Due at", display.moment(message.due)),
             ("Destination", self.destination_queue(message)),
             ("Stored", display.moment(message.stored_at)),
             ("Failed dispatches", message.retries),
         ]
-        about = [("Number", message.pk), ("Id", message.message_id), ("Type", self.type_name(message))]
+        about = [("Number", message.pk), ("Id", message.message_id), ("Type", self.type_name(message, 500))]
         return [("Delay", delay), ("Message", [*about, *carried(message)])]
 
 

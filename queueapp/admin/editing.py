@@ -20,6 +20,7 @@ from .. import poison
 from ..errors import InvalidMessage, MessageNotFound, QueueNotFound, UndecodableMessage
 from ..messages import decode_headers
 from ..models import PoisonMessage
+from ..sql import looking
 from .operations import log_entry
 from .showing.untrusted import visible
 
@@ -86,30 +87,32 @@ def editable(body: bytes | None) -> str | None:
 
 def edit_view(page: Any, request: HttpRequest, message: PoisonMessage) -> HttpResponse:
     """The form; posted, the copy is on its way and the list is shown. A message that cannot be edited any more is said."""
-    if not page.has_edit_permission(request):
+    if not page.may_edit(request, message):
         raise PermissionDenied
-    full = PoisonMessage.objects.using(page.alias).filter(pk=message.pk).first()
+    alias = message._state.db or "default"
+    back = page.list_url(alias)
+    full = looking(PoisonMessage.objects.using(alias)).filter(pk=message.pk).first()
     if full is None or full.status != PoisonMessage.Status.UNRESOLVED or len(full.headers) > LONGEST:
         why = "too large to be edited here" if full and len(full.headers) > LONGEST else "not unresolved any more"
         page.message_user(request, f"Message {message.pk} is {why}.", messages.WARNING)
-        return HttpResponseRedirect(page.list_url())
+        return HttpResponseRedirect(back)
     form = EditForm(full, request.POST if request.method == "POST" else None)
     if request.method == "POST" and form.is_valid():
         try:
             new = poison.edit_and_requeue(
-                full.pk, body=form.new_body, headers=form.cleaned_data["headers"], using=page.alias
+                full.pk, body=form.new_body, headers=form.cleaned_data["headers"], using=alias
             )
         except (InvalidMessage, QueueNotFound) as error:
             form.add_error(None, visible(str(error)))
         except MessageNotFound as error:
             page.message_user(request, str(error), messages.WARNING)
-            return HttpResponseRedirect(page.list_url())
+            return HttpResponseRedirect(back)
         else:
             log_entry(page, request, f"Edited and requeued as {new}.", row=full).save()
             page.message_user(
                 request, f"The edited message was requeued as {new}; the original is kept as edited.", messages.SUCCESS
             )
-            return HttpResponseRedirect(page.list_url())
+            return HttpResponseRedirect(back)
     context = {
         **page.admin_site.each_context(request),
         "title": f"Edit and requeue {full.message_id}",

@@ -23,7 +23,7 @@ from .showing import display
 
 @dataclass(frozen=True)
 class Figures:
-    """One line of the overview. ``queue`` is None where nobody here knows it."""
+    """One line of the overview. ``queue`` is None where nobody here knows it, ``control`` where nothing is set for it."""
 
     queue: Any
     of: QueueFigures
@@ -105,9 +105,10 @@ def _lines(found: list[QueueFigures]) -> list[Figures]:
     queues = {queue._meta.label: queue for queue in registry.queues}
     controls: dict[str, dict[str, QueueControl]] = {}
     users: dict[Any, str] = {}
-    for alias in {one.database for one in found if one.paused}:
-        paused = QueueControl.objects.using(alias).filter(paused=True)
-        rows, _ = Reader(alias).read(partial(list[QueueControl], paused))
+    # Where even the pauses could not be read there is nothing more to learn.
+    for alias in {one.database for one in found if one.paused is not None}:
+        told = QueueControl.objects.using(alias).exclude(paused=False, concurrency=None)
+        rows, _ = Reader(alias).read(partial(list[QueueControl], told))
         controls[alias] = {row.queue: row for row in rows or []}
         # Users are where the site keeps them, which need not be where this queue is: no join, no lazy look-up.
         keys = {row.changed_by_id for row in rows or [] if row.changed_by_id}

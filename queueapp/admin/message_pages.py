@@ -8,23 +8,27 @@ cascade are never used: they would load whole bodies, and write past the rules o
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import unquote
-from django.core.exceptions import PermissionDenied
-from django.db import router
+from django.core.exceptions import BadRequest, PermissionDenied
 from django.db.models import Q, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
-from django.urls import path, reverse
+from django.urls import path
 from django.utils.html import format_html
+from django.utils.safestring import SafeString
 
 from ..errors import UndecodableMessage
 from ..messages import read_head
 from ..models import BytesField, Now, UtcField
 from ..poison.failures import read_failures
+from ..sql import looking
+from .bodies import may_view
+from .databases import OfDatabases
 from .large_tables.lists import BoundedChangeList, ByteLength, CappedPaginator, Start
 from .operations import Operation, actions, confirm_page
 from .showing import display, untrusted
@@ -35,6 +39,11 @@ _HEAD = 8192
 Facts = list[tuple[str, list[tuple[str, Any]]]]
 
 _PART_OF_ID = re.compile(r"[0-9a-f]{4,32}")
+
+
+def is_key(text: str) -> bool:
+    """Whether this can be the number of a message."""
+    return text.isascii() and text.isdigit() and len(text) < 20 and int(text) < 2**63
 
 
 class Button(NamedTuple):
@@ -54,7 +63,7 @@ class Named(NamedTuple):
         return self.name
 
 
-class MessageAdmin(admin.ModelAdmin):
+class MessageAdmin(OfDatabases):
     """Base of the pages of messages. Subclasses say which columns, filters and operations there are."""
 
     operations: tuple[Operation, ...] = ()
@@ -81,11 +90,6 @@ class MessageAdmin(admin.ModelAdmin):
         if "operations" in cls.__dict__ and "actions" not in cls.__dict__:
             cls.actions = actions(*cls.operations)
 
-    @property
-    def alias(self) -> str:
-        """The database these messages are in."""
-        return router.db_for_write(self.model)
-
     # -- permissions ----------------------------------------------------------------------------------------------
 
     def has_add_permission(self, request: HttpRequest) -> bool:
@@ -106,11 +110,8 @@ class MessageAdmin(admin.ModelAdmin):
         return BoundedChangeList
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        """Rows without the columns that may be large, and with what stands for them in a list.
-
-        From the database that is written to: a replica shows messages that are long gone.
-        """
-        rows = super().get_queryset(request).using(self.alias)
+        """Rows without the columns that may be large, and with what stands for them in a list."""
+        rows = looking(super().get_queryset(request))
         names = {field.name for field in self.opts.local_concrete_fields}
         return rows.defer(*({"headers", "body", "failures", "traceback", "exception_message"} & names)).annotate(
             head=Start("headers", _HEAD), size=ByteLength("body"), db_now=Now(output_field=UtcField())
@@ -148,6 +149,13 @@ class MessageAdmin(admin.ModelAdmin):
         """Keys of the messages whose id is, or begins with, these hex digits. Must be an indexed or bounded search."""
         raise NotImplementedError
 
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        """The list, and what is done to messages selected in it."""
+        if not all(is_key(key) for key in request.POST.getlist(ACTION_CHECKBOX_NAME)):
+            raise BadRequest("A selected message has a number that no message can have.")
+        show = super().changelist_view
+        return self.or_note(request, self.database(request), lambda: show(request, extra_context))
+
     # -- columns that all lists have ------------------------------------------------------------------------------
 
     def action_checkbox(self, obj: Any) -> Any:
@@ -160,9 +168,19 @@ class MessageAdmin(admin.ModelAdmin):
         return display.short_id(getattr(row, self.id_field))
 
     @admin.display(description="type")
-    def type_name(self, row: Any) -> Any:
+    def type_name(self, row: Any, longest: int = 60) -> Any:
         kind = self.message_type(row)
-        return untrusted.inline(kind, 60) if kind else display.NOTHING
+        return untrusted.inline(kind, longest) if kind else display.NOTHING
+
+    @admin.display(description="message, type")
+    def message(self, row: Any) -> SafeString:
+        return display.below(self.short_id(row), *self.besides(row))
+
+    def besides(self, row: Any) -> list[Any]:
+        """What stands below the id in a list. Few columns and not many: beside the navigation and the filters a small desktop
+        has 630 pixels for all of them."""
+        kind = self.message_type(row)
+        return [untrusted.inline(kind, 60)] if kind else []
 
     @admin.display(description="size")
     def body_size(self, row: Any) -> str:
@@ -186,14 +204,18 @@ class MessageAdmin(admin.ModelAdmin):
         view = self.admin_site.admin_view(self.body_view)
         return [path("<path:object_id>/body/", view, name=name), *super().get_urls()]
 
-    def list_url(self, query: str = "") -> str:
-        """The list's address."""
-        url = reverse(f"{self.admin_site.name}:{self.opts.app_label}_{self.opts.model_name}_changelist")
-        return f"{url}?{query}" if query else url
+    def list_with(self, message: Any) -> str:
+        """The address of a list that contains this message, for its buttons."""
+        return self.list_url(message._state.db)
 
-    def scope_of(self, message: Any) -> str:
-        """The query string of a list that contains this message, for its buttons."""
-        return ""
+    def queues_of_body(self, message: Any) -> set[str]:
+        """The queues whose messages one must be allowed to see to read this message's body; none: this page's permission
+        is enough."""
+        return set()
+
+    def may_see_body(self, request: HttpRequest, message: Any) -> bool:
+        """Whether this user may read the body of this message."""
+        return all(may_view(self.admin_site, request, queue) for queue in self.queues_of_body(message))
 
     def facts(self, request: HttpRequest, message: Any) -> Facts:
         """What is known about a message beside headers, body and failures."""
@@ -203,32 +225,40 @@ class MessageAdmin(admin.ModelAdmin):
         """The read-only page of one message."""
         if request.method not in ("GET", "HEAD"):
             raise PermissionDenied
-        message = self._find(request, object_id)
-        if message is None:
-            return self._gone(request, object_id)
-        start = self._start_of_body(message)
+        return self.page_of(request, object_id, lambda message: self._page(request, message, extra_context))
+
+    def _page(self, request: HttpRequest, message: Any, extra_context: Any) -> HttpResponse:
+        may_see_body = self.may_see_body(request, message)
         offered = [op for op in self.operations if op.offered(message) and op.allowed(self, request)]
         context = {
             **self.admin_site.each_context(request),
             "title": self.title_of(message),
             "opts": self.opts,
-            "original": Named(message.pk, untrusted.visible(str(message))[:100]),
+            "selected": message.pk,
+            "original": Named(self.key_of(message), untrusted.visible(str(message))[:100]),
             "change": True,
             "is_popup": False,
             "has_view_permission": True,
             "media": self.media,
             "preserved_filters": self.get_preserved_filters(request),
-            "buttons": [Button(op, self.list_url(self.scope_of(message))) for op in offered],
+            "buttons": [Button(op, self.list_with(message)) for op in offered],
             "facts": self.facts(request, message),
             "headers": untrusted.headers(message.start_of_headers),
-            "body": untrusted.body(start, message.size),
+            # Not even fetched for whoever may not see it.
+            "body": untrusted.body(self._start_of_body(message), message.size) if may_see_body else None,
+            "body_of": [untrusted.inline(queue, 200) for queue in sorted(self.queues_of_body(message))],
             "body_size": display.size(message.size),
             "failures": self._failures(message),
-            "list_url": self.list_url(),
+            "list_url": self.list_url(message._state.db),
+            **self.more_of(request, message),
             **(extra_context or {}),
         }
         request.current_app = self.admin_site.name  # type: ignore[attr-defined]
         return TemplateResponse(request, self.message_template, context)
+
+    def more_of(self, request: HttpRequest, message: Any) -> dict[str, Any]:
+        """What else the template shows of a message."""
+        return {}
 
     def title_of(self, message: Any) -> str:
         return f"Message {getattr(message, self.id_field)}"
@@ -238,6 +268,8 @@ class MessageAdmin(admin.ModelAdmin):
         message = self._find(request, object_id)
         if message is None:
             raise Http404
+        if not self.may_see_body(request, message):
+            raise PermissionDenied
         response = HttpResponse(message.body or b"", content_type="application/octet-stream")
         response["Content-Disposition"] = f'attachment; filename="{getattr(message, self.id_field)}.bin"'
         response["X-Content-Type-Options"] = "nosniff"
@@ -247,20 +279,29 @@ class MessageAdmin(admin.ModelAdmin):
 
     def delete_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> Any:
         """Where Django links to for deleting one object: the confirm page of our own delete."""
-        message = self._find(request, object_id)
         delete = next(op for op in self.operations if op.name == "delete_selected")
+
+        def ask(message: Any) -> HttpResponse:
+            only = self.get_queryset(request).using(message._state.db).filter(pk=message.pk)
+            return confirm_page(delete, self, request, only, post_to=self.list_with(message))
+
         if not delete.allowed(self, request):
             raise PermissionDenied
-        if message is None:
-            return self._gone(request, object_id)
-        only = self.get_queryset(request).filter(pk=message.pk)
-        return confirm_page(delete, self, request, only, post_to=self.list_url(self.scope_of(message)))
+        return self.page_of(request, object_id, ask)
 
     def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> Any:
         """The log entries of one message."""
-        if self._find(request, object_id) is None:
-            return self._gone(request, object_id)
-        return super().history_view(request, object_id, extra_context)
+        show = super().history_view
+        return self.page_of(request, object_id, lambda _: show(request, object_id, extra_context))
+
+    def page_of(self, request: HttpRequest, object_id: str, view: Callable[[Any], HttpResponse]) -> HttpResponse:
+        """A page about one message, or the list with a note when it is gone."""
+
+        def find_and_show() -> HttpResponse:
+            message = self._find(request, object_id)
+            return self._gone(request, object_id) if message is None else view(message)
+
+        return self.or_note(request, self.place_of(unquote(object_id))[0], find_and_show)
 
     def _find(self, request: HttpRequest, object_id: str) -> Any:
         message = self.get_object(request, unquote(object_id))
@@ -270,28 +311,31 @@ class MessageAdmin(admin.ModelAdmin):
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
         """One message with the beginning of its headers. The body is fetched where it is shown, and only its start."""
-        key = int(object_id) if object_id.isascii() and object_id.isdigit() and len(object_id) < 20 else -1
-        rows = self.get_queryset(request).annotate(start_of_headers=Start("headers", untrusted.SHOWN))
-        return rows.filter(pk=key).first() if 0 <= key < 2**63 else None
+        alias, primary = self.place_of(object_id)
+        if not is_key(primary):
+            return None
+        rows = self.get_queryset(request).using(alias)
+        return rows.annotate(start_of_headers=Start("headers", untrusted.SHOWN)).filter(pk=int(primary)).first()
 
     def _gone(self, request: HttpRequest, object_id: str) -> HttpResponse:
         which = untrusted.visible(unquote(object_id))[:40]
         text = f"Message {which} is not here any more: it was handled, moved or deleted."
         self.message_user(request, text, messages.WARNING)
-        return HttpResponseRedirect(self.list_url())
+        return HttpResponseRedirect(self.list_url(self.place_of(unquote(object_id))[0]))
 
     def _start_of_body(self, message: Any) -> bytes | None:
-        rows = self.model._base_manager.using(message._state.db).filter(pk=message.pk)
+        rows = looking(self.model._base_manager.using(message._state.db)).filter(pk=message.pk)
         start = Start("body", untrusted.SHOWN, output_field=BytesField())
         return rows.annotate(start=start).values_list("start", flat=True).first()
 
-    def _failures(self, message: Any) -> list[dict[str, str]]:
+    def _failures(self, message: Any) -> list[dict[str, Any]]:
         if not any(field.name == "failures" for field in self.opts.local_concrete_fields):
             return []
         history = read_failures(message.failures)
-        names = ("attempt", "at", "exception", "verdict", "host", "process")
+        names = ("attempt", "exception", "verdict", "host", "process")
         return [
             {name: untrusted.visible(str(entry.get(name, "")))[:500] for name in names}
+            | {"at": display.told_moment(entry.get("at"))}
             for entry in history[-50:]
             if isinstance(entry, dict)
         ]

@@ -29,6 +29,7 @@ from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 
 from ..signals import log as operations_log
+from ..sql import looking
 from .large_tables import limits
 from .large_tables.lists import capped_count
 from .showing import display
@@ -181,7 +182,7 @@ def confirm_page(
         yes=op.label,
         dangerous=op.dangerous,
         post_to=post_to,
-        back_to=page.list_url(),
+        back_to=page.list_url(queryset.db),
     )
 
 
@@ -214,7 +215,7 @@ def _log(
         )
         return
     if selected:
-        which = f"of {', '.join(str(row.pk) for row in selected)}"
+        which = f"of {', '.join(page.key_of(row) for row in selected)}"
     else:
         which = f"of all that matched {visible(unquote_plus(request.GET.urlencode())) or 'no filter'}"
     text = f"{op.label}{chosen}: {display.messages(changed)} {which}"
@@ -229,7 +230,7 @@ def log_entry(
     return LogEntry(
         user_id=user.pk,
         content_type=ContentType.objects.get_for_model(page.model, for_concrete_model=False),
-        object_id=None if row is None else str(row.pk),
+        object_id=None if row is None else page.key_of(row),
         object_repr=about if row is None else visible(str(row))[:200],
         action_flag=flag,
         change_message=text,
@@ -238,7 +239,7 @@ def log_entry(
 
 def _newest(queryset: QuerySet[Any]) -> Any:
     # Of the whole table, not of the filter: the end of the primary key, found at once.
-    newest = queryset.model._base_manager.using(queryset.db).order_by("-pk").values_list("pk", flat=True)
+    newest = looking(queryset.model._base_manager.using(queryset.db)).order_by("-pk").values_list("pk", flat=True)
     return newest.first()
 
 

@@ -1,4 +1,4 @@
-"""The overview of all queues, and what is done to a whole queue: pause, resume, purge.
+"""The overview of all queues, with a button for each thing that can be done to a whole queue (see queue_operations).
 
 It stands in the admin's index as "Queues", as the list page of ``QueueControl``; there is no page per row, only the
 history of who did what. Every button is a POST with a CSRF token and needs ``queueapp.operate_queue``.
@@ -9,22 +9,24 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from django.contrib import admin, messages
+from django.contrib import admin
 from django.core.exceptions import PermissionDenied
+from django.db import router
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
 from django.utils.http import urlencode
 from django.utils.safestring import SafeString
-from django.utils.timezone import localtime
 
 from .. import registry
 from ..errors import QueueNotFound
-from ..models import DISPATCHER, DelayedMessage, PoisonMessage, QueueControl, Subscriber
-from ..operating import control
+from ..models import NO_QUEUES, DelayedMessage, PoisonMessage, QueueControl, Subscriber
 from ..operating.statistics import in_words, span
-from .figures import Figures, of_all_queues, of_queue
-from .operations import ask
+from .databases import PARAMETER
+from .figures import Figures, of_all_queues
+from .message_pages import Named
+from .operations import Options, ask
+from .queue_operations import OPERATIONS, QueueOperation
 from .showing import display, untrusted
 
 OPERATE = "queueapp.operate_queue"
@@ -56,10 +58,7 @@ class OverviewAdmin(admin.ModelAdmin):
 
     def get_urls(self) -> list[Any]:
         name = f"{self.opts.app_label}_{self.opts.model_name}"
-        views = {
-            verb: self.admin_site.admin_view(partial(self.operate_view, verb=verb))
-            for verb in ("pause", "resume", "purge")
-        }
+        views = {verb: self.admin_site.admin_view(partial(self.operate_view, verb=verb)) for verb in OPERATIONS}
         own = [path(f"<str:label>/{verb}/", view, name=f"{name}_{verb}") for verb, view in views.items()]
         # Django's pages to add and delete are not ours.
         kept = ("_changelist", "_history", "_change")
@@ -92,7 +91,7 @@ class OverviewAdmin(admin.ModelAdmin):
         return HttpResponseRedirect(self._url("changelist"))
 
     def operate_view(self, request: HttpRequest, label: str, verb: str) -> HttpResponse:
-        """Pause, resume or purge one queue: by POST only; a purge asks first."""
+        """Do one of the operations to one queue: by POST only, and asked for first."""
         if not request.user.has_perm(OPERATE):
             raise PermissionDenied
         try:
@@ -101,16 +100,13 @@ class OverviewAdmin(admin.ModelAdmin):
             raise Http404(f"There is no queue {label}.") from None
         if request.method != "POST":
             return HttpResponse(status=405, headers={"Allow": "POST"})
-        if verb == "purge":
-            if "confirmed" not in request.POST:
-                return self._ask_before_purge(request, queue)
-            self._purge(request, queue)
-        elif verb == "pause":
-            changed = control.pause(queue, by=request.user)
-            self.message_user(request, f"Queue {label} {'is paused' if changed else 'was paused already'}.")
-        else:
-            changed = control.resume(queue, by=request.user)
-            self.message_user(request, f"Queue {label} {'is running again' if changed else 'was not paused'}.")
+        operation = OPERATIONS[verb]
+        confirmed = "confirmed" in request.POST
+        form = operation.options(request.POST) if confirmed else operation.options(initial=operation.initial(queue))
+        if not confirmed or not form.is_valid():
+            return self._ask(request, queue, operation, form)
+        text, level = operation.run(queue, request.user, form.cleaned_data)
+        self.message_user(request, text, level)
         return HttpResponseRedirect(self._url("changelist"))
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
@@ -121,8 +117,10 @@ class OverviewAdmin(admin.ModelAdmin):
             return None
 
     def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
-        """Who paused, resumed or purged a queue, and when."""
-        return super().history_view(request, object_id, {"title": f"History of {object_id}", **(extra_context or {})})
+        """Who did what to a queue, and when."""
+        # Its name alone: what is set for it is not read here, so "running" could be untrue.
+        named = {"title": f"History of {object_id}", "object": Named(object_id, object_id)}
+        return super().history_view(request, object_id, {**named, **(extra_context or {})})
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -132,15 +130,17 @@ class OverviewAdmin(admin.ModelAdmin):
             "figures": figures,
             "link": display.queue_link(label, figures.queue, self.admin_site, request),
             "state": self._state(figures),
+            "set": self._set(figures),
             "oldest": display.duration(figures.oldest) if figures.oldest is not None else "",
             "notes": [untrusted.inline(text, 300) for text in self._notes(figures)],
-            "delayed_url": self._list_of(request, DelayedMessage, destination=label),
-            "poison_url": self._list_of(request, PoisonMessage, queue=label),
-            "subscribers_url": self._list_of(request, Subscriber, queue=label),
+            "delayed_url": self._list_of(request, DelayedMessage, figures.alias, destination=label),
+            "poison_url": self._list_of(request, PoisonMessage, figures.alias, queue=label),
+            "subscribers_url": self._list_of(request, Subscriber, figures.alias, queue=label),
             "history_url": self._url("history", label),
-            "pause_url": self._url("resume" if figures.paused else "pause", label),
-            "pause_text": "Resume" if figures.paused else "Pause",
-            "purge_url": self._url("purge", label),
+            "operations": [
+                (OPERATIONS[name], self._url(name, label))
+                for name in ("resume" if figures.paused else "pause", "concurrency", "purge")
+            ],
         }
 
     @staticmethod
@@ -150,16 +150,14 @@ class OverviewAdmin(admin.ModelAdmin):
         return [text for text in (of.error, of.note, *map(in_words, of.trouble), *left) if text]
 
     def _state(self, figures: Figures) -> SafeString:
-        if figures.label == DISPATCHER:
-            return self._state_of_dispatchers(figures)
+        if figures.label in NO_QUEUES:
+            return self._state_of_no_queue(figures)
         if figures.queue is None:
             return display.badge("bad", "no such queue")
         if figures.of.waiting is None:
             return display.badge("bad", "not readable")
         if figures.paused:
-            by = figures.changed_by or "a script"
-            since = f"since {localtime(figures.control.changed_at):%Y-%m-%d %H:%M:%S}" if figures.control else ""
-            return display.badge("warn", f"paused by {by}", since)
+            return display.badge("warn", "paused")
         if figures.of.error:
             return display.badge("bad", "partly known")
         if figures.of.trouble:
@@ -169,45 +167,48 @@ class OverviewAdmin(admin.ModelAdmin):
         return display.badge("good", "running")
 
     @staticmethod
-    def _state_of_dispatchers(figures: Figures) -> SafeString:
+    def _set(figures: Figures) -> list[Any]:
+        """What somebody has set for the queue; who set something last, and when."""
+        if figures.control is None:
+            return []
+        tasks = figures.control.concurrency
+        by, at = f"by {figures.changed_by or 'a script'}", display.moment(figures.control.changed_at)
+        return [*([f"{display.tasks(tasks)} per process"] if tasks is not None else []), by, at]
+
+    @staticmethod
+    def _state_of_no_queue(figures: Figures) -> SafeString:
         if figures.subscribers is None:
             return display.badge("bad", "not readable")
         if figures.of.trouble:
             return display.badge("bad", "trouble")
         return display.badge("good", "running") if figures.subscribers else display.badge("warn", "none alive")
 
-    def _ask_before_purge(self, request: HttpRequest, queue: Any) -> HttpResponse:
-        figures, label = of_queue(queue), queue._meta.label
-        count = f"{figures.waiting} waiting message{'' if figures.waiting == '1' else 's'}"
+    def _ask(self, request: HttpRequest, queue: Any, operation: QueueOperation, form: Options) -> HttpResponse:
+        label = queue._meta.label
         return ask(
             self,
             request,
-            title=f"Purge {label} ({count})?",
-            explanation="Every waiting message is deleted for good and will not be handled. Messages that are leased "
-            "or just being received are left alone. Delayed and poison messages stay.",
+            title=operation.title(queue),
+            explanation=operation.explanation,
             few=[],
             hidden=[],
-            yes=f"Purge {label}",
-            dangerous=True,
-            post_to=self._url("purge", label),
+            form=form,
+            yes=operation.answer or f"{operation.label} {label}",
+            dangerous=operation.dangerous,
+            post_to=self._url(operation.name, label),
             back_to=self._url("changelist"),
         )
-
-    def _purge(self, request: HttpRequest, queue: Any) -> None:
-        purged = control.purge(queue, by=request.user)
-        text = f"{display.messages(purged.deleted)} of {queue._meta.label} deleted."
-        if not purged.complete:
-            text += f" Stopped after {control.PURGE_FOR.seconds} seconds; there are more: purge again for the rest."
-        self.message_user(request, text, messages.SUCCESS if purged.complete else messages.WARNING)
 
     def _url(self, page: str, *args: Any) -> str:
         return reverse(f"{self.admin_site.name}:{self.opts.app_label}_{self.opts.model_name}_{page}", args=args)
 
-    def _list_of(self, request: HttpRequest, model: Any, **filters: str) -> str:
-        """The address of another list, filtered; '' when the user may not see it."""
+    def _list_of(self, request: HttpRequest, model: Any, alias: str, **filters: str) -> str:
+        """The address of another list, of one database and filtered; '' when the user may not see it."""
         page = self.admin_site._registry.get(model)
         if page is None or not page.has_view_permission(request):
             return ""
         meta = model._meta
         url = reverse(f"{self.admin_site.name}:{meta.app_label}_{meta.model_name}_changelist")
+        if alias != router.db_for_write(model):
+            filters[PARAMETER] = alias
         return f"{url}?{urlencode(filters)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from django import forms
@@ -13,12 +14,13 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
 from django.utils.html import format_html
-from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 
 from .. import poison, registry
 from ..errors import QueueNotFound
 from ..models import PoisonMessage
+from ..sql import looking
+from .databases import DatabaseFilter
 from .delayed import carried
 from .editing import edit_view
 from .large_tables.lists import BoundedFilter
@@ -121,9 +123,9 @@ class RequeueOptions(Options):
 
 
 def _requeue(page: Any, request: HttpRequest, keys: list[int], options: dict[str, Any]) -> int:
-    chosen = PoisonMessage.objects.using(page.alias).filter(number__in=keys)
+    chosen = PoisonMessage.objects.using(page.database(request)).filter(number__in=keys)
     by_queue: defaultdict[str, list[int]] = defaultdict(list)
-    for number, queue, destination in chosen.values_list("number", "queue", "destination"):
+    for number, queue, destination in looking(chosen).values_list("number", "queue", "destination"):
         by_queue[destination or queue].append(number)
     moved = 0
     for label, numbers in by_queue.items():
@@ -137,15 +139,15 @@ def _requeue(page: Any, request: HttpRequest, keys: list[int], options: dict[str
 
 
 def _archive(page: Any, request: HttpRequest, keys: list[int], options: dict[str, Any]) -> int:
-    return poison.archive(PoisonMessage.objects.using(page.alias).filter(number__in=keys))
+    return poison.archive(PoisonMessage.objects.using(page.database(request)).filter(number__in=keys))
 
 
 def _restore(page: Any, request: HttpRequest, keys: list[int], options: dict[str, Any]) -> int:
-    return poison.restore(PoisonMessage.objects.using(page.alias).filter(number__in=keys))
+    return poison.restore(PoisonMessage.objects.using(page.database(request)).filter(number__in=keys))
 
 
 def _delete(page: Any, request: HttpRequest, keys: list[int], options: dict[str, Any]) -> int:
-    return int(PoisonMessage.objects.using(page.alias).filter(number__in=keys).delete()[0])
+    return int(PoisonMessage.objects.using(page.database(request)).filter(number__in=keys).delete()[0])
 
 
 def _is_unresolved(message: PoisonMessage) -> bool:
@@ -210,11 +212,9 @@ class PoisonAdmin(MessageAdmin):
 
     operations = OPERATIONS
     list_order = "-number"
-    list_display = (
-        "failed", "why", "attempts_made", "group", "from_queue", "message", "state",
-    )  # fmt: skip
+    list_display = ("failed", "why", "from_queue", "message")
     list_display_links = ("failed", "message")
-    list_filter = (StatusFilter, QueueFilter, GroupFilter, ExceptionFilter)
+    list_filter = (DatabaseFilter, StatusFilter, QueueFilter, GroupFilter, ExceptionFilter)
     sortable_by = ("failed",)
     search_help_text = "A number, or a message id or its beginning (a beginning: among the newest 100,000)."
 
@@ -229,7 +229,7 @@ class PoisonAdmin(MessageAdmin):
         return self._may(request, "change")
 
     def has_edit_permission(self, request: HttpRequest) -> bool:
-        """``queueapp.edit_poisonmessage``."""
+        """``queueapp.edit_poisonmessage``; beside it, a message's body must be one that the user may see."""
         return self._may(request, "edit")
 
     # -- the list -------------------------------------------------------------------------------------------------
@@ -239,51 +239,47 @@ class PoisonAdmin(MessageAdmin):
         held = getattr(request, "_queueapp_newest_poison", None)
         if held is None:
             columns = ("queue", "exception_type", "group_key", "reason")
-            rows = PoisonMessage.objects.using(self.alias).order_by("-number").values(*columns)
+            rows = looking(PoisonMessage.objects.using(self.database(request))).order_by("-number").values(*columns)
             held = list(rows[:SAMPLE])
             request._queueapp_newest_poison = held  # type: ignore[attr-defined]
         return held
 
     def keys_of_id(self, rows: QuerySet[Any], term: str) -> list[int]:
-        return keys_in_store(self.model.objects.using(rows.db), self.list_order, term)
+        return keys_in_store(looking(self.model.objects.using(rows.db)), self.list_order, term)
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         return super().changelist_view(request, {"title": "Poison messages", **(extra_context or {})})
 
-    def scope_of(self, message: Any) -> str:
-        return urlencode({"status": message.status}) if message.status != UNRESOLVED else ""
+    def list_with(self, message: Any) -> str:
+        status = {} if message.status == UNRESOLVED else {"status": str(message.status)}
+        return self.list_url(message._state.db, **status)
 
     def message_type(self, row: Any) -> str:
         return row.message_type or super().message_type(row)
 
     @admin.display(description="failed", ordering="number")
     def failed(self, row: Any) -> Any:
-        return display.ago(row.failed_at, row.db_now)
+        attempts = f"{row.attempts} attempt{'' if row.attempts == 1 else 's'}"
+        return display.below(
+            display.ago(row.failed_at, row.db_now), attempts, "" if _is_unresolved(row) else self.state(row)
+        )
 
     @admin.display(description="queue, consumer")
     def from_queue(self, row: Any) -> SafeString:
-        consumer = untrusted.inline(row.consumer, 45)
-        return format_html('{}<span class="queueapp-aside">{}</span>', untrusted.inline(row.queue, 50), consumer)
-
-    @admin.display(description="message, type")
-    def message(self, row: Any) -> SafeString:
-        return format_html('{}<span class="queueapp-aside">{}</span>', self.short_id(row), self.type_name(row))
+        return display.below(untrusted.inline(row.queue, 50), untrusted.inline(row.consumer, 60))
 
     @admin.display(description="reason")
     def why(self, row: Any) -> SafeString:
         kind = untrusted.inline(row.exception_type, 50) if row.exception_type else ""
         exception = format_html("<code>{}</code> ", kind) if kind else ""
-        return format_html("{}{}", exception, untrusted.inline(row.reason, 120))
-
-    @admin.display(description="attempts")
-    def attempts_made(self, row: Any) -> int:
-        return int(row.attempts)
+        group = format_html("group {}", self.group(row)) if row.group_key else ""
+        return display.below(format_html("{}{}", exception, untrusted.inline(row.reason, 200)), group)
 
     @admin.display(description="group")
     def group(self, row: Any) -> Any:
         if not row.group_key:
             return display.NOTHING
-        url = self.list_url(urlencode({"group": row.group_key}))
+        url = self.list_url(row._state.db, group=row.group_key)
         return format_html(
             '<a href="{}" title="All messages of this group"><code>{}</code></a>', url, row.group_key[:6]
         )
@@ -297,8 +293,16 @@ class PoisonAdmin(MessageAdmin):
     def title_of(self, message: Any) -> str:
         return f"Poison message {message.message_id}"
 
+    def queues_of_body(self, message: PoisonMessage) -> set[str]:
+        return {message.queue, message.destination or message.queue}
+
+    def may_edit(self, request: HttpRequest, message: PoisonMessage) -> bool:
+        """Whether this user may edit this message: the form shows its body."""
+        return self.has_edit_permission(request) and self.may_see_body(request, message)
+
     def facts(self, request: HttpRequest, message: PoisonMessage) -> Facts:
         text = untrusted.inline
+        worker = f"{message.host} {message.process} {message.worker_version}".strip()
         queue: Any = None
         with suppress(QueueNotFound):
             queue = registry.queues.find(message.queue)
@@ -311,7 +315,7 @@ class PoisonAdmin(MessageAdmin):
             ("Attempts", message.attempts),
             ("First failed", display.moment(message.first_failed_at)),
             ("Last failed", display.moment(message.failed_at)),
-            ("Worker", text(f"{message.host} {message.process} {message.worker_version}".strip(), 300)),
+            ("Worker", text(worker, 400) if worker else display.NOTHING),
             ("Group", self.group(message)),
             ("Meant for", text(message.destination, 200) if message.destination else ""),
             ("Archived", display.moment(message.archived_at) if message.status == ARCHIVED else ""),
@@ -326,7 +330,7 @@ class PoisonAdmin(MessageAdmin):
                 [
                     ("Number", message.pk),
                     ("Id", message.message_id),
-                    ("Type", self.type_name(message)),
+                    ("Type", self.type_name(message, 500)),
                     *carried(message),
                 ],
             ),
@@ -336,11 +340,11 @@ class PoisonAdmin(MessageAdmin):
         """The message that this one was edited from, as a link while it is kept."""
         if message.edit_of is None:
             return ""
-        originals = PoisonMessage.objects.using(self.alias).filter(message_id=message.edit_of)
-        number = originals.values_list("number", flat=True).first()
-        if number is None:
+        originals = looking(PoisonMessage.objects.using(message._state.db)).filter(message_id=message.edit_of)
+        original = originals.only("number").first()
+        if original is None:
             return message.edit_of
-        return format_html('<a href="{}{}/change/">{}</a>', self.list_url(), number, message.edit_of)
+        return format_html('<a href="{}">{}</a>', self.url_of(original), message.edit_of)
 
     def get_urls(self) -> list[Any]:
         name = f"{self.opts.app_label}_{self.opts.model_name}_edit"
@@ -349,16 +353,11 @@ class PoisonAdmin(MessageAdmin):
 
     def edit_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """The page that edits a message and requeues the copy."""
-        message = self._find(request, object_id)
-        return self._gone(request, object_id) if message is None else edit_view(self, request, message)
+        return self.page_of(request, object_id, partial(edit_view, self, request))
 
-    def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
-        message = self._find(request, object_id)
-        more = {}
-        if message is not None:
-            more = {
-                "exception_message": untrusted.text(message.exception_message),
-                "traceback": untrusted.text(message.traceback),
-                "edit": _is_unresolved(message) and self.has_edit_permission(request),
-            }
-        return super().change_view(request, object_id, form_url, {**more, **(extra_context or {})})
+    def more_of(self, request: HttpRequest, message: PoisonMessage) -> dict[str, Any]:
+        return {
+            "exception_message": untrusted.text(message.exception_message),
+            "traceback": untrusted.text(message.traceback),
+            "edit": _is_unresolved(message) and self.may_edit(request, message),
+        }

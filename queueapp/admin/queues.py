@@ -7,23 +7,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
-from django.contrib import admin, messages
+from django.contrib import admin
 from django.contrib.admin.models import DELETION
-from django.db import DatabaseError, connections, transaction
+from django.db import router
 from django.db.models import Q, QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.urls import reverse
+from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.timezone import localtime
 
-from ..models import QueueControl, Subscriber
+from ..models import Subscriber
 from ..operating import control
-from ..sql import ErrorKind, backend_of
+from ..sql import looking
 from .large_tables.lists import BoundedFilter
 from .large_tables.search import keys_in_queue
 from .message_pages import Facts, MessageAdmin
@@ -85,16 +82,16 @@ class PriorityOfRecipientsFilter(BoundedFilter, PriorityFilter):
 
 
 def _delete(page: Any, request: HttpRequest, keys: list[int], options: dict[str, Any]) -> int:
-    return control.delete(page.model, keys, using=page.alias)
+    return control.delete(page.model, keys, using=page.database(request))
 
 
 def _release(page: Any, request: HttpRequest, keys: list[int], options: dict[str, Any]) -> int:
-    return control.release_leases(page.model, keys, using=page.alias)
+    return control.release_leases(page.model, keys, using=page.database(request))
 
 
 def _bury(page: Any, request: HttpRequest, keys: list[int], options: dict[str, Any]) -> int:
     reason = f"moved by hand by {request.user.get_username()}"
-    return control.move_to_poison(page.model, keys, reason=reason, using=page.alias)
+    return control.move_to_poison(page.model, keys, reason=reason, using=page.database(request))
 
 
 _HELD = "leased, being received, or no longer there"
@@ -142,7 +139,7 @@ class QueueAdmin(MessageAdmin):
     id_field = "id"
     list_order = "seq"
     sortable_by = ("seq",)
-    list_display_links = ("seq", "short_id")
+    list_display_links = ("seq", "message")
     search_help_text = (
         "A seq, or a message id or its beginning. An id is looked for among the 50,000 oldest and newest messages and "
         "those that were sent when it was made."
@@ -150,6 +147,10 @@ class QueueAdmin(MessageAdmin):
 
     def _has(self, name: str) -> bool:
         return any(field.name == name for field in self.opts.local_concrete_fields)
+
+    def databases(self) -> list[str]:
+        """Where the queue is."""
+        return [router.db_for_write(self.model)]
 
     # -- permissions ----------------------------------------------------------------------------------------------
 
@@ -163,15 +164,12 @@ class QueueAdmin(MessageAdmin):
         delivery = self.model.delivery
         columns = {
             "seq": True,
-            "short_id": True,
+            "message": True,
             "state": True,
-            "type_name": True,
-            "recipient_name": delivery.recipients and self._has("recipient"),
             "level": delivery.priorities > 1 and self._has("priority"),
             "age": self._has("enqueued_at"),
             "body_size": True,
             "delivery_count": self._has("deliveries"),
-            "cancel_count": self._has("cancels"),
         }
         return tuple(name for name, shown in columns.items() if shown)
 
@@ -184,49 +182,27 @@ class QueueAdmin(MessageAdmin):
         return tuple(filters)
 
     def keys_of_id(self, rows: QuerySet[Any], term: str) -> list[int]:
-        return keys_in_queue(self.model._base_manager.using(self.alias), term)
+        return keys_in_queue(looking(self.model._base_manager.using(rows.db)), term)
 
     def prepare_rows(self, rows: list[Any]) -> None:
         """Name the holders of all leases on the page with one query."""
+        alias = self.databases()[0]
         owners = {row.lease_owner for row in rows if getattr(row, "lease_owner", None)}
-        known = Subscriber.objects.using(self.alias).in_bulk(owners) if owners else {}
+        known = Subscriber.objects.using(alias).in_bulk(owners) if owners else {}
         for row in rows:
             row.holder = known.get(getattr(row, "lease_owner", None))
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        context = {"title": f"Messages in {self.opts.label}", **(extra_context or {})}
-        show = super().changelist_view
-        return self._or_note(request, lambda: show(request, context))
+        return super().changelist_view(request, {"title": f"Messages in {self.opts.label}", **(extra_context or {})})
 
-    def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
-        """The page of one message."""
-        show = super().change_view
-        return self._or_note(request, lambda: show(request, object_id, form_url, extra_context))
-
-    def _or_note(self, request: HttpRequest, view: Callable[[], HttpResponse]) -> HttpResponse:
-        """The view's response, or a note when the table is missing: a model whose migration has not run is a state to
-        be told, not a crash."""
-        # A page is read within a savepoint, so that a missing table does not break the request's own transaction. An
-        # operation commits batch by batch, so it must not be within one.
-        guard = transaction.atomic(using=self.alias) if request.method == "GET" else nullcontext()
-        try:
-            with guard:
-                return view()
-        except DatabaseError as error:
-            if backend_of(connections[self.alias]).error_kind(error) is not ErrorKind.MISSING:
-                raise
-        text = f"Queue {self.opts.label}: its table {self.opts.db_table!r} does not exist, or lacks a column."
-        self.message_user(request, text, messages.ERROR)
-        overview = self.admin_site._registry.get(QueueControl)
-        may_see = overview is not None and overview.has_view_permission(request)
-        page = "queueapp_queuecontrol_changelist" if may_see else "index"
-        return HttpResponseRedirect(reverse(f"{self.admin_site.name}:{page}"))
+    def named(self, alias: str) -> str:
+        return f"Queue {self.opts.label}"
 
     # -- columns --------------------------------------------------------------------------------------------------
 
-    @admin.display(description="recipient")
-    def recipient_name(self, row: Any) -> Any:
-        return untrusted.inline(row.recipient, 40) if row.recipient else display.NOTHING
+    def besides(self, row: Any) -> list[Any]:
+        recipient = getattr(row, "recipient", "")
+        return [*super().besides(row), *([format_html("for {}", untrusted.inline(recipient, 40))] if recipient else [])]
 
     # Columns of their own, not fields: a field in the list could be sorted by, and no index gives that order.
     @admin.display(description="priority")
@@ -234,12 +210,9 @@ class QueueAdmin(MessageAdmin):
         return int(row.priority)
 
     @admin.display(description="deliveries")
-    def delivery_count(self, row: Any) -> int:
-        return int(row.deliveries)
-
-    @admin.display(description="cancels")
-    def cancel_count(self, row: Any) -> int:
-        return int(row.cancels)
+    def delivery_count(self, row: Any) -> Any:
+        cancels = getattr(row, "cancels", 0)
+        return display.below(row.deliveries, f"{cancels} cancel{'' if cancels == 1 else 's'}" if cancels else "")
 
     @admin.display(description="enqueued")
     def age(self, row: Any) -> Any:
@@ -257,7 +230,7 @@ class QueueAdmin(MessageAdmin):
             return display.badge(state.tone, state.value)
         # The title holds what "left" and "ago" are counted from.
         tag = display.badge(state.tone, state.value, f"lease until {localtime(until).isoformat()}")
-        return format_html('{}<span class="queueapp-aside">{}</span>', tag, text)
+        return display.below(tag, text)
 
     def holder_name(self, row: Any) -> str:
         """host:process of the lease's holder; a script's receive is no subscriber, and has only its token."""
@@ -275,7 +248,7 @@ class QueueAdmin(MessageAdmin):
         about: list[tuple[str, Any]] = [
             ("Seq", message.pk),
             ("Id", message.id),
-            ("Type", self.type_name(message)),
+            ("Type", self.type_name(message, 500)),
         ]
         for name, title in texts.items():
             if value := getattr(message, name, None):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 from django.contrib import admin
+from django.contrib.admin.utils import unquote
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.safestring import SafeString
 
 from ..models import Now, Subscriber, UtcField
+from .databases import DatabaseFilter, OfDatabases
 from .showing import display, untrusted
 
 
@@ -26,20 +29,18 @@ class AliveFilter(admin.SimpleListFilter):
         return queryset.filter(alive_until__lte=Now()) if self.value() == "no" else queryset
 
 
-class SubscriberAdmin(admin.ModelAdmin):
+class SubscriberAdmin(OfDatabases):
     """One row per worker process and queue."""
 
     actions = None
+    change_form_template = "admin/queueapp/subscriber.html"
     show_facets = admin.ShowFacets.NEVER
-    list_display = (
-        "queue_name", "holder", "state", "heartbeat", "started", "version_name",
-        "concurrency", "outstanding", "received", "handled", "failed",
-    )  # fmt: skip
+    list_display = ("queue_name", "holder", "state", "started", "tasks", "counts")
     list_display_links = ("queue_name",)
-    list_filter = (AliveFilter, ("queue", admin.AllValuesFieldListFilter))
+    list_filter = (DatabaseFilter, AliveFilter, ("queue", admin.AllValuesFieldListFilter))
     ordering = ("queue", "host", "process")
     readonly_fields = (
-        "queue_name", "holder", "state", "heartbeat", "started", "version_name", "id", "supervisor",
+        "queue_name", "holder", "state", "heartbeat", "started", "id", "supervisor",
         "concurrency", "outstanding", "received", "handled", "failed",
     )  # fmt: skip
     fields = readonly_fields
@@ -60,8 +61,21 @@ class SubscriberAdmin(admin.ModelAdmin):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         return super().get_queryset(request).annotate(db_now=Now(output_field=UtcField()))
 
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
+        alias, primary = self.place_of(object_id)
+        try:
+            return self.get_queryset(request).using(alias).filter(pk=uuid.UUID(primary)).first()
+        except ValueError:
+            return None
+
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        return super().changelist_view(request, {"title": "Subscribers", **(extra_context or {})})
+        show, context = super().changelist_view, {"title": "Subscribers", **(extra_context or {})}
+        return self.or_note(request, self.database(request), lambda: show(request, context))
+
+    def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
+        """The read-only page of one process."""
+        show, alias = super().change_view, self.place_of(unquote(object_id))[0]
+        return self.or_note(request, alias, lambda: show(request, object_id, form_url, extra_context))
 
     @admin.display(description="queue", ordering="queue")
     def queue_name(self, row: Subscriber) -> SafeString:
@@ -69,14 +83,27 @@ class SubscriberAdmin(admin.ModelAdmin):
 
     @admin.display(description="process", ordering="host")
     def holder(self, row: Subscriber) -> SafeString:
-        return untrusted.inline(f"{row.host}:{row.process}")
+        version = untrusted.inline(row.version) if row.version else ""
+        return display.below(untrusted.inline(f"{row.host}:{row.process}"), version)
 
     @admin.display(description="state", ordering="alive_until")
     def state(self, row: Any) -> SafeString:
         left = row.alive_until - row.db_now
         if left.total_seconds() > 0:
-            return display.badge("good", "alive")
-        return display.badge("bad", f"dead for {display.duration(left)}")
+            beat = display.duration(row.db_now - row.heartbeat_at)
+            return display.below(display.badge("good", "alive"), f"heartbeat {beat} ago")
+        return display.below(
+            display.badge("bad", f"dead for {display.duration(left)}"), display.moment(row.heartbeat_at)
+        )
+
+    @admin.display(description="tasks", ordering="concurrency")
+    def tasks(self, row: Subscriber) -> SafeString:
+        return display.below(row.concurrency, f"{row.outstanding:,} in hand")
+
+    @admin.display(description="messages", ordering="received")
+    def counts(self, row: Subscriber) -> SafeString:
+        failed = f"{row.failed:,} failed" if row.failed else ""
+        return display.below(f"{row.handled:,} handled", f"{row.received:,} received", failed)
 
     @admin.display(description="heartbeat", ordering="heartbeat_at")
     def heartbeat(self, row: Any) -> Any:
@@ -85,7 +112,3 @@ class SubscriberAdmin(admin.ModelAdmin):
     @admin.display(description="started", ordering="started_at")
     def started(self, row: Any) -> Any:
         return display.ago(row.started_at, row.db_now)
-
-    @admin.display(description="version")
-    def version_name(self, row: Subscriber) -> Any:
-        return untrusted.inline(row.version) if row.version else display.NOTHING

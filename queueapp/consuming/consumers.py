@@ -19,6 +19,8 @@ from django.db import models
 
 from ..errors import InvalidOption
 from ..recoverability import OPTIONS
+from ..verdicts import Verdict
+from .context import Context
 from .registration import Registration, layers, located, place_of
 from .registry import registered
 
@@ -36,8 +38,8 @@ class ConsumerOptions(TypedDict, total=False):
     retry_delay_increase: timedelta | float | None
     retry_jitter: float | None
     immediate_retries: int | None
-    unrecoverable: tuple[type[BaseException], ...]
-    policy: Callable[[Any], Any] | None
+    unrecoverable: tuple[type[BaseException], ...] | None
+    policy: Callable[[Any], Verdict] | None
 
 
 class Consumer(Generic[MessageT]):
@@ -53,14 +55,27 @@ class Consumer(Generic[MessageT]):
     an underscore before it, or capitals, make it the class' own. Raises InvalidOption.
     """
 
-    queue: Any = None
+    queue: type[models.Model] | None = None
+    # For type checkers; those of ``ConsumerOptions``.
+    name: str
+    timeout: timedelta | float | None
+    attempts: int | None
+    retry_delay: timedelta | float | None
+    retry_delay_increase: timedelta | float | None
+    retry_jitter: float | None
+    immediate_retries: int | None
+    unrecoverable: tuple[type[BaseException], ...] | None
+    policy: Callable[[Any], Verdict] | None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if inspect.isabstract(cls) or cls.queue is None:
             return
         own_name = f"{cls.__module__}.{cls.__qualname__}"
-        with located(place_of(cls)):
+        place = place_of(cls)
+        if ", line " not in place:  # it has no function yet
+            place += f", line {sys._getframe(1).f_lineno}"
+        with located(place):
             _refuse_no_queue(cls.queue, cls.__qualname__)
             if cls.handle is Consumer.handle:
                 raise InvalidOption(f"consumer {own_name}", cls, "a class with a method handle(self, message, context)")
@@ -75,7 +90,7 @@ class Consumer(Generic[MessageT]):
                 raise InvalidOption(f"consumer {own_name}", cls, accepted) from error
             registered.add(Registration(cls.queue, getattr(cls, "name", None) or own_name, of, handler, given))
 
-    def handle(self, message: MessageT, context: Any) -> Any:
+    def handle(self, message: MessageT, context: Context) -> Any:
         """Handle one message; ``async def`` works as well. Raising fails the attempt."""
         raise NotImplementedError
 

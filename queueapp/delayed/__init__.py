@@ -2,17 +2,21 @@
 
 from .by_hand import cancel, make_due, reschedule
 from .dispatching import dispatch_due, next_due_in, undeliverable
-from .looking import can_count, waiting
+from .elsewhere import addresses, stores_of
+from .forwarding import KEPT, can_tell, forget_arrivals, forward_due, next_forward_in
+from .looking import can_count, kept_in, waiting
 from .one_by_one import dispatch_next
 from .opening import endpoint_of, is_built_in, open_for_any, open_for_dispatch, open_store, store_class, store_of
 from .sql_store import SqlDelayedStore
 from .store import Delayed, DelayedStore, DelayedStoreWithInfrastructure
-from .undelivered import Dispatched, DispatchFailed, FetchFailed, RecoveryFailed, StepFailed
+from .undelivered import Dispatched, DispatchFailed, FetchFailed, RecoveryFailed, StepFailed, step
 from .watching import store_breaker, store_breakers, storing
 
 __all__ = [
-    "Delayed", "DelayedStore", "DelayedStoreWithInfrastructure", "DispatchFailed", "Dispatched", "FetchFailed",
-    "RecoveryFailed", "SqlDelayedStore", "StepFailed", "can_count", "cancel", "dispatch_due", "dispatch_next",
-    "endpoint_of", "is_built_in", "make_due", "next_due_in", "open_for_any", "open_for_dispatch", "open_store", "reschedule",
-    "store_breaker", "store_breakers", "store_class", "store_of", "storing", "undeliverable", "waiting",
+    "KEPT", "Delayed", "DelayedStore", "DelayedStoreWithInfrastructure", "DispatchFailed", "Dispatched",
+    "FetchFailed", "RecoveryFailed", "SqlDelayedStore", "StepFailed", "addresses", "can_count", "can_tell",
+    "cancel", "dispatch_due", "dispatch_next", "endpoint_of", "forget_arrivals", "forward_due", "is_built_in",
+    "kept_in", "make_due", "next_due_in", "next_forward_in", "open_for_any", "open_for_dispatch",
+    "open_store", "reschedule", "step", "store_breaker", "store_breakers", "store_class", "store_of", "stores_of",
+    "storing", "undeliverable", "waiting",
 ]  # fmt: skip

@@ -16,11 +16,12 @@ from django.db.models import Count, F
 from .. import registry, wakeups
 from ..conf import settings
 from ..errors import QueueNotFound
-from ..models import DelayedMessage, Now
+from ..models import DelayedMessage, Now, each_value
 from ..poison.burying import is_passing
-from ..sql import backend_of, queue_sql
+from ..sql import backend_of, looking, queue_sql
 from ..sql.base import StoreTable
 from ..sql.rows import row_from
+from .elsewhere import addresses
 from .opening import is_built_in, open_for_any, store_of
 from .undelivered import Dispatched, FetchFailed, OnRefused, RecoveryFailed, ignore, poison, step
 
@@ -72,12 +73,10 @@ def destinations() -> list[str]:
 def undeliverable(alias: str, overdue: timedelta = OVERDUE) -> dict[str, int]:
     """Destinations that no queue of this process answers to, with messages that have been due for longer than that: how
     many, counted up to ``COUNTED``. Another project's dispatcher would have moved them by now."""
-    rows = DelayedMessage.objects.using(alias).order_by("destination")
-    known = set(destinations())
+    rows = looking(DelayedMessage.objects.using(alias)).order_by("destination")
+    known = {*destinations(), *(one for some in addresses(alias).values() for one in some)}
     found: dict[str, int] = {}
-    # One step to the next destination in the index each time: however many messages there are of one.
-    name = rows.values_list("destination", flat=True).first()
-    while name is not None:
+    for name in each_value(rows, "destination"):
         if name not in known:
             try:
                 registry.queues.find(name)
@@ -86,7 +85,6 @@ def undeliverable(alias: str, overdue: timedelta = OVERDUE) -> dict[str, int]:
                 waiting = rows.filter(destination=name, due__lt=Now() - overdue)
                 if count := waiting.values("pk")[:COUNTED].aggregate(n=Count("pk"))["n"]:
                     found[name] = count
-        name = rows.filter(destination__gt=name).values_list("destination", flat=True).first()
     return found
 
 

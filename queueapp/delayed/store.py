@@ -12,7 +12,7 @@ import abc
 import uuid
 from dataclasses import fields, make_dataclass
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
@@ -20,25 +20,46 @@ from ..errors import MissingVerb
 from ..models.delivery import Semantics
 from ..sql.carried import CARRIED, Kind
 
-_delayed: Any = make_dataclass(
-    "_delayed",
-    [
-        ("message_id", uuid.UUID),
-        ("destination", str),
-        ("due", datetime),
-        ("headers", str),
-        ("body", bytes | None),
-        ("retries", int, 0),
-        *((one.name, Any, one.default) for one in CARRIED),
-        ("deliveries", int, 0),
-        ("cancels", int, 0),
-        ("failures", str | None, None),
-        ("handle", Any, None),
-    ],
-)
+if TYPE_CHECKING:
+
+    class _Delayed:
+        """What type checkers see: the fields that ``Delayed`` names, and any of those that are declared elsewhere."""
+
+        __dataclass_fields__: ClassVar[dict[str, Any]]
+
+        def __init__(
+            self,
+            message_id: uuid.UUID,
+            destination: str,
+            due: datetime,
+            headers: str,
+            body: bytes | None,
+            retries: int = 0,
+            *,
+            handle: Any = None,
+            **others: Any,
+        ) -> None: ...
+        def __getattr__(self, name: str) -> Any: ...
+else:
+    _Delayed = make_dataclass(
+        "_Delayed",
+        [
+            ("message_id", uuid.UUID),
+            ("destination", str),
+            ("due", datetime),
+            ("headers", str),
+            ("body", bytes | None),
+            ("retries", int, 0),
+            *((one.name, Any, one.default) for one in CARRIED),
+            ("deliveries", int, 0),
+            ("cancels", int, 0),
+            ("failures", str | None, None),
+            ("handle", Any, None),
+        ],
+    )
 
 
-class Delayed(_delayed):  # type: ignore[misc]
+class Delayed(_Delayed):
     """A delayed message as a store sees it: ``message_id``, ``destination``, ``due``, ``headers``, ``body``, ``retries`` (of
     the dispatch), what ``sql.carried`` declares (``expires``, ``recipient``, ...), the counts, and ``handle``, which is the
     store's own (a key, a lock token). A store keeps all of it; what it does not give back is taken to be as it is here by

@@ -44,8 +44,8 @@ def store_breakers(alias: str) -> list[CircuitBreaker]:
 
 
 @contextmanager
-def storing(alias: str, store: DelayedStore) -> Iterator[None]:
-    """Around storing a message: feeds the breaker, and raises what was raised."""
+def storing(alias: str, store: DelayedStore | None = None) -> Iterator[None]:
+    """Around storing a message, in the table unless in this store: feeds the breaker, and raises what was raised."""
     try:
         yield
     except Exception as error:

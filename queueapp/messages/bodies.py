@@ -53,7 +53,10 @@ def encode(body: Any, headers: Mapping[str, str] | None = None) -> tuple[str, by
     if not headers:
         return plain, data
     merged = decode_headers(plain)
-    merged.update(headers)
+    try:
+        merged.update(headers)
+    except (TypeError, ValueError):
+        raise InvalidMessage(f"headers = {headers!r} is not accepted: it must be a dict of strings.") from None
     return encode_headers(merged), data
 
 

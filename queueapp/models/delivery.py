@@ -12,8 +12,10 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+from ..conf import MAX_CONCURRENCY
 from ..options import Option, read_all
 from ..recoverability import OPTIONS as RECOVERABILITY
+from ..verdicts import Verdict
 
 
 class Semantics(enum.Enum):
@@ -22,6 +24,10 @@ class Semantics(enum.Enum):
     TRANSACTIONAL = "transactional"  #: DELETE, handler and its writes in one transaction: exactly-once effects
     AT_LEAST_ONCE = "at-least-once"  #: leased, handled, then acked: may be handled again
     AT_MOST_ONCE = "at-most-once"  #: DELETE committed before the handler runs: may be lost
+
+
+def _are_aliases(value: Any) -> bool:
+    return all(isinstance(one, str) and one and len(one) <= 60 for one in value)
 
 
 OPTIONS: tuple[Option, ...] = (
@@ -80,7 +86,16 @@ OPTIONS: tuple[Option, ...] = (
         False,
         "Each consumer of a message type gets a copy of its own, addressed to it in the recipient column.",
     ),
-    Option("concurrency", int, None, "Receive tasks per worker process; None: QUEUEAPP.CONCURRENCY.", 1, 256, True),
+    Option(
+        "delayed_in",
+        tuple,
+        (),
+        "Aliases of other databases that may keep delayed messages for this queue: `send(..., delay=..., delayed_in=alias)` "
+        "stores one in that database's transaction, and a dispatcher forwards it, at least once.",
+        accept=_are_aliases,
+    ),
+    Option("concurrency", int, None, "Receive tasks per worker process; None: QUEUEAPP.CONCURRENCY.",
+           1, MAX_CONCURRENCY, True),
     Option(
         "peek_delay",
         timedelta,
@@ -134,6 +149,39 @@ OPTIONS: tuple[Option, ...] = (
 _FILLFACTOR = {Semantics.AT_LEAST_ONCE: 45, Semantics.TRANSACTIONAL: 90, Semantics.AT_MOST_ONCE: 100}
 
 
+class DeliveryOptions:
+    """What a queue's ``class Delivery`` may derive from, for type checkers alone: then they know the types of its options.
+
+    >>> class Orders(Queue):
+    ...     class Delivery(DeliveryOptions):
+    ...         priorities = 3
+    """
+
+    semantics: Semantics
+    lease_period: timedelta
+    renew_leases: bool
+    max_deliveries: int
+    max_cancels: int
+    expiration: timedelta | None
+    priorities: int
+    recipients: bool
+    delayed_in: tuple[str, ...]
+    concurrency: int | None
+    peek_delay: timedelta | None
+    max_records_to_peek: int | None
+    body_string: bool
+    fillfactor: int | None
+    autovacuum_threshold: int
+    timeout: timedelta | float | None
+    attempts: int | None
+    retry_delay: timedelta | float | None
+    retry_delay_increase: timedelta | float | None
+    retry_jitter: float | None
+    immediate_retries: int | None
+    unrecoverable: tuple[type[BaseException], ...] | None
+    policy: Callable[[Any], Verdict] | None
+
+
 class Delivery:
     """The options of one queue, as attributes; ``Queue.delivery`` of each queue is one of these."""
 
@@ -145,6 +193,7 @@ class Delivery:
     expiration: timedelta | None
     priorities: int
     recipients: bool
+    delayed_in: tuple[str, ...]
     concurrency: int | None
     peek_delay: timedelta | None
     max_records_to_peek: int | None
@@ -158,7 +207,7 @@ class Delivery:
     retry_jitter: float | None
     immediate_retries: int | None
     unrecoverable: tuple[type[BaseException], ...] | None
-    policy: Callable[[Any], Any] | None
+    policy: Callable[[Any], Verdict] | None
 
     def __init__(self, given: Mapping[str, Any], where: str) -> None:
         self.given = dict(given)

@@ -18,9 +18,12 @@ from ..errors import InvalidOption
 from ..registry import queues
 from .delivery import Delivery, Semantics, given_options
 from .fields import BytesField, GuidField, Now, UtcField
+from .row_version import RowVersionIndex
 from .table_options import ROWS_CAN_BE_SKIPPED, TableOptions
 
 MAX_NAME_BYTES = 63
+#: Under whose names a queue's messages have their headers.
+WIRE_FORMATS = ("", "nservicebus")
 
 
 class QueueBase(ModelBase):
@@ -53,6 +56,7 @@ class QueueBase(ModelBase):
         if not cls._meta.abstract and not cls._meta.proxy:
             _refuse_bad_name(cls)
             _refuse_leases_without_columns(cls)
+            _refuse_unknown_wire_format(cls)
             _add_indexes_and_options(cls)
             queues.add(cls)
         return cls
@@ -84,6 +88,13 @@ def _refuse_leases_without_columns(cls: Any) -> None:
         )
 
 
+def _refuse_unknown_wire_format(cls: Any) -> None:
+    if cls.wire_format not in WIRE_FORMATS:
+        raise InvalidOption(
+            f"{cls._meta.label}.wire_format", cls.wire_format, f"one of {', '.join(map(repr, WIRE_FORMATS))}"
+        )
+
+
 def _add_indexes_and_options(cls: Any) -> None:
     table, delivery = cls._meta.db_table, cls.delivery
     # Django limits a name to 30 characters; a partial index has to be named. The digest keeps long tables apart.
@@ -101,6 +112,8 @@ def _add_indexes_and_options(cls: Any) -> None:
     constraints = list(cls._meta.constraints)
     if cls._meta.managed and not any(isinstance(c, TableOptions) for c in constraints):
         constraints.append(TableOptions(name=f"{stem}_options", **delivery.table_options()))
+    if cls._meta.managed and cls.wire_format and not any(isinstance(c, RowVersionIndex) for c in constraints):
+        constraints.append(RowVersionIndex(name=f"{stem}_rowversion"))
     cls._meta.constraints = constraints
     # The autodetector reads original_attrs, not the live lists.
     cls._meta.original_attrs["indexes"] = indexes
@@ -111,7 +124,7 @@ class QueueModel(models.Model, metaclass=QueueBase):
     """The columns of a queue's table. ``queueapp.Queue`` is this with ``send`` and ``receive``; users subclass that."""
 
     delivery: ClassVar[Delivery] = Delivery({}, "queueapp.Queue.Delivery.")
-    #: Whose header names a message gets when it is sent: "" ours, "nservicebus" those of foreign tables.
+    #: Whose header names a message gets when it is sent: "" ours, "nservicebus" those that its endpoints read.
     wire_format: ClassVar[str] = ""
 
     seq = models.BigAutoField(primary_key=True, help_text="Order of arrival; the bookmark that an ack names.")

@@ -12,8 +12,9 @@ from django.db import models
 from .fields import GuidField, Now, UtcField
 from .table_options import ROWS_CAN_BE_SKIPPED
 
-#: What stands for the queue in the row of a process that dispatches delayed messages and keeps house; no label is like it.
-DISPATCHER = "(dispatcher)"
+#: What stands for the queue in the rows of a process that dispatches delayed messages, and of one that keeps house (usually
+#: the same one, with a row for each); no label is like them.
+DISPATCHER, HOUSEKEEPING = NO_QUEUES = "(dispatcher)", "(housekeeping)"
 
 
 def list_told(text: str) -> list[Any]:
@@ -26,7 +27,7 @@ def list_told(text: str) -> list[Any]:
 
 
 class Subscriber(models.Model):
-    """One worker process on one queue, or one dispatcher. ``id`` is what ``lease_owner`` names; it is dead after ``alive_until``."""
+    """One worker process on one queue, or one of ``NO_QUEUES``. ``id`` is what ``lease_owner`` names; it is dead after ``alive_until``."""
 
     id = GuidField(primary_key=True, default=uuid.uuid4)
     queue = models.CharField(max_length=200, db_index=True)

@@ -19,7 +19,7 @@ ROWS_CAN_BE_SKIPPED = ["has_select_for_update_skip_locked"]
 
 
 class TableOptions(BaseConstraint):
-    """Storage options of one queue table: fillfactor and autovacuum on PostgreSQL, RowVersion on SQL Server."""
+    """Storage options of one queue table: fillfactor and autovacuum on PostgreSQL, RowVersion and index options on SQL Server."""
 
     def __init__(self, *, name: str, fillfactor: int = 70, autovacuum_threshold: int = 1000, body_string: bool = False):
         super().__init__(name=name)
@@ -35,26 +35,25 @@ class TableOptions(BaseConstraint):
         }
 
     def constraint_sql(self, model: Any, schema_editor: Any) -> Any:
-        """Inline in CREATE TABLE. PostgreSQL has no inline form for all of it: it follows the table, deferred."""
-        inline = backend_of(schema_editor.connection).inline_columns(
-            schema_editor, *self._columns(model), self.options()
-        )
-        if inline is None:
-            schema_editor.deferred_sql.append(self.create_sql(model, schema_editor))
-        return inline
+        """What goes into CREATE TABLE. The rest follows the table, deferred."""
+        backend, columns = backend_of(schema_editor.connection), self.columns(model)
+        after = backend.options_after_create(schema_editor, model._meta.db_table, *columns, self.options())
+        schema_editor.deferred_sql.append(after)
+        return backend.inline_columns(schema_editor, *columns, self.options())
 
     def create_sql(self, model: Any, schema_editor: Any) -> str:
         # Never None on PostgreSQL: with parametrised defaults Django defers constraints and executes what it got.
         return backend_of(schema_editor.connection).set_options(
-            schema_editor, model._meta.db_table, *self._columns(model), self.options()
+            schema_editor, model._meta.db_table, *self.columns(model), self.options()
         )
 
     def remove_sql(self, model: Any, schema_editor: Any) -> str:
         return backend_of(schema_editor.connection).reset_options(
-            schema_editor, model._meta.db_table, *self._columns(model), self.options()
+            schema_editor, model._meta.db_table, *self.columns(model), self.options()
         )
 
-    def _columns(self, model: Any) -> tuple[str, str]:
+    def columns(self, model: Any) -> tuple[str, str]:
+        """The columns of the order and of the body."""
         column: dict[str, str] = {field.name: field.column for field in model._meta.local_fields}
         return column.get("seq", "seq"), column.get("body", "body")
 

@@ -17,7 +17,7 @@ from django.db import connections, transaction
 from django.db.models import Q, QuerySet
 
 from .. import signals, wakeups
-from ..conf import settings
+from ..conf import MAX_CONCURRENCY, settings
 from ..errors import InvalidOption
 from ..models import Now, PoisonMessage, QueueControl
 from ..poison.failure import Failure
@@ -30,10 +30,6 @@ from ..verdicts import Poison
 
 #: A purge started from a web page answers before a proxy gives up on it; what is left takes another press.
 PURGE_FOR = timedelta(seconds=20)
-
-
-#: Of the receive tasks of a queue in one process.
-MAX_CONCURRENCY = 256
 
 
 class Purged(NamedTuple):

@@ -3,6 +3,7 @@
 A queue works without its indexes and options, only slowly, and nobody notices before the table is large. So they are
 looked at when a worker starts (a warning) and by ``manage.py check --database default``, with the statement that mends
 them. NServiceBus' SQL Server transport warns of a missing index at start, too. Without a table or a column a worker ends.
+SQL Server is told which index to take, so there a missing or renamed one is no matter of speed: nothing is received.
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ from django.apps import apps
 from django.db import Error, connections, models, transaction
 
 from ..errors import NotMigrated
-from ..models import TableOptions
+from ..models import DelayedMessage, RowVersionIndex, TableOptions
 from ..sql import ErrorKind, backend_of
+from ..sql.base import QueueTable, StoreTable
+from ..sql.definition import IndexFound, Remark
 
 
 class Finding(NamedTuple):
-    """Something a queue's table lacks, and what would mend it."""
+    """Something a table lacks, and what would mend it."""
 
-    queue: Any
+    model: Any
     problem: str
     remedy: str
 
@@ -48,7 +51,10 @@ def missing(alias: str, queues: Iterable[Any]) -> list[str]:
                 with transaction.atomic(using=alias):
                     model._base_manager.using(alias).filter(pk=_nowhere(model._meta.pk)).first()
             except Error as error:
-                if backend.error_kind(error) is not ErrorKind.MISSING:
+                kind = backend.error_kind(error)
+                if kind is ErrorKind.DENIED:
+                    continue  # it is there, and this role has nothing to do with it
+                if kind is not ErrorKind.MISSING:
                     raise
                 found.append(f"what {table} has by now ({str(error).strip().splitlines()[0]})")
     return found
@@ -85,31 +91,70 @@ def _nowhere(key: Any) -> Any:
     return -1 if isinstance(key, models.IntegerField) else ""
 
 
-def inspect(queue: Any, alias: str) -> list[Finding]:
-    """What the table of a queue lacks in this database; [] for a missing or unmanaged table, or when all is well."""
-    if not queue._meta.managed:
-        return []
+def inspect(model: Any, alias: str) -> list[Finding]:
+    """What the table of a queue, or of the delayed messages, lacks in this database; [] for a missing table, or when all is
+    well. Of a table that is not ours (unmanaged) only what statements cannot do without."""
     connection = connections[alias]
-    table = queue._meta.db_table
-    with connection.cursor() as cursor:
-        names = {info.name for info in connection.introspection.get_table_list(cursor)}
-        if table not in names and '"."' not in table:
-            return []
-        there = connection.introspection.get_constraints(cursor, table)
-    found = []
-    indexed = {tuple(column.lower() for column in one["columns"] or ()) for one in there.values() if one["index"]}
-    for index in queue._meta.indexes:
-        columns = tuple(queue._meta.get_field(name).column.lower() for name, _ in index.fields_orders)
-        # By columns and not by name: an index somebody made by hand serves as well.
-        if columns not in indexed:
-            with connection.schema_editor(collect_sql=True, atomic=False) as editor:
-                statement = str(index.create_sql(queue, editor))
-            found.append(Finding(queue, f"index {index.name} on ({', '.join(columns)}) is missing", statement))
-    for constraint in queue._meta.constraints:
+    backend, table = backend_of(connection), model._meta.db_table
+    there = backend.indexes(connection, table)
+    if not there:
+        return []
+    required = _named_index(model) if backend.names_indexes else None
+    found: list[Finding] = []
+    for index in model._meta.indexes:
+        if model._meta.managed or index.name == required:
+            found += _about_index(model, index, there, connection, named=index.name == required)
+    for constraint in model._meta.constraints if model._meta.managed else ():
         if isinstance(constraint, TableOptions):
-            seq = queue._meta.get_field("seq").column
-            for problem in backend_of(connection).drift(connection, table, seq, constraint.options()):
-                with connection.schema_editor(collect_sql=True, atomic=False) as editor:
-                    statement = constraint.create_sql(queue, editor)
-                found.append(Finding(queue, f"table {table}: {problem}", statement))
+            for problem, remedy in backend.drift(connection, table, *constraint.columns(model), constraint.options()):
+                found.append(Finding(model, f"table {table}: {problem}", remedy))
+        elif isinstance(constraint, RowVersionIndex) and not backend.has_row_version_index(connection, table):
+            with connection.schema_editor(collect_sql=True, atomic=False) as editor:
+                statement = constraint.create_sql(model, editor)
+            problem = f"table {table}: the index on RowVersion that NServiceBus looks for is missing"
+            found.append(Finding(model, problem, statement))
     return found
+
+
+def remarks(alias: str) -> list[Remark]:
+    """Settings of a database that its operators should know of."""
+    connection = connections[alias]
+    return backend_of(connection).remarks(connection)
+
+
+def _named_index(model: Any) -> str | None:
+    """The index that statements name as a hint, where they do that."""
+    if model is DelayedMessage:
+        return StoreTable.of(model, "due").first_index
+    return QueueTable.of(model).claim_index
+
+
+def _about_index(
+    model: Any, index: models.Index, there: dict[str, IndexFound], connection: Any, *, named: bool
+) -> list[Finding]:
+    columns = tuple(model._meta.get_field(name).column.lower() for name, _ in index.fields_orders)
+    # An index that begins with these columns serves as well. By columns and not by name, unless statements name it.
+    serving = [
+        name
+        for name, one in there.items()
+        if tuple(column.lower() for column in one.columns[: len(columns)]) == columns
+        and one.usable
+        and (index.condition is not None or not one.filtered)
+    ]
+    if index.name in serving or (serving and not named):
+        return []
+    what, end = f"index {index.name} on ({', '.join(columns)})", ""
+    if named:
+        end = ": every statement that names it fails (308, 8622)"
+    with connection.schema_editor(collect_sql=True, atomic=False) as editor:
+        if index.name in there:
+            editor.remove_index(model, index)  # disabled, half made, or of other columns or rows
+            editor.add_index(model, index)
+            problem = f"{what} is something else or out of use"
+        elif serving:
+            rename = backend_of(connection).rename_index(connection, model._meta.db_table, serving[0], index.name)
+            return [Finding(model, f"{what} is called {serving[0]}{end}", rename)]
+        else:
+            editor.add_index(model, index)
+            problem = f"{what} is missing"
+    return [Finding(model, problem + end, " ".join(editor.collected_sql).rstrip(";"))]

@@ -7,16 +7,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from datetime import timedelta
 
-from ..models import Now, Subscriber
+from django.db.models import Q
+
+from ..models import NO_QUEUES, Now, Subscriber, UtcField
 from ..models.subscribers import list_told
 
 
 class Live:
-    """The live workers of one queue, or the live dispatchers of a database."""
+    """The live workers of one queue, or the live dispatchers or housekeepers of a database."""
 
     def __init__(self) -> None:
         self.count = 0
+        #: The age of the last heartbeat of those that are dead and not forgotten yet; of ``NO_QUEUES`` only.
+        self.last_pulse: timedelta | None = None
         self.trouble: list[dict[str, str]] = []
         #: Names and message types of their consumers. None: one of them did not say, so nobody knows what nobody takes.
         self.recipients: set[str] | None = set()
@@ -46,10 +51,17 @@ class Live:
 
 def live_on(alias: str, queues: Iterable[str] | None = None) -> defaultdict[str, Live]:
     """The live workers of a database by queue; one who has none has an empty entry."""
-    rows = Subscriber.objects.using(alias).filter(alive_until__gt=Now()).order_by("queue", "id")
+    rows = Subscriber.objects.using(alias).filter(Q(alive_until__gt=Now()) | Q(queue__in=NO_QUEUES))
+    rows = rows.annotate(now=Now(output_field=UtcField())).order_by("queue", "id")
     if queues is not None:
         rows = rows.filter(queue__in=list(queues))
     live: defaultdict[str, Live] = defaultdict(Live)
-    for queue, *told in rows.values_list("queue", "trouble", "consumers", "unknown_types"):
-        live[queue].add(*told)
+    for queue, now, beat, until, *told in rows.values_list(
+        "queue", "now", "heartbeat_at", "alive_until", "trouble", "consumers", "unknown_types"
+    ):
+        one = live[queue]
+        if until > now:
+            one.add(*told)
+        elif one.last_pulse is None or now - beat < one.last_pulse:
+            one.last_pulse = now - beat
     return live

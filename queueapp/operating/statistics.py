@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from django.db import connections, router
@@ -19,8 +20,8 @@ from django.db.models import Count
 from .. import delayed, registry
 from ..delayed.dispatching import COUNTED
 from ..errors import MissingVerb, QueueNotFound
-from ..models import DISPATCHER, PoisonMessage, QueueControl
-from ..sql import backend_of, queue_sql
+from ..models import DISPATCHER, HOUSEKEEPING, NO_QUEUES, PoisonMessage, QueueControl, each_value
+from ..sql import backend_of, looking, queue_sql
 from .live import live_on
 from .reading import MISSING, Reader
 from .stranded import Stranded, stranded
@@ -29,6 +30,11 @@ from .stranded import Stranded, stranded
 LIMIT = 10_000
 #: What stands for a figure that is not known, or that there is none of.
 UNKNOWN = "\u2013"
+#: What it means that nobody alive does it.
+NOBODY = {
+    DISPATCHER: "none is alive: delayed messages wait",
+    HOUSEKEEPING: "none is alive: expired messages stay, and what dead workers had leased waits for the end of its lease",
+}
 
 
 @dataclass
@@ -70,8 +76,8 @@ class QueueFigures:
 
 
 def figures(queues: Iterable[Any] | None = None) -> list[QueueFigures]:
-    """The figures of these queues, or of all that are known, in label order; then the dispatchers of
-    each database, and queues that nobody here knows and that messages are left for (``note`` says so)."""
+    """The figures of these queues, or of all that are known, in label order; then the dispatchers and
+    the housekeeping of each database, and queues that nobody here knows and that messages are left for (``note`` says so)."""
     databases: dict[str, _Database] = {}
     found = []
     for queue in sorted(queues if queues is not None else registry.queues, key=lambda q: q._meta.label):
@@ -81,7 +87,7 @@ def figures(queues: Iterable[Any] | None = None) -> list[QueueFigures]:
         found.append(databases[alias].figures_of(queue))
     if queues is None:
         for alias in sorted(databases):
-            found += [*databases[alias].of_dispatchers(), *databases[alias].of_unknown_queues()]
+            found += [*databases[alias].of_no_queues(), *databases[alias].of_unknown_queues()]
     return found
 
 
@@ -104,6 +110,7 @@ class _Database:
     def __init__(self, alias: str) -> None:
         self.alias = alias
         self.reader = Reader(alias)
+        self._readers: dict[str, Reader] = {}
         self.paused, self.paused_error = self.reader.read(self._read_paused)
         self.live, self.live_error = self.reader.read(lambda: live_on(alias))
 
@@ -111,9 +118,13 @@ class _Database:
         label = queue._meta.label
         one = QueueFigures(label, queue._meta.db_table, self.alias, queue.delivery.semantics.value)
         self._count(queue, one)
-        kept = PoisonMessage.objects.using(self.alias).filter(queue=label, status=PoisonMessage.Status.UNRESOLVED)
-        self._count_delayed(one)
-        one.poison, one.poison_exact = self._capped(one, "poison", kept)
+        kept = looking(PoisonMessage.objects.using(self.alias)).filter(
+            queue=label, status=PoisonMessage.Status.UNRESOLVED
+        )
+        stores = delayed.stores_of(queue)
+        self._count_delayed(queue, one, stores)
+        refused = (self._refused(store, queue) for store in stores)
+        one.poison, one.poison_exact = self._capped(one, "poison", (self.reader, kept), *refused)
         if self.paused is None:
             one.fail("whether it is paused", self.paused_error)
         else:
@@ -130,16 +141,22 @@ class _Database:
                 one.stranded = left or []
         return one
 
-    def of_dispatchers(self) -> list[QueueFigures]:
-        """Who moves delayed messages and keeps house; none alive is worth a line as well."""
-        one = QueueFigures(DISPATCHER, "", self.alias, "")
-        if self.live is None:
-            one.fail("the dispatchers", self.live_error)
-        else:
-            live = self.live[DISPATCHER]
+    def of_no_queues(self) -> list[QueueFigures]:
+        """Who moves delayed messages, and who keeps house; none alive is worth a line as well."""
+        found = []
+        for name in NO_QUEUES:
+            one = QueueFigures(name, "", self.alias, "")
+            found.append(one)
+            if self.live is None:
+                one.fail("who does it", self.live_error)
+                continue
+            live = self.live[name]
             one.subscribers, one.trouble = live.count, live.trouble
-            one.note = "" if live.count else "none is alive: delayed messages wait, and the dead are not buried"
-        return [one]
+            if not live.count:
+                last = live.last_pulse
+                seen = "" if last is None else f"; the last one was seen {span(last.total_seconds())} ago"
+                one.note = NOBODY[name] + seen
+        return found
 
     def of_unknown_queues(self) -> list[QueueFigures]:
         """The overdue messages that nobody delivers, and the poison messages of queues that are no more, by the queue's
@@ -158,16 +175,14 @@ class _Database:
 
     def unknown_poison(self) -> dict[str, int]:
         """Unresolved poison messages by queue, where nobody knows that queue."""
-        rows = PoisonMessage.objects.using(self.alias).order_by("queue")
+        rows = looking(PoisonMessage.objects.using(self.alias)).order_by("queue")
         found: dict[str, int] = {}
-        # One step to the next queue in the index each time: however many messages there are of one.
-        name = rows.values_list("queue", flat=True).first()
-        while name is not None:
-            if not _is_known(name) and not (self.live and self.live[name].count):
+        forwarded = {one for some in delayed.addresses(self.alias).values() for one in some}
+        for name in each_value(rows, "queue"):
+            if name not in forwarded and not _is_known(name) and not (self.live and self.live[name].count):
                 unresolved = rows.filter(queue=name, status=PoisonMessage.Status.UNRESOLVED).order_by().values("pk")
                 if count := int(unresolved[: LIMIT + 1].aggregate(n=Count("pk"))["n"]):
                     found[name] = count
-            name = rows.filter(queue__gt=name).values_list("queue", flat=True).first()
         return found
 
     def _count(self, queue: Any, one: QueueFigures) -> None:
@@ -185,12 +200,17 @@ class _Database:
             # Who receives works at the low end: what is leased or expired was nearly all looked at.
             one.waiting = max(head.waiting, (estimate or 0) - head.leased - head.expired)
 
-    def _count_delayed(self, one: QueueFigures) -> None:
-        """What waits in the table, and in another store, which may fail in ways of its own, or not tell."""
+    def _count_delayed(self, queue: Any, one: QueueFigures, stores: list[str]) -> None:
+        """What waits in the table, and in another store, which may fail in ways of its own, or not tell; and what other
+        databases keep for it."""
         try:
-            count, cause = self.reader.read(lambda: delayed.waiting(self.alias, one.queue, LIMIT + 1))
+            count, cause = self.reader.read(lambda: delayed.waiting(self.alias, one.queue, LIMIT + 1, in_passing=True))
         except (MissingVerb, delayed.FetchFailed) as error:
             count, cause = None, str(error)
+        for store in stores:
+            if count is not None and count <= LIMIT:
+                more, cause = self._reader_of(store).read(partial(delayed.kept_in, store, queue, LIMIT + 1 - count))
+                count = None if more is None else count + more
         if count is None:
             return one.fail("delayed", cause)
         one.delayed, one.delayed_exact = min(count, LIMIT), count <= LIMIT
@@ -203,15 +223,28 @@ class _Database:
         told = backend_of(connection).estimate_rows(connection, queue._meta.db_table)
         return min(told or most, most)
 
-    def _capped(self, one: QueueFigures, what: str, rows: Any) -> tuple[int | None, bool | None]:
-        """(how many rows, whether that is all), counting no further than the limit."""
-        count, cause = self.reader.read(
-            lambda: int(rows.order_by().values("pk")[: LIMIT + 1].aggregate(n=Count("pk"))["n"])
+    def _refused(self, store: str, queue: Any) -> tuple[Reader, Any]:
+        """The poison messages of a queue that another database keeps, because it could not forward them."""
+        destination = registry.address(queue, router.db_for_write(queue))
+        rows = looking(PoisonMessage.objects.using(store)).filter(
+            queue=destination, status=PoisonMessage.Status.UNRESOLVED
         )
-        if count is None:
-            one.fail(what, cause)
-            return None, None
-        return min(count, LIMIT), count <= LIMIT
+        return self._reader_of(store), rows
+
+    def _reader_of(self, alias: str) -> Reader:
+        """For another database that has something of a queue of this one."""
+        return self._readers.setdefault(alias, Reader(alias))
+
+    def _capped(self, one: QueueFigures, what: str, *counted: tuple[Reader, Any]) -> tuple[int | None, bool | None]:
+        """(how many rows, whether that is all), counting no further than the limit."""
+        total = 0
+        for reader, rows in counted:
+            count, cause = reader.read(partial(_count, rows))
+            if count is None:
+                one.fail(what, cause)
+                return None, None
+            total += count
+        return min(total, LIMIT), total <= LIMIT
 
     def _read_paused(self) -> set[str]:
         return set(QueueControl.objects.using(self.alias).filter(paused=True).values_list("queue", flat=True))
@@ -223,6 +256,10 @@ def _is_known(name: str) -> bool:
     except QueueNotFound:
         return False
     return True
+
+
+def _count(rows: Any) -> int:
+    return int(rows.order_by().values("pk")[: LIMIT + 1].aggregate(n=Count("pk"))["n"])
 
 
 def in_words(trouble: dict[str, str]) -> str:

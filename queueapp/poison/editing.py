@@ -9,12 +9,13 @@ from typing import Any
 from django.db import connections, transaction
 
 from .. import messages as wire
-from .. import registry, wakeups
+from .. import wakeups
 from ..errors import InvalidMessage, MessageNotFound, UndecodableMessage
 from ..models import Now, PoisonMessage
 from ..sql import queue_sql
 from ..sql.carried import COUNTS
 from ..sql.rows import row_from
+from .forwarded import meant_for, send_back
 
 
 def edit_and_requeue(
@@ -42,7 +43,8 @@ def edit_and_requeue(
         if row is None or row.status != PoisonMessage.Status.UNRESOLVED:
             now = "gone" if row is None else row.status
             raise MessageNotFound(f"Poison message {number} is {now}: only unresolved ones can be edited.")
-        queue = to or registry.queues.find(row.destination or row.queue)
+        name = row.destination or row.queue
+        queue, is_elsewhere = (to, False) if to else meant_for(name, using)
         identity = wire.new_id()
         stored = wire.edited_headers(row.headers, headers, row.message_id, identity)
         if body is not None:
@@ -50,10 +52,13 @@ def edit_and_requeue(
         # A new message: not tried yet, arriving now, and without an end, since somebody has just taken care of it.
         new = {"id": identity, "headers": stored, "expires": None, "enqueued_at": None} | dict.fromkeys(COUNTS)
         copy = row_from(row, **new, **({} if body is None else {"body": body}))
-        queue_sql(queue, connection).insert_row(connection, copy)
+        if is_elsewhere:
+            send_back(using, name, [copy])
+        else:
+            queue_sql(queue, connection).insert_row(connection, copy)
+            wakeups.sent(queue, connection)
         row.status, row.edited_as, row.archived_at = PoisonMessage.Status.EDITED, identity, Now()
         row.save(update_fields=["status", "edited_as", "archived_at"])
-        wakeups.sent(queue, connection)
     return identity
 
 

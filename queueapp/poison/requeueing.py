@@ -23,9 +23,12 @@ from ..conf import settings
 from ..consuming.registry import registered
 from ..errors import QueueNotFound
 from ..models import Now, PoisonMessage
-from ..sql import backend_of, queue_sql
+from ..sql import backend_of, looking, queue_sql
 from ..sql.base import StoreTable
+from ..sql.carried import COUNTS
+from ..sql.rows import row_from
 from .failures import set_back
+from .forwarded import meant_for, send_back
 
 BATCH = 1000
 
@@ -45,7 +48,7 @@ def requeue(
     # Where they are written: a router may read from a replica.
     alias = messages.select_for_update().db
     done, last = 0, 0
-    todo = messages.using(alias).filter(status=PoisonMessage.Status.UNRESOLVED).order_by("number")
+    todo = looking(messages.using(alias)).filter(status=PoisonMessage.Status.UNRESOLVED).order_by("number")
     while keys := list(todo.filter(number__gt=last).values_list("number", flat=True)[:BATCH]):
         last = keys[-1]
         done += _requeue_batch(alias, keys, to, reset_counts)
@@ -66,8 +69,11 @@ def _requeue_batch(alias: str, keys: list[int], to: Any, reset_counts: bool) -> 
             .only("number", "queue", "destination", "consumer", "attempts", "cancels", "failures")
         )
         by_queue: defaultdict[Any, list[int]] = defaultdict(list)
+        elsewhere: defaultdict[str, list[int]] = defaultdict(list)
         for row in rows:
-            by_queue[to or registry.queues.find(row.destination or row.queue)].append(row.number)
+            name = row.destination or row.queue
+            queue, is_elsewhere = (to, False) if to else meant_for(name, alias)
+            (elsewhere[name] if is_elsewhere else by_queue[queue]).append(row.number)
         if not reset_counts:
             _leave_one_attempt(everything, rows)
         over = everything.filter(number__in=[row.number for row in rows], expires__lte=Now())
@@ -80,6 +86,11 @@ def _requeue_batch(alias: str, keys: list[int], to: Any, reset_counts: bool) -> 
                 raise RuntimeError(f"Requeue copied {count} messages into {queue._meta.label} but removed {gone}.")
             moved += count
             wakeups.sent(queue, connection)
+        for destination, numbers in elsewhere.items():
+            chosen = everything.filter(number__in=numbers)
+            anew = dict.fromkeys(COUNTS) if reset_counts else {}
+            moved += send_back(alias, destination, [row_from(row, **anew) for row in chosen.order_by("number")])
+            chosen.delete()
     return moved
 
 

@@ -55,9 +55,9 @@ class AsyncMessage:
         """See ``Message.cancel``."""
         await run_to_its_end(self._message.cancel)
 
-    async def expire(self) -> None:
+    async def expire(self, reason: str = "dropped by its receiver") -> None:
         """See ``Message.expire``."""
-        await run_to_its_end(self._message.expire)
+        await run_to_its_end(self._message.expire, reason)
 
     async def extend(self, period: timedelta | None = None) -> None:
         """See ``Message.extend``."""

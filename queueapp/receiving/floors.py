@@ -125,6 +125,11 @@ class Floors:
         return False
 
     @property
+    def told(self) -> bool:
+        """Whether something came back just behind the floor, which is looked for before the rescan goes on."""
+        return self._near is not None or self._returns[0] != self._returns_seen
+
+    @property
     def returns(self) -> int:
         """How often rows have come back that were taken lately, in all processes that share these floors."""
         return self._returns[0]

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from datetime import timedelta
+from functools import partial
 from time import monotonic
 from types import TracebackType
 from typing import Any
@@ -97,9 +98,9 @@ class Message(WellKnown):
         """Give it back to its place in the queue; counted in ``cancels``, and poison at a limit. Raises LeaseLost."""
         self._receive._end(self, "cancelled")
 
-    def expire(self) -> None:
-        """Drop it now, as if its time were over; the ``expired`` signal is sent. Raises LeaseLost."""
-        self._receive._end(self, "expired")
+    def expire(self, reason: str = "dropped by its receiver") -> None:
+        """Drop it now, as if its time were over; the ``expired`` signal tells the reason. Raises LeaseLost."""
+        self._receive._end(self, "expired", reason)
 
     def extend(self, period: timedelta | None = None) -> None:
         """Let the lease run ``period`` from now (default: the queue's lease period). Raises LeaseLost."""
@@ -135,6 +136,7 @@ class Receive:
         self._atomic: AbstractContextManager[Any] | None = None
         self._started: list[Message] = []
         self._waiting: list[Message] = []
+        self._entered = False
         columns = {field.name for field in queue._meta.local_concrete_fields}
         #: Leased, even in a transaction: it lets single messages be given back. A foreign table has no such columns.
         self.leased = queue.delivery.semantics is not Semantics.AT_MOST_ONCE and "lease_token" in columns
@@ -150,9 +152,15 @@ class Receive:
                 self._atomic.__exit__(type(error), error, error.__traceback__)
             raise
         self._waiting.reverse()
+        self._entered = True
         return self
 
     def __iter__(self) -> Iterator[Message]:
+        if not self._entered:
+            label = self.queue.__name__
+            raise QueueError(
+                f"Nothing was received yet: write `with {label}.receive(...) as batch:` and iterate over the batch in it."
+            )
         while self._waiting:
             message = self._waiting.pop()
             self._started.append(message)
@@ -211,7 +219,7 @@ class Receive:
             floors.rescanned(monotonic() - started)
         return rows
 
-    def _end(self, message: Message, how: str) -> None:
+    def _end(self, message: Message, how: str, reason: str = "") -> None:
         if message._state:
             raise QueueError(f"{message!r} was {message._state} already.")
         if not self.leased:
@@ -235,7 +243,9 @@ class Receive:
         if how == "cancelled":
             lower_floors(self.queue, self.alias, message.seq)
         elif how == "expired":
-            signals.expired.send_robust(sender=self.queue, queue=self.queue, count=1)
+            # In a transaction once that has committed: what is rolled back has not expired.
+            tell = partial(signals.send_expired, self.queue, [message.id], reason)
+            transaction.on_commit(tell, using=self.alias)
 
     # -- limits of the queue (``poison.limits``) -------------------------------------------------------------------
 

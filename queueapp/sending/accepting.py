@@ -80,7 +80,7 @@ def _checked(others: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in others.items():
         one = _OTHERS.get(name)
         if one is None:
-            raise TypeError(f"send got an unexpected keyword argument {name!r}")
+            raise TypeError(f"a send got an unexpected keyword argument {name!r}")
         if one.kind is Kind.TIME:
             checked[one.outgoing] = None if value is None else milliseconds(name, value)
             continue

@@ -33,6 +33,7 @@ class SendOptions(BulkOptions, total=False):
 
     delay: timedelta | None
     at: datetime | None
+    delayed_in: str | None
     correlation_id: str | None
     reply_to: str | None
     message_id: uuid.UUID | None

@@ -46,8 +46,7 @@ def refuse_unknown_recipient(queue: Any, alias: str, recipient: str) -> None:
     known costs two look-ups in memory."""
     if not queue.delivery.recipients:
         return
-    own = {one.name for one in registered.of(queue)}
-    if recipient in own:
+    if any(one.name == recipient for one in registered.of(queue)):
         return
     label = queue._meta.label
     told = _told.setdefault((alias, label), _Told())
@@ -55,7 +54,7 @@ def refuse_unknown_recipient(queue: Any, alias: str, recipient: str) -> None:
         return
     if monotonic() - told.looked_at >= LOOK_AGAIN and not _look(alias, label, told):
         return
-    known = own | told.names
+    known = {one.name for one in registered.of(queue)} | told.names
     if told.complete and known and recipient not in known:
         some = sorted(known)[:20]
         raise InvalidMessage(

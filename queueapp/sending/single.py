@@ -1,13 +1,15 @@
 """Sending one message, in the caller's transaction.
 
 A send is one INSERT beneath Django's cursor; no transaction is opened for it (BEGIN and COMMIT would cost a third of
-it). A delayed message goes to the delayed store of the same database. A wake-up follows the commit, throttled.
+it). A delayed message goes to the delayed store of the same database or, where its queue allows that, to the delayed
+messages of another one. A wake-up follows the commit, throttled.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
+from contextlib import nullcontext
 from datetime import datetime, timedelta
 from typing import Any, Unpack
 
@@ -15,7 +17,7 @@ from asgiref.sync import sync_to_async
 from django.db import Error, connections
 from django.utils import timezone
 
-from .. import delayed, messages, wakeups
+from .. import delayed, messages, registry, wakeups
 from ..consuming.registry import recipients_of
 from ..errors import InvalidMessage, NotMigrated
 from ..models import DelayedMessage
@@ -35,6 +37,7 @@ def send(
     headers: Mapping[str, str] | None = None,
     delay: timedelta | None = None,
     at: datetime | None = None,
+    delayed_in: str | None = None,
     expires_in: timedelta | None = None,
     priority: int = 0,
     recipient: str = "",
@@ -49,11 +52,13 @@ def send(
     """Send one message into a queue, in the caller's transaction; returns its id.
 
     ``body``: a msgspec.Struct, a dataclass, anything JSON can hold, bytes, or None. ``delay`` and ``at`` (aware) keep
-    it in the delayed store until it is due; one that is past is due at once. ``expires_in`` drops it when it was not
-    received in that time, counted from when it becomes due. ``priority``: 0 to the queue's levels - 1, the highest is
-    received first. ``recipient`` addresses one consumer; '' means every consumer of its type, one copy each, on a
-    queue with ``recipients``; there a name that neither this process nor a live worker knows is refused, unless
-    ``unknown_recipient``. ``isolated=True`` commits it on a connection of its own, whatever becomes of the
+    it in the delayed store until it is due; one that is past is due at once. ``delayed_in`` keeps it in another database
+    than the queue's, in a transaction of that one, and a dispatcher forwards it (``Delivery.delayed_in``).
+    ``expires_in`` drops it when it was not received in that time, counted from when it becomes due. ``priority``: 0 to
+    the queue's levels - 1, the highest is received first. ``recipient`` addresses one consumer; '' means every consumer
+    of its type, one copy each, on a queue with ``recipients``; there a name that neither this process nor a live worker
+    knows is refused, unless ``unknown_recipient`` (or ``delayed_in``: who sends there must not need the queue's
+    database). ``isolated=True`` commits it on a connection of its own, whatever becomes of the
     caller's transaction. ``others``: what else a message carries (``sql.carried``): ``is_barrier``. Raises
     InvalidMessage, and TableNotFound or NotMigrated before `migrate`.
     """
@@ -71,6 +76,15 @@ def send(
         queue, identity, stored_headers, data, expires_in, priority, recipient, correlation_id, reply_to, others
     )
     alias = alias_of(queue, using)
+    if delayed_in is not None:
+        if using is not None:
+            raise InvalidMessage(
+                "using and delayed_in exclude each other: a message is forwarded to the queue's database."
+            )
+        due = _due(delay, at)
+        if delayed_in != alias:
+            _store_for(queue, alias, delayed_in, isolated, message, due)
+            return identity
     if recipient and not unknown_recipient:
         refuse_unknown_recipient(queue, alias, recipient)
     if isolated:
@@ -110,30 +124,48 @@ def _store(
 def _store_delayed(
     queue: Any, connection: Any, message: Outgoing, delay: timedelta | None, at: datetime | None
 ) -> None:
-    if delay is not None and at is not None:
-        raise InvalidMessage("delay and at exclude each other: a message is due in a time or at a time.")
-    due: int | datetime
-    if delay is not None:
-        due = milliseconds("delay", delay)
-    else:
-        assert at is not None
-        if not isinstance(at, datetime) or timezone.is_naive(at):
-            raise InvalidMessage(f"at = {at!r} is not accepted: it must be an aware datetime.")
-        due = _bounded(at)
+    due = _due(delay, at)
     store = delayed.store_of(connection.alias)
     with delayed.storing(connection.alias, store):
         if delayed.is_built_in(store):
-            _store_in_table(queue, connection, message, due)
+            _store_in_table(queue._meta.label, connection, message, due)
         else:
             _store_elsewhere(queue, connection, message, due)
     wakeups.delayed(connection)
 
 
-def _store_in_table(queue: Any, connection: Any, message: Outgoing, due: int | datetime) -> None:
+def _due(delay: timedelta | None, at: datetime | None) -> int | datetime:
+    """When a message is due: in so many milliseconds, or at a time. Raises InvalidMessage."""
+    if delay is not None and at is not None:
+        raise InvalidMessage("delay and at exclude each other: a message is due in a time or at a time.")
+    if delay is not None:
+        return milliseconds("delay", delay)
+    if at is None:
+        raise InvalidMessage("delayed_in goes with delay or at; delay=timedelta(0) forwards the message at once.")
+    if not isinstance(at, datetime) or timezone.is_naive(at):
+        raise InvalidMessage(f"at = {at!r} is not accepted: it must be an aware datetime.")
+    return _bounded(at)
+
+
+def _store_for(queue: Any, alias: str, kept_in: str, isolated: bool, message: Outgoing, due: int | datetime) -> None:
+    """Keep a message for a queue of the database ``alias`` in another one: always in the table, whatever store that one has,
+    because a transaction is what it is kept there for."""
+    if kept_in not in queue.delivery.delayed_in:
+        raise InvalidMessage(
+            f"delayed_in = {kept_in!r} is not accepted by {queue._meta.label}, which lies in {alias!r}: its "
+            f"Delivery.delayed_in = {queue.delivery.delayed_in!r} does not name that database, so nobody would forward it."
+        )
+    with isolated_connection(kept_in) if isolated else nullcontext(connections[kept_in]) as connection:
+        with delayed.storing(kept_in):
+            _store_in_table(registry.address(queue, alias), connection, message, due)
+        wakeups.delayed(connection)
+
+
+def _store_in_table(destination: str, connection: Any, message: Outgoing, due: int | datetime) -> None:
     table = StoreTable.of(DelayedMessage, "due")
     backend = backend_of(connection)
     try:
-        backend.store_delayed(connection, table, queue._meta.label, message, due)
+        backend.store_delayed(connection, table, destination, message, due)
     except Error as error:
         if backend.error_kind(error) is ErrorKind.MISSING:
             raise NotMigrated(connection.alias, [f"{table.db_table} or a column of it"]) from error

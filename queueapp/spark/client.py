@@ -75,7 +75,7 @@ class SinkClient(abc.ABC):
 
     @abc.abstractmethod
     def transaction(self, connection: Any) -> AbstractContextManager[Any]:
-        """Commit at the end of the block, roll back when it raises."""
+        """Commit at the end of the block, roll back when it raises; outside of a transaction again after it."""
 
     @abc.abstractmethod
     def execute(self, connection: Any, sql: str, params: Sequence[Any] = ()) -> tuple[int, list[Any]]:

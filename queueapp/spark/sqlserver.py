@@ -60,9 +60,13 @@ class SqlServerClient(SinkClient):
         table, count = self.stage(job, partition, 0, schema, batches)
         name = StagingName.parse(table)
         with self.connect() as connection:
-            with self.transaction(connection):
-                rows = self.move_all(connection, [(table, count)])
-            self.execute(connection, self.sql.drop_staging(name))
+            try:
+                with self.transaction(connection):
+                    rows = self.move_all(connection, [(table, count)])
+            finally:
+                # What is left is dropped by a later job: no reason to do a committed task again, which doubles its rows.
+                with suppress(mssql_python.Error):
+                    self.execute(connection, self.sql.drop_staging(name))
         return rows
 
     def _bulk_copy(self, connection: Any, table: str, batches: Iterator[pa.RecordBatch], columns: list[str]) -> int:
@@ -90,7 +94,10 @@ class SqlServerClient(SinkClient):
         try:
             yield connection
         finally:
-            connection.close()
+            with suppress(
+                mssql_python.Error
+            ):  # it rolls back first, which a broken line refuses, in place of what broke it
+                connection.close()
 
     @contextmanager
     def transaction(self, connection: Any) -> Iterator[None]:
@@ -102,7 +109,10 @@ class SqlServerClient(SinkClient):
             # A broken connection cannot roll back, and need not: the server does.
             with suppress(mssql_python.Error):
                 connection.rollback()
+                connection.autocommit = True
             raise
+        # Else what follows on this connection would be in a transaction that nobody commits.
+        connection.autocommit = True
 
     def execute(self, connection: Any, sql: str, params: Sequence[Any] = ()) -> tuple[int, list[Any]]:
         with connection.cursor() as cursor:

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import UnsupportedServer
 from .base import Backend, ErrorKind, QueueSql, QueueTable
+from .looks import looking
 from .session_state import SessionState
 from .spark import LedgerTable, SparkSql
 
@@ -72,4 +73,14 @@ def spark_sql(vendor: str, queue: QueueTable, ledger: LedgerTable) -> SparkSql:
     raise UnsupportedServer(f"The Spark sink writes to PostgreSQL and SQL Server; this database is {vendor!r}.")
 
 
-__all__ = ["Backend", "ErrorKind", "QueueSql", "QueueTable", "SessionState", "backend_of", "queue_sql", "spark_sql"]
+__all__ = [
+    "Backend",
+    "ErrorKind",
+    "QueueSql",
+    "QueueTable",
+    "SessionState",
+    "backend_of",
+    "looking",
+    "queue_sql",
+    "spark_sql",
+]

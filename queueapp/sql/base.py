@@ -15,14 +15,17 @@ from datetime import datetime
 from typing import Any
 
 from ..messages.ids import as_uuid
+from .arriving import Arrivals, Arriving
 from .carried import BY_NAME
 from .claimed import ALWAYS, OF_LEVEL, Claimed, Peek, Range
 from .counting import Counting
+from .definition import Definition
 from .outgoing import Outgoing, Run, runs_of
 from .rows import REST
 from .rows import Row as Row
 from .session_state import Sessions
 from .upkeep import LeaseUpkeep
+from .wakeups import WakeUps
 
 
 class ErrorKind(enum.Enum):
@@ -110,7 +113,7 @@ class QueueTable:
         return Row(**found | {"id": as_uuid(found["id"])})
 
 
-class QueueSql(LeaseUpkeep, Counting):
+class QueueSql(LeaseUpkeep, Counting, Arriving):
     """The statements of one queue's table."""
 
     def __init__(self, table: QueueTable) -> None:
@@ -235,8 +238,8 @@ class QueueSql(LeaseUpkeep, Counting):
     # -- housekeeping ---------------------------------------------------------------------------------------------
 
     @abc.abstractmethod
-    def purge_expired(self, connection: Any, limit: int) -> int:
-        """Delete at most ``limit`` expired messages that nobody has locked or leased."""
+    def purge_expired(self, connection: Any, limit: int) -> list[uuid.UUID]:
+        """Delete at most ``limit`` expired messages that nobody has locked or leased; their ids."""
 
     @abc.abstractmethod
     def purge(self, connection: Any, limit: int) -> int:
@@ -292,7 +295,7 @@ class StoreTable:
         return cls(model._meta.db_table, model._meta.pk.column, columns[order], columns, first)
 
 
-class Backend(Sessions):
+class Backend(Sessions, Arrivals, Definition, WakeUps):
     """What a database vendor knows beyond one queue's table."""
 
     vendor: str
@@ -356,36 +359,3 @@ class Backend(Sessions):
     @abc.abstractmethod
     def estimate_rows(self, connection: Any, db_table: str) -> int:
         """A cheap estimate of a table's rows from the catalog, for pages that must not count."""
-
-    # -- wake-ups -------------------------------------------------------------------------------------------------
-
-    @abc.abstractmethod
-    def notify(self, connection: Any, channel: str, payload: str) -> None:
-        """Wake the listeners of a channel. Does nothing where the database has no such thing."""
-
-    @property
-    @abc.abstractmethod
-    def can_notify(self) -> bool:
-        """Whether ``notify`` and ``listen`` do anything on this database."""
-
-    # -- definition of tables -------------------------------------------------------------------------------------
-
-    @abc.abstractmethod
-    def inline_columns(self, schema_editor: Any, seq: str, body: str, options: dict[str, Any]) -> str | None:
-        """Computed columns as part of CREATE TABLE, or None."""
-
-    @abc.abstractmethod
-    def set_options(self, schema_editor: Any, table: str, seq: str, body: str, options: dict[str, Any]) -> str:
-        """One ALTER statement list that gives a table its storage options and computed columns."""
-
-    @abc.abstractmethod
-    def lock_migrations(self, connection: Any) -> None:
-        """Wait until no other session migrates, and keep others waiting until this connection is closed."""
-
-    @abc.abstractmethod
-    def drift(self, connection: Any, table: str, seq: str, options: dict[str, Any]) -> list[str]:
-        """How an existing table differs from these options, in words; [] when it does not. Reads the catalog only."""
-
-    @abc.abstractmethod
-    def reset_options(self, schema_editor: Any, table: str, seq: str, body: str, options: dict[str, Any]) -> str:
-        """The reverse of ``set_options``."""

@@ -44,6 +44,15 @@ class Sessions(abc.ABC):
         """Whether the open transaction may not be the marked one, because somebody ended that in SQL of his own and began
         anew. True is a suspicion (a rollback to a savepoint raises it as well); False is no proof: see each database."""
 
+    @abc.abstractmethod
+    def changes_session(self, sql: str) -> bool:
+        """Whether a statement of somebody's leaves something on its session that outlives its transaction, going by its text:
+        settings, temporary tables, locks of the session. A statement that does so inside of a function is not known by that."""
+
+    def settings_of_session(self, connection: Any) -> tuple[Any, ...]:
+        """What this side of the line knows of the session's settings without asking: something to compare with."""
+        return ()
+
     def abandon(self, raw: Any) -> None:
         """Close a driver's connection of which nobody knows what it is in the middle of; the server rolls back. Never
         raises."""

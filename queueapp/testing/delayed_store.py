@@ -75,7 +75,11 @@ class DelayedStoreConformance:
 
     def message(self, **values: Any) -> Delayed:
         """A message that has been due for an hour, unless ``values`` say otherwise."""
-        given = {"message_id": uuid.uuid4(), "destination": "shop.Orders", "due": timezone.now() - _HOUR}
+        given: dict[str, Any] = {
+            "message_id": uuid.uuid4(),
+            "destination": "shop.Orders",
+            "due": timezone.now() - _HOUR,
+        }
         return Delayed(**given | {"headers": "{}", "body": b"{}"} | values)
 
     def fetch(self, store: DelayedStore | None = None, at: Any = None) -> Delayed | None:

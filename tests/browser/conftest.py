@@ -1,9 +1,12 @@
-"""A real Chromium on the live site. It runs in a thread of its own: Playwright's synchronous API keeps an event loop
-running in its thread, and Django rightly refuses to use its ORM beside one.
+"""A real Chromium on the live site, and rows for its pages. The browser runs in a thread of its own: Playwright's
+synchronous API keeps an event loop running in its thread, and Django rightly refuses to use its ORM beside one.
 """
 
+import json
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import pytest
@@ -14,7 +17,19 @@ from django.test import Client
 from playwright.sync_api import Browser, ConsoleMessage, Page, Playwright, sync_playwright
 from pytest_django.live_server_helper import LiveServer
 
+from queueapp import messages
+from queueapp.models import DISPATCHER, DelayedMessage, Now, PoisonMessage, Subscriber
+from queueapp.operating import control
 from tests.chromium import find_chromium
+from tests.testapp.models import Leased, Transactional, Urgent
+
+HOSTILE = "<script>window.pwned=1</script><img src=x onerror='window.pwned=1'>\u202e"
+#: What real failures look like: a reason as long as its column, and names that have no place to break.
+LONG_REASON = (
+    "OperationalError: consuming input failed: server closed the connection unexpectedly. This probably means the server "
+    "terminated abnormally before or while processing the request. " + "at_some_place_without_a_blank." * 11
+)[:500]
+LONG_NAME = "company.departments.reservations.consumers.rebooking.RebookThePassengersOfADelayedFlight"
 
 T = TypeVar("T")
 Scenario = Callable[[Page], T]
@@ -121,3 +136,83 @@ def browse(
 
 def _session_cookie() -> str:
     return settings.SESSION_COOKIE_NAME
+
+
+# -- rows for every page -------------------------------------------------------------------------------------------
+
+
+def poison(count: int, **values: Any) -> None:
+    defaults = {
+        "queue": "testapp.Leased",
+        "reason": "ValueError: no gate",
+        "exception_type": "ValueError",
+        "group_key": "a",
+        "body": b"{}",
+    }
+    PoisonMessage.objects.bulk_create(
+        PoisonMessage(message_id=messages.new_id(), **{**defaults, **values}) for _ in range(count)
+    )
+
+
+@pytest.fixture
+def populated(transactional_db: None) -> None:
+    """Something in every state and on every page."""
+    trouble = [{"name": "Renewal of leases of testapp.Leased", "state": "armed", "error": LONG_REASON}]
+    common = {"supervisor": uuid.uuid4(), "version": "2026.11.22+0123456789ab"}
+    live = Subscriber.objects.create(
+        queue="testapp.Leased", host="worker-1.reservations.eu-central.example.com", process=1234567,
+        received=123_456_789, handled=123_456_780, failed=9, outstanding=500, concurrency=32,
+        trouble=json.dumps(trouble), alive_until=Now() + timedelta(minutes=9), **common,
+    )  # fmt: skip
+    Subscriber.objects.create(queue="testapp.Urgent", host="w-2", process=8, alive_until=Now() - timedelta(1), **common)
+    Subscriber.objects.create(
+        queue=DISPATCHER, host="w-2", process=9, alive_until=Now() + timedelta(minutes=9), **common
+    )
+    Leased.send_many({"n": n, "text": HOSTILE} for n in range(12))
+    first, second, third, fourth, *_ = Leased.objects.values_list("pk", flat=True)
+    lease = {"lease_token": uuid.uuid4(), "lease_owner": live.pk, "deliveries": 1}
+    Leased.objects.filter(pk=first).update(lease_expires=Now() + timedelta(minutes=9), **lease)
+    Leased.objects.filter(pk=second).update(lease_expires=Now() - timedelta(minutes=9), **lease)
+    Leased.objects.filter(pk=third).update(expires=Now() - timedelta(minutes=9))
+    Leased.objects.filter(pk=fourth).update(
+        headers=json.dumps({"type": LONG_NAME, "trace": "z" * 300}), enqueued_at=Now() - timedelta(days=3, hours=4)
+    )
+    Urgent.send(b"\x00\xff" * 500, priority=2)
+    Leased.send({"n": 1}, delay=timedelta(hours=1))
+    Leased.send({"n": 2}, delay=timedelta(0))
+    DelayedMessage.objects.filter(pk=DelayedMessage.objects.latest("pk").pk).update(
+        destination=LONG_NAME, headers=json.dumps({"type": LONG_NAME})
+    )
+    poison(3)
+    failure = {"at": "2026-11-20T10:11:12.345678+00:00", "verdict": "DelayedRetry(seconds=10)", "host": "worker-1"}
+    history = [{**failure, "attempt": n, "process": "1234567:Thread-1", "exception": LONG_REASON} for n in (1, 2, 3)]
+    poison(
+        1, reason=LONG_REASON, consumer=LONG_NAME, message_type=LONG_NAME, exception_type=LONG_NAME, attempts=3,
+        failures=json.dumps(history), exception_message=LONG_REASON, traceback=f"Traceback:\n  {LONG_REASON}\n" * 3,
+        headers=json.dumps({"type": LONG_NAME, "trace": "z" * 300}), body=b'{"text": "' + b"long " * 200 + b'"}',
+    )  # fmt: skip
+    poison(1, status=PoisonMessage.Status.ARCHIVED, reason=HOSTILE, traceback=HOSTILE, exception_message=HOSTILE)
+    control.pause(Transactional)
+
+
+@pytest.fixture
+def addresses(populated: None) -> list[str]:
+    """At least one of every kind of page."""
+    found = ["/admin/", "/admin/queueapp/queuecontrol/", "/admin/queueapp/queuecontrol/testapp.Leased/history/"]
+    for model, query in (
+        (Leased, ""),
+        (Urgent, ""),
+        (DelayedMessage, ""),
+        (PoisonMessage, "?status=all"),
+        (Subscriber, ""),
+    ):
+        base = f"/admin/{model._meta.app_label}/{model._meta.model_name}/"
+        found += [
+            base + query,
+            *(f"{base}{pk}/change/" for pk in model.objects.order_by("-pk").values_list("pk", flat=True)[:2]),
+        ]
+    unresolved = PoisonMessage.objects.filter(status="unresolved").latest("pk")
+    found.append(f"/admin/queueapp/poisonmessage/{unresolved.pk}/edit/")
+    leased = Leased.objects.filter(lease_token__isnull=False).earliest("pk")
+    found.append(f"/admin/testapp/leased/{leased.pk}/change/")
+    return [*found, "/admin/testapp/leased/?q=nonsense", "/admin/testapp/leased/?state=leased"]

@@ -3,9 +3,7 @@
 import json
 import os
 import re
-import uuid
 from collections.abc import Callable
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,73 +13,14 @@ from django.contrib.admin.models import LogEntry
 from django.db import connection
 from playwright.sync_api import Page, expect
 
-from queueapp import messages
-from queueapp.models import DelayedMessage, Now, PoisonMessage, QueueControl, Subscriber
-from queueapp.operating import control
-from tests.testapp.models import Leased, Transactional, Urgent
+from queueapp.models import DISPATCHER, PoisonMessage, QueueControl, Subscriber
+from tests.testapp.models import Leased, Transactional
+
+from .conftest import HOSTILE, poison
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 Browse = Callable[..., Any]
-
-HOSTILE = "<script>window.pwned=1</script><img src=x onerror='window.pwned=1'>\u202e"
-
-
-def poison(count: int, **values: Any) -> None:
-    defaults = {
-        "queue": "testapp.Leased",
-        "reason": "ValueError: no gate",
-        "exception_type": "ValueError",
-        "group_key": "a",
-    }
-    PoisonMessage.objects.bulk_create(
-        PoisonMessage(message_id=messages.new_id(), body=b"{}", **{**defaults, **values}) for _ in range(count)
-    )
-
-
-@pytest.fixture
-def populated(transactional_db: None) -> None:
-    """Something in every state and on every page."""
-    live = Subscriber.objects.create(
-        queue="testapp.Leased", host="worker-1", process=7, supervisor=uuid.uuid4(),
-        alive_until=Now() + timedelta(minutes=9),
-    )  # fmt: skip
-    Subscriber.objects.create(
-        queue="testapp.Urgent", host="worker-2", process=8, supervisor=uuid.uuid4(),
-        alive_until=Now() - timedelta(minutes=9),
-    )  # fmt: skip
-    Leased.send_many({"n": n, "text": HOSTILE} for n in range(12))
-    first, second, third, *_ = Leased.objects.values_list("pk", flat=True)
-    lease = {"lease_token": uuid.uuid4(), "lease_owner": live.pk, "deliveries": 1}
-    Leased.objects.filter(pk=first).update(lease_expires=Now() + timedelta(minutes=9), **lease)
-    Leased.objects.filter(pk=second).update(lease_expires=Now() - timedelta(minutes=9), **lease)
-    Leased.objects.filter(pk=third).update(expires=Now() - timedelta(minutes=9))
-    Urgent.send(b"\x00\xff" * 500, priority=2)
-    Leased.send({"n": 1}, delay=timedelta(hours=1))
-    Leased.send({"n": 2}, delay=timedelta(0))
-    DelayedMessage.objects.filter(pk=DelayedMessage.objects.latest("pk").pk).update(destination="gone.Queue")
-    poison(3)
-    poison(1, status=PoisonMessage.Status.ARCHIVED, reason=HOSTILE, traceback=HOSTILE, exception_message=HOSTILE)
-    control.pause(Transactional)
-
-
-@pytest.fixture
-def addresses(populated: None) -> list[str]:
-    """At least one of every kind of page."""
-    found = ["/admin/", "/admin/queueapp/queuecontrol/", "/admin/queueapp/queuecontrol/testapp.Leased/history/"]
-    for model, query in (
-        (Leased, ""),
-        (Urgent, ""),
-        (DelayedMessage, ""),
-        (PoisonMessage, "?status=all"),
-        (Subscriber, ""),
-    ):
-        base = f"/admin/{model._meta.app_label}/{model._meta.model_name}/"
-        found += [base + query, *(f"{base}{pk}/change/" for pk in model.objects.values_list("pk", flat=True)[:2])]
-    unresolved = PoisonMessage.objects.filter(status="unresolved").latest("pk")
-    found.append(f"/admin/queueapp/poisonmessage/{unresolved.pk}/edit/")
-    return [*found, "/admin/testapp/leased/?q=nonsense", "/admin/testapp/leased/?state=leased"]
-
 
 # -- what an operator does -----------------------------------------------------------------------------------------
 
@@ -113,6 +52,7 @@ def test_the_overview_tells_trouble_and_what_nobody_takes(browse: Browse, popula
     trouble = [
         {"name": "Renewal of leases of testapp.Leased", "state": "armed", "error": f"OperationalError: {HOSTILE}"}
     ]
+    Subscriber.objects.filter(queue=DISPATCHER).delete()
     Subscriber.objects.filter(queue="testapp.Leased").update(
         trouble=json.dumps(trouble), consumers='[["a", "b"]]', unknown_types=json.dumps(["", HOSTILE])
     )
@@ -143,10 +83,10 @@ def test_the_overview_tells_trouble_and_what_nobody_takes(browse: Browse, popula
             assert wide <= width
             assert cut == [], "what is said of a queue is on the screen as a whole"
             assert "Renewal of leases of testapp.Leased: armed: OperationalError: <script>" in text
-            assert "10 without a type, for which no live worker has a consumer; the oldest is" in text
+            assert "9 without a type, for which no live worker has a consumer; the oldest is" in text
             assert "its messages: the table does not exist" in text
-            (gone,) = [row.split("\t") for row in rows if row.startswith("gone.Shop")]
-            assert [cell.strip() for cell in gone[1:8]] == ["no such queue", "–", "–", "–", "–", "2", "–"]  # noqa: RUF001
+            (gone,) = [row.split() for row in rows if row.startswith("gone.Shop")]
+            assert [" ".join(gone[1:4]), *gone[4:10]] == ["no such queue", "–", "–", "–", "–", "2", "–"]  # noqa: RUF001
             (dispatchers,) = [row for row in rows if row.startswith("(dispatcher)")]
             assert "none alive" in dispatchers
     finally:
@@ -162,7 +102,7 @@ def test_a_button_on_a_messages_own_page_asks_and_can_be_declined(browse: Browse
         page.get_by_role("button", name="Release lease…").click()
         page.get_by_role("link", name="No, take me back").click()
         expect(page).to_have_url(re.compile(r"/admin/testapp/leased/$"))
-        expect(page.get_by_text("worker-1:7").first).to_be_visible()
+        expect(page.get_by_text("worker-1.reservations").first).to_be_visible()
         page.get_by_role("link", name=str(held), exact=True).click()
         page.get_by_role("button", name="Release lease…").click()
         expect(page.get_by_text("the message will be handled twice")).to_be_visible()
@@ -193,28 +133,34 @@ def test_a_poison_message_is_edited_and_requeued_from_its_own_page(browse: Brows
     assert PoisonMessage.objects.get().status == PoisonMessage.Status.EDITED
 
 
-def test_a_queue_is_paused_resumed_and_purged_from_the_overview(browse: Browse) -> None:
+def test_a_queue_is_paused_changed_resumed_and_purged_from_the_overview(browse: Browse) -> None:
     Leased.send_many({"n": n} for n in range(5))
 
     def operate(page: Page) -> list[str]:
         said = []
 
-        def press(name: str) -> None:
+        def press(name: str, question: str) -> None:
+            page.get_by_role("button", name=name).click()
+            expect(page.get_by_role("heading", name=question)).to_be_visible()
+            if name.startswith("Concurrency"):
+                page.get_by_label("Tasks of each worker process").fill("8")
+                name = "Set concurrency"
             page.get_by_role("button", name=name).click()
             said.append(page.locator(".messagelist li").inner_text())
 
         page.goto("/admin/")
         page.get_by_role("link", name="Queues", exact=True).last.click()
-        press("Pause testapp.Leased")
-        expect(page.get_by_text("paused by operator")).to_be_visible()
-        press("Resume testapp.Leased")
-        page.get_by_role("button", name="Purge testapp.Leased").click()
-        expect(page.get_by_role("heading", name="Purge testapp.Leased (5 waiting messages)?")).to_be_visible()
-        press("Purge testapp.Leased")
+        press("Pause testapp.Leased", "Pause testapp.Leased?")
+        expect(page.get_by_text("by operator")).to_be_visible()
+        press("Concurrency testapp.Leased", "Change the concurrency of testapp.Leased?")
+        expect(page.get_by_text("8 tasks per process")).to_be_visible()
+        press("Resume testapp.Leased", "Resume testapp.Leased (5 waiting messages)?")
+        press("Purge testapp.Leased", "Purge testapp.Leased (5 waiting messages)?")
         return said
 
     assert browse(operate) == [
         "Queue testapp.Leased is paused.",
+        "Queue testapp.Leased: each worker process has 8 tasks.",
         "Queue testapp.Leased is running again.",
         "5 messages of testapp.Leased deleted.",
     ]

@@ -11,15 +11,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from django.db import connections
 
 from queueapp.consuming.registry import registered
 from tests.conformance.endpoint import Endpoint
-from tests.inprocess import real_commits
+from tests.databases import DATABASES, marks_of
 from tests.testapp.models import AtMostOnce, Leased, Transactional
 
 QUEUES = {"N": AtMostOnce, "R": Leased, "S": Transactional}
-DATABASES = {"postgresql": "default", "sqlserver": "sqlserver"}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -32,14 +30,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for database, alias in DATABASES.items():
         for queue in map(QUEUES.get, letters):
             name = f"{database}-{queue.delivery.semantics.value}"
-            cases.append(pytest.param((queue, alias), id=name, marks=_marks(alias)))
+            cases.append(pytest.param((queue, alias), id=name, marks=marks_of(alias)))
     metafunc.parametrize("endpoint", cases, indirect=True)
-
-
-def _marks(alias: str) -> list[Any]:
-    if alias not in connections:
-        return [pytest.mark.skip("needs a SQL Server: QUEUEAPP_TEST_SQLSERVER_URL is not set")]
-    return [pytest.mark.django_db(**real_commits.kwargs, databases={"default", alias})]
 
 
 @pytest.fixture

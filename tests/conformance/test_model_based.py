@@ -24,6 +24,7 @@ from queueapp.receiving import floors
 from queueapp.sql import queue_sql
 from queueapp.sql.claimed import MAX_SEQ, Range
 from tests.inprocess import real_commits
+from tests.killing import kill, session_of
 from tests.testapp.models import Leased, Transactional, Urgent
 from workers.services.housekeeping import purge_expired
 
@@ -306,14 +307,12 @@ class TransactionalQueue(RuleBasedStateMachine):
 
     @rule(limit=st.integers(1, 12), endings=st.lists(st.sampled_from(["ack", "cancel", "send"])))
     def receive_and_lose_the_connection(self, limit: int, endings: list[str]) -> None:
-        def kill() -> Exception:
-            with self.other.cursor() as cursor:
-                pid = connections["default"].connection.info.backend_pid
-                cursor.execute("SELECT pg_terminate_backend(%s, 10000)", [pid])
+        def cut() -> Exception:
+            kill(self.other, session_of(connections["default"]))
             return LookupError()
 
         with pytest.raises(LookupError):
-            self._receive_and_raise(limit, endings, kill)
+            self._receive_and_raise(limit, endings, cut)
         connections["default"].close()
 
     def _receive_and_raise(self, limit: int, endings: list[str], error: Any) -> None:

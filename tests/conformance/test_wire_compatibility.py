@@ -1,7 +1,7 @@
-"""Foreign producers and consumers on our tables, and our workers on foreign ones, without loss.
+"""Endpoints of NServiceBus on our tables, and our workers on theirs, without loss: whole messages, sent and handled by both.
 
-The foreign side uses the statements of NServiceBus' PostgreSQL transport to the letter: an INSERT of the columns of
-their tables and no others, a DELETE of the lowest row that nobody has locked, a peek that locks.
+The foreign side uses the statements of its transports (``tests/nservicebus.py``). Statement by statement, on each database:
+``tests/queueapp/sql/nservicebus/``.
 """
 
 from __future__ import annotations
@@ -13,101 +13,92 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
-import psycopg
+import msgspec
 import pytest
 from django.db import connection
 
-from queueapp import Context, consumer
+from queueapp import Context, consumer, message_type, poison
 from queueapp.consuming.registry import registered
 from queueapp.models import PoisonMessage
 from tests.inprocess import Worker, eventually, real_commits
+from tests.nservicebus import Endpoint, headers_of
 from tests.testapp.messages import Ping
-from tests.testapp.models import Effect, ForeignPostgres, Leased, Transactional
+from tests.testapp.models import Effect, ForeignPostgres, ForeignSqlServer, Interop, Leased, Transactional
 
-pytestmark = [
-    real_commits,
-    pytest.mark.skipif(connection.vendor != "postgresql", reason="the foreign statements are PostgreSQL's"),
-]
+pytestmark = real_commits
 
-FOREIGN_TABLE = (
-    "CREATE TABLE foreign_postgres (Id uuid PRIMARY KEY, Expires timestamp NULL, Headers text NOT NULL, "
-    "Body bytea NULL, Seq serial NOT NULL UNIQUE)"
-)
+#: A queue in a table of theirs, on the database of this run.
+FOREIGN: Any = ForeignPostgres if connection.vendor == "postgresql" else ForeignSqlServer
 
 
-def foreign_connection() -> psycopg.Connection[Any]:
-    parameters = connection.get_connection_params()
-    wanted = {k: v for k, v in parameters.items() if k in ("dbname", "host", "port", "user", "password")}
-    return psycopg.connect(**wanted, autocommit=True)
+@message_type("Acme.Sales.OrderPlaced")
+class OrderPlaced(msgspec.Struct):
+    """A message that both sides have a class for."""
+
+    order: int
 
 
-def foreign_send(raw: psycopg.Connection[Any], table: str, name: str, expires: timedelta | None = None) -> uuid.UUID:
-    """As NServiceBus' PostgreSQL transport sends: four columns, the expiry by the database's clock as UTC wall time."""
-    identity = uuid.uuid4()
-    headers = {
-        "NServiceBus.MessageId": str(identity),
-        "NServiceBus.EnclosedMessageTypes": "tests.testapp.messages.Ping, Acme, Version=1.0.0.0; Acme.IPing, Acme",
-        "NServiceBus.ContentType": "application/json",
-        "NServiceBus.TimeSent": "2026-01-02 03:04:05:678901 Z",
-        "NServiceBus.CorrelationId": "conversation-7",
-        "NServiceBus.ReplyToAddress": "billing",
-    }
-    left = None if expires is None else int(expires.total_seconds() * 1000)
-    raw.execute(
-        f"INSERT INTO {table} (Id, Expires, Headers, Body) VALUES (%s, "
-        "CASE WHEN %s::int IS NOT NULL THEN now() AT TIME ZONE 'UTC' + (%s::int * interval '1 ms') END, %s, %s)",
-        (identity, left, left, json.dumps(headers), json.dumps({"name": name}).encode()),
-    )
-    return identity
-
-
-def foreign_receive(raw: psycopg.Connection[Any], table: str) -> tuple[Any, ...] | None:
-    """As it receives: the lowest unlocked row goes, in the transaction of the handler."""
-    return raw.execute(
-        f"DELETE FROM {table} rs WHERE rs.id = (SELECT id FROM {table} ORDER BY Seq LIMIT 1 FOR UPDATE SKIP LOCKED) "
-        "RETURNING rs.id, CASE WHEN rs.Expires IS NULL THEN 0 WHEN rs.Expires > now() AT TIME ZONE 'UTC' THEN 0 ELSE 1 END, "
-        "rs.Headers, rs.Body"
-    ).fetchone()
-
-
-def foreign_peek(raw: psycopg.Connection[Any], table: str) -> int:
-    """As it peeks: the span between the lowest and the highest row that nobody has locked."""
-    row = raw.execute(
-        f"SELECT COALESCE((SELECT Seq FROM {table} ORDER BY Seq DESC LIMIT 1 FOR UPDATE SKIP LOCKED) - "
-        f"(SELECT Seq FROM {table} ORDER BY Seq LIMIT 1 FOR UPDATE SKIP LOCKED) + 1, 0)"
-    ).fetchone()
-    assert row is not None
-    return int(row[0])
+def ping(name: str) -> bytes:
+    return json.dumps({"name": name}).encode()
 
 
 @pytest.fixture
-def foreign_table() -> Iterator[None]:
-    with connection.cursor() as cursor:
-        cursor.execute("DROP TABLE IF EXISTS foreign_postgres")
-        cursor.execute(FOREIGN_TABLE)
-    yield
-    with connection.cursor() as cursor:
-        cursor.execute("DROP TABLE foreign_postgres")
+def endpoints() -> Iterator[Any]:
+    """Endpoints on the tables of queues."""
+    made: list[Endpoint] = []
+
+    def make(queue: Any) -> Endpoint:
+        made.append(Endpoint.at("default", queue._meta.db_table))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def foreign_table(endpoints: Any) -> Iterator[Endpoint]:
+    """A table that their script has made, with an endpoint on it."""
+    endpoint: Endpoint = endpoints(FOREIGN)
+    endpoint.drop()
+    endpoint.create()
+    yield endpoint
+    endpoint.drop()
+
+
+@pytest.fixture
+def only() -> Iterator[Any]:
+    """Register a consumer for a queue that has no other, until the end of the test."""
+    before = dict(registered._by_queue)
+
+    def register(queue: Any, handler: Any, **options: Any) -> None:
+        for own in registered.of(queue):
+            registered.remove(own.name)
+        consumer(queue, name="wire", **options)(handler)
+
+    yield register
+    registered._by_queue.clear()
+    registered._by_queue.update(before)
 
 
 @pytest.mark.parametrize("queue", [Leased, Transactional])
-def test_foreign_producers_and_consumers_share_our_table_with_our_own_without_loss(queue: Any) -> None:
-    table = queue._meta.db_table
+def test_foreign_producers_and_consumers_share_our_table_with_our_own_without_loss(queue: Any, endpoints: Any) -> None:
     received: list[str] = []
     stop = threading.Event()
 
     def consume() -> None:
-        with foreign_connection() as raw:
-            while not stop.is_set():
-                foreign_peek(raw, table)
-                row = foreign_receive(raw, table)
-                if row is not None:
-                    received.append(json.loads(bytes(row[3]))["name"])
+        endpoint = endpoints(queue)
+        while not stop.is_set():
+            endpoint.peek()
+            found = endpoint.receive()
+            if found is not None:
+                assert found.body is not None
+                received.append(json.loads(found.body)["name"])
 
     def produce(side: int) -> None:
-        with foreign_connection() as raw:
-            for n in range(100):
-                foreign_send(raw, table, f"foreign {side} {n}")
+        endpoint = endpoints(queue)
+        for n in range(100):
+            endpoint.send(ping(f"foreign {side} {n}"))
 
     worker = Worker(queue, concurrency=2).start()
     threads = [threading.Thread(target=consume), *(threading.Thread(target=produce, args=(n,)) for n in range(2))]
@@ -133,28 +124,8 @@ def test_foreign_producers_and_consumers_share_our_table_with_our_own_without_lo
     assert not queue.objects.exists()
 
 
-def test_the_foreign_statements_of_spec_001_find_the_columns_they_name() -> None:
-    with foreign_connection() as raw:
-        raw.execute(
-            f"INSERT INTO {Leased._meta.db_table} (Id, CorrelationId, ReplyToAddress, Recoverable, Expires, Headers, Body) "
-            "VALUES (%s, 'c', 'r', true, NULL, '{}', NULL)",
-            (uuid.uuid4(),),
-        )
-    row = Leased.objects.get()
-    assert (row.correlation_id, row.reply_to_address, row.recoverable, row.priority, row.recipient) == (
-        "c",
-        "r",
-        True,
-        0,
-        "",
-    )
-    assert row.deliveries == 0
-    assert row.enqueued_at is not None
-
-
-def test_a_foreign_message_is_read_by_its_own_header_names() -> None:
-    with foreign_connection() as raw:
-        identity = foreign_send(raw, Leased._meta.db_table, "theirs")
+def test_a_foreign_message_is_read_by_its_own_header_names(endpoints: Any) -> None:
+    identity = endpoints(Leased).send(ping("theirs"))
     with Leased.receive(1) as batch:
         (message,) = batch
         assert message.id == identity
@@ -166,33 +137,103 @@ def test_a_foreign_message_is_read_by_its_own_header_names() -> None:
         message.ack()
 
 
-def test_a_foreign_table_is_sent_to_in_its_own_wire_format(foreign_table: None) -> None:
-    identity = ForeignPostgres.send(Ping("ours"), correlation_id="c1", reply_to="me", expires_in=timedelta(minutes=1))
-    ForeignPostgres.send_many([Ping("bulk")], expires_in=timedelta(minutes=1))
-    with foreign_connection() as raw:
-        first, second = foreign_receive(raw, "foreign_postgres"), foreign_receive(raw, "foreign_postgres")
+# -- a table of our own in their wire format ---------------------------------------------------------------------------
+
+
+def test_what_is_sent_in_their_wire_format_is_whole_to_an_endpoint(endpoints: Any) -> None:
+    identity = Interop.send(OrderPlaced(1), correlation_id="c1", reply_to="me", headers={"tenant": "north"})
+    Interop.send_many([OrderPlaced(2)])
+    Interop.send({"untyped": True})
+    endpoint = endpoints(Interop)
+
+    first, second, third = (endpoint.receive() for _ in range(3))
+
+    assert first.id == identity
+    assert {name: value for name, value in first.headers.items() if name != "NServiceBus.TimeSent"} == {
+        "NServiceBus.MessageId": str(identity),
+        "NServiceBus.EnclosedMessageTypes": "Acme.Sales.OrderPlaced",
+        "NServiceBus.ContentType": "application/json",
+        "NServiceBus.CorrelationId": "c1",
+        "NServiceBus.ReplyToAddress": "me",
+        "tenant": "north",
+    }
+    assert first.headers["NServiceBus.TimeSent"].endswith(" Z")
+    assert json.loads(first.body) == {"order": 1}
+    assert (second.headers["NServiceBus.MessageId"], json.loads(second.body)) == (str(second.id), {"order": 2})
+    assert second.headers["NServiceBus.CorrelationId"] == str(second.id), "as a message that begins a conversation"
+    assert "NServiceBus.EnclosedMessageTypes" not in third.headers
+
+
+def test_what_an_endpoint_sends_is_handled_in_the_transaction_of_its_handler(endpoints: Any, only: Any) -> None:
+    seen: list[tuple[int, str | None, str | None]] = []
+
+    def handle(message: OrderPlaced, context: Context) -> None:
+        seen.append((message.order, context.correlation_id, context.reply_to))
+        Effect.objects.create(name=str(message.order))
+
+    only(Interop, handle)
+    identity = uuid.uuid4()
+    headers = headers_of(identity, EnclosedMessageTypes="Acme.Sales.OrderPlaced, Acme.Messages")
+    endpoints(Interop).send(b'{"order": 7}', headers)
+    worker = Worker(Interop, concurrency=1).start()
+    try:
+        eventually(lambda: not Interop.objects.exists())
+    finally:
+        worker.stop()
+
+    assert seen == [(7, "conversation-7", "billing")]
+    assert [effect.name for effect in Effect.objects.all()] == ["7"]
+
+
+def test_what_was_delayed_retried_and_requeued_is_still_in_their_wire_format(endpoints: Any, only: Any) -> None:
+    def refuse(message: OrderPlaced, context: Context) -> None:
+        raise ValueError(message.order)
+
+    only(Interop, refuse, attempts=2, retry_delay=0)
+    identity = Interop.send(OrderPlaced(3), delay=timedelta(milliseconds=1))
+    worker = Worker(Interop, concurrency=1, dispatcher=True).start()
+    try:
+        eventually(PoisonMessage.objects.exists)
+    finally:
+        worker.stop()
+    poison.requeue(poison.find())
+
+    received = endpoints(Interop).receive()
+
+    assert received.id == identity
+    assert received.headers["NServiceBus.MessageId"] == str(identity)
+    assert received.headers["NServiceBus.EnclosedMessageTypes"] == "Acme.Sales.OrderPlaced"
+    assert json.loads(received.body) == {"order": 3}
+
+
+# -- their table ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_foreign_table_is_sent_to_in_its_own_wire_format(foreign_table: Endpoint) -> None:
+    identity = FOREIGN.send(Ping("ours"), correlation_id="c1", reply_to="me", expires_in=timedelta(minutes=1))
+    FOREIGN.send_many([Ping("bulk")], expires_in=timedelta(minutes=1))
+    first, second = foreign_table.receive(), foreign_table.receive()
     assert first is not None
     assert second is not None
-    assert (first[0], first[1], second[1]) == (identity, 0, 0)
-    headers = json.loads(first[2])
-    assert headers["NServiceBus.MessageId"] == str(identity)
-    assert headers["NServiceBus.EnclosedMessageTypes"] == "tests.testapp.messages.Ping"
-    assert headers["NServiceBus.ContentType"] == "application/json"
-    assert (headers["NServiceBus.CorrelationId"], headers["NServiceBus.ReplyToAddress"]) == ("c1", "me")
-    assert headers["NServiceBus.TimeSent"].endswith(" Z")
-    assert json.loads(bytes(second[3]))["name"] == "bulk"
+    assert (first.id, first.expired, second.expired) == (identity, False, False)
+    assert first.headers["NServiceBus.MessageId"] == str(identity)
+    assert first.headers["NServiceBus.EnclosedMessageTypes"] == "tests.testapp.messages.Ping"
+    assert first.headers["NServiceBus.ContentType"] == "application/json"
+    assert (first.headers["NServiceBus.CorrelationId"], first.headers["NServiceBus.ReplyToAddress"]) == ("c1", "me")
+    assert first.headers["NServiceBus.TimeSent"].endswith(" Z")
+    assert second.body is not None
+    assert json.loads(second.body)["name"] == "bulk"
 
 
-def test_an_expired_message_of_a_foreign_table_is_not_received(foreign_table: None) -> None:
-    with foreign_connection() as raw:
-        foreign_send(raw, "foreign_postgres", "late", expires=timedelta(milliseconds=-1))
-        foreign_send(raw, "foreign_postgres", "in time", expires=timedelta(hours=1))
-    with ForeignPostgres.receive(10) as batch:
+def test_an_expired_message_of_a_foreign_table_is_not_received(foreign_table: Endpoint) -> None:
+    foreign_table.send(ping("late"), expires=timedelta(milliseconds=-1))
+    foreign_table.send(ping("in time"), expires=timedelta(hours=1))
+    with FOREIGN.receive(10) as batch:
         assert [message.decode(Ping).name for message in batch] == ["in time"]
 
 
 def test_a_worker_receives_a_foreign_table_transactionally_and_counts_attempts_in_the_headers(
-    foreign_table: None,
+    foreign_table: Endpoint, only: Any
 ) -> None:
     attempts: list[int] = []
 
@@ -202,45 +243,38 @@ def test_a_worker_receives_a_foreign_table_transactionally_and_counts_attempts_i
         if message.fail:
             raise ValueError(message.name)
 
-    for own in registered.of(ForeignPostgres):
-        registered.remove(own.name)
-    consumer(ForeignPostgres, name="wire", attempts=3, retry_delay=0)(handler)
-    worker = Worker(ForeignPostgres, concurrency=1).start()
+    only(FOREIGN, handler, attempts=3, retry_delay=0)
+    worker = Worker(FOREIGN, concurrency=1).start()
     try:
-        with foreign_connection() as raw:
-            foreign_send(raw, "foreign_postgres", "theirs")
-        ForeignPostgres.send(Ping("bad", fail=1))
+        foreign_table.send(ping("theirs"))
+        FOREIGN.send(Ping("bad", fail=1))
         eventually(lambda: PoisonMessage.objects.exists() and Effect.objects.exists())
     finally:
         worker.stop()
-        registered.remove("wire")
     assert sorted(attempts) == [1, 1, 2, 3]
     assert [effect.name for effect in Effect.objects.all()] == ["theirs"]
-    poison = PoisonMessage.objects.get()
-    assert poison.attempts == 3
-    assert "queueapp.Attempts" not in poison.headers
-    assert not ForeignPostgres.objects.exists()
+    found = PoisonMessage.objects.get()
+    assert found.attempts == 3
+    assert "queueapp.Attempts" not in found.headers
+    assert not FOREIGN.objects.exists()
 
 
 def test_a_foreign_table_has_no_place_for_leases_and_is_received_in_careful_times_all_the_same(
-    foreign_table: None,
+    foreign_table: Endpoint, only: Any
 ) -> None:
-    for own in registered.of(ForeignPostgres):
-        registered.remove(own.name)
     names: list[str] = []
 
-    @consumer(ForeignPostgres, name="wire")
     def act(message: Ping) -> None:
         names.append(message.name)
 
-    ForeignPostgres.send_many([Ping("one"), Ping("two")])
-    worker = Worker(ForeignPostgres, concurrency=1)
+    only(FOREIGN, act)
+    FOREIGN.send_many([Ping("one"), Ping("two")])
+    worker = Worker(FOREIGN, concurrency=1)
     worker.pump.careful = True
     worker.start()
     try:
         eventually(lambda: worker.pump.stats.handled == 2)
     finally:
         worker.stop()
-        registered.remove("wire")
     assert names == ["one", "two"]
     assert worker.pump.trouble() == ""

@@ -10,6 +10,7 @@ from pytest_django import DjangoDbBlocker
 
 from .rig.scene import Scene, make_template
 from .rig.server import PrivateServer
+from .rig.two_databases import TwoDatabases
 
 
 @pytest.fixture(scope="session")
@@ -35,3 +36,11 @@ def shared_scene(
     with django_db_blocker.unblock(), Scene(server, tmp_path_factory.mktemp("scene")) as made, made.as_default():
         yield made
         made.print_logs()
+
+
+@pytest.fixture
+def two(scene: Scene, server: PrivateServer, tmp_path: Path) -> Iterator[TwoDatabases]:
+    """The same, and a second database, in which the queue of one model lies."""
+    made = TwoDatabases(scene, server, tmp_path / "warehouse")
+    with made.known():
+        yield made

@@ -11,7 +11,7 @@ from .rig.waiting import wait_until
 
 
 def test_the_late_ack_of_a_lapsed_lease_changes_nothing_and_is_logged(scene: Scene) -> None:
-    sleeper = scene.workers("testapp.Leased", "--no-dispatcher")
+    sleeper = scene.workers("testapp.Leased", "--no-dispatcher", "--no-housekeeping")
     scene.send(Leased, "contested", sleep_ms=1000)
     wait_until(lambda: scene.starts("contested"), "the first worker has it in hand")
     process = sleeper.worker()
@@ -20,7 +20,7 @@ def test_the_late_ack_of_a_lapsed_lease_changes_nothing_and_is_logged(scene: Sce
         first_token = Leased.objects.get().lease_token
         # The second attempt takes longer than the first one's holder is away.
         scene.execute("UPDATE testapp_leased SET body = replace(convert_from(body, 'UTF8'), '1000', '4000')::bytea")
-        other = scene.workers("testapp.Leased", "--no-dispatcher")
+        other = scene.workers("testapp.Leased", "--no-dispatcher", "--no-housekeeping")
         wait_until(lambda: scene.starts("contested") == [1, 2], "the lease lapsed and another worker has it")
     finally:
         process.send_signal(signal.SIGCONT)
@@ -37,8 +37,8 @@ def test_the_late_ack_of_a_lapsed_lease_changes_nothing_and_is_logged(scene: Sce
 
 
 def test_a_slow_handler_keeps_its_lease_beyond_the_lease_period(scene: Scene) -> None:
-    scene.workers("testapp.Leased", "--no-dispatcher")
-    scene.workers("testapp.Leased", "--no-dispatcher")
+    scene.workers("testapp.Leased", "--no-dispatcher", "--no-housekeeping")
+    scene.workers("testapp.Leased", "--no-dispatcher", "--no-housekeeping")
     scene.send(Leased, "slow", sleep_ms=7000)  # the lease period is 5 s
 
     verdict = scene.drained()

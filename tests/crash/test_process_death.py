@@ -51,8 +51,16 @@ def test_a_handler_that_kills_its_whole_tree_ends_as_poison_and_its_neighbours_d
 
     # Somebody else keeps house; the tree's own dispatcher would have to wait for its predecessor's term to end.
     scene.program("keeper", "manage.py", "rundelayeddispatcher").keep_running()
-    tree = scene.tree("testapp.Leased", "testapp.Transactional", "--no-dispatcher", environ={"CRASH_ATTEMPTS": "2"})
-    wait_until(lambda: scene.execute("SELECT 1 FROM queueapp_leader"), "a housekeeper is elected")
+    tree = scene.tree(
+        "testapp.Leased",
+        "testapp.Transactional",
+        "--no-dispatcher",
+        "--no-housekeeping",
+        environ={"CRASH_ATTEMPTS": "2"},
+    )
+    wait_until(
+        lambda: "housekeeping" in str(scene.execute("SELECT role FROM queueapp_leader")), "a housekeeper is elected"
+    )
     tree.keep_running()
 
     wait_until(lambda: PoisonMessage.objects.count() >= len(killers), "the killers are poison", seconds=120)
@@ -67,7 +75,7 @@ def test_a_handler_that_kills_its_whole_tree_ends_as_poison_and_its_neighbours_d
 
 def test_an_at_most_once_message_that_died_with_its_process_is_reported_with_id_and_headers(scene: Scene) -> None:
     killer = AtMostOnce.send(_act("killer", die="SIGKILL"), headers={"trace": "t-4711"})
-    tree = scene.workers("testapp.AtMostOnce", "--no-dispatcher")
+    tree = scene.workers("testapp.AtMostOnce", "--no-dispatcher", "--no-housekeeping")
 
     wait_until(lambda: "is gone" in tree.log_text(), "the loss is reported")
     report = next(line for line in tree.log_text().splitlines() if "is gone" in line)
@@ -157,7 +165,7 @@ def test_a_killed_dispatcher_is_replaced_and_every_delayed_message_arrives_once(
 def test_leases_of_a_dead_subscriber_are_released_by_its_missing_heartbeat(scene: Scene) -> None:
     """Sooner than by their own end: here the lease would last for an hour more."""
     survivor = scene.workers("testapp.Transactional")  # keeps house, does not receive the queue
-    victim = scene.tree("testapp.Leased", "--no-dispatcher")
+    victim = scene.tree("testapp.Leased", "--no-dispatcher", "--no-housekeeping")
     victim.start()
     scene.send(Leased, "orphaned", sleep_ms=120_000)
     wait_until(lambda: scene.starts("orphaned"), "the handler runs")

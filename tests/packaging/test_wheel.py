@@ -56,6 +56,18 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
+def installed(wheel: Path, environment: Path, *, cwd: Path) -> Path:
+    """Make an environment with the wheel in it, and return its Python. Its dependencies are those of this environment; a
+    ``.pth`` found there is not followed, so the checkout is not seen."""
+    run(*UV, "venv", *OFFLINE, "--python", sys.executable, environment, cwd=cwd)
+    python = environment / "bin" / "python"
+    run(*UV, "pip", "install", *OFFLINE, "--no-deps", "--python", python, wheel, cwd=cwd)
+    package = Path(run(python, "-c", "import queueapp; print(queueapp.__file__)", cwd=cwd).strip()).parent
+    ours = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+    (package.parent / "packages.pth").write_text("\n".join(ours) + "\n")
+    return python
+
+
 @dataclass
 class Factory:
     """The project, its environment with the wheel, and its database."""
@@ -85,12 +97,7 @@ def factory(
     place = tmp_path_factory.mktemp("factory")
     home, environment = place / "project", place / "environment"
     shutil.copytree(Path(__file__).parent / "factory", home, ignore=shutil.ignore_patterns("__pycache__"))
-    run(*UV, "venv", *OFFLINE, "--python", sys.executable, environment, cwd=place)
-    python = environment / "bin" / "python"
-    run(*UV, "pip", "install", *OFFLINE, "--no-deps", "--python", python, wheel, cwd=place)
-    installed = Path(run(python, "-c", "import queueapp; print(queueapp.__file__)", cwd=place).strip()).parent
-    ours = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
-    (installed.parent / "packages.pth").write_text("\n".join(ours) + "\n")
+    python = installed(wheel, environment, cwd=place)
     with django_db_blocker.unblock(), own_database() as database:
         made = Factory(home, python, database)
         made.manage("makemigrations", "shifts")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.checks import Error, Warning
+from django.core.checks import Error, Info, Warning
 from django.core.management import call_command
 from django.db import connection, connections
 
@@ -17,10 +17,12 @@ from queueapp.errors import UnsupportedServer
 from queueapp.models import PoisonMessage
 from queueapp.operating import inspection
 from queueapp.sql import backend_of
+from queueapp.sql.definition import Remark
+from queueapp.sql.wakeups import Lack
 from tests.inprocess import real_commits
 from tests.queueapp.management.processes import manage
 from tests.queueapp.management.test_first_hour import UNREACHABLE, without_column, without_table
-from tests.testapp.models import Leased
+from tests.testapp.models import Leased, Transactional
 
 CHECKOUT = Path(__file__).parents[2]
 
@@ -59,6 +61,62 @@ def test_a_delayed_store_that_is_none_is_an_error(settings: Any, path: str) -> N
     assert isinstance(found, Error)
     assert found.id == "queueapp.E004"
     assert f"QUEUEAPP.DELAYED_STORE = {path!r} is not accepted" in found.msg
+
+
+class Elsewhere:
+    """Leased lies in another database, under some alias of the same one; the router lets nobody make tables in "foreign"."""
+
+    def __init__(self, alias: str) -> None:
+        self.alias = alias
+
+    def db_for_write(self, model: Any, **hints: Any) -> str | None:
+        return self.alias if model is Transactional else None
+
+    def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
+        return False if db == "foreign" else None
+
+
+@pytest.mark.parametrize(
+    ("delayed_in", "found"),
+    [
+        ((), []),
+        (("default",), []),
+        (("default", "nowhere"), ["queueapp.E007"]),
+        (("foreign",), ["queueapp.E007"]),
+        (("away",), []),
+    ],
+)
+def test_a_database_that_cannot_keep_delayed_messages_for_a_queue_is_an_error(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, delayed_in: tuple[str, ...], found: list[str]
+) -> None:
+    monkeypatch.setitem(connections.settings, "foreign", connections.settings["default"])
+    settings.DATABASE_ROUTERS = [Elsewhere("away")]
+    monkeypatch.setattr(Transactional.delivery, "delayed_in", delayed_in)
+
+    errors = checks.check_forwarding()
+
+    assert [one.id for one in errors] == found
+    for one in errors:
+        assert f"testapp.Transactional.Delivery.delayed_in names {delayed_in[-1]!r}, but " in one.msg
+
+
+def test_a_queue_whose_database_cannot_tell_what_has_arrived_is_warned_of(settings: Any) -> None:
+    settings.DATABASE_ROUTERS = [Elsewhere("foreign")]
+
+    (found,) = checks.check_forwarding()
+
+    assert isinstance(found, Warning)
+    assert found.id == "queueapp.W008"
+    assert "may be there twice after a crash" in found.msg
+
+
+def test_a_destination_that_is_too_long_for_its_table_is_an_error(settings: Any) -> None:
+    settings.DATABASE_ROUTERS = [Elsewhere("a" * 190)]
+
+    (found,) = checks.check_forwarding()
+
+    assert found.id == "queueapp.E007"
+    assert "too long for its table" in found.msg
 
 
 def test_the_delayed_store_that_is_configured_is_the_one_that_is_used() -> None:
@@ -172,14 +230,42 @@ def test_migrate_says_itself_that_a_database_does_not_answer() -> None:
     assert "W007" not in done.stderr
 
 
+@real_commits
+def test_check_tells_a_setting_that_there_is_advice_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = [Remark("X is on", ""), Remark("Y is off", "Turn it on.")]
+    monkeypatch.setattr(inspection, "remarks", lambda alias: said)
+
+    (found,) = checks.check_tables(databases=["default"])
+
+    assert isinstance(found, Info), "both settings are supported: no deploy stops at it"
+    assert (found.id, found.msg, found.hint) == ("queueapp.I001", "The database 'default': Y is off.", "Turn it on.")
+
+
 # -- the page ------------------------------------------------------------------------------------------------------
 
 
 def test_every_id_is_on_the_page_and_in_a_test_and_the_reverse() -> None:
-    pattern = re.compile(r"queueapp\.[EW]\d{3}")
+    pattern = re.compile(r"queueapp\.[EWI]\d{3}")
     code = set(pattern.findall((CHECKOUT / "queueapp/checks.py").read_text()))
     page = set(pattern.findall((CHECKOUT / "docs/checks.md").read_text()))
     tests = Path(__file__).parent.glob("test_checks*.py")
     tested = {one for file in tests for one in pattern.findall(file.read_text())}
 
     assert code == page == tested
+
+
+@real_commits
+def test_wake_ups_that_could_be_had_are_a_warning_with_what_mends_it(
+    monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    assert [one for one in checks.check_tables(databases=["default"]) if one.id == "queueapp.W010"] == []
+    lack = Lack("Service Broker is turned off in this database", "ALTER DATABASE CURRENT SET ENABLE_BROKER")
+    monkeypatch.setattr(type(backend_of(connection)), "lacking_for_wake_ups", lambda self, connection: lack)
+
+    (found,) = [one for one in checks.check_tables(databases=["default"]) if one.id == "queueapp.W010"]
+
+    assert isinstance(found, Warning)
+    assert found.msg == "The database 'default': Service Broker is turned off in this database."
+    assert found.hint == "ALTER DATABASE CURRENT SET ENABLE_BROKER."
+    settings.QUEUEAPP = {"WAKE_UPS": False}
+    assert [one for one in checks.check_tables(databases=["default"]) if one.id == "queueapp.W010"] == []

@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
-import psycopg
 import pytest
 from django.db import OperationalError, connection, transaction
 from hypothesis import HealthCheck, given
@@ -17,8 +16,10 @@ from hypothesis import strategies as st
 from queueapp import poison, wakeups
 from queueapp.models import PoisonMessage
 from queueapp.sending.isolation import close_isolated
-from queueapp.sql.postgresql.backend import PostgresqlBackend
-from tests.inprocess import real_commits
+from queueapp.sql import backend_of
+from queueapp.sql import wakeups as wake_ups
+from tests.hearing import wakeable
+from tests.inprocess import eventually, real_commits
 from tests.testapp.models import Leased, Transactional
 
 pytestmark = real_commits
@@ -26,8 +27,7 @@ pytestmark = real_commits
 
 @pytest.fixture(autouse=True)
 def unthrottled(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Iterator[None]:
-    if connection.vendor != "postgresql":
-        pytest.skip("this database has no wake-ups")
+    wakeable("default")
     settings.QUEUEAPP = {"WAKE_UP_INTERVAL": 0.001}
     monkeypatch.setattr(wakeups, "_rhythms", {})
     yield
@@ -37,28 +37,24 @@ def unthrottled(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Iterator[None
 class Ear:
     """A connection that listens."""
 
-    def __init__(self, raw: psycopg.Connection) -> None:
-        self._raw = raw
+    def __init__(self, ear: wake_ups.Ear) -> None:
+        self._ear = ear
 
     def heard(self) -> list[str]:
         """What was said up to now: the last word is our own."""
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_notify(%s, 'that is all')", [wakeups.CHANNEL])
-        heard = []
-        for notify in self._raw.notifies(timeout=30):
-            if notify.payload == "that is all":
-                break
-            heard.append(notify.payload)
+        backend_of(connection).notify(connection, wakeups.CHANNEL, "that is all")
+        heard: list[str] = []
+        eventually(lambda: "that is all" in (heard.extend(self._ear.heard(1)) or heard))
+        heard.remove("that is all")
         return heard
 
 
 @pytest.fixture
 def ear() -> Iterator[Ear]:
-    params = connection.get_connection_params()
-    named = {name: params[name] for name in ("host", "port", "user", "password", "dbname") if params.get(name)}
-    with psycopg.connect(**named, autocommit=True) as raw:
-        raw.execute(f'LISTEN "{wakeups.CHANNEL}"')
-        yield Ear(raw)
+    with backend_of(connection).ear(connection.copy(), wakeups.CHANNEL) as ear:
+        ear.connect()
+        ear.listen()
+        yield Ear(ear)
 
 
 def test_a_send_outside_of_a_transaction_wakes_at_once(ear: Ear) -> None:
@@ -89,13 +85,14 @@ def test_a_transaction_that_rolls_back_wakes_nobody(ear: Ear) -> None:
 def test_no_wake_up_rides_in_a_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
     """NOTIFY makes the commits of a whole server take turns. That PostgreSQL tells nobody before the commit is no help."""
     told: list[bool] = []
-    really = PostgresqlBackend.notify
+    backend = type(backend_of(connection))
+    really = backend.notify
 
     def notify(self: Any, connection: Any, channel: str, payload: str) -> None:
         told.append(connection.in_atomic_block)
         really(self, connection, channel, payload)
 
-    monkeypatch.setattr(PostgresqlBackend, "notify", notify)
+    monkeypatch.setattr(backend, "notify", notify)
 
     with transaction.atomic():
         Leased.send({})
@@ -286,7 +283,7 @@ def test_a_wake_up_that_fails_does_not_fail_the_send(
     def broken(*arguments: Any) -> None:
         raise error("after the commit")
 
-    monkeypatch.setattr(PostgresqlBackend, "notify", broken)
+    monkeypatch.setattr(type(backend_of(connection)), "notify", broken)
 
     with transaction.atomic() if in_transaction else nullcontext():
         Leased.send({})

@@ -18,6 +18,8 @@ class Leased(Queue):
 class Transactional(Queue):
     class Delivery:
         semantics = Semantics.TRANSACTIONAL
+        #: Of no account where it lies there itself, which is everywhere but in the tests with two databases.
+        delayed_in = ("default",)
 
 
 class AtMostOnce(Queue):
@@ -65,6 +67,15 @@ class Short(Queue):
 
     class Delivery:
         expiration = timedelta(seconds=30)
+
+
+class Interop(Queue):
+    """A table of our own that endpoints of NServiceBus use as well."""
+
+    wire_format = "nservicebus"
+
+    class Delivery:
+        semantics = Semantics.TRANSACTIONAL
 
 
 class Effect(models.Model):

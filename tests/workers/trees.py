@@ -12,7 +12,7 @@ from pathlib import Path
 
 from django.db.models import Max, Min, QuerySet
 
-from queueapp.models import DISPATCHER, Subscriber
+from queueapp.models import NO_QUEUES, Subscriber
 from tests.inprocess import DEADLINE, eventually
 
 CHECKOUT = Path(__file__).parents[2]
@@ -78,7 +78,7 @@ class Tree:
 
 
 def _workers() -> QuerySet[Subscriber]:
-    return Subscriber.objects.exclude(queue=DISPATCHER)
+    return Subscriber.objects.exclude(queue__in=NO_QUEUES)
 
 
 def children_of(process: int) -> list[int]:

@@ -5,10 +5,14 @@ in silence, or make every claim of the thread fail; what it leaves on another al
 So a task asks ``HandedOut`` before and after each handler. When all is well a pair costs no round trip and 0.5 µs, in a
 transaction 1.2 µs, and 3.5 µs on a thread whose handlers have opened another alias (PostgreSQL, CPU time).
 
+A handler that has changed its session for good (``SET search_path``, ``SET ROLE``, a time-out; ``changes`` says how that is
+known) has not failed, but the next one gets another session. So does the one after a statement that was refused, which may
+be what an unseen change has done to it.
+
 Not noticed, because neither Django nor the driver is told:
 
-* settings of the session (``SET search_path``, ``SET ROLE``, a time-out, an isolation level), its temporary tables, advisory
-  locks, LISTENs and cursors WITH HOLD, and an ``execute_wrapper`` that was not taken off;
+* of such changes those made past Django's cursors, or in a function, where the server does not report them by itself; cursors
+  WITH HOLD of the driver, and an ``execute_wrapper`` that was not taken off;
 * a transaction that raw SQL ended and began anew: on PostgreSQL by COMMIT, or with prepared statements turned off; on SQL
   Server without an error that Django flags. The others are suspected: see ``stands`` of ``after``;
 * on SQL Server, BEGIN TRANSACTION in autocommit by a handler that met no error; on databases that are no home of queues,
@@ -24,11 +28,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from django.db import Error, connections
+from django.db import DataError, Error, IntegrityError, connections
 
-from queueapp.sql import Backend, SessionState, backend_of
+from queueapp.sql import Backend, ErrorKind, SessionState, backend_of
 
 from .bookkeeping import abandon, close, home_of, is_clean, opened_by_this_thread
+from .changes import Changes, changes_of, watch_thread
 from .other_aliases import OtherAliases, is_plain
 
 _GONE, _BUSY, _FAILED = SessionState.GONE, SessionState.BUSY, SessionState.FAILED
@@ -69,6 +74,7 @@ class HandedOut:
         "_autocommit",
         "_backend",
         "_blocks",
+        "_changes",
         "_connection",
         "_in_atomic",
         "_kept",
@@ -78,8 +84,12 @@ class HandedOut:
         "_raw",
         "_rollback_cause",
         "_savepoints",
+        "_settings",
+        "_settings_of",
         "_state",
         "alias",
+        "changed",
+        "stale",
     )
 
     def __init__(self, alias: str) -> None:
@@ -87,7 +97,18 @@ class HandedOut:
         self._connection: Any = connections[alias]
         self._backend: Backend = backend_of(self._connection)
         self._opened: Any = opened_by_this_thread()
+        watch_thread()
         self._others = OtherAliases(self._connection)
+        changes = changes_of(self._connection)
+        assert changes is not None
+        self._changes: Changes = changes
+        #: How the last handler has changed the session for good: its statement, or ``""`` when that was not seen.
+        self.changed: str | None = None
+        #: The session is not to be handed out any more: outside of every ``atomic`` of the task, ``mend`` replaces it.
+        self.stale = False
+        #: What is known of the settings of this session.
+        self._settings: tuple[Any, ...] = ()
+        self._settings_of: Any = None
         # What was handed out:
         self._raw: Any = None
         #: The session that the last ``after`` saw unchanged in autocommit: nobody has used it since, unless ``used`` says so.
@@ -113,6 +134,8 @@ class HandedOut:
             self._raw = kept
             return
         connection = self._connection
+        if self.stale and not connection.in_atomic_block:
+            self.replace()
         state = self._backend.session_state(connection)
         self._in_atomic = in_atomic = connection.in_atomic_block
         if in_atomic:
@@ -123,7 +146,10 @@ class HandedOut:
             # Nobody can work with that: better met here than by the handler. One not yet opened is set right as well.
             self.replace()
             state = _GONE
-        self._raw = connection.connection
+        self._raw = raw = connection.connection
+        self._changes.forget()
+        if raw is not self._settings_of:
+            self._settings, self._settings_of = self._backend.settings_of_session(connection), raw
         self._autocommit = connection.autocommit
         self._rollback_cause = connection.rollback_exc
         self._state = state
@@ -140,10 +166,16 @@ class HandedOut:
         """
         opened = self._opened
         others = self._others.take_back(failed) if opened is None or len(opened) > 1 else []
-        if failed is None and not others and self._is_as_handed_out():
+        self.changed = None
+        if self._changes.ran:
+            self._look_for_changes(failed)
+        if failed is None and not others and not self.stale and self._is_as_handed_out():
             self._kept, self._raw = None if self._in_atomic else self._raw, None
             return None
-        return self._judge(failed, others, stands, seq)
+        left = self._judge(failed, others, stands, seq)
+        if self.stale and not self._in_atomic:
+            self.replace()
+        return left
 
     def used(self) -> None:
         """The task itself has used its connection since the last ``after``, or may have: look anew before the next handler."""
@@ -154,8 +186,14 @@ class HandedOut:
         on the own alias, the next statement is in autocommit. For a task that is outside of every ``atomic`` of its own."""
         self._kept = None
         connection = self._connection
-        if self._registered() is not connection or not (
-            is_plain(connection, self._backend, ask=False) or (connection.connection is None and is_clean(connection))
+        if (
+            self.stale
+            or self._changes.statement
+            or self._registered() is not connection
+            or not (
+                is_plain(connection, self._backend, ask=False)
+                or (connection.connection is None and is_clean(connection))
+            )
         ):
             self.replace()
 
@@ -164,6 +202,8 @@ class HandedOut:
         bookkeeping is that of a connection not yet opened. For a task that is outside of every ``atomic`` of its own."""
         connection, handed = self._connection, self._raw
         self._raw = None
+        self.stale = False
+        self._changes.forget()
         intruder = self._registered()
         if intruder is not connection:
             connections[self.alias] = connection
@@ -178,6 +218,26 @@ class HandedOut:
             # Taken away from Django, which may not have closed it: it would keep what it has locked.
             abandon(handed, self._backend)
         close(connection, self._backend)
+
+    def _look_for_changes(self, failed: BaseException | None) -> None:
+        """After a handler that has run statements: may the next one have its session?"""
+        connection, changes = self._connection, self._changes
+        if changes.statement is not None:
+            self.changed = changes.statement
+        elif connection.connection is self._settings_of and self._settings != self._backend.settings_of_session(
+            connection
+        ):
+            self.changed = ""
+        self.stale = self.changed is not None or (failed is not None and self._was_refused(failed))
+        changes.forget()
+
+    def _was_refused(self, failed: BaseException) -> bool:
+        """Whether the session may be why: no right, no such table, read-only, out of time."""
+        return (
+            isinstance(failed, Error)
+            and not isinstance(failed, IntegrityError | DataError)
+            and self._backend.error_kind(failed) not in (ErrorKind.DEADLOCK, ErrorKind.LOCKED)
+        )
 
     # -- the own alias ----------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from queueapp.sql import Backend, SessionState
 
 from .bookkeeping import close, home_of, is_clean, opened_by_this_thread, state_of
+from .changes import changes_of
 
 _IDLE, _MANUAL = SessionState.IDLE, SessionState.MANUAL
 #: Seconds without a message.
@@ -63,6 +64,8 @@ class OtherAliases:
                 continue
             self._sessions[connection.alias] = connection.connection
             connection.errors_occurred = False
+            if (changes := changes_of(connection)) is not None:
+                changes.forget()
             if rested:
                 connection.health_check_done = False
 
@@ -73,8 +76,12 @@ class OtherAliases:
         for connection, backend in self._connections():
             alias = connection.alias
             if is_plain(connection, backend, ask=connection.errors_occurred):
-                if failed is not None and connection.connection is not self._sessions.get(alias):
-                    # Opened by a handler that failed, perhaps by its time limit while the session was being set up.
+                changes = changes_of(connection)
+                if (failed is not None and connection.connection is not self._sessions.get(alias)) or (
+                    changes is not None and changes.statement is not None
+                ):
+                    # Opened by a handler that failed, perhaps by its time limit while the session was being set up; or changed
+                    # for good.
                     close(connection, backend)
                 continue
             if failed is None and connection.closed_in_transaction:

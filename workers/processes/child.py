@@ -35,7 +35,8 @@ INTERRUPT_GRACE = 3.0
 class ChildOptions:
     """What the supervisor tells a child, as JSON on its command line."""
 
-    role: str  # "worker" or "dispatcher"
+    #: "worker"; "dispatcher", which may keep house as well; "housekeeper", which does not dispatch.
+    role: str
     queues: list[str]
     supervisor: str
     concurrency: int | None = None
@@ -47,6 +48,9 @@ class ChildOptions:
     watchful_for: float = 0.0
     holder: str = ""
     aliases: list[str] = field(default_factory=list)
+    keeps_house: bool = True
+    #: Those of ``NO_QUEUES`` that its tree does not have: it says when nobody else is either.
+    lacking: list[str] = field(default_factory=list)
     #: Names of the databases by alias, where the settings may say others: ``same_databases``.
     databases: dict[str, str] = field(default_factory=dict)
 
@@ -110,9 +114,9 @@ def main(text: str) -> int:
 
     use_databases(options.databases)
     prepare_connections()
-    if options.role == "dispatcher":
-        return run_dispatcher(options, stages)
-    return run_worker(options, stages)
+    if options.role == "worker":
+        return run_worker(options, stages)
+    return run_dispatcher(options, stages)
 
 
 def _keep_no_query_log() -> None:
@@ -168,7 +172,7 @@ def run_worker(options: ChildOptions, stages: Stages) -> int:
     for pump in pumps:
         by_alias[pump.alias].append(pump)
     supervisor = uuid.UUID(options.supervisor)
-    heartbeats = [Heartbeat(alias, own_pumps, supervisor) for alias, own_pumps in by_alias.items()]
+    heartbeats = [Heartbeat(alias, own_pumps, supervisor, options.lacking) for alias, own_pumps in by_alias.items()]
     by_label = {pump.queue._meta.label: pump for pump in pumps}
 
     def on_wake(payload: str) -> None:
@@ -228,32 +232,45 @@ def _wait_for_pumps(pumps: Any, jobs: Sequence[Job], stages: Stages, seconds: fl
 
 
 def run_dispatcher(options: ChildOptions, stages: Stages) -> int:
-    """Dispatch delayed messages and keep house until stopping."""
+    """Dispatch delayed messages, keep house, or both, until stopping."""
     from django.db import router
 
-    from queueapp import registry, wakeups
+    from queueapp import delayed, registry, wakeups
     from queueapp.conf import settings
+    from queueapp.models import DISPATCHER, HOUSEKEEPING
 
+    from ..connections.circuit_breaker import Breaker
     from ..services.delayed_dispatcher import DelayedDispatcher
-    from ..services.dispatcher_pulse import DispatcherPulse
+    from ..services.forwarder import Forwarder
     from ..services.housekeeping import Housekeeping
+    from ..services.leadership import Leadership, role
     from ..services.listening import Listener
     from ..services.peer_watch import PeerWatch
+    from ..services.pulse import Pulse
     from .crashes import FAILED
 
     services: list[Service] = [PeerWatch()]
     for alias in options.aliases:
         holder = uuid.uuid5(uuid.UUID(options.holder or options.supervisor), alias)
-        dispatcher = DelayedDispatcher(alias, holder)
-        queues = [queue for queue in registry.queues if queue._meta.managed and router.db_for_write(queue) == alias]
-        housekeeping = Housekeeping(alias, queues, dispatcher.leadership)
-        pulse = DispatcherPulse(alias, [*dispatcher.breakers, housekeeping.breaker], uuid.UUID(options.supervisor))
-        services += [dispatcher, housekeeping, pulse]
-        if settings.WAKE_UPS:
+        breakers: dict[str, list[Breaker]] = {}
+        movers: list[DelayedDispatcher] = []
+        if options.role == "dispatcher":
+            forwarders = [Forwarder(alias, target, holder) for target in sorted(delayed.addresses(alias))]
+            movers = [DelayedDispatcher(alias, holder), *forwarders]
+            services += movers
+            breakers[DISPATCHER] = [breaker for mover in movers for breaker in mover.breakers]
+        if options.keeps_house:
+            queues = [queue for queue in registry.queues if queue._meta.managed and router.db_for_write(queue) == alias]
+            housekeeping = Housekeeping(alias, queues, Leadership(alias, role("housekeeping"), holder))
+            services.append(housekeeping)
+            breakers[HOUSEKEEPING] = [housekeeping.breaker]
+        services.append(Pulse(alias, breakers, uuid.UUID(options.supervisor)))
+        if settings.WAKE_UPS and movers:
 
-            def on_wake(payload: str, dispatcher: DelayedDispatcher = dispatcher) -> None:
+            def on_wake(payload: str, movers: list[DelayedDispatcher] = movers) -> None:
                 if payload == wakeups.DELAYED:
-                    dispatcher.wake()
+                    for mover in movers:
+                        mover.wake()
 
             services.append(Listener(alias, on_wake))
     for service in services:

@@ -12,7 +12,7 @@ from django.db import Error, connections, router, transaction
 from queueapp import delayed
 from queueapp.models import DelayedMessage, QueueControl
 from queueapp.operating.statistics import LIMIT, span
-from queueapp.sql import QueueSql, backend_of, queue_sql
+from queueapp.sql import QueueSql, backend_of, looking, queue_sql
 from queueapp.sql.claimed import Range
 
 from ..connections.dead_peers import Answering
@@ -44,10 +44,22 @@ def is_empty(queues: Sequence[Any]) -> bool:
                     return False
                 if delayed.waiting(alias, queue._meta.label, 1):
                     return False
+            if _kept_elsewhere(queue, 1):
+                return False
     except (Error, delayed.FetchFailed):
         connections.close_all()
         return False
     return True
+
+
+def _kept_elsewhere(queue: Any, limit: int) -> dict[str, int]:
+    """How many messages other databases keep for a queue, those that keep some."""
+    found = {}
+    for store in delayed.stores_of(queue):
+        with Answering(connections[store]):
+            if count := delayed.kept_in(store, queue, limit):
+                found[store] = count
+    return found
 
 
 def remaining(queues: Sequence[Any], *, purges: bool) -> Remaining:
@@ -76,10 +88,11 @@ def _of(queue: Any, alias: str, purges: bool) -> Remaining:
     head = sql.head(connection, LIMIT + 1)
     here = sql.is_empty(connection)
     later = delayed.waiting(alias, label, LIMIT)
-    if here and not later:
+    elsewhere = _kept_elsewhere(queue, LIMIT)
+    if here and not later and not elsewhere:
         return NOTHING
     # When the first is due, of those in the table; another store knows that of all its messages alone.
-    rows = DelayedMessage.objects.using(alias).filter(destination=label)
+    rows = looking(DelayedMessage.objects.using(alias)).filter(destination=label)
     first = rows.order_by("due").values_list("due", flat=True).first()
     more = "+" if head.rows > LIMIT else ""
     counts = {"waiting": head.waiting, "leased": head.leased, "expired": head.expired}
@@ -92,9 +105,10 @@ def _of(queue: Any, alias: str, purges: bool) -> Remaining:
             due = (first - backend_of(connection).now(connection)).total_seconds()
             when = f"the first due in {span(due)}" if due > 0 else "the first overdue"
         parts.append(f"{later} delayed, {when}")
+    parts += [f"{count} delayed in {store!r}" for store, count in elsewhere.items()]
     if QueueControl.objects.using(alias).filter(queue=label, paused=True).exists():
         parts.append("the queue is paused")
-    moving = later or head.leased or counts["being handled"] or (head.expired and purges) or not head.rows
+    moving = later or elsewhere or head.leased or counts["being handled"] or (head.expired and purges) or not head.rows
     unknown = None if moving else _unknown(sql, connection, queue)
     if unknown is not None:
         parts += [f"{count} for {name}, which nobody here takes" for name, count in sorted(unknown.items())]

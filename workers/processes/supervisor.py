@@ -1,4 +1,4 @@
-"""The process tree: one supervisor, N worker processes, one dispatcher process.
+"""The process tree: one supervisor, N worker processes, one process that dispatches delayed messages and keeps house.
 
 The supervisor starts children, restarts the ones that die (with back-off), and stops them in stages. It knows from
 shared memory what a dead child was handling: that crash is counted against those messages, and the rest of the child's
@@ -21,7 +21,9 @@ from typing import Any
 from django.conf import settings as django_settings
 from django.db import connections, router
 
+from queueapp import delayed
 from queueapp.conf import settings
+from queueapp.models import DISPATCHER, HOUSEKEEPING, NO_QUEUES
 
 from ..connections.circuit_breaker import CircuitBreaker
 from ..connections.dead_peers import prepare_connections
@@ -112,12 +114,13 @@ class Supervisor:
         processes: int = 1,
         concurrency: int | None = None,
         dispatcher: bool = True,
+        housekeeping: bool = True,
         until_empty: bool = False,
     ) -> None:
         self.id = uuid.uuid4()
         self.queues = list(queues)
         self._until_empty = until_empty
-        self._purges = dispatcher
+        self._purges = housekeeping
         self._signals = Signals()
         self._failed = False
         #: Working until empty: what was left when it ended, in words.
@@ -134,13 +137,20 @@ class Supervisor:
             )
             for n in range(processes if labels else 0)
         ]
-        if dispatcher:
-            aliases = sorted({router.db_for_write(queue) for queue in self.queues} or {"default"})
-            self.children.append(
-                Child(
-                    "dispatcher", ChildOptions("dispatcher", labels, str(self.id), holder=str(self.id), aliases=aliases)
-                )
+        if dispatcher or housekeeping:
+            role = "dispatcher" if dispatcher else "housekeeper"
+            aliases = {router.db_for_write(queue) for queue in self.queues}
+            if dispatcher:
+                aliases |= {alias for queue in self.queues for alias in delayed.stores_of(queue)}
+            options = ChildOptions(
+                role, labels, str(self.id), holder=str(self.id), aliases=sorted(aliases or {"default"})
             )
+            options.keeps_house = housekeeping
+            self.children.append(Child(role, options))
+        here = {DISPATCHER: dispatcher, HOUSEKEEPING: housekeeping}
+        # One of them says it for all.
+        for child in self.children[:1]:
+            child.options.lacking = [name for name in NO_QUEUES if not here[name]]
         for child in self.children:
             child.options.databases = names_of_databases()
         self._unaccounted: list[crashes.Crash] = []

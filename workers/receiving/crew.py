@@ -18,8 +18,8 @@ from time import monotonic
 
 from django.db import connections
 
+from queueapp.conf import MAX_CONCURRENCY
 from queueapp.errors import InvalidOption
-from queueapp.operating.control import MAX_CONCURRENCY
 from queueapp.sending.isolation import close_isolated
 
 from .slot import Slot

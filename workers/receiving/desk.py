@@ -28,7 +28,7 @@ from queueapp.sql.claimed import HEADERS, SEQ, Claimed, Range
 from ..connections.circuit_breaker import Breaker, CircuitBreaker, Trouble
 from ..connections.dead_peers import Answering
 from .caution import Caution
-from .claiming import Claiming, UnderWay
+from .claiming import REST, Claiming, UnderWay
 from .handling import Handlers
 from .quarantine import Quarantine
 from .stats import Stats
@@ -37,8 +37,6 @@ log = logging.getLogger("workers")
 
 #: Headers read at once while looking for the end of a stretch of messages that nobody here takes.
 FIRST_WALK, WALK = 50, 5_000
-#: After reading again what held nothing for this process, no more of it for so many times as long.
-REST = 9
 #: Types that are told apart.
 MOST_TYPES = 1_000
 
@@ -83,6 +81,8 @@ class Desk:
         self._consecutive_failures = 0
         #: Types that nobody here takes, and how many messages of each were seen.
         self.unknown_types: dict[str, int] = {}
+        #: Consumers of which the log says that they change their session.
+        self._changing: set[str] = set()
         self._reread_at = 0.0
         self._walking, self._telling = threading.Lock(), threading.Lock()
 
@@ -205,6 +205,16 @@ class Desk:
             log.warning(
                 "%s: messages of type %r have no consumer in this process and are left to others.", self.label, kind
             )
+
+    def tell_changed(self, consumer: str, statement: str) -> None:
+        """A handler has changed its session for good, which costs a new one after each of its messages: once per consumer."""
+        if consumer not in self._changing:
+            self._changing.add(consumer)
+            log.warning(
+                "%s: %s changes its database session for good (%s). The next message is not to feel it, so the session is "
+                "replaced each time, which takes milliseconds: change it for a transaction alone (SET LOCAL).",
+                self.label, consumer, " ".join(statement.split()) or "in a function, or on the driver's connection",
+            )  # fmt: skip
 
     # -- trouble --------------------------------------------------------------------------------------------------
 

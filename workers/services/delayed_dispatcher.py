@@ -11,47 +11,41 @@ from __future__ import annotations
 
 import logging
 import uuid
-import zlib
 from datetime import timedelta
 
 from django.db import Error, connections
 
-from queueapp import delayed, registry
+from queueapp import delayed
 from queueapp.conf import settings
 from queueapp.sql import ErrorKind, backend_of
 
 from ..connections.circuit_breaker import Breaker, CircuitBreaker, RateBreaker
 from ..connections.dead_peers import Answering, again
-from .leadership import Leadership
+from .leadership import Leadership, role
 from .service import Service
 
 log = logging.getLogger("workers")
-
-
-def role() -> str:
-    """What the dispatchers of one database are elected for: all that know the same queues, for one role."""
-    labels = sorted(queue._meta.label for queue in registry.queues)
-    return f"delayed dispatcher {zlib.crc32(repr(labels).encode()):08x}"
 
 
 class DelayedDispatcher(Service):
     """Dispatches for one database. ``wake`` it when a message was stored: it may be due before it meant to look again."""
 
     def __init__(self, alias: str, holder: uuid.UUID) -> None:
-        super().__init__(f"dispatcher-{alias}")
         self.alias = alias
-        self.leadership = Leadership(alias, role(), holder)
+        where, suffix = self._place()
+        super().__init__(f"dispatcher-{where}")
+        self.leadership = Leadership(alias, role("delayed dispatcher") + suffix, holder)
         self.dispatched = 0
         #: Why messages were refused in this round.
         self._refusals: list[BaseException] = []
         self.fetch_breaker = CircuitBreaker(
-            f"Fetch of due messages in {alias}", settings.TIME_TO_TRIGGER_FETCH_CIRCUIT_BREAKER
+            f"Fetch of due messages in {where}", settings.TIME_TO_TRIGGER_FETCH_CIRCUIT_BREAKER
         )
         self.dispatch_breaker = CircuitBreaker(
-            f"Dispatch of due messages in {alias}", settings.TIME_TO_TRIGGER_DISPATCH_CIRCUIT_BREAKER
+            f"Dispatch of due messages in {where}", settings.TIME_TO_TRIGGER_DISPATCH_CIRCUIT_BREAKER
         )
         self.recovery_breaker = RateBreaker(
-            f"Recovery of delayed messages in {alias}", settings.MAXIMUM_RECOVERY_FAILURES_PER_SECOND
+            f"Recovery of delayed messages in {where}", settings.MAXIMUM_RECOVERY_FAILURES_PER_SECOND
         )
         self.breakers: list[Breaker] = [self.fetch_breaker, self.dispatch_breaker, self.recovery_breaker]
 
@@ -100,7 +94,7 @@ class DelayedDispatcher(Service):
             return self.dispatch_breaker.failure(self._refusals[-1])
         if done.moved + done.poisoned >= limit:
             return 0.0
-        due = delayed.next_due_in(self.alias)
+        due = self._next_due_in()
         if due is None:
             return poll
         # Overdue and yet not moved: somebody else has it locked.
@@ -127,6 +121,13 @@ class DelayedDispatcher(Service):
             if one.failed:
                 break
         return total
+
+    def _next_due_in(self) -> timedelta | None:
+        return delayed.next_due_in(self.alias)
+
+    def _place(self) -> tuple[str, str]:
+        """What it works on in words, and what its role ends in."""
+        return self.alias, ""
 
     def _failed(self, error: BaseException, breaker: CircuitBreaker | RateBreaker) -> float:
         """A round failed; returns how many seconds to wait for the next."""

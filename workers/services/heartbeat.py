@@ -27,6 +27,7 @@ from queueapp.models import Now, QueueControl, Subscriber
 from ..connections.circuit_breaker import CircuitBreaker, Trouble
 from ..connections.dead_peers import Answering
 from ..receiving.pump import QueuePump
+from .missing import Missing
 from .service import Service
 from .strangers import Strangers, host_name, life_of
 
@@ -39,7 +40,10 @@ MOST_TYPES, LONGEST_TYPE, LONGEST_ERROR = 50, 255, 500
 class Heartbeat(Service):
     """Beats for all pumps of one database in this process."""
 
-    def __init__(self, alias: str, pumps: Sequence[QueuePump], supervisor: uuid.UUID) -> None:
+    def __init__(
+        self, alias: str, pumps: Sequence[QueuePump], supervisor: uuid.UUID, lacking: Sequence[str] = ()
+    ) -> None:
+        """``lacking``: those of ``NO_QUEUES`` that its own tree does not have; the log says so when nobody else is either."""
         super().__init__(f"heartbeat-{alias}")
         self.alias = alias
         self._pumps = pumps
@@ -48,12 +52,14 @@ class Heartbeat(Service):
         #: Set after the first beat: by then every pump knows whether it has to be careful.
         self.begun = threading.Event()
         self._told: dict[QueuePump, dict[str, Any]] = {}
+        self._lacking = tuple(lacking)
         self.prepare()
 
     def prepare(self) -> None:
         self.begun.clear()
         self.strangers = Strangers(self.alias, self._supervisor)
         self._told = {}
+        self.missing = [Missing(name, self.alias) for name in self._lacking]
         for pump in self._pumps:
             pump.careful = True  # until the first beat says that there is no reason
 
@@ -114,13 +120,16 @@ class Heartbeat(Service):
             self._told[pump] = counts
         # One read for all queues: everybody's place among the live subscribers of each.
         live: defaultdict[str, list[uuid.UUID]] = defaultdict(list)
-        names = [pump.queue._meta.label for pump in self._pumps]
+        names = [*(pump.queue._meta.label for pump in self._pumps), *self._lacking]
         for queue, key in rows.filter(queue__in=names, alive_until__gt=Now()).order_by("id").values_list("queue", "id"):
             live[queue].append(key)
         for pump in self._pumps:
             keys = live[pump.queue._meta.label]
             if pump.subscriber in keys:
                 pump.rank, pump.workers = keys.index(pump.subscriber), len(keys)
+
+        for one in self.missing:
+            one.looked(bool(live[one.name]))
 
     def _read_controls(self) -> None:
         controls = QueueControl.objects.using(self.alias).annotate(now_careful=Q(careful_until__gt=Now()))

@@ -1,9 +1,9 @@
 """Housekeeping of one database: expired messages go, and the leases of dead subscribers are released.
 
 Messages with a priority that no claim finds get the nearest one. Poison messages that were archived or edited go when their
-retention is over; delayed messages that nobody delivers are named. All of it is done by the process that dispatches delayed
-messages, as the same elected leader. Every piece is idempotent and in small batches that skip what is locked, so nothing
-waits for it.
+retention is over; delayed messages that nobody delivers are named. All of it is done by one process per database and set of
+queues, elected for this alone: it need not be the one that dispatches delayed messages, nor do so at all. Every piece is
+idempotent and in small batches that skip what is locked, so nothing waits for it, and two at once only share the work.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from typing import Any
 
 from django.db import Error, connections
 
-from queueapp import delayed, poison, registry, signals, wakeups
+from queueapp import delayed, poison, registry, wakeups
 from queueapp.conf import settings
 from queueapp.consuming.registry import registered
-from queueapp.models import DISPATCHER, Now, QueueControl, Subscriber
+from queueapp.models import NO_QUEUES, Now, QueueControl, Subscriber
 from queueapp.models.queue import QueueModel
 from queueapp.operating import statistics
+from queueapp.operating.expiring import delete_expired
 from queueapp.sql import ErrorKind, QueueSql, QueueTable, backend_of, queue_sql
 
 from ..connections.circuit_breaker import CircuitBreaker
@@ -33,6 +34,8 @@ from .service import Service
 log = logging.getLogger("workers")
 
 BATCH = 3000
+#: Seconds between two attempts of who does not lead to be elected.
+ELECTION_INTERVAL = 5.0
 #: Seconds between two looks for poison messages whose retention is over.
 RETENTION_INTERVAL = 600.0
 #: Seconds between two looks for delayed messages that nobody delivers.
@@ -74,8 +77,8 @@ class Housekeeping(Service):
         while not self.stopping:
             wait = min(1.0, settings.HEARTBEAT_INTERVAL.total_seconds())
             try:
-                if self._leadership.held:
-                    with Answering(connections[self.alias]):
+                with Answering(connections[self.alias]):
+                    if self._leadership.hold():
                         release_leases_of_dead_subscribers(self.alias, self.left_alone)
                         if monotonic() >= next_levels:
                             next_levels = monotonic() + LEVELS_INTERVAL
@@ -91,11 +94,22 @@ class Housekeeping(Service):
                             next_name = monotonic() + NAMING_INTERVAL
                             self._name_undeliverable()
                             self._name_stranded()
-                    self.breaker.success()
+                    else:
+                        wait = ELECTION_INTERVAL
+                self.breaker.success()
             except Error as error:
                 connections[self.alias].close()
                 wait = self.breaker.failure(error)
             self.pause(wait)
+        try:
+            with Answering(connections[self.alias]):
+                self._leadership.resign()
+        except Error as error:
+            log.info("The housekeeping of %r could not resign, its lease will lapse: %s", self.alias, error)
+
+    def goes_on(self) -> bool:
+        """Whether work in batches may go on: it was not asked to end, and leads, which a long purge has to say in between."""
+        return not self.stopping and self._leadership.hold()
 
     def _keep_to_levels(self) -> None:
         for queue in self._queues:
@@ -142,7 +156,7 @@ class Housekeeping(Service):
                 log.warning("%s: %s.", queue, left)
 
 
-def clamp_priorities(queue: Any, alias: str, service: Service | None = None) -> Counter[int]:
+def clamp_priorities(queue: Any, alias: str, service: Housekeeping | None = None) -> Counter[int]:
     """Move messages of a queue whose priority no claim finds to the nearest level, in batches; how many had which. Of recipients
     that are no consumers of this project nothing is known here, and nobody here takes theirs."""
     connection = connections[alias]
@@ -173,18 +187,16 @@ def _tell_moved(queue: Any, moved: Counter[int]) -> None:
     )  # fmt: skip
 
 
-def purge_expired(queue: Any, alias: str, service: Service | None = None) -> int:
-    """Delete the expired messages of a queue in batches; returns how many."""
-    connection, most = connections[alias], settings.PURGE_BATCH
-    sql = queue_sql(queue, connection)
-    total = _in_batches(lambda: sql.purge_expired(connection, most), most, service)
+def purge_expired(queue: Any, alias: str, service: Housekeeping | None = None) -> int:
+    """Delete the expired messages of a queue in batches, each of which the signal ``expired`` tells; returns how many."""
+    most = settings.PURGE_BATCH
+    total = _in_batches(lambda: delete_expired(queue, alias, most), most, service)
     if total:
         log.info("%s: %d expired messages were purged.", queue._meta.label, total)
-        signals.expired.send_robust(sender=queue, queue=queue, count=total)
     return total
 
 
-def drop_old_poison(alias: str, service: Service | None = None) -> int:
+def drop_old_poison(alias: str, service: Housekeeping | None = None) -> int:
     """Delete archived and edited poison messages whose retention is over, in batches; returns how many."""
     total = _in_batches(lambda: poison.drop_old(settings.POISON_RETENTION, using=alias), poison.BATCH, service)
     if total:
@@ -192,11 +204,11 @@ def drop_old_poison(alias: str, service: Service | None = None) -> int:
     return total
 
 
-def _in_batches(step: Callable[[], int], most: int, service: Service | None) -> int:
-    """Take the step, which deletes or changes ``most`` at most, until it does fewer or the service that does it has to stop;
+def _in_batches(step: Callable[[], int], most: int, service: Housekeeping | None) -> int:
+    """Take the step, which deletes or changes ``most`` at most, until it does fewer or the service that does it may not go on;
     returns how many they were."""
     total = 0
-    while not (service is not None and service.stopping):
+    while service is None or service.goes_on():
         again()
         count = step()
         total += count
@@ -217,10 +229,10 @@ def release_leases_of_dead_subscribers(alias: str, left_alone: LeftAlone | None 
     dead = Subscriber.objects.using(alias).filter(alive_until__lt=Now()).exclude(pk__in=list(left_alone))
     for row in dead:
         again()
-        if row.queue == DISPATCHER:
+        if row.queue in NO_QUEUES:
             # It held nothing. By its time: it may have said meanwhile that it is alive.
             if Subscriber.objects.using(alias).filter(pk=row.pk, alive_until__lt=Now()).delete()[0]:
-                log.warning("The dispatcher %s:%s is dead.", row.host, row.process)
+                log.warning("%s %s:%s is dead.", row.queue, row.host, row.process)
             continue
         sql = _sql_of(row, connection)
         if sql is None:

@@ -9,17 +9,28 @@ waste work: dispatch skips rows that are locked.
 from __future__ import annotations
 
 import uuid
+import zlib
 from datetime import timedelta
 from time import monotonic
 
 from django.db import IntegrityError, transaction
 from django.db.models import F, Q
 
+from queueapp import registry
 from queueapp.models import Leader, Now
 
 TERM = timedelta(seconds=15)
 #: A leader trusts its lease this much less than the database grants it.
 MARGIN = 1.0
+
+
+def role(duty: str) -> str:
+    """What is elected for a duty ("housekeeping") in one database: all that know the same queues, for one role.
+
+    Two projects on one database do not know each other's queues: each has a leader of its own.
+    """
+    labels = sorted(queue._meta.label for queue in registry.queues)
+    return f"{duty} {zlib.crc32(repr(labels).encode()):08x}"
 
 
 class Leadership:

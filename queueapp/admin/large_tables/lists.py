@@ -11,12 +11,12 @@ from functools import cached_property
 from typing import Any
 
 from django.contrib import admin
-from django.contrib.admin.options import IncorrectLookupParameters
-from django.contrib.admin.views.main import PAGE_VAR, ChangeList
+from django.contrib.admin.views.main import PAGE_VAR
 from django.core.paginator import Paginator
 from django.db.models import BigIntegerField, Field, Func, QuerySet, TextField, Value
 from django.http import HttpRequest
 
+from ..databases import StrictChangeList
 from ..showing.display import at_least
 from . import limits
 
@@ -57,7 +57,7 @@ class BoundedFilter(admin.SimpleListFilter):
     """A filter that no index serves: ``BoundedChangeList`` limits it to a window."""
 
 
-class BoundedChangeList(ChangeList):
+class BoundedChangeList(StrictChangeList):
     """A change list that says "10,000+" instead of counting on, and looks for what has no index in a window only.
 
     The list may start anywhere in its order (``?seq__gte=123``): that is how one gets beyond the window and beyond the
@@ -66,18 +66,6 @@ class BoundedChangeList(ChangeList):
 
     #: The last value of the window's column that was looked at; None: everything was.
     window_end: Any = None
-    model_admin: Any
-
-    def get_filters(self, request: HttpRequest) -> Any:
-        """Django's, but a choice that is not offered is refused: a mistyped filter that is ignored shows everything, and
-        then "select all" means everything."""
-        result = super().get_filters(request)
-        for spec in result[0]:
-            if not isinstance(spec, admin.SimpleListFilter) or spec.value() is None:
-                continue
-            if all(str(value) != spec.value() for value, _ in spec.lookup_choices):
-                raise IncorrectLookupParameters(f"{spec.parameter_name}={spec.value()}")
-        return result
 
     def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> QuerySet[Any]:
         found = super().get_queryset(request, exclude_parameters)

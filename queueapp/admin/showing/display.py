@@ -5,12 +5,13 @@ A badge says in words what its colour says, so that neither colour-blind readers
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from django.urls import reverse
+from django.utils.dateparse import parse_datetime
 from django.utils.formats import date_format
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.timezone import localtime
 
@@ -62,13 +63,30 @@ def moment(at: datetime | None) -> Any:
     return format_html('<time datetime="{}" title="{}">{}</time>', at.isoformat(), local.isoformat(), text)
 
 
+def told_moment(text: Any) -> Any:
+    """A time that a message tells of itself, as any other; what is none, as the text that it is."""
+    try:
+        at = parse_datetime(text) if isinstance(text, str) else None
+        # Without a zone it is UTC: that is what we write.
+        at = at if at is None or at.tzinfo else at.replace(tzinfo=UTC)
+        return inline(text or "", 40) if at is None else moment(at)
+    except (ValueError, OverflowError):  # 30 February; or at the ends of time, where another zone's turn overflows
+        return inline(text, 40)
+
+
 def ago(at: datetime | None, now: datetime) -> Any:
-    """How long ago that was, by the database's clock; the time itself in the title."""
+    """How long ago that was, by the database's clock, and the time itself: a title cannot be read on a telephone."""
     if at is None:
         return NOTHING
     span = now - at
     text = f"{duration(span)} ago" if span > timedelta(0) else f"in {duration(span)}"
-    return format_html('<time datetime="{}" title="{}">{}</time>', at.isoformat(), localtime(at).isoformat(), text)
+    return below(text, moment(at))
+
+
+def below(first: Any, *others: Any) -> SafeString:
+    """What a cell says, and what it says besides in smaller letters; '' is left out."""
+    asides = ((text,) for text in others if text != "")
+    return format_html("{}{}", first, format_html_join("", '<span class="queueapp-aside">{}</span>', asides))
 
 
 def short_id(identity: Any) -> SafeString:
@@ -86,6 +104,11 @@ def messages(count: int, cap: int | None = None) -> str:
     """ "1 message", "3 messages", "10,000+ messages"."""
     number = f"{count:,}" if cap is None else at_least(count, cap)
     return f"{number} message" if count == 1 else f"{number} messages"
+
+
+def tasks(count: int) -> str:
+    """ "1 task", "8 tasks"."""
+    return "1 task" if count == 1 else f"{count:,} tasks"
 
 
 def about(count: int) -> str:

@@ -6,13 +6,16 @@ of them collide half-way ("relation already exists"). Here the second waits for 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
+from django.core.management.base import CommandError
 from django.core.management.commands.migrate import Command as MigrateCommand
-from django.db import connections
+from django.db import Error, connections
 
 from ...errors import UnsupportedServer
 from ...operating import inspection
+from ...operating.explaining import explain
 from ...sql import backend_of
 
 
@@ -24,7 +27,7 @@ class Command(MigrateCommand):
             super().check(*args, **options)
 
     def handle(self, *args: Any, **options: Any) -> Any:
-        # A connection of its own: the lock lives as long as its session, and migrations close and roll back as they like.
+        # A connection of its own: the lock is its session's, and migrations close and roll back as they like.
         lock = connections[options["database"]].copy()
         try:
             backend = backend_of(lock)
@@ -32,7 +35,17 @@ class Command(MigrateCommand):
             # Our tables are not made there (``required_db_features``), and those of others are none of our business.
             return super().handle(*args, **options)  # not one of ours: a second database of some other vendor
         try:
-            backend.lock_migrations(lock)
-            return super().handle(*args, **options)
+            try:
+                backend.lock_migrations(lock)
+            except Error as error:
+                # The first that asks the database: where it is down, or the password wrong, that is all there is to say.
+                if line := explain(error):
+                    raise CommandError(line) from error
+                raise
+            try:
+                return super().handle(*args, **options)
+            finally:
+                with suppress(Error):  # a session that is lost holds no lock any more
+                    backend.unlock_migrations(lock)
         finally:
             lock.close()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
+from functools import partial
 from typing import Any
 
 from django.core.management.base import CommandError
 from django.db import connections, router
 
 from ... import registry
+from ...operating.expiring import delete_expired
 from ...sql import queue_sql
 from ..operator_command import OperatorCommand
 
@@ -36,10 +38,12 @@ class Command(OperatorCommand):
             self.confirm(f"Delete all waiting messages of {label}? Type the label to confirm: ", label, "--yes")
         connection = connections[router.db_for_write(queue)]
         sql = queue_sql(queue, connection)
-        step = sql.purge_expired if options["expired"] else sql.purge
+        step = (
+            partial(delete_expired, queue, connection.alias) if options["expired"] else partial(sql.purge, connection)
+        )
         total = 0
         try:
-            while count := step(connection, BATCH):
+            while count := step(BATCH):
                 total += count
                 if self.stdout.isatty():
                     self.stdout.write(f"\r{total} deleted", ending="")

@@ -5,14 +5,16 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
 from ... import registry
-from ...errors import InvalidOption, QueueNotFound
+from ...conf import MAX_CONCURRENCY
+from ...errors import InvalidOption
 from ...operating import control
+from ..operator_command import OperatorCommand
 
 
-class Command(BaseCommand):
+class Command(OperatorCommand):
     """Change how many messages a worker process handles at once."""
 
     help = (
@@ -23,17 +25,17 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("queue", help="Queue by label or table.")
-        parser.add_argument("tasks", help="A whole number from 1 to 256, or: default.")
+        parser.add_argument("tasks", help=f"A whole number from 1 to {MAX_CONCURRENCY}, or: default.")
 
     def handle(self, *args: Any, **options: Any) -> None:
         text = options["tasks"]
         if text != "default" and not text.isdecimal():
             raise CommandError(f"tasks {text!r} is not accepted: it must be a whole number, or: default.")
         tasks = None if text == "default" else int(text)
+        queue = registry.queues.find(options["queue"])
         try:
-            queue = registry.queues.find(options["queue"])
             changed = control.set_concurrency(queue, tasks)
-        except (QueueNotFound, InvalidOption) as error:
+        except InvalidOption as error:
             raise CommandError(str(error)) from error
         said = "as many tasks as it was started with" if tasks is None else f"{tasks} tasks"
         self.stdout.write(f"{queue._meta.label}: each process has {said}{'' if changed else ', as before'}.")

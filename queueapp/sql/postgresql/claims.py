@@ -5,14 +5,16 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from operator import itemgetter
+from time import monotonic
 from typing import Any
 
 from ..base import QueueSql, QueueTable
 from ..claimed import PRIORITY, WINDOW_ROWS, Claimed, Peek, Range
 from ..rows import REST
+from .index_order import IndexOrder
 from .packed import BIGINT, OpeningQuery, ready_to_open
 from .rows import read, to_utc
-from .session import fetch, load, quote, quote_table
+from .session import load, quote, quote_table
 
 _BY_SEQ = itemgetter(0)
 #: The places of a message's values in a result of one row.
@@ -58,6 +60,7 @@ class PostgresqlClaims(QueueSql):
         self._peeks = {(one, two): self._build_peek(one, two) for one in both for two in both}
         self._heads = self._build_heads()
         self._opening_claims = self._build_opening_claims()
+        self._in_order = IndexOrder()
 
     # -- taking out -----------------------------------------------------------------------------------------------
 
@@ -74,12 +77,12 @@ class PostgresqlClaims(QueueSql):
         if several[1]:
             window = window[:-1]  # no limit over all ranges
         params = (*self._range_params(ahead, limit), WINDOW_ROWS, *window)
-        found, back, first, reached = fetch(connection, self._peeks[several], params)[0]
+        found, back, first, reached = self._in_order.fetch(connection, self._peeks[several], params)[0]
         return Peek(found, min(back, limit), first, reached)
 
     def read_heads(self, connection: Any, only: Range, limit: int) -> list[tuple[int, str]]:
         level = [getattr(only, name) for name in self.table.claim_by]
-        return fetch(connection, self._heads, (*level, only.low, *level, only.high, limit))
+        return self._in_order.fetch(connection, self._heads, (*level, only.low, *level, only.high, limit))
 
     #: xmax is 32 bits: the latest full xid at or below the snapshot's end with these low bits is meant. A locker that
     #: finished or aborted is "visible" in the snapshot, so its row is not in flight.
@@ -101,7 +104,7 @@ class PostgresqlClaims(QueueSql):
         if not ranges:
             return []
         params = (token, owner, lease_ms, *self._range_params(ranges, limit))
-        rows = fetch(connection, self._claims[self._several(ranges)][0], params)
+        rows = self._in_order.fetch(connection, self._claims[self._several(ranges)][0], params)
         if len(rows) > 1:
             rows.sort(key=self._order)  # RETURNING has no order of its own
         return rows
@@ -116,22 +119,32 @@ class PostgresqlClaims(QueueSql):
         if not ranges:
             return []
         several = self._several(ranges)
+        sql, params = self._claims[several][2 if whole else 1], self._range_params(ranges, limit)
         rows = None
-        if self._opening_claims and not several and ready_to_open(connection):
+        if self._opening_claims and not several and not self._in_order.sorts(sql) and ready_to_open(connection):
+            started = monotonic()
             rows = self._open_with_claim(connection, ranges[0], limit, whole)
+            if rows is not None:
+                self._in_order.took(monotonic() - started, connection, sql, params)
         if rows is None:
-            rows = fetch(connection, self._claims[several][2 if whole else 1], self._range_params(ranges, limit))
+            rows = self._in_order.fetch(connection, sql, params)
         if len(rows) > 1:
             rows.sort(key=self._order)
         return rows
 
     def commits_with_claim(self, connection: Any, ranges: Sequence[Range]) -> bool:
-        return len(ranges) == 1 and bool(self._opening_claims) and self._opening_claims[0].may_follow(connection)
+        if len(ranges) != 1 or not self._opening_claims or self._in_order.sorts(self._claims[False][1]):
+            return False
+        return self._opening_claims[0].may_follow(connection)
 
     def commit_and_claim(self, connection: Any, ranges: Sequence[Range]) -> list[Claimed] | None:
         # Index and safety as the claim by delete, which it is. COMMIT comes first: when it fails the server skips the others.
+        started = monotonic()
         result = self._opening_claims[0].follow(connection, _bounds(ranges[0], 1))
-        return None if result is None else _single(result)
+        if result is None:
+            return None
+        self._in_order.took(monotonic() - started, connection, self._claims[False][1], self._range_params(ranges, 1))
+        return _single(result)
 
     def _open_with_claim(self, connection: Any, only: Range, limit: int, whole: bool) -> list[Claimed] | None:
         result = self._opening_claims[whole].fetch(connection, _bounds(only, limit))

@@ -7,6 +7,7 @@ from typing import Any
 from ..claimed import MAX_SEQ
 from ..counting import Head, Level
 from .claims import PostgresqlClaims
+from .index_order import no_sort
 from .rows import to_utc
 from .session import fetch
 
@@ -80,12 +81,8 @@ class PostgresqlCounting(PostgresqlClaims):
         """Run a statement whose order an index gives, and have it take that index. Of a table that was never analyzed the
         planner thinks that its rows lie anywhere, and a plan that was kept may be of a time when there were few: both would
         rather read all of them and sort (seen with 300,000)."""
-        # The transaction may be the user's: what was set is put back, by itself if the statement fails.
-        setting = "SELECT current_setting('enable_sort'), set_config('enable_sort', %s, true)"
-        before = fetch(connection, setting, ("off",))[0][0]
-        rows = fetch(connection, sql, params)
-        fetch(connection, setting, (before,))
-        return rows
+        with no_sort(connection):
+            return fetch(connection, sql, params, anew=True)
 
     @staticmethod
     def _level(level: Level) -> tuple[Any, ...]:

@@ -14,10 +14,12 @@ from typing import Any
 import psycopg
 
 from ...errors import TableNotFound
+from ...messages.ids import as_uuid
 from ..base import QueueTable, Row, StoreTable
 from ..carried import BY_NAME, COUNTS, WHOLE, Kind
 from ..claimed import MAX_SEQ
 from ..outgoing import NO_OPTIONS, OPTIONS, Outgoing, Run
+from .arriving import PostgresqlArriving
 from .counting import PostgresqlCounting
 from .inserting import copy_runs
 from .packed import BYTES, TEXT, UUID, PackedStatement, ready
@@ -28,7 +30,7 @@ from .upkeep import PostgresqlUpkeep
 _SMALLINT = -(2**15), 2**15 - 1
 
 
-class PostgresqlQueueSql(PostgresqlUpkeep, PostgresqlCounting):
+class PostgresqlQueueSql(PostgresqlUpkeep, PostgresqlArriving, PostgresqlCounting):
     """The statements of one queue on PostgreSQL, written once when the queue is first used."""
 
     def __init__(self, table: QueueTable) -> None:
@@ -162,9 +164,9 @@ class PostgresqlQueueSql(PostgresqlUpkeep, PostgresqlCounting):
 
     # -- housekeeping ---------------------------------------------------------------------------------------------
 
-    def purge_expired(self, connection: Any, limit: int) -> int:
+    def purge_expired(self, connection: Any, limit: int) -> list[uuid.UUID]:
         if not self.table.has("expires"):
-            return 0
+            return []
         seq, expires = self._c["seq"], self._c["expires"]
         # The partial index on expires; SKIP LOCKED leaves what a receiver holds to that receiver. A leased message
         # may still be acked, so it is not touched before its lease is over.
@@ -175,9 +177,9 @@ class PostgresqlQueueSql(PostgresqlUpkeep, PostgresqlCounting):
         )
         sql = (
             f"DELETE FROM {self._q} WHERE {seq} = ANY(ARRAY(SELECT {seq} FROM {self._q} WHERE {expires} IS NOT NULL AND "
-            f"{expires} <= {self._clock}{lease} ORDER BY {expires} LIMIT %s FOR UPDATE SKIP LOCKED))"
+            f"{expires} <= {self._clock}{lease} ORDER BY {expires} LIMIT %s FOR UPDATE SKIP LOCKED)) RETURNING {self._c['id']}"
         )
-        return execute(connection, sql, (limit,))
+        return [as_uuid(one) for (one,) in self._in_order.fetch(connection, sql, (limit,))]
 
     def purge(self, connection: Any, limit: int) -> int:
         seq = self._c["seq"]
@@ -191,7 +193,7 @@ class PostgresqlQueueSql(PostgresqlUpkeep, PostgresqlCounting):
             f"DELETE FROM {self._q} WHERE {seq} = ANY(ARRAY(SELECT {seq} FROM {self._q} {lease} "
             f"ORDER BY {seq} LIMIT %s FOR UPDATE SKIP LOCKED))"
         )
-        return execute(connection, sql, (limit,))
+        return self._in_order.execute(connection, sql, (limit,))
 
     def release_owner(self, connection: Any, owner: uuid.UUID, limit: int, *, started: bool = True) -> int:
         c = self._c

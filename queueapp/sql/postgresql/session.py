@@ -66,25 +66,26 @@ def name_statements(connection: Any) -> None:
         take_over(raw)
 
 
-def execute(connection: Any, sql: str, params: Sequence[Any]) -> int:
-    """Run a statement and return how many rows it touched. Errors are ``django.db.Error``s."""
+def execute(connection: Any, sql: str, params: Sequence[Any], *, anew: bool = False) -> int:
+    """Run a statement and return how many rows it touched. Errors are ``django.db.Error``s. ``anew``: it is planned now,
+    whatever plan is kept of it."""
     connection.validate_no_broken_transaction()
     cursor = hot_cursor(connection)
     with connection.wrap_database_errors:
         try:
-            cursor.execute(sql, params, prepare=settings.PREPARED_STATEMENTS)
+            cursor.execute(sql, params, prepare=settings.PREPARED_STATEMENTS and not anew)
         except SIGNS as error:
             _repeat(cursor, sql, params, error)
         return cursor.rowcount
 
 
-def fetch(connection: Any, sql: str, params: Sequence[Any]) -> list[Any]:
-    """Run a statement and return all its rows as tuples."""
+def fetch(connection: Any, sql: str, params: Sequence[Any], *, anew: bool = False) -> list[Any]:
+    """Run a statement and return all its rows as tuples. ``anew`` as in ``execute``."""
     connection.validate_no_broken_transaction()
     cursor = hot_cursor(connection)
     with connection.wrap_database_errors:
         try:
-            cursor.execute(sql, params, prepare=settings.PREPARED_STATEMENTS)
+            cursor.execute(sql, params, prepare=settings.PREPARED_STATEMENTS and not anew)
         except SIGNS as error:
             _repeat(cursor, sql, params, error)
         return cursor.fetchall()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import selectors
 import sys
 from time import monotonic
@@ -26,6 +27,42 @@ _GONE, _BUSY = SessionState.GONE, SessionState.BUSY
 _ACTIVE = int(TransactionStatus.ACTIVE)
 #: So long a session that is given up is waited for to end its statement, and so often it is told to.
 _CANCEL_SECONDS, _CANCEL_INTERVAL = 2.0, 0.1
+
+#: Settings that the server reports by itself whenever they change, even in a function; ``search_path`` since 18.
+_REPORTED = (
+    b"search_path", b"TimeZone", b"session_authorization", b"is_superuser", b"default_transaction_read_only", b"DateStyle",
+    b"IntervalStyle", b"client_encoding", b"standard_conforming_strings",
+)  # fmt: skip
+#: What of a text is no statement: comments, and literals, in which anything may be written; to the end of what is looked at,
+#: if they do not end before.
+_NO_STATEMENT = re.compile(
+    r"--[^\n]*|/\*.*?(?:\*/|\Z)|\"[^\"]*(?:\"|\Z)|\bE'(?:[^'\\]|\\.)*(?:'|\Z)|'[^']*(?:'|\Z)"
+    r"|\$([^\W\d]\w*)?\$.*?(?:\$(?(1)\1)\$|\Z)",
+    re.IGNORECASE | re.DOTALL,
+)
+_COMMENT = re.compile(r"--[^\n]*|/\*.*?\*/", re.DOTALL)
+#: A block of PL/pgSQL, whose literal is statements.
+_BLOCK = re.compile(r"(?:^|;)\s*DO\b", re.IGNORECASE)
+#: Statements of which something outlives their transaction, each where a statement begins; and functions of that kind.
+_CHANGES_SESSION = re.compile(
+    r"(?:^|;|\*/)\s*(?:"  # behind a comment within a comment as well
+    r"SET\s(?!\s*(?:LOCAL|CONSTRAINTS|TRANSACTION)\b)|(?:RESET|DISCARD|LISTEN|LOAD|DEALLOCATE)\s|PREPARE\s(?!\s*TRANSACTION\b)"
+    r"|CREATE\s+(?:OR\s+REPLACE\s+)?(?:(?:LOCAL|GLOBAL)\s+)?TEMP(?:ORARY)?\s(?![^;]*\sON\s+COMMIT\s+DROP\b)"
+    r"|CREATE\s+(?:\w+\s+)+\"?pg_temp\b|DECLARE\s[^;]*\sWITH\s+HOLD\b|UPDATE\s+(?:pg_catalog\s*\.\s*)?pg_settings\b)"
+    r"|\bset_config\"?\s*\((?!(?:[^()]|\([^()]*\))*,\s*(?:is_local\s*(?:=>|:=)\s*)?true\s*(?:::\s*bool(?:ean)?\s*)?\))"
+    r"|\bpg_(?:try_)?advisory_lock(?:_shared)?\"?\s*\(|\sINTO\s+(?:TEMP(?:ORARY)?\s|\"?pg_temp\b)",
+    re.IGNORECASE,
+)
+#: The same within a block, where a statement begins behind words as well.
+_CHANGES_IN_BLOCK = re.compile(
+    r"(?:;|\bBEGIN|\bTHEN|\bELSE|\bLOOP)\s+(?:SET\s(?!\s*(?:LOCAL|CONSTRAINTS|TRANSACTION)\b)|(?:RESET|DISCARD|LISTEN|LOAD)\s)",
+    re.IGNORECASE,
+)
+
+
+def _blank(found: re.Match[str]) -> str:
+    first = found[0][0]
+    return found[0] if first == '"' else " " if first in "-/" else "''"
 
 
 class PostgresqlSessions(Sessions):
@@ -65,6 +102,20 @@ class PostgresqlSessions(Sessions):
 
     def may_be_another(self, connection: Any, mark: Any) -> bool:
         return mark is not None and mark not in connection.connection._prepared._names
+
+    def changes_session(self, sql: str) -> bool:
+        if _BLOCK.search(sql) is not None:
+            body = _COMMENT.sub(" ", sql).replace("$$", " ")
+            return (_CHANGES_SESSION.search(body) or _CHANGES_IN_BLOCK.search(body)) is not None
+        return _CHANGES_SESSION.search(_NO_STATEMENT.sub(_blank, sql)) is not None
+
+    def settings_of_session(self, connection: Any) -> tuple[Any, ...]:
+        raw = connection.connection
+        if raw is None or raw.pgconn.status == ConnStatus.BAD:
+            return ()
+        reported = map(raw.pgconn.parameter_status, _REPORTED)
+        # And what the driver itself adds to each BEGIN and makes of each row.
+        return (*reported, raw.isolation_level, raw.read_only, raw.deferrable, raw.row_factory, raw.cursor_factory)
 
     def abandon(self, raw: Any) -> None:
         with contextlib.suppress(Exception):

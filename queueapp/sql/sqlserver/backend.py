@@ -1,4 +1,4 @@
-"""SQL Server: statements beyond one queue: delayed store, liveness, table options, version and error codes."""
+"""SQL Server: statements beyond one queue: delayed store, liveness, version and error codes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from ...errors import UnsupportedServer
 from ..base import Backend, ErrorKind, QueueSql, QueueTable, StoreTable
 from ..carried import SENT, Kind
 from ..outgoing import Outgoing
+from .arriving import SqlServerArrivals
+from .definition import SqlServerDefinition
 from .errors import error_kind, missing_driver
 from .inserting import given
 from .locking import KEYS, LOOKING, MAX_BATCH, TAKING
 from .queue import SqlServerQueueSql
 from .session import LATER, execute, fetch, json_of, later_params, quote, quote_table
 from .session_state import SqlServerSessions
+from .wakeups import SqlServerWakeUps
 
 #: 2017; OPENJSON and DATEDIFF_BIG are older, STRING_AGG and the rest of what the ORM sends is not.
 OLDEST = 14
@@ -23,7 +26,7 @@ OLDEST_LEVEL = 130
 _AZURE = {5: "Azure SQL Database", 8: "Azure SQL Managed Instance", 12: "SQL database in Fabric"}
 
 
-class SqlServerBackend(SqlServerSessions, Backend):
+class SqlServerBackend(SqlServerSessions, SqlServerArrivals, SqlServerDefinition, SqlServerWakeUps, Backend):
     """SQL Server 2017 and later, and Azure SQL."""
 
     vendor = "microsoft"
@@ -150,64 +153,7 @@ class SqlServerBackend(SqlServerSessions, Backend):
         )
         return int(fetch(connection, sql, (quote_table(db_table).replace("%%", "%"),))[0][0])
 
-    # -- wake-ups -------------------------------------------------------------------------------------------------
-
-    can_notify = False
-
-    def notify(self, connection: Any, channel: str, payload: str) -> None:
-        """SQL Server has no such thing that a plain connection could wait for: workers poll."""
-
-    # -- definition of tables -------------------------------------------------------------------------------------
-
-    def _computed(self, schema_editor: Any, seq: str, body: str, options: dict[str, Any]) -> dict[str, str]:
-        quoted = schema_editor.quote_name
-        columns = {}
-        # The order column answers to its name in NServiceBus' tables; one that calls it so needs no alias.
-        if seq.lower() != "rowversion":
-            columns["RowVersion"] = quoted(seq)
-        if options["body_string"]:
-            # Not nvarchar: bodies are UTF-8, which read as UTF-16 is Chinese. ASCII, hence most JSON, reads as it is.
-            columns["BodyString"] = f"CAST({quoted(body)} AS varchar(max))"
-        return columns
-
-    def inline_columns(self, schema_editor: Any, seq: str, body: str, options: dict[str, Any]) -> str | None:
-        computed = self._computed(schema_editor, seq, body, options)
-        return ", ".join(f"[{name}] AS {expression}" for name, expression in computed.items())
-
-    def set_options(self, schema_editor: Any, table: str, seq: str, body: str, options: dict[str, Any]) -> str:
-        computed = self._computed(schema_editor, seq, body, options)
-        if not computed:
-            return _NOTHING
-        added = ", ".join(f"[{name}] AS {expression}" for name, expression in computed.items())
-        return f"ALTER TABLE {schema_editor.quote_name(table)} ADD {added}"
-
-    def reset_options(self, schema_editor: Any, table: str, seq: str, body: str, options: dict[str, Any]) -> str:
-        computed = self._computed(schema_editor, seq, body, options)
-        if not computed:
-            return _NOTHING
-        return (
-            f"ALTER TABLE {schema_editor.quote_name(table)} DROP COLUMN {', '.join(f'[{name}]' for name in computed)}"
-        )
-
-    def lock_migrations(self, connection: Any) -> None:
-        # Freed by the server when the session ends, however it ends.
-        sql = "EXEC sp_getapplock @Resource = %s, @LockMode = 'Exclusive', @LockOwner = 'Session', @LockTimeout = -1"
-        execute(connection, sql, ("queueapp.migrate",))
-
-    def drift(self, connection: Any, table: str, seq: str, options: dict[str, Any]) -> list[str]:
-        # Catalog only: the computed columns that the migration makes.
-        wanted = [] if seq.lower() == "rowversion" else ["RowVersion"]
-        if options["body_string"]:
-            wanted.append("BodyString")
-        sql = "SELECT [name] FROM sys.columns WHERE [object_id] = OBJECT_ID(%s)"
-        found = {row[0].lower() for row in fetch(connection, sql, (quote_table(table).replace("%%", "%"),))}
-        return [f"the computed column {name} is missing" for name in wanted if found and name.lower() not in found]
-
 
 def _first(table: StoreTable) -> str:
     """The hint for the index on destination and due time: past the messages for others, however many there are."""
     return f"INDEX({quote(table.first_index)}), " if table.first_index else ""
-
-
-#: Django executes what it is given, so there has to be a statement.
-_NOTHING = "DECLARE @nothing_to_alter bit"

@@ -1,7 +1,8 @@
 """Taking messages on SQL Server: where to look, how to claim, and what is left alone.
 
-A claim is an ordered ``TOP (n)`` in a CTE, updated or deleted with OUTPUT, one statement per range: T-SQL has no row
-comparison, and one TOP over several ranges may be planned with a sort, which reads and locks all of them first.
+A claim is an ordered ``TOP (n)``, updated or deleted with OUTPUT, one statement per range: T-SQL has no row
+comparison, and one TOP over several ranges may be planned with a sort, which reads and locks all of them first. In the order
+of the table it takes what it finds; by the claim index it looks, and takes by key.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ..base import QueueTable
 from ..claimed import PRIORITY, WINDOW_ROWS, Claimed, Peek, Range
-from .locking import LOOKING, MAX_BATCH, TAKING
+from .locking import KEYS, LOOKING, MAX_BATCH, TAKING
 from .rows import Returned
 from .session import fetch, json_of, quote
 
@@ -36,11 +37,12 @@ def _numbered(ranges: Sequence[Range]) -> str:
 
 
 class Claim(NamedTuple):
-    """One way to take messages of a range, and what it returns. ``in_range`` takes the limit, the range and then the claim's
-    own values."""
+    """One way to take messages of a range, and what it returns. ``in_range`` takes the limit and the range, and after them the
+    claim's own values, or before them (``values_first``)."""
 
     in_range: str
     returned: Returned
+    values_first: bool
 
 
 class Claims:
@@ -54,20 +56,22 @@ class Claims:
 
     # -- conditions -----------------------------------------------------------------------------------------------
 
-    def unleased(self) -> str:
+    def unleased(self, row: str = "q") -> str:
         """Nobody has a lease on it. Not indexed on purpose: the lease changes with every delivery."""
         if "lease_expires" not in self._c:
             return "1 = 1"
-        return f"(q.{self._c['lease_expires']} IS NULL OR q.{self._c['lease_expires']} < SYSUTCDATETIME())"
+        lease = f"{row}.{self._c['lease_expires']}"
+        return f"({lease} IS NULL OR {lease} < SYSUTCDATETIME())"
 
-    def _free(self) -> str:
+    def _free(self, row: str = "q") -> str:
         if "expires" not in self._c:
-            return self.unleased()
-        return f"{self.unleased()} AND (q.{self._c['expires']} IS NULL OR q.{self._c['expires']} > SYSUTCDATETIME())"
+            return self.unleased(row)
+        expires = f"{row}.{self._c['expires']}"
+        return f"{self.unleased(row)} AND ({expires} IS NULL OR {expires} > SYSUTCDATETIME())"
 
-    def _within(self, value: dict[str, str]) -> str:
-        parts = [f"q.{self._c[name]} = {value[name]}" for name in self._table.claim_by]
-        return " AND ".join([*parts, f"{self._seq} BETWEEN {value['low']} AND {value['high']}"])
+    def _within(self, value: dict[str, str], row: str = "q") -> str:
+        parts = [f"{row}.{self._c[name]} = {value[name]}" for name in self._table.claim_by]
+        return " AND ".join([*parts, f"{row}.{self._c['seq']} BETWEEN {value['low']} AND {value['high']}"])
 
     # -- looking --------------------------------------------------------------------------------------------------
 
@@ -143,15 +147,31 @@ class Claims:
     def claim(self, verb: str, setting: str, source: str, returned: Returned) -> Claim:
         """The texts of a claim that updates or deletes what it takes."""
         output = f"OUTPUT {returned.of(source)}"
+        if self._index:
+            seq = self._c["seq"]
+            # Index: the claim index, by hint, because equality on its first columns makes ORDER BY look free and the clustered
+            # key look cheap; then the primary key, one seek a message (the loop joins, which keep that order). Safe: what is
+            # leased or expired is passed by under LOOKING, so that no lock of it adds up to an escalation; TAKING, asking
+            # again, locks one that was found at once and before the next is looked for, and TOP counts those it got.
+            found = (
+                f"SELECT TOP (%s) t.{seq} FROM {self._q} AS s WITH ({self._index}{LOOKING}) "
+                f"INNER LOOP JOIN {self._q} AS t WITH ({TAKING}) ON t.{seq} = s.{seq} "
+                f"WHERE {self._within(_PARAMETERS, 's')} AND {self._free('s')} AND {self._free('t')} ORDER BY s.{seq}"
+            )
+            in_range = (
+                f"{verb} q{setting} {output} FROM ({found}) AS m "
+                f"INNER LOOP JOIN {self._q} AS q WITH (ROWLOCK) ON q.{seq} = m.{seq}"
+            )
+            return Claim(in_range, returned, values_first=True)
         into = "DELETE FROM m" if verb == "DELETE" else f"{verb} m"
         columns = ", ".join(f"q.{column}" for column in self._c.values())
-        # Index: the primary key; on a queue with recipients or levels the claim index, by hint, because equality on its
-        # first columns makes ORDER BY look free and the clustered key look cheap. Safe: TAKING; TOP rows, no more.
+        # Index: the primary key. Safe: TAKING, which gives back at once what the scan itself finds not to be free; TOP
+        # rows, no more.
         in_range = (
-            f"WITH m AS (SELECT TOP (%s) {columns} FROM {self._q} AS q WITH ({self._index}{TAKING}) "
+            f"WITH m AS (SELECT TOP (%s) {columns} FROM {self._q} AS q WITH ({TAKING}) "
             f"WHERE {self._within(_PARAMETERS)} AND {self._free()} ORDER BY {self._seq}) {into}{setting} {output}"
         )
-        return Claim(in_range, returned)
+        return Claim(in_range, returned, values_first=False)
 
     def take(
         self,
@@ -179,7 +199,9 @@ class Claims:
 
     def _take_range(self, connection: Any, claim: Claim, values: tuple[Any, ...], only: Range, limit: int) -> list[Any]:
         level = (getattr(only, name) for name in self._table.claim_by)
-        return fetch(connection, claim.in_range, (limit, *level, only.low, only.high, *values))
+        of_range = (limit, *level, only.low, only.high)
+        params = (*values, *of_range) if claim.values_first else (*of_range, *values)
+        return fetch(connection, claim.in_range, params)
 
     # -- what no claim finds ------------------------------------------------------------------------------------------
 
@@ -206,15 +228,21 @@ class Claims:
             name, low, high, nearest = sides[n]
             if left <= 0:
                 break
-            # Index: the same. Safe: TAKING, TOP rows and no more, as a claim: it waits for no lock in either index. What it
-            # takes was free and stays so, in its old place.
+            side = f"{named}q.{priority} BETWEEN CAST(%s AS smallint) AND CAST(%s AS smallint) AND {self._free()}"
+            of_side = (*([name] if addressed else []), low, high)
+            # Index: the same. Safe: LOOKING, so that what is not free on the way is not locked.
             sql = (
-                f"WITH m AS (SELECT TOP (%s) {self._seq}, q.{priority} FROM {self._q} AS q WITH ({self._index}{TAKING}) "
-                f"WHERE {named}q.{priority} BETWEEN CAST(%s AS smallint) AND CAST(%s AS smallint) AND {self._free()} "
-                f"ORDER BY q.{priority}, {self._seq}) UPDATE m SET {priority} = CAST(%s AS smallint) OUTPUT deleted.{priority}"
+                f"SELECT TOP (%s) {self._seq} FROM {self._q} AS q WITH ({self._index}{LOOKING}) "
+                f"WHERE {side} ORDER BY q.{priority}, {self._seq}"
             )
-            params = (left, *([name] if addressed else []), low, high, nearest)
-            for (was,) in fetch(connection, sql, params):
+            keys = [seq for (seq,) in fetch(connection, sql, (left, *of_side))]
+            # Index: the primary key, one seek a key (KEYS). Safe: TAKING, asking again; what it takes was free and stays so,
+            # in its old place.
+            sql = (
+                f"UPDATE q SET {priority} = CAST(%s AS smallint) OUTPUT deleted.{priority} "
+                f"{KEYS} {self._q} AS q WITH ({TAKING}) ON {self._seq} = k.[key] WHERE {side}"
+            )
+            for (was,) in fetch(connection, sql, (nearest, json_of(keys), *of_side)) if keys else ():
                 moved[was] = moved.get(was, 0) + 1
                 left -= 1
         return moved

@@ -1,7 +1,7 @@
 """SQL Server 2017 and later, and Azure SQL: the statements of a queue's table.
 
 They run on Django's own cursor, so in the caller's transaction (``session``). One shape takes messages: an
-ordered ``TOP (n)`` in a CTE under ``UPDLOCK, READPAST, ROWLOCK``, updated or deleted with OUTPUT. Keys come as one JSON
+ordered ``TOP (n)`` under ``UPDLOCK, READPAST, ROWLOCK``, updated or deleted with OUTPUT. Keys come as one JSON
 array, so a statement has one text and one plan whatever the batch. What looks after leases
 is in ``upkeep``, what is no queue in ``backend``.
 """
@@ -12,22 +12,27 @@ import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ...messages.ids import as_uuid
 from ..base import QueueSql, QueueTable, Row, StoreTable
 from ..carried import COUNTS, WHOLE
 from ..claimed import Claimed, Peek, Range
 from ..outgoing import Outgoing, Run
 from ..rows import REST
+from .arriving import SqlServerArriving
 from .claims import Claims
 from .counting import SqlServerCounting
 from .errors import LockTimeout
 from .inserting import insert_rows, insert_statement
-from .locking import KEYS, MAX_BATCH, TAKING
+from .locking import KEYS, LOOKING, MAX_BATCH, TAKING
 from .rows import Returned
 from .session import LATER, execute, fetch, fetch_within, json_of, later_params, quote, quote_table, translated
 from .upkeep import SqlServerUpkeep
 
+#: An identity may have been seeded below zero.
+_BEFORE_ALL = -(2**63)
 
-class SqlServerQueueSql(SqlServerUpkeep, SqlServerCounting, QueueSql):
+
+class SqlServerQueueSql(SqlServerUpkeep, SqlServerArriving, SqlServerCounting, QueueSql):
     """The statements of one queue on SQL Server, written once when the queue is first used."""
 
     def __init__(self, table: QueueTable) -> None:
@@ -188,49 +193,67 @@ class SqlServerQueueSql(SqlServerUpkeep, SqlServerCounting, QueueSql):
 
     # -- housekeeping ---------------------------------------------------------------------------------------------
 
-    def _in_batches(self, connection: Any, sql: str, limit: int, *values: Any) -> int:
-        """Run a statement on TOP rows until ``limit``, below lock escalation each time."""
-        done = 0
+    def _looked_for(self, condition: str) -> str:
+        # Index: the primary key, after the key that is the last parameter. Safe: LOOKING; found here, taken by ``_take_keys``.
+        return (
+            f"SELECT TOP (%s) q.{self._c['seq']} FROM {self._q} AS q WITH ({LOOKING}) "
+            f"WHERE {condition} AND q.{self._c['seq']} > %s ORDER BY q.{self._c['seq']}"
+        )
+
+    def _by_key(self, condition: str) -> str:
+        # Index: the primary key, one seek a key (KEYS). Safe: TAKING, asking again under the lock; nothing else is locked,
+        # whatever lies between the keys, so ``MAX_BATCH`` bounds the locks and no statement locks the table.
+        return f"{KEYS} {self._q} AS q WITH ({TAKING}) ON q.{self._c['seq']} = k.[key] WHERE {condition}"
+
+    def _take_keys(self, connection: Any, look: str, take: str, limit: int, of_condition: Sequence[Any]) -> int:
+        """Take what a look finds, in pieces, each after the last key of the one before: a piece of which others were quicker
+        is not the end."""
+        done, after = 0, _BEFORE_ALL
         while done < limit:
             size = min(limit - done, MAX_BATCH)
-            count = execute(connection, sql, (size, *values))
-            done += count
-            if count < size:
+            keys = [seq for (seq,) in fetch(connection, look, (size, *of_condition, after))]
+            if keys:
+                done += execute(connection, take, (json_of(keys), *of_condition))
+                after = keys[-1]
+            if len(keys) < size:
                 break
         return done
 
-    def purge_expired(self, connection: Any, limit: int) -> int:
+    def purge_expired(self, connection: Any, limit: int) -> list[uuid.UUID]:
         if not self.table.has("expires"):
-            return 0
+            return []
         expires = f"q.{self._c['expires']}"
-        # Index: the filtered one on expires. Safe: TAKING leaves what a receiver holds to that receiver, and waits for
-        # no lock in either index, so it cannot deadlock with one (NServiceBus #308). A leased message may still be
-        # acked: it is not touched before its lease is over.
-        sql = (
-            f"WITH m AS (SELECT TOP (%s) q.{self._c['seq']} FROM {self._q} AS q WITH ({TAKING}) WHERE {expires} IS NOT "
-            f"NULL AND {expires} <= SYSUTCDATETIME() AND {self._claims.unleased()} ORDER BY {expires}) DELETE FROM m"
+        expired = f"{expires} IS NOT NULL AND {expires} <= SYSUTCDATETIME() AND {self._claims.unleased()}"
+        # Index: the filtered one on expires. Safe: LOOKING. A leased message may still be acked: it is not touched before
+        # its lease is over.
+        look = (
+            f"SELECT TOP (%s) q.{self._c['seq']} FROM {self._q} AS q WITH ({LOOKING}) "
+            f"WHERE {expired} ORDER BY {expires}"
         )
-        return self._in_batches(connection, sql, limit)
+        # TAKING waits for no lock in either index, so it cannot deadlock with a receiver (NServiceBus #308).
+        take = f"DELETE q OUTPUT deleted.{self._c['id']} {self._by_key(expired)}"
+        gone: list[uuid.UUID] = []
+        while len(gone) < limit:
+            size = min(limit - len(gone), MAX_BATCH)
+            keys = sorted(seq for (seq,) in fetch(connection, look, (size,)))
+            some = fetch(connection, take, (json_of(keys),)) if keys else []
+            gone += [as_uuid(one) for (one,) in some]
+            if len(keys) < size or not some:
+                break
+        return gone
 
     def purge(self, connection: Any, limit: int) -> int:
-        # Index: the primary key, from the head. Safe: TAKING; what a receiver holds stays.
-        sql = (
-            f"WITH m AS (SELECT TOP (%s) q.{self._c['seq']} FROM {self._q} AS q WITH ({TAKING}) "
-            f"WHERE {self._claims.unleased()} ORDER BY q.{self._c['seq']}) DELETE FROM m"
-        )
-        return self._in_batches(connection, sql, limit)
+        unleased = self._claims.unleased()
+        return self._take_keys(connection, self._looked_for(unleased), f"DELETE q {self._by_key(unleased)}", limit, ())
 
     def release_owner(self, connection: Any, owner: uuid.UUID, limit: int, *, started: bool = True) -> int:
         c = self._c
         uncount = "" if started else f", {c['deliveries']} = {c['deliveries']} - 1"
-        # Index: none on the owner: a scan of the primary key, once per dead subscriber, in batches, by the housekeeping
-        # process. Safe: TAKING; a row that somebody else took in between is not the dead one's any more.
-        sql = (
-            f"WITH m AS (SELECT TOP (%s) {', '.join(f'q.{column}' for column in c.values())} "
-            f"FROM {self._q} AS q WITH ({TAKING}) WHERE q.{c['lease_owner']} = %s ORDER BY q.{c['seq']}) "
-            f"UPDATE m {self._unlease()}{uncount}"
-        )
-        return self._in_batches(connection, sql, limit, owner)
+        # No index on the owner: the look scans the primary key, once per dead subscriber, by the housekeeping process. A row
+        # that somebody else took in between is not the dead one's any more.
+        owned = f"q.{c['lease_owner']} = %s"
+        take = f"UPDATE q {self._unlease()}{uncount} {self._by_key(owned)}"
+        return self._take_keys(connection, self._looked_for(owned), take, limit, (owner,))
 
     def clamp_priorities(self, connection: Any, recipients: Sequence[str], limit: int) -> dict[int, int]:
         return self._claims.clamp(connection, recipients, limit)

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from ..base import ErrorKind
 from ..session_state import Sessions, SessionState
 from .errors import error_kind
+
+#: Statements of which something outlives their transaction: options, another database or user, locks and tables of the
+#: session. T-SQL needs nothing between two statements, so options are known by their names. Not those that mssql-django sets
+#: around a statement (NOCOUNT, IDENTITY_INSERT).
+_CHANGES_SESSION = re.compile(
+    r"\bSET\s+(?:ROWCOUNT|TEXTSIZE|LOCK_TIMEOUT|DEADLOCK_PRIORITY|XACT_ABORT|IMPLICIT_TRANSACTIONS|TRANSACTION\s+ISOLATION"
+    r"|LANGUAGE|DATEFORMAT|DATEFIRST|CONTEXT_INFO|CURSOR_CLOSE_ON_COMMIT|ANSI_\w+|QUOTED_IDENTIFIER|ARITHABORT|ARITHIGNORE"
+    r"|NUMERIC_ROUNDABORT|CONCAT_NULL_YIELDS_NULL|NOEXEC|FMTONLY|PARSEONLY|FORCEPLAN|SHOWPLAN_\w+|STATISTICS)\b"
+    r"|(?:^|;)\s*(?:USE|REVERT)\b|\bEXEC(?:UTE)?\s+AS\s+(?:USER|LOGIN|CALLER)\b|\b(?:TABLE|INTO)\s+#"
+    r"|\bsp_(?:set_session_context|setapprole)\b|\bsp_getapplock\b.*\bSession\b",
+    re.IGNORECASE | re.DOTALL,
+)
 
 
 class SqlServerSessions(Sessions):
@@ -44,3 +57,6 @@ class SqlServerSessions(Sessions):
         # A deadlock, and any error under XACT_ABORT, ends the transaction, and the next statement begins another. Not seen:
         # an error that Django does not flag (IntegrityError, DataError), and a ROLLBACK without an error.
         return bool(connection.errors_occurred)
+
+    def changes_session(self, sql: str) -> bool:
+        return _CHANGES_SESSION.search(sql) is not None

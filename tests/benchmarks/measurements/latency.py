@@ -12,6 +12,7 @@ from tests.benchmarks.figures import Figure, Ratio, Samples, Scale, measures
 from tests.benchmarks.messages import SLOW_SECONDS, Slow, Stamp, make
 from tests.benchmarks.models import Prompt
 from tests.benchmarks.rig.database import raw_connection
+from tests.benchmarks.rig.raw_latency import raw_latency
 from tests.benchmarks.rig.stopwatch import ENVIRONMENT, Stopwatch
 from tests.benchmarks.rig.workers import Workers
 
@@ -25,6 +26,7 @@ PATIENCE = 30_000_000_000
     Figure("latency-p50", "<= 2.5", "ms", "send -> the handler of an idle worker starts, with wake-ups, median"),
     Figure("latency-p99", "<= 10", "ms", "the same, 99th percentile"),
     Figure("latency-vs-notify", "<= 8", "ratio", "its median / median of a raw NOTIFY round trip (ms)"),
+    Figure("latency-vs-raw", "<= 1.4", "ratio", "its median / median of the same by raw INSERT, NOTIFY and lease (ms)"),
 )
 def latency(scale: Scale) -> Samples:
     stopwatch = Stopwatch.create(100_000)
@@ -38,6 +40,7 @@ def latency(scale: Scale) -> Samples:
                     "latency-p50": p50,
                     "latency-p99": quantiles(times, n=100)[-1],
                     "latency-vs-notify": Ratio(p50, _notify_round_trip(scale.count(100))),
+                    "latency-vs-raw": Ratio(p50, raw_latency(scale.count(100), PAUSE)),
                 }
     finally:
         stopwatch.remove()

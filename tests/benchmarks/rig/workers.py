@@ -16,7 +16,7 @@ from django.conf import settings
 from django.db import connection
 from django.db.models import QuerySet
 
-from queueapp.models import DISPATCHER, Subscriber
+from queueapp.models import NO_QUEUES, Subscriber
 from tests.benchmarks.messages import Nop
 from tests.benchmarks.rig.database import append, drain, wait_until
 
@@ -46,7 +46,7 @@ class Workers:
         self._processes = processes
         self._beside = beside
         self._command = [sys.executable, "manage.py", "runqueueworker", "--processes", str(processes)]
-        self._command += ["--no-dispatcher"] * (not dispatcher)
+        self._command += ["--no-dispatcher", "--no-housekeeping"] * (not dispatcher)
         self._command += [queue._meta.label for queue in queues]
         self._environment = os.environ | {"BENCH_QUEUEAPP": json.dumps(queueapp)} | (environment or {})
         self._process: subprocess.Popen[bytes] | None = None
@@ -106,7 +106,7 @@ class Workers:
     @property
     def subscribers(self) -> QuerySet[Subscriber]:
         """The rows of this tree's worker processes, one per queue."""
-        return Subscriber.objects.filter(process__in=self.tree_ids).exclude(queue=DISPATCHER)
+        return Subscriber.objects.filter(process__in=self.tree_ids).exclude(queue__in=NO_QUEUES)
 
     def warm_up(self, messages: int = 2000) -> None:
         """Handle a few messages unmeasured: connections are made, statements prepared, modules loaded."""

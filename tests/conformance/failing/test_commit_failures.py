@@ -15,27 +15,21 @@ from django.db import DatabaseError, IntegrityError, connections, transaction
 from queueapp import Context, Discard, Poison, RetryNow
 from tests.conformance.endpoint import Endpoint, Note, modes
 from tests.inprocess import eventually
+from tests.killing import deadlock_victim, kill_all_others, kill_this
 from tests.testapp.models import Effect
+
+
+@pytest.fixture
+def deferring(endpoint: Endpoint) -> None:
+    """A database whose commit can fail where no statement did. Asked before the worker starts: a skip in a handler's thread
+    would be an error of the handler."""
+    if not connections[endpoint.alias].features.can_defer_constraint_checks:
+        pytest.skip(f"{connections[endpoint.alias].vendor} checks constraints at once")
 
 
 def break_the_commit(alias: str) -> None:
     """Write what no commit accepts, though the statement itself is: a log entry of a user that does not exist."""
-    if not connections[alias].features.can_defer_constraint_checks:
-        pytest.skip(f"{connections[alias].vendor} checks constraints at once")
     LogEntry.objects.using(alias).create(user_id=-1, action_flag=CHANGE, object_repr="", change_message="")
-
-
-def kill_this_connection(alias: str) -> None:
-    """End the server's side of this thread's connection, from another one; whoever uses it next finds out."""
-    connection = connections[alias]
-    if connection.vendor != "postgresql":
-        pytest.skip("a session is ended with pg_terminate_backend")
-    other = connection.copy()
-    try:
-        with other.cursor() as cursor:
-            cursor.execute("SELECT pg_terminate_backend(%s, 10000)", [connection.connection.info.backend_pid])
-    finally:
-        other.close()
 
 
 def effects(endpoint: Endpoint) -> list[str]:
@@ -43,6 +37,7 @@ def effects(endpoint: Endpoint) -> list[str]:
 
 
 @modes("S")
+@pytest.mark.usefixtures("deferring")
 def test_when_commit_throws_should_call_on_error_once(endpoint: Endpoint) -> None:
     def act(message: Note, context: Context) -> None:
         Effect.objects.using(endpoint.alias).create(name="undone")
@@ -62,6 +57,7 @@ def test_when_commit_throws_should_call_on_error_once(endpoint: Endpoint) -> Non
 
 
 @modes("S")
+@pytest.mark.usefixtures("deferring")
 def test_when_commit_throws_after_successful_message_processing_should_count_attempts(endpoint: Endpoint) -> None:
     endpoint.handle(
         lambda message, context: break_the_commit(endpoint.alias),
@@ -78,6 +74,7 @@ def test_when_commit_throws_after_successful_message_processing_should_count_att
 
 
 @modes("S")
+@pytest.mark.usefixtures("deferring")
 def test_when_the_commit_of_a_verdict_throws_should_still_count_the_attempt(endpoint: Endpoint) -> None:
     """What was decided in the transaction of the receive is void with it."""
 
@@ -107,7 +104,7 @@ def test_when_connection_is_killed_at_commit_should_have_the_effect_of_one_attem
         Effect.objects.using(endpoint.alias).create(name=f"attempt {context.attempt}")
         endpoint.send(2) if message.number == 1 else None
         if context.attempt == 1 and message.number == 1:
-            kill_this_connection(endpoint.alias)
+            kill_this(connections[endpoint.alias])
 
     endpoint.handle(act, policy=lambda failure: RetryNow())
     endpoint.send(1)
@@ -123,7 +120,7 @@ def test_when_connection_is_killed_at_commit_should_have_the_effect_of_one_attem
 
 @modes("R")
 def test_when_connection_is_killed_before_the_ack_should_ack_on_a_new_one(endpoint: Endpoint) -> None:
-    endpoint.handle(lambda message, context: kill_this_connection(endpoint.alias))
+    endpoint.handle(lambda message, context: kill_this(connections[endpoint.alias]))
     endpoint.send(1)
     worker = endpoint.start()
 
@@ -136,7 +133,7 @@ def test_when_connection_is_killed_before_the_ack_should_ack_on_a_new_one(endpoi
 @modes("NR")
 def test_when_handler_loses_its_connection_and_fails_should_still_reach_a_verdict(endpoint: Endpoint) -> None:
     def act(message: Note, context: Context) -> None:
-        kill_this_connection(endpoint.alias)
+        kill_this(connections[endpoint.alias])
         Effect.objects.using(endpoint.alias).create(name="never")
 
     endpoint.handle(act, policy=lambda failure: Poison("seen"))
@@ -157,27 +154,15 @@ def test_when_an_idle_connection_is_killed_should_receive_on_a_new_one(endpoint:
     eventually(lambda: endpoint.numbers == [1])
     endpoint.wait_until_empty()
 
-    kill_all_others(endpoint.alias)
+    kill_all_others(connections[endpoint.alias])
     endpoint.send(2)
 
     eventually(lambda: endpoint.numbers == [1, 2])
 
 
-def kill_all_others(alias: str) -> Any:
-    connection = connections[alias]
-    if connection.vendor != "postgresql":
-        pytest.skip("a session is ended with pg_terminate_backend")
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
-            "WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
-        )
-
-
 @modes("S")
 def test_when_handler_is_a_deadlock_victim_should_run_again_without_a_failure(endpoint: Endpoint) -> None:
-    deadlock = DatabaseError("deadlock detected")
-    deadlock.__cause__ = _deadlock_error(endpoint.alias)
+    deadlock = deadlock_victim(connections[endpoint.alias])
 
     def act(message: Note, context: Context) -> None:
         if len(endpoint.calls) < 3:
@@ -191,14 +176,6 @@ def test_when_handler_is_a_deadlock_victim_should_run_again_without_a_failure(en
 
     assert endpoint.calls == [(1, 1)] * 3
     assert endpoint.failures == []
-
-
-def _deadlock_error(alias: str) -> BaseException:
-    if connections[alias].vendor != "postgresql":
-        pytest.skip("the error is psycopg's")
-    from psycopg.errors import DeadlockDetected
-
-    return DeadlockDetected("deadlock detected")
 
 
 @modes("S")

@@ -141,6 +141,31 @@ def test_when_a_policy_is_rude_should_record_its_failures_and_handle_all_other_m
     others_are_handled_once(endpoint)
 
 
+@modes("S")
+def test_when_a_policy_leaves_a_rude_hook_should_keep_what_a_receiver_of_the_signal_writes(endpoint: Endpoint) -> None:
+    """The signal is sent after the commit of the verdict, and the hooks of the policy have run by then."""
+
+    def act(message: Note, context: Context) -> None:
+        raise ValueError("bad")
+
+    def policy(failure: Any) -> Any:
+        transaction.on_commit(partial(turn_autocommit_off, endpoint.alias), using=endpoint.alias)
+        return Poison("seen")
+
+    def receiver(sender: Any, **_: Any) -> None:
+        Effect.objects.using(endpoint.alias).create(name="told")
+
+    signals.poisoned.connect(receiver, sender=endpoint.queue)
+    try:
+        endpoint.handle(act, policy=policy)
+        endpoint.send(1)
+        endpoint.start(concurrency=1)
+        eventually(endpoint.poison.exists)
+        eventually(Effect.objects.using(endpoint.alias).filter(name="told").exists, 10)
+    finally:
+        signals.poisoned.disconnect(receiver, sender=endpoint.queue)
+
+
 def test_when_an_exception_ends_whoever_looks_at_it_should_keep_its_message(endpoint: Endpoint) -> None:
     def act(message: Note, context: Context) -> None:
         if message.number < INNOCENT:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from datetime import timedelta
 from typing import Any
 
@@ -64,17 +65,19 @@ def test_when_expired_messages_are_in_the_queue_should_handle_the_others_only(en
 @modes("NRS")
 def test_when_purging_expired_messages_should_leave_live_ones(endpoint: Endpoint, settings: Any) -> None:
     settings.QUEUEAPP = settings.QUEUEAPP | {"PURGE_BATCH": 2}
-    told: list[int] = []
-    receiver = lambda sender, queue, count, **kwargs: told.append(count)  # noqa: E731
+    told: list[tuple[int, list[uuid.UUID], str]] = []
+    receiver = lambda sender, queue, count, ids, reason, **kwargs: told.append((count, ids, reason))  # noqa: E731
     signals.expired.connect(receiver, sender=endpoint.queue)
     endpoint.send_many(5, expires_in=HOUR)
     endpoint.send(5)
     let_expire(endpoint, 3)
+    due = set(endpoint.rows.filter(expires__lt=Now()).values_list("id", flat=True))
 
     assert purge_expired(endpoint.queue, endpoint.alias) == 3
 
     signals.expired.disconnect(receiver, sender=endpoint.queue)
-    assert told == [3]
+    assert [(count, reason) for count, _, reason in told] == [(2, "its time was over"), (1, "its time was over")]
+    assert {one for _, ids, _ in told for one in ids} == due
     assert endpoint.rows.count() == 3
     assert not endpoint.rows.filter(expires__lt=Now()).exists()
 

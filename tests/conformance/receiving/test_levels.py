@@ -15,8 +15,8 @@ from tests.conformance.endpoint import Endpoint, modes
 from tests.inprocess import DEADLINE, eventually
 from tests.testapp.models import Urgent
 from workers.services import housekeeping
-from workers.services.delayed_dispatcher import DelayedDispatcher
 from workers.services.housekeeping import Housekeeping, clamp_priorities
+from workers.services.leadership import Leadership
 from workers.services.service import Service, stop_all
 
 #: Lowest and highest that the column takes, and the neighbours of levels 0 to 2.
@@ -40,8 +40,8 @@ def keep_house(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     services: list[Service] = []
 
     def start() -> None:
-        dispatcher = DelayedDispatcher(endpoint.alias, uuid.uuid4())
-        services.extend([dispatcher, Housekeeping(endpoint.alias, [Urgent], dispatcher.leadership)])
+        leadership = Leadership(endpoint.alias, "housekeeping", uuid.uuid4())
+        services.append(Housekeeping(endpoint.alias, [Urgent], leadership))
         for service in services:
             service.start()
 

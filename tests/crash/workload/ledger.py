@@ -124,13 +124,17 @@ class Verdict:
         )
 
 
-def judge(connection: psycopg.Connection[Any]) -> Verdict:
-    """Compare ledger, effects and tables, in one snapshot."""
-    with connection.transaction():
-        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-        sent_rows = connection.execute("SELECT key, queue, how FROM crash_sent").fetchall()
-        effects = dict(connection.execute("SELECT key, count(*) FROM crash_effect GROUP BY key").fetchall())
-        here = connection.execute(_HERE).fetchall()
+def judge(*databases: psycopg.Connection[Any]) -> Verdict:
+    """Compare ledger, effects and tables, in one snapshot; several databases are one ledger, looked at one after the other."""
+    sent_rows: list[Any] = []
+    effects: Counter[str] = Counter()
+    here: list[Any] = []
+    for connection in databases:
+        with connection.transaction():
+            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            sent_rows += connection.execute("SELECT key, queue, how FROM crash_sent").fetchall()
+            effects.update(dict(connection.execute("SELECT key, count(*) FROM crash_effect GROUP BY key").fetchall()))
+            here += connection.execute(_HERE).fetchall()
     places: dict[str, list[str]] = {}
     for key, _, place in here:
         places.setdefault(key, []).append(place)

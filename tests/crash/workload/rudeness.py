@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -185,6 +186,38 @@ def time_limit(leave: Leave, context: Context) -> None:
     while monotonic() < until:
         with transaction.atomic(using=context.alias), connections[context.alias].cursor() as cursor:
             cursor.execute("SELECT 1")
+
+
+@_rude(Fate.HANDLED, Fate.HANDLED)
+def session_settings(leave: Leave, context: Context) -> None:
+    """What it sets for good on the worker's session would fail whoever has it next."""
+    leave()
+    with connections[context.alias].cursor() as cursor:
+        cursor.execute("SET search_path = nowhere; SET statement_timeout = '1ms'; SET TIME ZONE 'Pacific/Kiritimati'")
+
+
+@_rude(Fate.HANDLED, Fate.HANDLED)
+def read_only(leave: Leave, context: Context) -> None:
+    """The same for every transaction to come."""
+    leave()
+    with connections[context.alias].cursor() as cursor:
+        cursor.execute("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY")
+
+
+@_rude(Fate.POISON, Fate.HANDLED)
+def discard_all(leave: Leave, context: Context) -> None:
+    """What is prepared and set is gone. In a transaction it is refused, so the handler fails."""
+    leave()
+    with connections[context.alias].cursor() as cursor:
+        cursor.execute("DISCARD ALL")
+
+
+@_rude(Fate.HANDLED, Fate.HANDLED)
+def threads(leave: Leave, context: Context) -> None:
+    """Threads that go on after it, and that a process would wait for at its end."""
+    leave()
+    for _ in range(20):
+        threading.Thread(target=sleep, args=(5.0,), daemon=False).start()
 
 
 # -- what nobody can write down ------------------------------------------------------------------------------------

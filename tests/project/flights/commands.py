@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from project.paths import CHECKOUT
-from queueapp.models import DISPATCHER, Subscriber
+from queueapp.models import NO_QUEUES, Subscriber
 from tests.inprocess import eventually
 
 #: Starting a tree of processes takes seconds on a busy machine.
@@ -42,7 +42,7 @@ def worker_processes() -> list[int]:
     """Process ids of the workers that are alive by what they say in the database."""
     return [
         process
-        for process in Subscriber.objects.exclude(queue=DISPATCHER).values_list("process", flat=True).distinct()
+        for process in Subscriber.objects.exclude(queue__in=NO_QUEUES).values_list("process", flat=True).distinct()
         if runs(process)
     ]
 

@@ -138,8 +138,9 @@ def test_one_that_somebody_else_dealt_with_is_said(operator: Client) -> None:
 
 def test_editing_has_a_permission_of_its_own(staff: Callable[..., Client]) -> None:
     (number,) = poison()
-    requeuer = staff("queueapp.view_poisonmessage", "queueapp.requeue_poisonmessage", "queueapp.change_poisonmessage")
-    editor = staff("queueapp.view_poisonmessage", "queueapp.edit_poisonmessage")
+    see = ("testapp.view_leased", "queueapp.view_poisonmessage")
+    requeuer = staff(*see, "queueapp.requeue_poisonmessage", "queueapp.change_poisonmessage")
+    editor = staff(*see, "queueapp.edit_poisonmessage")
 
     assert "Edit and requeue" not in requeuer.get(url(PoisonMessage, "change", number)).content.decode()
     assert requeuer.get(url(PoisonMessage, "edit", number)).status_code == 403

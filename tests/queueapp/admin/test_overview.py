@@ -1,20 +1,24 @@
 """The overview of the queues, and pausing, resuming and purging from it."""
 
+import json
 import uuid
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.contrib import messages
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth import get_user_model
 from django.db import connection
 from django.test import Client
 
 from queueapp.admin import figures
-from queueapp.models import Now, PoisonMessage, QueueControl, Subscriber
+from queueapp.conf import MAX_CONCURRENCY
+from queueapp.models import DISPATCHER, Now, PoisonMessage, QueueControl, Subscriber
 from queueapp.operating import control, statistics
 from queueapp.operating.statistics import UNKNOWN
+from tests.databases import only_on_postgresql
 from tests.testapp.models import Leased, Readable, Short, Transactional
 
 from .conftest import notes, url
@@ -86,6 +90,7 @@ def test_counts_stop_and_say_so(operator: Client, monkeypatch: pytest.MonkeyPatc
     assert line(operator, "testapp.Short").delayed == "0", "it is not in the shadow of others"
 
 
+@only_on_postgresql
 def test_a_missing_table_is_a_note_and_the_other_queues_are_shown(operator: Client) -> None:
     with connection.cursor() as cursor:
         cursor.execute("ALTER TABLE testapp_short RENAME TO elsewhere")
@@ -106,6 +111,7 @@ def test_a_missing_table_is_a_note_and_the_other_queues_are_shown(operator: Clie
     assert line(operator).note == ""
 
 
+@only_on_postgresql
 def test_what_cannot_be_read_is_a_dash_and_never_zero(operator: Client) -> None:
     with connection.cursor() as cursor:
         cursor.execute("ALTER TABLE queueapp_poisonmessage RENAME TO elsewhere")
@@ -115,20 +121,56 @@ def test_what_cannot_be_read_is_a_dash_and_never_zero(operator: Client) -> None:
     assert "partly known" in operator.get(url(QueueControl)).content.decode()
 
 
+def test_breakers_of_the_dispatcher_and_of_who_keeps_house_are_said(operator: Client) -> None:
+    trouble = [
+        {"name": f"{name} in default", "state": "triggered", "error": "deadlock detected"}
+        for name in ("Dispatching", "Housekeeping")
+    ]
+    Subscriber.objects.create(
+        queue=DISPATCHER, host="h", process=1, supervisor=uuid.uuid4(), alive_until=Now() + timedelta(minutes=1),
+        trouble=json.dumps(trouble),
+    )  # fmt: skip
+    text = operator.get(url(QueueControl)).content.decode()
+    assert "Dispatching in default: triggered: deadlock detected" in text
+    assert "Housekeeping in default: triggered: deadlock detected" in text
+    shown = [row for row in operator.get(url(QueueControl)).context["lines"] if row["figures"].label == DISPATCHER]
+    assert "trouble" in shown[0]["state"]
+
+
 # -- pause, resume, purge ------------------------------------------------------------------------------------------
 
 
+def do(client: Client, verb: str, **options: Any) -> Any:
+    """Answer the confirm page of an operation with yes; returns the page that follows."""
+    return client.post(url(QueueControl, verb, LABEL), {"confirmed": "yes", **options}, follow=True)
+
+
+@pytest.mark.parametrize(
+    ("verb", "question"),
+    [
+        ("pause", "Pause testapp.Leased?"),
+        ("resume", "Resume testapp.Leased (1 waiting message)?"),
+        ("concurrency", "Change the concurrency of testapp.Leased?"),
+        ("purge", "Purge testapp.Leased (1 waiting message)?"),
+    ],
+)
+def test_every_operation_asks_and_changes_nothing_before_the_answer(operator: Client, verb: str, question: str) -> None:
+    Leased.send({})
+    asked = operator.post(url(QueueControl, verb, LABEL), {"tasks": "3"})
+    assert question in asked.content.decode()
+    assert (Leased.objects.count(), QueueControl.objects.count(), LogEntry.objects.count()) == (1, 0, 0)
+
+
 def test_pause_and_resume_by_their_buttons(operator: Client) -> None:
-    response = operator.post(url(QueueControl, "pause", LABEL), follow=True)
+    response = do(operator, "pause")
     assert notes(response) == ["Queue testapp.Leased is paused."]
-    assert "paused by operator" in response.content.decode()
+    assert ">by operator<" in response.content.decode()
     assert line(operator).paused
-    assert notes(operator.post(url(QueueControl, "pause", LABEL), follow=True)) == [
-        "Queue testapp.Leased was paused already."
-    ]
-    response = operator.post(url(QueueControl, "resume", LABEL), follow=True)
+    assert notes(do(operator, "pause")) == ["Queue testapp.Leased was paused already."]
+    response = do(operator, "resume")
     assert notes(response) == ["Queue testapp.Leased is running again."]
     assert not line(operator).paused
+    assert notes(do(operator, "resume")) == ["Queue testapp.Leased was not paused."]
 
 
 def test_purge_asks_first_and_then_empties_the_queue(operator: Client) -> None:
@@ -141,17 +183,68 @@ def test_purge_asks_first_and_then_empties_the_queue(operator: Client) -> None:
     assert not Leased.objects.exists()
 
 
+def test_only_a_purge_that_is_complete_is_a_success(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def level() -> int:
+        (told,) = do(operator, "purge").context["messages"]
+        return int(told.level)
+
+    assert level() == messages.SUCCESS
+    monkeypatch.setattr(control, "purge", lambda queue, by: control.Purged(7, False))
+    assert level() == messages.WARNING
+
+
+def test_the_answer_to_a_purge_is_marked_as_dangerous_and_says_what_it_does(operator: Client) -> None:
+    Leased.send_many([{}, {}])
+    for verb, mark, answer in (
+        ("purge", "queueapp-danger", "Purge testapp.Leased"),
+        ("pause", "default", "Pause testapp.Leased"),
+        ("concurrency", "default", "Set concurrency"),
+    ):
+        asked = operator.post(url(QueueControl, verb, LABEL)).content.decode()
+        assert f'<input type="submit" class="{mark}" value="{answer}">' in asked
+
+
 def test_purge_that_runs_out_of_time_says_so(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "purge", lambda queue, by: control.Purged(7, False))
     response = operator.post(url(QueueControl, "purge", LABEL), {"confirmed": "yes"}, follow=True)
     assert "there are more: purge again for the rest" in notes(response)[0]
 
 
+def test_concurrency_is_set_shown_and_taken_back(operator: Client) -> None:
+    response = do(operator, "concurrency", tasks="8")
+    assert notes(response) == ["Queue testapp.Leased: each worker process has 8 tasks."]
+    text = response.content.decode()
+    assert "8 tasks per process" in text
+    assert ">by operator<" in text
+    assert QueueControl.objects.get().concurrency == 8
+    asked = operator.post(url(QueueControl, "concurrency", LABEL)).content.decode()
+    assert 'name="tasks" value="8"' in asked, "what is set is in the form"
+    assert notes(do(operator, "concurrency", tasks="8")) == [
+        "Queue testapp.Leased: each worker process has 8 tasks, as before."
+    ]
+    response = do(operator, "concurrency", tasks="")
+    assert notes(response) == ["Queue testapp.Leased: each worker process has as many tasks as it was started with."]
+    assert "per process" not in response.content.decode()
+    assert QueueControl.objects.get().concurrency is None
+    history = operator.get(url(QueueControl, "history", LABEL)).content.decode()
+    assert "Concurrency set to 8." in history
+    assert "Concurrency set to as started." in history
+
+
+@pytest.mark.parametrize("tasks", ["0", "-1", str(MAX_CONCURRENCY + 1), "many", "1.5", "9" * 30, "a\0b"])
+def test_a_concurrency_that_is_none_is_asked_for_again(operator: Client, tasks: str) -> None:
+    response = do(operator, "concurrency", tasks=tasks)
+    assert "Change the concurrency of testapp.Leased?" in response.content.decode()
+    assert "errorlist" in response.content.decode()
+    assert not QueueControl.objects.exists()
+
+
 def test_history_of_a_queue_shows_who_did_what(operator: Client) -> None:
-    operator.post(url(QueueControl, "pause", LABEL))
+    do(operator, "pause")
     operator.post(url(QueueControl, "purge", LABEL), {"confirmed": "yes"})
     text = operator.get(url(QueueControl, "history", LABEL)).content.decode()
     assert "Paused." in text
+    assert "testapp.Leased: running" not in text, "it is not"
     assert "Purged 0 messages." in text
     assert operator.get(url(QueueControl, "history", "testapp.Short")).status_code == 200
 
@@ -160,7 +253,7 @@ def test_history_of_no_queue_is_the_way_back(operator: Client) -> None:
     assert operator.get(url(QueueControl, "history", "no.Queue")).status_code == 302
 
 
-@pytest.mark.parametrize("verb", ["pause", "resume", "purge"])
+@pytest.mark.parametrize("verb", ["pause", "resume", "concurrency", "purge"])
 def test_operating_needs_post_csrf_and_a_queue(operator: Client, verb: str) -> None:
     assert operator.get(url(QueueControl, verb, LABEL)).status_code == 405
     assert operator.post(url(QueueControl, verb, "no.Queue")).status_code == 404
@@ -173,15 +266,14 @@ def test_operating_needs_post_csrf_and_a_queue(operator: Client, verb: str) -> N
 # -- who may -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("verb", ["pause", "resume", "purge"])
+@pytest.mark.parametrize("verb", ["pause", "resume", "concurrency", "purge"])
 def test_operating_needs_the_permission(staff: Callable[..., Client], verb: str) -> None:
     Leased.send({})
     viewer = staff("queueapp.view_queuecontrol", "queueapp.change_queuecontrol", "testapp.delete_leased")
     assert viewer.post(url(QueueControl, verb, LABEL), {"confirmed": "yes"}).status_code == 403
     assert (Leased.objects.count(), LogEntry.objects.count()) == (1, 0)
     text = viewer.get(url(QueueControl)).content.decode()
-    assert "Pause" not in text
-    assert "Purge" not in text
+    assert not [word for word in ("Pause", "Concurrency", "Purge") if word in text]
 
 
 def test_an_operator_without_view_permissions_may_operate_but_gets_no_links(staff: Callable[..., Client]) -> None:
@@ -190,7 +282,7 @@ def test_an_operator_without_view_permissions_may_operate_but_gets_no_links(staf
     assert "Purge…" in text
     assert url(Leased) not in text
     assert url(PoisonMessage) not in text
-    assert client.post(url(QueueControl, "pause", LABEL)).status_code == 302
+    assert client.post(url(QueueControl, "pause", LABEL), {"confirmed": "yes"}).status_code == 302
     assert QueueControl.objects.get().paused
 
 

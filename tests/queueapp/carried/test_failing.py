@@ -125,6 +125,8 @@ def test_a_message_moved_to_poison_by_hand_keeps_it(one: Carried) -> None:
 
 @pytest.fixture
 def foreign() -> Iterator[Any]:
+    if connection.vendor != "postgresql":
+        pytest.skip("a table of NServiceBus' PostgreSQL transport; on both: tests/queueapp/sql/nservicebus")
     with connection.cursor() as cursor:
         cursor.execute(
             "CREATE TABLE foreign_postgres (Id uuid NOT NULL, Expires timestamp, Headers text NOT NULL, Body bytea, "

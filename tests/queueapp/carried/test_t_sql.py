@@ -42,6 +42,7 @@ OF_MOVES: dict[str, Callable[[SqlServerQueueSql, Any], Any]] = {
     "lock": lambda sql, c: sql.lock(c, 1, None, 100),
     "lock again": lambda sql, c: sql.lock_again(c, 1, 100),
     "insert row": lambda sql, c: sql.insert_row(c, _ROW),
+    "insert rows": lambda sql, c: sql.insert_rows(c, [_ROW, _ROW]),
     "dispatch": lambda sql, c: sql.insert_from(c, _STORE, [1]),
     "requeue": lambda sql, c: sql.insert_from(c, StoreTable.of(PoisonMessage, "number"), [1], reset_counts=True),
 }

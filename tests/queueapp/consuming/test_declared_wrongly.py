@@ -13,10 +13,11 @@ from typing import Any, ClassVar, Literal, TypedDict
 import msgspec
 import pytest
 
-from queueapp import Consumer, Context, InvalidOption, Queue, consumer
+from queueapp import Consumer, Context, DeliveryOptions, InvalidOption, Queue, consumer
 from queueapp.consuming.consumers import ConsumerOptions
 from queueapp.consuming.registration import OPTIONS
 from queueapp.consuming.registry import registered
+from queueapp.models.delivery import OPTIONS as DELIVERY_OPTIONS
 from tests.testapp.models import Effect, Leased
 
 
@@ -203,6 +204,15 @@ def test_a_class_without_handle() -> None:
     assert "Rebook" in text
 
 
+def test_a_class_without_any_function_is_told_with_its_line_too() -> None:
+    def declare() -> None:
+        class Rebook(Consumer[Order]):
+            queue = Leased
+
+    text = refused(declare)
+    assert f"line {declare.__code__.co_firstlineno + 1}" in text
+
+
 @pytest.mark.parametrize("attribute", ["attempt", "retries", "Timeout"])
 def test_a_class_with_an_attribute_that_is_no_option(attribute: str) -> None:
     def handle(self: Any, message: Order, context: Context) -> None: ...
@@ -285,3 +295,17 @@ def test_an_abstract_class_is_no_consumer_yet() -> None:
 
 def test_type_checkers_know_the_options_that_there_are() -> None:
     assert set(ConsumerOptions.__annotations__) == {"name", *(option.name for option in OPTIONS)}
+    assert set(Consumer.__annotations__) == {"queue", *ConsumerOptions.__annotations__}
+    assert set(DeliveryOptions.__annotations__) == {option.name for option in DELIVERY_OPTIONS}
+
+
+def test_options_derived_from_those_of_type_checkers_are_options_like_any_other() -> None:
+    class Typed(Queue):
+        class Meta:
+            app_label = "testapp"
+            abstract = True
+
+        class Delivery(DeliveryOptions):
+            priorities = 3
+
+    assert Typed.delivery.given == {"priorities": 3}

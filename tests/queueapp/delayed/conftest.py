@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from queueapp import delayed
+from tests.crash.conftest import scene, server, two  # noqa: F401 (two databases, and a server of their own)
 from tests.queueapp.delayed.stores import SampleStore, WholeStore
 
 

@@ -44,9 +44,12 @@ def test_a_send_that_cannot_be_stored_arms_it_and_its_setting_triggers_it(
 ) -> None:
     settings.QUEUEAPP = {"TIME_TO_TRIGGER_STORE_CIRCUIT_BREAKER": seconds}
     started = monotonic()
-    for _ in range(3):
+    sent = 0
+    # Three may be refused within a millisecond.
+    while sent < 3 or (state() is not then and monotonic() - started < 0.5):
         with pytest.raises(NotMigrated):
             Leased.send({}, delay=HOUR)
+        sent += 1
 
     assert state() is then
     assert monotonic() - started < 0.9, "a request does not wait"

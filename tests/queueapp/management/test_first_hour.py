@@ -119,8 +119,10 @@ def test_a_worker_whose_table_lacks_a_column_ends_and_names_migrate() -> None:
         ["pausequeue", "testapp.Leased"],
         ["resumequeue", "testapp.Leased"],
         ["purgequeue", "testapp.Leased", "--yes"],
+        ["setconcurrency", "testapp.Leased", "3"],
         ["runqueueworker", "testapp.Leased"],
         ["rundelayeddispatcher"],
+        ["migrate"],
     ],
 )
 def test_a_database_that_is_down_is_one_line(command: list[str]) -> None:

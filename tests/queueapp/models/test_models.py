@@ -348,3 +348,13 @@ def test_storage_options_are_told_apart_by_their_values() -> None:
 @pytest.mark.parametrize("queue", [Leased, Transactional, Urgent, Addressed, AddressedUrgent, Readable, Short])
 def test_a_row_has_a_name_for_people(queue: Any) -> None:
     assert str(queue(seq=7)) == f"{queue._meta.label} 7"
+
+
+def test_a_wire_format_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(InvalidOption, match=r"Telegraph\.wire_format = 'morse'.*one of '', 'nservicebus'"):
+
+        class Telegraph(Queue):
+            wire_format = "morse"
+
+            class Meta:
+                app_label = "testapp"

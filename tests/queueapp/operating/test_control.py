@@ -18,6 +18,7 @@ from queueapp import LeaseLost, Poison, poison
 from queueapp.models import Now, PoisonMessage, QueueControl
 from queueapp.operating import control
 from queueapp.signals import poisoned
+from queueapp.sql import queue_sql
 from tests.inprocess import real_commits
 from tests.testapp.models import AddressedUrgent, AtMostOnce, Leased, Transactional
 
@@ -32,11 +33,10 @@ def locked_elsewhere(queue: Any, seq: int) -> Iterator[None]:
     """Hold the row's lock in another session, as a receiver in the middle of its transaction does."""
     other = connection.copy()
     try:
-        with other.cursor() as cursor:
-            cursor.execute("BEGIN")
-            cursor.execute(f'SELECT 1 FROM "{queue._meta.db_table}" WHERE seq = %s FOR UPDATE', [seq])
-            yield
-            cursor.execute("ROLLBACK")
+        other.set_autocommit(False)
+        assert queue_sql(queue, other).lock(other, seq, None, 10_000) is not None
+        yield
+        other.rollback()
     finally:
         other.close()
 

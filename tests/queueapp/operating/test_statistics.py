@@ -16,6 +16,7 @@ from django.db import connection, connections, transaction
 
 from queueapp.models import DelayedMessage, Now
 from queueapp.operating.statistics import LIMIT, UNKNOWN, QueueFigures, figures
+from tests.databases import only_on_postgresql
 from tests.inprocess import real_commits
 from tests.testapp.models import AddressedUrgent, Leased, Transactional
 
@@ -151,6 +152,7 @@ def test_a_database_that_does_not_answer_is_unknown_and_not_empty() -> None:
     assert code == 1
 
 
+@only_on_postgresql
 def test_a_table_that_may_not_be_read_is_unknown_and_not_empty() -> None:
     with connection.cursor() as cursor:
         role = "reader_without_rights"

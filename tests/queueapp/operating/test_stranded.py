@@ -13,7 +13,7 @@ import pytest
 from django.core.management import call_command
 from django.db import connection, transaction
 
-from queueapp.models import DISPATCHER, Now, PoisonMessage, Subscriber
+from queueapp.models import DISPATCHER, HOUSEKEEPING, Now, PoisonMessage, Subscriber
 from queueapp.operating import statistics
 from queueapp.operating.statistics import figures
 from tests.inprocess import real_commits
@@ -150,13 +150,21 @@ def test_poison_of_queues_that_are_no_more_is_a_line_of_its_own() -> None:
     assert "other.Project" not in found, "it has a worker, so it is another project's"
 
 
-def test_dispatchers_are_a_line_of_their_own_with_their_trouble() -> None:
-    (one,) = [one for one in figures() if one.queue == DISPATCHER]
+@pytest.mark.parametrize(
+    ("name", "means"), [(DISPATCHER, "delayed messages wait"), (HOUSEKEEPING, "expired messages stay")]
+)
+def test_dispatchers_and_housekeepers_are_lines_of_their_own_with_their_trouble(name: str, means: str) -> None:
+    (one,) = [one for one in figures() if one.queue == name]
     assert one.subscribers == 0
-    assert one.note.startswith("none is alive")
+    assert one.note.startswith(f"none is alive: {means}")
+    live(name)
+    Subscriber.objects.update(heartbeat_at=Now() - timedelta(minutes=3), alive_until=Now() - timedelta(minutes=2))
+    (one,) = [one for one in figures() if one.queue == name]
+    assert one.subscribers == 0
+    assert one.note.endswith("; the last one was seen 3m ago")
     trouble = [{"name": "Dispatch of due messages in default", "state": "armed", "error": "e"}]
-    live(DISPATCHER, trouble=json.dumps(trouble))
-    (one,) = [one for one in figures() if one.queue == DISPATCHER]
+    live(name, trouble=json.dumps(trouble))
+    (one,) = [one for one in figures() if one.queue == name]
     assert (one.subscribers, one.trouble, one.note) == (1, trouble, "")
 
 

@@ -15,7 +15,7 @@ from queueapp.consuming.registry import registered
 from queueapp.models import Now, PoisonMessage
 from queueapp.poison import keeping, requeueing
 from queueapp.poison.failures import attempts_of, read_failures
-from queueapp.sql.postgresql.queue import PostgresqlQueueSql
+from tests.databases import statements_of
 from tests.inprocess import real_commits
 from tests.testapp.models import Leased, Transactional
 
@@ -160,7 +160,7 @@ def test_of_two_who_requeue_together_one_moves_a_message() -> None:
 
 def test_what_goes_wrong_in_the_middle_moves_nothing_of_that_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     bury(2)
-    monkeypatch.setattr(PostgresqlQueueSql, "insert_from", lambda *given, **options: 1)
+    monkeypatch.setattr(statements_of(connections["default"]), "insert_from", lambda *given, **options: 1)
 
     with pytest.raises(RuntimeError, match=r"copied 1 messages into testapp\.Leased but removed 2"):
         poison.requeue(poison.find())

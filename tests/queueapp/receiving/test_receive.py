@@ -182,17 +182,18 @@ def test_a_cancelled_message_is_received_again_in_its_old_place(queue: Any) -> N
 
 @LEASING
 def test_an_expired_message_is_gone_and_told(queue: Any) -> None:
-    told: list[int] = []
-    receiver = lambda sender, queue, count, **kwargs: told.append(count)  # noqa: E731
+    told: list[tuple[Any, ...]] = []
+    receiver = lambda sender, queue, count, ids, reason, **kwargs: told.append((count, ids, reason))  # noqa: E731
     signals.expired.connect(receiver, sender=queue)
-    send(queue, 1)
+    send(queue, 2)
 
-    with queue.receive() as batch:
-        (message,) = batch
-        message.expire()
+    with queue.receive(2) as batch:
+        first, second = batch
+        first.expire()
+        second.expire("the customer is gone")
     signals.expired.disconnect(receiver, sender=queue)
 
-    assert told == [1]
+    assert told == [(1, [first.id], "dropped by its receiver"), (1, [second.id], "the customer is gone")]
     assert not queue.objects.exists()
 
 

@@ -15,6 +15,7 @@ from queueapp.consuming.registry import registered
 from queueapp.errors import InvalidMessage
 from queueapp.models import Now, Subscriber
 from queueapp.sending import recipients
+from tests.databases import only_on_postgresql
 from tests.testapp.messages import Nop
 from tests.testapp.models import Addressed, Leased
 
@@ -98,6 +99,7 @@ def test_a_known_name_asks_the_database_once(django_assert_num_queries: Any) -> 
         Addressed.send(Nop(1, ""), recipient="shop.mail")
 
 
+@only_on_postgresql
 def test_a_producer_that_may_not_read_of_workers_can_send_and_its_transaction_goes_on() -> None:
     have("shop.mail")
     with transaction.atomic():

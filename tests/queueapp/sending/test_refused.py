@@ -103,3 +103,11 @@ def test_the_typed_options_are_the_arguments_and_what_a_message_carries() -> Non
     assert set(CarriedOptions.__annotations__) == carried - by_name(Queue.send)
     assert set(SendOptions.__annotations__) == by_name(Queue.send) | set(CarriedOptions.__annotations__)
     assert set(BulkOptions.__annotations__) < set(SendOptions.__annotations__)
+
+
+@pytest.mark.parametrize("headers", ["trace", 7, [("a",)]])
+def test_headers_that_are_no_dict_are_refused(headers: Any) -> None:
+    with pytest.raises(InvalidMessage, match="must be a dict of strings"):
+        Leased.send(Ping("one"), headers=headers)
+    with pytest.raises(InvalidMessage, match="must be a dict of strings"):
+        Leased.send_many([Ping("one")], headers=headers)

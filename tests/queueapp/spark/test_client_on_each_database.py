@@ -104,6 +104,25 @@ def test_a_task_that_writes_straight_into_the_queue(client: SinkClient) -> None:
     assert tables(client) == []
 
 
+def make_twice(client: SinkClient, connection: Any, name: StagingName) -> None:
+    with client.transaction(connection):
+        for _ in range(2):
+            client.execute(connection, client.sql.create_staging(name, client.plan.staged))
+
+
+def test_what_follows_a_transaction_is_committed_by_itself(client: SinkClient) -> None:
+    first, second = (StagingName.make(1_800_000_000, JOB, part, 0) for part in (0, 1))
+    with client.connect() as connection:
+        with client.transaction(connection):
+            client.execute(connection, client.sql.create_staging(first, client.plan.staged))
+        client.execute(connection, client.sql.drop_staging(first))
+        with pytest.raises(client.errors):
+            make_twice(client, connection, second)
+        assert tables(client) == []
+        client.execute(connection, client.sql.create_staging(second, client.plan.staged))
+    assert tables(client) == [second.name]
+
+
 def test_ledger_rows_of_early_micro_batches_are_forgotten(client: SinkClient) -> None:
     for batch_id in (1, 2, 10_002):
         client.publish(Publication("p", batch_id, [stage(client, ROW)], streaming=True))

@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from django.db import connections
 
 from queueapp.sql.postgresql import naming
-from tests.inprocess import real_commits
+from tests.databases import DATABASES, marks_of
 from tests.queueapp.sql.server import Server
-
-DATABASES = {"postgresql": "default", "sqlserver": "sqlserver"}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One case per database for each test that asks for ``server``."""
     if "server" in metafunc.fixturenames:
-        cases = [pytest.param(alias, id=name, marks=_marks(alias)) for name, alias in DATABASES.items()]
+        cases = [pytest.param(alias, id=name, marks=marks_of(alias)) for name, alias in DATABASES.items()]
         metafunc.parametrize("server", cases, indirect=True)
-
-
-def _marks(alias: str) -> list[Any]:
-    if alias not in connections:
-        return [pytest.mark.skip("needs a SQL Server: QUEUEAPP_TEST_SQLSERVER_URL is not set")]
-    # The names, not the marks: two django_db marks on one test would leave one of them out.
-    return [pytest.mark.django_db(**real_commits.kwargs, databases={"default", alias})]
 
 
 @pytest.fixture

@@ -13,36 +13,21 @@ from queueapp.models import DelayedMessage
 from queueapp.sql import queue_sql
 from queueapp.sql.base import StoreTable
 from queueapp.sql.claimed import Peek, Range
+from tests.nservicebus import Endpoint
 from tests.queueapp.sql.server import ALL, Server, outgoing, seqs_of, whole, within
 from tests.testapp.models import ForeignPostgres, ForeignSqlServer
 
-#: As the transports of NServiceBus make them.
-DEFINITIONS = {
-    "postgresql": (
-        ForeignPostgres,
-        """CREATE TABLE foreign_postgres (Id uuid NOT NULL, Expires timestamp, Headers text NOT NULL, Body bytea,
-        Seq serial NOT NULL)""",
-    ),
-    "microsoft": (
-        ForeignSqlServer,
-        """CREATE TABLE foreign_sqlserver (Id uniqueidentifier NOT NULL, CorrelationId varchar(255),
-        ReplyToAddress varchar(255), Recoverable bit NOT NULL, Expires datetime, Headers nvarchar(max) NOT NULL,
-        Body varbinary(max), RowVersion bigint IDENTITY(1,1) NOT NULL);
-        CREATE NONCLUSTERED INDEX Index_RowVersion ON foreign_sqlserver (RowVersion);
-        CREATE NONCLUSTERED INDEX Index_Expires ON foreign_sqlserver (Expires) INCLUDE (Id, RowVersion)
-        WHERE Expires IS NOT NULL""",
-    ),
-}
+QUEUES = {"postgresql": ForeignPostgres, "microsoft": ForeignSqlServer}
 
 
 @pytest.fixture
 def foreign(server: Server) -> Iterator[Any]:
-    """The queue in the foreign table of this database."""
-    queue, definition = DEFINITIONS[server.vendor]
-    for statement in definition.split(";"):
-        server.run(statement)
+    """The queue in the foreign table of this database, as the transport's script makes it."""
+    queue = QUEUES[server.vendor]
+    endpoint = Endpoint(server.another(), queue._meta.db_table)
+    endpoint.create()
     yield queue
-    server.run(f"DROP TABLE {queue._meta.db_table}")
+    endpoint.drop()
 
 
 def test_what_we_send_is_a_row_that_its_owner_understands(server: Server, foreign: Any) -> None:
@@ -100,7 +85,7 @@ def test_expired_messages_are_neither_received_nor_kept(server: Server, foreign:
     server.passed(lambda: expired.expires + timedelta(milliseconds=10))
 
     assert sql.peek(server.connection, ALL, (), 10).ahead == 1
-    assert sql.purge_expired(server.connection, 10) == 1
+    assert sql.purge_expired(server.connection, 10) == [expired.id]
     assert server.seqs(foreign) == [kept]
 
 

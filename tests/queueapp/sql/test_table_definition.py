@@ -9,12 +9,13 @@ from django.apps import apps
 from django.db import models
 from sqlglot import exp
 
-from queueapp.models import BytesField, GuidField, TableOptions, UtcField
+from queueapp.models import BytesField, GuidField, RowVersionIndex, TableOptions, UtcField
 from queueapp.registry import queues
 from queueapp.sql import backend_of
+from queueapp.sql.definition import Drift
 from tests.queueapp.sql.server import ALL, Server, outgoing
-from tests.queueapp.sql.tsql import Recorder, never_connected, parsed
-from tests.testapp.models import Leased, Readable
+from tests.queueapp.sql.tsql import Recorder, alters_index, never_connected, parsed
+from tests.testapp.models import Interop, Leased, Readable
 
 WIRE_TYPES = {
     GuidField: "UNIQUEIDENTIFIER",
@@ -46,7 +47,9 @@ def create_table(model: Any) -> list[str]:
 @each_model
 def test_table_is_made_by_statements_that_parse(model: Any) -> None:
     first, *rest = create_table(model)
-    for statement in (first, *rest):
+    options = [statement for statement in rest if alters_index(statement)]
+    assert len(options) == sum(isinstance(one, TableOptions) for one in model._meta.constraints)
+    for statement in {first, *rest}.difference(options):
         assert [type(one) for one in parsed(statement)] in ([exp.Create], [exp.Alter])
     (create,) = parsed(first)
     assert create.this.this.name == model._meta.db_table
@@ -89,16 +92,73 @@ def test_options_can_be_set_and_reset_later(seq: str, body_string: bool) -> None
     backend, options = backend_of(connection), OPTIONS | {"body_string": body_string}
     wanted = ([] if seq == "RowVersion" else ["RowVersion"]) + (["BodyString"] if body_string else [])
     with connection.schema_editor(collect_sql=True, atomic=False) as editor:
-        (set_,) = parsed(backend.set_options(editor, "orders", seq, "body", options))
-        (reset,) = parsed(backend.reset_options(editor, "orders", seq, "body", options))
+        *of_columns, of_index = backend.set_options(editor, "orders", seq, "body", options).split("; ")
+        of_index_again, *dropped = backend.reset_options(editor, "orders", seq, "body", options).split("; ")
         inline = backend.inline_columns(editor, seq, "body", options)
 
-    # Django executes whatever it gets: where there is nothing to alter, a statement that does nothing.
-    assert [type(set_), type(reset)] == [exp.Alter if wanted else exp.Declare] * 2
-    assert [column.name for column in set_.find_all(exp.ColumnDef)] == wanted
-    assert [name for name in ("RowVersion", "BodyString") if f"[{name}]" in reset.sql("tsql")] == wanted
+    assert of_index == "ALTER INDEX ALL ON [orders] SET (OPTIMIZE_FOR_SEQUENTIAL_KEY = ON)"
+    assert of_index_again == "ALTER INDEX ALL ON [orders] SET (OPTIMIZE_FOR_SEQUENTIAL_KEY = OFF)"
     assert inline is not None, "None would make Django alter the table as well"
     assert [name for name in ("RowVersion", "BodyString") if f"[{name}] AS" in inline] == wanted
+    assert len(of_columns) == len(dropped) == bool(wanted)
+    if not wanted:
+        return
+    ((set_,), (reset,)) = parsed(of_columns[0]), parsed(dropped[0])
+    assert [type(set_), type(reset)] == [exp.Alter] * 2
+    assert [column.name for column in set_.find_all(exp.ColumnDef)] == wanted
+    assert [name for name in ("RowVersion", "BodyString") if f"[{name}]" in reset.sql("tsql")] == wanted
+
+
+@pytest.mark.parametrize(
+    ("version", "azure", "known"),
+    [(2017, False, False), (2019, False, True), (2025, False, True), (2014, True, True)],
+    ids=["2017", "2019", "2025", "Azure, which calls itself 12"],
+)
+def test_index_options_are_those_that_the_server_knows(version: int, azure: bool, known: bool) -> None:
+    connection = never_connected(Recorder())
+    vars(connection).update(sql_server_version=version, to_azure_sql_db=azure)
+    backend = backend_of(connection)
+    with connection.schema_editor(collect_sql=True, atomic=False) as editor:
+        after = backend.options_after_create(editor, "shop].[orders", "seq", "body", OPTIONS)
+        later = backend.set_options(editor, "shop].[orders", "seq", "body", OPTIONS)
+        nothing = backend.set_options(editor, "orders", "RowVersion", "body", OPTIONS)
+
+    assert alters_index(after)
+    assert after.startswith("ALTER INDEX ALL ON [shop].[orders] REBUILD WITH (FILLFACTOR = 100")
+    assert [("OPTIMIZE_FOR_SEQUENTIAL_KEY" in statement) for statement in (after, later, nothing)] == [known] * 3
+    # Django executes whatever it gets: where there is nothing to alter, a statement that does nothing.
+    assert known or [type(one) for one in parsed(nothing)] == [exp.Declare]
+
+
+def drift(options: dict[str, Any], *answers: list[tuple[Any, ...]]) -> list[Drift]:
+    recorder = Recorder(answers=list(answers))
+    connection = never_connected(recorder)
+    found = backend_of(connection).drift(connection, "orders", "seq", "body", options)
+    for statement in recorder.statements:
+        assert [type(one) for one in parsed(statement.sql)] == [exp.Select]
+        assert statement.params == ("[orders]",)
+    return found
+
+
+COLUMNS = [("seq",), ("BODY",), ("rowversion",)]
+
+
+@pytest.mark.parametrize("full", [0, 100])
+@pytest.mark.parametrize("sequential", [1, None], ids=["on", "server that has no such option"])
+def test_table_with_its_options_has_not_drifted(full: int, sequential: int | None) -> None:
+    assert drift(OPTIONS, COLUMNS, [(full, sequential)]) == []
+    assert drift(OPTIONS, []) == [], "no table is not ours to tell"
+
+
+def test_each_drift_has_the_statement_that_mends_it() -> None:
+    column, key, full = drift(OPTIONS | {"body_string": True}, COLUMNS, [(80, 0)])
+
+    assert [type(one) for one in parsed(column.remedy)] == [exp.Alter]
+    assert column.remedy == "ALTER TABLE [orders] ADD [BodyString] AS CAST([body] AS varchar(max))"
+    assert alters_index(key.remedy)
+    assert key.remedy.endswith("SET (OPTIMIZE_FOR_SEQUENTIAL_KEY = ON)")
+    assert alters_index(full.remedy)
+    assert "80 instead of 100" in full.problem
 
 
 def test_options_are_part_of_a_migration() -> None:
@@ -116,9 +176,31 @@ def test_options_are_part_of_a_migration() -> None:
         editor.remove_constraint(Wide, options)
 
     assert editor.collected_sql == [
-        "ALTER TABLE [wide] ADD [RowVersion] AS [seq], [BodyString] AS CAST([body] AS varchar(max));",
+        "ALTER TABLE [wide] ADD [RowVersion] AS [seq], [BodyString] AS CAST([body] AS varchar(max)); "
+        "ALTER INDEX ALL ON [wide] SET (OPTIMIZE_FOR_SEQUENTIAL_KEY = ON);",
+        "ALTER INDEX ALL ON [wide] SET (OPTIMIZE_FOR_SEQUENTIAL_KEY = OFF); "
         "ALTER TABLE [wide] DROP COLUMN [RowVersion], [BodyString];",
     ]
+
+
+def test_only_a_queue_in_their_wire_format_has_the_index_that_nservicebus_looks_for() -> None:
+    made = "CREATE NONCLUSTERED INDEX [Index_RowVersion] ON [testapp_interop] ([RowVersion])"
+    assert made in create_table(Interop)
+    assert not any("Index_RowVersion" in one for one in create_table(Leased))
+
+    (index,) = [one for one in Interop._meta.constraints if isinstance(one, RowVersionIndex)]
+    with never_connected(Recorder()).schema_editor(collect_sql=True, atomic=False) as editor:
+        editor.add_constraint(Interop, index)
+        editor.remove_constraint(Interop, index)
+
+    assert editor.collected_sql == [f"{made};", "DROP INDEX [Index_RowVersion] ON [testapp_interop];"]
+    assert [type(one) for statement in editor.collected_sql for one in parsed(statement)] == [exp.Create, exp.Drop]
+
+    recorder = Recorder(answers=[[(0,)]])
+    connection = never_connected(recorder)
+    assert backend_of(connection).has_row_version_index(connection, "shop].[orders") is False
+    ((question, asked),) = [(parsed(one.sql), one.params) for one in recorder.statements]
+    assert ([type(one) for one in question], asked) == ([exp.Select], ("[shop].[orders]",))
 
 
 # -- on the databases there are ---------------------------------------------------------------------------------------
@@ -158,9 +240,36 @@ def test_table_that_was_migrated_has_not_drifted(server: Server) -> None:
     for queue in (Leased, Readable):
         (options,) = [c for c in queue._meta.constraints if isinstance(c, TableOptions)]
         table = queue._meta.db_table
-        assert server.backend.drift(server.connection, table, "seq", options.options()) == []
-    assert server.backend.drift(server.connection, Leased._meta.db_table, "seq", OPTIONS | {"body_string": True}) != []
-    assert server.backend.drift(server.connection, "no_such_table", "seq", OPTIONS) == []
+        assert server.backend.drift(server.connection, table, "seq", "body", options.options()) == []
+    assert server.backend.drift(server.connection, "no_such_table", "seq", "body", OPTIONS) == []
+
+
+def test_table_that_drifted_is_mended_by_what_is_said(server: Server) -> None:
+    table, connection = Leased._meta.db_table, server.connection
+    (options,) = [c for c in Leased._meta.constraints if isinstance(c, TableOptions)]
+    wanted = options.options() | {"body_string": True}
+    quoted = connection.ops.quote_name(table)
+    if server.vendor == "microsoft":
+        broken = [f"ALTER INDEX ALL ON {quoted} REBUILD WITH (FILLFACTOR = 80)"]
+        if connection.sql_server_version >= 2019 or connection.to_azure_sql_db:
+            broken.append(f"ALTER INDEX ALL ON {quoted} SET (OPTIMIZE_FOR_SEQUENTIAL_KEY = OFF)")
+    else:
+        broken = [f"ALTER TABLE {quoted} SET (fillfactor = 33)"]
+    for statement in broken:
+        with connection.cursor() as cursor:
+            cursor.execute(statement)
+
+    found = server.backend.drift(connection, table, "seq", "body", wanted)
+    try:
+        assert len(found) == len(broken) + 1
+        for one in found:
+            with connection.cursor() as cursor:
+                cursor.execute(one.remedy)
+        assert server.backend.drift(connection, table, "seq", "body", wanted) == []
+    finally:
+        with connection.cursor() as cursor:
+            column = "[BodyString]" if server.vendor == "microsoft" else "body_string"
+            cursor.execute(f"ALTER TABLE {quoted} DROP COLUMN {column}")
 
 
 def test_server_that_runs_the_tests_is_supported(server: Server) -> None:

@@ -20,23 +20,29 @@ def _clamping(answers: list[list[tuple[Any, ...]]]) -> Verb:
 
 
 @pytest.mark.parametrize("table", [table for table in TABLES.values() if table.levels], ids=lambda t: t.db_table)
-def test_priorities_that_no_claim_finds_are_one_question_and_one_update_for_each_side(table: QueueTable) -> None:
+def test_priorities_that_no_claim_finds_are_one_question_and_one_look_and_update_for_each_side(
+    table: QueueTable,
+) -> None:
     sides = [(0,), (3,)] if "recipient" in table.claim_by else [(0,), (1,)]
-    question, above, below = statements_of(table, _clamping([sides, [(9,), (9,)], [(-1,)]]))
+    question, above, raised, below, lowered = statements_of(
+        table, _clamping([sides, [(7,), (8,)], [(9,), (9,)], [(5,)], [(-1,)]])
+    )
 
-    assert [kinds(found) for _, found in (question, above, below)] == [[exp.Select], [exp.Update], [exp.Update]]
+    looks, takes = (question, above, below), (raised, lowered)
+    assert [kinds(found) for _, found in (*looks, *takes)] == [[exp.Select]] * 3 + [[exp.Update]] * 2
     index = {f"INDEX({_bracketed(table.claim_index)})"}
-    for (_, found), locks in ((question, LOOKING), (above, TAKING), (below, TAKING)):
-        assert [given for _, given in hints(found)] == [set(locks.split(", ")) | index]
-        assert columns(found) - {"n", "recipient", "low", "high"} <= {*table.columns.values(), table.claim_index}
-    for _, found in (above, below):
-        (select,) = (cte.this for one in found for cte in one.find_all(exp.CTE))
+    for _, found in (*looks, *takes):
+        assert columns(found) - {"n", "recipient", "low", "high", "key"} <= {*table.columns.values(), table.claim_index}
+    assert [given for _, found in looks for _, given in hints(found)] == [set(LOOKING.split(", ")) | index] * 3
+    assert [given for _, found in takes for _, given in hints(found)] == [set(TAKING.split(", "))] * 2
+    for _, (select,) in (above, below):
         assert [ordered.this.name for ordered in select.args["order"].expressions] == [
             table.columns["priority"], table.columns["seq"]
         ]  # fmt: skip
     assert (above[0].params[0], below[0].params[0]) == (MAX_BATCH, MAX_BATCH - 2)
-    assert above[0].params[-3:] == (3, 2**15 - 1, 2)
-    assert below[0].params[-3:] == (-(2**15), -1, 0)
+    assert above[0].params[-2:] == raised[0].params[-2:] == (3, 2**15 - 1)
+    assert below[0].params[-2:] == lowered[0].params[-2:] == (-(2**15), -1)
+    assert (raised[0].params[:2], lowered[0].params[:2]) == ((2, "[7,8]"), (0, "[5]"))
 
 
 @each_table

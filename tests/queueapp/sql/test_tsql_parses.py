@@ -107,8 +107,6 @@ LEASE_VERBS: dict[str, tuple[Verb, type[exp.Expression]]] = {
         exp.Update,
     ),
     "put back": (_after([], lambda s, c: s.put_back(c, 1, deliveries=1, cancels=0, failures=None)), exp.Update),
-    "release": (_after([], lambda s, c: s.release_owner(c, OWNER, 9_000)), exp.Update),
-    "release, not started": (_after([], lambda s, c: s.release_owner(c, OWNER, 10, started=False)), exp.Update),
 }
 VERBS: dict[str, tuple[Verb, type[exp.Expression]]] = {
     "insert": (_after([], lambda s, c: s.insert(c, FULL)), exp.Insert),
@@ -128,9 +126,10 @@ VERBS: dict[str, tuple[Verb, type[exp.Expression]]] = {
         exp.Update,
     ),
     "insert row": (_after([], lambda s, c: s.insert_row(c, WHOLE_ROW)), exp.Insert),
+    "insert rows": (_after([], lambda s, c: s.insert_rows(c, [WHOLE_ROW, WHOLE_ROW])), exp.Insert),
+    "insert bare rows": (_after([], lambda s, c: s.insert_rows(c, [Row(0, new_id(), "{}", None)])), exp.Insert),
     "insert bare row": (_after([], lambda s, c: s.insert_row(c, Row(0, new_id(), "{}", None))), exp.Insert),
     "remove": (_after([], lambda s, c: s.remove(c, [1, 2])), exp.Delete),
-    "purge": (_after([], lambda s, c: s.purge(c, 9_000)), exp.Delete),
     "is empty": (_after([], lambda s, c: s.is_empty(c)), exp.Select),
     "figures": (_after(COUNTED, lambda s, c: s.head(c, 10_001)), exp.Select),
     "figures of a level": (_after(COUNTED, lambda s, c: s.head(c, 10_001, _level(s))), exp.Select),
@@ -246,7 +245,7 @@ def test_table_is_named_as_it_is_called(table: QueueTable) -> None:
     expected = table.db_table.strip("[]").replace("].[", ".") if "].[" in table.db_table else table.db_table
     for run, _ in VERBS.values():
         for _, found in statements_of(table, run):
-            own = tables(found) - {"m", "q", DELAYED.db_table, POISON.db_table}
+            own = tables(found) - {"m", "q", "k", DELAYED.db_table, POISON.db_table}
             assert own <= {expected}
 
 
@@ -254,13 +253,14 @@ def test_table_is_named_as_it_is_called(table: QueueTable) -> None:
 def test_takers_skip_what_is_locked_and_lookers_lock_nothing(table: QueueTable) -> None:
     index = {f"INDEX({_bracketed(table.claim_index)})"} if table.claim_by and table.claim_index else set()
     taking, looking = set(TAKING.split(", ")), set(LOOKING.split(", "))
+    # By the claim index it looks, takes by key, and then has it.
+    claiming = [looking | index, taking, {"ROWLOCK"}] if index else [taking]
     expected = {
-        "delete": [taking | index],
-        "delete whole": [taking | index],
+        "delete": claiming,
+        "delete whole": claiming,
         "peek": [looking | index] * 2,
         "peek, one range": [looking | index] * 2,
         "heads": [looking | index],
-        "purge": [taking],
         "remove": [{"ROWLOCK"}],
         "lock": [{"UPDLOCK", "ROWLOCK"}],
         "lock again": [{"UPDLOCK", "ROWLOCK"}],
@@ -275,9 +275,9 @@ def test_takers_skip_what_is_locked_and_lookers_lock_nothing(table: QueueTable) 
     one_range = _after([], lambda s, c: s.claim_by_delete(c, LEVELS[:1], 5))
     for name, hinted in expected.items():
         run = one_range if name == "delete" else verbs[name]
-        found = [given for _, found in statements_of(table, run) for _, given in hints(found)]
+        found = [given for _, given in hints(statements_of(table, run)[0][1])]
         # The other levels of a claim are asked for, and taken, under the same hints.
-        assert found[: len(hinted)] == hinted, name
+        assert sorted(map(sorted, found)) == sorted(map(sorted, hinted)), name
 
 
 @leased_table
@@ -310,12 +310,12 @@ def _bracketed(name: str | None) -> str:
 @each_table
 def test_claim_is_an_ordered_top_of_one_range(table: QueueTable) -> None:
     ((_, (delete,)),) = statements_of(table, _after([], lambda s, c: s.claim_by_delete(c, LEVELS[:1], 5)))
-    (cte,) = delete.find_all(exp.CTE)
-    select = cte.this
+    (select,) = delete.find_all(exp.Select)
     assert isinstance(select.args["limit"].expression, exp.Placeholder)
     assert [ordered.this.name for ordered in select.args["order"].expressions] == [table.columns["seq"]]
     assert select.find(exp.Between).this.name == table.columns["seq"]
-    compared = {one.this.name for one in select.find_all(exp.EQ) if isinstance(one.this, exp.Column)}
+    where = select.args["where"]
+    compared = {one.this.name for one in where.find_all(exp.EQ) if isinstance(one.this, exp.Column)}
     assert compared == {table.columns[name] for name in table.claim_by}
     assert [column.name for column in delete.args["returning"].expressions][:2] == [
         table.columns["seq"], table.columns["id"]
@@ -362,15 +362,19 @@ BACKEND: dict[str, tuple[Callable[[SqlServerBackend, Any], Any], list[list[tuple
         lambda b, c: b.store_delayed(c, DELAYED, "SECRET", FULL, datetime.now(UTC) + timedelta(1)), [[(1,)]], exp.Insert
     ),
     "delay bare": (lambda b, c: b.store_delayed(c, DELAYED, "SECRET", BARE, 0), [[(1,)]], exp.Insert),
+    "note arrivals": (
+        lambda b, c: b.note_arrivals(c, "queueapp_arrival", [(new_id(), new_id())] * 2, "SECRET"), [], exp.Insert
+    ),
     "lock due": (lambda b, c: b.lock_due(c, DELAYED, "SECRET", 10), [], exp.Select),
     "first due": (lambda b, c: b.first_due(c, DELAYED, ["SECRET", "Zoë"]), [], exp.Select),
     "delete keys": (lambda b, c: b.delete_keys(c, DELAYED, [1, 2]), [], exp.Delete),
     "estimate": (lambda b, c: b.estimate_rows(c, "SECRET].[orders"), [[(5,)]], exp.Select),
     "now": (lambda b, c: b.now(c), [[(datetime(2030, 1, 1),)]], exp.Select),
     "check": (lambda b, c: b.check_server(c), [[("16.0.1000.6", 2, 160)]], exp.Select),
-    "migrations": (lambda b, c: b.lock_migrations(c), [], exp.Execute),
+    "migrations are over": (lambda b, c: b.unlock_migrations(c), [], exp.Execute),
     "session": (_ask_for_state, [[(1, 1)]], exp.Select),
-    "drift": (lambda b, c: b.drift(c, "SECRET", "seq", {"body_string": True}), [[("RowVersion",)]], exp.Select),
+    "indexes": (lambda b, c: b.indexes(c, "SECRET].[orders"), [[("a_claim", "recipient", 0, 0)]], exp.Select),
+    "settings": (lambda b, c: b.remarks(c), [[(0,)]], exp.Select),
 }  # fmt: skip
 
 

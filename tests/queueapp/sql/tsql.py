@@ -67,6 +67,13 @@ class _Cursor:
     def fetchall(self) -> list[tuple[Any, ...]]:
         return self._rows
 
+    def fetchone(self) -> tuple[Any, ...] | None:
+        return self._rows.pop(0) if self._rows else None
+
+    def fetchmany(self, count: int) -> list[tuple[Any, ...]]:
+        rows, self._rows = self._rows[:count], self._rows[count:]
+        return rows
+
     def nextset(self) -> bool:
         return False
 
@@ -102,6 +109,19 @@ _TRY = re.compile(
     r"BEGIN TRY (?P<body>.*); END TRY BEGIN CATCH SET LOCK_TIMEOUT -1; "
     r"IF ERROR_NUMBER\(\) <> 1222 BEGIN; THROW; END; SELECT 1222 AS \[lock_timeout\]; END CATCH; SET LOCK_TIMEOUT -1$"
 )
+
+
+#: sqlglot has no ALTER INDEX either: letter by letter, too.
+_ALTER_INDEX = re.compile(
+    r"^ALTER INDEX ALL ON (\[([^\]]|\]\])+\])(\.\[([^\]]|\]\])+\])? "
+    r"(SET \(OPTIMIZE_FOR_SEQUENTIAL_KEY = (ON|OFF)\)"
+    r"|REBUILD WITH \(FILLFACTOR = 100(, OPTIMIZE_FOR_SEQUENTIAL_KEY = ON)?\))$"
+)
+
+
+def alters_index(sql: str) -> bool:
+    """Whether this is one of our changes of index options, which the parser does not know."""
+    return _ALTER_INDEX.match(sql) is not None
 
 
 def parsed(sql: str) -> list[Any]:

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from django.db import connections
 
-from tests.inprocess import real_commits
+from tests.databases import DATABASES, marks_of
 from tests.workers.connections.desk import Desk, elsewhere
-
-DATABASES = {"postgresql": "default", "sqlserver": "sqlserver"}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One case per database for each test that asks for ``desk``."""
     if "desk" in metafunc.fixturenames:
-        cases = [pytest.param(alias, id=name, marks=_marks(alias)) for name, alias in DATABASES.items()]
+        cases = [
+            pytest.param(alias, id=name, marks=marks_of(alias, elsewhere(alias))) for name, alias in DATABASES.items()
+        ]
         metafunc.parametrize("desk", cases, indirect=True)
-
-
-def _marks(alias: str) -> list[Any]:
-    if alias not in connections:
-        return [pytest.mark.skip("needs a SQL Server: QUEUEAPP_TEST_SQLSERVER_URL is not set")]
-    return [pytest.mark.django_db(**real_commits.kwargs, databases={"default", alias, elsewhere(alias)})]
 
 
 @pytest.fixture(scope="module")

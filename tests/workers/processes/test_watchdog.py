@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from time import monotonic
 from types import SimpleNamespace
@@ -23,21 +23,8 @@ from workers.processes.watchdog import Watchdog, interrupt, interrupt_all
 from workers.receiving.handling import TimeLimitExceeded
 from workers.receiving.strategies import Running, Task
 
-pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
+pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers", "soon_wedged")]
 Start = Callable[..., Worker]
-
-
-@pytest.fixture(autouse=True)
-def fast(settings: Any) -> None:
-    settings.QUEUEAPP = {"PEEK_DELAY": 0.1, "RETRY_DELAY": 0, "WEDGED_AFTER": 0.2}
-
-
-@pytest.fixture
-def release() -> Iterator[threading.Event]:
-    """Lets handlers go that ignore everything else."""
-    event = threading.Event()
-    yield event
-    event.set()
 
 
 def stubborn(release: threading.Event) -> Any:

@@ -21,22 +21,9 @@ from workers.processes import watchdog
 from workers.processes.watchdog import Watchdog, interrupt_all
 from workers.receiving.handling import Interrupted, TimeLimitExceeded, WorkerStopped
 
-pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
+pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers", "soon_wedged")]
 Start = Callable[..., Worker]
 EVERY = pytest.mark.parametrize("queue", [Leased, Transactional, AtMostOnce])
-
-
-@pytest.fixture(autouse=True)
-def fast(settings: Any) -> None:
-    settings.QUEUEAPP = {"PEEK_DELAY": 0.1, "RETRY_DELAY": 0, "WEDGED_AFTER": 0.2}
-
-
-@pytest.fixture
-def release() -> Iterator[threading.Event]:
-    """Lets code go that ignores everything else."""
-    event = threading.Event()
-    yield event
-    event.set()
 
 
 class Hanging:

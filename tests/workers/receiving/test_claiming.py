@@ -147,12 +147,61 @@ def test_looks_that_find_nothing_cover_all_that_is_behind_the_floor(floors: Floo
         _, (window,) = claims.look()
         assert window.low == covered, "without a gap"
         covered = window.high + 1
-        claims.seen(Peek(0, 0, 0), [window], 0.001)
+        claims.seen(Peek(0, 0, 0), [window], 0.0)
         if covered == floors.lowest:
             break
 
     assert covered == floors.lowest == 1_000_001
     assert claims.look()[1][0].low == 0, "and then from the beginning again"
+
+
+def test_a_look_behind_that_took_long_is_followed_by_looks_ahead_only_unless_something_came_back(
+    floors: Floors,
+) -> None:
+    floors.passed(rows(10_000_000), floors.returns)
+    claims = Claiming(floors)
+    _, (window,) = claims.look()
+
+    claims.seen(Peek(0, 0, 0), [window], 3600.0)
+    for _ in range(3):
+        assert claims.look() == ([Range(10_000_001)], [])
+        claims.seen(Peek(1, 0, 10_000_001), [], 0.0)
+    floors.lower(9_999_990)
+    _, (near,) = claims.look()
+    claims.seen(Peek(0, 0, 0), [near], 0.0)
+
+    assert near.high == 9_999_989, "just behind the floor"
+    assert claims.look()[1] == [], "and then it rests again"
+
+
+def test_after_a_rest_the_rescan_goes_on_where_it_was(floors: Floors, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks that were ahead only have seen nothing of what is behind."""
+    floors.passed(rows(10_000_000), floors.returns)
+    claims = Claiming(floors)
+    _, (window,) = claims.look()
+    claims.seen(Peek(0, 0, 0), [window], 3600.0)
+    for _ in range(3):
+        assert claims.look()[1] == []
+        claims.seen(Peek(1, 0, 10_000_001), [], 0.0)
+
+    monkeypatch.setattr(claiming, "monotonic", lambda: claims._rescan_at)
+
+    assert claims.look()[1][0].low == window.high + 1
+
+
+def test_a_rescan_that_was_above_a_floor_which_came_down_begins_again(floors: Floors) -> None:
+    floors.passed(rows(100_000), floors.returns)
+    claims = Claiming(floors)
+    _, window = claims.look()
+    claims.seen(Peek(0, 0, 0), window, 0.0)
+    floors.lower(10_000, told=False)
+
+    for _ in range(2):
+        ahead, behind = claims.look()
+        claims.seen(Peek(1, 0, 10_000), behind, 0.0)
+
+    assert ahead == [Range(10_000)]
+    assert behind == [Range(0, 9_999)], "what comes back below is found, however long the floor stays"
 
 
 def test_what_is_behind_is_claimed_until_it_is_clear(floors: Floors) -> None:

@@ -13,8 +13,8 @@ from django.db import OperationalError, connections, transaction
 
 from queueapp import Context, InvalidOption, RetryNow, consumer
 from queueapp.models import Now
-from queueapp.sql.postgresql.queue import PostgresqlQueueSql
 from tests.conformance.gate import Gate
+from tests.databases import statements_of
 from tests.inprocess import Worker, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import AtMostOnce, Leased, Transactional
@@ -225,7 +225,7 @@ def test_a_peek_that_fails_is_tried_again_and_counted(
 ) -> None:
     handle(Leased)
     send(Leased, 1)
-    really_peek = PostgresqlQueueSql.peek
+    really_peek = statements_of(connections["default"]).peek
     errors = [OperationalError("the server is away") for _ in range(3)]
 
     def peek(self: Any, *arguments: Any, **options: Any) -> Any:
@@ -233,7 +233,7 @@ def test_a_peek_that_fails_is_tried_again_and_counted(
             raise errors.pop()
         return really_peek(self, *arguments, **options)
 
-    monkeypatch.setattr(PostgresqlQueueSql, "peek", peek)
+    monkeypatch.setattr(statements_of(connections["default"]), "peek", peek)
     monkeypatch.setattr(desk, "CircuitBreaker", lambda name, time: CircuitBreaker(name, time, timedelta(0)))
 
     worker = start_worker(Leased)
@@ -297,14 +297,14 @@ def test_slow_claims_do_not_make_batches_small(
     start_worker: Start, monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
     settings.QUEUEAPP = settings.QUEUEAPP | {"BATCH_TARGET": 0.01}
-    really_claim = PostgresqlQueueSql.claim_by_lease
+    really_claim = statements_of(connections["default"]).claim_by_lease
     never = threading.Event()
 
     def slowly(self: Any, *arguments: Any) -> Any:
         never.wait(0.03)  # as on a busy machine
         return really_claim(self, *arguments)
 
-    monkeypatch.setattr(PostgresqlQueueSql, "claim_by_lease", slowly)
+    monkeypatch.setattr(statements_of(connections["default"]), "claim_by_lease", slowly)
     handle(Leased)
     send(Leased, 300)
     worker = start_worker(Leased, concurrency=1)

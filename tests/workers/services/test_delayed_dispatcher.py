@@ -8,17 +8,18 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import IntegrityError, OperationalError
+from django.db import IntegrityError, OperationalError, connection
 from django.db.models import F
 
 from queueapp import delayed
 from queueapp.models import DelayedMessage, Leader, Now, PoisonMessage
 from queueapp.registry import queues
-from queueapp.sql.postgresql.queue import PostgresqlQueueSql
+from tests.databases import statements_of
 from tests.inprocess import DEADLINE, eventually, real_commits
 from tests.testapp.models import AtMostOnce, Leased
 from workers.connections.circuit_breaker import CircuitBreaker, State
-from workers.services.delayed_dispatcher import DelayedDispatcher, role
+from workers.services.delayed_dispatcher import DelayedDispatcher
+from workers.services.leadership import role
 from workers.services.service import stop_all
 
 pytestmark = real_commits
@@ -98,7 +99,7 @@ def test_one_of_many_does_the_work(start: Start) -> None:
 
 
 def test_another_takes_over_when_the_leader_is_gone(start: Start) -> None:
-    Leader.objects.create(role=role(), holder=uuid.uuid4(), expires=Now() + timedelta(hours=1))
+    Leader.objects.create(role=role("delayed dispatcher"), holder=uuid.uuid4(), expires=Now() + timedelta(hours=1))
     one = start()
     store(1)
     Leader.objects.update(expires=Now() - timedelta(seconds=1))
@@ -154,7 +155,7 @@ def test_what_nobody_here_can_deliver_neither_blocks_nor_wakes_the_dispatcher(st
 
 def refuse(monkeypatch: pytest.MonkeyPatch, queue: Any, poisonous: bytes) -> None:
     """The queue's table refuses this message, as a constraint would."""
-    really_insert = PostgresqlQueueSql.insert_from
+    really_insert = statements_of(connection).insert_from
 
     def insert_from(self: Any, connection: Any, source: Any, keys: Any, **options: Any) -> int:
         refused = DelayedMessage.objects.filter(pk__in=keys, body=poisonous).exists()
@@ -162,7 +163,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, queue: Any, poisonous: bytes) -> Non
             raise IntegrityError("a constraint of the user's own")
         return really_insert(self, connection, source, keys, **options)
 
-    monkeypatch.setattr(PostgresqlQueueSql, "insert_from", insert_from)
+    monkeypatch.setattr(statements_of(connection), "insert_from", insert_from)
 
 
 def test_a_message_that_its_queue_refuses_is_tried_again_and_then_poison(

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import psycopg
 import pytest
-from django.db import connection, transaction
+from django.db import OperationalError, connection, transaction
 
 from queueapp import consumer, wakeups
+from queueapp.sql import backend_of
+from queueapp.sql.wakeups import Ear, NoWakeUps
+from tests.hearing import cut_ears, wakeable
 from tests.inprocess import DEADLINE, Worker, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased
@@ -23,8 +25,7 @@ Start = Callable[..., Worker]
 @pytest.fixture(autouse=True)
 def only_wake_ups(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that is not woken sleeps for an hour; no throttle is left over from another test."""
-    if connection.vendor != "postgresql":
-        pytest.skip("this database has no wake-ups")
+    wakeable("default")
     settings.QUEUEAPP = {"PEEK_DELAY": 3600}
     monkeypatch.setattr(wakeups, "_rhythms", {})
 
@@ -94,11 +95,7 @@ def test_a_listener_whose_connection_is_cut_listens_again(
     heard: list[str] = []
     listener = listen(heard)
     eventually(listener.established.is_set)
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%%' "
-            "AND pid <> pg_backend_pid() AND datname = current_database()"
-        )
+    cut_ears(connection)
     eventually(lambda: not listener.established.is_set())
 
     eventually(listener.established.is_set)
@@ -120,9 +117,9 @@ def test_where_listening_does_not_work_that_is_said_once_and_polling_goes_on(
     settings.QUEUEAPP = {"PEEK_DELAY": 0.1}
     attempts: list[int] = []
 
-    def nothing_arrives(self: Listener, raw: psycopg.Connection) -> None:
+    def nothing_arrives(self: Listener, ear: Ear) -> None:
         attempts.append(1)
-        raise psycopg.OperationalError("LISTEN gets no notifications; is there a connection pooler?")
+        raise OperationalError("LISTEN gets no notifications; is there a connection pooler?")
 
     monkeypatch.setattr(Listener, "_prove", nothing_arrives)
     listener = listen([])
@@ -143,3 +140,22 @@ def test_a_listener_proves_that_it_hears_itself(listen: Callable[..., Listener])
 
     eventually(listener.established.is_set)
     assert heard == [], "its own proof is nobody's business"
+
+
+def test_a_database_without_wake_ups_says_so_once_and_its_listener_stops_at_once(
+    listen: Callable[..., Listener], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[int] = []
+
+    def listening(self: Ear) -> None:
+        asked.append(1)
+        raise NoWakeUps("Azure SQL Database has no Service Broker")
+
+    monkeypatch.setattr(type(backend_of(connection).ear(connection.copy(), "x")), "listen", listening)
+    listener = listen([])
+    eventually(lambda: asked)
+    listener.wake()
+    eventually(lambda: len(asked) == 2)
+
+    assert caplog.text.count("its queues are polled meanwhile: Azure SQL Database has no Service Broker") == 1
+    assert not listener.established.is_set()

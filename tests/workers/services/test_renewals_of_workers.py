@@ -11,6 +11,7 @@ from django.db import connection
 from queueapp import Context, consumer
 from tests.conformance.gate import Gate
 from tests.inprocess import DEADLINE, Worker, eventually, real_commits
+from tests.killing import kill_all_others
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased, Urgent
 from tests.workers.services.upkeep import expiry, locked, locked_table, seqs_of
@@ -80,9 +81,6 @@ def test_a_table_that_a_migration_has_locked_holds_up_no_other_queue(start_worke
 
 
 def test_a_lost_connection_costs_no_lease(start_worker: Start, gate: Gate) -> None:
-    if connection.vendor != "postgresql":
-        pytest.skip("sessions are cut on PostgreSQL only")
-
     @consumer(Leased, name="tests")
     def handler(message: Nop) -> None:
         gate.enter()
@@ -94,11 +92,7 @@ def test_a_lost_connection_costs_no_lease(start_worker: Start, gate: Gate) -> No
     first = expiry(Leased, seq)
     eventually(lambda: expiry(Leased, seq) > first)  # now it has a connection
 
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-            "WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
-        )
+    kill_all_others(connection)
     cut = expiry(Leased, seq)
 
     eventually(lambda: expiry(Leased, seq) > cut + timedelta(seconds=4))

@@ -158,7 +158,7 @@ def dispatcher() -> Service:
 
 
 def housekeeping() -> Service:
-    leadership = Leadership("default", "delayed dispatcher", uuid.uuid4())
+    leadership = Leadership("default", "housekeeping", uuid.uuid4())
     leadership.hold()
     return Housekeeping("default", [Leased], leadership)
 

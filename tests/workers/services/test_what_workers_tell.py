@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 
 from queueapp import consumer
-from queueapp.models import DISPATCHER, Now, QueueControl, Subscriber
+from queueapp.models import DISPATCHER, HOUSEKEEPING, NO_QUEUES, Now, QueueControl, Subscriber
 from tests.inprocess import Worker, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased
 from workers.connections.circuit_breaker import CircuitBreaker, RateBreaker
 from workers.services.delayed_dispatcher import DelayedDispatcher
-from workers.services.dispatcher_pulse import DispatcherPulse
 from workers.services.housekeeping import Housekeeping, release_leases_of_dead_subscribers
+from workers.services.leadership import Leadership
+from workers.services.pulse import Pulse
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
 Start = Callable[..., Worker]
@@ -62,26 +63,30 @@ def test_a_worker_tells_its_consumers_and_the_types_it_does_not_know(start_worke
     assert kind.endswith("Nop")
 
 
-def test_a_dispatcher_tells_its_breakers_and_signs_off() -> None:
+def test_a_dispatcher_and_the_housekeeping_tell_their_breakers_and_sign_off() -> None:
     dispatcher = DelayedDispatcher("default", uuid.uuid4())
-    housekeeping = Housekeeping("default", [], dispatcher.leadership)
-    breakers = [*dispatcher.breakers, housekeeping.breaker]
-    for one in breakers:
+    housekeeping = Housekeeping("default", [], Leadership("default", "housekeeping", uuid.uuid4()))
+    for one in (*dispatcher.breakers, housekeeping.breaker):
         one.failure(RuntimeError("it is broken"))  # type: ignore[attr-defined]
-    pulse = DispatcherPulse("default", breakers, uuid.uuid4())
+    breakers = {DISPATCHER: dispatcher.breakers, HOUSEKEEPING: [housekeeping.breaker]}
+    pulse = Pulse("default", breakers, uuid.uuid4())
     pulse.start()
     try:
-        row = eventually(Subscriber.objects.first)
-        assert row.queue == DISPATCHER
-        assert [one["name"].split(" ")[0] for one in told()] == ["Fetch", "Dispatch", "Recovery", "Housekeeping"]
+        eventually(lambda: Subscriber.objects.count() == 2)
+        names = {
+            row.queue: [one["name"].split(" ")[0] for one in json.loads(row.trouble)]
+            for row in Subscriber.objects.all()
+        }
+        assert names == {DISPATCHER: ["Fetch", "Dispatch", "Recovery"], HOUSEKEEPING: ["Housekeeping"]}
     finally:
         assert pulse.stop(30)
     assert not Subscriber.objects.exists()
 
 
-def test_a_dead_dispatcher_is_forgotten_and_makes_nobody_careful() -> None:
+@pytest.mark.parametrize("name", NO_QUEUES)
+def test_a_dead_dispatcher_or_housekeeper_is_forgotten_and_makes_nobody_careful(name: str) -> None:
     Subscriber.objects.create(
-        queue=DISPATCHER, host="h", process=1, supervisor=uuid.uuid4(), alive_until=Now() - timedelta(hours=1)
+        queue=name, host="h", process=1, supervisor=uuid.uuid4(), alive_until=Now() - timedelta(hours=1)
     )
     left_alone: dict[uuid.UUID, str] = {}
     assert release_leases_of_dead_subscribers("default", left_alone) == 0

@@ -9,21 +9,25 @@ from django.core.management.base import CommandError
 from django.db import connections, router
 
 from queueapp import delayed, registry
+from queueapp.conf import MAX_CONCURRENCY
 from queueapp.consuming.registry import registered
 from queueapp.errors import MissingVerb
 from queueapp.management.operator_command import OperatorCommand
+from queueapp.models import DelayedMessage
 from queueapp.operating import inspection
 from queueapp.sql import backend_of
 
 from ...processes.same_databases import refuse_where_children_would_see_another_database
 from ...processes.supervisor import NOT_FOR_US, Supervisor
+from ..findings import say_what_is_found
 
 HELP = """Receive queues and run their consumers until stopped.
 
 Without arguments every queue that has a consumer is received. A queue is named by its
 label (flights.FlightDelays) or its table (flight_delays). The command supervises
---processes worker processes and one that dispatches delayed messages; a process that
-dies is replaced, and what it was handling is counted, redelivered or kept as poison.
+--processes worker processes and one that dispatches delayed messages and keeps house; a
+process that dies is replaced, and what it was handling is counted, redelivered or kept
+as poison.
 
 SIGTERM or Ctrl-C: running handlers get QUEUEAPP["SHUTDOWN_GRACE"] to end. A second one
 interrupts them.
@@ -47,6 +51,10 @@ class Command(OperatorCommand):
         )  # fmt: skip
         parser.add_argument("--no-dispatcher", action="store_true", help="Do not dispatch delayed messages here.")
         parser.add_argument(
+            "--no-housekeeping", action="store_true",
+            help="Do not keep house here: delete what has expired, give back what dead workers had leased.",
+        )  # fmt: skip
+        parser.add_argument(
             "--until-empty", action="store_true",
             help="End when the queues, and the delayed messages for them, are empty (for jobs and tests). Says what it waits "
             f"for; exit code {NOT_FOR_US} when no consumer here takes what is left.",
@@ -63,7 +71,7 @@ class Command(OperatorCommand):
                 raise CommandError(
                     f"{queue._meta.label} has no consumer in this project, so nothing could be received."
                 )
-        for name, low, high in (("processes", 1, 256), ("concurrency", 1, 256)):
+        for name, low, high in (("processes", 1, 256), ("concurrency", 1, MAX_CONCURRENCY)):
             value = options[name]
             if value is not None and not low <= value <= high:
                 raise CommandError(f"--{name} {value} is not accepted: it must be from {low} to {high}.")
@@ -81,15 +89,15 @@ class Command(OperatorCommand):
             # A foreign table is made by whoever owns it, perhaps after us: its pump tries again until it is there.
             inspection.require_tables(alias, [queue for queue in own if queue._meta.managed])
         self.check_migrations()  # says so, and no more: what cannot be done without is there
-        for queue in queues:
-            for finding in inspection.inspect(queue, router.db_for_write(queue)):
-                self.stderr.write(f"Warning: {finding.problem}. To mend it: {finding.remedy}")
+        for alias, own in by_alias.items():
+            say_what_is_found(self, alias, [*own, DelayedMessage])
         connections.close_all()
         supervisor = Supervisor(
             queues,
             processes=options["processes"],
             concurrency=options["concurrency"],
             dispatcher=not options["no_dispatcher"],
+            housekeeping=not options["no_housekeeping"],
             until_empty=options["until_empty"],
         )
         self.stdout.write(f"Receiving {', '.join(queue._meta.label for queue in queues)}. Ctrl-C stops.")

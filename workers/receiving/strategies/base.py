@@ -7,9 +7,12 @@ watchdog looks at ``Task.running``. Where code of the user's runs that is no han
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import uuid
 from collections.abc import Callable
+from contextvars import Context as Variables
+from contextvars import copy_context
 from datetime import timedelta
 from time import monotonic
 from typing import Any, TypeVar
@@ -36,6 +39,7 @@ from ..slot import Slot
 
 log = logging.getLogger("workers")
 _T = TypeVar("_T")
+_RECURSION_LIMIT = sys.getrecursionlimit()
 
 
 class Running(msgspec.Struct, frozen=True, eq=False, gc=False):
@@ -89,6 +93,9 @@ class Task:
         self.hurry = False
         #: What the handler that failed last had left in ``Context.items``.
         self.items: dict[str, Any] | None = None
+        #: The context variables of the last handler, and those that ``aside`` runs in when it is a hook after its commit.
+        self.variables: Variables | None = None
+        self.around: Variables | None = None
         #: The session in which the last handler ran is gone, and with it what it held.
         self.cut_loose = False
         #: What is left of the share that the pump called it for; the pump's business.
@@ -151,11 +158,14 @@ class Task:
         if slot is not None:
             slot.begin(seq)
         self.handed.before()
+        self.variables = variables = copy_context()
         self.running = running = Running(seq, entry, context, started, started + timeout if timeout else None)
         failed: BaseException | None = None
         try:
             try:
-                entry.call(message, context)
+                # In a copy of the thread's context variables (0.04 µs), or the language, time zone and tracing of one message would
+                # be those of the next.
+                variables.run(entry.call, message, context)
             except BaseException as error:
                 # sys.exit() and a cancelled coroutine, too, end the attempt and not the worker.
                 failed = error
@@ -163,6 +173,8 @@ class Task:
                 self.running = None
             if forks.generation != self._generation:
                 forks.end_child(failed)
+            if sys.getrecursionlimit() < _RECURSION_LIMIT:
+                sys.setrecursionlimit(_RECURSION_LIMIT)  # of the whole process, the engine's own calls among it
             if self.hurry or (running.deadline is not None and monotonic() >= running.deadline):
                 self._absorb(running)
         except Interrupted as error:
@@ -176,6 +188,8 @@ class Task:
         # Nothing can strike any more. What the handler made of its connections is looked at on every alias.
         left = self.handed.after(failed, self.stands, seq)
         self.cut_loose = left is not None and left.replaced
+        if self.handed.changed is not None:
+            self.desk.tell_changed(entry.registration.name, self.handed.changed)
         if (self.hit is running or self.cut_off is running) and not connections[self.alias].in_atomic_block:
             self.handed.replace()  # it may have struck between an answer and the driver's notes of it
         failed = failed or left
@@ -213,7 +227,7 @@ class Task:
         try:
             try:
                 self.aside = aside
-                returned = call()
+                returned = (self.around or copy_context()).run(call)
             except BaseException as error:
                 failed = error
             finally:
@@ -235,6 +249,7 @@ class Task:
 
     def mend(self) -> None:
         """After asides: see ``HandedOut.mend``."""
+        self.around = None
         if self._struck:
             self._struck = False
             self.handed.replace()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections.abc import Sequence
 from datetime import timedelta
 from time import monotonic
 from typing import Any
@@ -86,7 +87,8 @@ class TransactionalTask(LeaseTask):
             # To Django a streak is one atomic block. It ends with the first message that leaves it anything to do.
             with Answering(connection) as answering, transaction.atomic(using=self.alias):
                 with self.desk.claim(1) as claim:
-                    claim.rows = rows = self.sql.claim_by_delete(connection, claim.ranges, 1)
+                    rows: Sequence[Claimed] = self.sql.claim_by_delete(connection, claim.ranges, 1)
+                    claim.rows = rows
                 while rows:
                     self._take(claimed := rows[0])
                     self.desk.claimed(rows, full=True)
@@ -96,18 +98,14 @@ class TransactionalTask(LeaseTask):
                     answering.again()
                     if outcome is None:
                         hooks = self._run_every_hook(claimed, answering)
-                        if count == limit or not self._may_follow(connection, until):
+                        following = None
+                        if count < limit and self._may_follow(connection, until):
+                            following = self._commit_and_claim(connection)
+                        if following is None:
                             break
-                        with self.desk.claim(1) as claim:
-                            if not self.sql.commits_with_claim(connection, claim.ranges):
-                                break
-                            following = self.sql.commit_and_claim(connection, claim.ranges)
-                            # Committed. An error from here on is the next one's, or nobody's.
-                            claimed = None
-                            claim.rows = following
-                        self._done()
-                        rows = following or []
-                        self.full = following is None
+                        # Committed. An error from here on is the next one's, or nobody's.
+                        claimed, claim = None, following
+                        rows, self.full = claim.rows or [], claim.rows is None
                     elif outcome is False or isinstance(outcome, WorkerStopped) or _is_deadlock(outcome, connection):
                         raise RollBack
                     elif self.cut_loose:
@@ -127,28 +125,42 @@ class TransactionalTask(LeaseTask):
         if claimed is None:
             return count
         self.full = True
-        if hooks:
+        if hooks or self.handed.stale:
             self.mend()
         if outcome is None:
             self._done()
         elif outcome is False:
             self.desk.leave_alone(claim, rows, [claimed[SEQ]])
         elif decided is not None:
-            self.mend()
-            self.desk.failed()
-            decided.tell()
-            self.mend()
-            if isinstance(decided.verdict, verdicts.RetryNow):
-                self.desk.retried(claimed[SEQ])
+            self._tell(decided, claimed[SEQ])
         else:
             assert isinstance(outcome, BaseException)
             self._failed(claimed, outcome, connection, None)
         return count
 
+    def _commit_and_claim(self, connection: Any) -> UnderWay | None:
+        """Commit the message in hand and claim the next one; None: not in one trip, and nothing was done. Its ``rows`` are None
+        where the commit is done and the claim is not."""
+        with self.desk.claim(1) as claim:
+            if not self.sql.commits_with_claim(connection, claim.ranges):
+                return None
+            claim.rows = self.sql.commit_and_claim(connection, claim.ranges)
+        self._done()
+        return claim
+
+    def _tell(self, decided: carrying_out.Decided, seq: int) -> None:
+        """A verdict that was carried out in place is committed."""
+        self.mend()
+        self.desk.failed()
+        decided.tell()
+        self.mend()
+        if isinstance(decided.verdict, verdicts.RetryNow):
+            self.desk.retried(seq)
+
     def _run_every_hook(self, claimed: Claimed, answering: Answering) -> bool:
         if not wakeups.run_every_hook(connections[self.alias], first=answering.pause):
             return False
-        self.about = claimed
+        self.about, self.around = claimed, self.variables
         return True
 
     def _take(self, claimed: Claimed) -> None:
@@ -163,7 +175,9 @@ class TransactionalTask(LeaseTask):
     def _may_follow(self, connection: Any, until: float) -> bool:
         """Whether the next message may be claimed with the commit of this one: Django has nothing to do in between, and it is
         not time to look at the pump's shares anew."""
-        return not (connection.run_on_commit or not self.desk.may_go_on() or self.desk.careful or monotonic() > until)
+        if connection.run_on_commit or self.handed.stale:
+            return False
+        return not (not self.desk.may_go_on() or self.desk.careful or monotonic() > until)
 
     def extend(self, seq: int, period: timedelta | None) -> None:
         """Nothing to extend: the row lock owns the message."""
@@ -224,7 +238,7 @@ class TransactionalTask(LeaseTask):
             pass
         except Exception as error:
             outcome = error
-        if hooks:
+        if hooks or self.handed.stale:
             self.mend()
         if outcome is None:
             self.desk.succeeded(1)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.db import IntegrityError, OperationalError, connection, connections, transaction
 from psycopg import IsolationLevel
 from psycopg.pq import TransactionStatus
+from psycopg.pq.abc import PGconn
 
 from queueapp.sql import queue_sql
 from queueapp.sql.claimed import BODY, Claimed, Range
+from queueapp.sql.postgresql.packed import OpeningQuery
 from tests.inprocess import real_commits
 from tests.testapp.models import AddressedUrgent, Effect, Transactional
 
@@ -153,6 +156,50 @@ def test_it_is_not_done_where_the_transaction_is_not_the_usual_one(differ: Calla
         differ()
         assert not sql.commits_with_claim(connection, ALL)
         transaction.set_rollback(True)
+
+
+def in_a_pipeline() -> AbstractContextManager[object]:
+    return connection.connection.pipeline()  # type: ignore[no-any-return]
+
+
+def in_a_block_of_the_drivers() -> AbstractContextManager[object]:
+    return connection.connection.transaction()  # type: ignore[no-any-return]
+
+
+@contextmanager
+def in_a_transaction_of_two_phases() -> Iterator[None]:
+    connection.connection._tpc = (None, False)
+    yield
+    connection.connection._tpc = None
+
+
+@pytest.mark.parametrize("within", [in_a_pipeline, in_a_block_of_the_drivers, in_a_transaction_of_two_phases])
+def test_it_is_not_done_in_the_middle_of_something(within: Callable[[], AbstractContextManager[object]]) -> None:
+    sql = queue_sql(Transactional, connection)
+    with transaction.atomic():
+        claim()
+        with within():
+            assert not sql.commits_with_claim(connection, ALL)
+        assert sql.commits_with_claim(connection, ALL)
+        transaction.set_rollback(True)
+
+
+def test_who_is_cut_off_in_the_middle_leaves_a_closed_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody knows how much of it the server has seen; what it has not committed it rolls back."""
+
+    def cut_off(self: OpeningQuery, pgconn: PGconn, *arguments: object) -> Iterator[object]:
+        pgconn.enter_pipeline_mode()
+        raise KeyboardInterrupt
+        yield
+
+    with pytest.raises(KeyboardInterrupt), transaction.atomic():  # noqa: PT012 - the block is what is rolled back
+        claim()
+        raw = connection.connection
+        monkeypatch.setattr(OpeningQuery, "_conversation", cut_off)
+        follow()
+
+    assert raw.closed
+    assert left() == [b"1", b"2", b"3"]
 
 
 def test_it_is_not_done_in_several_ranges_or_on_a_queue_with_levels() -> None:

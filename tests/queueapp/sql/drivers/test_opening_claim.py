@@ -174,6 +174,35 @@ def test_a_connection_that_was_killed_is_an_ordinary_error_and_the_next_one_work
         assert len(claim()) == 1
 
 
+@pytest.mark.parametrize("by_django", [True, False])
+def test_with_health_checks_a_session_that_died_idle_is_replaced_before_the_claim(by_django: bool) -> None:
+    Transactional.send({"n": 1})
+    connection.close()
+    connection.settings_dict["CONN_HEALTH_CHECKS"] = True
+    try:
+        connection.ensure_connection()
+        with transaction.atomic():
+            claim()
+            transaction.set_rollback(True)
+        if not by_django:
+            connection.set_autocommit(False)
+        killer = connections["default"].copy()
+        with killer.cursor() as cursor:
+            cursor.execute("SELECT pg_terminate_backend(%s, 10000)", [connection.connection.info.backend_pid])
+        killer.close()
+        connection.health_check_done = False  # as a request begins
+
+        if by_django:
+            with transaction.atomic():
+                assert len(claim()) == 1
+        else:
+            assert len(claim()) == 1
+            connection.rollback()
+    finally:
+        connection.settings_dict["CONN_HEALTH_CHECKS"] = False
+        connection.close()
+
+
 @pytest.mark.usefixtures("trusting")
 @pytest.mark.parametrize("whole", [False, True])
 def test_where_the_session_does_not_know_the_statement_its_transaction_is_begun_again(whole: bool) -> None:

@@ -238,4 +238,4 @@ def test_estimate_of_a_table_is_a_number_and_of_none_is_zero(server: Server) -> 
 
 def test_notify_is_accepted_whether_or_not_there_is_such_a_thing(server: Server) -> None:
     server.backend.notify(server.connection, "queueapp_test", "payload")
-    assert server.backend.can_notify is (server.vendor == "postgresql")
+    assert server.backend.may_notify(server.connection) in ({True} if server.vendor == "postgresql" else {True, False})

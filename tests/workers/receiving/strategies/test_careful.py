@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 from django.contrib.admin.models import CHANGE, LogEntry
-from django.db import DatabaseError, connection, transaction
+from django.db import connection, transaction
 
 from queueapp import Context, Poison, consumer
 from queueapp.models import PoisonMessage
 from tests.inprocess import real_commits
+from tests.killing import deadlock_victim
 from tests.testapp.messages import Nop, Ping
 from tests.testapp.models import Effect, Transactional
 from tests.workers.receiving.batches import Receiver
@@ -128,9 +129,7 @@ def test_a_commit_that_fails_is_the_failure_of_its_message() -> None:
 
 
 def test_the_victim_of_a_deadlock_is_handled_again_as_if_nothing_had_been() -> None:
-    errors = pytest.importorskip("psycopg.errors")
-    deadlock = DatabaseError("deadlock detected")
-    deadlock.__cause__ = errors.DeadlockDetected()
+    deadlock = deadlock_victim(connection)
 
     def act(message: Nop, context: Context) -> None:
         if len(one.calls) == 1:

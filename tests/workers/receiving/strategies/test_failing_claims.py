@@ -10,7 +10,7 @@ import pytest
 from django.db import OperationalError, connection
 
 from queueapp import consumer
-from queueapp.sql.postgresql.queue import PostgresqlQueueSql
+from tests.databases import statements_of
 from tests.inprocess import Worker, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import AtMostOnce, Leased, Transactional
@@ -29,9 +29,7 @@ def test_a_claim_that_fails_is_tried_again_by_the_same_task(
     queue: Any,
     verb: str,
 ) -> None:
-    if connection.vendor != "postgresql":
-        pytest.skip("fails a statement of PostgreSQL")
-    really = getattr(PostgresqlQueueSql, verb)
+    really = getattr(statements_of(connection), verb)
     claimed_by: list[int] = []
 
     def claim(self: Any, *arguments: Any, **options: Any) -> Any:
@@ -40,7 +38,7 @@ def test_a_claim_that_fails_is_tried_again_by_the_same_task(
             raise OperationalError("the server is away")
         return really(self, *arguments, **options)
 
-    monkeypatch.setattr(PostgresqlQueueSql, verb, claim)
+    monkeypatch.setattr(statements_of(connection), verb, claim)
 
     @consumer(queue, name="tests")
     def act(message: Nop) -> None:

@@ -179,10 +179,29 @@ def test_a_task_takes_its_share_and_what_is_left_is_for_others(handled: list[int
     assert one.pump.stats.handled == 5, "each is counted once, the last one as well"
 
 
+def test_a_streak_ends_after_its_time_and_there_may_be_more(
+    handled: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactional, "STREAK_SECONDS", -1.0)
+    Transactional.send_many(Nop(number, "") for number in range(3))
+    one = Receiver(Transactional)
+
+    assert one.receive(3) == 1
+    assert one.task.full
+
+
+def test_what_was_handled_in_a_streak_is_not_kept_from_claims(handled: list[int]) -> None:
+    """Claims step over what is in hand, one more stretch for each."""
+    Transactional.send_many(Nop(number, "") for number in range(5))
+    one = Receiver(Transactional)
+
+    assert one.receive(5) == 5
+    assert not one.pump.desk.claiming._held
+
+
 def test_a_claim_that_fails_behind_a_commit_is_not_the_end_of_the_queue(no_consumers: None) -> None:
     def act(message: Nop) -> None:
-        with connection.cursor() as cursor:
-            cursor.execute("SET search_path = nowhere")
+        connection.connection.execute("SET search_path = nowhere")  # past Django's cursors nobody notices
 
     consumer(Transactional, name="tests")(act)
     Transactional.send_many(Nop(number, "") for number in range(2))
@@ -190,7 +209,7 @@ def test_a_claim_that_fails_behind_a_commit_is_not_the_end_of_the_queue(no_consu
     try:
         assert one.receive(5) == 1
     finally:
-        connection.cursor().execute("RESET search_path")
+        connection.close()
 
     assert one.task.full, "the pump is to claim again at once"
     assert one.pump.stats.handled == 1

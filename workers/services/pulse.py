@@ -1,17 +1,18 @@
-"""The pulse of a process that dispatches delayed messages and keeps house: its row among the subscribers says that it is
-alive and which of its breakers are not disarmed. It holds no leases, so nobody has to bury it: a dead one is forgotten."""
+"""The pulse of a process that dispatches delayed messages, keeps house, or both: a row for each among the subscribers says
+that it is alive and which of its breakers are not disarmed. It holds no leases, so nobody has to bury it: a dead one is
+forgotten."""
 
 from __future__ import annotations
 
 import logging
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from django.db import Error, connections
 
 from queueapp.conf import settings
-from queueapp.models import DISPATCHER, Now, Subscriber
+from queueapp.models import Now, Subscriber
 
 from ..connections.circuit_breaker import Breaker, CircuitBreaker
 from ..connections.dead_peers import Answering
@@ -22,14 +23,13 @@ from .strangers import host_name, life_of
 log = logging.getLogger("workers")
 
 
-class DispatcherPulse(Service):
-    """Beats for the dispatcher and the housekeeping of one database; to be stopped after them."""
+class Pulse(Service):
+    """Beats for one database. ``breakers``: of each of ``NO_QUEUES`` that this process is."""
 
-    def __init__(self, alias: str, breakers: Sequence[Breaker], supervisor: uuid.UUID) -> None:
+    def __init__(self, alias: str, breakers: Mapping[str, Sequence[Breaker]], supervisor: uuid.UUID) -> None:
         super().__init__(f"pulse-{alias}")
         self.alias = alias
-        self.id = uuid.uuid4()
-        self._breakers = breakers
+        self._breakers = {name: (uuid.uuid4(), own) for name, own in breakers.items()}
         self._supervisor = supervisor
         self._breaker = CircuitBreaker(f"Pulse in {alias}")
 
@@ -38,7 +38,8 @@ class DispatcherPulse(Service):
             wait = settings.HEARTBEAT_INTERVAL.total_seconds()
             try:
                 with Answering(connections[self.alias]):
-                    self._beat()
+                    for name in self._breakers:
+                        self._beat(name)
                 self._breaker.success()
             except Error as error:
                 connections[self.alias].close()
@@ -46,18 +47,19 @@ class DispatcherPulse(Service):
             self.pause(wait)
         try:
             with Answering(connections[self.alias]):
-                Subscriber.objects.using(self.alias).filter(pk=self.id).delete()
+                Subscriber.objects.using(self.alias).filter(pk__in=[key for key, _ in self._breakers.values()]).delete()
         except Error as error:
-            log.info("The dispatcher of %r could not sign off: %s", self.alias, error)
+            log.info("%s of %r could not sign off: %s", " and ".join(self._breakers), self.alias, error)
 
-    def _beat(self) -> None:
+    def _beat(self, name: str) -> None:
+        key, breakers = self._breakers[name]
         rows = Subscriber.objects.using(self.alias)
-        troubles = [trouble for one in self._breakers if (trouble := one.trouble()) is not None]
+        troubles = [trouble for one in breakers if (trouble := one.trouble()) is not None]
         news = {"heartbeat_at": Now(), "alive_until": Now() + settings.DEAD_AFTER, "trouble": told(troubles)}
-        if not rows.filter(pk=self.id).update(**news):
+        if not rows.filter(pk=key).update(**news):
             rows.create(
-                id=self.id,
-                queue=DISPATCHER,
+                id=key,
+                queue=name,
                 host=host_name(),
                 process=os.getpid(),
                 life=life_of(os.getpid()) or "",

@@ -1,0 +1,152 @@
+"""Which database a page shows: the tables of queueapp are in each one that has queues, with rows and numbers of their own.
+
+A list shows one database; where there are several, a filter chooses. The key of a row names its database unless it is the
+first one: ``17``, ``warehouse:17``. Whatever a page does to a row, it does in the database that the row was read from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+from django.contrib import admin, messages
+from django.contrib.admin.options import IncorrectLookupParameters
+from django.contrib.admin.utils import quote
+from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
+from django.db import DatabaseError, InterfaceError, connections, router, transaction
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import reverse
+from django.utils.http import urlencode
+
+from .. import delayed, registry
+from ..models import QueueControl
+from ..sql import ErrorKind, backend_of
+
+PARAMETER = "database"
+
+
+class DatabaseFilter(admin.SimpleListFilter):
+    """Which database the list shows: always one, the first one unless asked otherwise. Not there when there is only one."""
+
+    title = "database"
+    parameter_name = PARAMETER
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        self.first, *others = model_admin.databases()
+        return [(alias, alias) for alias in others]
+
+    def choices(self, changelist: Any) -> Iterator[Any]:
+        own, *others = super().choices(changelist)
+        yield {**own, "display": self.first}
+        yield from others
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
+        return queryset  # get_queryset of the page has chosen
+
+
+class StrictChangeList(ChangeList):
+    """A list whose filters take only what they offer, and whose links name the database."""
+
+    model_admin: Any
+
+    def get_filters(self, request: HttpRequest) -> Any:
+        """Django's, but a choice that is not offered is refused: a mistyped filter that is ignored shows everything, and
+        then "select all" means everything. So is a NUL, which PostgreSQL takes in no text."""
+        if any("\0" in value for name in request.GET if name != SEARCH_VAR for value in request.GET.getlist(name)):
+            raise IncorrectLookupParameters("a NUL")
+        result = super().get_filters(request)
+        for spec in result[0]:
+            if not isinstance(spec, admin.SimpleListFilter) or spec.value() is None:
+                continue
+            if all(str(value) != spec.value() for value, _ in spec.lookup_choices):
+                raise IncorrectLookupParameters(f"{spec.parameter_name}={spec.value()}")
+        return result
+
+    def url_for_result(self, result: Any) -> str:
+        """The address of a row's page."""
+        return str(self.model_admin.url_of(result))
+
+
+class OfDatabases(admin.ModelAdmin):
+    """A page over a table that may be in several databases."""
+
+    def databases(self) -> list[str]:
+        """The databases whose rows this page shows: the one that the router names for this table, then those of queues, and
+        those that keep delayed messages for them."""
+        first = router.db_for_write(self.model)
+        others = {
+            alias for queue in registry.queues for alias in (router.db_for_write(queue), *delayed.stores_of(queue))
+        }
+        return [first, *sorted(others - {first})]
+
+    def database(self, request: HttpRequest) -> str:
+        """The database that this request's list shows."""
+        known = self.databases()
+        chosen = request.GET.get(PARAMETER, known[0])
+        return chosen if chosen in known else known[0]
+
+    def key_of(self, row: Any) -> str:
+        """What the address of a row's page calls it."""
+        return str(row.pk) if row._state.db == self.databases()[0] else f"{row._state.db}:{row.pk}"
+
+    def place_of(self, key: str) -> tuple[str, str]:
+        """The reverse of ``key_of``: (database, primary key); of a database that is not known, a key that no row has."""
+        alias, separator, primary = key.rpartition(":")
+        known = self.databases()
+        if not separator:
+            return known[0], key
+        return (alias, primary) if alias in known else (known[0], "")
+
+    def url_of(self, row: Any, page: str = "change") -> str:
+        """The address of a row's page."""
+        name = f"{self.admin_site.name}:{self.opts.app_label}_{self.opts.model_name}_{page}"
+        return reverse(name, args=(quote(self.key_of(row)),))
+
+    def list_url(self, database: str | None = None, **filters: str) -> str:
+        """The list's address: of one database, with these filters."""
+        if database is not None and database != self.databases()[0]:
+            filters[PARAMETER] = database
+        url = reverse(f"{self.admin_site.name}:{self.opts.app_label}_{self.opts.model_name}_changelist")
+        return f"{url}?{urlencode(filters)}" if filters else url
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return StrictChangeList
+
+    def get_queryset(self, request: HttpRequest) -> Any:
+        """From the database that is written to: a replica shows rows that are long gone."""
+        return super().get_queryset(request).using(self.database(request))
+
+    # -- a database that does not answer, or has no such table ---------------------------------------------------------
+
+    def or_note(self, request: HttpRequest, alias: str, view: Callable[[], HttpResponse]) -> HttpResponse:
+        """The view's response, or the overview with a note when the table is missing or its database away: a state to be
+        told, not a crash."""
+        # A page is read within a savepoint, so that a missing table does not break the request's own transaction. An
+        # operation commits batch by batch, so it must not be within one.
+        guard = transaction.atomic(using=alias) if request.method == "GET" else nullcontext()
+        try:
+            with guard:
+                return view()
+        except (DatabaseError, InterfaceError) as error:
+            kind = backend_of(connections[alias]).error_kind(error)
+            if kind is ErrorKind.MISSING:
+                text = f"{self.named(alias)}: the table {self.opts.db_table!r} does not exist, or lacks a column."
+            elif kind is ErrorKind.CONNECTION and alias != self.home():
+                text = f"{self.named(alias)}: the database {alias!r} cannot be reached."
+            else:
+                raise
+        self.message_user(request, text, messages.ERROR)
+        overview = self.admin_site._registry.get(QueueControl)
+        may_see = overview is not None and overview.has_view_permission(request)
+        page = "queueapp_queuecontrol_changelist" if may_see else "index"
+        return HttpResponseRedirect(reverse(f"{self.admin_site.name}:{page}"))
+
+    def named(self, alias: str) -> str:
+        """What this page shows, for a note."""
+        return f"{str(self.opts.verbose_name_plural).capitalize()} of database {alias!r}"
+
+    @staticmethod
+    def home() -> str:
+        """The database of the overview: without it there is no page to show a note on."""
+        return router.db_for_write(QueueControl)

@@ -1,0 +1,136 @@
+"""What is done to a whole queue from the overview: pause, resume, change its concurrency, purge.
+
+    button --POST--> confirm page (what it means, options) --POST--> done, logged under the queue --> overview
+
+Each asks first: a button is easily hit, on a telephone more than elsewhere, and all of them are felt by every worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from django import forms
+from django.contrib import messages
+
+from ..conf import MAX_CONCURRENCY
+from ..models import QueueControl
+from ..operating import control
+from ..sending.accepting import alias_of
+from .figures import of_queue
+from .operations import Options
+from .showing import display
+
+#: What is told to the user: the text, and the level of the message.
+Told = tuple[str, int]
+
+
+class Concurrency(Options):
+    """How many tasks of each worker process receive the queue."""
+
+    tasks = forms.IntegerField(
+        required=False,
+        min_value=1,
+        max_value=MAX_CONCURRENCY,
+        label="Tasks of each worker process",
+        help_text=f"From 1 to {MAX_CONCURRENCY}. Empty: as many as the worker was started with.",
+    )
+
+
+@dataclass(frozen=True)
+class QueueOperation:
+    """One thing that can be done to a queue. ``title`` may look at the queue; ``run`` gets the cleaned options."""
+
+    name: str
+    label: str
+    title: Callable[[Any], str]
+    explanation: str
+    run: Callable[[Any, Any, dict[str, Any]], Told]
+    options: type[Options] = Options
+    initial: Callable[[Any], dict[str, Any]] = lambda queue: {}
+    #: What the button of the confirm page says; "": label and queue.
+    answer: str = ""
+    dangerous: bool = False
+
+
+def _pause(queue: Any, user: Any, options: dict[str, Any]) -> Told:
+    changed = control.pause(queue, by=user)
+    return f"Queue {queue._meta.label} {'is paused' if changed else 'was paused already'}.", messages.INFO
+
+
+def _resume(queue: Any, user: Any, options: dict[str, Any]) -> Told:
+    changed = control.resume(queue, by=user)
+    return f"Queue {queue._meta.label} {'is running again' if changed else 'was not paused'}.", messages.INFO
+
+
+def _set_concurrency(queue: Any, user: Any, options: dict[str, Any]) -> Told:
+    tasks = options["tasks"]
+    changed = control.set_concurrency(queue, tasks, by=user)
+    said = "as many tasks as it was started with" if tasks is None else display.tasks(tasks)
+    return (
+        f"Queue {queue._meta.label}: each worker process has {said}{'' if changed else ', as before'}.",
+        messages.INFO,
+    )
+
+
+def _purge(queue: Any, user: Any, options: dict[str, Any]) -> Told:
+    purged = control.purge(queue, by=user)
+    text = f"{display.messages(purged.deleted)} of {queue._meta.label} deleted."
+    if purged.complete:
+        return text, messages.SUCCESS
+    more = f" Stopped after {control.PURGE_FOR.seconds} seconds; there are more: purge again for the rest."
+    return text + more, messages.WARNING
+
+
+def _waiting(queue: Any) -> str:
+    waiting = of_queue(queue).waiting
+    return f"{waiting} waiting message{'' if waiting == '1' else 's'}"
+
+
+def _concurrency(queue: Any) -> dict[str, Any]:
+    rows = QueueControl.objects.using(alias_of(queue)).filter(queue=queue._meta.label)
+    return {"tasks": rows.values_list("concurrency", flat=True).first()}
+
+
+OPERATIONS = {
+    operation.name: operation
+    for operation in (
+        QueueOperation(
+            "pause",
+            "Pause",
+            lambda queue: f"Pause {queue._meta.label}?",
+            "Within a peek delay no worker takes messages from this queue any more. What they hold is handled to its end, "
+            "and sending goes on, so the queue grows until it is resumed.",
+            _pause,
+        ),
+        QueueOperation(
+            "resume",
+            "Resume",
+            lambda queue: f"Resume {queue._meta.label} ({_waiting(queue)})?",
+            "Workers take messages from this queue again.",
+            _resume,
+        ),
+        QueueOperation(
+            "concurrency",
+            "Concurrency",
+            lambda queue: f"Change the concurrency of {queue._meta.label}?",
+            "How many messages of this queue each worker process handles at once, whatever it was started with. Seen within "
+            "a peek delay, without a restart; tasks above it end with the message that they have in hand. A process has "
+            "room for 32 tasks of a queue, or for as many as it was started with.",
+            _set_concurrency,
+            options=Concurrency,
+            initial=_concurrency,
+            answer="Set concurrency",
+        ),
+        QueueOperation(
+            "purge",
+            "Purge",
+            lambda queue: f"Purge {queue._meta.label} ({_waiting(queue)})?",
+            "Every waiting message is deleted for good and will not be handled. Messages that are leased or just being "
+            "received are left alone. Delayed and poison messages stay.",
+            _purge,
+            dangerous=True,
+        ),
+    )
+}

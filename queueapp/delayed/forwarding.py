@@ -1,0 +1,260 @@
+"""Forwarding messages that are due to queues of another database: at least once, and once where the target can tell.
+
+There is no transaction over two databases, so there are two, in this order:
+
+1. the store's begins: the rows are locked, and stay locked to the end;
+2. the target's: the messages are put into their queues, and noted as arrived; commit;
+3. the store's goes on: the rows are deleted; commit.
+
+A process that dies before 3 leaves the rows, unlocked: the next one does 2 and 3 again. Where the target has the
+table of arrivals it finds them noted there and puts nothing in; where it has not (somebody else's database, in which the
+router makes no tables of ours) the messages are there twice, and whoever handles them has to tell by their id. A note is kept
+until its message has left the store, and ``KEPT`` at least, for a process that was stopped in the middle.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from functools import lru_cache
+from hashlib import blake2b
+from itertools import islice
+from typing import Any
+
+from django.db import Error, connections, router, transaction
+from django.db.models import F
+
+from .. import registry, wakeups
+from ..conf import settings
+from ..errors import QueueNotFound, TableNotFound
+from ..models import Arrival, DelayedMessage, Now
+from ..poison.burying import PASSING
+from ..sql import ErrorKind, backend_of, queue_sql
+from ..sql.base import StoreTable
+from ..sql.rows import row_from
+from .elsewhere import addresses
+from .opening import endpoint_of
+from .undelivered import Dispatched, DispatchFailed, OnRefused, RecoveryFailed, ignore, poison, step
+
+log = logging.getLogger("queueapp")
+
+#: How long a note of an arrival is kept at least.
+KEPT = timedelta(minutes=2)
+#: Rows that are read, and notes that are looked at, at once.
+_AT_ONCE = 500
+_ROWS_READ = 100
+_THE_TARGETS = (*PASSING, ErrorKind.MISSING, ErrorKind.DENIED)
+
+#: Around waiting for the target: tells who waits for it.
+Waiting = Callable[[Any], AbstractContextManager[Any]]
+
+
+def forward_due(
+    alias: str,
+    target: str,
+    limit: int,
+    on_refused: OnRefused = ignore,
+    waiting: Waiting = nullcontext,
+) -> Dispatched:
+    """Move at most ``limit`` due messages that database ``alias`` keeps to their queues in database ``target``. What was moved
+    is committed in both when this returns, so call it outside of transactions. Several processes at once are safe: rows
+    locked by one are skipped by the other. A message that its queue refuses is treated as ``dispatch_due`` does, and is
+    poison in the database that kept it. Raises DispatchFailed when the target cannot be reached or worked with; what had gone
+    over by then is out of the store. Raises RecoveryFailed; nothing was changed in the store then.
+    """
+    connection = connections[alias]
+    backend = backend_of(connection)
+    table = StoreTable.of(DelayedMessage, "due")
+    total, locked = Dispatched(0, 0), 0
+    overdue = [name for name, ms in backend.first_due(connection, table, addresses(alias).get(target, [])) if ms <= 0]
+    if not overdue:
+        return total
+    # Before anything is locked: most outages are seen here.
+    with step(DispatchFailed, target), waiting(connections[target]):
+        connections[target].ensure_connection()
+    failure: Exception | None = None
+    with transaction.atomic(using=alias):
+        for destination in overdue:
+            keys = backend.lock_due(connection, table, destination, limit - locked)
+            if keys:
+                locked += len(keys)
+                batch = _Forwarding(alias, target, destination, on_refused, waiting)
+                done = batch.forward(table, keys)
+                total = Dispatched(*(a + b for a, b in zip(total, done, strict=True)))
+                failure = batch.failure
+            if locked >= limit or failure is not None:
+                break
+    if failure is not None:
+        raise failure
+    return total
+
+
+def next_forward_in(alias: str, target: str) -> timedelta | None:
+    """How long until the earliest message for that database is due (negative: overdue); None: there is none."""
+    connection = connections[alias]
+    table = StoreTable.of(DelayedMessage, "due")
+    first = backend_of(connection).first_due(connection, table, addresses(alias).get(target, []))
+    return timedelta(milliseconds=first[0][1]) if first else None
+
+
+def forget_arrivals(alias: str, target: str, older: timedelta = KEPT) -> int:
+    """Forget what arrived in ``target`` from ``alias`` longer ago than that and has left the store; returns how many."""
+    if not can_tell(target):
+        return 0
+    old = Arrival.objects.using(target).filter(origin=_origin(alias), arrived_at__lt=Now() - older)
+    store = DelayedMessage.objects.using(alias)
+    gone, left = 0, set[uuid.UUID]()
+    while len(left) < _AT_ONCE:
+        # The note is read before the row is looked for: a row that is not there by then is never forwarded again.
+        notes = list(old.exclude(message_id__in=left).order_by("arrived_at").values_list("pk", "message_id")[:_AT_ONCE])
+        here = set(store.filter(message_id__in={one for _, one in notes}).values_list("message_id", flat=True))
+        left |= here
+        over = [key for key, message_id in notes if message_id not in here]
+        if over:
+            gone += Arrival.objects.using(target).filter(pk__in=over).delete()[0]
+        if len(notes) < _AT_ONCE:
+            break
+    return gone
+
+
+def can_tell(target: str) -> bool:
+    """Whether a database has a table in which it sees what has arrived already."""
+    return bool(router.allow_migrate_model(target, Arrival))
+
+
+class _Forwarding:
+    """One batch for one queue, in the transaction of its store that holds the locks."""
+
+    def __init__(self, alias: str, target: str, destination: str, on_refused: OnRefused, waiting: Waiting) -> None:
+        self._alias = alias
+        self._target = target
+        self._destination = destination
+        self._queue, _ = registry.queues.find_addressed(destination)
+        self._on_refused = on_refused
+        self._waiting = waiting
+        self._rows = DelayedMessage.objects.using(alias)
+        self._moved: list[int] = []
+        self._poisoned = self._failed = 0
+        #: Why it was broken off.
+        self.failure: Exception | None = None
+
+    def forward(self, table: StoreTable, keys: list[int]) -> Dispatched:
+        connection = connections[self._alias]
+        try:
+            for rows in self._pieces(keys):
+                self._forward(rows)
+        except DispatchFailed as error:
+            self.failure = error
+        except Error as error:
+            if backend_of(connections[self._target]).error_kind(error) is not ErrorKind.DEADLOCK:
+                raise
+            self.failure = error
+        if self._moved:
+            gone = backend_of(connection).delete_keys(connection, table, self._moved)
+            if gone != len(self._moved):
+                raise RuntimeError(
+                    f"{len(self._moved)} messages were forwarded, but {gone} were removed from the store."
+                )
+        return Dispatched(len(self._moved), self._poisoned, self._failed)
+
+    def _forward(self, rows: list[DelayedMessage]) -> None:
+        try:
+            self._deliver(rows)
+            self._moved += [row.number for row in rows]
+            return
+        except (Error, QueueNotFound) as error:
+            self._raise_targets(error)
+        # One of them is refused: one by one, so that it does not hold up the others.
+        for row in rows:
+            try:
+                self._deliver([row])
+                self._moved.append(row.number)
+            except (Error, QueueNotFound) as error:
+                self._raise_targets(error)
+                self._on_refused(error)
+                with step(RecoveryFailed, self._alias):
+                    self._recover(row, error)
+
+    def _pieces(self, keys: list[int]) -> Iterator[list[DelayedMessage]]:
+        """The rows in due order, some megabytes at a time: they all come through this process."""
+        piece: list[DelayedMessage] = []
+        size, left = 0, iter(keys)
+        while some := list(islice(left, _ROWS_READ)):
+            for row in self._rows.filter(pk__in=some).order_by("due", "number"):
+                if piece and size + len(row.body or b"") > settings.MAX_BATCH_BYTES:
+                    yield piece
+                    piece, size = [], 0
+                piece.append(row)
+                size += len(row.body or b"")
+        if piece:
+            yield piece
+
+    def _deliver(self, rows: list[DelayedMessage]) -> None:
+        """The target's transaction: committed when this returns."""
+        connection = connections[self._target]
+        with self._waiting(connection), transaction.atomic(using=self._target):
+            fresh = self._fresh(rows)
+            if fresh:
+                queue_sql(self._queue, connection).insert_rows(connection, [row_from(row) for row in fresh])
+                wakeups.sent(self._queue, connection)
+        if len(fresh) < len(rows):
+            log.warning(
+                "%d delayed messages for %s had arrived there already, and were not delivered again.",
+                len(rows) - len(fresh), self._destination,
+            )  # fmt: skip
+
+    def _fresh(self, rows: list[DelayedMessage]) -> list[DelayedMessage]:
+        """Those that have not arrived before; noted."""
+        if not can_tell(self._target):
+            _say_once(self._alias, self._target)
+            return rows
+        connection = connections[self._target]
+        keyed = {_key_of(row): row for row in rows}
+        # Whatever is wrong with that table, the messages are not to blame.
+        with step(DispatchFailed, self._target):
+            noted = backend_of(connection).note_arrivals(
+                connection,
+                Arrival._meta.db_table,
+                [(key, row.message_id) for key, row in keyed.items()],
+                _origin(self._alias),
+            )
+        return [row for key, row in keyed.items() if key in noted]
+
+    def _raise_targets(self, error: BaseException) -> None:
+        """What the messages cannot help: the target is away, or not migrated, or lets nobody in."""
+        kind = backend_of(connections[self._target]).error_kind(error)
+        if isinstance(error, TableNotFound) or kind in _THE_TARGETS:
+            with step(DispatchFailed, self._target):
+                raise error
+
+    def _recover(self, row: DelayedMessage, error: BaseException) -> None:
+        """Count a refusal, or move the message to poison."""
+        if row.retries < settings.NUMBER_OF_RETRIES:
+            self._rows.filter(pk=row.number).update(retries=F("retries") + 1)
+            self._failed += 1
+            return
+        reason = f"could not be forwarded to {self._destination}"
+        poison(self._alias, self._queue, self._destination, row_from(row), reason, error, retries=row.retries + 1)
+        self._rows.filter(pk=row.number).delete()
+        self._poisoned += 1
+
+
+def _key_of(row: DelayedMessage) -> uuid.UUID:
+    """What tells a row of the store from every other, by its message's id: also one that was sent twice under the same id on
+    purpose, or one of a store that counts from 1 again."""
+    return uuid.UUID(bytes=blake2b(row.message_id.bytes + row.number.to_bytes(8, "big"), digest_size=16).digest())
+
+
+def _origin(alias: str) -> str:
+    return endpoint_of(alias)[:200]
+
+
+@lru_cache(maxsize=64)
+def _say_once(alias: str, target: str) -> None:
+    log.warning(
+        "Database %r has no tables of queueapp: what is forwarded to it from %r may be there twice after a crash.",
+        target, alias,
+    )  # fmt: skip

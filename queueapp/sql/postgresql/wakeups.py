@@ -1,0 +1,73 @@
+"""PostgreSQL: NOTIFY and LISTEN."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+
+from ..wakeups import Ear, Lack, WakeUps
+from .session import execute
+
+
+class PostgresqlEar(Ear):
+    """LISTEN, on psycopg's own connection: Django's would be closed and shared as Django likes."""
+
+    _raw: psycopg.Connection[Any] | None = None
+
+    def connect(self) -> None:
+        params = self.connection.get_connection_params()
+        params = {k: v for k, v in params.items() if k not in ("context", "cursor_factory", "prepare_threshold")}
+        params["connect_timeout"] = params.get("connect_timeout", 10)
+        params["prepare_threshold"] = None  # its few statements are not worth a prepared one, which poolers may mix up
+        with self.connection.wrap_database_errors:
+            self._raw = psycopg.Connection.connect(**params, autocommit=True)
+        self.connection.connection = self._raw  # for whoever has to cut it
+
+    def listen(self) -> None:
+        # Whoever reads this statement in pg_stat_activity sees an ear.
+        self._execute(f'LISTEN "{self.channel}"')
+
+    def heard(self, seconds: float) -> list[str]:
+        with self.connection.wrap_database_errors:
+            return [one.payload for one in self._open().notifies(timeout=seconds, stop_after=1)]
+
+    def answer(self) -> None:
+        self._execute("SELECT 1")
+
+    @property
+    def broken(self) -> bool:
+        return self._raw is None or self._raw.broken
+
+    def close(self) -> None:
+        if self._raw is not None:
+            self._raw.close()
+
+    def _execute(self, sql: Any) -> None:
+        with self.connection.wrap_database_errors:
+            self._open().execute(sql)
+
+    def _open(self) -> psycopg.Connection[Any]:
+        if self._raw is None:
+            raise psycopg.InterfaceError("the ear is not connected")
+        return self._raw
+
+
+class PostgresqlWakeUps(WakeUps):
+    """There is nothing to make, and nobody needs a right for it."""
+
+    def may_notify(self, connection: Any) -> bool:
+        return True
+
+    def notify(self, connection: Any, channel: str, payload: str) -> None:
+        # Takes a cluster-wide lock at commit: called after commit, throttled, never from a trigger.
+        execute(connection, "SELECT pg_notify(%s, %s)", (channel, payload))
+
+    def ear(self, connection: Any, channel: str) -> Ear:
+        return PostgresqlEar(connection, channel)
+
+    def prepare_wake_ups(self, connection: Any) -> None:
+        """Nothing to make."""
+
+    def lacking_for_wake_ups(self, connection: Any) -> Lack | None:
+        return None

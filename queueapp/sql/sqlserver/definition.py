@@ -1,0 +1,180 @@
+"""SQL Server: computed columns and index options of a table, its indexes, the database's settings, the lock of migrations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import OperationalError
+
+from ..definition import Definition, Drift, IndexFound, Remark
+from .session import execute, fetch, quote_table
+
+#: What sp_getapplock is asked for, for how long at a time, and what it answers when that time was over.
+_MIGRATING, _ROUND_MS, _NOT_YET = "queueapp.migrate", 1_000, -1
+#: 0 is how the catalog says 100.
+_FULL = (0, 100)
+#: Django executes what it is given, so there has to be a statement.
+_NOTHING = "DECLARE @nothing_to_alter bit"
+
+
+class SqlServerDefinition(Definition):
+    """Options are those of the primary key, which is the table."""
+
+    names_indexes = True
+
+    def _computed(self, quote_name: Any, seq: str, body: str, options: dict[str, Any]) -> dict[str, str]:
+        columns = {}
+        # The order column answers to its name in NServiceBus' tables; one that calls it so needs no alias.
+        if seq.lower() != "rowversion":
+            columns["RowVersion"] = quote_name(seq)
+        if options["body_string"]:
+            # Not nvarchar: bodies are UTF-8, which read as UTF-16 is Chinese. ASCII, hence most JSON, reads as it is.
+            columns["BodyString"] = f"CAST({quote_name(body)} AS varchar(max))"
+        return columns
+
+    def inline_columns(self, schema_editor: Any, seq: str, body: str, options: dict[str, Any]) -> str | None:
+        computed = self._computed(schema_editor.quote_name, seq, body, options)
+        return ", ".join(f"[{name}] AS {expression}" for name, expression in computed.items())
+
+    def options_after_create(self, schema_editor: Any, table: str, seq: str, body: str, options: dict[str, Any]) -> str:
+        # A fill factor is for rebuilds, so it takes one, of an empty table. Full pages: messages are put in at the end, and a
+        # lease makes no row longer, since its columns have a fixed width; the server's default may be anything.
+        sequential = f", {_SEQUENTIAL} = ON" if _knows_sequential(schema_editor.connection) else ""
+        return f"ALTER INDEX ALL ON {schema_editor.quote_name(table)} REBUILD WITH (FILLFACTOR = 100{sequential})"
+
+    def set_options(self, schema_editor: Any, table: str, seq: str, body: str, options: dict[str, Any]) -> str:
+        computed, quoted = self._computed(schema_editor.quote_name, seq, body, options), schema_editor.quote_name(table)
+        added = ", ".join(f"[{name}] AS {expression}" for name, expression in computed.items())
+        statements = [f"ALTER TABLE {quoted} ADD {added}"] if added else []
+        if _knows_sequential(schema_editor.connection):
+            # Of the catalog alone; a rebuild would keep everybody from a table that is in use.
+            statements.append(_set_sequential(quoted, "ON"))
+        return "; ".join(statements) or _NOTHING
+
+    def reset_options(self, schema_editor: Any, table: str, seq: str, body: str, options: dict[str, Any]) -> str:
+        computed, quoted = self._computed(schema_editor.quote_name, seq, body, options), schema_editor.quote_name(table)
+        statements = [_set_sequential(quoted, "OFF")] if _knows_sequential(schema_editor.connection) else []
+        if computed:
+            dropped = ", ".join(f"[{name}]" for name in computed)
+            statements.append(f"ALTER TABLE {quoted} DROP COLUMN {dropped}")
+        return "; ".join(statements) or _NOTHING
+
+    def drift(self, connection: Any, table: str, seq: str, body: str, options: dict[str, Any]) -> list[Drift]:
+        name, quoted = _name(table), connection.ops.quote_name(table)
+        # Catalog only: the computed columns that the migration makes.
+        sql = "SELECT [name] FROM sys.columns WHERE [object_id] = OBJECT_ID(%s)"
+        columns = {row[0].lower() for row in fetch(connection, sql, (name,))}
+        if not columns:
+            return []  # the table is missing: migrations say that
+        found = [
+            Drift(f"the computed column {column} is missing", f"ALTER TABLE {quoted} ADD [{column}] AS {expression}")
+            for column, expression in self._computed(connection.ops.quote_name, seq, body, options).items()
+            if column.lower() not in columns
+        ]
+        # Catalog only: the primary key. The second property is NULL on a server that is older than it.
+        sql = (
+            "SELECT INDEXPROPERTY(i.[object_id], i.[name], 'IndexFillFactor'), "
+            "INDEXPROPERTY(i.[object_id], i.[name], 'IsOptimizedForSequentialKey') "
+            "FROM sys.indexes AS i WHERE i.[object_id] = OBJECT_ID(%s) AND i.[is_primary_key] = 1"
+        )
+        for fill_factor, sequential in fetch(connection, sql, (name,)):
+            if sequential == 0:
+                problem = f"{_SEQUENTIAL} of the primary key is off: many senders wait for each other at its last page"
+                found.append(Drift(problem, _set_sequential(quoted, "ON")))
+            if fill_factor not in _FULL:
+                problem = f"the fill factor of the primary key is {fill_factor} instead of 100"
+                found.append(Drift(problem, f"ALTER INDEX ALL ON {quoted} REBUILD WITH (FILLFACTOR = 100)"))
+        return found
+
+    def indexes(self, connection: Any, table: str) -> dict[str, IndexFound]:
+        # Catalog only. A disabled index may not be named in a hint (315), and a filtered one does not serve any claim (8622).
+        sql = (
+            "SELECT i.[name], c.[name], CAST(i.[is_disabled] AS int), CAST(i.[has_filter] AS int) FROM sys.indexes AS i "
+            "INNER JOIN sys.index_columns AS ic ON ic.[object_id] = i.[object_id] AND ic.[index_id] = i.[index_id] "
+            "INNER JOIN sys.columns AS c ON c.[object_id] = ic.[object_id] AND c.[column_id] = ic.[column_id] "
+            "WHERE i.[object_id] = OBJECT_ID(%s) AND ic.[key_ordinal] > 0 ORDER BY i.[index_id], ic.[key_ordinal]"
+        )
+        found: dict[str, IndexFound] = {}
+        for name, column, disabled, filtered in fetch(connection, sql, (_name(table),)):
+            columns = found[name].columns if name in found else ()
+            found[name] = IndexFound((*columns, column), usable=not disabled, filtered=bool(filtered))
+        return found
+
+    def rename_index(self, connection: Any, table: str, old: str, new: str) -> str:
+        path = f"{connection.ops.quote_name(table)}.[{old.replace(']', ']]')}]"
+        return f"EXEC sp_rename {_literal(path)}, {_literal(new)}, N'INDEX'"
+
+    def create_row_version_index(self, schema_editor: Any, table: str) -> str:
+        # On a computed column that is an alias: deterministic and precise, so it need not be persisted. Safe: no claim of
+        # ours names the index, and ORDER BY RowVersion is planned over the clustered key as before.
+        return f"CREATE NONCLUSTERED INDEX [Index_RowVersion] ON {schema_editor.quote_name(table)} ([RowVersion])"
+
+    def drop_row_version_index(self, schema_editor: Any, table: str) -> str:
+        return f"DROP INDEX [Index_RowVersion] ON {schema_editor.quote_name(table)}"
+
+    def has_row_version_index(self, connection: Any, table: str) -> bool:
+        # Catalog only: what NServiceBus asks, any nonclustered index (type 2) that begins with the column.
+        sql = (
+            "SELECT COUNT(*) FROM sys.indexes AS i INNER JOIN sys.index_columns AS p ON p.[object_id] = i.[object_id] "
+            "AND p.[index_id] = i.[index_id] AND p.[key_ordinal] = 1 INNER JOIN sys.columns AS c ON "
+            "c.[object_id] = p.[object_id] AND c.[column_id] = p.[column_id] "
+            "WHERE i.[object_id] = OBJECT_ID(%s) AND i.[type] = 2 AND c.[name] = 'RowVersion'"
+        )
+        return bool(fetch(connection, sql, (_name(table),))[0][0])
+
+    def remarks(self, connection: Any) -> list[Remark]:
+        # Catalog only. By name: on Azure DB_ID() is not that of sys.databases.
+        sql = "SELECT CAST(d.[is_read_committed_snapshot_on] AS int) FROM sys.databases AS d WHERE d.[name] = DB_NAME()"
+        rows = fetch(connection, sql, ())
+        if not rows or rows[0][0] is None:
+            return []
+        if rows[0][0]:
+            return [Remark("READ_COMMITTED_SNAPSHOT is on", "")]
+        return [
+            Remark(
+                "READ_COMMITTED_SNAPSHOT is off: what your own code reads of a queue's table, or of tables that handlers write, "
+                "waits behind open transactions, of TRANSACTIONAL handlers too",
+                "ALTER DATABASE CURRENT SET READ_COMMITTED_SNAPSHOT ON WITH ROLLBACK IMMEDIATE; or read with "
+                "queueapp.sql.looking(). Queues work either way.",
+            )
+        ]
+
+    def lock_migrations(self, connection: Any) -> None:
+        # A lock by name, of the session: it is freed when that ends, however it ends. sp_getapplock raises nothing when it
+        # does not get it, it answers so. In rounds, because a statement may last no longer than the driver's query_timeout.
+        sql = (
+            "SET NOCOUNT ON; DECLARE @got int; EXEC @got = sp_getapplock @Resource = %s, @LockMode = 'Exclusive', "
+            f"@LockOwner = 'Session', @LockTimeout = {_ROUND_MS}; SELECT @got"
+        )
+        while (got := fetch(connection, sql, (_MIGRATING,))[0][0]) == _NOT_YET:
+            pass
+        if got < 0:
+            raise OperationalError(
+                f"The lock {_MIGRATING!r}, under which migrations run, was refused: sp_getapplock said {got}."
+            )
+
+    def unlock_migrations(self, connection: Any) -> None:
+        # The drivers keep the session of a closed connection, and with it this lock, for whoever connects next.
+        execute(connection, "EXEC sp_releaseapplock @Resource = %s, @LockOwner = 'Session'", (_MIGRATING,))
+
+
+_SEQUENTIAL = "OPTIMIZE_FOR_SEQUENTIAL_KEY"
+
+
+def _set_sequential(quoted: str, value: str) -> str:
+    return f"ALTER INDEX ALL ON {quoted} SET ({_SEQUENTIAL} = {value})"
+
+
+def _knows_sequential(connection: Any) -> bool:
+    """2019 and later, and Azure, which calls itself 12."""
+    return bool(connection.sql_server_version >= 2019 or connection.to_azure_sql_db)
+
+
+def _literal(text: str) -> str:
+    """A name as text, for a statement that an operator runs."""
+    return "N'" + text.replace("'", "''") + "'"
+
+
+def _name(table: str) -> str:
+    """A table as OBJECT_ID takes it."""
+    return quote_table(table).replace("%%", "%")

@@ -1,0 +1,294 @@
+"""SQL Server: wake-ups by Service Broker.
+
+A broker queue hands each message to one reader, and a wake-up is for all. So every ear has a conversation of its own, both
+ends of which lie in one queue: ``queueapp_wake`` sends on each, and an ear waits for its own with WAITFOR (RECEIVE …). The
+statements are procedures that run as their owner: who calls them needs EXECUTE and no right on queue, service or catalog. A
+conversation that nobody renews ends by itself, and the next ear clears it away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Iterator
+from time import monotonic
+from typing import Any
+
+from django.db import Error, OperationalError
+
+from ..base import ErrorKind
+from ..wakeups import Ear, Lack, NoWakeUps, WakeUps
+from .errors import error_kind
+from .session import execute, fetch
+
+#: Seconds after which the server ends a conversation, and after which its ear begins another. What is told to a dead ear
+#: lies in the queue until then.
+LIFETIME = 600
+_RENEWED = 200.0
+#: Milliseconds of one wait: an ear that has to end does so after that.
+_WAIT_MS = 1000
+#: Seconds for which a process that found nobody to tell does not look again.
+LOOK_AGAIN = 300.0
+
+#: What ears and tellers exchange has no type of ours: [DEFAULT] is in every database.
+_HEARD = "DEFAULT"
+_ENDED = "SELECT e.[conversation_handle] FROM sys.conversation_endpoints AS e"
+
+#: Object -> the batch that makes it, in this order. A procedure has to be a batch of its own.
+SCRIPT = {
+    # Five rollbacks in a row, which a killed reader can make, would turn the queue off.
+    "queue": "CREATE QUEUE [queueapp_wakeups] WITH STATUS = ON, RETENTION = OFF, POISON_MESSAGE_HANDLING (STATUS = OFF)",
+    "service": "CREATE SERVICE [queueapp_wakeups] ON QUEUE [queueapp_wakeups] ([DEFAULT])",
+    # Index: none, the catalog. Safe: each SEND commits by itself and waits at most for another SEND to the same ear. An ear
+    # that ends meanwhile is none to tell.
+    "queueapp_wake": f"""CREATE PROCEDURE [queueapp_wake] @payload nvarchar(400) WITH EXECUTE AS OWNER AS
+BEGIN
+    SET NOCOUNT ON;
+    DECLARE @ear uniqueidentifier, @told uniqueidentifier;
+    DECLARE ears CURSOR LOCAL FORWARD_ONLY STATIC READ_ONLY FOR
+        {_ENDED} WHERE e.[is_initiator] = 1 AND e.[far_service] = N'queueapp_wakeups' AND e.[state] IN ('SO', 'CO');
+    OPEN ears;
+    FETCH NEXT FROM ears INTO @ear;
+    WHILE @@FETCH_STATUS = 0
+    BEGIN
+        BEGIN TRY
+            SET @told = @ear;
+            SEND ON CONVERSATION @told MESSAGE TYPE [DEFAULT] (@payload);
+        END TRY
+        BEGIN CATCH
+            SET @ear = NULL;
+        END CATCH;
+        FETCH NEXT FROM ears INTO @ear;
+    END;
+    CLOSE ears;
+    DEALLOCATE ears;
+END""",
+    # Index: none, the catalog. Safe: only conversations that have ended are cleared away, whoever is first. The other end
+    # comes into being with the first message, in the same transaction, because both are in one database.
+    "queueapp_listen": f"""CREATE PROCEDURE [queueapp_listen] WITH EXECUTE AS OWNER AS
+BEGIN
+    SET NOCOUNT ON;
+    DECLARE @tells uniqueidentifier, @old uniqueidentifier, @gone uniqueidentifier;
+    DECLARE ended CURSOR LOCAL FORWARD_ONLY STATIC READ_ONLY FOR
+        {_ENDED} WHERE e.[far_service] = N'queueapp_wakeups' AND e.[state] IN ('DI', 'DO', 'ER');
+    OPEN ended;
+    FETCH NEXT FROM ended INTO @old;
+    WHILE @@FETCH_STATUS = 0
+    BEGIN
+        BEGIN TRY
+            SET @gone = @old;
+            END CONVERSATION @gone WITH CLEANUP;
+        END TRY
+        BEGIN CATCH
+            SET @old = NULL;
+        END CATCH;
+        FETCH NEXT FROM ended INTO @old;
+    END;
+    CLOSE ended;
+    DEALLOCATE ended;
+    BEGIN DIALOG CONVERSATION @tells FROM SERVICE [queueapp_wakeups]
+        TO SERVICE N'queueapp_wakeups', N'CURRENT DATABASE' ON CONTRACT [DEFAULT]
+        WITH LIFETIME = {LIFETIME}, ENCRYPTION = OFF;
+    SEND ON CONVERSATION @tells MESSAGE TYPE [DEFAULT] (N'');
+    SELECT CAST(t.[conversation_handle] AS nvarchar(36)), CAST(h.[conversation_handle] AS nvarchar(36))
+        FROM sys.conversation_endpoints AS t INNER JOIN sys.conversation_endpoints AS h
+        ON h.[conversation_id] = t.[conversation_id] AND h.[is_initiator] = 0 WHERE t.[conversation_handle] = @tells;
+END""",
+    # Index: the queue's own on its conversations. Safe: each ear receives from its own conversation only, and commits what
+    # it has received at once; a wake-up that is lost with its connection costs a peek delay.
+    "queueapp_hear": f"""CREATE PROCEDURE [queueapp_hear] @hears uniqueidentifier WITH EXECUTE AS OWNER AS
+BEGIN
+    SET NOCOUNT ON;
+    DECLARE @heard TABLE ([type] nvarchar(256), [payload] nvarchar(400));
+    WAITFOR (
+        RECEIVE TOP (100) [message_type_name], CAST([message_body] AS nvarchar(400)) FROM [queueapp_wakeups]
+        INTO @heard WHERE [conversation_handle] = @hears
+    ), TIMEOUT {_WAIT_MS};
+    SELECT h.[type], h.[payload] FROM @heard AS h;
+END""",
+    # Safe: both ends are the caller's, and what lies in the queue for them is for nobody else.
+    "queueapp_stop_listening": """CREATE PROCEDURE [queueapp_stop_listening]
+    @tells uniqueidentifier, @hears uniqueidentifier WITH EXECUTE AS OWNER AS
+BEGIN
+    SET NOCOUNT ON;
+    END CONVERSATION @tells WITH CLEANUP;
+    END CONVERSATION @hears WITH CLEANUP;
+END""",
+}
+PROCEDURES = tuple(name for name in SCRIPT if name.startswith("queueapp_"))
+
+#: Engine editions without a Service Broker that could be turned on.
+_WITHOUT = {5: "Azure SQL Database", 12: "SQL database in Fabric"}
+_TURN_ON = "ALTER DATABASE CURRENT SET ENABLE_BROKER WITH ROLLBACK IMMEDIATE"
+_MAKE = (
+    "run `manage.py migrate` as the owner of the tables, or GRANT CREATE QUEUE, CREATE SERVICE, CREATE PROCEDURE and "
+    "ALTER ON SCHEMA to who runs it; then GRANT EXECUTE as docs/privileges.md says"
+)
+
+# Index: none, the catalog. Safe: whether there is somebody to tell is asked in the batch that tells it. OBJECT_ID is NULL
+# too for who may not execute it.
+_TELL = (
+    "DECLARE @there int = (SELECT OBJECT_ID(N'queueapp_wake', N'P') FROM sys.databases AS d "
+    "WHERE d.[name] = DB_NAME() AND d.[is_broker_enabled] = 1); "
+    "IF @there IS NOT NULL EXEC [queueapp_wake] @payload = %s; SELECT @there"
+)
+
+
+class SqlServerEar(Ear):
+    """One conversation, renewed before it ends."""
+
+    _tells: uuid.UUID | None = None
+    _hears: uuid.UUID | None = None
+    _renew_at = 0.0
+    _lost = True
+
+    def connect(self) -> None:
+        with self._watched():
+            self.connection.ensure_connection()
+
+    def listen(self) -> None:
+        with self._watched():
+            prepare(self.connection)
+            self._begin()
+
+    def heard(self, seconds: float) -> list[str]:
+        with self._watched():
+            if monotonic() < self._renew_at:
+                return self._receive(self._hears)
+            tells, hears = self._tells, self._hears
+            self._begin()
+            # The new one hears already, so nothing is told between the two.
+            told = self._receive(hears)
+            self._stop(tells, hears)
+            return told
+
+    def answer(self) -> None:
+        """Each wait is a round trip."""
+
+    @property
+    def broken(self) -> bool:
+        return self._lost
+
+    def close(self) -> None:
+        with contextlib.suppress(Exception):
+            if self._tells is not None and not self._lost:
+                self._stop(self._tells, self._hears)
+        with contextlib.suppress(Exception):
+            self.connection.close()
+
+    def _begin(self) -> None:
+        rows = fetch(self.connection, "EXEC [queueapp_listen]", ())
+        if not rows:
+            raise NoWakeUps("Service Broker did not deliver a message that was sent within the database")
+        tells, hears = rows[0]
+        self._tells, self._hears = uuid.UUID(tells), uuid.UUID(hears)
+        self._renew_at = monotonic() + _RENEWED
+
+    def _stop(self, *ends: uuid.UUID | None) -> None:
+        execute(self.connection, "EXEC [queueapp_stop_listening] @tells = %s, @hears = %s", ends)
+
+    def _receive(self, hears: uuid.UUID | None) -> list[str]:
+        told = []
+        for kind, payload in fetch(self.connection, "EXEC [queueapp_hear] @hears = %s", (hears,)):
+            if kind != _HEARD:
+                self._tells = None
+                raise OperationalError(f"the conversation of this ear has ended ({kind})")
+            if payload:
+                told.append(payload)
+        return told
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        try:
+            yield
+        except Error as error:
+            self._lost = error_kind(error) is ErrorKind.CONNECTION
+            raise
+        self._lost = False
+
+
+class SqlServerWakeUps(WakeUps):
+    """Service Broker, where the server has it and the database has it turned on."""
+
+    def __init__(self) -> None:
+        #: Alias -> until when nobody is told there: it is off, or nobody may.
+        self._off: dict[str, float] = {}
+
+    def may_notify(self, connection: Any) -> bool:
+        until = self._off.get(connection.alias)
+        return until is None or monotonic() > until
+
+    def notify(self, connection: Any, channel: str, payload: str) -> None:
+        if fetch(connection, _TELL, (payload,))[0][0] is None:
+            self._off[connection.alias] = monotonic() + LOOK_AGAIN
+        else:
+            self._off.pop(connection.alias, None)
+
+    def ear(self, connection: Any, channel: str) -> Ear:
+        return SqlServerEar(connection, channel)
+
+    def prepare_wake_ups(self, connection: Any) -> None:
+        prepare(connection)
+        self._off.pop(connection.alias, None)
+
+    def lacking_for_wake_ups(self, connection: Any) -> Lack | None:
+        edition, enabled, missing = _state(connection)
+        if edition in _WITHOUT:
+            return None  # it cannot be mended
+        if not enabled:
+            return Lack("Service Broker is turned off in this database, so there are no wake-ups", _TURN_ON)
+        if missing:
+            return Lack(f"the procedures of wake-ups are missing ({', '.join(missing)})", _MAKE)
+        return None
+
+
+def prepare(connection: Any) -> None:
+    """Make what is missing of queue, service and procedures. Raises NoWakeUps."""
+    edition, enabled, missing = _state(connection)
+    if edition in _WITHOUT:
+        raise NoWakeUps(f"{_WITHOUT[edition]} has no Service Broker")
+    if not enabled:
+        raise NoWakeUps(f"Service Broker is turned off in this database ({_TURN_ON})")
+    if not missing:
+        return
+    try:
+        for name, batch in SCRIPT.items():
+            if not _exists(connection, name):
+                execute_batch(connection, batch)
+    except Error as error:
+        if error_kind(error) is ErrorKind.CONNECTION:
+            raise
+        # Another process may have been faster, and made all of it by now.
+        if _state(connection)[2]:
+            first_line = str(error).strip().split("\n", 1)[0]
+            raise NoWakeUps(f"what they need could not be made: {first_line} ({_MAKE})") from error
+
+
+def execute_batch(connection: Any, batch: str) -> None:
+    """A batch as it stands: CREATE PROCEDURE must be its first statement, and it has no parameters."""
+    with connection.cursor() as cursor:
+        cursor.execute(batch)
+
+
+def _state(connection: Any) -> tuple[int, bool, list[str]]:
+    """(engine edition, whether the broker is on, the procedures that are missing or that this user may not execute)."""
+    # Index: none, server properties and catalog rows. By name: on Azure DB_ID() is not that of sys.databases.
+    sql = (
+        "SELECT CAST(SERVERPROPERTY('EngineEdition') AS int), (SELECT CAST(d.[is_broker_enabled] AS int) "
+        f"FROM sys.databases AS d WHERE d.[name] = DB_NAME()), {', '.join(_object(name) for name in PROCEDURES)}"
+    )
+    edition, enabled, *found = fetch(connection, sql, ())[0]
+    return edition, bool(enabled), [name for name, number in zip(PROCEDURES, found, strict=True) if number is None]
+
+
+def _object(name: str) -> str:
+    return f"OBJECT_ID(N'{name}')"
+
+
+def _exists(connection: Any, name: str) -> bool:
+    # Index: none, the catalog.
+    if name == "service":
+        sql = "SELECT COUNT(*) FROM sys.services AS s WHERE s.[name] = N'queueapp_wakeups'"
+    else:
+        sql = f"SELECT COALESCE({_object('queueapp_wakeups' if name == 'queue' else name)}, 0)"
+    return bool(fetch(connection, sql, ())[0][0])

@@ -1,0 +1,90 @@
+"""Who dispatches delayed messages and who keeps house may be two processes of two trees, or nobody; each is elected for itself."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from queueapp.models import DISPATCHER, HOUSEKEEPING, Subscriber
+from tests.testapp.models import Leased, Transactional
+
+from .rig.scene import Scene
+from .rig.waiting import holds_for, wait_until
+
+LABELS = (Leased._meta.label, Transactional._meta.label)
+
+
+def expire(number: int) -> None:
+    """Some messages that nobody will ever receive."""
+    Transactional.send_many([{"number": n} for n in range(number)], expires_in=timedelta(hours=1))
+    Transactional.objects.update(expires="2000-01-01T00:00:00Z")
+
+
+def gone() -> bool:
+    return not Transactional.objects.exists()
+
+
+def roles() -> list[str]:
+    """What the processes of this database are that have a row and are no workers."""
+    return sorted(Subscriber.objects.filter(queue__startswith="(").values_list("queue", flat=True))
+
+
+def test_a_tree_without_a_dispatcher_keeps_house(scene: Scene) -> None:
+    scene.send(Leased, "later", delay=timedelta(seconds=1))
+    expire(3)
+    tree = scene.workers(Leased._meta.label, "--no-dispatcher", purge_interval=1)
+
+    wait_until(gone, "what had expired is deleted")
+    expire(3)
+    wait_until(gone, "and again")
+    wait_until(lambda: roles() == [HOUSEKEEPING], "its pulse is seen")
+    assert holds_for(lambda: not scene.starts("later"), 2), "nobody dispatches"
+    wait_until(
+        lambda: f"{DISPATCHER} in 'default': none is alive: delayed messages wait" in tree.log_text(), "it is said"
+    )
+    assert tree.log_text().count("none is alive") == 1
+    assert tree.stop() == 0
+    assert not roles(), "it signed off"
+
+
+def test_a_tree_without_housekeeping_dispatches(scene: Scene) -> None:
+    scene.send(Leased, "later", delay=timedelta(seconds=1))
+    expire(3)
+    tree = scene.workers(Leased._meta.label, "--no-housekeeping", "--processes", "2", purge_interval=1)
+
+    wait_until(lambda: scene.effects("later"), "the delayed message is handled")
+    wait_until(lambda: roles() == [DISPATCHER], "its pulse is seen")
+    assert holds_for(lambda: not gone(), 2), "nobody keeps house"
+    wait_until(
+        lambda: f"{HOUSEKEEPING} in 'default': none is alive: expired messages stay" in tree.log_text(), "it is said"
+    )
+    assert holds_for(lambda: tree.log_text().count("none is alive") == 1, 2), "by one of its workers, once"
+
+    other = scene.program("keeper", "manage.py", "rundelayeddispatcher")
+    other.keep_running()
+    wait_until(gone, "another process keeps house")
+    wait_until(lambda: f"{HOUSEKEEPING} in 'default': one is alive again" in tree.log_text(), "that is said as well")
+
+
+def test_one_tree_leads_the_dispatching_and_another_one_the_housekeeping(scene: Scene) -> None:
+    dispatches = scene.workers(Leased._meta.label, "--no-housekeeping", purge_interval=1)
+    keeps_house = scene.workers(Leased._meta.label, "--no-dispatcher", purge_interval=1)
+    stands_by = scene.tree(Leased._meta.label, purge_interval=1)
+    wait_until(lambda: len(scene.execute("SELECT role FROM queueapp_leader")) == 2, "both are elected")
+    stands_by.keep_running()
+    wait_until(lambda: roles() == sorted([DISPATCHER, HOUSEKEEPING] * 2), "the third stands by for both")
+    assert holds_for(lambda: {term for (term,) in scene.execute("SELECT term FROM queueapp_leader")} == {1}, 6)
+
+    keeps_house.kill()
+    expire(3)
+    wait_until(gone, "the third keeps house once the lease of the dead one is over")
+    terms = dict(scene.execute("SELECT split_part(role, ' ', 1), term FROM queueapp_leader"))
+    assert terms == {"delayed": 1, "housekeeping": 2}, "the dispatching has stayed where it was"
+    assert dispatches.stop() == 0
+
+
+def test_a_tree_that_does_neither_has_workers_alone(scene: Scene) -> None:
+    tree = scene.workers(Leased._meta.label, "--no-dispatcher", "--no-housekeeping")
+    scene.send(Leased, "now")
+    wait_until(lambda: scene.effects("now"), "it receives")
+    assert len(tree.children()) == 1
+    wait_until(lambda: tree.log_text().count("none is alive") == 2, "it says that both are missing")

@@ -1,0 +1,68 @@
+"""The databases of this run: the one that DATABASE_URL names, and the SQL Server of QUEUEAPP_TEST_SQLSERVER_URL if it is set.
+
+Either kind may be the default. A test that runs on each is given an alias for each kind, and skipped for one that is not there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import pytest
+from django.db import connections
+
+from queueapp.sql import QueueSql, queue_sql
+from tests.inprocess import real_commits
+from tests.testapp.models import Leased
+
+_DEFAULT_IS_POSTGRESQL = connections["default"].vendor == "postgresql"
+
+#: Kind -> alias; a kind that no alias has gets one that is not configured.
+DATABASES = {
+    "postgresql": "default" if _DEFAULT_IS_POSTGRESQL else "postgresql",
+    "sqlserver": "sqlserver" if _DEFAULT_IS_POSTGRESQL else "default",
+}
+
+
+#: For a test whose statements are PostgreSQL's own; where the engine is meant, ``statements_of`` and ``tests.killing`` serve both.
+only_on_postgresql = pytest.mark.skipif(
+    not _DEFAULT_IS_POSTGRESQL, reason="its statements are PostgreSQL's: DATABASE_URL names a SQL Server"
+)
+
+
+def marks_of(alias: str, *others: str) -> list[Any]:
+    """The marks of a case that runs on this database; ``others`` are further aliases that it uses."""
+    if alias not in connections:
+        reason = (
+            "needs a SQL Server: QUEUEAPP_TEST_SQLSERVER_URL is not set"
+            if alias == "sqlserver"
+            else "needs a PostgreSQL: DATABASE_URL names a SQL Server"
+        )
+        return [pytest.mark.skip(reason)]
+    # The names, not the marks: two django_db marks on one test would leave one of them out.
+    return [pytest.mark.django_db(**real_commits.kwargs, databases={"default", alias, *others})]
+
+
+def statements_of(connection: Any) -> type[QueueSql]:
+    """The class of a queue's statements on this database, for a test that lets one of them fail."""
+    return type(queue_sql(Leased, connection))
+
+
+def url_of(entry: dict[str, Any]) -> str:
+    """A DATABASE_URL for a SQL Server's entry of DATABASES that was made of one, so that a child process finds the same
+    database and takes the same driver."""
+    options = {name: value for name, value in (entry.get("OPTIONS") or {}).items() if name in _OF_URL}
+    # What mssql-django has no option for stands in the connection string.
+    given = [one.partition("=") for one in str(options.pop("extra_params", "")).split(";") if one]
+    options |= {name: value for name, _, value in given}
+    address = quote(entry.get("HOST") or "", safe="")
+    if entry.get("PORT"):
+        address += f":{entry['PORT']}"
+    user, password = (quote(entry.get(name) or "", safe="") for name in ("USER", "PASSWORD"))
+    return f"mssql://{user}:{password}@{address}/{quote(str(entry['NAME']), safe='')}?{urlencode(options)}"
+
+
+_OF_URL = (
+    "driver", "python_driver", "isolation_level", "collation", "connection_timeout", "connection_retries",
+    "connection_retry_backoff_time", "query_timeout", "extra_params",
+)  # fmt: skip

@@ -1,0 +1,225 @@
+"""Several databases: every page shows the rows of each, and what is done is done where the row was read."""
+
+import uuid
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.db import OperationalError, connection, connections
+from django.test import Client
+
+from queueapp.admin.poison import PoisonAdmin
+from queueapp.models import DelayedMessage, Now, PoisonMessage, QueueControl, Subscriber
+from tests.testapp.models import Leased, Urgent
+
+from .conftest import notes, operate, url
+from .test_bodies import sees
+
+OTHER = "warehouse"
+QUERY = f"?database={OTHER}"
+
+pytestmark = [
+    pytest.mark.django_db(databases=["default", OTHER]),
+    pytest.mark.skipif(connection.vendor != "postgresql", reason="the other database is a schema of the same one"),
+]
+
+
+class Routes:
+    """Urgent lies in the other database, everything else in the default one."""
+
+    def db_for_write(self, model: Any, **hints: Any) -> str | None:
+        return OTHER if model is Urgent else None
+
+    db_for_read = db_for_write
+
+
+@pytest.fixture(scope="module", autouse=True)
+def alias(django_db_setup: None) -> Iterator[None]:
+    connections.settings[OTHER] = dict(connections.settings["default"])
+    yield
+    connections[OTHER].close()
+    connections.settings.pop(OTHER)
+
+
+@pytest.fixture(autouse=True)
+def other(alias: None, db: None, settings: Any) -> None:
+    """Tables of its own in the other database: a schema, gone with the test's transaction."""
+    settings.DATABASE_ROUTERS = [Routes()]
+    tables = [model._meta.db_table for model in (Urgent, DelayedMessage, PoisonMessage, QueueControl, Subscriber)]
+    with connections[OTHER].cursor() as cursor:
+        cursor.execute(f"CREATE SCHEMA {OTHER}; SET LOCAL search_path TO {OTHER}, public")
+        for table in tables:
+            cursor.execute(f"CREATE TABLE {OTHER}.{table} (LIKE public.{table} INCLUDING ALL)")
+
+
+def poison(alias: str, number: int, **values: Any) -> PoisonMessage:
+    values = {"queue": "testapp.Urgent", "reason": f"in {alias}", "group_key": "a", "body": b"{}"} | values
+    return PoisonMessage.objects.using(alias).create(number=number, message_id=uuid.uuid4(), **values)
+
+
+def count(model: Any, alias: str) -> int:
+    return int(model.objects.using(alias).count())
+
+
+# -- lists ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_list_shows_one_database_and_offers_the_others(operator: Client) -> None:
+    poison("default", 7, queue="testapp.Leased")
+    poison(OTHER, 7)
+    for query, here, elsewhere in (("", "default", OTHER), (QUERY, OTHER, "default")):
+        text = operator.get(url(PoisonMessage) + query).content.decode()
+        assert f"in {here}" in text
+        assert f"in {elsewhere}" not in text
+        assert "By database" in text
+
+
+def test_delayed_messages_and_subscribers_of_the_other_database(operator: Client) -> None:
+    Urgent.send({}, delay=timedelta(hours=1))
+    Subscriber.objects.using(OTHER).create(
+        queue="testapp.Urgent", host="over-there", process=1, supervisor=uuid.uuid4(), alive_until=Now()
+    )
+    for model, shown in ((DelayedMessage, "59 min"), (Subscriber, "over-there:1")):
+        assert shown not in operator.get(url(model)).content.decode()
+        assert shown in operator.get(url(model) + QUERY).content.decode()
+
+
+def test_with_one_database_there_is_nothing_to_choose(operator: Client, settings: Any) -> None:
+    settings.DATABASE_ROUTERS = []
+    poison("default", 7)
+    assert "By database" not in operator.get(url(PoisonMessage)).content.decode()
+
+
+def test_a_database_that_is_none_is_refused(operator: Client) -> None:
+    poison("default", 7)
+    assert operator.get(url(PoisonMessage) + "?database=nope")["Location"].endswith("?e=1")
+    for page in ("change", "history", "delete"):
+        assert operator.get(url(PoisonMessage, page, "nope:7")).status_code == 302, "not the row 7 of the first one"
+    assert operator.get(url(PoisonMessage, "body", "nope:7")).status_code == 404
+
+
+def test_the_overview_leads_to_the_database_of_each_queue(operator: Client) -> None:
+    text = operator.get(url(QueueControl)).content.decode()
+    for model in (PoisonMessage, DelayedMessage, Subscriber):
+        field = "destination" if model is DelayedMessage else "queue"
+        assert f'href="{url(model)}?{field}=testapp.Urgent&amp;database={OTHER}"' in text
+        assert f'href="{url(model)}?{field}=testapp.Leased"' in text
+
+
+def test_every_link_of_a_list_leads_to_the_row_that_it_shows(operator: Client) -> None:
+    poison("default", 7, reason="the wrong one")
+    poison(OTHER, 7)
+    text = operator.get(url(PoisonMessage) + QUERY).content.decode()
+    key = f"{OTHER}_3A7"
+    assert f"{url(PoisonMessage)}{key}/change/" in text
+    assert f"{url(PoisonMessage)}?group=a&amp;database={OTHER}" in text
+    page = operator.get(f"{url(PoisonMessage)}{key}/change/").content.decode()
+    assert f"in {OTHER}" in page
+    assert f'href="{url(PoisonMessage)}{key}/history/"' in page
+    assert f'formaction="{url(PoisonMessage)}{QUERY}"' in page
+
+
+# -- one row -------------------------------------------------------------------------------------------------------
+
+
+def test_body_history_and_edit_of_a_message_of_the_other_database(operator: Client) -> None:
+    poison("default", 7, body=b'{"at": "default"}')
+    message = poison(OTHER, 7, body=b'{"iban": "NO93 8601 1117 947"}')
+    message.pk = f"{OTHER}:7"
+    assert sees(operator, message)
+    response = operator.post(url(PoisonMessage, "edit", f"{OTHER}:7"), {"headers": "{}", "body": "{}"}, follow=True)
+    assert "was requeued as" in notes(response)[0]
+    assert response.redirect_chain[-1][0].endswith(QUERY)
+    assert (Urgent.objects.count(), PoisonMessage.objects.using(OTHER).get().status) == (1, "edited")
+    assert PoisonMessage.objects.get().status == "unresolved"
+    assert LogEntry.objects.get().object_id == f"{OTHER}:7"
+    assert "Edited and requeued" in operator.get(url(PoisonMessage, "history", f"{OTHER}:7")).content.decode()
+    assert "Edited and requeued" not in operator.get(url(PoisonMessage, "history", 7)).content.decode()
+
+
+def test_a_delayed_message_and_a_subscriber_have_their_pages(operator: Client) -> None:
+    Urgent.send({}, delay=timedelta(hours=1))
+    number = DelayedMessage.objects.using(OTHER).get().pk
+    assert "testapp.Urgent" in operator.get(url(DelayedMessage, "change", f"{OTHER}:{number}")).content.decode()
+    row = Subscriber.objects.using(OTHER).create(
+        queue="testapp.Urgent", host="over-there", process=1, supervisor=uuid.uuid4(), alive_until=Now()
+    )
+    assert "over-there" in operator.get(url(Subscriber, "change", f"{OTHER}:{row.pk}")).content.decode()
+    for key in (row.pk, "nonsense", f"{OTHER}:nonsense"):
+        assert operator.get(url(Subscriber, "change", key)).status_code == 302
+
+
+# -- operations ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operation", ["requeue", "archive", "delete_selected"])
+@pytest.mark.parametrize("across", [False, True])
+def test_an_operation_touches_the_database_that_was_shown(operator: Client, operation: str, across: bool) -> None:
+    poison("default", 7, queue="testapp.Leased")
+    poison(OTHER, 7)
+    more = {"select_across": "1"} if across else {}
+    asked = operator.post(url(PoisonMessage) + QUERY, {"action": operation, "_selected_action": 7, **more})
+    assert f'href="{url(PoisonMessage)}{QUERY}"' in asked.content.decode(), "no leads back to the same list"
+    operate(operator, PoisonMessage, operation, 7, query=QUERY, counts="reset", **more)
+    assert PoisonMessage.objects.get().status == "unresolved"
+    assert PoisonMessage.objects.using(OTHER).filter(status="unresolved").count() == 0
+    assert count(Urgent, OTHER) == (1 if operation == "requeue" else 0)
+    assert not Leased.objects.exists()
+    if not across:
+        assert LogEntry.objects.get().object_id == f"{OTHER}:7"
+
+
+def test_delete_from_its_own_page(operator: Client) -> None:
+    poison("default", 7)
+    poison(OTHER, 7)
+    page = operator.get(url(PoisonMessage, "delete", f"{OTHER}:7")).content.decode()
+    assert f'action="{url(PoisonMessage)}{QUERY}"' in page
+
+
+def test_delayed_messages_are_made_due_and_cancelled_where_they_lie(operator: Client) -> None:
+    Leased.send({}, delay=timedelta(hours=1))
+    Urgent.send({}, delay=timedelta(hours=1))
+    DelayedMessage.objects.using(OTHER).update(number=DelayedMessage.objects.get().pk)
+    (key,) = DelayedMessage.objects.values_list("pk", flat=True)
+    operate(operator, DelayedMessage, "dispatch_now", key, query=QUERY)
+    assert not DelayedMessage.objects.filter(due__lte=Now()).exists()
+    operate(operator, DelayedMessage, "delete_selected", key, query=QUERY)
+    assert (count(DelayedMessage, "default"), count(DelayedMessage, OTHER)) == (1, 0)
+
+
+def test_the_form_of_a_queues_concurrency_has_what_is_set_where_the_queue_is(operator: Client) -> None:
+    for alias, queue, tasks in (
+        ("default", "testapp.Urgent", 3),
+        (OTHER, "testapp.Leased", 4),
+        (OTHER, "testapp.Urgent", 5),
+    ):
+        QueueControl.objects.using(alias).create(queue=queue, concurrency=tasks)
+    asked = operator.post(url(QueueControl, "concurrency", "testapp.Urgent")).content.decode()
+    assert 'name="tasks" value="5"' in asked
+
+
+# -- a database that does not answer -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", [url(PoisonMessage) + QUERY, url(PoisonMessage, "change", f"{OTHER}:7")])
+def test_a_database_without_our_tables_is_a_note(operator: Client, page: str) -> None:
+    with connections[OTHER].cursor() as cursor:
+        cursor.execute(f"ALTER TABLE {OTHER}.queueapp_poisonmessage RENAME COLUMN reason TO why")
+    response = operator.get(page, follow=True)
+    assert response.redirect_chain[-1][0] == url(QueueControl)
+    assert notes(response)[0].startswith("Poison messages of database 'warehouse': the table 'queueapp_poisonmessage'")
+
+
+def test_a_database_that_is_away_is_a_note(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: Any) -> None:
+        # As psycopg's error of a refused connection arrives here.
+        raise OperationalError("connection refused") from connections[OTHER].Database.OperationalError("refused")
+
+    monkeypatch.setattr(PoisonAdmin, "get_search_results", away)
+    assert notes(operator.get(url(PoisonMessage) + QUERY, follow=True)) == [
+        "Poison messages of database 'warehouse': the database 'warehouse' cannot be reached."
+    ]
+    with pytest.raises(OperationalError):
+        operator.get(url(PoisonMessage))

@@ -1,0 +1,31 @@
+"""What the tests of forwarding share: messages for a queue of the warehouse, kept in the default database."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import timedelta
+from typing import Any
+
+from queueapp import delayed
+from queueapp.models import Arrival, Now
+from tests.crash.workload.routes import WAREHOUSE
+from tests.testapp.models import Transactional
+
+ADDRESS = "testapp.Transactional@warehouse"
+NOW, HOUR = timedelta(0), timedelta(hours=1)
+
+
+def keep(body: Any = None, delay: timedelta = NOW, **options: Any) -> uuid.UUID:
+    return Transactional.send(body or {"n": 1}, delay=delay, delayed_in="default", **options)
+
+
+def forward(**options: Any) -> delayed.Dispatched:
+    return delayed.forward_due("default", WAREHOUSE, 500, **options)
+
+
+def there() -> list[Any]:
+    return list(Transactional.objects.order_by("seq"))
+
+
+def old_notes() -> None:
+    Arrival.objects.using(WAREHOUSE).update(arrived_at=Now() - HOUR)

@@ -1,0 +1,103 @@
+"""The lock under which migrations run: one at a time, freed when they are over and not when a pool forgets the session."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.core.management.commands.migrate import Command as MigrateCommand
+from django.db import OperationalError
+from sqlglot import exp
+
+from queueapp.sql import backend_of
+from queueapp.sql.base import Backend
+from queueapp.sql.sqlserver.backend import SqlServerBackend
+from tests.queueapp.sql.server import Server
+from tests.queueapp.sql.tsql import Recorder, never_connected, parsed, placeholders
+
+
+@contextmanager
+def waiting(server: Server) -> Iterator[threading.Event]:
+    """Somebody else who waits for the lock in the block; the event is set when he has it."""
+    other, has_it = server.another(), threading.Event()
+
+    def migrate() -> None:
+        server.backend.lock_migrations(other)
+        has_it.set()
+        server.backend.unlock_migrations(other)
+
+    thread = threading.Thread(target=migrate)
+    thread.start()
+    try:
+        yield has_it
+    finally:
+        thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_second_waits_until_the_first_is_done_and_not_until_its_session_ends(server: Server) -> None:
+    first = server.another()
+    server.backend.lock_migrations(first)
+
+    with waiting(server) as has_it:
+        assert not has_it.wait(1.5), "two of them have it"
+        server.backend.unlock_migrations(first)
+        assert has_it.wait(10), "the session is still open, and has the lock"
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["migrated", "failed"])
+def test_lock_is_free_after_the_command_while_its_session_lives_on(
+    server: Server, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    kept: list[Any] = []
+
+    def migrate(*args: Any, **options: Any) -> None:
+        # As a pool does it: closed for Django, open for the server.
+        monkeypatch.setattr(type(server.connection), "close", lambda self: kept.append(self))
+        if fails:
+            raise CommandError("no")
+
+    monkeypatch.setattr(MigrateCommand, "handle", migrate)
+    with nullcontext() if not fails else pytest.raises(CommandError):
+        call_command("migrate", database=server.alias, skip_checks=True)
+    monkeypatch.undo()
+    (lock,) = kept
+
+    with waiting(server) as has_it:
+        try:
+            assert has_it.wait(5), "the session is still open, and has the lock"
+        finally:
+            lock.close()
+
+
+# -- SQL Server, without one ----------------------------------------------------------------------------------------------
+
+
+def asked(*answers: int) -> Recorder:
+    recorder = Recorder(answers=[[(answer,)] for answer in answers])
+    connection = never_connected(recorder)
+    backend: Backend = backend_of(connection)
+    assert isinstance(backend, SqlServerBackend)
+    backend.lock_migrations(connection)
+    return recorder
+
+
+@pytest.mark.parametrize("granted", [0, 1], ids=["at once", "after a wait"])
+def test_procedure_is_asked_until_it_grants_the_lock(granted: int) -> None:
+    recorder = asked(-1, -1, granted)
+
+    assert len(recorder.statements) == 3
+    for statement in recorder.statements:
+        found = parsed(statement.sql)
+        assert [type(one) for one in found] == [exp.Set, exp.Declare, exp.Execute, exp.Select]
+        assert placeholders(found) == len(statement.params) == 1
+
+
+@pytest.mark.parametrize("refused", [-2, -3, -999], ids=["cancelled", "deadlock victim", "wrong parameter"])
+def test_refusal_of_the_procedure_is_an_error(refused: int) -> None:
+    with pytest.raises(OperationalError, match=f"sp_getapplock said {refused}"):
+        asked(-1, refused)

@@ -1,0 +1,189 @@
+"""Indexes that statements name: what is said of one that is missing, has another name or is out of use, and how to mend it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.core.management.base import BaseCommand
+from django.db import connections
+from sqlglot import exp
+
+from queueapp.models import DelayedMessage
+from queueapp.operating import inspection
+from queueapp.sql import backend_of
+from queueapp.sql.base import QueueTable
+from queueapp.sql.definition import Remark
+from tests.inprocess import real_commits
+from tests.queueapp.sql.server import Server, levels
+from tests.queueapp.sql.tsql import Recorder, never_connected, parsed
+from tests.testapp.models import AddressedUrgent, ForeignSqlServer, Leased
+from workers.management.findings import say_what_is_found
+
+CLAIM = str(QueueTable.of(AddressedUrgent).claim_index)
+Rows = list[tuple[Any, ...]]
+
+
+def index(name: str, *columns: str, disabled: int = 0, filtered: int = 0) -> Rows:
+    """An index as the catalog of a SQL Server has it."""
+    return [(name, column, disabled, filtered) for column in columns]
+
+
+def rest(model: Any) -> Rows:
+    """The other indexes of a queue."""
+    own = [one for one in model._meta.indexes if not one.name.endswith("_claim")]
+    return [("PK__orders", "seq", 0, 0)] + [row for one in own for row in index(one.name, *one.fields, filtered=1)]
+
+
+@pytest.fixture
+def inspected() -> Iterator[Any]:
+    def inspect(model: Any, *there: Rows) -> list[inspection.Finding]:
+        answers = [[row for rows in there for row in rows], [("seq",), ("RowVersion",)], [(0, 1)]]
+        connections["recorded"] = never_connected(Recorder(answers=answers))
+        return inspection.inspect(model, "recorded")
+
+    yield inspect
+    del connections["recorded"]
+
+
+# -- SQL Server, without one -----------------------------------------------------------------------------------------------
+
+AS_IT_IS = ("recipient", "priority", "seq")
+
+
+@pytest.mark.parametrize("claim", [index(CLAIM, *AS_IT_IS), index(CLAIM, "Recipient", "PRIORITY", "Seq", "is_barrier")],
+                         ids=["as migrated", "with more columns"])  # fmt: skip
+def test_index_that_serves_is_nothing_to_say(inspected: Any, claim: Rows) -> None:
+    assert inspected(AddressedUrgent, rest(AddressedUrgent), claim) == []
+
+
+def test_renamed_index_gets_its_name_back(inspected: Any) -> None:
+    (found,) = inspected(AddressedUrgent, rest(AddressedUrgent), index("O'Brien's", *AS_IT_IS))
+
+    assert f"index {CLAIM} on (recipient, priority, seq) is called O'Brien's: every statement" in found.problem
+    assert found.remedy == f"EXEC sp_rename N'[{AddressedUrgent._meta.db_table}].[O''Brien''s]', N'{CLAIM}', N'INDEX'"
+    assert [type(one) for one in parsed(found.remedy)] == [exp.Execute]
+
+
+def test_missing_index_is_made(inspected: Any) -> None:
+    (found,) = inspected(AddressedUrgent, rest(AddressedUrgent), index("other", "recipient", "seq"))
+
+    assert found.problem.endswith("is missing: every statement that names it fails (308, 8622)")
+    assert found.remedy.startswith(f"CREATE INDEX [{CLAIM}] ON")
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [index(CLAIM, *AS_IT_IS, disabled=1), index(CLAIM, *AS_IT_IS, filtered=1), index(CLAIM, "priority", "seq")],
+    ids=["disabled", "filtered", "of other columns"],
+)
+def test_index_that_is_not_what_its_name_says_is_made_anew(inspected: Any, claim: Rows) -> None:
+    (found,) = inspected(AddressedUrgent, rest(AddressedUrgent), claim)
+
+    assert "is something else or out of use: every statement" in found.problem
+    drop, create = found.remedy.split("; ")
+    assert drop.startswith(f"DROP INDEX [{CLAIM}] ON")
+    assert create.startswith(f"CREATE INDEX [{CLAIM}] ON")
+
+
+def test_index_that_no_statement_names_may_have_any_name(inspected: Any) -> None:
+    by_hand = index("by hand", "expires"), [("PK", "seq", 0, 0)]
+    assert inspected(AddressedUrgent, *by_hand, index(CLAIM, *AS_IT_IS)) == []
+
+
+def test_index_of_the_delayed_messages_is_named_too(inspected: Any) -> None:
+    first = next(one for one in DelayedMessage._meta.indexes if one.fields[:2] == ["destination", "due"])
+    there = [index(one.name, *one.fields) for one in DelayedMessage._meta.indexes if one is not first]
+
+    assert inspected(DelayedMessage, *there, index(first.name, *first.fields)) == []
+    (found,) = inspected(DelayedMessage, *there, index("renamed", *first.fields))
+    assert found.remedy.startswith("EXEC sp_rename")
+
+
+def test_table_that_is_not_there_or_not_ours_is_not_ours_to_tell(inspected: Any) -> None:
+    assert inspected(AddressedUrgent) == []
+    assert inspected(ForeignSqlServer, [("PK", "RowVersion", 0, 0)]) == []
+
+
+# -- settings of the database ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("setting", "advised"), [(0, True), (1, False)])
+def test_setting_of_the_database_is_said_either_way(setting: int, advised: bool) -> None:
+    connection = never_connected(Recorder(answers=[[(setting,)]]))
+
+    (remark,) = backend_of(connection).remarks(connection)
+
+    assert remark.text.startswith(f"READ_COMMITTED_SNAPSHOT is {'on' if setting else 'off'}")
+    assert bool(remark.advice) is advised
+    assert not advised or "SET READ_COMMITTED_SNAPSHOT ON" in remark.advice
+
+
+@real_commits
+def test_worker_tells_all_settings_and_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspection, "remarks", lambda alias: [Remark("X is on", ""), Remark("Y is off", "Turn it on.")])
+    command = BaseCommand(stdout=StringIO(), stderr=StringIO())
+    with without_claim_index(Server("default")):
+        say_what_is_found(command, "default", [AddressedUrgent, DelayedMessage])
+
+    assert command.stdout.getvalue() == "Database default: X is on.\nDatabase default: Y is off. Turn it on.\n"
+    assert f"Warning: index {CLAIM} on (recipient, priority, seq) is missing" in command.stderr.getvalue()
+    assert f'To mend it: CREATE INDEX "{CLAIM}"' in command.stderr.getvalue()
+
+
+# -- on the databases there are --------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def without_claim_index(server: Server) -> Iterator[None]:
+    (claim,) = (one for one in AddressedUrgent._meta.indexes if one.name == CLAIM)
+    with server.connection.schema_editor() as editor:
+        editor.remove_index(AddressedUrgent, claim)
+    try:
+        yield
+    finally:
+        if CLAIM not in server.backend.indexes(server.connection, AddressedUrgent._meta.db_table):
+            with server.connection.schema_editor() as editor:
+                editor.add_index(AddressedUrgent, claim)
+
+
+def taken(server: Server) -> int:
+    return len(server.sql(AddressedUrgent).claim_by_delete(server.connection, levels(3), 10))
+
+
+def test_tables_that_were_migrated_lack_nothing(server: Server) -> None:
+    for model in (AddressedUrgent, Leased, DelayedMessage):
+        assert inspection.inspect(model, server.alias) == []
+        there = server.backend.indexes(server.connection, model._meta.db_table)
+        assert {one.name for one in model._meta.indexes} <= there.keys()
+
+
+def test_missing_index_is_mended_by_what_is_said(server: Server) -> None:
+    server.put(AddressedUrgent, 2)
+    with without_claim_index(server):
+        (found,) = inspection.inspect(AddressedUrgent, server.alias)
+        server.run(found.remedy)
+
+        assert inspection.inspect(AddressedUrgent, server.alias) == []
+        assert taken(server) == 2
+
+
+def test_renamed_index_matters_where_statements_name_it(server: Server) -> None:
+    server.put(AddressedUrgent, 2)
+    connection, table = server.connection, AddressedUrgent._meta.db_table
+    server.run(server.backend.rename_index(connection, table, CLAIM, "by_another_name"))
+    try:
+        found = inspection.inspect(AddressedUrgent, server.alias)
+        assert len(found) == server.backend.names_indexes
+        server.run(
+            found[0].remedy if found else server.backend.rename_index(connection, table, "by_another_name", CLAIM)
+        )
+    finally:
+        if "by_another_name" in server.backend.indexes(connection, table):
+            server.run(server.backend.rename_index(connection, table, "by_another_name", CLAIM))
+
+    assert inspection.inspect(AddressedUrgent, server.alias) == []
+    assert taken(server) == 2

@@ -1,0 +1,146 @@
+"""The T-SQL that finds messages by a look and takes them by key, so that nothing is locked that is not taken."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from sqlglot import exp
+
+from queueapp.sql.base import QueueTable
+from queueapp.sql.sqlserver.locking import LOOKING, TAKING
+from queueapp.sql.sqlserver.queue import SqlServerQueueSql
+from tests.queueapp.sql.test_tsql_parses import (
+    LEVELS,
+    OWNER,
+    PLAIN,
+    TABLES,
+    TOKEN,
+    Verb,
+    _after,
+    _bracketed,
+    each_table,
+    kinds,
+    leased_table,
+    statements_of,
+)
+from tests.queueapp.sql.tsql import Recorder, columns, hints, never_connected
+
+TAKEN, LOOKED_AT = set(TAKING.split(", ")), set(LOOKING.split(", "))
+FOUND: list[tuple[Any, ...]] = [(1,), (2,)]
+PURGES: dict[str, Verb] = {
+    "purge": _after([FOUND], lambda s, c: s.purge(c, 10)),
+    "purge of what has expired": _after([FOUND], lambda s, c: s.purge_expired(c, 10)),
+}
+RELEASES: dict[str, Verb] = {
+    "release": _after([FOUND], lambda s, c: s.release_owner(c, OWNER, 10)),
+    "release, not started": _after([FOUND], lambda s, c: s.release_owner(c, OWNER, 10, started=False)),
+}
+
+
+# -- claims by the claim index ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("table", [table for table in TABLES.values() if table.claim_by], ids=lambda t: t.db_table)
+@pytest.mark.parametrize("verb", ["delete", "lease"])
+def test_claim_by_its_index_looks_and_takes_by_key(table: QueueTable, verb: str) -> None:
+    run = {
+        "delete": _after([], lambda s, c: s.claim_by_delete(c, LEVELS[:1], 5)),
+        "lease": _after([], lambda s, c: s.claim_by_lease(c, LEVELS[:1], 5, TOKEN, OWNER, 1_000)),
+    }[verb]
+    ((statement, (claim,)),) = statements_of(table, run)
+
+    given = {
+        one.alias: {hint.sql("tsql") for with_ in one.args.get("hints") or () for hint in with_.expressions}
+        for one in claim.find_all(exp.Table)
+        if one.name == table.db_table.strip("[]").rpartition("].[")[2]
+    }
+    assert given == {"s": LOOKED_AT | {f"INDEX({_bracketed(table.claim_index)})"}, "t": TAKEN, "q": {"ROWLOCK"}}
+    # The order of the index is that of the locks and of TOP: the joins keep it, and nothing is sorted.
+    assert statement.sql.count("INNER LOOP JOIN") == statement.sql.count("JOIN") == 2
+    (select,) = claim.find_all(exp.Select)
+    assert [(one.this.table, one.this.name) for one in select.args["order"].expressions] == [
+        ("s", table.columns["seq"])
+    ]
+    free = [
+        one.this.table
+        for one in select.args["where"].find_all(exp.Is)
+        if one.this.name == table.columns["lease_expires"]
+    ]
+    assert sorted(free) == ["s", "t"], "what was free when it was looked at is asked for again under the lock"
+    assert 5 in statement.params
+
+
+def test_claim_in_the_order_of_the_table_takes_what_it_finds() -> None:
+    ((_, (claim,)),) = statements_of(PLAIN, _after([], lambda s, c: s.claim_by_delete(c, LEVELS[:1], 5)))
+
+    assert [given for _, given in hints([claim])] == [TAKEN]
+
+
+# -- housekeeping ----------------------------------------------------------------------------------------------------------
+
+
+@each_table
+@pytest.mark.parametrize("purge", PURGES)
+def test_purges_look_for_keys_and_lock_those_alone(table: QueueTable, purge: str) -> None:
+    if purge == "purge" or table.has("expires"):
+        check_look_and_take(table, PURGES[purge], exp.Delete)
+    else:
+        recorder = Recorder()
+        assert SqlServerQueueSql(table).purge_expired(never_connected(recorder), 10) == []
+        assert recorder.statements == []
+
+
+@leased_table
+@pytest.mark.parametrize("release", RELEASES)
+def test_release_of_the_dead_looks_for_keys_and_locks_those_alone(table: QueueTable, release: str) -> None:
+    for statement in check_look_and_take(table, RELEASES[release], exp.Update):
+        assert str(OWNER) in statement.params, "asked again: it may be somebody else's meanwhile"
+
+
+def check_look_and_take(table: QueueTable, run: Verb, kind: type[exp.Expression]) -> list[Any]:
+    (look, looked), (take, taken) = statements_of(table, run)
+    assert (kinds(looked), kinds(taken)) == ([exp.Select], [kind])
+    assert [given for _, given in hints(looked)] == [LOOKED_AT]
+    assert [given for _, given in hints(taken)] == [TAKEN]
+    assert "[1,2]" in take.params
+    assert sum(one.find(exp.Where) is not None for one in (*looked, *taken)) == 2, "asked again under the lock"
+    for found in (looked, taken):
+        assert columns(found) - {"key", "NOCOUNT"} <= {*table.columns.values()}
+    return [look, take]
+
+
+@pytest.mark.parametrize(
+    ("answers", "taken", "after"),
+    [
+        ([[(4,), (9,)], [(2,)], [(11,)], [(1,)]], 3, [-(2**63), 9]),
+        ([[(4,), (9,)], [(0,)], []], 0, [-(2**63), 9]),
+        ([[(4,)], [(1,)]], 1, [-(2**63)]),
+    ],
+    ids=["to the end", "others were quicker", "fewer than asked for"],
+)
+def test_keys_are_looked_for_after_those_that_were_tried(
+    answers: list[list[tuple[Any, ...]]], taken: int, after: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("queueapp.sql.sqlserver.queue.MAX_BATCH", 2)
+    recorder = Recorder(answers=answers)
+
+    assert SqlServerQueueSql(PLAIN).purge(never_connected(recorder), 9) == taken
+
+    looks = [one for one in recorder.statements if one.sql.startswith("SELECT")]
+    assert [one.params[-1] for one in looks] == after
+    assert looks[0].params[0] == 2
+
+
+@pytest.mark.parametrize(("went", "rounds"), [(2, 2), (0, 1)], ids=["goes on", "others hold them all"])
+def test_purge_of_what_has_expired_ends(went: int, rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("queueapp.sql.sqlserver.queue.MAX_BATCH", 2)
+    gone = [uuid.uuid4() for _ in range(went)]
+    recorder = Recorder(answers=[[(4,), (2,)], [(one,) for one in gone], [], []])
+
+    assert SqlServerQueueSql(replace(PLAIN)).purge_expired(never_connected(recorder), 9) == gone
+
+    assert sum(one.sql.startswith("SELECT") for one in recorder.statements) == rounds
+    assert "[2,4]" in recorder.statements[1].params, "in the order in which everybody locks"

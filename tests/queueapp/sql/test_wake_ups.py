@@ -1,0 +1,130 @@
+"""What is told in a database reaches everybody who listens there at that moment, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.db import Error
+
+from queueapp.sql.wakeups import Ear
+from tests.hearing import cut_ears, wakeable
+from tests.inprocess import eventually
+from tests.queueapp.sql.server import Server, within
+
+CHANNEL = "queueapp_test"
+
+
+@pytest.fixture
+def listening(server: Server) -> Iterator[Callable[[], Ear]]:
+    """Ears on this database."""
+    wakeable(server.alias)
+    ears: list[Ear] = []
+
+    def make() -> Ear:
+        ears.append(server.backend.ear(server.connection.copy(), CHANNEL))
+        ears[-1].connect()
+        ears[-1].listen()
+        return ears[-1]
+
+    yield make
+    for ear in ears:
+        ear.close()
+
+
+def until_heard(ear: Ear, count: int) -> list[str]:
+    heard: list[str] = []
+    eventually(lambda: heard.extend(ear.heard(1)) or len(heard) >= count)
+    return heard
+
+
+def tell(server: Server, payload: str) -> None:
+    server.backend.notify(server.connection, CHANNEL, payload)
+
+
+def test_everybody_who_listens_hears_everything_in_order(server: Server, listening: Callable[[], Ear]) -> None:
+    one, two = listening(), listening()
+
+    for payload in ("testapp.Leased", "ß 🚀", "x" * 250):
+        tell(server, payload)
+
+    for ear in (one, two):
+        assert until_heard(ear, 3) == ["testapp.Leased", "ß 🚀", "x" * 250]
+
+
+def test_who_hears_nothing_waits_no_longer_than_it_says(server: Server, listening: Callable[[], Ear]) -> None:
+    ear = listening()
+
+    with within(5):
+        assert ear.heard(1) == []
+        ear.answer()
+    assert ear.broken is False
+
+
+def test_what_was_told_before_is_not_heard(server: Server, listening: Callable[[], Ear]) -> None:
+    tell(server, "before")
+
+    ear = listening()
+    tell(server, "after")
+
+    assert until_heard(ear, 1) == ["after"]
+
+
+def test_who_has_stopped_listening_is_in_nobodys_way(server: Server, listening: Callable[[], Ear]) -> None:
+    gone, ear = listening(), listening()
+    gone.close()
+    gone.close()
+
+    tell(server, "still")
+
+    assert until_heard(ear, 1) == ["still"]
+
+
+def test_who_was_cut_knows_it(server: Server, listening: Callable[[], Ear]) -> None:
+    ear = listening()
+    if server.vendor == "microsoft":
+        with ear.connection.cursor() as cursor:
+            cursor.execute("SELECT @@SPID")
+            session = int(cursor.fetchone()[0])
+        server.run(f"KILL {session}")
+    else:
+        cut_ears(server.connection)
+
+    with pytest.raises(Error) as raised:
+        eventually(lambda: ear.heard(1))
+
+    assert server.kind_of(raised.value) == "connection"
+    assert ear.broken is True
+
+
+def conversations(server: Server) -> int:
+    found: list[Any] = server.run(
+        "SELECT COUNT(*) FROM sys.conversation_endpoints WHERE far_service = 'queueapp_wakeups' AND state <> 'CD'"
+    )
+    return int(found[0][0])
+
+
+def test_an_ear_leaves_no_conversation_behind_and_renews_its_own(
+    server: Server, listening: Callable[[], Ear], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if server.vendor != "microsoft":
+        pytest.skip("conversations are Service Broker's")
+    before = conversations(server)
+    ear = listening()
+    assert conversations(server) == before + 2
+    monkeypatch.setattr(ear, "_renew_at", 0.0)
+    tell(server, "told before it renewed")
+
+    assert until_heard(ear, 1) == ["told before it renewed"]
+    tell(server, "told after")
+    assert until_heard(ear, 1) == ["told after"]
+
+    assert conversations(server) == before + 2
+    ear.close()
+    assert conversations(server) == before
+
+
+def test_nothing_is_lacking_where_there_are_wake_ups(server: Server, listening: Callable[[], Ear]) -> None:
+    listening()
+    assert server.backend.lacking_for_wake_ups(server.connection) is None

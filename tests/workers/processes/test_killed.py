@@ -1,0 +1,111 @@
+"""What each semantics promises when processes and sessions are killed, on the database of this run, of whichever kind it is.
+
+The crash suite (``tests/crash``) strikes harder and at chosen moments, with a PostgreSQL of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from queueapp import Semantics
+from queueapp.models import PoisonMessage
+from tests.inprocess import eventually, real_commits
+from tests.killing import kill, kill_all_others, session_of
+from tests.testapp.messages import Ping
+from tests.testapp.models import AtMostOnce, Effect, Leased, Transactional
+from tests.workers.trees import Tree
+
+pytestmark = real_commits
+Start = Callable[..., Tree]
+
+each_queue = pytest.mark.parametrize("queue", [Transactional, Leased, AtMostOnce], ids=lambda queue: queue.__name__)
+LONG = 240.0
+
+
+def send(queue: Any, count: int, sleep_ms: int = 20) -> list[str]:
+    names = [f"{queue.__name__} {n}" for n in range(count)]
+    queue.send_many(Ping(name, sleep_ms=sleep_ms) for name in names)
+    return names
+
+
+def effects() -> Counter[str]:
+    return Counter(Effect.objects.values_list("name", flat=True))
+
+
+def kept(queue: Any, names: list[str]) -> bool:
+    """Whether the promise is kept: exactly one effect, at least one, at most one; and nothing else has become of them."""
+    done = effects()
+    assert set(done) <= set(names)
+    if queue.delivery.semantics is Semantics.AT_MOST_ONCE:
+        # A handler whose session is killed has failed, and is not run again: its message is kept as poison.
+        return max(done.values()) == 1
+    assert not PoisonMessage.objects.exists()
+    if queue.delivery.semantics is Semantics.TRANSACTIONAL:
+        return done == Counter(names)
+    return set(done) == set(names)
+
+
+@each_queue
+def test_workers_that_are_killed_while_they_handle_keep_the_promise(start_tree: Start, queue: Any) -> None:
+    names = send(queue, 40)
+    tree = start_tree(queue._meta.label)
+    tree.wait_for_workers()
+    for done in (5,):
+        eventually(lambda done=done: len(effects()) >= done, LONG)
+        for worker in tree.workers:
+            os.kill(worker, signal.SIGKILL)
+        eventually(lambda: tree.workers, LONG)
+
+    eventually(lambda: not queue.objects.exists(), LONG)
+    tree.terminate()
+
+    assert kept(queue, names)
+
+
+@each_queue
+def test_sessions_that_are_killed_while_they_handle_keep_the_promise(start_tree: Start, queue: Any) -> None:
+    names = send(queue, 40)
+    tree = start_tree(queue._meta.label)
+    tree.wait_for_workers()
+    for done in (5, 15):
+        eventually(lambda done=done: len(effects()) >= done or not queue.objects.exists(), LONG)
+        kill_all_others(connection)
+
+    eventually(lambda: not queue.objects.exists(), LONG)
+    tree.terminate()
+
+    assert kept(queue, names)
+
+
+@pytest.mark.parametrize("queue", [Transactional, Leased], ids=lambda queue: queue.__name__)
+def test_a_message_that_kills_its_process_is_poison_and_its_neighbours_are_handled(
+    start_tree: Start, queue: Any
+) -> None:
+    queue.send(Ping("killer", die=True))
+    tree = start_tree(queue._meta.label)
+
+    poison = eventually(PoisonMessage.objects.first, LONG)
+    names = send(queue, 10, sleep_ms=0)
+    eventually(lambda: set(names) <= set(effects()), LONG)
+
+    assert tree.terminate() == 0
+    assert (poison.queue, bytes(poison.body).count(b'"killer"')) == (queue._meta.label, 1)
+    assert "killer" not in effects()
+
+
+def test_a_session_that_was_killed_is_gone_on_either_database(transactional_db: None) -> None:
+    other = connection.copy()
+    try:
+        session = session_of(other)
+        kill(connection, session)
+        with pytest.raises(Exception, match=r"."):
+            eventually(lambda: session_of(other) != session)
+    finally:
+        other.close()

@@ -1,0 +1,152 @@
+"""Which child of a tree dispatches and which keeps house, in which databases, and who says that nobody does."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connections
+
+from queueapp.models import DISPATCHER, HOUSEKEEPING, Now
+from tests.testapp.models import Leased, Transactional
+from workers.processes.child import ChildOptions, Stages, run_dispatcher
+from workers.processes.supervisor import HOPELESS_LOOKS, Supervisor
+from workers.services import service
+from workers.services.delayed_dispatcher import DelayedDispatcher
+from workers.services.forwarder import Forwarder
+from workers.services.housekeeping import Housekeeping
+from workers.services.listening import Listener
+from workers.services.pulse import Pulse
+
+OTHER = "warehouse"
+
+
+class Routes:
+    def db_for_write(self, model: Any, **hints: Any) -> str | None:
+        return OTHER if model is Transactional else None
+
+
+@pytest.fixture(autouse=True)
+def warehouse(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transactional lies there, and the default database keeps delayed messages for it."""
+    monkeypatch.setitem(connections.settings, OTHER, dict(connections.settings["default"]))
+    settings.DATABASE_ROUTERS = [Routes()]
+    monkeypatch.setattr(Transactional.delivery, "delayed_in", ("default",))
+
+
+# -- the tree ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "role", "keeps_house", "aliases", "lacking"),
+    [
+        ({}, "dispatcher", True, ["default", OTHER], []),
+        ({"housekeeping": False}, "dispatcher", False, ["default", OTHER], [HOUSEKEEPING]),
+        ({"dispatcher": False}, "housekeeper", True, [OTHER], [DISPATCHER]),
+    ],
+)
+def test_one_child_does_both_or_one_of_it_where_the_queues_are_or_are_delayed(
+    options: dict[str, bool], role: str, keeps_house: bool, aliases: list[str], lacking: list[str]
+) -> None:
+    *workers, child = Supervisor([Transactional], processes=2, **options).children
+
+    assert (child.name, child.options.role) == (role, role)
+    assert (child.options.keeps_house, child.options.aliases) == (keeps_house, aliases)
+    assert [set(one.options.lacking) for one in workers] == [set(lacking), set()], "one says it for all"
+
+
+def test_a_tree_that_does_neither_has_workers_alone() -> None:
+    children = Supervisor([Leased], processes=2, dispatcher=False, housekeeping=False).children
+
+    assert [one.options.role for one in children] == ["worker", "worker"]
+    assert set(children[0].options.lacking) == {DISPATCHER, HOUSEKEEPING}
+
+
+def test_without_queues_it_is_the_default_database_that_is_looked_after() -> None:
+    (child,) = Supervisor([]).children
+
+    assert (child.options.role, child.options.aliases) == ("dispatcher", ["default"])
+
+
+# -- the process -------------------------------------------------------------------------------------------------------
+
+
+def services_of(monkeypatch: pytest.MonkeyPatch, role: str, *, keeps_house: bool, aliases: list[str]) -> list[Any]:
+    """The services that such a process would start."""
+    found: list[Any] = []
+    monkeypatch.setattr(service.Service, "start", lambda self, *given: found.append(self))
+    monkeypatch.setattr(service.Service, "join", lambda self, *given: None)
+    stages = Stages()
+    stages.stopping.set()
+    options = ChildOptions(role, [], str(uuid.uuid4()), aliases=aliases, keeps_house=keeps_house)
+    assert run_dispatcher(options, stages) == 0
+    return found
+
+
+def of(kind: type, found: list[Any]) -> list[Any]:
+    return [one for one in found if type(one) is kind]
+
+
+def test_a_process_that_does_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = services_of(monkeypatch, "dispatcher", keeps_house=True, aliases=["default", OTHER])
+
+    assert [one.alias for one in of(DelayedDispatcher, found)] == ["default", OTHER]
+    assert [(one.alias, one.target) for one in of(Forwarder, found)] == [("default", OTHER)]
+    here, there = of(Housekeeping, found)
+    assert there._queues == [Transactional]
+    assert Leased in here._queues
+    assert all(queue._meta.managed for queue in here._queues)
+    (first, _) = of(Pulse, found)
+    names = {name: [one.name.split(" ")[0] for one in own] for name, (_, own) in first._breakers.items()}
+    assert names == {
+        DISPATCHER: ["Fetch", "Dispatch", "Recovery"] * 2,
+        HOUSEKEEPING: ["Housekeeping"],
+    }, "those of the forwarder as well"
+    dispatching = {one.leadership.role for one in found if isinstance(one, DelayedDispatcher)}
+    assert not dispatching & {here._leadership.role, there._leadership.role}, "each is elected for itself"
+
+
+@pytest.mark.parametrize("role", ["dispatcher", "housekeeper"])
+def test_a_process_that_does_one_of_it(monkeypatch: pytest.MonkeyPatch, role: str) -> None:
+    found = services_of(monkeypatch, role, keeps_house=role == "housekeeper", aliases=["default"])
+
+    dispatches = role == "dispatcher"
+    assert [len(of(kind, found)) for kind in (DelayedDispatcher, Forwarder, Listener)] == [int(dispatches)] * 3
+    assert len(of(Housekeeping, found)) == int(not dispatches)
+    (pulse,) = of(Pulse, found)
+    assert list(pulse._breakers) == [DISPATCHER if dispatches else HOUSEKEEPING]
+
+
+def test_a_wake_up_wakes_the_dispatcher_and_the_forwarder_of_its_own_database(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = services_of(monkeypatch, "dispatcher", keeps_house=False, aliases=["default", OTHER])
+    woken: list[str] = []
+    monkeypatch.setattr(service.Service, "wake", lambda self: woken.append(self.name))
+    first, second = of(Listener, found)
+
+    first._on_wake("delayed")
+    assert woken == ["dispatcher-default", f"dispatcher-default for {OTHER}"]
+    woken.clear()
+    second._on_wake("delayed")
+    assert woken == [f"dispatcher-{OTHER}"]
+    second._on_wake("testapp.Leased")
+    assert woken == [f"dispatcher-{OTHER}"]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("housekeeping", [True, False])
+def test_until_empty_waits_for_what_has_expired_only_where_its_tree_purges(housekeeping: bool) -> None:
+    Leased.send({}, expires_in=timedelta(hours=1))
+    Leased.objects.update(expires=Now() - timedelta(hours=1))
+    tree = Supervisor([Leased], housekeeping=housekeeping, until_empty=True)
+
+    ended = False
+    for _ in range(HOPELESS_LOOKS):
+        tree._look_at = 0.0
+        ended = tree._is_done()
+
+    assert ended is not housekeeping
+    assert bool(tree.left) is not housekeeping

@@ -1,0 +1,29 @@
+"""What claims leave out: messages in hand whose transaction may be gone, and stretches of which nothing is left to read."""
+
+from __future__ import annotations
+
+from queueapp.receiving.floors import Floors
+from queueapp.sql.claimed import MAX_SEQ, Range
+from workers.receiving.claiming import Claiming
+
+
+def test_what_is_in_hand_is_claimed_by_nobody_here_until_it_is_let_go() -> None:
+    claims = Claiming(Floors())
+    claims.hold(5)
+    claims.hold(0)
+    with claims.claim(1) as claim:
+        assert claim.ranges == [Range(1, 4), Range(6, MAX_SEQ)], "and no stretch is empty"
+    claims.let_go(5)
+    claims.let_go(0)
+    claims.let_go(7)
+    with claims.claim(1) as claim:
+        assert claim.ranges == [Range(0, MAX_SEQ)]
+
+
+def test_where_all_has_come_back_nothing_is_read_again() -> None:
+    claims = Claiming(Floors())
+    claims.extend_unknown(Range(3), 3)
+    assert claims.to_reread() is not None
+    claims.lower(3)
+
+    assert claims.to_reread() is None

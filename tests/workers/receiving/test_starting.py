@@ -1,0 +1,54 @@
+"""The first messages of a worker that starts beside others."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from datetime import timedelta
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from queueapp import consumer
+from queueapp.models import Now, Subscriber
+from tests.inprocess import Worker, eventually, real_commits
+from tests.testapp.messages import Nop
+from tests.testapp.models import Leased
+
+pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
+
+
+def test_first_messages_of_a_worker_beside_a_live_one_are_handled_at_once(
+    start_worker: Callable[..., Worker], settings: Any
+) -> None:
+    """They are one message each, which is the other one's by its number; that one is busy and takes none."""
+    settings.QUEUEAPP = {"PEEK_DELAY": 3600}
+    handled: list[float] = []
+
+    def act(message: Nop) -> None:
+        handled.append(monotonic())
+
+    consumer(Leased, name="tests")(act)
+    for _ in range(3):
+        Subscriber.objects.create(
+            queue=Leased._meta.label,
+            table=Leased._meta.db_table,
+            host="elsewhere",
+            process=1,
+            supervisor=uuid.uuid4(),
+            alive_until=Now() + timedelta(hours=1),
+        )
+    waited: list[float] = []
+    # Several, because a busy machine makes one of them late.
+    for number in range(1, 6):
+        Leased.send(Nop(number, ""))
+        worker = start_worker(Leased, heartbeat=True, listener=True)
+        started = monotonic()
+        eventually(lambda number=number: len(handled) == number)
+        waited.append(handled[-1] - started)
+        worker.stop()
+        if waited[-1] <= 0.3:
+            break
+
+    assert min(waited) <= 0.3, waited
