@@ -38,7 +38,7 @@ def test_when_a_hook_raises_after_the_commit_should_run_the_others_and_log_it(
     ran: list[str] = []
     endpoint.handle(lambda message, context: hooks(endpoint, ran, "handler"), policy=lambda failure: RetryNow())
     endpoint.send(1)
-    worker = endpoint.start()
+    worker = endpoint.start(concurrency=1)  # two tasks would run the hooks of two messages in turns
     if careful:
         worker.pump.careful = True
         endpoint.send(2)

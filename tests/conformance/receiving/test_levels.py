@@ -24,7 +24,24 @@ STRANGE = [-(2**15), -1, 3, 2**15 - 1]
 
 
 @pytest.fixture
-def urgent(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
+def set_levels() -> Iterator[Callable[[int], None]]:
+    """Changes the number of levels, as a deploy does.
+
+    What is built on this is taken down before it: a thread that still ran could otherwise leave statements for the other
+    number of levels to every later test.
+    """
+    before = Urgent.delivery.priorities
+
+    def change(levels: int) -> None:
+        Urgent.delivery.priorities = levels
+        sql._queue_sql.cache_clear()
+
+    yield change
+    change(before)
+
+
+@pytest.fixture
+def urgent(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, set_levels: Any) -> Iterator[Endpoint]:
     """A queue with three levels, in the semantics of ``endpoint``."""
     monkeypatch.setattr(Urgent.delivery, "semantics", endpoint.queue.delivery.semantics)
     floors._floors.clear()
@@ -35,7 +52,7 @@ def urgent(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> Iterator[Endp
 
 
 @pytest.fixture
-def keep_house(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+def keep_house(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, set_levels: Any) -> Iterator[Callable[[], None]]:
     monkeypatch.setattr(housekeeping, "LEVELS_INTERVAL", 0.0)
     services: list[Service] = []
 
@@ -123,21 +140,17 @@ def test_when_it_is_received_without_a_worker_should_be_found(urgent: Endpoint) 
 
 @modes("NRS")
 def test_when_a_deploy_lowers_the_levels_should_handle_what_has_one_of_the_others(
-    urgent: Endpoint, keep_house: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+    urgent: Endpoint, keep_house: Callable[[], None], set_levels: Callable[[int], None]
 ) -> None:
     urgent.handle()
     for number, priority in enumerate((2, 1, 0, 2)):
         urgent.send(number, priority=priority)
-    monkeypatch.setattr(Urgent.delivery, "priorities", 2)
-    sql._queue_sql.cache_clear()
-    try:
-        urgent.start(concurrency=1)
-        keep_house()
+    set_levels(2)
 
-        eventually(lambda: urgent.numbers == [0, 1, 2, 3])
-    finally:
-        urgent.close()
-        sql._queue_sql.cache_clear()
+    urgent.start(concurrency=1)
+    keep_house()
+
+    eventually(lambda: urgent.numbers == [0, 1, 2, 3])
 
 
 @modes("R")

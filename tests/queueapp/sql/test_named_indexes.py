@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import StringIO
 from typing import Any
 
@@ -46,7 +46,8 @@ def inspected() -> Iterator[Any]:
         return inspection.inspect(model, "recorded")
 
     yield inspect
-    del connections["recorded"]
+    with suppress(AttributeError):  # where the driver cannot be loaded there is none
+        del connections["recorded"]
 
 
 # -- SQL Server, without one -----------------------------------------------------------------------------------------------
