@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
+import msgspec
+
 from .. import messages
 from ..messages.ids import as_uuid
 from ..messages.telling import WellKnown
@@ -15,24 +17,42 @@ from .registration import Registration
 from .uninterrupted import run_to_its_end
 
 
-class Context(WellKnown):
+class Receiving(msgspec.Struct, frozen=True, eq=False):
+    """What the contexts of one consumer have in common: a receive task makes it once for many messages."""
+
+    queue: Any
+    alias: str
+    consumer: Registration
+    extend: Callable[[int, timedelta | None], None]
+
+
+class Context(WellKnown, msgspec.Struct, eq=False):
     """What a handler gets beside the message: who it is, how often it was tried, and how to ask for more time."""
 
-    __slots__ = ("_cancel", "_claimed", "_extend", "_headers", "_items", "alias", "attempt", "consumer", "queue")
-
+    # A Struct, since one is made per message: 0.05 µs where a class of Python's takes 0.14.
+    _receiving: Receiving
+    _claimed: Claimed
+    #: 1 for the first. Hand-outs that nobody ended count as well: their handler may have begun.
+    attempt: int
+    _headers: dict[str, str] | None = None
+    _items: dict[str, Any] | None = None
     #: Cancels what is awaited of a handler, from any thread; there once it is awaited.
-    _cancel: Callable[..., object]
+    _cancel: Callable[..., object] | None = None
 
-    def __init__(self, queue: Any, alias: str, consumer: Registration, claimed: Claimed, attempt: int, extend: Any):
-        self.queue = queue
-        self.alias = alias
-        self.consumer = consumer
-        #: 1 for the first. Hand-outs that nobody ended count as well: their handler may have begun.
-        self.attempt = attempt
-        self._claimed = claimed
-        self._extend = extend
-        self._headers: dict[str, str] | None = None
-        self._items: dict[str, Any] | None = None
+    @property
+    def queue(self) -> Any:
+        """The queue that it was received from."""
+        return self._receiving.queue
+
+    @property
+    def alias(self) -> str:
+        """The database that it was received from."""
+        return self._receiving.alias
+
+    @property
+    def consumer(self) -> Registration:
+        """Who handles it."""
+        return self._receiving.consumer
 
     @property
     def message_id(self) -> uuid.UUID:
@@ -67,7 +87,7 @@ class Context(WellKnown):
     def extend(self, period: timedelta | None = None) -> None:
         """Let the lease run ``period`` (default: the queue's lease period) from now. Raises LeaseLost when it is
         somebody else's by now. Nothing to do where a message is not leased."""
-        self._extend(self._claimed[SEQ], period)
+        self._receiving.extend(self._claimed[SEQ], period)
 
     async def aextend(self, period: timedelta | None = None) -> None:
         """``extend`` for async handlers. A task that is cancelled meanwhile leaves nothing half done."""

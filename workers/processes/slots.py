@@ -99,12 +99,14 @@ class Slots:
 class Slot:
     """The slot of one receive task."""
 
-    __slots__ = ("_base", "_bytes", "_kept", "_words")
+    __slots__ = ("_base", "_bytes", "_identity", "_kept", "_words")
 
     def __init__(self, slots: Slots, index: int) -> None:
         self._words = slots._words
         self._bytes = slots._bytes
         self._base = index * _WORDS
+        byte = index * _SLOT_BYTES
+        self._identity = slice(byte + 8, byte + 24)
         self._kept = ""
 
     def describe(self, queue: int, subscriber: uuid.UUID) -> None:
@@ -115,15 +117,14 @@ class Slot:
 
     def lease(self, token: uuid.UUID) -> None:
         """The token under which the messages that follow are held; once per batch."""
-        byte = self._base * 8
-        self._bytes[byte + 8 : byte + 24] = token.bytes
+        self._bytes[self._identity] = token.bytes
 
     def keep(self, identity: bytes, headers: str) -> None:
         """Id and headers of the message that follows, these cut to what fits: for AT_MOST_ONCE."""
-        byte = self._base * 8
-        self._bytes[byte + 8 : byte + 24] = identity
+        self._bytes[self._identity] = identity
         if headers == self._kept:
             return  # as those of the message before: one type, no headers of its own
+        byte = self._base * 8
         data = headers.encode(errors="replace")[: _SLOT_BYTES - _HEADERS]
         self._bytes[byte + _HEADERS : byte + _HEADERS + len(data)] = data
         self._words[self._base + _LENGTH] = len(data)

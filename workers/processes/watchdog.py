@@ -120,7 +120,7 @@ def interrupt(task: Task, running: Running | Aside) -> bool:
         if isinstance(running, Aside):
             _raise_in(task, TimeLimitExceeded)
         elif not running.entry.registration.is_async:
-            if (cancel := getattr(running.context, "_cancel", None)) is not None:
+            if (cancel := running.context._cancel) is not None:
                 _cancel(cancel, for_its_time_limit=True)
             else:
                 _raise_in(task, TimeLimitExceeded)
@@ -143,7 +143,7 @@ def interrupt_all(pumps: Sequence[QueuePump]) -> int:
                     continue
                 task.cut_off = running
                 count += 1
-                if (cancel := getattr(running.context, "_cancel", None)) is not None:
+                if (cancel := running.context._cancel) is not None:
                     _cancel(cancel)
                 elif not running.entry.registration.is_async:
                     _raise_in(task, WorkerStopped)

@@ -24,7 +24,7 @@ from queueapp.consuming.registry import registered
 from queueapp.errors import UndecodableMessage
 from queueapp.sql import queue_sql
 from queueapp.sql.carried import COUNTS
-from queueapp.sql.claimed import BODY, HEADERS, RECIPIENT, Claimed
+from queueapp.sql.claimed import HEADERS, RECIPIENT, Claimed
 
 
 class Interrupted(Exception):
@@ -150,7 +150,8 @@ class Handlers:
 
     def __init__(self, queue: Any) -> None:
         self.queue = queue
-        self._addressed = queue.delivery.recipients
+        #: Whether a message says which consumer it is for: headers alone do not.
+        self.addressed = queue.delivery.recipients
         registrations = registered.of(queue)
         self._by_name = {one.name: Entry(one) for one in registrations}
         self._by_type: dict[str, Entry] = {}
@@ -164,12 +165,12 @@ class Handlers:
     @property
     def recipients(self) -> list[str]:
         """Whose messages this process takes: '' and every consumer it has."""
-        return ["", *self._by_name] if self._addressed else [""]
+        return ["", *self._by_name] if self.addressed else [""]
 
     def find(self, claimed: Claimed) -> tuple[Entry | None, str]:
         """(who handles it or None, its content type). Raises UndecodableMessage when the headers do not parse."""
         kind, content_type = messages.read_head(claimed[HEADERS])
-        if self._addressed and claimed[RECIPIENT]:
+        if self.addressed and claimed[RECIPIENT]:
             return self._by_name.get(claimed[RECIPIENT]), content_type
         return self._by_type.get(kind), content_type
 
@@ -188,14 +189,3 @@ class Handlers:
             return messages.read_head(headers)[0]
         except UndecodableMessage:
             return ""
-
-    @staticmethod
-    def decode(entry: Entry, claimed: Claimed, content_type: str) -> Any:
-        """The body for this consumer. Raises UndecodableMessage."""
-        body = claimed[BODY]
-        if entry.decode is not None and body and content_type == messages.JSON:
-            try:
-                return entry.decode(body)
-            except Exception:  # noqa: S110
-                pass  # not this type, or a byte order mark: the general path reads it, or says what is wrong
-        return messages.decode_body(body, content_type, entry.registration.message_type)

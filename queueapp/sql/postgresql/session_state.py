@@ -73,10 +73,10 @@ class PostgresqlSessions(Sessions):
         if raw is None:
             return _GONE
         pgconn = raw.pgconn
-        state = (_WITH_AUTOCOMMIT if raw.autocommit else _WITHOUT_AUTOCOMMIT)[pgconn.transaction_status]
+        state = (_WITH_AUTOCOMMIT if raw._autocommit else _WITHOUT_AUTOCOMMIT)[pgconn.transaction_status]
         # In a pipeline the status is that of the last synchronization; within ``connection.transaction()`` psycopg refuses to
         # commit or to roll back.
-        busy = pgconn.pipeline_status or getattr(raw, "_num_transactions", 0)
+        busy = pgconn.pipeline_status or raw._num_transactions
         return _BUSY if busy and state is not _GONE else state
 
     def hung_up(self, connection: Any) -> bool:

@@ -13,8 +13,6 @@ from typing import Any
 
 import psycopg
 
-from tests.benchmarks.rig.database import connection_parameters, raw_connection
-
 _TABLE = "raw_latency"
 _TAKE = (
     f"UPDATE {_TABLE} SET lease = clock_timestamp() + interval '30 s' WHERE seq = "
@@ -25,6 +23,9 @@ _TAKE = (
 def raw_latency(count: int, pause: tuple[float, float]) -> float:
     """Median milliseconds from an INSERT until another process has leased that row: INSERT and NOTIFY committed one after the
     other, LISTEN in a process of its own, and the lease on a thread of its own there. ``pause``: seconds between two."""
+    # Here, since the other process imports this module, and is to know nothing of Django.
+    from tests.benchmarks.rig.database import connection_parameters, raw_connection
+
     context = multiprocessing.get_context("spawn")
     told, teller = context.Pipe(duplex=False)
     with raw_connection() as raw:

@@ -82,10 +82,9 @@ class AtMostOnceTask(Task):
 
     def _unknown(self, rows: list[Claimed]) -> list[int]:
         if not self.queue.delivery.recipients:
-            # Messages of one type have the same headers: one look for all of them.
-            of_headers = {row[HEADERS]: row for row in rows}
-            if not any(self._is_unknown(row) for row in of_headers.values()):
-                return []
+            # Most have the headers of those before.
+            known = self._route.headers if self._route is not None else None
+            rows = [row for row in rows if row[HEADERS] != known]
         return [row[SEQ] for row in rows if self._is_unknown(row)]
 
     def _is_unknown(self, claimed: Claimed) -> bool:

@@ -20,14 +20,14 @@ from typing import Any, TypeVar
 import msgspec
 from django.db import Error, connections
 
-from queueapp import asides
+from queueapp import asides, messages
 from queueapp.conf import settings
-from queueapp.consuming.context import Context
+from queueapp.consuming.context import Context, Receiving
 from queueapp.errors import LeaseLost, UndecodableMessage
 from queueapp.poison import limits
 from queueapp.recovery import carrying_out, verdicts
 from queueapp.sql import ErrorKind
-from queueapp.sql.claimed import DELIVERIES, SEQ, Claimed
+from queueapp.sql.claimed import BODY, DELIVERIES, HEADERS, SEQ, Claimed
 
 from ...connections.dead_peers import Answering, go_on, patience, rest
 from ...connections.handed_out import HandedOut
@@ -39,7 +39,8 @@ from ..slot import Slot
 
 log = logging.getLogger("workers")
 _T = TypeVar("_T")
-_RECURSION_LIMIT = sys.getrecursionlimit()
+_recursion_limit = sys.getrecursionlimit
+_RECURSION_LIMIT = _recursion_limit()
 
 
 class Running(msgspec.Struct, frozen=True, eq=False, gc=False):
@@ -50,6 +51,17 @@ class Running(msgspec.Struct, frozen=True, eq=False, gc=False):
     context: Context
     started: float
     deadline: float | None
+
+
+class Route(msgspec.Struct, frozen=True, eq=False):
+    """Where messages with these headers go."""
+
+    headers: str
+    entry: Entry
+    content_type: str
+    #: Reads the usual body, and raises for any other.
+    decode: Callable[[bytes], Any] | None
+    receiving: Receiving
 
 
 class Aside(msgspec.Struct, frozen=True, eq=False, gc=False):
@@ -76,6 +88,7 @@ class Task:
         self.alias: str = desk.alias
         self.handlers: Handlers = desk.handlers
         self.sql = desk.sql
+        self._route: Route | None = None
         self._keeps_counts = self.sql.table.keeps_counts
         self.slot = slot
         self.thread_id = 0
@@ -132,10 +145,18 @@ class Task:
         seq = claimed[SEQ]
         self.cut_loose = False
         try:
-            entry, content_type = self.handlers.find(claimed)
-            if entry is None:
-                return False
-            message = self.handlers.decode(entry, claimed, content_type)
+            route = self._route
+            if route is None or claimed[HEADERS] != route.headers:
+                route = self._find(claimed)
+                if route is None:
+                    return False
+            entry, body, decode = route.entry, claimed[BODY], route.decode
+            try:
+                message = decode(body) if decode is not None and body else None
+            except Exception:  # not this type, or a byte order mark
+                message = None
+            if message is None:  # the general path reads it, or says what is wrong
+                message = messages.decode_body(body, route.content_type, entry.registration.message_type)
         except UndecodableMessage as error:
             self.items = None
             return error
@@ -148,16 +169,17 @@ class Task:
                 self.items = None
                 return exhausted
             attempt += limits.unended(claimed, attempt, leased=leased)
-        context = Context(self.queue, self.alias, entry.registration, claimed, attempt, self.extend)
+        context = Context(route.receiving, claimed, attempt)
         quarantine = self.desk.quarantine if self.desk.quarantine.watchful else None
         if quarantine is not None:
             quarantine.enter(suspect=attempt > 1)
         started = monotonic()
         timeout = entry.timeout
-        slot = self.slot
+        slot, handed = self.slot, self.handed
         if slot is not None:
             slot.begin(seq)
-        self.handed.before()
+        if not handed.fresh:
+            handed.before()
         self.variables = variables = copy_context()
         self.running = running = Running(seq, entry, context, started, started + timeout if timeout else None)
         failed: BaseException | None = None
@@ -173,7 +195,7 @@ class Task:
                 self.running = None
             if forks.generation != self._generation:
                 forks.end_child(failed)
-            if sys.getrecursionlimit() < _RECURSION_LIMIT:
+            if _recursion_limit() < _RECURSION_LIMIT:
                 sys.setrecursionlimit(_RECURSION_LIMIT)  # of the whole process, the engine's own calls among it
             if self.hurry or (running.deadline is not None and monotonic() >= running.deadline):
                 self._absorb(running)
@@ -185,20 +207,46 @@ class Task:
             slot.end()
         if quarantine is not None:
             quarantine.leave(suspect=attempt > 1)
-        # Nothing can strike any more. What the handler made of its connections is looked at on every alias.
-        left = self.handed.after(failed, self.stands, seq)
+        # Nothing can strike any more.
+        if (
+            failed is None
+            and handed.fresh
+            and self.hit is not running
+            and self.cut_off is not running
+            and handed.is_untouched()
+        ):
+            return None
+        return self._judge(running, failed)
+
+    def _judge(self, running: Running, failed: BaseException | None) -> BaseException | None:
+        """After a handler: what it raised or left behind. What it made of its connections is looked at on every alias."""
+        handed, name = self.handed, running.entry.registration.name
+        left = handed.after(failed, self.stands, running.seq)
         self.cut_loose = left is not None and left.replaced
-        if self.handed.changed is not None:
-            self.desk.tell_changed(entry.registration.name, self.handed.changed)
+        if handed.changed is not None:
+            self.desk.tell_changed(name, handed.changed)
         if (self.hit is running or self.cut_off is running) and not connections[self.alias].in_atomic_block:
-            self.handed.replace()  # it may have struck between an answer and the driver's notes of it
+            handed.replace()  # it may have struck between an answer and the driver's notes of it
         failed = failed or left
         if failed is not None:
             if self.cut_off is running and self.hit is not running:
                 # Whatever the handler made of the interruption.
-                failed = WorkerStopped(f"{entry.registration.name} was interrupted: the worker stops.")
-            self.items = context._items
+                failed = WorkerStopped(f"{name} was interrupted: the worker stops.")
+            self.items = running.context._items
         return failed
+
+    def _find(self, claimed: Claimed) -> Route | None:
+        """Who handles this message; remembered for the next ones, most of which are of the same type and have no headers of
+        their own. None: nobody here. Raises UndecodableMessage."""
+        entry, content_type = self.handlers.find(claimed)
+        if entry is None:
+            return None
+        receiving = Receiving(self.queue, self.alias, entry.registration, self.extend)
+        decode = entry.decode if content_type == messages.JSON else None
+        route = Route(claimed[HEADERS], entry, content_type, decode, receiving)
+        if not self.handlers.addressed:
+            self._route = route
+        return route
 
     def _absorb(self, running: Running | Aside) -> None:
         """If the watchdog has sent an exception, it is raised in here or was raised before, and nowhere else."""
