@@ -45,10 +45,16 @@ class Figure:
 
 @dataclass(frozen=True)
 class Ratio:
-    """A sample that is one measurement divided by another."""
+    """A sample that is one measurement divided by another. Raises ValueError where there is nothing to divide by."""
 
     measured: float
     base: float
+
+    def __post_init__(self) -> None:
+        if not self.base > 0:
+            raise ValueError(
+                f"measured {self.measured:g} beside {self.base:g}: what it is compared with did not happen"
+            )
 
 
 @dataclass(frozen=True)

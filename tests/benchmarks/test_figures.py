@@ -1,7 +1,9 @@
 """What becomes of samples: values, verdicts and the closing line."""
 
-from math import isnan
+from math import isnan, nan
 from statistics import median
+
+import pytest
 
 from tests.benchmarks.figures import Absent, Beside, Figure, Ratio, Result
 from tests.benchmarks.report import line, summary
@@ -14,6 +16,12 @@ TOLD = Figure("told", "", "B", "what belongs to another figure")
 def test_the_value_of_a_ratio_is_the_median_of_the_ratios() -> None:
     result = Result(SPEED, [Ratio(10, 5), Ratio(30, 10), Ratio(1, 1)])
     assert (result.value, result.ok) == (2.0, True)
+
+
+@pytest.mark.parametrize("base", [0.0, -1.0, nan])
+def test_a_ratio_to_nothing_is_an_error_of_its_measurement(base: float) -> None:
+    with pytest.raises(ValueError, match="measured 3 beside"):
+        Ratio(3.0, base)
 
 
 def test_one_failure_in_one_of_many_runs_misses_the_bar() -> None:
