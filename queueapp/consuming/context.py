@@ -39,6 +39,10 @@ class Context(WellKnown, msgspec.Struct, eq=False):
     #: Cancels what is awaited of a handler, from any thread; there once it is awaited.
     _cancel: Callable[..., object] | None = None
 
+    def __repr__(self) -> str:
+        # Not the fields: a traceback with local variables would carry the body into somebody's log.
+        return f"<Context of {self.queue._meta.label} {self.seq}, attempt {self.attempt} of {self.consumer.name}>"
+
     @property
     def queue(self) -> Any:
         """The queue that it was received from."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from queueapp import Context, Poison, consumer
@@ -95,3 +96,14 @@ def test_when_creating_send_only_transport_should_send_and_receive_nothing(endpo
     assert registered.queues() == []
     assert not endpoint.start().pump.handlers
     assert endpoint.rows.count() == 1
+
+
+@modes("NRS")
+def test_a_context_names_its_message_and_shows_nothing_of_what_is_in_it(endpoint: Endpoint) -> None:
+    told: list[str] = []
+    endpoint.handle(lambda message, context: told.append(repr(context)))
+    endpoint.send(4711, headers={"secret": "of nobody's log"})
+    endpoint.start()
+
+    endpoint.wait_until_empty()
+    assert re.fullmatch(rf"<Context of {endpoint.queue._meta.label} \d+, attempt 1 of [\w.<>]+>", told[0])
