@@ -213,7 +213,8 @@ def _check_tables_in(alias: str, queues: list[Any]) -> list[Any]:
         backend.check_server(connections[alias])
         if not inspection.is_about_to_migrate():
             # A table that is somebody else's is for him to make, perhaps after us.
-            inspection.require_tables(alias, [queue for queue in queues if queue._meta.managed])
+            managed = [queue for queue in queues if queue._meta.managed and router.allow_migrate_model(alias, queue)]
+            inspection.require_tables(alias, managed, by_router=True)
     except UnsupportedServer as error:
         return [checks.Error(str(error), id="queueapp.E006")]
     except NotMigrated as error:
