@@ -88,7 +88,7 @@ def check_forwarding(**_: Any) -> list[Any]:
             if len(address := registry.address(queue, own)) > (_DESTINATION.max_length or 0):
                 problem = f"the destination {address!r} is too long for its table"
             if problem:
-                text = f"{label}.Delivery.delayed_in names {store!r}, but {problem}."
+                text = f"{label}.Delivery.delayed_in names {store!r}, but {problem.rstrip('.')}."
                 hint = "Name another database, or let the router put queueapp's tables there."
                 found.append(checks.Error(text, hint=hint, obj=queue, id="queueapp.E007"))
         if stores and not delayed.can_tell(own):

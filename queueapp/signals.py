@@ -56,10 +56,7 @@ def send_expired(queue: Any, ids: Sequence[uuid.UUID], reason: str) -> None:
         for receiver, result in asides.run("the receivers of a signal", told):
             if isinstance(result, Exception):
                 log.error("A receiver of a queueapp signal failed: %r: %r", receiver, result)
-    except KeyboardInterrupt:
-        raise  # of the command that purges
-    except BaseException as error:
-        # Django lets pass a sys.exit(), which would end whoever keeps house.
+    except Exception as error:
         log.error("The receivers of a queueapp signal were interrupted, and perhaps not all told: %r", error)
 
 

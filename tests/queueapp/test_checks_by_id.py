@@ -98,6 +98,7 @@ def test_a_database_that_cannot_keep_delayed_messages_for_a_queue_is_an_error(
     assert [one.id for one in errors] == found
     for one in errors:
         assert f"testapp.Transactional.Delivery.delayed_in names {delayed_in[-1]!r}, but " in one.msg
+        assert not one.msg.endswith("..")
 
 
 def test_a_queue_whose_database_cannot_tell_what_has_arrived_is_warned_of(settings: Any) -> None:

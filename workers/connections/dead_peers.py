@@ -146,11 +146,15 @@ def go_on(resting: tuple[float, Any] | None) -> None:
 
 
 def at_rest(what: str, call: Callable[[], _T], *, settled: bool) -> _T:
-    """An ``asides.Guard`` for a service: it is not the database that code of the user's waits for, nor is what that leaves open
-    for whatever comes next."""
+    """An ``asides.Guard`` for a service: it is not the database that code of the user's waits for, what that leaves open is not
+    for whatever comes next, and its ``sys.exit()`` is not the end of the service."""
     resting = rest()
     try:
         return call()
+    except Exception:
+        raise
+    except BaseException as error:
+        raise RuntimeError(f"{type(error).__name__} in {what}") from error
     finally:
         for connection in connections.all(initialized_only=True):
             wanted = connection.settings_dict["AUTOCOMMIT"]

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.core import checks
-from django.db import connection
+from django.db import connection, connections
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
-from queueapp import delayed, poison
+from queueapp import delayed, poison, signals
 from queueapp.delayed import SqlDelayedStore
 from queueapp.models import Arrival, DelayedMessage, Now, PoisonMessage
 from tests.crash.rig.two_databases import TwoDatabases
 from tests.crash.workload.routes import WAREHOUSE, Routes
+from tests.inprocess import DEADLINE, eventually
 from tests.queueapp.delayed.forwarded import ADDRESS, HOUR, NOW, failing, forward, healthy, keep, there
 from tests.testapp.models import Leased, Transactional, Urgent
 from workers.services.delayed_dispatcher import DelayedDispatcher
 from workers.services.forwarder import Forwarder
+from workers.services.service import stop_all
 
 pytestmark = pytest.mark.usefixtures("two")
 
@@ -237,3 +241,67 @@ def test_a_target_in_which_the_router_makes_no_tables_lacks_none(two: TwoDatabas
 
     found = checks.run_checks(databases=[WAREHOUSE])
     assert {one.id for one in found if one.id.startswith("queueapp.")} == {"queueapp.W006"}
+
+
+def test_a_receiver_of_poisoned_that_leaves_does_not_end_the_forwarder(two: TwoDatabases, mover: Forwarder) -> None:
+    failing(two, "testapp_transactional", "23514", "NEW.correlationid = 'refused'")
+    ended: list[Any] = []
+
+    def leave(**_: Any) -> None:
+        raise SystemExit
+
+    signals.poisoned.connect(leave)
+    keep(correlation_id="refused")
+    keep()
+    mover.start(ended.append)
+    try:
+        eventually(lambda: len(there()) == 1 and PoisonMessage.objects.exists())
+        mover.dispatch_breaker.success()
+        keep()
+        mover.wake()
+        eventually(lambda: ended or len(there()) == 2)
+    finally:
+        signals.poisoned.disconnect(leave)
+        assert mover.stop(DEADLINE)
+
+    assert not ended
+
+
+def test_both_directions_at_once(two: TwoDatabases, mover: Forwarder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Leased.delivery, "delayed_in", (WAREHOUSE,))
+    for _ in range(30):
+        keep()
+        Leased.send({}, delay=NOW, delayed_in=WAREHOUSE)
+    movers = [mover, Forwarder(WAREHOUSE, "default", uuid.uuid4())]
+
+    with override_settings(QUEUEAPP={"DISPATCH_BATCH": 7}):
+        for one in movers:
+            one.start()
+        eventually(lambda: len(there()) == Leased.objects.count() == 30)
+        assert stop_all(movers, DEADLINE)
+
+    assert Arrival.objects.count() == Arrival.objects.using(WAREHOUSE).count() == 30
+
+
+def test_who_cancels_a_message_under_way_waits_and_is_told_that_it_has_gone(two: TwoDatabases) -> None:
+    identity = keep()
+    threads: list[threading.Thread] = []
+    cancelled: list[int] = []
+
+    def cancel() -> None:
+        cancelled.append(delayed.cancel(identity))
+        connections.close_all()
+
+    @contextmanager
+    def waiting(_: Any) -> Iterator[None]:
+        if connection.in_atomic_block:  # the message is locked
+            threads.append(threading.Thread(target=cancel))
+            threads[-1].start()
+            eventually(lambda: two.here.backends("wait_event_type = 'Lock'"))
+        yield
+
+    assert forward(waiting=waiting) == (1, 0, 0)
+
+    threads[0].join(DEADLINE)
+    assert cancelled == [0]
+    assert len(there()) == 1
