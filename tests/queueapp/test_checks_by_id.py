@@ -120,6 +120,22 @@ def test_a_destination_that_is_too_long_for_its_table_is_an_error(settings: Any)
     assert "too long for its table" in found.msg
 
 
+def test_a_destination_that_just_fits_is_none(settings: Any) -> None:
+    settings.DATABASE_ROUTERS = [Elsewhere("a" * (200 - len("testapp.Transactional@")))]
+
+    assert [one.id for one in checks.check_forwarding() if "too long" in one.msg] == []
+
+
+def test_a_database_that_only_keeps_delayed_messages_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[tuple[str, list[Any]]] = []
+    monkeypatch.setattr(Transactional.delivery, "delayed_in", ("keeper",))
+    monkeypatch.setattr(checks, "_check_tables_in", lambda alias, queues: looked.append((alias, queues)) or [])
+
+    checks.check_tables(databases=["keeper", "nobodys"])
+
+    assert looked == [("keeper", [])]
+
+
 def test_the_delayed_store_that_is_configured_is_the_one_that_is_used() -> None:
     assert type(delayed.store_of("default")) is delayed.store_class()
 

@@ -149,6 +149,26 @@ def test_one_of_another_store_with_the_same_id_and_number_is_another_message() -
     assert Arrival.objects.using(WAREHOUSE).count() == 2
 
 
+def test_of_two_that_were_stored_at_the_same_moment_under_one_id_both_arrive() -> None:
+    """As poison that goes back, in one statement."""
+    identity = uuid.uuid4()
+    keep(message_id=identity)
+    keep(message_id=identity)
+    DelayedMessage.objects.update(stored_at=DelayedMessage.objects.values_list("stored_at", flat=True)[0])
+
+    assert forward() == (2, 0, 0)
+
+    assert [one.id for one in there()] == [identity, identity]
+
+
+def test_nothing_is_said_of_what_arrives_for_the_first_time(caplog: pytest.LogCaptureFixture) -> None:
+    keep()
+
+    assert forward() == (1, 0, 0)
+
+    assert "had arrived there already" not in caplog.text
+
+
 # -- a refusal that cannot be recovered --------------------------------------------------------------------------------
 
 
@@ -230,6 +250,28 @@ def test_a_sweep_that_fails_takes_nothing_from_what_its_round_has_done(two: TwoD
         mover._round()
 
     assert mover.dispatched == 1
+
+
+def test_a_sweep_that_works_is_no_recovery_from_a_refusal_of_its_round(two: TwoDatabases, mover: Forwarder) -> None:
+    failing(two, "testapp_transactional", "23514")
+    keep()
+
+    mover._round()
+
+    assert mover.dispatch_breaker.failures == 1
+
+
+def test_who_does_not_lead_sweeps_nothing(mover: Forwarder) -> None:
+    keep()
+    mover._round()
+    Arrival.objects.using(WAREHOUSE).update(arrived_at=Now() - HOUR)
+    mover.leadership.resign()
+    assert Forwarder("default", WAREHOUSE, uuid.uuid4()).leadership.hold()
+    mover._sweep_at = 0.0
+
+    mover._round()
+
+    assert Arrival.objects.using(WAREHOUSE).exists()
 
 
 def test_a_target_in_which_the_router_makes_no_tables_lacks_none(two: TwoDatabases) -> None:

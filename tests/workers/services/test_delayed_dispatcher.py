@@ -243,3 +243,7 @@ def test_what_somebody_else_has_locked_is_looked_for_less_and_less_often(setting
         assert one.dispatched == 1, "the others are moved"
 
     eventually(lambda: one._round() == 60 and one.dispatched == 2)
+    store(1)
+    with another() as other, other.cursor() as cursor:
+        cursor.execute("DELETE FROM queueapp_delayedmessage")
+        assert one._round() == 0.005, "from the beginning"

@@ -119,6 +119,14 @@ def test_a_receiver_may_take_its_time(start: Callable[..., Housekeeping]) -> Non
     assert watched[0] is None
 
 
+def test_after_code_of_the_users_the_database_is_watched_again() -> None:
+    thread = threading.get_ident()
+    with dead_peers.Answering(connection):
+        assert dead_peers.at_rest("a hook", lambda: dead_peers._waiting.get(thread), settled=True) is None
+        assert dead_peers._waiting[thread][1] is connection
+    assert thread not in dead_peers._waiting
+
+
 def test_a_receiver_that_leaves_a_transaction_open_takes_nothing_with_it(
     start: Callable[..., Housekeeping], caplog: pytest.LogCaptureFixture
 ) -> None:
