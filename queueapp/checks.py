@@ -88,7 +88,7 @@ def check_forwarding(**_: Any) -> list[Any]:
             if len(address := registry.address(queue, own)) > (_DESTINATION.max_length or 0):
                 problem = f"the destination {address!r} is too long for its table"
             if problem:
-                text = f"{label}.Delivery.delayed_in names {store!r}, but {problem}."
+                text = f"{label}.Delivery.delayed_in names {store!r}, but {problem.rstrip('.')}."
                 hint = "Name another database, or let the router put queueapp's tables there."
                 found.append(checks.Error(text, hint=hint, obj=queue, id="queueapp.E007"))
         if stores and not delayed.can_tell(own):
@@ -213,7 +213,8 @@ def _check_tables_in(alias: str, queues: list[Any]) -> list[Any]:
         backend.check_server(connections[alias])
         if not inspection.is_about_to_migrate():
             # A table that is somebody else's is for him to make, perhaps after us.
-            inspection.require_tables(alias, [queue for queue in queues if queue._meta.managed])
+            managed = [queue for queue in queues if queue._meta.managed and router.allow_migrate_model(alias, queue)]
+            inspection.require_tables(alias, managed, by_router=True)
     except UnsupportedServer as error:
         return [checks.Error(str(error), id="queueapp.E006")]
     except NotMigrated as error:

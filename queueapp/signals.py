@@ -51,11 +51,13 @@ def send_expired(queue: Any, ids: Sequence[uuid.UUID], reason: str) -> None:
     """Tell of messages that were dropped, if there are any."""
     if not ids:
         return
-    for receiver, result in expired.send_robust(
-        sender=queue, queue=queue, count=len(ids), ids=list(ids), reason=reason
-    ):
-        if isinstance(result, Exception):
-            log.error("A receiver of a queueapp signal failed: %r: %r", receiver, result)
+    told = partial(expired.send_robust, sender=queue, queue=queue, count=len(ids), ids=list(ids), reason=reason)
+    try:
+        for receiver, result in asides.run("the receivers of a signal", told):
+            if isinstance(result, Exception):
+                log.error("A receiver of a queueapp signal failed: %r: %r", receiver, result)
+    except Exception as error:
+        log.error("The receivers of a queueapp signal were interrupted, and perhaps not all told: %r", error)
 
 
 #: An attempt that is repeated is told softer than one that is the last.

@@ -46,7 +46,9 @@ KEPT = timedelta(minutes=2)
 #: Rows that are read, and notes that are looked at, at once.
 _AT_ONCE = 500
 _ROWS_READ = 100
-_THE_TARGETS = (*PASSING, ErrorKind.MISSING, ErrorKind.DENIED)
+#: What is said of one table, and keeps the messages for others in the same database from nothing.
+_OF_ONE_QUEUE = (ErrorKind.MISSING, ErrorKind.DENIED)
+_THE_TARGETS = (*PASSING, *_OF_ONE_QUEUE)
 
 #: Around waiting for the target: tells who waits for it.
 Waiting = Callable[[Any], AbstractContextManager[Any]]
@@ -62,8 +64,9 @@ def forward_due(
     """Move at most ``limit`` due messages that database ``alias`` keeps to their queues in database ``target``. What was moved
     is committed in both when this returns, so call it outside of transactions. Several processes at once are safe: rows
     locked by one are skipped by the other. A message that its queue refuses is treated as ``dispatch_due`` does, and is
-    poison in the database that kept it. Raises DispatchFailed when the target cannot be reached or worked with; what had gone
-    over by then is out of the store. Raises RecoveryFailed; nothing was changed in the store then.
+    poison in the database that kept it. Raises DispatchFailed when the target cannot be reached or worked with, and
+    RecoveryFailed; what had gone over by then is out of the store. A queue there whose table is missing or closed to this
+    process keeps the others from nothing.
     """
     connection = connections[alias]
     backend = backend_of(connection)
@@ -80,12 +83,15 @@ def forward_due(
         for destination in overdue:
             keys = backend.lock_due(connection, table, destination, limit - locked)
             if keys:
-                locked += len(keys)
                 batch = _Forwarding(alias, target, destination, on_refused, waiting)
                 done = batch.forward(table, keys)
                 total = Dispatched(*(a + b for a, b in zip(total, done, strict=True)))
-                failure = batch.failure
-            if locked >= limit or failure is not None:
+                failure = failure or batch.failure
+                if batch.failure is None:
+                    locked += len(keys)
+                elif not batch.only_of_its_queue:
+                    break
+            if locked >= limit:
                 break
     if failure is not None:
         raise failure
@@ -138,15 +144,17 @@ class _Forwarding:
         self._rows = DelayedMessage.objects.using(alias)
         self._moved: list[int] = []
         self._poisoned = self._failed = 0
-        #: Why it was broken off.
+        #: Why it was broken off, and whether that says nothing of the other queues there.
         self.failure: Exception | None = None
+        self.only_of_its_queue = False
 
     def forward(self, table: StoreTable, keys: list[int]) -> Dispatched:
         connection = connections[self._alias]
         try:
             for rows in self._pieces(keys):
                 self._forward(rows)
-        except DispatchFailed as error:
+        except (DispatchFailed, RecoveryFailed) as error:
+            # What has gone over is removed all the same: a target that cannot tell would get it anew with each round.
             self.failure = error
         except Error as error:
             if backend_of(connections[self._target]).error_kind(error) is not ErrorKind.DEADLOCK:
@@ -167,28 +175,32 @@ class _Forwarding:
             return
         except (Error, QueueNotFound) as error:
             self._raise_targets(error)
-        # One of them is refused: one by one, so that it does not hold up the others.
+        # One of them is refused, or all of them are too many: one by one, so that it does not hold up the others.
         for row in rows:
             try:
                 self._deliver([row])
                 self._moved.append(row.number)
             except (Error, QueueNotFound) as error:
-                self._raise_targets(error)
+                self._raise_targets(error, alone=True)
                 self._on_refused(error)
-                with step(RecoveryFailed, self._alias):
+                with step(RecoveryFailed, self._alias), transaction.atomic(using=self._alias):
                     self._recover(row, error)
 
     def _pieces(self, keys: list[int]) -> Iterator[list[DelayedMessage]]:
         """The rows in due order, some megabytes at a time: they all come through this process."""
         piece: list[DelayedMessage] = []
-        size, left = 0, iter(keys)
-        while some := list(islice(left, _ROWS_READ)):
+        size, left, at_once = 0, iter(keys), 1
+        while some := list(islice(left, at_once)):
+            read = 1
             for row in self._rows.filter(pk__in=some).order_by("due", "number"):
                 if piece and size + len(row.body or b"") > settings.MAX_BATCH_BYTES:
                     yield piece
                     piece, size = [], 0
                 piece.append(row)
                 size += len(row.body or b"")
+                read += len(row.body or b"")
+            # As many as were no more than that, if they are like these.
+            at_once = max(1, min(_ROWS_READ, settings.MAX_BATCH_BYTES * len(some) // read))
         if piece:
             yield piece
 
@@ -223,10 +235,12 @@ class _Forwarding:
             )
         return [row for key, row in keyed.items() if key in noted]
 
-    def _raise_targets(self, error: BaseException) -> None:
-        """What the messages cannot help: the target is away, or not migrated, or lets nobody in."""
+    def _raise_targets(self, error: BaseException, *, alone: bool = False) -> None:
+        """What the messages cannot help: the target is away, or not migrated, or lets nobody in, or has no room or time even
+        for one of them."""
         kind = backend_of(connections[self._target]).error_kind(error)
-        if isinstance(error, TableNotFound) or kind in _THE_TARGETS:
+        if isinstance(error, TableNotFound) or kind in _THE_TARGETS or (alone and kind is ErrorKind.EXHAUSTED):
+            self.only_of_its_queue = isinstance(error, TableNotFound) or kind in _OF_ONE_QUEUE
             with step(DispatchFailed, self._target):
                 raise error
 
@@ -243,9 +257,11 @@ class _Forwarding:
 
 
 def _key_of(row: DelayedMessage) -> uuid.UUID:
-    """What tells a row of the store from every other, by its message's id: also one that was sent twice under the same id on
-    purpose, or one of a store that counts from 1 again."""
-    return uuid.UUID(bytes=blake2b(row.message_id.bytes + row.number.to_bytes(8, "big"), digest_size=16).digest())
+    """What tells a row of the store from every other, also of one message that was sent twice under the same id on purpose: by
+    its number, and by when it was stored, because another store has the same numbers, and so has this one when it counts from 1
+    again."""
+    what = f"{row.message_id} {row.number} {row.stored_at:%Y%m%d%H%M%S%f}"
+    return uuid.UUID(bytes=blake2b(what.encode(), digest_size=16).digest())
 
 
 def _origin(alias: str) -> str:

@@ -40,7 +40,7 @@ class SqlDelayedStore(DelayedStore):
 
     def fetch_next_due(self, at: datetime) -> Delayed | None:
         """Call it inside a transaction: the row lock is what keeps other dispatchers away."""
-        rows = DelayedMessage.objects.using(self.alias).select_for_update(skip_locked=True)
+        rows = self._own().select_for_update(skip_locked=True)
         row = rows.filter(due__lte=at).order_by("due", "number").first()
         if row is None:
             return None
@@ -61,7 +61,11 @@ class SqlDelayedStore(DelayedStore):
         return rows.update(retries=F("retries") + 1) == 1
 
     def next(self) -> datetime | None:
-        return looking(DelayedMessage.objects.using(self.alias)).order_by("due").values_list("due", flat=True).first()
+        return looking(self._own()).order_by("due").values_list("due", flat=True).first()
+
+    def _own(self) -> QuerySet[DelayedMessage]:
+        """What is for queues of this database. The rest is for a forwarder, however a subclass is dispatched from."""
+        return DelayedMessage.objects.using(self.alias).exclude(destination__contains="@")
 
     def cancel(self, message_id: uuid.UUID) -> int:
         return DelayedMessage.objects.using(self.alias).filter(message_id=message_id).delete()[0]

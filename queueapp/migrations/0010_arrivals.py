@@ -16,7 +16,7 @@ class Migration(migrations.Migration):
                 (
                     "id",
                     queueapp.models.fields.GuidField(
-                        help_text="Made of the message's id and its number in the store.",
+                        help_text="Made of the message's id, its number in the store and when it was stored.",
                         primary_key=True,
                         serialize=False,
                     ),

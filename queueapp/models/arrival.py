@@ -12,7 +12,9 @@ class Arrival(models.Model):
     """One message that has arrived, noted in the transaction that put it into its queue. A dispatcher that dies before it has
     removed the message from its store has this keep the next one from delivering it again."""
 
-    id = GuidField(primary_key=True, help_text="Made of the message's id and its number in the store.")
+    id = GuidField(
+        primary_key=True, help_text="Made of the message's id, its number in the store and when it was stored."
+    )
     message_id = GuidField()
     origin = models.CharField(max_length=200, help_text="The database whose delayed store it came from.")
     arrived_at = UtcField(db_default=Now())

@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from django.apps import apps
-from django.db import Error, connections, models, transaction
+from django.db import Error, connections, models, router, transaction
 
 from ..errors import NotMigrated
 from ..models import DelayedMessage, RowVersionIndex, TableOptions
@@ -32,12 +32,17 @@ class Finding(NamedTuple):
     remedy: str
 
 
-def missing(alias: str, queues: Iterable[Any]) -> list[str]:
+def missing(alias: str, queues: Iterable[Any], *, by_router: bool = False) -> list[str]:
     """The tables that these (managed) queues and the app itself need in a database and that are not there, and those that lack a
-    column, in words. Raises UnsupportedServer, and what reaching the database raises."""
+    column, in words. ``by_router``: only those that `migrate` would make there, for who does not work with the rest. Raises
+    UnsupportedServer, and what reaching the database raises."""
     connection = connections[alias]
     backend = backend_of(connection)
-    own = apps.get_app_config("queueapp").get_models()
+    own = [
+        model
+        for model in apps.get_app_config("queueapp").get_models()
+        if not by_router or router.allow_migrate_model(alias, model)
+    ]
     with connection.cursor() as cursor:
         there = {one.name.lower() for one in connection.introspection.get_table_list(cursor)}
     found = []
@@ -78,9 +83,9 @@ def is_about_to_migrate() -> bool:
     return _about_to_migrate.get()
 
 
-def require_tables(alias: str, queues: Iterable[Any]) -> None:
+def require_tables(alias: str, queues: Iterable[Any], *, by_router: bool = False) -> None:
     """Raise NotMigrated when ``missing`` finds anything, and UnsupportedServer."""
-    if lacking := missing(alias, queues):
+    if lacking := missing(alias, queues, by_router=by_router):
         raise NotMigrated(alias, lacking)
 
 

@@ -27,6 +27,13 @@ def meant_for(name: str, alias: str) -> tuple[Any, bool]:
     return queue, True
 
 
+def address_from(alias: str, queue: Any) -> str:
+    """The destination under which messages of this database reach a queue by a forwarder; '' where none goes there, and they are
+    put into its table here, if there is one."""
+    there = router.db_for_write(queue)
+    return registry.address(queue, there) if there != alias and alias in queue.delivery.delayed_in else ""
+
+
 def send_back(alias: str, destination: str, rows: Iterable[Row]) -> int:
     """Let these messages be forwarded, in the caller's transaction; returns how many they are."""
     messages = [

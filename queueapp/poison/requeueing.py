@@ -28,7 +28,7 @@ from ..sql.base import StoreTable
 from ..sql.carried import COUNTS
 from ..sql.rows import row_from
 from .failures import set_back
-from .forwarded import meant_for, send_back
+from .forwarded import address_from, meant_for, send_back
 
 BATCH = 1000
 
@@ -72,6 +72,9 @@ def _requeue_batch(alias: str, keys: list[int], to: Any, reset_counts: bool) -> 
         elsewhere: defaultdict[str, list[int]] = defaultdict(list)
         for row in rows:
             name = row.destination or row.queue
+            if to and (address := address_from(alias, to)):
+                elsewhere[address].append(row.number)
+                continue
             queue, is_elsewhere = (to, False) if to else meant_for(name, alias)
             (elsewhere[name] if is_elsewhere else by_queue[queue]).append(row.number)
         if not reset_counts:

@@ -228,6 +228,8 @@ class Receive:
                     f"{self.queue._meta.label} has no lease columns: raise in the block to give back its messages."
                 )
             message._state = how
+            if how == "expired":
+                self._tell_expired(message, reason)
             return
         connection = connections[self.alias]
         sql = queue_sql(self.queue, connection)
@@ -243,9 +245,12 @@ class Receive:
         if how == "cancelled":
             lower_floors(self.queue, self.alias, message.seq)
         elif how == "expired":
-            # In a transaction once that has committed: what is rolled back has not expired.
-            tell = partial(signals.send_expired, self.queue, [message.id], reason)
-            transaction.on_commit(tell, using=self.alias)
+            self._tell_expired(message, reason)
+
+    def _tell_expired(self, message: Message, reason: str) -> None:
+        """In a transaction once that has committed: what is rolled back has not expired."""
+        tell = partial(signals.send_expired, self.queue, [message.id], reason)
+        transaction.on_commit(tell, using=self.alias)
 
     # -- limits of the queue (``poison.limits``) -------------------------------------------------------------------
 

@@ -38,6 +38,7 @@ class ErrorKind(enum.Enum):
     CONNECTION = "connection"  #: the connection is gone or the server is going: reconnect
     MISSING = "missing"  #: table or column does not exist
     DENIED = "denied"  #: a privilege is missing
+    EXHAUSTED = "exhausted"  #: the server has no room, memory or time left for the statement, whatever it says
     OTHER = "other"
 
 

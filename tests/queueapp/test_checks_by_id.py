@@ -98,6 +98,7 @@ def test_a_database_that_cannot_keep_delayed_messages_for_a_queue_is_an_error(
     assert [one.id for one in errors] == found
     for one in errors:
         assert f"testapp.Transactional.Delivery.delayed_in names {delayed_in[-1]!r}, but " in one.msg
+        assert not one.msg.endswith("..")
 
 
 def test_a_queue_whose_database_cannot_tell_what_has_arrived_is_warned_of(settings: Any) -> None:
@@ -117,6 +118,22 @@ def test_a_destination_that_is_too_long_for_its_table_is_an_error(settings: Any)
 
     assert found.id == "queueapp.E007"
     assert "too long for its table" in found.msg
+
+
+def test_a_destination_that_just_fits_is_none(settings: Any) -> None:
+    settings.DATABASE_ROUTERS = [Elsewhere("a" * (200 - len("testapp.Transactional@")))]
+
+    assert [one.id for one in checks.check_forwarding() if "too long" in one.msg] == []
+
+
+def test_a_database_that_only_keeps_delayed_messages_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[tuple[str, list[Any]]] = []
+    monkeypatch.setattr(Transactional.delivery, "delayed_in", ("keeper",))
+    monkeypatch.setattr(checks, "_check_tables_in", lambda alias, queues: looked.append((alias, queues)) or [])
+
+    checks.check_tables(databases=["keeper", "nobodys"])
+
+    assert looked == [("keeper", [])]
 
 
 def test_the_delayed_store_that_is_configured_is_the_one_that_is_used() -> None:

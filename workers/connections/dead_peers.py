@@ -23,7 +23,7 @@ import threading
 from collections.abc import Callable
 from datetime import timedelta
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 from django.db import Error, connections
 from django.db.backends.signals import connection_created
@@ -35,6 +35,7 @@ from queueapp.sql import ErrorKind, backend_of
 from .outages import outage_of
 
 log = logging.getLogger("workers")
+_T = TypeVar("_T")
 
 
 def prepare_connections() -> Callable[[], None]:
@@ -142,6 +143,25 @@ def go_on(resting: tuple[float, Any] | None) -> None:
     """This thread is watched as it was before ``rest``."""
     if resting is not None:
         _waiting[threading.get_ident()] = (monotonic(), resting[1])
+
+
+def at_rest(what: str, call: Callable[[], _T], *, settled: bool) -> _T:
+    """An ``asides.Guard`` for a service: it is not the database that code of the user's waits for, what that leaves open is not
+    for whatever comes next, and its ``sys.exit()`` is not the end of the service."""
+    resting = rest()
+    try:
+        return call()
+    except Exception:
+        raise
+    except BaseException as error:
+        raise RuntimeError(f"{type(error).__name__} in {what}") from error
+    finally:
+        for connection in connections.all(initialized_only=True):
+            wanted = connection.settings_dict["AUTOCOMMIT"]
+            if connection.connection is not None and not connection.in_atomic_block and connection.autocommit != wanted:
+                log.error("%s left a transaction open in %r; it is rolled back.", what.capitalize(), connection.alias)
+                connection.close()
+        go_on(resting)
 
 
 def patience(most: timedelta) -> timedelta:

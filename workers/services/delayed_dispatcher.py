@@ -15,16 +15,19 @@ from datetime import timedelta
 
 from django.db import Error, connections
 
-from queueapp import delayed
+from queueapp import asides, delayed
 from queueapp.conf import settings
 from queueapp.sql import ErrorKind, backend_of
 
 from ..connections.circuit_breaker import Breaker, CircuitBreaker, RateBreaker
-from ..connections.dead_peers import Answering, again
+from ..connections.dead_peers import Answering, again, at_rest
 from .leadership import Leadership, role
 from .service import Service
 
 log = logging.getLogger("workers")
+
+#: Seconds that a round waits for what somebody else has locked: at first, and at most.
+_LOCKED_FIRST, _LOCKED_MOST = 0.005, 1.0
 
 
 class DelayedDispatcher(Service):
@@ -36,6 +39,8 @@ class DelayedDispatcher(Service):
         super().__init__(f"dispatcher-{where}")
         self.leadership = Leadership(alias, role("delayed dispatcher") + suffix, holder)
         self.dispatched = 0
+        #: How long the next round waits for what is overdue and locked by somebody else.
+        self._locked_wait = _LOCKED_FIRST
         #: Why messages were refused in this round.
         self._refusals: list[BaseException] = []
         self.fetch_breaker = CircuitBreaker(
@@ -51,6 +56,7 @@ class DelayedDispatcher(Service):
 
     def serve(self) -> None:
         woken = False
+        asides.guard(at_rest)
         while not self.stopping:
             try:
                 with Answering(connections[self.alias]):
@@ -95,10 +101,15 @@ class DelayedDispatcher(Service):
         if done.moved + done.poisoned >= limit:
             return 0.0
         due = self._next_due_in()
+        wait = self._locked_wait
+        self._locked_wait = _LOCKED_FIRST
         if due is None:
             return poll
-        # Overdue and yet not moved: somebody else has it locked.
-        return min(poll, max(due, timedelta(milliseconds=5)).total_seconds())
+        if due > timedelta(0) or done.moved:
+            return min(poll, max(due.total_seconds(), _LOCKED_FIRST))
+        # Overdue and yet not moved: somebody else has it locked, for an instant as a rule.
+        self._locked_wait = min(2 * wait, _LOCKED_MOST)
+        return min(poll, wait)
 
     def _dispatch(self, limit: int) -> delayed.Dispatched:
         self._refusals.clear()

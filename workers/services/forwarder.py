@@ -36,7 +36,20 @@ class Forwarder(DelayedDispatcher):
         self._term = 0
 
     def _place(self) -> tuple[str, str]:
-        return f"{self.alias} for {self.target}", f" {zlib.crc32(self.target.encode()):08x}"
+        # By what it is to move: a version that knows of more has a leader of its own, or those would wait for this one's end.
+        known = self.target, sorted(delayed.addresses(self.alias).get(self.target, ()))
+        return f"{self.alias} for {self.target}", f" {zlib.crc32(repr(known).encode()):08x}"
+
+    def _round(self) -> float:
+        wait = super()._round()
+        # Behind all that the round has to tell of itself.
+        if self.leadership.held and self._sweep_at <= monotonic() < self._sweep_until:
+            self._sweep_at = monotonic() + SWEEP
+            with delayed.step(delayed.DispatchFailed, self.target), Answering(connections[self.target]):
+                delayed.forget_arrivals(self.alias, self.target)
+            if not self._refusals:
+                self.dispatch_breaker.success()
+        return wait
 
     def _dispatch(self, limit: int) -> delayed.Dispatched:
         self._refusals.clear()
@@ -45,11 +58,6 @@ class Forwarder(DelayedDispatcher):
             # A new leader as well: the old one may have been killed, and left some.
             self._term = self.leadership.term
             self._sweep_until = monotonic() + SWEPT
-        if self._sweep_at <= monotonic() < self._sweep_until:
-            self._sweep_at = monotonic() + SWEEP
-            with delayed.step(delayed.DispatchFailed, self.target), Answering(connections[self.target]):
-                delayed.forget_arrivals(self.alias, self.target)
-            self.dispatch_breaker.success()
         return done
 
     def _next_due_in(self) -> timedelta | None:

@@ -17,17 +17,18 @@ from typing import Any
 
 from django.db import Error, connections
 
-from queueapp import delayed, poison, registry, wakeups
+from queueapp import asides, delayed, poison, registry, wakeups
 from queueapp.conf import settings
 from queueapp.consuming.registry import registered
 from queueapp.models import NO_QUEUES, Now, QueueControl, Subscriber
 from queueapp.models.queue import QueueModel
 from queueapp.operating import statistics
 from queueapp.operating.expiring import delete_expired
+from queueapp.poison.burying import PASSING
 from queueapp.sql import ErrorKind, QueueSql, QueueTable, backend_of, queue_sql
 
 from ..connections.circuit_breaker import CircuitBreaker
-from ..connections.dead_peers import Answering, again
+from ..connections.dead_peers import Answering, again, at_rest
 from .leadership import Leadership
 from .service import Service
 
@@ -66,6 +67,8 @@ class Housekeeping(Service):
         self._tell_at: dict[Any, float] = {}
         #: Queues of which the log says that they cannot be purged.
         self._unpurged: set[str] = set()
+        #: The first piece of this round that failed.
+        self._failure: Error | None = None
         self._stranded: set[tuple[str, str, str]] = set()
 
     def serve(self) -> None:
@@ -74,28 +77,32 @@ class Housekeeping(Service):
             monotonic() if settings.PURGE_EXPIRED_ON_STARTUP else (monotonic() + interval if interval else None)
         )
         next_retention = next_name = next_levels = monotonic()
+        asides.guard(at_rest)
         while not self.stopping:
             wait = min(1.0, settings.HEARTBEAT_INTERVAL.total_seconds())
+            self._failure = None
             try:
                 with Answering(connections[self.alias]):
                     if self._leadership.hold():
-                        release_leases_of_dead_subscribers(self.alias, self.left_alone)
+                        self._try(release_leases_of_dead_subscribers, self.alias, self.left_alone)
                         if monotonic() >= next_levels:
                             next_levels = monotonic() + LEVELS_INTERVAL
                             self._keep_to_levels()
                         if next_purge is not None and monotonic() >= next_purge:
                             for queue in self._queues:
-                                self._purge(queue)
+                                self._try(self._purge, queue)
                             next_purge = monotonic() + interval if interval else None
                         if settings.POISON_RETENTION and monotonic() >= next_retention:
                             next_retention = monotonic() + RETENTION_INTERVAL
-                            drop_old_poison(self.alias, self)
+                            self._try(drop_old_poison, self.alias, self)
                         if monotonic() >= next_name:
                             next_name = monotonic() + NAMING_INTERVAL
-                            self._name_undeliverable()
-                            self._name_stranded()
+                            self._try(self._name_undeliverable)
+                            self._try(self._name_stranded)
                     else:
                         wait = ELECTION_INTERVAL
+                    if self._failure is not None:
+                        raise self._failure
                 self.breaker.success()
             except Error as error:
                 connections[self.alias].close()
@@ -111,19 +118,32 @@ class Housekeeping(Service):
         """Whether work in batches may go on: it was not asked to end, and leads, which a long purge has to say in between."""
         return not self.stopping and self._leadership.hold()
 
+    def _try(self, piece: Callable[..., Any], *given: Any) -> None:
+        """Do a piece of the work. One that fails keeps the others from nothing, or the first queue with a trigger that raises
+        would keep all the rest from being purged; the round has failed all the same."""
+        try:
+            piece(*given)
+        except Error as error:
+            if backend_of(connections[self.alias]).error_kind(error) in PASSING:
+                raise
+            self._failure = self._failure or error
+
     def _keep_to_levels(self) -> None:
         for queue in self._queues:
-            moved = self._moved.setdefault(queue, Counter())
-            try:
-                moved.update(clamp_priorities(queue, self.alias, self))
-            except Error as error:
-                # A queue that this process may not write to, or that is not migrated yet, keeps no other waiting.
-                if backend_of(connections[self.alias]).error_kind(error) not in (ErrorKind.DENIED, ErrorKind.MISSING):
-                    raise
-            if moved and monotonic() >= self._tell_at.get(queue, 0.0):
-                self._tell_at[queue] = monotonic() + LEVELS_TOLD
-                _tell_moved(queue, moved)
-                moved.clear()
+            self._try(self._keep_to_levels_of, queue)
+
+    def _keep_to_levels_of(self, queue: Any) -> None:
+        moved = self._moved.setdefault(queue, Counter())
+        try:
+            moved.update(clamp_priorities(queue, self.alias, self))
+        except Error as error:
+            # A queue that this process may not write to, or that is not migrated yet.
+            if backend_of(connections[self.alias]).error_kind(error) not in (ErrorKind.DENIED, ErrorKind.MISSING):
+                raise
+        if moved and monotonic() >= self._tell_at.get(queue, 0.0):
+            self._tell_at[queue] = monotonic() + LEVELS_TOLD
+            _tell_moved(queue, moved)
+            moved.clear()
 
     def _purge(self, queue: Any) -> None:
         """Purge a queue. One whose table is still to be migrated, or may not be written to, keeps none of the others from it."""

@@ -74,8 +74,10 @@ class Leadership:
 
     def _take(self) -> bool:
         rows = Leader.objects.using(self.alias).filter(role=self.role)
-        # A restarted process keeps its holder id and need not wait for its own old lease.
-        free = rows.filter(Q(expires__lte=Now()) | Q(holder=self.holder))
+        # A restarted process keeps its holder id and need not wait for its own old lease. Nobody grants himself more than a
+        # term: a lease that ends later is of a clock that has been set back since, or of another server's.
+        over = Q(expires__lte=Now()) | Q(expires__gt=Now() + 2 * TERM)
+        free = rows.filter(over | Q(holder=self.holder))
         if not free.update(holder=self.holder, term=F("term") + 1, elected_at=Now(), expires=Now() + TERM):
             if rows.exists():
                 return False

@@ -47,6 +47,13 @@ _KINDS = {
     "25P03": ErrorKind.CONNECTION,  # idle in transaction timeout
     "25006": ErrorKind.CONNECTION,  # read-only: a failover left us on a standby; reconnect to find the primary
 }
+#: Of the codes that are not above: what their first two characters say.
+_CLASSES = {
+    "08": ErrorKind.CONNECTION,
+    "53": ErrorKind.EXHAUSTED,  # disk full, out of memory
+    "57": ErrorKind.EXHAUSTED,  # an operator has intervened: a statement timeout
+    "58": ErrorKind.EXHAUSTED,  # what the server runs on has failed
+}
 
 
 class PostgresqlBackend(PostgresqlSessions, PostgresqlArrivals, PostgresqlDefinition, PostgresqlWakeUps, Backend):
@@ -85,7 +92,7 @@ class PostgresqlBackend(PostgresqlSessions, PostgresqlArrivals, PostgresqlDefini
             # No SQLSTATE: the error is the client's. Lost connections are OperationalError and InterfaceError.
             lost = isinstance(cause, psycopg.OperationalError | psycopg.InterfaceError)
             return ErrorKind.CONNECTION if lost else ErrorKind.OTHER
-        return _KINDS.get(state) or (ErrorKind.CONNECTION if state.startswith("08") else ErrorKind.OTHER)
+        return _KINDS.get(state) or _CLASSES.get(state[:2], ErrorKind.OTHER)
 
     # -- delayed store --------------------------------------------------------------------------------------------
 

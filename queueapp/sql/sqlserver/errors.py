@@ -37,6 +37,12 @@ _ERRORS: tuple[tuple[tuple[int, ...], ErrorKind, str], ...] = (
     ((40613,), ErrorKind.CONNECTION, "is not currently available"),
     ((40501, 49918, 49919, 49920), ErrorKind.CONNECTION, "The service is currently busy|Cannot process .*request"),
     ((10928, 10929), ErrorKind.CONNECTION, "limit for the database is .* has been reached|currently too busy"),
+    # No memory, no locks, no room in a file, in the log or in what is paid for.
+    ((701, 802, 8645), ErrorKind.EXHAUSTED, "insufficient (system )?memory|waiting for memory resources"),
+    ((1204,), ErrorKind.EXHAUSTED, "cannot obtain a LOCK resource"),
+    ((1101, 1105), ErrorKind.EXHAUSTED, "Could not allocate (a new page|space) "),
+    ((9002,), ErrorKind.EXHAUSTED, "The transaction log for database .* is full"),
+    ((40544,), ErrorKind.EXHAUSTED, "has reached its size quota"),
     # Sockets, as the operating system numbers them; the driver has 08S01 for them.
     ((64, 121, 10053, 10054, 10060), ErrorKind.CONNECTION, "transport-level error"),
 )  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any
 
 from queueapp import delayed
 from queueapp.models import Arrival, Now
+from tests.crash.rig.two_databases import TwoDatabases
 from tests.crash.workload.routes import WAREHOUSE
 from tests.testapp.models import Transactional
 
@@ -29,3 +30,16 @@ def there() -> list[Any]:
 
 def old_notes() -> None:
     Arrival.objects.using(WAREHOUSE).update(arrived_at=Now() - HOUR)
+
+
+def failing(two: TwoDatabases, table: str, code: str, on: str = "true") -> None:
+    """Whatever is put into a table there is refused with this SQLSTATE."""
+    two.there.execute(
+        "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS "
+        f"$$BEGIN RAISE EXCEPTION 'refused here' USING ERRCODE = '{code}'; END$$"
+    )
+    two.there.execute(f"CREATE TRIGGER fail BEFORE INSERT ON {table} FOR EACH ROW WHEN ({on}) EXECUTE FUNCTION fail()")
+
+
+def healthy(two: TwoDatabases) -> None:
+    two.there.execute("DROP FUNCTION fail() CASCADE")

@@ -16,25 +16,12 @@ from queueapp import delayed
 from queueapp.models import Arrival, DelayedMessage, Now, PoisonMessage
 from tests.crash.rig.two_databases import TwoDatabases
 from tests.crash.workload.routes import WAREHOUSE, Routes
-from tests.queueapp.delayed.forwarded import ADDRESS, HOUR, NOW, forward, keep, old_notes, there
+from tests.queueapp.delayed.forwarded import ADDRESS, HOUR, NOW, failing, forward, healthy, keep, old_notes, there
 from tests.testapp.models import AtMostOnce, Transactional, Urgent
 from workers.services import forwarder as services
 from workers.services.forwarder import SWEEP, SWEPT, Forwarder
 
 pytestmark = pytest.mark.usefixtures("two")
-
-
-def failing(two: TwoDatabases, table: str, code: str, on: str = "true") -> None:
-    """Whatever is put into a table there is refused with this SQLSTATE."""
-    two.there.execute(
-        "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS "
-        f"$$BEGIN RAISE EXCEPTION 'refused here' USING ERRCODE = '{code}'; END$$"
-    )
-    two.there.execute(f"CREATE TRIGGER fail BEFORE INSERT ON {table} FOR EACH ROW WHEN ({on}) EXECUTE FUNCTION fail()")
-
-
-def healthy(two: TwoDatabases) -> None:
-    two.there.execute("DROP FUNCTION fail() CASCADE")
 
 
 # -- what is not the messages' fault -----------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 
 from queueapp import QueueError, signals
 from tests.inprocess import real_commits
-from tests.testapp.models import Leased, Transactional
+from tests.testapp.models import AtMostOnce, Leased, Transactional
 
 pytestmark = real_commits
 
@@ -29,6 +29,23 @@ def test_a_message_that_was_dropped_in_a_transaction_that_is_rolled_back_is_not_
 
     assert told == []
     assert Transactional.objects.count() == 1
+
+
+@pytest.mark.parametrize("queue", [Transactional, AtMostOnce])
+def test_a_message_that_its_receiver_drops_is_told_also_where_there_are_no_leases(queue: Any) -> None:
+    told: list[Any] = []
+    receiver = lambda sender, ids, reason, **kwargs: told.append((ids, reason, queue.objects.count()))  # noqa: E731
+    signals.expired.connect(receiver, sender=queue)
+    queue.send({"n": 1})
+    queue.send({"n": 2})
+
+    with queue.receive(2) as batch:
+        first, second = batch
+        first.expire("too late")
+        second.ack()
+    signals.expired.disconnect(receiver, sender=queue)
+
+    assert told == [([first.id], "too late", 0)], "after the commit"
 
 
 def test_iterating_without_with_says_how_it_is_meant() -> None:

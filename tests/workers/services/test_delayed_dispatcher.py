@@ -17,9 +17,10 @@ from queueapp.registry import queues
 from tests.databases import statements_of
 from tests.inprocess import DEADLINE, eventually, real_commits
 from tests.testapp.models import AtMostOnce, Leased
+from tests.workers.services.upkeep import another
 from workers.connections.circuit_breaker import CircuitBreaker, State
 from workers.services.delayed_dispatcher import DelayedDispatcher
-from workers.services.leadership import role
+from workers.services.leadership import TERM, role
 from workers.services.service import stop_all
 
 pytestmark = real_commits
@@ -99,7 +100,7 @@ def test_one_of_many_does_the_work(start: Start) -> None:
 
 
 def test_another_takes_over_when_the_leader_is_gone(start: Start) -> None:
-    Leader.objects.create(role=role("delayed dispatcher"), holder=uuid.uuid4(), expires=Now() + timedelta(hours=1))
+    Leader.objects.create(role=role("delayed dispatcher"), holder=uuid.uuid4(), expires=Now() + TERM)
     one = start()
     store(1)
     Leader.objects.update(expires=Now() - timedelta(seconds=1))
@@ -224,3 +225,25 @@ def _raise(error: Exception) -> Any:
 
 def _impatient(name: str, time_to_trigger: timedelta) -> Any:
     return CircuitBreaker(name, time_to_trigger, armed_wait=timedelta(milliseconds=1))
+
+
+def test_what_somebody_else_has_locked_is_looked_for_less_and_less_often(settings: Any) -> None:
+    """Whoever cancels a message in a long transaction of his own keeps the dispatcher from nothing else, and busy with nothing."""
+    settings.QUEUEAPP = {"DISPATCH_POLL": 60}
+    one = DelayedDispatcher("default", uuid.uuid4())
+    store(1)
+    with another() as other:
+        with other.cursor() as cursor:
+            cursor.execute("DELETE FROM queueapp_delayedmessage")
+        waits = [one._round() for _ in range(12)]
+        assert waits[:3] == [0.005, 0.01, 0.02]
+        assert waits[-1] == 1.0
+        store(1)
+        one._round()
+        assert one.dispatched == 1, "the others are moved"
+
+    eventually(lambda: one._round() == 60 and one.dispatched == 2)
+    store(1)
+    with another() as other, other.cursor() as cursor:
+        cursor.execute("DELETE FROM queueapp_delayedmessage")
+        assert one._round() == 0.005, "from the beginning"

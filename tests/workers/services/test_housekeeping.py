@@ -14,7 +14,7 @@ from queueapp import poison
 from queueapp.models import DelayedMessage, Leader, Now, PoisonMessage, QueueControl, Subscriber
 from tests.inprocess import DEADLINE, eventually, real_commits
 from tests.testapp.models import Addressed, AtMostOnce, ForeignPostgres, Leased, Transactional
-from workers.services import housekeeping
+from workers.services import housekeeping, leadership
 from workers.services.housekeeping import Housekeeping, LeftAlone, purge_expired, release_leases_of_dead_subscribers
 from workers.services.leadership import Leadership
 from workers.services.service import stop_all
@@ -310,6 +310,7 @@ def test_who_does_not_lead_does_nothing(
 
     monkeypatch.setattr(Housekeeping, "pause", pause)
     monkeypatch.setattr(housekeeping, "ELECTION_INTERVAL", 0.1)
+    monkeypatch.setattr(leadership, "TERM", HOUR)
     Leader.objects.create(role="housekeeping", holder=uuid.uuid4(), expires=Now() + HOUR)
     expire(Leased, 1)
     idle = start(leader=False)

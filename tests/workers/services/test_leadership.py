@@ -144,3 +144,15 @@ def test_of_many_candidates_at_once_one_is_elected() -> None:
 
     assert sorted(elected) == [False] * 7 + [True]
     assert Leader.objects.count() == 1
+
+
+def test_a_lease_of_a_clock_that_was_set_back_keeps_nobody_from_leading() -> None:
+    """It was ahead by a year, or the server that has taken over is behind: nobody grants himself so much."""
+    one, other = candidate(), candidate()
+    one.hold()
+    Leader.objects.update(expires=Now() + timedelta(days=365))
+
+    assert other.hold()
+
+    assert other.term == 2
+    assert not candidate().hold()
