@@ -14,7 +14,7 @@ from django.contrib import admin, messages
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.utils import quote
 from django.contrib.admin.views.main import ERROR_FLAG, SEARCH_VAR, ChangeList
-from django.db import DatabaseError, InterfaceError, connections, router, transaction
+from django.db import DatabaseError, DataError, InterfaceError, connections, router, transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 from django.utils.http import urlencode
@@ -152,8 +152,11 @@ class OfDatabases(admin.ModelAdmin):
 
 
 def told_of(error: Exception, alias: str, table: str) -> str:
-    """What is told of a table that is missing, or of a database that is away; '' for an error that is something else. Without
-    the database of the overview there is no page to tell it on."""
+    """What is told of a table that is missing or cannot be read, or of a database that is away; '' for an error that is
+    something else. Without the database of the overview there is no page to tell it on."""
+    if isinstance(error, DataError):
+        # 'infinity', or a year beyond 9999: only a foreign writer stores it, and the driver refuses to read it.
+        return f"a value in the table {table!r} cannot be read: {str(error).splitlines()[0]}"
     kind = backend_of(connections[alias]).error_kind(error)
     if kind is ErrorKind.MISSING:
         return f"the table {table!r} does not exist, or lacks a column."
