@@ -13,8 +13,8 @@ from typing import Any
 from django.contrib import admin, messages
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.utils import quote
-from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
-from django.db import DatabaseError, InterfaceError, connections, router, transaction
+from django.contrib.admin.views.main import ERROR_FLAG, SEARCH_VAR, ChangeList
+from django.db import DatabaseError, DataError, InterfaceError, connections, router, transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 from django.utils.http import urlencode
@@ -117,6 +117,14 @@ class OfDatabases(admin.ModelAdmin):
         """From the database that is written to: a replica shows rows that are long gone."""
         return super().get_queryset(request).using(self.database(request))
 
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        """Django's list. What Django does about an address that it does not understand is to show everything."""
+        response = super().changelist_view(request, extra_context)
+        if response.get("Location") == f"{request.path}?{ERROR_FLAG}=1":
+            text = "The address had a filter, or a value, that this list has not: everything is shown instead."
+            self.message_user(request, text, messages.WARNING)
+        return response
+
     # -- a database that does not answer, or has no such table ---------------------------------------------------------
 
     def or_note(self, request: HttpRequest, alias: str, view: Callable[[], HttpResponse]) -> HttpResponse:
@@ -129,14 +137,10 @@ class OfDatabases(admin.ModelAdmin):
             with guard:
                 return view()
         except (DatabaseError, InterfaceError) as error:
-            kind = backend_of(connections[alias]).error_kind(error)
-            if kind is ErrorKind.MISSING:
-                text = f"{self.named(alias)}: the table {self.opts.db_table!r} does not exist, or lacks a column."
-            elif kind is ErrorKind.CONNECTION and alias != self.home():
-                text = f"{self.named(alias)}: the database {alias!r} cannot be reached."
-            else:
+            cause = told_of(error, alias, self.opts.db_table)
+            if not cause:
                 raise
-        self.message_user(request, text, messages.ERROR)
+        self.message_user(request, f"{self.named(alias)}: {cause}", messages.ERROR)
         overview = self.admin_site._registry.get(QueueControl)
         may_see = overview is not None and overview.has_view_permission(request)
         page = "queueapp_queuecontrol_changelist" if may_see else "index"
@@ -146,7 +150,16 @@ class OfDatabases(admin.ModelAdmin):
         """What this page shows, for a note."""
         return f"{str(self.opts.verbose_name_plural).capitalize()} of database {alias!r}"
 
-    @staticmethod
-    def home() -> str:
-        """The database of the overview: without it there is no page to show a note on."""
-        return router.db_for_write(QueueControl)
+
+def told_of(error: Exception, alias: str, table: str) -> str:
+    """What is told of a table that is missing or cannot be read, or of a database that is away; '' for an error that is
+    something else. Without the database of the overview there is no page to tell it on."""
+    if isinstance(error, DataError):
+        # 'infinity', or a year beyond 9999: only a foreign writer stores it, and the driver refuses to read it.
+        return f"a value in the table {table!r} cannot be read: {str(error).splitlines()[0]}"
+    kind = backend_of(connections[alias]).error_kind(error)
+    if kind is ErrorKind.MISSING:
+        return f"the table {table!r} does not exist, or lacks a column."
+    if kind is ErrorKind.CONNECTION and alias != router.db_for_write(QueueControl):
+        return f"the database {alias!r} cannot be reached."
+    return ""

@@ -30,7 +30,7 @@ from ..sql import looking
 from .bodies import may_view
 from .databases import OfDatabases
 from .large_tables.lists import BoundedChangeList, ByteLength, CappedPaginator, Start
-from .operations import Operation, actions, confirm_page
+from .operations import Operation, actions, confirm_page, is_key
 from .showing import display, untrusted
 
 #: Characters of the headers that a list reads to find the type.
@@ -39,11 +39,6 @@ _HEAD = 8192
 Facts = list[tuple[str, list[tuple[str, Any]]]]
 
 _PART_OF_ID = re.compile(r"[0-9a-f]{4,32}")
-
-
-def is_key(text: str) -> bool:
-    """Whether this can be the number of a message."""
-    return text.isascii() and text.isdigit() and len(text) < 20 and int(text) < 2**63
 
 
 class Button(NamedTuple):
@@ -265,6 +260,10 @@ class MessageAdmin(OfDatabases):
 
     def body_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """The body as it is stored, as a file: never something that a browser would open or run."""
+        alias = self.place_of(unquote(object_id))[0]
+        return self.or_note(request, alias, lambda: self._download(request, object_id))
+
+    def _download(self, request: HttpRequest, object_id: str) -> HttpResponse:
         message = self._find(request, object_id)
         if message is None:
             raise Http404

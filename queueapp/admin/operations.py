@@ -244,4 +244,9 @@ def _newest(queryset: QuerySet[Any]) -> Any:
 
 
 def _whole_number(text: str | None) -> int | None:
-    return int(text) if text and text.isascii() and text.isdigit() else None
+    return int(text) if text and is_key(text) else None
+
+
+def is_key(text: str) -> bool:
+    """Whether this can be the number of a message."""
+    return text.isascii() and text.isdigit() and len(text) < 20 and int(text) < 2**63

@@ -6,12 +6,14 @@ history of who did what. Every button is a POST with a CSRF token and needs ``qu
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-from django.contrib import admin
+from django.contrib import admin, messages
+from django.contrib.admin.utils import quote, unquote
 from django.core.exceptions import PermissionDenied
-from django.db import router
+from django.db import DatabaseError, InterfaceError, router, transaction
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
@@ -22,7 +24,8 @@ from .. import registry
 from ..errors import QueueNotFound
 from ..models import NO_QUEUES, DelayedMessage, PoisonMessage, QueueControl, Subscriber
 from ..operating.statistics import in_words, span
-from .databases import PARAMETER
+from ..sending.accepting import alias_of
+from .databases import PARAMETER, told_of
 from .figures import Figures, of_all_queues
 from .message_pages import Named
 from .operations import Options, ask
@@ -100,7 +103,19 @@ class OverviewAdmin(admin.ModelAdmin):
             raise Http404(f"There is no queue {label}.") from None
         if request.method != "POST":
             return HttpResponse(status=405, headers={"Allow": "POST"})
-        operation = OPERATIONS[verb]
+        alias = alias_of(queue)
+        try:
+            # What only asks is read within a savepoint, as in or_note.
+            with nullcontext() if "confirmed" in request.POST else transaction.atomic(using=alias):
+                return self._operate(request, queue, OPERATIONS[verb])
+        except (DatabaseError, InterfaceError) as error:
+            cause = told_of(error, alias, queue._meta.db_table)
+            if not cause:
+                raise
+            self.message_user(request, f"Queue {queue._meta.label}: {cause}", messages.ERROR)
+        return HttpResponseRedirect(self._url("changelist"))
+
+    def _operate(self, request: HttpRequest, queue: Any, operation: QueueOperation) -> HttpResponse:
         confirmed = "confirmed" in request.POST
         form = operation.options(request.POST) if confirmed else operation.options(initial=operation.initial(queue))
         if not confirmed or not form.is_valid():
@@ -119,7 +134,8 @@ class OverviewAdmin(admin.ModelAdmin):
     def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
         """Who did what to a queue, and when."""
         # Its name alone: what is set for it is not read here, so "running" could be untrue.
-        named = {"title": f"History of {object_id}", "object": Named(object_id, object_id)}
+        label = unquote(object_id)
+        named = {"title": f"History of {label}", "object": Named(label, label)}
         return super().history_view(request, object_id, {**named, **(extra_context or {})})
 
     # -- inside ---------------------------------------------------------------------------------------------------
@@ -136,11 +152,15 @@ class OverviewAdmin(admin.ModelAdmin):
             "delayed_url": self._list_of(request, DelayedMessage, figures.alias, destination=label),
             "poison_url": self._list_of(request, PoisonMessage, figures.alias, queue=label),
             "subscribers_url": self._list_of(request, Subscriber, figures.alias, queue=label),
-            "history_url": self._url("history", label),
-            "operations": [
-                (OPERATIONS[name], self._url(name, label))
-                for name in ("resume" if figures.paused else "pause", "concurrency", "purge")
-            ],
+            **({} if figures.queue is None else self._of_known_queue(figures)),
+        }
+
+    def _of_known_queue(self, figures: Figures) -> dict[str, Any]:
+        # The name of a queue that is no more is whatever a stranger wrote: an address need not exist for it.
+        verbs = ("resume" if figures.paused else "pause", "concurrency", "purge")
+        return {
+            "history_url": self._url("history", quote(figures.label)),
+            "operations": [(OPERATIONS[verb], self._url(verb, figures.label)) for verb in verbs],
         }
 
     @staticmethod

@@ -16,7 +16,6 @@ from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
-from django.utils.timezone import localtime
 
 from ..models import Subscriber
 from ..operating import control
@@ -229,7 +228,7 @@ class QueueAdmin(MessageAdmin):
         else:
             return display.badge(state.tone, state.value)
         # The title holds what "left" and "ago" are counted from.
-        tag = display.badge(state.tone, state.value, f"lease until {localtime(until).isoformat()}")
+        tag = display.badge(state.tone, state.value, f"lease until {until.isoformat()}")
         return display.below(tag, text)
 
     def holder_name(self, row: Any) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from django.contrib import admin
 from django.contrib.admin.utils import unquote
+from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.safestring import SafeString
@@ -76,6 +77,15 @@ class SubscriberAdmin(OfDatabases):
         """The read-only page of one process."""
         show, alias = super().change_view, self.place_of(unquote(object_id))[0]
         return self.or_note(request, alias, lambda: show(request, object_id, form_url, extra_context))
+
+    def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
+        """What Django links to from its log; nothing is ever done to a process here."""
+        show, alias = super().history_view, self.place_of(unquote(object_id))[0]
+        return self.or_note(request, alias, lambda: show(request, object_id, extra_context))
+
+    def delete_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
+        """Nobody may: there is nothing to look for first."""
+        raise PermissionDenied
 
     @admin.display(description="queue", ordering="queue")
     def queue_name(self, row: Subscriber) -> SafeString:

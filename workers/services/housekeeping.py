@@ -20,6 +20,7 @@ from django.db import Error, connections
 from queueapp import asides, delayed, poison, registry, wakeups
 from queueapp.conf import settings
 from queueapp.consuming.registry import registered
+from queueapp.messages.visible import in_one_line
 from queueapp.models import NO_QUEUES, Now, QueueControl, Subscriber
 from queueapp.models.queue import QueueModel
 from queueapp.operating import statistics
@@ -173,7 +174,7 @@ class Housekeeping(Service):
             key = (queue, left.what, left.name)
             if left.what != "type" and key not in self._stranded:
                 self._stranded.add(key)
-                log.warning("%s: %s.", queue, left)
+                log.warning("%s: %s.", in_one_line(queue, 200), left)
 
 
 def clamp_priorities(queue: Any, alias: str, service: Housekeeping | None = None) -> Counter[int]:

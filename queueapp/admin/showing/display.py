@@ -55,10 +55,14 @@ def duration(span: timedelta) -> str:
 
 
 def moment(at: datetime | None) -> Any:
-    """A time to the second, in the time zone of the site."""
+    """A time to the second, in the time zone of the site; at the ends of time (.NET's MaxValue is a time of expiry), where
+    a zone's turn overflows, as it is."""
     if at is None:
         return NOTHING
-    local = localtime(at)
+    try:
+        local = localtime(at)
+    except OverflowError:
+        return inline(at.isoformat(), 40)
     text = date_format(local, "Y-m-d H:i:s")
     return format_html('<time datetime="{}" title="{}">{}</time>', at.isoformat(), local.isoformat(), text)
 
@@ -70,7 +74,7 @@ def told_moment(text: Any) -> Any:
         # Without a zone it is UTC: that is what we write.
         at = at if at is None or at.tzinfo else at.replace(tzinfo=UTC)
         return inline(text or "", 40) if at is None else moment(at)
-    except (ValueError, OverflowError):  # 30 February; or at the ends of time, where another zone's turn overflows
+    except ValueError:  # 30 February
         return inline(text, 40)
 
 

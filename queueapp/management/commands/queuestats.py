@@ -10,8 +10,12 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from ... import registry
+from ...messages.visible import in_one_line
 from ...operating.statistics import LIMIT, UNKNOWN, QueueFigures, figures, in_words, span
 from ..operator_command import OperatorCommand
+
+#: Characters that a line shows of a name, which for a queue that is no more is a stranger's, and of anything else.
+NAME, TEXT = 100, 1000
 
 
 class Command(OperatorCommand):
@@ -35,7 +39,8 @@ class Command(OperatorCommand):
             raise CommandError(
                 f"--interval {options['interval']} is not accepted: it must be from 0.1 to 3600 seconds."
             )
-        queues = [registry.queues.find(name) for name in options["queue"]] or None
+        # One that was named twice, by label and by table, is shown once.
+        queues = list(dict.fromkeys(registry.queues.find(name) for name in options["queue"])) or None
         pause = threading.Event()
         try:
             while True:
@@ -44,6 +49,8 @@ class Command(OperatorCommand):
                     break
                 pause.wait(options["interval"])
         except KeyboardInterrupt:
+            if not options["watch"]:
+                raise  # not everything was shown
             self.stdout.write("")
             return
         if unknown:
@@ -60,7 +67,7 @@ class Command(OperatorCommand):
             self._table(found)
         unknown = [one for one in found if one.error]
         for one in unknown:
-            self.stderr.write(f"{one.queue}: {one.error}")
+            self.stderr.write(f"{in_one_line(one.queue, NAME)}: {in_one_line(one.error, TEXT)}")
         return len(unknown)
 
     def _table(self, found: list[QueueFigures]) -> None:
@@ -69,12 +76,12 @@ class Command(OperatorCommand):
             notes = [
                 "paused" if one.paused else "",
                 one.note,
-                *map(in_words, one.trouble),
+                *(in_one_line(in_words(trouble), TEXT) for trouble in one.trouble),
                 "not all is known" if one.error else "",
             ]
             lines.append(
                 (
-                    one.queue,
+                    in_one_line(one.queue, NAME),
                     number(one.waiting, one.exact, "~{}"),
                     number(one.leased, one.exact),
                     span(one.oldest_seconds),
@@ -90,7 +97,9 @@ class Command(OperatorCommand):
             self.stdout.write("  ".join([*cells, line[-1]]).rstrip())
         for one in found:
             for left in one.stranded:
-                self.stdout.write(f"{one.queue}: {left}; the oldest is {span(left.oldest_seconds)} old")
+                self.stdout.write(
+                    f"{one.queue}: {in_one_line(str(left), TEXT)}; the oldest is {span(left.oldest_seconds)} old"
+                )
 
 
 def number(count: int | None, exact: bool | None = True, otherwise: str = "{}+") -> str:

@@ -9,7 +9,7 @@ from django.core.management.base import CommandError
 
 from ... import registry
 from ...conf import MAX_CONCURRENCY
-from ...errors import InvalidOption
+from ...messages.visible import in_one_line
 from ...operating import control
 from ..operator_command import OperatorCommand
 
@@ -29,13 +29,14 @@ class Command(OperatorCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         text = options["tasks"]
-        if text != "default" and not text.isdecimal():
-            raise CommandError(f"tasks {text!r} is not accepted: it must be a whole number, or: default.")
-        tasks = None if text == "default" else int(text)
+        # Longer ones are none that is accepted, and int() refuses the longest.
+        tasks = int(text) if text.isdecimal() and len(text) < 10 else None
+        if text != "default" and not 1 <= (tasks or 0) <= MAX_CONCURRENCY:
+            shown = in_one_line(text, 40)
+            raise CommandError(
+                f"tasks {shown!r} is not accepted: it must be a whole number from 1 to {MAX_CONCURRENCY}, or: default."
+            )
         queue = registry.queues.find(options["queue"])
-        try:
-            changed = control.set_concurrency(queue, tasks)
-        except InvalidOption as error:
-            raise CommandError(str(error)) from error
+        changed = control.set_concurrency(queue, tasks)
         said = "as many tasks as it was started with" if tasks is None else f"{tasks} tasks"
         self.stdout.write(f"{queue._meta.label}: each process has {said}{'' if changed else ', as before'}.")

@@ -203,13 +203,44 @@ def test_the_form_of_a_queues_concurrency_has_what_is_set_where_the_queue_is(ope
 # -- a database that does not answer -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", [url(PoisonMessage) + QUERY, url(PoisonMessage, "change", f"{OTHER}:7")])
+@pytest.mark.parametrize(
+    "page",
+    [
+        url(PoisonMessage) + QUERY,
+        *(url(PoisonMessage, view, f"{OTHER}:7") for view in ("change", "body", "edit", "delete")),
+    ],
+)
 def test_a_database_without_our_tables_is_a_note(operator: Client, page: str) -> None:
     with connections[OTHER].cursor() as cursor:
         cursor.execute(f"ALTER TABLE {OTHER}.queueapp_poisonmessage RENAME COLUMN reason TO why")
     response = operator.get(page, follow=True)
     assert response.redirect_chain[-1][0] == url(QueueControl)
     assert notes(response)[0].startswith("Poison messages of database 'warehouse': the table 'queueapp_poisonmessage'")
+
+
+def test_after_such_a_note_the_transaction_of_the_request_goes_on(operator: Client) -> None:
+    """With ATOMIC_REQUESTS what comes after it, the session for one, is in the same transaction."""
+    with connections[OTHER].cursor() as cursor:
+        cursor.execute(f"ALTER TABLE {OTHER}.queueapp_poisonmessage RENAME COLUMN reason TO why")
+    operator.get(url(PoisonMessage) + QUERY)
+    assert count(DelayedMessage, OTHER) == 0, "readable"
+    assert not connections[OTHER].needs_rollback
+
+
+@pytest.mark.parametrize("verb", ["pause", "resume", "concurrency", "purge"])
+@pytest.mark.parametrize("answer", [{}, {"confirmed": "yes", "tasks": "3"}], ids=["asked", "answered"])
+@pytest.mark.parametrize("table", ["queueapp_queuecontrol", "testapp_urgent"])
+def test_what_is_done_to_a_queue_without_tables_is_a_note(
+    operator: Client, verb: str, answer: dict[str, str], table: str
+) -> None:
+    with connections[OTHER].cursor() as cursor:
+        cursor.execute(f"ALTER TABLE {OTHER}.{table} RENAME TO away; SET LOCAL search_path TO {OTHER}")
+    response = operator.post(url(QueueControl, verb, "testapp.Urgent"), answer)
+    assert response.status_code in (200, 302)
+    if not answer:
+        assert count(DelayedMessage, OTHER) == 0, "what only asks does not break the transaction of the request"
+    if response.status_code == 302 and "confirmed" not in answer:
+        assert "does not exist, or lacks a column" in notes(operator.get(response["Location"]))[0]
 
 
 def test_a_database_that_is_away_is_a_note(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,3 +164,22 @@ def test_the_list_shows_edited_ones_when_asked(operator: Client) -> None:
     for query, expected in (("", []), ("?status=edited", [number]), ("?status=archived", [])):
         response = operator.get(url(PoisonMessage) + query)
         assert [row.pk for row in response.context["cl"].result_list] == expected
+
+
+def test_headers_that_are_too_large_for_a_form_are_said(operator: Client) -> None:
+    (number,) = poison(headers=json.dumps({"a": "x" * LONGEST}))
+
+    for ask in (operator.get, lambda address, **_: operator.post(address, {"headers": "{}"}, follow=True)):
+        response = ask(url(PoisonMessage, "edit", number), follow=True)
+        assert notes(response) == [f"Message {number} is too large to be edited here."]
+
+    assert not Leased.objects.exists()
+
+
+@pytest.mark.parametrize(("body", "said"), [("a\u202eb", True), ("plain\n\tž", False)])
+def test_characters_that_nobody_sees_in_a_form_are_said(operator: Client, body: str, said: bool) -> None:
+    (number,) = poison(body=body.encode())
+
+    page = operator.get(url(PoisonMessage, "edit", number)).content.decode()
+
+    assert ("characters that are invisible here" in page) is said

@@ -1,5 +1,6 @@
 """Whatever a message holds, its pages show it as text, in bounded size, and nothing of it takes effect."""
 
+import json
 import re
 import uuid
 from typing import Any
@@ -110,6 +111,15 @@ def test_failures_that_are_not_as_they_should_be(operator: Client, failures: str
     Leased.send({})
     Leased.objects.update(failures=failures)
     shown(operator, url(Leased, "change", Leased.objects.get().pk))
+
+
+def test_a_history_of_failures_is_bounded_in_number_and_length(operator: Client) -> None:
+    Leased.send({})
+    Leased.objects.update(failures=json.dumps([{"attempt": n, "exception": f"{n}-" + "x" * 9000} for n in range(300)]))
+    text = shown(operator, url(Leased, "change", Leased.objects.get().pk))
+    assert text.count('data-label="Attempt"') == 50
+    assert ">299-xxx" in text, "the last ones"
+    assert "x" * 500 not in text
 
 
 @pytest.mark.parametrize("text", [SCRIPT, BREAKOUT, DECEPTIVE])

@@ -169,6 +169,20 @@ def test_an_operation_that_the_database_stops_is_logged_and_told_as_far_as_it_we
     assert LogEntry.objects.get().object_repr == "7 messages"
 
 
+def test_within_the_transaction_of_a_request_the_database_stops_all_of_it(
+    operator: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ATOMIC_REQUESTS nothing before it is committed: to say that it was would be untrue."""
+
+    def fail(*args: Any, **options: Any) -> int:
+        raise OperationalError("deadlock detected")
+
+    monkeypatch.setattr(control, "delete", fail)
+    Transactional.send({})
+    with pytest.raises(OperationalError):
+        operate(operator, Transactional, "delete_selected", *left(Transactional))
+
+
 # -- who may -------------------------------------------------------------------------------------------------------
 
 
@@ -235,6 +249,12 @@ def test_many_messages_are_one_log_entry_with_filter_and_count(operator: Client)
     entry = LogEntry.objects.get()
     assert entry.object_repr == "130 messages"
     assert entry.change_message == "Delete: 130 messages of all that matched state=free"
+
+
+def test_a_log_entry_is_as_long_as_it_may_be_whatever_the_address_was(operator: Client, seqs: list[int]) -> None:
+    query = f"?state=free&seq__gte={'0' * 4200}"
+    operate(operator, Leased, "delete_selected", seqs[0], query=query, select_across="1")
+    assert len(LogEntry.objects.get().change_message) == 4000
 
 
 def test_when_some_are_left_alone_the_log_says_how_many_were_done(operator: Client, seqs: list[int]) -> None:

@@ -7,11 +7,13 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.contrib import messages
+from django.contrib import admin, messages
 from django.contrib.admin.models import LogEntry
+from django.contrib.admin.utils import unquote
 from django.contrib.auth import get_user_model
 from django.db import connection
 from django.test import Client
+from django.urls import resolve
 
 from queueapp.admin import figures
 from queueapp.conf import MAX_CONCURRENCY
@@ -306,3 +308,12 @@ def test_there_is_no_page_to_edit_a_control_row(operator: Client) -> None:
     answers.append(operator.post(f"{base}{LABEL}/change/", {"paused": ""}))
     assert [answer.status_code for answer in answers] == [404, 404, 404, 403, 403]
     assert QueueControl.objects.get().paused
+
+
+def test_the_history_of_a_queue_whose_label_looks_quoted(operator: Client) -> None:
+    """In an address "_24" is Django's way to write a dollar sign."""
+    of = statistics.QueueFigures("shop_24h.Orders", "orders", "default", "")
+    page: Any = admin.site._registry[QueueControl]
+    found = page._of_known_queue(figures.Figures(Leased, of))
+    assert unquote(resolve(found["history_url"]).kwargs["object_id"]) == "shop_24h.Orders"
+    assert resolve(found["operations"][0][1]).kwargs["label"] == "shop_24h.Orders"

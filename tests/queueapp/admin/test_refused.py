@@ -10,7 +10,7 @@ from django.test import Client
 from queueapp.models import DelayedMessage, Now, PoisonMessage, QueueControl, Subscriber
 from tests.testapp.models import AddressedUrgent, Leased
 
-from .conftest import url
+from .conftest import notes, operate, url
 
 ANY = ("o", "p", "e", "database", "_changelist_filters", "pk")
 PARAMETERS: dict[Any, tuple[str, ...]] = {
@@ -51,6 +51,55 @@ def test_selected_messages(operator: Client, rows: None, model: Any, key: str) -
         data = {"action": "delete_selected", "_selected_action": [1, key], **more}
         assert operator.post(url(model), data).status_code == 400
     assert Leased.objects.count() == DelayedMessage.objects.count() == PoisonMessage.objects.count() == 1
+
+
+@pytest.mark.parametrize("model", LISTS)
+def test_a_list_that_did_not_do_what_its_address_says_tells_so(operator: Client, rows: None, model: Any) -> None:
+    """Everything is shown then, and "select all" is everything."""
+    for query in ({"database": "nope"}, {"alive": "a\0b"}, {"state": "\0"}, {"number__lte": "\0"}, {"p": "9" * 30}):
+        response = operator.get(url(model), query)
+        if model is PoisonMessage and "number__lte" in query:
+            assert response.status_code == 302
+        if response.status_code == 302:
+            (note,) = notes(operator.get(response["Location"]))
+            assert "everything is shown instead" in note
+
+
+@pytest.mark.parametrize("model", LISTS[:4])
+def test_a_nul_in_the_search_box_is_told(operator: Client, rows: None, model: Any) -> None:
+    for text in ("\0", "1\0", "a\0b"):
+        response = operator.get(url(model), {"q": text})
+        assert response.status_code == 200
+        assert "Null characters are not allowed." in response.content.decode()
+        data = {"action": "delete_selected", "_selected_action": 1, "select_across": "1"}
+        asked = operator.post(f"{url(model)}?q=%00", data)
+        assert asked.status_code in (200, 302)
+
+
+@pytest.mark.parametrize("up_to", ["", "x", "\0", "-1", "\u0661", "9" * 30, "9" * 5000])
+def test_an_end_of_a_selection_that_is_none_is_asked_for_again(operator: Client, rows: None, up_to: str) -> None:
+    for model in (Leased, DelayedMessage, PoisonMessage):
+        data = {"action": "delete_selected", "_selected_action": 1, "select_across": "1", "confirmed": "yes"}
+        asked = operator.post(url(model), {**data, "up_to": up_to})
+        assert asked.status_code == 200
+        assert dict(asked.context["hidden"])["up_to"] == model.objects.get().pk
+
+
+@pytest.mark.parametrize("name", ["a/b", "gone\n.Queue", "?", "..", "\u202e<b>", "x" * 100])
+def test_the_name_of_a_queue_that_is_no_more_is_no_address(operator: Client, name: str) -> None:
+    PoisonMessage.objects.create(message_id=uuid.uuid4(), queue=name, reason="r")
+    DelayedMessage.objects.create(
+        message_id=uuid.uuid4(), destination=f"{name[:90]}!", headers="{}", due=Now() - timedelta(hours=9)
+    )
+    response = operator.get(url(QueueControl))
+    assert response.status_code == 200
+    unknown = [
+        line["figures"].label for line in response.context["lines"] if "no such queue here" in line["figures"].note
+    ]
+    assert sorted(unknown) == sorted([name, f"{name[:90]}!"])
+    assert operator.get(url(PoisonMessage), {"queue": name}).status_code == 200
+    operate(operator, PoisonMessage, "delete_selected", PoisonMessage.objects.get().pk)
+    assert not PoisonMessage.objects.exists()
 
 
 @pytest.mark.parametrize("key", ["\0", "1\0", "default:1", "nope:1", ":", "9" * 30])

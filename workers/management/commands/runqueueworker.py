@@ -61,7 +61,9 @@ class Command(OperatorCommand):
         )  # fmt: skip
 
     def handle(self, *args: Any, **options: Any) -> None:
-        queues = [registry.queues.find(name) for name in options["queue"]] or registered.queues()
+        # One that is named twice, by label and by table, has its tasks once.
+        named = list(dict.fromkeys(registry.queues.find(name) for name in options["queue"]))
+        queues = named or registered.queues()
         if not queues:
             raise CommandError(
                 "No queue has a consumer: write one with @consumer in a module consumers.py of an installed app."

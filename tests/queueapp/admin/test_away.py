@@ -1,0 +1,93 @@
+"""A database at which nobody answers: each of its pages, and each operation there, is a note on the overview."""
+
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.db import connections
+from django.test import Client
+
+from queueapp.models import DelayedMessage, PoisonMessage, QueueControl, Subscriber
+from tests.testapp.models import Leased, Urgent
+
+from .conftest import notes, url
+
+AWAY = "away"
+QUERY = f"?database={AWAY}"
+KEY = f"{AWAY}:7"
+PROCESS = f"{AWAY}:{uuid.uuid4()}"
+
+
+class Routes:
+    """Urgent lies in the database that is away."""
+
+    def db_for_write(self, model: Any, **hints: Any) -> str | None:
+        return AWAY if model is Urgent else None
+
+    db_for_read = db_for_write
+
+
+@pytest.fixture(autouse=True)
+def away(db: None, settings: Any) -> Iterator[None]:
+    settings.DATABASE_ROUTERS = [Routes()]
+    nobody = {"ENGINE": "django.db.backends.postgresql", "HOST": "127.0.0.1", "PORT": "1", "OPTIONS": {}}
+    connections.settings[AWAY] = {**connections.settings["default"], **nobody}
+    connection = connections[AWAY]
+
+    def connect() -> None:
+        with connection.wrap_database_errors:
+            connection.connect()
+
+    # Django's tests refuse databases that they were not told of before they get as far as to call.
+    connection.ensure_connection = connect  # type: ignore[method-assign]
+    yield
+    connection.close()
+    del connections[AWAY]
+    connections.settings.pop(AWAY)
+
+
+def told(client: Client, response: Any) -> str:
+    assert response.status_code == 302, response
+    assert response["Location"] == url(QueueControl)
+    (note,) = notes(client.get(url(QueueControl)))
+    return note
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        *(url(model) + QUERY for model in (DelayedMessage, PoisonMessage, Subscriber)),
+        url(Urgent),
+        *(url(DelayedMessage, view, KEY) for view in ("change", "history", "delete", "body")),
+        *(url(PoisonMessage, view, KEY) for view in ("change", "history", "delete", "body", "edit")),
+        *(url(Subscriber, view, PROCESS) for view in ("change", "history")),
+        *(url(Urgent, view, 7) for view in ("change", "history", "delete", "body")),
+    ],
+)
+def test_pages(operator: Client, page: str) -> None:
+    for get in (operator.get, operator.head):
+        assert told(operator, get(page)).endswith(f"the database {AWAY!r} cannot be reached.")
+
+
+@pytest.mark.parametrize("more", [{}, {"confirmed": "yes"}], ids=["asked", "answered"])
+def test_operations(operator: Client, more: dict[str, str]) -> None:
+    for address in (url(DelayedMessage) + QUERY, url(PoisonMessage) + QUERY, url(Urgent)):
+        data = {"action": "delete_selected", "_selected_action": 7, **more}
+        assert "cannot be reached" in told(operator, operator.post(address, data))
+    for verb in ("pause", "resume", "concurrency", "purge"):
+        response = operator.post(url(QueueControl, verb, "testapp.Urgent"), {"tasks": "3", **more})
+        assert told(operator, response) == f"Queue testapp.Urgent: the database {AWAY!r} cannot be reached."
+    assert "cannot be reached" in told(operator, operator.post(url(PoisonMessage, "edit", KEY), {"headers": "{}"}))
+
+
+def test_a_process_is_not_even_looked_for_to_be_deleted(operator: Client) -> None:
+    assert operator.get(url(Subscriber, "delete", PROCESS)).status_code == 403
+
+
+def test_the_overview_and_the_other_database_are_there_all_the_same(operator: Client) -> None:
+    Leased.send({})
+    lines = {line["figures"].label: line["figures"] for line in operator.get(url(QueueControl)).context["lines"]}
+    assert lines["testapp.Urgent"].waiting == "\u2013"
+    assert lines["testapp.Leased"].waiting == "1"
+    assert operator.get(url(QueueControl, "history", "testapp.Urgent")).status_code == 200

@@ -1,0 +1,47 @@
+"""``queuestats`` shows names and errors that strangers wrote, each in its line; a queue that is named twice is one queue."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from datetime import timedelta
+from io import StringIO
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from queueapp.models import Now, PoisonMessage, Subscriber
+from tests.testapp.models import Leased
+
+pytestmark = pytest.mark.django_db
+
+HOSTILE = "a\x1b[2J\nb\u202ec"
+
+
+def lines(*queues: str) -> list[str]:
+    out = StringIO()
+    try:
+        call_command("queuestats", *queues, stdout=out, stderr=out, no_color=True)
+    except CommandError as error:
+        out.write(str(error))  # foreign queues of the tests have no tables
+    return out.getvalue().splitlines()
+
+
+def test_nothing_that_a_stranger_wrote_is_obeyed_by_the_terminal() -> None:
+    PoisonMessage.objects.create(message_id=uuid.uuid4(), queue=HOSTILE, reason="r")
+    trouble = [{"name": "Peek", "state": "armed", "error": HOSTILE}]
+    Subscriber.objects.create(
+        queue="testapp.Leased", host="h", process=1, supervisor=uuid.uuid4(), alive_until=Now() + timedelta(1),
+        trouble=json.dumps(trouble), consumers=json.dumps([["c", "known"]]), unknown_types=json.dumps([HOSTILE]),
+    )  # fmt: skip
+    Leased.send({}, headers={"type": "x"})
+    Leased.objects.update(headers=json.dumps({"type": HOSTILE}))
+
+    shown = lines()
+
+    assert all(line.isprintable() for line in shown), shown
+    assert sum("a⟨U+001B⟩[2J b⟨U+202E⟩c" in line for line in shown) >= 2
+
+
+def test_a_queue_that_is_named_by_label_and_by_table_is_shown_once() -> None:
+    assert len(lines("testapp.Leased", "testapp_leased")) == 2
