@@ -94,6 +94,28 @@ def test_of_two_suspects_one_goes_first() -> None:
     assert ward.happened == [0, 1]
 
 
+def test_two_suspects_that_wait_at_once_do_not_wait_for_one_another_and_the_others_go_on_together() -> None:
+    ward = Ward()
+    ward.tasks[0].inside = True
+    for number in (1, 2):
+        ward.coming(number, suspect=True)
+    eventually(lambda: ward.wanted == 2)
+
+    ward.go(0, suspect=False)
+    eventually(lambda: len(ward.happened) == 1)
+    (first,) = ward.happened
+    others = [ward.coming(0, suspect=False)]
+    ward.go(first, suspect=True)
+    eventually(lambda: len(ward.happened) == 2)
+    others.append(ward.coming(first, suspect=False))
+    assert ward.happened == [first, 3 - first]
+
+    ward.go(3 - first, suspect=True)
+    for other in others:
+        other.join(DEADLINE)
+    assert sorted(ward.happened[2:]) == [0, first]
+
+
 def test_nobody_waits_longer_than_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suspects, "PATIENCE", 0.05)
     ward = Ward()

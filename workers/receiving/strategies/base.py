@@ -240,6 +240,8 @@ class Task:
                 failed = error
             finally:
                 self.aside = None
+            if forks.generation != self._generation:
+                forks.end_child(failed)
             if self.hurry or (aside.deadline is not None and monotonic() >= aside.deadline):
                 self._absorb(aside)
         except Interrupted as error:
