@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from math import inf
 from time import monotonic
 from types import SimpleNamespace
 from typing import Any
@@ -140,6 +141,17 @@ def test_others_go_on_at_full_speed_beside_a_suspect_that_takes_long(monkeypatch
     in_thread(lambda: [ward.come(1, suspect=False) for _ in range(100)]).join(DEADLINE)
 
     assert ward.happened == [0] + [1] * 100
+
+
+def test_one_suspect_after_the_other_keeps_nobody_waiting_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suspects, "PATIENCE", 0.05)
+    ward = Ward()
+    ward.come(0, suspect=True)
+    ward._until = inf  # the newest is always another
+
+    ward.coming(1, suspect=False).join(DEADLINE)
+
+    assert ward.happened == [0, 1]
 
 
 def test_who_leases_alone_does_so_from_the_claim_to_the_end_of_the_handler() -> None:
