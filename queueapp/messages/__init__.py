@@ -11,6 +11,7 @@ from .edited import edit_of, edited_headers
 from .headers import (
     count_attempts,
     counted_attempts,
+    counts_a_death,
     decode_headers,
     encode_headers,
     read_head,
@@ -42,7 +43,7 @@ from .types import is_typed, message_type, type_name, type_name_of, unstorable
 __all__ = [
     "ATTEMPTS", "BYTES", "CONTENT_TYPE", "CORRELATION_ID", "EDIT_OF", "JSON", "MAX_ADDRESS", "MAX_RECIPIENT",
     "NSB_CONTENT_TYPE", "NSB_CORRELATION_ID", "NSB_MESSAGE_ID", "NSB_REPLY_TO", "NSB_TIME_SENT", "NSB_TYPES",
-    "REPLY_TO", "TYPE", "as_uuid", "body_decoder", "count_attempts", "counted_attempts", "decode_body", "decode_headers",
+    "REPLY_TO", "TYPE", "as_uuid", "body_decoder", "count_attempts", "counted_attempts", "counts_a_death", "decode_body", "decode_headers",
     "edit_of", "edited_headers", "encode", "encode_alike", "encode_headers", "id_sequence", "is_typed", "message_type",
     "new_id", "read_head", "time_sent", "to_nservicebus", "type_name", "type_name_of", "unstorable",
     "well_known",

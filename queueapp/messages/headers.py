@@ -12,7 +12,7 @@ from functools import lru_cache
 import msgspec
 
 from ..errors import InvalidMessage, UndecodableMessage
-from .names import ATTEMPTS, CONTENT_TYPE, NSB_CONTENT_TYPE, NSB_TIME, NSB_TIME_SENT, NSB_TYPES, TO_NSB, TYPE
+from .names import ATTEMPTS, CONTENT_TYPE, DIED, NSB_CONTENT_TYPE, NSB_TIME, NSB_TIME_SENT, NSB_TYPES, TO_NSB, TYPE
 
 _encoder = msgspec.json.Encoder()
 
@@ -109,9 +109,21 @@ def counted_attempts(headers: str) -> int:
         return 0
 
 
-def count_attempts(headers: str, attempts: int) -> str:
-    """Headers that say how many attempts failed; 0 takes the count out. Raises UndecodableMessage."""
+def count_attempts(headers: str, attempts: int, *, died: bool = False) -> str:
+    """Headers that say how many attempts failed, and whether the last one ``died`` with its process; 0 takes all of that out.
+    Raises UndecodableMessage."""
     changed = decode_headers(headers)
-    changed.pop(ATTEMPTS, None)
+    died = died or DIED in changed
+    for name in (ATTEMPTS, DIED):
+        changed.pop(name, None)
+    if attempts:
+        changed[ATTEMPTS] = str(attempts)
+        if died:
+            changed[DIED] = "1"
     # Not ``encode_headers``: what a sender of another system wrote is written back, a NUL as \u0000 included.
-    return _encoder.encode(changed | ({ATTEMPTS: str(attempts)} if attempts else {})).decode()
+    return _encoder.encode(changed).decode()
+
+
+def counts_a_death(headers: str) -> bool:
+    """Whether an attempt died with its process, according to the headers."""
+    return f'"{DIED}"' in headers

@@ -43,5 +43,7 @@ MAX_ADDRESS = 255
 
 #: Where the failed attempts of a message are counted in a table that has no column for it.
 ATTEMPTS = "queueapp.Attempts"
+#: There as well: one of them ended with the process that made it.
+DIED = "queueapp.Died"
 
 NSB_TIME = "%Y-%m-%d %H:%M:%S:%f Z"

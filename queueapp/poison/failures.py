@@ -25,6 +25,14 @@ from ..version import VERSION
 #: Longest exception message and traceback kept, in characters (NServiceBus cuts at the same place).
 MAX_TEXT = 16_384
 
+
+class ProcessDied(Exception):
+    """The process ended while a handler had the message: the "exception" of such an attempt."""
+
+
+#: How the history tells of one.
+_DIED = f'"exception":"{ProcessDied.__name__}: '
+
 #: Failed attempts kept with a message: the first ones tell most, the last ones are current.
 MAX_FAILURES = 20
 
@@ -110,6 +118,11 @@ def attempts_of(failures: str | None) -> int:
     history = read_failures(failures)
     number = history[-1].get("attempt") if history and isinstance(history[-1], dict) else None
     return max(0, number) if isinstance(number, int) else 0
+
+
+def tells_of_death(failures: str | None) -> bool:
+    """Whether an attempt ended with its process, as the history says."""
+    return failures is not None and _DIED in failures
 
 
 def append(failures: str | None, exception: BaseException, attempt: int, verdict: str) -> str:

@@ -11,7 +11,7 @@ waiting for their turn. A fresh message has no history, so it costs a claim noth
 
 Hand-outs that nobody ended are bounded all the same, or a message that kills everything would come again for ever: there
 may be as many as attempts, and ``UNENDED`` more, which is how often a message may be lost beside the one that kills (once in a
-large batch, once in a small one: ``workers``' caution). A handler is told of them as of attempts (``Context.attempt``): it had
+large batch, once in a small one: ``workers.receiving.suspects``). A handler is told of them as of attempts (``Context.attempt``): it had
 better know that it may have begun before.
 """
 
@@ -21,9 +21,9 @@ import sys
 from typing import Any
 
 from ..conf import settings
-from ..messages import counted_attempts
+from ..messages import counted_attempts, counts_a_death
 from ..sql.claimed import CANCELS, DELIVERIES, FAILURES, HEADERS, Claimed
-from .failures import attempts_of
+from .failures import attempts_of, tells_of_death
 
 #: So many hand-outs of a message may end without a word, beside those that count like attempts.
 UNENDED = 2
@@ -55,6 +55,14 @@ def spent(claimed: Claimed, attempt: int, attempts: int, delivery: Any, *, lease
 def unended(claimed: Claimed, attempt: int, *, leased: bool) -> int:
     """How many hand-outs before this one nobody ended: their handlers may have begun."""
     return max(0, claimed[DELIVERIES] - leased - claimed[CANCELS] - (attempt - 1))
+
+
+def suspicion(claimed: Claimed, attempt: int, *, leased: bool, keeps_counts: bool) -> int:
+    """How much speaks for it that a message that was just claimed has killed its process: 0 nothing; 1 it was one of many that
+    nobody ended; 2 it was one of few, or in hand of a process that died, as a supervisor wrote down."""
+    if attempt > 1 and (tells_of_death(claimed[FAILURES]) if keeps_counts else counts_a_death(claimed[HEADERS])):
+        return 2
+    return min(2, unended(claimed, attempt, leased=leased))
 
 
 def reasons(delivery: Any, deliveries: int, cancels: int) -> str:

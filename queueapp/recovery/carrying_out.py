@@ -25,7 +25,7 @@ from ..consuming.registration import Registration
 from ..errors import UndecodableMessage
 from ..models import DelayedMessage, Now
 from ..poison.burying import bury, bury_bare, is_passing
-from ..poison.failures import append, attempts_of, one_line
+from ..poison.failures import ProcessDied, append, attempts_of, one_line
 from ..poison.limits import Spent, reasons
 from ..sql import queue_sql
 from ..sql.base import QueueTable, Row
@@ -230,7 +230,8 @@ def _count_in_headers(failure: Failure, row: Row, verdict: Verdict) -> Verdict:
     if not again and not messages.counted_attempts(row.headers):
         return verdict
     try:
-        headers = messages.count_attempts(row.headers, failure.attempt if again else 0)
+        died = isinstance(failure.exception, ProcessDied)
+        headers = messages.count_attempts(row.headers, failure.attempt if again else 0, died=died)
     except UndecodableMessage as error:
         # Retried without a count it would be retried for ever.
         return Poison(f"its attempts cannot be counted: {one_line(error)}")

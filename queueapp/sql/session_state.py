@@ -45,9 +45,14 @@ class Sessions(abc.ABC):
         anew. True is a suspicion (a rollback to a savepoint raises it as well); False is no proof: see each database."""
 
     @abc.abstractmethod
-    def changes_session(self, sql: str) -> bool:
+    def changes_session(self, sql: str, params: Any = None) -> bool:
         """Whether a statement of somebody's leaves something on its session that outlives its transaction, going by its text:
-        settings, temporary tables, locks of the session. A statement that does so inside of a function is not known by that."""
+        settings, temporary tables, locks of the session. A statement that does so inside of a function is not known by that.
+        ``params``, of one execution, may say that one which looks like a change is none; never the reverse."""
+
+    @abc.abstractmethod
+    def may_be_several(self, sql: str) -> bool:
+        """Whether a long text may hold more than the statement that it begins with. At the speed of ``in``."""
 
     def settings_of_session(self, connection: Any) -> tuple[Any, ...]:
         """What this side of the line knows of the session's settings without asking: something to compare with."""

@@ -20,10 +20,13 @@ from django.db import connection
 from queueapp import Context, consumer, message_type, poison
 from queueapp.consuming.registry import registered
 from queueapp.models import PoisonMessage
+from queueapp.poison.failures import ProcessDied
+from queueapp.recovery import carrying_out
 from tests.inprocess import Worker, eventually, real_commits
 from tests.nservicebus import Endpoint, headers_of
 from tests.testapp.messages import Ping
 from tests.testapp.models import Effect, ForeignPostgres, ForeignSqlServer, Interop, Leased, Transactional
+from tests.workers.receiving.batches import Receiver
 
 pytestmark = real_commits
 
@@ -256,6 +259,30 @@ def test_a_worker_receives_a_foreign_table_transactionally_and_counts_attempts_i
     found = PoisonMessage.objects.get()
     assert found.attempts == 3
     assert "queueapp.Attempts" not in found.headers
+    assert not FOREIGN.objects.exists()
+
+
+def test_the_headers_of_a_foreign_table_tell_who_died_with_its_process(foreign_table: Endpoint, only: Any) -> None:
+    """Whoever did is handled alone in its process until it is handled."""
+    seen: list[tuple[int, bool]] = []
+
+    def act(message: Ping, context: Context) -> None:
+        seen.append((context.attempt, bool(one.pump.desk.suspects.wanted)))
+        if len(seen) < 3:
+            raise ValueError
+
+    only(FOREIGN, act, attempts=4, retry_delay=0)
+    FOREIGN.send(Ping("dies"))
+    one = Receiver(FOREIGN)
+    one.receive(1)
+    seq = FOREIGN.objects.get().seq
+    (registration,) = registered.of(FOREIGN)
+    carrying_out.fail(FOREIGN, "default", seq, ProcessDied("was killed"), consumer=registration, token=None)
+    one.receive(1)
+    assert {"queueapp.Attempts": "3", "queueapp.Died": "1"}.items() <= json.loads(FOREIGN.objects.get().headers).items()
+    one.receive(1)
+
+    assert seen == [(1, False), (3, True), (4, True)]
     assert not FOREIGN.objects.exists()
 
 

@@ -17,7 +17,8 @@ from queueapp.sql import Backend
 
 from .bookkeeping import home_of
 
-#: So much of a statement is looked at. Long ones are of many rows or values, and say at their beginning what they are.
+#: So much of a statement is looked at. Long ones are of many rows or values, and say at their beginning what they are; a text
+#: that may be of several statements is looked at to its end.
 _LOOKED_AT = 1000
 #: Threads whose connections are looked at.
 _thread = threading.local()
@@ -39,9 +40,16 @@ class Changes:
         self.ran = True
         if self.statement is None:
             text = sql if isinstance(sql, str) else _text_of(sql, context)
-            if _changes_session(self._backend, text[:_LOOKED_AT]):
+            if self._is_change(text) and (not params or many or self._backend.changes_session(text, params)):
                 self.statement = text[:100]
         return execute(sql, params, many, context)
+
+    def _is_change(self, text: str) -> bool:
+        if len(text) <= _LOOKED_AT:
+            return _changes_session(self._backend, text)
+        if self._backend.may_be_several(text):
+            return self._backend.changes_session(text)  # too long to be kept
+        return _changes_session(self._backend, text[:_LOOKED_AT])
 
     def forget(self) -> None:
         """From here on it is as it is."""

@@ -72,27 +72,10 @@ class HandedOut:
     """
 
     __slots__ = (
-        "_autocommit",
-        "_backend",
-        "_blocks",
-        "_changes",
-        "_connection",
-        "_in_atomic",
-        "_mark",
-        "_opened",
-        "_others",
-        "_raw",
-        "_rollback_cause",
-        "_savepoints",
-        "_session_state",
-        "_settings",
-        "_settings_of",
-        "_state",
-        "alias",
-        "changed",
-        "fresh",
-        "stale",
-    )
+        "_autocommit", "_backend", "_blocks", "_changes", "_connection", "_in_atomic", "_mark", "_opened", "_others", "_raw",
+        "_rollback_cause", "_savepoints", "_session_state", "_settings", "_settings_of", "_state", "alias", "changed",
+        "fresh", "stale",
+    )  # fmt: skip
 
     def __init__(self, alias: str) -> None:
         self.alias = alias

@@ -44,8 +44,6 @@ class ChildOptions:
     slots_fd: int = -1
     life_fd: int = -1
     floors_fd: int = -1
-    #: It replaces one that crashed: for so many seconds it handles what may have been the cause alone.
-    watchful_for: float = 0.0
     holder: str = ""
     aliases: list[str] = field(default_factory=list)
     keeps_house: bool = True
@@ -135,7 +133,7 @@ def run_worker(options: ChildOptions, stages: Stages) -> int:
     from queueapp.models.delivery import Semantics
 
     from ..receiving.pump import QueuePump
-    from ..receiving.quarantine import Quarantine
+    from ..receiving.suspects import Suspects
     from ..services.heartbeat import Heartbeat
     from ..services.listening import Listener
     from ..services.peer_watch import PeerWatch
@@ -148,7 +146,7 @@ def run_worker(options: ChildOptions, stages: Stages) -> int:
 
     slots = Slots(options.slots, options.slots_fd) if options.slots else None
     floors = SharedFloors(len(options.queues), options.floors_fd) if options.floors_fd >= 0 else None
-    quarantine = Quarantine(options.watchful_for)
+    suspects = Suspects()
     pumps: list[QueuePump] = []
     used = 0
     for index, label in enumerate(options.queues):
@@ -159,9 +157,7 @@ def run_worker(options: ChildOptions, stages: Stages) -> int:
         if slots is not None:
             own = [slots.slot(used + i) for i in range(most)]
             used += most
-        pump = QueuePump(
-            queue, alias, stopping=stages.stopping, slots=own, concurrency=concurrency, quarantine=quarantine
-        )
+        pump = QueuePump(queue, alias, stopping=stages.stopping, slots=own, concurrency=concurrency, suspects=suspects)
         if floors is not None:
             floors.share(index, pump.floors)
         for slot in own or ():

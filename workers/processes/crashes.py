@@ -29,12 +29,12 @@ from queueapp.consuming.registry import registered
 from queueapp.errors import UndecodableMessage
 from queueapp.models import Subscriber
 from queueapp.models.delivery import Semantics
+from queueapp.poison.failures import ProcessDied
 from queueapp.recovery import carrying_out
 from queueapp.sql import ErrorKind, backend_of, queue_sql
 
 from ..connections.circuit_breaker import CircuitBreaker
 from ..connections.dead_peers import Answering, patience
-from ..receiving.handling import ProcessDied
 from .slots import InHand, Slots
 
 log = logging.getLogger("workers")

@@ -89,7 +89,6 @@ class Child:
     def died(self) -> float:
         """It ended though nobody asked: returns how many seconds to wait before it is started again."""
         lived = monotonic() - self.started_at
-        self.options.watchful_for = settings.CAREFUL_PERIOD.total_seconds()
         self._backoff = FIRST_BACKOFF if lived > SHORT_LIFE else min(self._backoff * 2, LONGEST_BACKOFF)
         return self._backoff
 

@@ -49,7 +49,6 @@ class Watchdog(Service):
         wedged: list[tuple[Task, Running | Aside]] = []
         slow: list[tuple[Task, Aside]] = []
         for pump in self._pumps:
-            pump.quarantine.look(careful=any(other.careful for other in self._pumps))
             for task in pump.tasks:
                 running = task.running or task.aside
                 if running is None:

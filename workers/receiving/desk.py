@@ -27,11 +27,10 @@ from queueapp.sql.claimed import HEADERS, SEQ, Claimed, Range
 
 from ..connections.circuit_breaker import Breaker, CircuitBreaker, Trouble
 from ..connections.dead_peers import Answering
-from .caution import Caution
 from .claiming import REST, Claiming, UnderWay
 from .handling import Handlers
-from .quarantine import Quarantine
 from .stats import Stats
+from .suspects import Caution, Suspects
 
 log = logging.getLogger("workers")
 
@@ -52,7 +51,7 @@ class Desk:
         *,
         handlers: Handlers,
         floors: Floors,
-        quarantine: Quarantine,
+        suspects: Suspects,
         stopping: threading.Event,
         more: Callable[[], None],
         again: Callable[[], None],
@@ -64,7 +63,7 @@ class Desk:
         self.sql = queue_sql(queue, connections[alias])
         self.subscriber: uuid.UUID = new_id()
         self.handlers = handlers
-        self.quarantine = quarantine
+        self.suspects = suspects
         self.stopping = stopping
         self.stats = Stats()
         self.claiming = Claiming(floors)

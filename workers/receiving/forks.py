@@ -1,7 +1,8 @@
-"""A handler that forks: in the child its end is the end of the process, as it is for a script.
+"""A handler that forks, or a hook, a policy, a receiver of a signal: in the child its end is the end of the process, as it is for
+a script.
 
 The child has a copy of the task's thread and the parent's database session. ``sys.exit()`` there, an exception or the end of
-the handler would come back to the engine, which would end the message on the parent's session and then go on as a second
+such code would come back to the engine, which would end the message on the parent's session and then go on as a second
 worker that nobody knows.
 """
 

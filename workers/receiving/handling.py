@@ -39,10 +39,6 @@ class WorkerStopped(Interrupted):
     """The worker had to stop before the handler had ended. No failure: the message is given back uncounted."""
 
 
-class ProcessDied(Exception):
-    """The worker process ended while a handler had the message: the "exception" of such an attempt."""
-
-
 class Entry:
     """One consumer, ready to be called."""
 

@@ -37,11 +37,11 @@ from ..connections.dead_peers import Answering
 from .crew import Crew
 from .desk import Desk
 from .handling import Handlers
-from .quarantine import Quarantine
 from .sharing import TURN, part_of, place_in_line
 from .slot import Slot
 from .stats import Stats
 from .strategies import STRATEGIES, Task
+from .suspects import Suspects
 
 #: The first wait after an empty claim, in seconds.
 EMPTY_WAIT = 0.01
@@ -66,7 +66,7 @@ class QueuePump:
         slots: Sequence[Slot] | None = None,
         concurrency: int | None = None,
         handlers: Handlers | None = None,
-        quarantine: Quarantine | None = None,
+        suspects: Suspects | None = None,
     ) -> None:
         self.queue = queue
         self.alias = alias
@@ -77,13 +77,13 @@ class QueuePump:
         self.peek_limit = delivery.max_records_to_peek or settings.MAX_RECORDS_TO_PEEK
         levels = tuple((r, p) for p in range(delivery.priorities - 1, -1, -1) for r in self.handlers.recipients)
         self.floors: Floors = floors_of(queue, alias, levels, bool(queue_sql(queue, connections[alias]).table.claim_by))
-        self.quarantine = quarantine or Quarantine()
+        suspects = suspects or Suspects()
         self.desk = Desk(
             queue,
             alias,
             handlers=self.handlers,
             floors=self.floors,
-            quarantine=self.quarantine,
+            suspects=suspects,
             stopping=stopping,
             more=self._more,
             again=self._look_now,
@@ -98,6 +98,7 @@ class QueuePump:
             concurrency=concurrency or delivery.concurrency or settings.CONCURRENCY,
             slots=slots,
         )
+        suspects.crews.append(self.crew)
         #: This worker's place among the live workers of the queue, and how many they are; kept by the heartbeat.
         self.rank, self.workers = 0, 1
         self.paused = False

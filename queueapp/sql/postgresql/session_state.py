@@ -6,6 +6,7 @@ import contextlib
 import re
 import selectors
 import sys
+from collections.abc import Mapping
 from time import monotonic
 from typing import Any
 
@@ -55,14 +56,37 @@ _CHANGES_SESSION = re.compile(
 )
 #: The same within a block, where a statement begins behind words as well.
 _CHANGES_IN_BLOCK = re.compile(
-    r"(?:;|\bBEGIN|\bTHEN|\bELSE|\bLOOP)\s+(?:SET\s(?!\s*(?:LOCAL|CONSTRAINTS|TRANSACTION)\b)|(?:RESET|DISCARD|LISTEN|LOAD)\s)",
+    r"(?:(?:;|\bBEGIN|\bTHEN|\bELSE|\bLOOP)\s+|\bEXECUTE\s+(?:format\s*\(\s*)?'\s*)(?:SET\s(?!\s*(?:LOCAL|CONSTRAINTS|TRANSACTION)\b)|(?:RESET|DISCARD|LISTEN|LOAD)\s)",
     re.IGNORECASE,
 )
 
 
+#: Parameters as drivers write them, and what the server takes for true.
+_PARAMETER = re.compile(r"%(?:\((?P<name>[^)]*)\))?[sbt]|%%")
+_TRUE = frozenset({"t", "tr", "tru", "true", "y", "ye", "yes", "on", "1"})
+
+
 def _blank(found: re.Match[str]) -> str:
     first = found[0][0]
+    if first == "'" and found[0][1:-1].strip().lower() in _TRUE:
+        return "true"
     return found[0] if first == '"' else " " if first in "-/" else "''"
+
+
+def _with_what_is_true(sql: str, params: Any) -> str:
+    """A statement with those of its parameters that are true in their places."""
+    if not isinstance(params, Mapping | list | tuple):
+        return sql
+    named = params if isinstance(params, Mapping) else {}
+    positional = iter(() if named else params)
+
+    def fill(found: re.Match[str]) -> str:
+        if found[0] == "%%":
+            return "%"
+        value = named.get(found["name"]) if found["name"] is not None else next(positional, None)
+        return "true" if value is True or (isinstance(value, str) and value.strip().lower() in _TRUE) else found[0]
+
+    return _PARAMETER.sub(fill, sql)
 
 
 class PostgresqlSessions(Sessions):
@@ -103,7 +127,12 @@ class PostgresqlSessions(Sessions):
     def may_be_another(self, connection: Any, mark: Any) -> bool:
         return mark is not None and mark not in connection.connection._prepared._names
 
-    def changes_session(self, sql: str) -> bool:
+    def may_be_several(self, sql: str) -> bool:
+        return ";" in sql
+
+    def changes_session(self, sql: str, params: Any = None) -> bool:
+        if params:
+            sql = _with_what_is_true(sql, params)
         if _BLOCK.search(sql) is not None:
             body = _COMMENT.sub(" ", sql).replace("$$", " ")
             return (_CHANGES_SESSION.search(body) or _CHANGES_IN_BLOCK.search(body)) is not None

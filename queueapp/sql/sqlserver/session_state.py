@@ -9,6 +9,16 @@ from ..base import ErrorKind
 from ..session_state import Sessions, SessionState
 from .errors import error_kind
 
+#: What of a text is no statement: comments, literals and quoted names; to the end of what is looked at, if they do not end
+#: before. A batch in a literal (EXEC) is none either: the server takes back what it has set.
+_NO_STATEMENT = re.compile(
+    r"--[^\n]*|/\*.*?(?:\*/|\Z)|N?'(?P<literal>[^']*)(?:'|\Z)|\[(?P<name>[^]]*)(?:\]|\Z)|\"(?P<quoted>[^\"]*)(?:\"|\Z)",
+    re.IGNORECASE | re.DOTALL,
+)
+#: Names that mean the same when they are quoted.
+_PROCEDURES = frozenset({"sp_set_session_context", "sp_setapprole", "sp_getapplock"})
+#: One of these is in a text that holds another statement.
+_ANOTHER = (";", "SET", "set", "Set", "#", "EXEC", "exec", "Exec", "USE ", "use ", "REVERT", "revert")
 #: Statements of which something outlives their transaction: options, another database or user, locks and tables of the
 #: session. T-SQL needs nothing between two statements, so options are known by their names. Not those that mssql-django sets
 #: around a statement (NOCOUNT, IDENTITY_INSERT).
@@ -16,10 +26,21 @@ _CHANGES_SESSION = re.compile(
     r"\bSET\s+(?:ROWCOUNT|TEXTSIZE|LOCK_TIMEOUT|DEADLOCK_PRIORITY|XACT_ABORT|IMPLICIT_TRANSACTIONS|TRANSACTION\s+ISOLATION"
     r"|LANGUAGE|DATEFORMAT|DATEFIRST|CONTEXT_INFO|CURSOR_CLOSE_ON_COMMIT|ANSI_\w+|QUOTED_IDENTIFIER|ARITHABORT|ARITHIGNORE"
     r"|NUMERIC_ROUNDABORT|CONCAT_NULL_YIELDS_NULL|NOEXEC|FMTONLY|PARSEONLY|FORCEPLAN|SHOWPLAN_\w+|STATISTICS)\b"
-    r"|(?:^|;)\s*(?:USE|REVERT)\b|\bEXEC(?:UTE)?\s+AS\s+(?:USER|LOGIN|CALLER)\b|\b(?:TABLE|INTO)\s+#"
-    r"|\bsp_(?:set_session_context|setapprole)\b|\bsp_getapplock\b.*\bSession\b",
+    r"|(?:^|[;\n])\s*(?:USE\s+(?!HINT|PLAN)|REVERT\b)|\bEXEC(?:UTE)?\s+AS\s+(?:USER|LOGIN|CALLER)\b"
+    r"|\b(?:TABLE|INTO|PROC(?:EDURE)?)\s+(?:\w*\s*\.\s*)*#|\bsp_(?:set_session_context|setapprole)\b"
+    # Whose a lock is may be a parameter or a variable.
+    r"|\bsp_getapplock\b(?:.*'Session'|.*@LockOwner\s*=\s*[%?@])",
     re.IGNORECASE | re.DOTALL,
 )
+
+
+def _blank(found: re.Match[str]) -> str:
+    if found.lastgroup is None:
+        return " "  # a comment
+    inner = found[found.lastgroup]
+    if found.lastgroup == "literal":
+        return "'Session'" if inner.lower() == "session" else "''"
+    return " # " if inner.startswith("#") else f" {inner} " if inner.lower() in _PROCEDURES else " x "
 
 
 class SqlServerSessions(Sessions):
@@ -58,5 +79,8 @@ class SqlServerSessions(Sessions):
         # an error that Django does not flag (IntegrityError, DataError), and a ROLLBACK without an error.
         return bool(connection.errors_occurred)
 
-    def changes_session(self, sql: str) -> bool:
-        return _CHANGES_SESSION.search(sql) is not None
+    def may_be_several(self, sql: str) -> bool:
+        return any(word in sql for word in _ANOTHER)
+
+    def changes_session(self, sql: str, params: Any = None) -> bool:
+        return _CHANGES_SESSION.search(_NO_STATEMENT.sub(_blank, sql)) is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -205,3 +206,60 @@ def test_when_a_handler_forks_should_end_the_child_with_it(endpoint: Endpoint, h
     assert codes == [{"exits": 7, "raises": 1, "returns": 0}[how]]
     others_are_handled_once(endpoint)
     assert not endpoint.poison.exists()
+
+
+def fork(codes: list[int]) -> None:
+    """The child returns; the parent waits for its end, and not for ever."""
+    child = os.fork()
+    if child == 0:
+        return
+    ended: list[int] = []
+
+    def has_ended() -> bool:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        ended.extend([os.waitstatus_to_exitcode(status)] if pid else [])
+        return bool(pid)
+
+    try:
+        eventually(has_ended, 5)
+    except AssertionError:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        ended.append(-1)
+    codes.extend(ended)
+
+
+@modes("NRS")
+@pytest.mark.parametrize("where", ["hook", "policy", "receiver"])
+def test_when_other_code_of_the_users_forks_should_end_the_child_with_it(endpoint: Endpoint, where: str) -> None:
+    """It has a copy of the task's thread, and would go on as a second worker on the session of the first."""
+    codes: list[int] = []
+
+    def act(message: Note, context: Context) -> None:
+        if message.number >= INNOCENT:
+            leave_an_effect(endpoint, message)
+        elif where == "hook":
+            with transaction.atomic(using=endpoint.alias):
+                transaction.on_commit(lambda: fork(codes), using=endpoint.alias)
+        else:
+            raise ValueError
+
+    def policy(failure: Any) -> Discard:
+        if where == "policy":
+            fork(codes)
+        return Discard()
+
+    def receiver(**_: Any) -> None:
+        fork(codes)
+
+    endpoint.handle(act, policy=policy)
+    if where == "receiver":
+        signals.discarded.connect(receiver)
+    try:
+        endpoint.send(1)
+        endpoint.start(concurrency=1)
+        eventually(lambda: codes)
+        assert codes == [0]
+        others_are_handled_once(endpoint)
+    finally:
+        signals.discarded.disconnect(receiver)

@@ -36,6 +36,8 @@ POSTGRESQL = {
     "another schema, by a function": "SELECT set_config('search_path', 'nowhere', false)",
     "another schema, in a block": "DO $$ BEGIN PERFORM set_config('search_path', 'nowhere', false); END $$",
     "another role": "SET ROLE pg_monitor",
+    "the role of the connection": "RESET ROLE",
+    "what the server has set": "RESET ALL",
     "another user": "SET SESSION AUTHORIZATION pg_monitor",
     "no time": "SET statement_timeout = '1ms'",
     "another time zone": "SET TIME ZONE 'Pacific/Kiritimati'",

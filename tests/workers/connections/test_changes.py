@@ -173,6 +173,51 @@ def test_what_is_set_for_a_transaction_alone_keeps_the_session(desk: Desk) -> No
     assert desk.do(lambda: session(desk.connection)) is before
 
 
+def behind_a_long_one(desk: Desk) -> None:
+    desk.run(f"SELECT {', '.join(['1'] * 1000)}; SET a.b = 'c'")
+
+
+def by_a_parameter(desk: Desk) -> None:
+    with desk.connection.cursor() as cursor:
+        cursor.execute("SELECT set_config('a.b', %s, %s)", ["true", False])
+
+
+def many_times(desk: Desk) -> None:
+    with desk.connection.cursor() as cursor:
+        cursor.executemany("SELECT set_config('a.b', %s, %s)", [("c", True), ("c", False)])
+
+
+def for_now_by_a_parameter(desk: Desk) -> None:
+    with desk.connection.cursor() as cursor:
+        cursor.execute("SELECT set_config('a.b', %s, %s)", ["c", True])
+
+
+def long_with_a_semicolon(desk: Desk) -> None:
+    desk.run(f"SELECT {', '.join(['1'] * 1000)}, '; SET a.b = 1'")
+
+
+@pytest.mark.parametrize("handler", [behind_a_long_one, by_a_parameter, many_times])
+def test_a_change_behind_a_long_statement_or_by_a_parameter_is_seen(desk: Desk, handler: Handler) -> None:
+    desk.in_autocommit(lambda desk: None)
+    before = desk.do(lambda: session(desk.connection))
+
+    assert desk.in_autocommit(handler) is None
+
+    assert desk.handed.changed is not None
+    assert before.closed
+
+
+@pytest.mark.parametrize("handler", [for_now_by_a_parameter, long_with_a_semicolon])
+def test_what_its_parameters_or_literals_explain_keeps_the_session(desk: Desk, handler: Handler) -> None:
+    desk.in_autocommit(lambda desk: None)
+    before = desk.do(lambda: session(desk.connection))
+
+    assert desk.in_autocommit(handler) is None
+
+    assert desk.handed.changed is None
+    assert desk.do(lambda: session(desk.connection)) is before
+
+
 HARMLESS = [
     "INSERT INTO a VALUES ('one; RESET all')",
     "UPDATE a SET b = 'dear; set c'",

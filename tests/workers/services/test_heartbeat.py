@@ -21,8 +21,8 @@ from tests.inprocess import DEADLINE, Worker, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased, Transactional
 from workers.connections.circuit_breaker import CircuitBreaker
-from workers.receiving.caution import FEW
 from workers.receiving.pump import QueuePump
+from workers.receiving.suspects import FEW
 from workers.services import heartbeat as heartbeats
 from workers.services.heartbeat import Heartbeat
 from workers.services.strangers import host_name, life_of

@@ -111,6 +111,9 @@ class Task:
         self.around: Variables | None = None
         #: The session in which the last handler ran is gone, and with it what it held.
         self.cut_loose = False
+        #: Its handler runs or is about to; and whose turn it is, where one may be the killer of its process.
+        self.inside = False
+        self._suspects = desk.suspects
         #: What is left of the share that the pump called it for; the pump's business.
         self.share = 0
         self.size = BatchSize(1, settings.BATCH_TARGET.total_seconds())
@@ -160,7 +163,7 @@ class Task:
         except UndecodableMessage as error:
             self.items = None
             return error
-        attempt = 1
+        attempt, suspect = 1, False
         before = claimed[DELIVERIES] - leased
         if before > 0 or not self._keeps_counts:
             attempt = limits.attempt_of(claimed, keeps_counts=self._keeps_counts)
@@ -168,22 +171,25 @@ class Task:
             if exhausted is not None:
                 self.items = None
                 return exhausted
+            suspicion = limits.suspicion(claimed, attempt, leased=leased, keeps_counts=self._keeps_counts)
+            suspect = suspicion > 1
             attempt += limits.unended(claimed, attempt, leased=leased)
         context = Context(route.receiving, claimed, attempt)
-        quarantine = self.desk.quarantine if self.desk.quarantine.watchful else None
-        if quarantine is not None:
-            quarantine.enter(suspect=attempt > 1)
+        suspects = self._suspects
+        self.inside = True
+        if suspect or suspects.wanted:
+            suspects.enter(self, suspect)
         started = monotonic()
         timeout = entry.timeout
         slot, handed = self.slot, self.handed
-        if slot is not None:
-            slot.begin(seq)
-        if not handed.fresh:
-            handed.before()
-        self.variables = variables = copy_context()
-        self.running = running = Running(seq, entry, context, started, started + timeout if timeout else None)
         failed: BaseException | None = None
         try:
+            if slot is not None:
+                slot.begin(seq)
+            if not handed.fresh:
+                handed.before()
+            self.variables = variables = copy_context()
+            self.running = running = Running(seq, entry, context, started, started + timeout if timeout else None)
             try:
                 # In a copy of the thread's context variables (0.04 µs), or the language, time zone and tracing of one message would
                 # be those of the next.
@@ -203,10 +209,12 @@ class Task:
             # Sent while the handler ran, delivered after it had returned, here or in ``_absorb``: it was late all the same.
             self.running = None
             failed = error
-        if slot is not None:
-            slot.end()
-        if quarantine is not None:
-            quarantine.leave(suspect=attempt > 1)
+        finally:
+            if slot is not None:
+                slot.end()
+            self.inside = False
+            if suspects.wanted:
+                suspects.leave(suspect)
         # Nothing can strike any more.
         if (
             failed is None
@@ -280,6 +288,8 @@ class Task:
                 failed = error
             finally:
                 self.aside = None
+            if forks.generation != self._generation:
+                forks.end_child(failed)
             if self.hurry or (aside.deadline is not None and monotonic() >= aside.deadline):
                 self._absorb(aside)
         except Interrupted as error:

@@ -23,11 +23,11 @@ from queueapp.sql import backend_of
 from queueapp.sql.claimed import SEQ, Claimed
 
 from ...connections.dead_peers import Answering
-from ..caution import FEW
 from ..claiming import UnderWay
 from ..desk import Desk
 from ..sizing import BatchSize
 from ..slot import Slot
+from ..suspects import FEW
 from .base import Task
 
 log = logging.getLogger("workers")
@@ -101,7 +101,7 @@ class LeaseTask(Task):
         if level < 2:
             return self._receive(min(limit, FEW) if level else limit, level)
         # What is leased is in hand, so that a crash of everything counts against this message and no other.
-        with self.desk.quarantine.alone(self.desk.stopping) as may:
+        with self.desk.suspects.leasing_alone(self.desk.stopping) as may:
             return self._receive(1, level) if may else 0
 
     def _receive(self, limit: int, level: int) -> int:

@@ -23,12 +23,12 @@ from queueapp.sql import ErrorKind
 from queueapp.sql.claimed import SEQ, Claimed
 
 from ...connections.dead_peers import Answering
-from ..caution import FEW
 from ..claiming import UnderWay
 from ..desk import Desk, is_error_of
 from ..handling import WorkerStopped
 from ..sizing import BatchSize
 from ..slot import Slot
+from ..suspects import FEW
 from .base import RollBack
 from .lease import Batch, LeaseTask
 

@@ -18,8 +18,8 @@ from tests.killing import deadlock_victim
 from tests.testapp.messages import Nop, Ping
 from tests.testapp.models import Effect, Transactional
 from tests.workers.receiving.batches import Receiver
-from workers.receiving.caution import FEW
 from workers.receiving.strategies.transactional import NO_TOKEN
+from workers.receiving.suspects import FEW
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
 

@@ -16,8 +16,8 @@ from tests.inprocess import eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased
 from tests.workers.receiving.batches import Receiver
-from workers.receiving import caution
-from workers.receiving.caution import FEW, Caution
+from workers.receiving import suspects
+from workers.receiving.suspects import FEW, Caution
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
 
@@ -102,7 +102,7 @@ def test_suspects_in_a_large_claim_send_the_others_back_as_they_were(handled: An
 
 def test_caution_outlasts_the_last_of_them_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(caution, "monotonic", lambda: now[0])
+    monkeypatch.setattr(suspects, "monotonic", lambda: now[0])
     Leased.send_many(Nop(number, "") for number in range(3))
     lose(1, 1)
     rows = queue_sql(Leased, connection).claim_by_lease(connection, [Range()], 3, uuid.uuid4(), uuid.uuid4(), 60_000)
@@ -112,5 +112,5 @@ def test_caution_outlasts_the_last_of_them_for_a_while(monkeypatch: pytest.Monke
     assert one.needed(rows[1:]) == 0
     assert one.needed(rows) == 1
     assert one.level == 1
-    now[0] += caution.LASTS + 0.01
+    now[0] += suspects.LASTS + 0.01
     assert one.level == 0

@@ -1,0 +1,61 @@
+"""Code of the user's that is no handler: called by whoever guards its thread, and else as it is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from queueapp import asides
+
+
+@pytest.fixture
+def guarded() -> Iterator[list[tuple[str, bool]]]:
+    """What the guard of this thread was asked to call."""
+    asked: list[tuple[str, bool]] = []
+
+    def by(what: str, call: Callable[[], Any], *, settled: bool) -> Any:
+        asked.append((what, settled))
+        return call()
+
+    asides.guard(by)
+    yield asked
+    asides.guard(None)
+
+
+def fail() -> None:
+    raise ValueError("its own")
+
+
+def test_without_a_guard_it_is_called_and_nothing_else() -> None:
+    assert asides.run("a hook", lambda: 4711) == 4711
+    with pytest.raises(ValueError, match="its own"):
+        asides.run("a hook", fail)
+
+
+def test_a_guard_is_told_what_it_is_and_whether_its_message_is_settled(guarded: list[tuple[str, bool]]) -> None:
+    assert asides.run("a hook", lambda: 4711) == 4711
+    assert asides.run("the policy", lambda: None, settled=False) is None
+    with pytest.raises(ValueError, match="its own"):
+        asides.run("a signal", fail)
+
+    assert guarded == [("a hook", True), ("the policy", False), ("a signal", True)]
+
+
+def test_a_guard_is_that_of_its_thread(guarded: list[tuple[str, bool]]) -> None:
+    returned: list[int] = []
+    thread = threading.Thread(target=lambda: returned.append(asides.run("elsewhere", lambda: 4711)))
+    thread.start()
+    thread.join()
+
+    assert returned == [4711]
+    assert guarded == []
+
+
+def test_a_guard_is_until_there_is_none(guarded: list[tuple[str, bool]]) -> None:
+    asides.guard(None)
+
+    assert asides.run("a hook", lambda: 4711) == 4711
+    assert guarded == []

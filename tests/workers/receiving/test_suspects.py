@@ -1,0 +1,289 @@
+"""Who may be in hand together with whom, once a process has died."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from math import inf
+from time import monotonic
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.db import transaction
+
+from queueapp import Context, consumer
+from queueapp.poison import failures
+from queueapp.poison.failures import ProcessDied
+from tests.conformance.gate import Gate
+from tests.inprocess import DEADLINE, Worker, eventually, real_commits
+from tests.testapp.messages import Nop
+from tests.testapp.models import Transactional
+from tests.workers.receiving.batches import Receiver
+from workers.receiving import suspects
+from workers.receiving.suspects import Suspects
+
+
+class Ward(Suspects):
+    """Three tasks, and who has come in, in that order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tasks: list[Any] = [SimpleNamespace(inside=False) for _ in range(3)]
+        self.crews = [SimpleNamespace(tasks=self.tasks[:1]), SimpleNamespace(tasks=self.tasks[1:])]
+        self.happened: list[int] = []
+
+    def come(self, number: int, suspect: bool) -> None:
+        self.enter(self.tasks[number], suspect)
+        self.happened.append(number)
+
+    def coming(self, number: int, suspect: bool) -> threading.Thread:
+        return in_thread(lambda: self.come(number, suspect))
+
+    def go(self, number: int, suspect: bool) -> None:
+        self.tasks[number].inside = False
+        self.leave(suspect)
+
+
+def in_thread(body: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=body, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_a_suspect_waits_until_the_others_have_ended_and_they_wait_for_it() -> None:
+    ward = Ward()
+    ward.tasks[0].inside = True  # of another queue
+    first = ward.coming(1, suspect=True)
+    eventually(lambda: ward.wanted == 1)
+    second = ward.coming(2, suspect=False)
+    second.join(0.1)
+    assert ward.happened == []
+
+    ward.go(0, suspect=False)
+    first.join(DEADLINE)
+    assert ward.happened == [1]
+    ward.go(1, suspect=True)
+    second.join(DEADLINE)
+    assert ward.happened == [1, 2]
+    assert ward.wanted == 0
+
+
+def test_one_that_is_about_to_begin_makes_way_for_a_suspect_that_waits_for_it() -> None:
+    """It looks for suspects when it is inside already, or both could miss one another."""
+    ward = Ward()
+    ward.tasks[0].inside = True
+    first = ward.coming(1, suspect=True)
+    eventually(lambda: ward.wanted == 1)
+
+    second = ward.coming(0, suspect=False)
+
+    first.join(DEADLINE)
+    assert ward.happened == [1]
+    ward.go(1, suspect=True)
+    second.join(DEADLINE)
+
+
+def test_of_two_suspects_one_goes_first() -> None:
+    ward = Ward()
+    ward.come(0, suspect=True)
+    second = ward.coming(1, suspect=True)
+    second.join(0.1)
+    assert ward.happened == [0]
+    ward.go(0, suspect=True)
+    second.join(DEADLINE)
+    assert ward.happened == [0, 1]
+
+
+def test_two_suspects_that_wait_at_once_do_not_wait_for_one_another_and_the_others_go_on_together() -> None:
+    ward = Ward()
+    ward.tasks[0].inside = True
+    for number in (1, 2):
+        ward.coming(number, suspect=True)
+    eventually(lambda: ward.wanted == 2)
+
+    ward.go(0, suspect=False)
+    eventually(lambda: len(ward.happened) == 1)
+    (first,) = ward.happened
+    others = [ward.coming(0, suspect=False)]
+    ward.go(first, suspect=True)
+    eventually(lambda: len(ward.happened) == 2)
+    others.append(ward.coming(first, suspect=False))
+    assert ward.happened == [first, 3 - first]
+
+    ward.go(3 - first, suspect=True)
+    for other in others:
+        other.join(DEADLINE)
+    assert sorted(ward.happened[2:]) == [0, first]
+
+
+def test_nobody_waits_longer_than_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suspects, "PATIENCE", 0.05)
+    ward = Ward()
+    ward.come(0, suspect=True)
+    started = monotonic()
+
+    ward.come(1, suspect=False)
+    ward.come(2, suspect=True)
+
+    assert monotonic() - started < 5
+    assert ward.happened == [0, 1, 2]
+
+
+def test_others_go_on_at_full_speed_beside_a_suspect_that_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job of an hour whose process was killed once is not to cost each message of the others a wait."""
+    now = [100.0]
+    monkeypatch.setattr(suspects, "monotonic", lambda: now[0])
+    ward = Ward()
+    ward.come(0, suspect=True)
+    now[0] += suspects.PATIENCE + 0.01
+
+    in_thread(lambda: [ward.come(1, suspect=False) for _ in range(100)]).join(DEADLINE)
+
+    assert ward.happened == [0] + [1] * 100
+
+
+def test_one_suspect_after_the_other_keeps_nobody_waiting_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suspects, "PATIENCE", 0.05)
+    ward = Ward()
+    ward.come(0, suspect=True)
+    ward._until = inf  # the newest is always another
+
+    ward.coming(1, suspect=False).join(DEADLINE)
+
+    assert ward.happened == [0, 1]
+
+
+def test_who_leases_alone_does_so_from_the_claim_to_the_end_of_the_handler() -> None:
+    ward, stopping, happened = Ward(), threading.Event(), []
+
+    def next_one() -> None:
+        with ward.leasing_alone(stopping) as may:
+            happened.append(may)
+
+    with ward.leasing_alone(stopping) as may:
+        assert may
+        following = in_thread(next_one)
+        following.join(0.2)
+        assert following.is_alive()
+        assert happened == []
+    following.join(DEADLINE)
+    assert happened == [True]
+
+
+def test_leasing_alone_has_an_end_and_a_stop_ends_it_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    ward, stopping, happened = Ward(), threading.Event(), []
+
+    def next_one() -> None:
+        with ward.leasing_alone(stopping) as may:
+            happened.append(may)
+
+    with ward.leasing_alone(stopping):
+        waiting = in_thread(next_one)
+        stopping.set()
+        waiting.join(DEADLINE)
+        assert happened == [False]
+        stopping.clear()
+        monkeypatch.setattr(suspects, "PATIENCE", 0.05)
+        in_thread(next_one).join(DEADLINE)
+        assert happened == [False, True]
+    assert not ward._leasing.locked()
+
+
+# -- with real tasks ----------------------------------------------------------------------------------------------
+
+
+#: What its supervisor wrote down of a message that was in hand, and what nobody did twice.
+HISTORY = failures.append(None, ProcessDied("The worker process was killed"), 1, "RetryNow")
+ONE_OF_FEW: dict[str, dict[str, Any]] = {
+    "told by its supervisor": {"deliveries": 1, "failures": HISTORY},
+    "ended by nobody, twice": {"deliveries": 2},
+}
+OTHERS: dict[str, dict[str, Any]] = {
+    "one of many that nobody ended": {"deliveries": 1},
+    "failed": {"deliveries": 1, "failures": failures.append(None, ValueError("ProcessDied"), 1, "RetryNow")},
+}
+
+
+@real_commits
+@pytest.mark.usefixtures("no_consumers")
+@pytest.mark.parametrize("row", ONE_OF_FEW.values(), ids=ONE_OF_FEW)
+def test_tasks_keep_a_suspect_apart_from_what_others_have_in_hand(
+    start_worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch, row: dict[str, Any]
+) -> None:
+    """Whoever killed the last process: the next death is to tell which one it was. In every process, and at any time."""
+    monkeypatch.setattr(suspects, "PATIENCE", DEADLINE + 10)
+    gate, numbers = Gate(), []
+
+    @consumer(Transactional, name="tests")
+    def act(message: Nop, context: Context) -> None:
+        numbers.append(message.number)
+        gate.enter()
+
+    worker = start_worker(Transactional, concurrency=3)
+
+    def send(number: int, **columns: Any) -> None:
+        with transaction.atomic():
+            Transactional.send(Nop(number, ""))
+            newest = Transactional.objects.latest("seq").seq  # the others' rows are locked
+            Transactional.objects.filter(seq=newest).update(**columns)
+        worker.pump.wake()
+
+    send(1, deliveries=0)
+    eventually(lambda: gate.inside == 1)
+    send(2, **row)
+    eventually(lambda: worker.pump.desk.suspects.wanted == 1)
+    send(3, deliveries=0)
+    gate.let(3)
+    eventually(lambda: worker.pump.stats.handled == 3)
+
+    assert numbers == [1, 2, 3]
+    assert gate.most == 1
+    assert worker.pump.desk.suspects.wanted == 0
+
+
+@real_commits
+@pytest.mark.usefixtures("no_consumers")
+@pytest.mark.parametrize("row", OTHERS.values(), ids=OTHERS)
+def test_what_has_only_failed_or_was_lost_among_many_is_handled_beside_others(
+    start_worker: Callable[..., Worker], row: dict[str, Any]
+) -> None:
+    gate = Gate()
+
+    @consumer(Transactional, name="tests")
+    def act(message: Nop) -> None:
+        gate.enter()
+
+    Transactional.send_many(Nop(number, "") for number in range(3))
+    Transactional.objects.update(**row)
+    start_worker(Transactional, concurrency=3)
+    eventually(lambda: gate.inside == 3)
+    gate.let(3)
+
+
+@real_commits
+@pytest.mark.usefixtures("no_consumers")
+def test_a_suspect_whose_handler_could_not_be_begun_keeps_nobody_waiting() -> None:
+    @consumer(Transactional, name="tests")
+    def act(message: Nop) -> None:
+        pass
+
+    Transactional.send(Nop(1, ""))
+    Transactional.objects.update(deliveries=2)
+    one = Receiver(Transactional)
+    begun: list[int] = []
+
+    class Slot:
+        def begin(self, seq: int) -> None:
+            begun.append(one.pump.desk.suspects.wanted)
+            raise OSError("no slot")
+
+        def end(self) -> None:
+            begun.append(-1)
+
+    one.task.slot = Slot()  # type: ignore[assignment]
+    one.receive(1)
+
+    assert begun == [1, -1]
+    assert one.pump.desk.suspects.wanted == 0
+    assert not one.task.inside
