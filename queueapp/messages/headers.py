@@ -126,4 +126,4 @@ def count_attempts(headers: str, attempts: int, *, died: bool = False) -> str:
 
 def counts_a_death(headers: str) -> bool:
     """Whether an attempt died with its process, according to the headers."""
-    return f'"{DIED}"' in headers
+    return f'"{DIED}":' in headers  # as it is written above

@@ -60,7 +60,7 @@ def unended(claimed: Claimed, attempt: int, *, leased: bool) -> int:
 def suspicion(claimed: Claimed, attempt: int, *, leased: bool, keeps_counts: bool) -> int:
     """How much speaks for it that a message that was just claimed has killed its process: 0 nothing; 1 it was one of many that
     nobody ended; 2 it was one of few, or in hand of a process that died, as a supervisor wrote down."""
-    if attempt > 1 and (tells_of_death(claimed[FAILURES]) if keeps_counts else counts_a_death(claimed[HEADERS])):
+    if tells_of_death(claimed[FAILURES]) if keeps_counts else counts_a_death(claimed[HEADERS]):
         return 2
     return min(2, unended(claimed, attempt, leased=leased))
 

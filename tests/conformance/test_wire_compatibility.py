@@ -259,6 +259,7 @@ def test_a_worker_receives_a_foreign_table_transactionally_and_counts_attempts_i
     found = PoisonMessage.objects.get()
     assert found.attempts == 3
     assert "queueapp.Attempts" not in found.headers
+    assert "queueapp.Died" not in found.headers
     assert not FOREIGN.objects.exists()
 
 

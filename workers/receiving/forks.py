@@ -35,6 +35,8 @@ def end_child(failed: BaseException | None) -> NoReturn:
         code = 1
         traceback.print_exception(failed)
     with contextlib.suppress(Exception):
+        if not isinstance(code, int):
+            sys.stderr.write(f"{code}\n")
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code & 0xFF if isinstance(code, int) else 1)

@@ -75,6 +75,19 @@ def test_in_the_workers_transaction_what_was_changed_is_committed_and_its_sessio
     desk.works()
 
 
+def test_what_was_not_mended_is_replaced_before_the_next_handler_at_the_latest(desk: Desk) -> None:
+    desk.server.put(Transactional)
+    assert desk.in_transaction(of_its_own) is None
+    changed = desk.do(lambda: session(desk.connection))
+    assert not changed.closed
+
+    found: list[Any] = []
+    assert desk.in_autocommit(lambda desk: found.append(session(desk.connection))) is None
+
+    assert found == [None]
+    assert changed.closed
+
+
 def test_what_a_hook_has_changed_is_mended(desk: Desk) -> None:
     desk.in_autocommit(lambda desk: None)
     desk.do(lambda: of_its_own(desk))  # outside of every handler
@@ -92,6 +105,19 @@ def test_changed_session_on_another_alias_is_closed(desk: Desk) -> None:
 
     assert before.closed
     assert desk.do(lambda: session(desk.other)) is None
+    desk.works()
+
+
+def test_changed_session_on_another_alias_that_was_first_used_by_that_handler_is_closed(desk: Desk) -> None:
+    changed: list[Any] = []
+
+    def act(desk: Desk) -> None:
+        desk.run("SET a.b = 'c'", desk.elsewhere)
+        changed.append(session(desk.other))
+
+    assert desk.in_autocommit(act) is None
+
+    assert changed[0].closed
     desk.works()
 
 

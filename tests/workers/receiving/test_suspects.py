@@ -154,6 +154,21 @@ def test_one_suspect_after_the_other_keeps_nobody_waiting_for_longer(monkeypatch
     assert ward.happened == [0, 1]
 
 
+def test_a_suspect_that_had_to_wait_has_its_whole_time_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(suspects, "monotonic", lambda: now[0])
+    ward = Ward()
+    ward.tasks[0].inside = True
+    waiting = ward.coming(1, suspect=True)
+    eventually(lambda: ward.wanted == 1)
+    assert ward._until == 100.0 + suspects.PATIENCE
+    now[0] += suspects.PATIENCE - 1
+    ward.go(0, suspect=False)
+    waiting.join(DEADLINE)
+
+    assert ward._until == now[0] + suspects.PATIENCE
+
+
 def test_who_leases_alone_does_so_from_the_claim_to_the_end_of_the_handler() -> None:
     ward, stopping, happened = Ward(), threading.Event(), []
 
@@ -178,6 +193,7 @@ def test_leasing_alone_has_an_end_and_a_stop_ends_it_at_once(monkeypatch: pytest
         with ward.leasing_alone(stopping) as may:
             happened.append(may)
 
+    monkeypatch.setattr(suspects, "PATIENCE", DEADLINE + 10)
     with ward.leasing_alone(stopping):
         waiting = in_thread(next_one)
         stopping.set()
@@ -244,10 +260,38 @@ def test_tasks_keep_a_suspect_apart_from_what_others_have_in_hand(
 
 @real_commits
 @pytest.mark.usefixtures("no_consumers")
+def test_a_suspect_has_its_turn_when_the_others_have_ended_and_not_when_one_more_comes(
+    start_worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suspects, "PATIENCE", DEADLINE + 10)
+    gate = Gate()
+
+    @consumer(Transactional, name="tests")
+    def act(message: Nop) -> None:
+        gate.enter()
+
+    worker = start_worker(Transactional, concurrency=2)
+    Transactional.send(Nop(1, ""))
+    worker.pump.wake()
+    eventually(lambda: gate.inside == 1)
+    with transaction.atomic():
+        Transactional.send(Nop(2, ""))
+        Transactional.objects.filter(seq=Transactional.objects.latest("seq").seq).update(deliveries=2)
+    worker.pump.wake()
+    eventually(lambda: worker.pump.desk.suspects.wanted == 1)
+    gate.let(2)
+    eventually(lambda: worker.pump.stats.handled == 2)
+
+    assert gate.most == 1
+
+
+@real_commits
+@pytest.mark.usefixtures("no_consumers")
 @pytest.mark.parametrize("row", OTHERS.values(), ids=OTHERS)
 def test_what_has_only_failed_or_was_lost_among_many_is_handled_beside_others(
-    start_worker: Callable[..., Worker], row: dict[str, Any]
+    start_worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch, row: dict[str, Any]
 ) -> None:
+    monkeypatch.setattr(suspects, "PATIENCE", DEADLINE + 10)
     gate = Gate()
 
     @consumer(Transactional, name="tests")

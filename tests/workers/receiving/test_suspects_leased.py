@@ -114,3 +114,15 @@ def test_caution_outlasts_the_last_of_them_for_a_while(monkeypatch: pytest.Monke
     assert one.level == 1
     now[0] += suspects.LASTS + 0.01
     assert one.level == 0
+
+
+def test_of_several_suspects_the_one_that_was_lost_most_says_how_careful_to_be() -> None:
+    Leased.send_many(Nop(number, "") for number in range(3))
+    lose(1, 2)
+    lose(1, 1)
+    rows = queue_sql(Leased, connection).claim_by_lease(connection, [Range()], 3, uuid.uuid4(), uuid.uuid4(), 60_000)
+    one = Caution()
+
+    assert one.needed(rows) == 2
+    assert one.needed(rows[1:]) == 1, "of these alone"
+    assert one.level == 2, "the other one is somewhere"
