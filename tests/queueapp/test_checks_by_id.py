@@ -111,6 +111,13 @@ def test_a_queue_whose_database_cannot_tell_what_has_arrived_is_warned_of(settin
     assert "may be there twice after a crash" in found.msg
 
 
+def test_a_queue_that_nobody_forwards_to_is_none(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings.DATABASE_ROUTERS = [Elsewhere("foreign")]
+    monkeypatch.setattr(Transactional.delivery, "delayed_in", ())
+
+    assert checks.check_forwarding() == []
+
+
 def test_a_destination_that_is_too_long_for_its_table_is_an_error(settings: Any) -> None:
     settings.DATABASE_ROUTERS = [Elsewhere("a" * 190)]
 

@@ -136,13 +136,13 @@ def test_a_refusal_that_cannot_be_recovered_changes_nothing_in_the_store(two: Tw
 
 
 def test_what_was_due_first_arrives_first() -> None:
-    first, second = keep(), keep()
-    DelayedMessage.objects.filter(message_id=first).update(due=Now() - timedelta(minutes=1))
-    DelayedMessage.objects.filter(message_id=second).update(due=Now() - HOUR)
+    ids = [keep() for _ in range(4)]
+    for number, identity in enumerate(ids, 1):
+        DelayedMessage.objects.filter(message_id=identity).update(due=Now() - timedelta(minutes=number))
 
-    assert forward() == (2, 0, 0)
+    assert forward() == (4, 0, 0)
 
-    assert [row.id for row in there()] == [second, first]
+    assert [row.id for row in there()] == ids[::-1]
 
 
 def test_the_workers_of_the_queue_there_are_woken(two: TwoDatabases) -> None:

@@ -192,6 +192,24 @@ def test_a_refusal_that_cannot_be_recovered_sends_no_other_message_with_each_rou
     assert [(row.message_id, row.retries) for row in DelayedMessage.objects.all()] == [(refused, 0)]
 
 
+def test_a_refusal_that_cannot_be_counted_takes_nothing_back_of_what_has_gone_over(two: TwoDatabases) -> None:
+    failing(two, "testapp_transactional", "23514", "NEW.correlationid = 'refused'")
+    two.here.execute(
+        "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RAISE EXCEPTION 'no count'; END$$"
+    )
+    two.here.execute(
+        "CREATE TRIGGER fail BEFORE UPDATE ON queueapp_delayedmessage FOR EACH ROW EXECUTE FUNCTION fail()"
+    )
+    keep()
+    refused = keep(correlation_id="refused")
+
+    with override_settings(QUEUEAPP={"NUMBER_OF_RETRIES": 1}), pytest.raises(delayed.RecoveryFailed, match="no count"):
+        forward()
+
+    assert len(there()) == 1
+    assert DelayedMessage.objects.get().message_id == refused
+
+
 # -- beside it ---------------------------------------------------------------------------------------------------------
 
 

@@ -159,3 +159,33 @@ def test_a_database_without_wake_ups_says_so_once_and_its_listener_stops_at_once
 
     assert caplog.text.count("its queues are polled meanwhile: Azure SQL Database has no Service Broker") == 1
     assert not listener.established.is_set()
+
+
+def test_each_time_that_listening_ends_and_begins_again_is_said(
+    listen: Callable[[list[str]], Listener], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "workers")
+    one = listen([])
+
+    for times in (1, 2):
+        eventually(one.established.is_set)
+        cut_ears(connection)
+        eventually(lambda times=times: caplog.text.count("Wake-ups from 'default' work again") == times)
+
+    assert caplog.text.count("No wake-ups from 'default'") == 2
+
+
+def test_whatever_is_told_by_whoever_may_tell_ends_no_listener(listen: Callable[[list[str]], Listener]) -> None:
+    """Any user of the database may, and says what he likes, as often as he likes."""
+    heard: list[str] = []
+    one = listen(heard)
+    eventually(one.established.is_set)
+
+    for payload in ("'; DROP TABLE x", "\x01\x1b[31m", "\u202e\U0001f600", "x" * 7000, "queueapp-listening"):
+        backend_of(connection).notify(connection, wakeups.CHANNEL, payload)
+    for number in range(500):
+        backend_of(connection).notify(connection, wakeups.CHANNEL, f"nobody's {number}")
+
+    eventually(lambda: "nobody's 499" in heard)
+    assert one.is_alive()
+    assert "queueapp-listening" not in heard
