@@ -43,3 +43,9 @@ def test_page_is_read_only(operator: Client, pair: tuple[Subscriber, Subscriber]
 def test_view_permission_is_needed(staff: Callable[..., Client], pair: tuple[Subscriber, Subscriber]) -> None:
     assert staff("queueapp.view_subscriber").get(url(Subscriber)).status_code == 200
     assert staff("queueapp.operate_queue").get(url(Subscriber)).status_code == 403
+
+
+@pytest.mark.parametrize("name", ["host__regex", "host", "queue__iregex", "supervisor"])
+def test_look_ups_that_no_filter_offers_are_refused(operator: Client, name: str) -> None:
+    assert operator.get(url(Subscriber), {name: "["}).status_code == 400
+    assert operator.get(url(Subscriber), {"queue": "[", "alive": "yes"}).status_code == 200

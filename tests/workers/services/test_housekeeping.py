@@ -369,11 +369,11 @@ def test_what_nobody_takes_is_said_once(caplog: pytest.LogCaptureFixture) -> Non
     Subscriber.objects.update(consumers='[["tests.here", ""]]')
     for _ in range(2):
         Addressed.send({}, recipient="tests.gone", unknown_recipient=True)
-    PoisonMessage.objects.create(message_id=uuid.uuid4(), queue="gone.Queue", reason="r")
+    PoisonMessage.objects.create(message_id=uuid.uuid4(), queue="gone.\x1b[2J\nQueue", reason="r")
     housekeeping_ = Housekeeping("default", [], Leadership("default", "tests", uuid.uuid4()))
     for _ in range(2):
         housekeeping_._name_stranded()
     assert [record.getMessage() for record in caplog.records] == [
         "testapp.Addressed: 2 for recipient 'tests.gone', which no live worker has.",
-        "gone.Queue: 1 poison messages, and no queue here has that name.",
+        "gone.⟨U+001B⟩[2J Queue: 1 poison messages, and no queue here has that name.",
     ]

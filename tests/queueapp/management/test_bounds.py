@@ -1,0 +1,115 @@
+"""What commands refuse before they do anything, and what they say of what they did when they are stopped."""
+
+from __future__ import annotations
+
+import uuid
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from queueapp.models import PoisonMessage, QueueControl
+from queueapp.operating import expiring
+from tests.testapp.models import Leased
+
+pytestmark = pytest.mark.django_db
+
+WORKER = "workers.management.commands.runqueueworker"
+
+
+def bury(**fields: Any) -> PoisonMessage:
+    return PoisonMessage.objects.create(**{"queue": "testapp.Leased", "reason": "r"} | fields, message_id=uuid.uuid4())
+
+
+@pytest.mark.parametrize(
+    ("command", "range_"),
+    [
+        (["listpoison", "--limit", "0"], "from 1 to 1000000"),
+        (["listpoison", "--limit", "1000001"], "from 1 to 1000000"),
+        (["queuestats", "--interval", "0.05"], r"from 0\.1 to 3600"),
+        (["queuestats", "--interval", "3601"], r"from 0\.1 to 3600"),
+        (["queuestats", "--interval", "nan"], r"from 0\.1 to 3600"),
+        (["runqueueworker", "--processes", "0"], "from 1 to 256"),
+        (["runqueueworker", "--processes", "257"], "from 1 to 256"),
+        (["runqueueworker", "--concurrency", "0"], "from 1 to 256"),
+        (["runqueueworker", "--concurrency", "257"], "from 1 to 256"),
+    ],
+)
+def test_a_number_out_of_its_range(command: list[str], range_: str) -> None:
+    with pytest.raises(CommandError, match=f"is not accepted: it must be {range_}"):
+        call_command(*command)
+
+
+def test_a_queue_that_nobody_here_consumes_is_not_received() -> None:
+    with pytest.raises(CommandError, match=r"testapp\.Short has no consumer in this project"):
+        call_command("runqueueworker", "testapp.Short")
+
+
+def test_a_queue_that_is_named_by_label_and_by_table_is_received_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    received: list[Any] = []
+
+    class Started(Exception):
+        pass
+
+    def start(queues: list[Any], **_: Any) -> None:
+        received.extend(queues)
+        raise Started
+
+    monkeypatch.setattr(f"{WORKER}.Supervisor", start)
+    monkeypatch.setattr(f"{WORKER}.refuse_where_children_would_see_another_database", lambda: None)
+    monkeypatch.setattr(f"{WORKER}.connections.close_all", lambda: None)  # the transaction of the test
+    with pytest.raises(Started):
+        call_command("runqueueworker", "flights.FlightDelays", "flight_delays")
+    assert [queue._meta.label for queue in received] == ["flights.FlightDelays"]
+
+
+def test_of_several_queues_none_is_paused_when_one_is_none() -> None:
+    with pytest.raises(CommandError):
+        call_command("pausequeue", "testapp.Leased", "nope")
+    assert not QueueControl.objects.exists()
+
+
+@pytest.mark.parametrize("arguments", [[], ["--all", "7"], ["--all", "--queue", "testapp.Leased"]])
+def test_a_requeue_of_nothing_or_of_two_things_is_refused(arguments: list[str]) -> None:
+    bury()
+    with pytest.raises(CommandError, match="Name messages by number, --queue, --group or --consumer, or take --all"):
+        call_command("requeuepoison", *arguments)
+    assert PoisonMessage.objects.count() == 1
+
+
+def test_a_dry_run_counts_what_is_unresolved_and_moves_nothing() -> None:
+    bury()
+    bury(status=PoisonMessage.Status.ARCHIVED)
+    out = StringIO()
+    call_command("requeuepoison", "--all", "--dry-run", stdout=out)
+    assert out.getvalue() == "1 poison messages would be requeued.\n"
+    assert PoisonMessage.objects.count() == 2
+    assert not Leased.objects.exists()
+
+
+@pytest.mark.parametrize(("option", "cancels"), [([], 0), (["--keep-counts"], 2)])
+def test_counts_are_kept_when_asked(option: list[str], cancels: int) -> None:
+    number = bury(cancels=2, body=b"{}").number
+    call_command("requeuepoison", str(number), *option, stdout=StringIO())
+    assert Leased.objects.get().cancels == cancels
+
+
+def test_a_purge_that_is_interrupted_says_how_far_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = iter([3])
+
+    def step(*_: Any) -> int:
+        for count in counts:
+            return count
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("queueapp.management.commands.purgequeue.delete_expired", step)
+    assert expiring.delete_expired is not step
+    with pytest.raises(CommandError, match=r"Stopped; 3 messages of testapp\.Leased were deleted"):
+        call_command("purgequeue", "testapp.Leased", "--expired", stdout=StringIO())
+
+
+def test_to_purge_what_has_expired_asks_nobody() -> None:
+    out = StringIO()
+    call_command("purgequeue", "testapp.Leased", "--expired", stdout=out)
+    assert out.getvalue() == "0 expired messages of testapp.Leased were deleted.\n"
