@@ -31,7 +31,10 @@ def add_selection(parser: ArgumentParser) -> None:
 
 
 def selected(options: dict[str, Any]) -> QuerySet[PoisonMessage]:
-    """Unresolved poison messages by those options."""
+    """Unresolved poison messages by those options. Raises CommandError for one that is empty."""
+    for name in ("queue", "group", "consumer"):
+        if options[name] == "":  # a variable of a script that is empty would choose everything
+            raise CommandError(f"--{name} '' is not accepted: it names none. Leave it out to choose any.")
     names = {"group": "group_key", "consumer": "consumer"}
     filters = {field: options[name] for name, field in names.items() if options[name]}
     rows = PoisonMessage.objects.using(options["database"]).filter(status=PoisonMessage.Status.UNRESOLVED, **filters)

@@ -32,11 +32,13 @@ class Command(OperatorCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         chosen = options["number"] or options["queue"] or options["group"] or options["consumer"]
+        rows = selected(options)
         if bool(chosen) == options["all"]:
             raise CommandError("Name messages by number, --queue, --group or --consumer, or take --all.")
-        rows = selected(options)
+        missing: list[int] = []
         if options["number"]:
             rows = rows.filter(number__in=options["number"])
+            missing = sorted(set(options["number"]) - set(rows.values_list("number", flat=True)))
         try:
             to = registry.queues.find(options["to"]) if options["to"] else None
             if options["dry_run"]:
@@ -50,6 +52,10 @@ class Command(OperatorCommand):
         if self.stdout.isatty() and done:
             self.stdout.write("")
         self.stdout.write(f"{done} poison messages were requeued.")
+        if missing:
+            raise CommandError(
+                f"No unresolved poison message of those chosen has the number {', '.join(map(str, missing))} (see listpoison)."
+            )
 
     def _progress(self, done: int) -> None:
         if self.stdout.isatty():

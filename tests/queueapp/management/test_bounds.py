@@ -78,6 +78,25 @@ def test_a_requeue_of_nothing_or_of_two_things_is_refused(arguments: list[str]) 
     assert PoisonMessage.objects.count() == 1
 
 
+@pytest.mark.parametrize("command", ["requeuepoison", "listpoison"])
+@pytest.mark.parametrize("option", ["--queue", "--group", "--consumer"])
+def test_an_empty_choice_does_not_choose_everything(command: str, option: str) -> None:
+    bury()
+    with pytest.raises(CommandError, match=f"{option} '' is not accepted"):
+        call_command(command, option, "")
+    assert PoisonMessage.objects.count() == 1
+
+
+def test_numbers_that_nothing_has_are_named_and_the_others_are_requeued() -> None:
+    number = bury(body=b"{}").number
+    archived = bury(status=PoisonMessage.Status.ARCHIVED).number
+    out = StringIO()
+    with pytest.raises(CommandError, match=f"has the number {archived}, 123456789 "):
+        call_command("requeuepoison", "123456789", str(archived), str(number), stdout=out)
+    assert out.getvalue() == "1 poison messages were requeued.\n"
+    assert Leased.objects.count() == 1
+
+
 def test_a_dry_run_counts_what_is_unresolved_and_moves_nothing() -> None:
     bury()
     bury(status=PoisonMessage.Status.ARCHIVED)
