@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
+import psycopg
 import pytest
 from django.db import Error, IntegrityError, transaction
 from django.db.backends.signals import connection_created
@@ -86,6 +88,32 @@ def test_what_was_not_mended_is_replaced_before_the_next_handler_at_the_latest(d
 
     assert found == [None]
     assert changed.closed
+
+
+def in_a_failed_transaction(desk: Desk) -> None:
+    raw = desk.connection.connection
+    raw.execute("BEGIN")
+    with suppress(psycopg.Error):
+        raw.execute("nonsense")
+
+
+def in_a_pipeline(desk: Desk) -> None:
+    desk.connection.connection.pgconn.enter_pipeline_mode()
+
+
+@pytest.mark.parametrize("left", [in_a_failed_transaction, in_a_pipeline])
+def test_session_that_nobody_can_work_with_is_not_handed_out(desk: Desk, left: Handler) -> None:
+    """Whoever has left it so: it was no handler."""
+    desk.in_autocommit(lambda desk: None)
+    before = desk.do(lambda: session(desk.connection))
+    desk.do(lambda: (left(desk), desk.handed.used()))
+
+    found: list[Any] = []
+    assert desk.in_autocommit(lambda desk: found.append(session(desk.connection))) is None
+
+    assert found == [None]
+    assert before.closed
+    desk.works()
 
 
 def test_what_a_hook_has_changed_is_mended(desk: Desk) -> None:
