@@ -6,7 +6,7 @@ from typing import Any
 
 from ..claimed import MAX_SEQ
 from ..counting import Head, Level
-from .claims import PostgresqlClaims
+from .claims import PostgresqlClaims, Where
 from .index_order import no_sort
 from .rows import to_utc
 from .session import fetch
@@ -69,7 +69,7 @@ class PostgresqlCounting(PostgresqlClaims):
             age = f"(extract(epoch FROM {now} - {arrived}) * 1000)::bigint"
         where, order = "", self._c["seq"]
         if level:
-            within, order = self._build_place(several=False)
+            within, order = self._build_place(Where.CLOSED)
             where = f" WHERE {within}"
         return (
             f"SELECT {self._c['seq']}, CASE {' '.join(states)} ELSE 'free' END, {age}{more} "

@@ -1,0 +1,69 @@
+"""A table that was just filled, and that nobody has analyzed yet: the first claim does not read all of it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from queueapp.sql import queue_sql
+from queueapp.sql.claimed import MAX_SEQ, Range
+from tests.inprocess import real_commits
+from tests.queueapp.sql.drivers.test_index_order import FEW, MESSAGES, rows_read
+from tests.testapp.models import AtMostOnce, Leased, Transactional
+
+pytestmark = [
+    real_commits,
+    pytest.mark.skipif(connection.vendor != "postgresql", reason="SQL Server is told which index to take"),
+]
+
+
+def lease(sql: Any, ranges: list[Range]) -> list[Any]:
+    return list(sql.claim_by_lease(connection, ranges, FEW, uuid.uuid4(), uuid.uuid4(), 1000))
+
+
+VERBS: dict[str, tuple[Any, Callable[[Any, list[Range]], Any]]] = {
+    "peek": (Leased, lambda sql, ranges: sql.peek(connection, ranges, [], FEW)),
+    "claim by lease": (Leased, lease),
+    "claim by delete": (Transactional, lambda sql, ranges: sql.claim_by_delete(connection, ranges, FEW)),
+    "claim of whole messages": (AtMostOnce, lambda sql, ranges: sql.claim_by_delete(connection, ranges, FEW, True)),
+}
+
+
+@pytest.fixture(params=VERBS)
+def run(request: pytest.FixtureRequest) -> Callable[[list[Range]], Any]:
+    """A verb of a queue that was filled by one statement since it was made."""
+    queue, verb = VERBS[request.param]
+    table = connection.ops.quote_name(queue._meta.db_table)
+    with connection.cursor() as cursor:
+        cursor.execute(f"TRUNCATE {table}")
+        cursor.execute("DELETE FROM pg_statistic WHERE starelid = %s::regclass", [table])
+    queue.send_many(range(MESSAGES))
+    with connection.cursor() as cursor:
+        # As it is until autovacuum comes by, which it may have done this very moment.
+        cursor.execute("DELETE FROM pg_statistic WHERE starelid = %s::regclass", [table])
+        cursor.execute("UPDATE pg_class SET reltuples = -1, relpages = 0 WHERE oid = %s::regclass", [table])
+    sql = queue_sql(queue, connection)
+    sql._in_order._sorting.clear()
+    return lambda ranges: verb(sql, ranges)
+
+
+def test_the_first_claim_after_a_bulk_load_reads_what_it_takes(run: Callable[[list[Range]], Any]) -> None:
+    for low in (0, 1, MESSAGES // 2):
+        assert rows_read(lambda low=low: run([Range(low)])) <= 10 * FEW  # type: ignore[misc]
+
+
+def test_a_range_with_an_end_ends_there(run: Callable[[list[Range]], Any]) -> None:
+    first = Leased.objects.order_by("seq").values_list("seq", flat=True)[:1]
+    low = next(iter(first), None) or min(
+        one.objects.order_by("seq").values_list("seq", flat=True)[0]
+        for one in (Transactional, AtMostOnce)
+        if one.objects.exists()
+    )
+    got = run([Range(low, low + 2)])
+    assert (got.ahead if hasattr(got, "ahead") else len(got)) == 3
+    got = run([Range(low + 3, MAX_SEQ)])
+    assert (got.ahead if hasattr(got, "ahead") else len(got)) == FEW
