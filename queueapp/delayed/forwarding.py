@@ -18,19 +18,20 @@ import logging
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import islice
 from typing import Any
 
 from django.db import Error, connections, router, transaction
-from django.db.models import F
+from django.db.models import Case, F, QuerySet, Value, When
 
 from .. import registry, wakeups
 from ..conf import settings
 from ..errors import QueueNotFound, TableNotFound
 from ..models import Arrival, DelayedMessage, Now
+from ..models.fields import UtcField
 from ..poison.burying import PASSING
 from ..sql import ErrorKind, backend_of, queue_sql
 from ..sql.base import StoreTable
@@ -46,6 +47,7 @@ KEPT = timedelta(minutes=2)
 #: Rows that are read, and notes that are looked at, at once.
 _AT_ONCE = 500
 _ROWS_READ = 100
+_FIRST, _LAST = datetime(2, 1, 1, tzinfo=UTC), datetime(9998, 12, 31, tzinfo=UTC)
 #: What is said of one table, and keeps the messages for others in the same database from nothing.
 _OF_ONE_QUEUE = (ErrorKind.MISSING, ErrorKind.DENIED)
 _THE_TARGETS = (*PASSING, *_OF_ONE_QUEUE)
@@ -192,7 +194,7 @@ class _Forwarding:
         size, left, at_once = 0, iter(keys), 1
         while some := list(islice(left, at_once)):
             read = 1
-            for row in self._rows.filter(pk__in=some).order_by("due", "number"):
+            for row in _within_time(self._rows.filter(pk__in=some).order_by("due", "number")):
                 if piece and size + len(row.body or b"") > settings.MAX_BATCH_BYTES:
                     yield piece
                     piece, size = [], 0
@@ -254,6 +256,27 @@ class _Forwarding:
         poison(self._alias, self._queue, self._destination, row_from(row), reason, error, retries=row.retries + 1)
         self._rows.filter(pk=row.number).delete()
         self._poisoned += 1
+
+
+def _within_time(rows: QuerySet[DelayedMessage]) -> Iterator[DelayedMessage]:
+    """With the times that a message carries as claims read them: what the database has and Python has not (``infinity``, the
+    year 12000) is the end of time, or its beginning. One such row would otherwise keep all others from being read."""
+    utc = UtcField()
+    first, last = Value(_FIRST, utc), Value(_LAST, utc)
+    within = {
+        name: Case(
+            When(**{f"{name}__gt": _LAST}, then=after),
+            When(**{f"{name}__lt": _FIRST}, then=first),
+            default=name,
+            output_field=utc,
+        )
+        for name, after in {"expires": Value(None, utc), "enqueued_at": Now(), "stored_at": last}.items()
+    }
+    read = rows.defer("due", *within).annotate(**{f"{name}_within": time for name, time in within.items()})
+    for row in read:
+        for name in within:
+            setattr(row, name, getattr(row, f"{name}_within"))
+        yield row
 
 
 def _key_of(row: DelayedMessage) -> uuid.UUID:

@@ -365,3 +365,21 @@ def test_who_cancels_a_message_under_way_waits_and_is_told_that_it_has_gone(two:
     threads[0].join(DEADLINE)
     assert cancelled == [0]
     assert len(there()) == 1
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="SQL Server has no time that Python has not")
+@pytest.mark.parametrize("column", ["expires", "enqueued_at", "stored_at"])
+@pytest.mark.parametrize("time", ["infinity", "-infinity", "11999-01-01"])
+def test_a_time_that_python_has_not_keeps_nothing_waiting(column: str, time: str) -> None:
+    strange = keep()
+    with connection.cursor() as cursor:
+        cursor.execute(f"UPDATE queueapp_delayedmessage SET {column} = %s", [time])
+    other = keep()
+
+    assert forward() == (2, 0, 0)
+
+    arrived = {row.id: row for row in there()}
+    assert arrived.keys() == {strange, other}
+    if column == "expires":
+        expires = arrived[strange].expires
+        assert (expires and expires.year) == (2 if time == "-infinity" else None)
