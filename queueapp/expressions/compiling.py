@@ -13,6 +13,7 @@ from typing import Any
 from . import logic
 from .comparing import COMPARISONS, MIRRORED, Compare, Known, any_of, compared, scalars
 from .functions import CHANGING, FUNCTIONS, SPECIAL, Function, array_count, array_to_string
+from .limits import MAX_PATTERNS
 from .nodes import (
     Affix,
     Arithmetic,
@@ -50,6 +51,7 @@ class Compiler:
 
     def __init__(self, strict: bool) -> None:
         self._strict = strict
+        self._patterns = 0
         #: The identifiers, each once, in the order of the text.
         self.identifiers: dict[str, None] = {}
 
@@ -124,6 +126,9 @@ class Compiler:
     def _like(self, node: Like) -> Read:
         if node.pattern.value is None:
             return self._literal(node.pattern)
+        self._patterns += 1
+        if self._patterns > MAX_PATTERNS:
+            raise Unusable(node.pattern.column, f"an expression has at most {MAX_PATTERNS} patterns")
         try:
             found = pattern(node.pattern.value)
         except ValueError as error:

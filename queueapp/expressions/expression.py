@@ -7,6 +7,7 @@ from functools import lru_cache
 from ..errors import InvalidExpression
 from .compiling import Compiler, Unusable, as_truth
 from .grammar import parse
+from .limits import KEPT
 from .parsed import ParsedMessage
 from .paths import Read
 
@@ -49,14 +50,14 @@ def compile_expression(text: str, *, strict: bool = False) -> Expression:
     """Compile an expression. Raises InvalidExpression, which has the column and shows it.
 
     NULL in AND and OR is SQL-92's; ``strict`` takes AMPS's documented tables, in which NULL OR TRUE and NULL AND FALSE
-    are NULL. The last thousand are kept, so compiling the same text again costs a look-up.
+    are NULL. The last ``limits.KEPT`` of them are kept, so compiling the same text again costs a look-up.
     """
     if not isinstance(text, str):
         raise TypeError(f"an expression is a str, not {text!r}")
     return _compiled(text, bool(strict))
 
 
-@lru_cache(maxsize=1000)
+@lru_cache(maxsize=KEPT)
 def _compiled(text: str, strict: bool) -> Expression:
     tree = parse(text)
     compiler = Compiler(strict)

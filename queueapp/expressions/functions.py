@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Context, Decimal
 from math import ceil, floor, isfinite, nan
 from typing import Any
 from zlib import crc32
@@ -133,13 +134,10 @@ def _round(value: Any, digits: Any = 0) -> Number | None:
         return None
     if not isfinite(number) or (type(number) is int and places >= 0) or places > 15:
         return number
-    # As a decimal fraction it is what is written, where 1.005 * 100 is a little less than 100.5.
-    scale = 10 ** min(abs(places), 20)
-    shifted = abs(number) * scale if places >= 0 else abs(number) / scale
-    near = floor(float(repr(shifted)) + 0.5) if isfinite(shifted) else shifted
-    rounded = near / scale if places > 0 else near * scale if places < 0 else near
-    result = -rounded if number < 0 else rounded
-    return fitting(result) if type(result) is int else result
+    # By its decimal digits: 1.005 is what is written, and as a double it is a little less.
+    last = Decimal((0, (1,), -max(places, -400)))
+    rounded = Decimal(repr(number)).quantize(last, context=Context(prec=800, rounding=ROUND_HALF_UP))
+    return float(rounded) if places > 0 else fitting(int(rounded))
 
 
 def _number(value: Any) -> Number:

@@ -20,7 +20,7 @@ class ParsedMessage(msgspec.Struct, frozen=True, gc=False):
     size: int | None = None
 
     @classmethod
-    def stored(cls, headers: str, body: bytes | None, topic: str = "") -> ParsedMessage:
+    def stored(cls, headers: str, body: bytes | memoryview | None, topic: str = "") -> ParsedMessage:
         """Of a row as it is stored. A body that is not JSON has no fields. Raises UndecodableMessage for one that says
         it is JSON, and for headers that do not parse.
         """

@@ -33,8 +33,7 @@ def pattern(text: str) -> Found:
     try:
         compiled = re2.compile(text, options=options)
     except re2.error as error:
-        reason = error.args[0] if error.args else ""
-        raise ValueError(reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)) from None
+        raise ValueError(_reason(error)) from None
     search, longest = compiled.search, MAX_PATTERN_STEPS // max(compiled.programsize, 1)
 
     def found(searched: str) -> bool | None:
@@ -43,3 +42,10 @@ def pattern(text: str) -> Found:
         return search(data) is not None if len(data) <= longest else None
 
     return found
+
+
+def _reason(error: Exception) -> str:
+    """What RE2 says, on one line: it quotes the pattern."""
+    said = error.args[0] if error.args else ""
+    text = said.decode(errors="replace") if isinstance(said, bytes) else str(said)
+    return "".join(sign if sign.isprintable() else " " for sign in text[:100])

@@ -55,7 +55,12 @@ def settled(value: Any) -> Any:
         return value
     if kind is int:
         return fitting(value)
-    return None
+    # Subclasses, in a body that was made by hand: an enum's member is its value.
+    if isinstance(value, str):
+        return str.__str__(value) or None
+    if isinstance(value, int):
+        return fitting(int(value))
+    return float(value) if isinstance(value, float) else None
 
 
 def first(value: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from queueapp.expressions import InvalidExpression, compile_expression
-from queueapp.expressions.limits import MAX_DEPTH, MAX_LENGTH, MAX_TEXT
+from queueapp.expressions.limits import MAX_DEPTH, MAX_LENGTH, MAX_PATTERNS, MAX_TEXT
 
 from .evaluating import value
 
@@ -105,6 +105,22 @@ def test_a_regular_expression_does_not_hang(bomb: str, text: str) -> None:
         value(f"/s LIKE r'{bomb}'", {"s": text})
     except InvalidExpression as refused:
         assert "RE2 does not accept this pattern" in refused.problem  # noqa: PT017
+
+
+def test_the_patterns_of_an_expression_are_counted() -> None:
+    some = " OR ".join(f"/s LIKE 'a+{n}'" for n in range(MAX_PATTERNS))
+    assert value(some, {"s": "aa7"}) is True
+    with pytest.raises(InvalidExpression, match=f"at most {MAX_PATTERNS} patterns") as refused:
+        compile_expression(f"{some} OR /s LIKE 'one more'")
+    assert refused.value.column == len(some) + len(" OR /s LIKE '")
+
+
+def test_what_re2_says_of_a_pattern_stays_on_its_line() -> None:
+    with pytest.raises(InvalidExpression) as refused:
+        compile_expression("/s LIKE '[\n\x1b\\n" + "x" * 3_000 + "'")
+    message, _, _ = str(refused.value).split("\n")
+    assert message.isprintable()
+    assert len(message) < 200
 
 
 def test_a_search_that_could_take_seconds_is_null() -> None:
