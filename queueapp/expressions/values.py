@@ -11,7 +11,7 @@ from collections.abc import Callable
 from math import fmod, isfinite, nan
 from typing import Any
 
-#: A number or None.
+#: What arithmetic takes and gives.
 Number = int | float
 
 #: Integers are 64 bits wide, unsigned above the largest signed one. What does not fit is a double.

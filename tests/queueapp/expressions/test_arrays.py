@@ -82,6 +82,34 @@ def test_array_count_and_array_to_string_see_all_elements() -> None:
     assert value("ARRAY_TO_STRING(/none, '-')", BODY) is None
 
 
+@pytest.mark.parametrize(
+    ("left", "sign", "right", "result"),
+    [
+        ([7], "=", ["x", "7.0"], True),
+        (["x", "7.0"], "=", [7], True),
+        (["7"], "=", ["7.0"], False),
+        ([9], "<", ["10"], True),
+        (["9"], "<", ["10"], False),
+        (["9"], "<", [10], True),
+        (["10", "9"], ">", [9.5], True),
+        ([9.5], "<", ["9", "10"], True),
+        ([5], "<", ["4", "x"], True),
+        (["x", "4"], ">", [5], True),
+        (["x"], "<", [5], False),
+        ([2, "2"], "!=", ["2"], False),
+        (["2", "2.0"], "!=", [2], False),
+        (["2", "2.0"], "!=", ["2"], True),
+        ([float("nan")], "!=", [1], True),
+        ([float("nan")], "<", ["x"], False),
+        ([None, 1], "=", [2], None),
+        ([None, 1], "=", [1], True),
+        ([1], "<", [None], None),
+    ],
+)
+def test_every_pair_of_two_arrays_counts(left: list[Any], sign: str, right: list[Any], result: bool | None) -> None:
+    assert value(f"/a {sign} /b", {"a": left, "b": right}) is result
+
+
 ELEMENTS = st.one_of(
     st.none(), st.booleans(), st.integers(-3, 3), st.sampled_from([0.5, 2.0, float("nan"), float("inf")]),
     st.sampled_from(["", "1", "2", "2.0", "10", "9", "x", "zebra", "-1", "0x"]),

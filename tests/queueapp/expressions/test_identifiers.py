@@ -44,6 +44,10 @@ BODY = {
         ("/v1.2", True),
         ("/matrix[3]", 4),
         ("/mixed[1]", 5),
+        ("/mixed", 5),
+        ("ARRAY_COUNT(/mixed)", 1),
+        ("/orders/price[1]", 4),
+        ("/orders/lines/n[2]", 3),
     ],
 )
 def test_an_identifier_is_an_xpath_like_path(path: str, found: Any) -> None:
