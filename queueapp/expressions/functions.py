@@ -14,7 +14,7 @@ from typing import Any
 from zlib import crc32
 
 from .limits import MAX_TEXT
-from .values import Number, bounded, first, fitting, number_of, text_of
+from .values import Number, first, fitting, number_of, text_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ def array_to_string(value: Any, separator: Any) -> str | None:
     between = text_of(first(separator)) or ""
     if sum(map(len, texts)) + len(between) * len(texts) > MAX_TEXT:
         return None
-    return bounded(between.join(texts), MAX_TEXT)
+    return between.join(texts) or None
 
 
 FUNCTIONS: dict[str, Function] = {

@@ -94,11 +94,6 @@ def truth_of(value: Any) -> bool | None:
     return None if number is None or number != number else number != 0
 
 
-def bounded(text: str | None, longest: int) -> str | None:
-    """A text that a function has made: NULL when it is empty, and when it is longer than it may be."""
-    return text if text and len(text) <= longest else None
-
-
 # -- arithmetic ---------------------------------------------------------------------------------------------------
 
 _Operation = Callable[[Any, Any], Number]
