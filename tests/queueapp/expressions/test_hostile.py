@@ -71,6 +71,11 @@ def test_the_deepest_text_is_compiled_and_evaluated(text: str) -> None:
     assert value(text) == 1
 
 
+def test_one_parenthesis_more_is_refused() -> None:
+    with pytest.raises(InvalidExpression, match=f"nest more than {MAX_DEPTH} deep"):
+        compile_expression(f"({DEEPEST['parentheses']})")
+
+
 def test_hundreds_of_terms_are_no_depth() -> None:
     assert value(" OR ".join(["/a = 1"] * 350), {"a": 2}) is False
     assert value(" AND ".join(["/a = 2"] * 350), {"a": 2}) is True
@@ -85,6 +90,11 @@ def test_control_characters_and_half_characters_are_refused_or_plain_text(sign: 
     str(refused.value).encode()
     assert "\x1b" not in str(refused.value)
     assert "\N{RIGHT-TO-LEFT OVERRIDE}" not in str(refused.value).partition("\n")[2]
+
+
+def test_half_a_character_in_a_string_is_refused_as_well() -> None:
+    with pytest.raises(InvalidExpression, match=r"Column 7: this is half of a character"):
+        compile_expression("/a = '\ud800'")
 
 
 def test_a_nul_in_a_string_is_refused_as_well() -> None:

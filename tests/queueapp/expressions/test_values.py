@@ -32,6 +32,7 @@ from .evaluating import matches, shown, value
         (r"'a\a\b\t\n\f\r'", "a\a\b\t\n\f\r"),
         (r"'\x41\x4a\x7'", "AJ\x07"),
         (r"'\101\7'", "A\x07"),
+        (r"'\501'", "A"),
         (r"'\'\"\\\q\/'", "'\"\\q/"),
         (r"'\xc3\xa9'", "é"),
         ("'größe \N{SNOWMAN}'", "größe ☃"),
