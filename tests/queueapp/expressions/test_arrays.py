@@ -95,6 +95,8 @@ def test_array_count_and_array_to_string_see_all_elements() -> None:
         ([9.5], "<", ["9", "10"], True),
         ([5], "<", ["4", "x"], True),
         (["x", "4"], ">", [5], True),
+        ([5], "<", ["#", "4"], True),
+        (["#", "4"], ">", [5], True),
         (["x"], "<", [5], False),
         ([2, "2"], "!=", ["2"], False),
         (["2", "2.0"], "!=", [2], False),
