@@ -98,3 +98,26 @@ class MissingVerb(QueueError, NotImplementedError):
             f"The delayed store {self.store} (QUEUEAPP.DELAYED_STORE) has no {verb}(): it must implement "
             f"DelayedStore.{verb} for this."
         )
+
+
+class InvalidExpression(QueueError, ValueError):
+    """The text of an expression is not one. ``column`` counts from 1; ``problem`` is what is wrong there.
+
+    The text of the error shows the place::
+
+        Column 10: ')' is not expected here.
+            /price > ) AND /qty
+                     ^
+    """
+
+    def __init__(self, text: str, column: int, problem: str) -> None:
+        self.text, self.column, self.problem = text, column, problem
+        start, end = max(column - 1 - _SHOWN, 0), column - 1 + _SHOWN
+        before, after = ("…" if start else ""), ("…" if end < len(text) else "")
+        line = before + "".join(sign if sign.isprintable() else " " for sign in text[start:end]) + after
+        caret = " " * (column - 1 - start + len(before)) + "^"
+        super().__init__(f"Column {column}: {problem}.\n    {line}\n    {caret}")
+
+
+#: Characters of an expression that are shown on either side of what is wrong with it.
+_SHOWN = 60

@@ -21,6 +21,7 @@ _COMPARE: dict[str, Callable[[float, float], bool]] = {">=": operator.ge, "<=": 
 #: Where the measurements are, in the order of the table.
 FAMILIES = (
     "drain", "peers", "sending", "backlog", "crowd", "wal", "latency", "careful", "stopping", "footprint",
+    "filtering",
 )  # fmt: skip
 
 

@@ -14,6 +14,8 @@ from django.db import router
 from django.dispatch import Signal
 
 from queueapp import Context, signals
+from queueapp.expressions import ParsedMessage, compile_expression
+from queueapp.expressions.functions import FUNCTIONS, SPECIAL
 from queueapp.recovery.policy import Failure
 from queueapp.sql.rows import Row
 from tests.testapp.models import Leased
@@ -52,6 +54,30 @@ def test_every_signal_is_on_its_page_and_no_other() -> None:
     declared = [name for name, value in vars(signals).items() if isinstance(value, Signal)]
     named = re.findall(r"^\| `(\w+)` \|", page("reference/signals.md").read_text(), re.MULTILINE)
     assert sorted(named) == sorted(declared)
+
+
+def test_every_function_of_expressions_is_on_their_page_and_no_other() -> None:
+    functions = page("reference/expressions.md").read_text().partition("\n## Functions")[2].partition("\n## ")[0]
+    rows = "".join(re.findall(r"^\| (`.*?`) \|", functions, re.MULTILINE))
+    assert set(re.findall(r"([A-Z_0-9]+)\(", rows)) == {*FUNCTIONS, *SPECIAL}
+
+
+def test_every_expression_of_the_page_gives_what_it_says() -> None:
+    rows = re.findall(r"^\| `(.+)` \| `([^`]+)` \|$", page("reference/expressions.md").read_text(), re.MULTILINE)
+    assert len(rows) == 16
+    for text, result in rows:
+        expected, given = (compile_expression(each).evaluate(ParsedMessage({})) for each in (result, text))
+        assert (type(given), given) == (type(expected), expected), text
+
+
+@pytest.mark.parametrize("word", ["AND", "OR"])
+def test_the_truth_tables_of_the_page_are_true(word: str) -> None:
+    table = page("reference/expressions.md").read_text().partition(f"\n| {word} | TRUE | FALSE | NULL |\n")[2]
+    for row in table.splitlines()[1:4]:
+        left, *results = re.findall(r"TRUE|FALSE|NULL", row)
+        for right, result in zip(("TRUE", "FALSE", "NULL"), results, strict=True):
+            given = compile_expression(f"{left} {word} {right}").evaluate(ParsedMessage())
+            assert given is compile_expression(result).evaluate(ParsedMessage())
 
 
 @pytest.mark.django_db(transaction=True)

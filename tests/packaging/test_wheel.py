@@ -147,7 +147,11 @@ def test_the_metadata_offers_only_extras_that_have_code(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         lines = archive.read(metadata).decode().splitlines()
-    assert {line.split(": ")[1] for line in lines if line.startswith("Provides-Extra")} == {"spark", "sqlserver"}
+    assert {line.split(": ")[1] for line in lines if line.startswith("Provides-Extra")} == {
+        "expressions",
+        "spark",
+        "sqlserver",
+    }
 
 
 def test_the_project_has_its_own_workers_and_ours_installed(factory: Factory) -> None:
