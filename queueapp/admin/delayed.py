@@ -91,6 +91,7 @@ OPERATIONS = (
         _GONE,
         "dispatch",
         _make_due,
+        question="Dispatch {} now",
     ),
     Operation(
         "delete_selected",

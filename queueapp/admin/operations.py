@@ -69,6 +69,8 @@ class Operation:
     flag: int = CHANGE
     options: type[Options] = Options
     dangerous: bool = False
+    #: With "12 messages" in its place, where that does not follow the label.
+    question: str = ""
     #: Whether a message's own page offers it.
     offered: Callable[[Any], bool] = lambda message: True
 
@@ -172,7 +174,7 @@ def confirm_page(
     return ask(
         page,
         request,
-        title=f"{op.label} {display.messages(count, limits.COUNTED)}?",
+        title=f"{op.question or op.label + ' {}'}?".format(display.messages(count, limits.COUNTED)),
         explanation=op.explanation,
         filters=visible(unquote_plus(request.GET.urlencode())) if across else None,
         few=[page.describe(row) for row in few],

@@ -105,6 +105,7 @@ OPERATIONS = (
         "not leased, or no longer there",
         "change_messages",
         _release,
+        question="Release the lease of {}",
         offered=lambda message: getattr(message, "lease_token", None) is not None,
     ),
     Operation(
@@ -116,6 +117,7 @@ OPERATIONS = (
         "change_messages",
         _bury,
         flag=DELETION,
+        question="Move {} to poison",
     ),
     Operation(
         "delete_selected",

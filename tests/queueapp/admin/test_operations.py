@@ -38,11 +38,20 @@ def left(queue: Any = Leased) -> list[int]:
 # -- the confirm page ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("operation", ["delete_selected", "move_to_poison", "release_lease"])
-def test_asking_changes_nothing_and_shows_how_many_and_which(operator: Client, seqs: list[int], operation: str) -> None:
+@pytest.mark.parametrize(
+    ("operation", "question"),
+    [
+        ("delete_selected", "Delete 4 messages?"),
+        ("move_to_poison", "Move 4 messages to poison?"),
+        ("release_lease", "Release the lease of 4 messages?"),
+    ],
+)
+def test_asking_changes_nothing_and_shows_how_many_and_which(
+    operator: Client, seqs: list[int], operation: str, question: str
+) -> None:
     response = operator.post(url(Leased), {"action": operation, "_selected_action": seqs})
     text = response.content.decode()
-    assert "4 messages?" in text
+    assert question in text
     assert all(str(message.id) in text for message in Leased.objects.all())
     assert left() == seqs
     assert not PoisonMessage.objects.exists()
