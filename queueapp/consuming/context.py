@@ -43,6 +43,10 @@ class Context(WellKnown, msgspec.Struct, eq=False):
         # Not the fields: a traceback with local variables would carry the body into somebody's log.
         return f"<Context of {self.queue._meta.label} {self.seq}, attempt {self.attempt} of {self.consumer.name}>"
 
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        # Rich, which many a log shows local variables with, asks a Struct for this and not for its repr.
+        return [("queue", self.queue._meta.label), ("seq", self.seq), ("attempt", self.attempt)]
+
     @property
     def queue(self) -> Any:
         """The queue that it was received from."""

@@ -78,7 +78,9 @@ class PostgresqlClaims(QueueSql):
         all_ = (Where.SEVERAL,) if table.claim_by else tuple(Where)
         self._claims = {where: self._build_claims(where) for where in all_}
         self._peeks = {(one, two): self._build_peek(one, two) for one in all_ for two in all_}
-        self._heads = self._build_heads()
+        self._heads = {
+            where: self._build_heads(where) for where in (Where.CLOSED, *([] if table.claim_by else [Where.OPEN]))
+        }
         self._opening_claims = self._build_opening_claims()
         self._in_order = IndexOrder()
 
@@ -101,8 +103,11 @@ class PostgresqlClaims(QueueSql):
         return Peek(found, min(back, limit), first, reached)
 
     def read_heads(self, connection: Any, only: Range, limit: int) -> list[tuple[int, str]]:
+        if self._where([only]) is Where.OPEN:
+            return self._in_order.fetch(connection, self._heads[Where.OPEN], (only.low, limit))
         level = [getattr(only, name) for name in self.table.claim_by]
-        return self._in_order.fetch(connection, self._heads, (*level, only.low, *level, only.high, limit))
+        params = (*level, only.low, *level, only.high, limit)
+        return self._in_order.fetch(connection, self._heads[Where.CLOSED], params)
 
     #: xmax is 32 bits: the latest full xid at or below the snapshot's end with these low bits is meant. A locker that
     #: finished or aborted is "visible" in the snapshot, so its row is not in flight.
@@ -254,8 +259,8 @@ class PostgresqlClaims(QueueSql):
         # when earlier ones fill the batch, and never more than LIMIT rows are locked (checked from a second session).
         return f"SELECT m.seq FROM {self._LEVELS} CROSS JOIN LATERAL ({scan}) AS m(seq) LIMIT %s"
 
-    def _build_heads(self) -> str:
-        within, order = self._build_place(Where.CLOSED)
+    def _build_heads(self, where: Where) -> str:
+        within, order = self._build_place(where)
         # Primary key or claim index, as the claim. No lock, no WAL.
         return f"SELECT {self._c['seq']}, {self._c['headers']} FROM {self._q} WHERE {within} AND {self._free} ORDER BY {order} LIMIT %s"
 

@@ -37,18 +37,23 @@ VERBS: dict[str, tuple[Any, Callable[[Any, list[Range]], Any]]] = {
 def run(request: pytest.FixtureRequest) -> Callable[[list[Range]], Any]:
     """A verb of a queue that was filled by one statement since it was made."""
     queue, verb = VERBS[request.param]
+    sql = fill(queue)
+    return lambda ranges: verb(sql, ranges)
+
+
+def fill(queue: Any, messages: int = MESSAGES) -> Any:
     table = connection.ops.quote_name(queue._meta.db_table)
     with connection.cursor() as cursor:
         cursor.execute(f"TRUNCATE {table}")
         cursor.execute("DELETE FROM pg_statistic WHERE starelid = %s::regclass", [table])
-    queue.send_many(range(MESSAGES))
+    queue.send_many(range(messages))
     with connection.cursor() as cursor:
         # As it is until autovacuum comes by, which it may have done this very moment.
         cursor.execute("DELETE FROM pg_statistic WHERE starelid = %s::regclass", [table])
         cursor.execute("UPDATE pg_class SET reltuples = -1, relpages = 0 WHERE oid = %s::regclass", [table])
     sql = queue_sql(queue, connection)
     sql._in_order._sorting.clear()
-    return lambda ranges: verb(sql, ranges)
+    return sql
 
 
 def test_the_first_claim_after_a_bulk_load_reads_what_it_takes(run: Callable[[list[Range]], Any]) -> None:
@@ -67,3 +72,15 @@ def test_a_range_with_an_end_ends_there(run: Callable[[list[Range]], Any]) -> No
     assert (got.ahead if hasattr(got, "ahead") else len(got)) == 3
     got = run([Range(low + 3, MAX_SEQ)])
     assert (got.ahead if hasattr(got, "ahead") else len(got)) == FEW
+
+
+def test_looking_for_the_end_of_what_nobody_here_takes_reads_what_it_returns() -> None:
+    # So many that a sort of all of them costs more than a walk over what is asked for, whatever is believed of the order.
+    sql, many = fill(Leased, 15 * MESSAGES), 150 * FEW
+    seqs = list(Leased.objects.order_by("seq").values_list("seq", flat=True)[:6])
+
+    read = rows_read(lambda: sql.read_heads(connection, Range(seqs[3]), many))
+    heads = sql.read_heads(connection, Range(seqs[3], seqs[5]), many)
+
+    assert read <= 2 * many
+    assert [seq for seq, _ in heads] == seqs[3:6]
