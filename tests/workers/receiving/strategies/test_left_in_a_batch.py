@@ -207,3 +207,42 @@ def test_an_error_that_is_swallowed_in_a_batch_is_harmless_and_forgotten(queue: 
 
     assert Effect.objects.count() == MESSAGES
     assert not PoisonMessage.objects.exists()
+
+
+@pytest.mark.parametrize("queue", [Leased, AtMostOnce])
+def test_a_session_that_was_replaced_between_two_batches_is_no_handlers_doing(queue: Any) -> None:
+    handled: list[int] = []
+    consumer(queue, name="batch", attempts=1)(lambda message: handled.append(message["number"]))
+    queue.send_many({"number": number} for number in range(MESSAGES))
+    task = Receiver(queue).task
+    task.bind()
+
+    assert task.receive(2) == 2
+    connection.close()
+    assert task.receive(2) == 2
+
+    assert handled == list(range(MESSAGES))
+    assert not PoisonMessage.objects.exists()
+
+
+def test_a_session_that_was_lost_at_an_ack_is_not_the_next_handlers_doing(monkeypatch: pytest.MonkeyPatch) -> None:
+    handled: list[int] = []
+
+    def handler(message: dict[str, int]) -> None:
+        handled.append(message["number"])
+        if len(handled) == 1:
+            other = connection.copy()
+            with other.cursor() as cursor:
+                cursor.execute("SELECT pg_terminate_backend(%s)", [connection.connection.info.backend_pid])
+            other.close()
+
+    consumer(Leased, name="batch", attempts=1)(handler)
+    Leased.send_many({"number": number} for number in range(MESSAGES))
+    task = Receiver(Leased).task
+    task.bind()
+    monkeypatch.setattr(task, "_target", 0.0)  # it acks after each
+
+    task.receive(MESSAGES)
+
+    assert handled == [0, 1]
+    assert not PoisonMessage.objects.exists()
