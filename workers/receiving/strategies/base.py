@@ -160,7 +160,9 @@ class Task:
                 message = None
             if message is None:  # the general path reads it, or says what is wrong
                 message = messages.decode_body(body, route.content_type, entry.registration.message_type)
-        except UndecodableMessage as error:
+        except (
+            BaseException
+        ) as error:  # UndecodableMessage; or sys.exit() where an instance of the user's class is made
             self.items = None
             return error
         attempt, suspect = 1, False
