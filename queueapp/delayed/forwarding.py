@@ -18,7 +18,7 @@ import logging
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import islice
@@ -35,6 +35,7 @@ from ..models.fields import UtcField
 from ..poison.burying import PASSING
 from ..sql import ErrorKind, backend_of, queue_sql
 from ..sql.base import StoreTable
+from ..sql.carried import FIRST_TIME, LAST_TIME
 from ..sql.rows import row_from
 from .elsewhere import addresses
 from .opening import endpoint_of
@@ -47,7 +48,6 @@ KEPT = timedelta(minutes=2)
 #: Rows that are read, and notes that are looked at, at once.
 _AT_ONCE = 500
 _ROWS_READ = 100
-_FIRST, _LAST = datetime(2, 1, 1, tzinfo=UTC), datetime(9998, 12, 31, tzinfo=UTC)
 #: What is said of one table, and keeps the messages for others in the same database from nothing.
 _OF_ONE_QUEUE = (ErrorKind.MISSING, ErrorKind.DENIED)
 _THE_TARGETS = (*PASSING, *_OF_ONE_QUEUE)
@@ -262,11 +262,11 @@ def _within_time(rows: QuerySet[DelayedMessage]) -> Iterator[DelayedMessage]:
     """With the times that a message carries as claims read them: what the database has and Python has not (``infinity``, the
     year 12000) is the end of time, or its beginning. One such row would otherwise keep all others from being read."""
     utc = UtcField()
-    first, last = Value(_FIRST, utc), Value(_LAST, utc)
+    first, last = Value(FIRST_TIME, utc), Value(LAST_TIME, utc)
     within = {
         name: Case(
-            When(**{f"{name}__gt": _LAST}, then=after),
-            When(**{f"{name}__lt": _FIRST}, then=first),
+            When(**{f"{name}__gt": LAST_TIME}, then=after),
+            When(**{f"{name}__lt": FIRST_TIME}, then=first),
             default=name,
             output_field=utc,
         )

@@ -12,9 +12,14 @@ import enum
 from collections import namedtuple
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from ..messages import CORRELATION_ID, MAX_ADDRESS, MAX_RECIPIENT, REPLY_TO
+
+#: Times that Python can hold in whatever time zone a session has. Anybody may have written others: what is read of a message is
+#: kept between these.
+FIRST_TIME, LAST_TIME = datetime(2, 1, 1, tzinfo=UTC), datetime(9998, 12, 31, tzinfo=UTC)
 
 
 class Kind(enum.Enum):

@@ -10,10 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from ..base import QueueTable
-from ..carried import BY_NAME, Carried, Kind
+from ..carried import BY_NAME, FIRST_TIME, LAST_TIME, Carried, Kind
 
-#: Times that Python can hold in whatever time zone the session has.
-_FIRST, _LAST = "'0002-01-01 00:00:00+00'::timestamptz", "'9998-12-31 00:00:00+00'::timestamptz"
+_FIRST, _LAST = f"'{FIRST_TIME.isoformat()}'::timestamptz", f"'{LAST_TIME.isoformat()}'::timestamptz"
 _ABSENT_COUNTS = {"deliveries": "0", "cancels": "0", "failures": "NULL::text"}
 #: As types of casts and of staging tables.
 TYPES = {Kind.TEXT: "text", Kind.INT16: "smallint", Kind.BOOL: "boolean", Kind.TIME: "timestamptz"}

@@ -62,12 +62,8 @@ def test_the_first_claim_after_a_bulk_load_reads_what_it_takes(run: Callable[[li
 
 
 def test_a_range_with_an_end_ends_there(run: Callable[[list[Range]], Any]) -> None:
-    first = Leased.objects.order_by("seq").values_list("seq", flat=True)[:1]
-    low = next(iter(first), None) or min(
-        one.objects.order_by("seq").values_list("seq", flat=True)[0]
-        for one in (Transactional, AtMostOnce)
-        if one.objects.exists()
-    )
+    queues: tuple[Any, ...] = (Leased, Transactional, AtMostOnce)  # one of which was filled
+    (low,) = (seq for one in queues for seq in one.objects.order_by("seq").values_list("seq", flat=True)[:1])
     got = run([Range(low, low + 2)])
     assert (got.ahead if hasattr(got, "ahead") else len(got)) == 3
     got = run([Range(low + 3, MAX_SEQ)])
