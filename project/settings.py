@@ -10,6 +10,7 @@ Read from the environment:
     DATA_DIR              where the embedded database and the key are kept; default `.data` in the checkout
     SECURE_PROXY_SSL_HEADER  e.g. `X-Forwarded-Proto`, where a proxy ends TLS and always sets that header
     LOG_LEVEL             level of the application's own loggers; default INFO
+    LOG_FORMAT            line (default), or json: one object a line, with the fields of a record
 """
 
 import os
@@ -63,6 +64,7 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "django.contrib.staticfiles",
     "queueapp",
+    "queueapp.kombu",
     "workers",
     "project.flights",
 ]
@@ -96,6 +98,11 @@ TEMPLATES = [
 ]
 
 DATABASES = databases(os.environ.get("DATABASE_URL"))
+# Celery does the periodic housekeeping of the demo, with no other broker.
+CELERY_BROKER_URL = CELERY_RESULT_BACKEND = "queueapp://"
+CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+CELERY_WORKER_HIJACK_ROOT_LOGGER = False
+CELERY_BEAT_SCHEDULE = {"trim": {"task": "project.flights.tasks.trim", "schedule": 3600.0}}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 AUTH_PASSWORD_VALIDATORS = [
@@ -116,11 +123,21 @@ USE_TZ = True
 STATIC_URL = "static/"
 STATIC_ROOT = BASE_DIR / "staticfiles"
 
+_log_format = os.environ.get("LOG_FORMAT", "line")
+if _log_format not in ("line", "json"):
+    raise ImproperlyConfigured(f"LOG_FORMAT = {_log_format!r} is not accepted: it must be line or json.")
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
-    "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s %(process)d %(message)s"}},
-    "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "formatters": {
+        "line": {"format": "%(asctime)s %(levelname)s %(name)s %(process)d %(message)s"},
+        # One object a line, with all attributes of a record: message_id, queue, consumer, attempt, verdict, ...
+        "json": {
+            "()": "pythonjsonlogger.json.JsonFormatter",
+            "fmt": "%(asctime)s %(levelname)s %(name)s %(process)d %(message)s",
+        },
+    },
+    "handlers": {"console": {"class": "logging.StreamHandler", "formatter": _log_format}},
     "loggers": {
         name: {"handlers": ["console"], "level": os.environ.get("LOG_LEVEL", "INFO"), "propagate": True}
         for name in ("queueapp", "workers", "project")

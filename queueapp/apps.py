@@ -25,7 +25,28 @@ class QueueappConfig(AppConfig):
             from .admin import register
 
             register()
+        # What a queue gives up may be published: topics are a floor above poison.
+        from .consuming import answering
+        from .poison import ending
+        from .topics.publishing import publish, publish_taken
         from .wakeups import after_migrate
+
+        ending.publisher = publish_taken
+        answering.publisher = publish
+
+        from . import encryption
+        from .conf import settings
+        from .membership import upkeep
+        from .messages import wrapping
+        from .receiving import processed
+
+        upkeep.pieces.append(processed.keep_house)
+        encryption.register()
+        wrapping.largest = lambda: settings.MAX_DECOMPRESSED
+
+        from .telemetry import following
+
+        following.follow()
 
         post_migrate.connect(after_migrate, sender=self, dispatch_uid="queueapp.wakeups")
         autodiscover_modules("consumers")

@@ -2,7 +2,8 @@
 
 States: **disarmed** -> first failure -> **armed** (a failure waits 1 s) -> failing for the breaker's time ->
 **triggered** (a failure waits 10 s, one task at a time) -> first success -> disarmed. Deadlocks and serialization
-failures are not failures here. Each change of state is logged once; the failures in between are not. What somebody else
+failures are not failures here. What no retry mends (``remedies``: a missing right) triggers at once. Each change of state is
+logged once; the failures in between are not. What somebody else
 has said already (``told_elsewhere``: a database that does not answer at all) is only noted.
 
 Who cannot wait, a web process for one, feeds a breaker all the same and leaves out the waits: it is in the log, and its
@@ -21,6 +22,8 @@ from typing import Protocol, TypedDict
 
 #: Asked whether an error is in the log already.
 told_elsewhere: list[Callable[[BaseException], bool]] = []
+#: Asked what would mend an error that no retry mends; None: a retry may.
+remedies: list[Callable[[BaseException], str | None]] = []
 
 
 class State(enum.Enum):
@@ -66,6 +69,8 @@ class CircuitBreaker:
         self.last_error = ""
         #: This time it has failed for a reason of its own.
         self._loud = False
+        #: The error that was asked about last, and what would mend it: every task of a queue fails for one and the same.
+        self._asked: tuple[str, str | None] = ("", None)
 
     @property
     def state(self) -> State:
@@ -85,6 +90,7 @@ class CircuitBreaker:
             failures, self.failures = self.failures, 0
             level = logging.WARNING if self._loud else logging.INFO
             self._loud = False
+            self._asked = ("", None)
         self.log.log(level, "%s works again after %d failures in %.1f s.", self.name, failures, seconds)
 
     def trouble(self) -> Trouble | None:
@@ -95,19 +101,30 @@ class CircuitBreaker:
     def failure(self, error: BaseException) -> float:
         """Something failed; returns how many seconds the caller should wait before it tries again."""
         known = any(tells(error) for tells in told_elsewhere)
+        words = f"{type(error).__name__}: {error}".strip().split("\n", 1)[0]
+        asked, remedy = self._asked
+        if words != asked:
+            remedy = next((mends for ask in remedies if (mends := ask(error)) is not None), None)
         with self._lock:
             now = monotonic()
             self.failures += 1
-            self.last_error = f"{type(error).__name__}: {error}".strip().split("\n", 1)[0]
+            self._asked = words, remedy
+            self.last_error = words
+            if remedy is not None:
+                self.last_error += f" -- to mend it: {remedy}"
             armed = self._first_failure is None or not (known or self._loud)
             self._loud = self._loud or not known
             if self._first_failure is None:
                 self._first_failure = now
                 self._state = State.ARMED
-            triggered = self._state is State.ARMED and now - self._first_failure >= self._time_to_trigger
+            over = remedy is not None or now - self._first_failure >= self._time_to_trigger
+            triggered = self._state is State.ARMED and over
             if triggered:
                 self._state = State.TRIGGERED
             wait = self._waits[self._state]
+        if triggered and remedy is not None:
+            self.log.critical("%s is refused, which no retry mends: %s", self.name, self.last_error)
+            return wait
         if armed:
             level = logging.INFO if known else logging.WARNING
             self.log.log(level, "%s failed, trying again: %s", self.name, self.last_error)

@@ -5,7 +5,9 @@ Raised where the fact is known and translated once at the edge (a command, the a
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -39,13 +41,17 @@ class QueueNotFound(QueueError, LookupError):
 
 
 class TableNotFound(QueueNotFound):
-    """A table that a statement needs is not in the database: it was not migrated."""
+    """A table that a statement needs is not in the database: it was not migrated, or whoever owns it has not made it."""
 
-    def __init__(self, table: str, alias: str) -> None:
+    def __init__(self, table: str, alias: str, *, foreign: bool = False) -> None:
         self.name = self.table = table
         self.alias = alias
-        text = f"The table {table!r} does not exist in the database {alias!r}: run `{migrate_command(alias)}` first"
-        LookupError.__init__(self, f"{text} (`makemigrations` before it, if the queue is new).")
+        text = f"The table {table!r} does not exist in the database {alias!r}"
+        if foreign:
+            text += ": it is a foreign queue's, which `migrate` does not make; whoever owns it does."
+        else:
+            text += f": run `{migrate_command(alias)}` first (`makemigrations` before it, if the queue is new)."
+        LookupError.__init__(self, text)
 
 
 class NotMigrated(QueueError):
@@ -66,12 +72,46 @@ class InvalidMessage(QueueError, ValueError):
     """A message that was about to be sent cannot be stored: a body or header of the wrong type, a NUL, too long."""
 
 
+class FilteredOut(InvalidMessage):
+    """A message that was sent to a queue whose filter it does not match. Nothing was stored. (What is published enters the other
+    queues of its topic.)"""
+
+    def __init__(self, queue: str, filter: str) -> None:
+        self.queue, self.filter = queue, filter
+        super().__init__(f"The message does not match the filter of {queue}, so it cannot be sent to it: {filter}")
+
+
+class DuplicateMessage(InvalidMessage):
+    """A message with this key waits already (``on_conflict="error"``). Nothing was stored. ``waiting``: the id of that one."""
+
+    def __init__(self, queue: str, key: str, waiting: Any) -> None:
+        self.queue, self.key, self.waiting = queue, key, waiting
+        super().__init__(f"A message with dedupe_key = {key!r} waits in {queue} already: {waiting}.")
+
+
 class MessageNotFound(QueueError, LookupError):
     """The message is not where it was looked for: handled, moved, or deleted meanwhile. Nothing was changed."""
 
 
+class BookmarkNotFound(QueueError, LookupError):
+    """The journal has no entry with this bookmark: its retention is over, or there never was one."""
+
+    def __init__(self, bookmark: int) -> None:
+        self.bookmark = bookmark
+        super().__init__(f"The journal has no entry {bookmark}: its retention is over, or there never was one.")
+
+
 class UndecodableMessage(QueueError, ValueError):
     """Headers or body of a received message do not parse. The message goes to poison with its bytes untouched."""
+
+
+class ErasedMessage(UndecodableMessage):
+    """The body was encrypted for a subject whose key was destroyed. Whoever receives it discards the message; it is never retried."""
+
+
+class KeyMissing(QueueError, LookupError):
+    """A key that a body is encrypted with is not in the keyring, or there is none to encrypt with. A handler's attempt fails with
+    it like with any other error: the next one may find the key, which is being rolled out."""
 
 
 class LeaseLost(QueueError):
@@ -83,6 +123,35 @@ class LeaseLost(QueueError):
     def __init__(self, queue: str, seq: int) -> None:
         self.queue, self.seq = queue, seq
         super().__init__(f"The lease of message {seq} in {queue} was lost before it was ended; nothing was changed.")
+
+
+class NoReply(QueueError, TimeoutError):
+    """A request was not answered in time. It may be yet: such an answer stays in its queue until it expires."""
+
+    def __init__(self, queue: str, message_id: uuid.UUID, timeout: timedelta) -> None:
+        self.queue, self.message_id, self.timeout = queue, message_id, timeout
+        super().__init__(f"Message {message_id} to {queue} was not answered within {timeout}.")
+
+
+class NoCheckpoint(QueueError):
+    """A message of this queue cannot keep a checkpoint; nothing was changed."""
+
+    def __init__(self, queue: str, semantics: str) -> None:
+        self.queue, self.semantics = queue, semantics
+        why = {
+            "TRANSACTIONAL": "all that an attempt does is one transaction, so nothing of a failed one stays to go on from",
+            "AT_MOST_ONCE": "a message is gone before its handler runs, and there is no second attempt",
+        }.get(semantics, "it is not leased")
+        super().__init__(f"{queue} is {semantics}, where nothing can be checkpointed: {why}. Use AT_LEAST_ONCE for it.")
+
+
+class MessageCancelled(QueueError):
+    """An operator asked the handler of this message to stop (``cancel_running``). Raised in the handler, which may put things in
+    order and lets it pass; and the reason why its message is poison, or gone. No failure of an attempt."""
+
+    def __init__(self, reason: str = "", *, discard: bool = False) -> None:
+        self.reason, self.discard = reason, discard
+        super().__init__(f"cancelled while it was handled: {reason}" if reason else "cancelled while it was handled")
 
 
 class UnsupportedServer(QueueError):

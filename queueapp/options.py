@@ -1,6 +1,6 @@
 """Options declared once: name, type, default, bounds and doc, in one place.
 
-Settings (``conf.py``), a queue's ``class Delivery`` and ``@consumer(...)`` are all lists of these; checks, docs and
+Settings (``conf``), a queue's ``class Delivery`` and ``@consumer(...)`` are all lists of these; checks, docs and
 ``--help`` are generated from them, so that a bound is never written twice.
 """
 
@@ -33,6 +33,8 @@ class Option:
     optional: bool = False
     seconds: bool = False
     accept: Callable[[Any], bool] | None = None
+    #: The accepted values in words, where kind and bounds do not say it.
+    words: str = ""
 
     def read(self, value: Any, where: str = "") -> Any:
         """Return the value in its own type. Raises InvalidOption naming option, value and accepted range."""
@@ -42,13 +44,13 @@ class Option:
         try:
             if self.kind is timedelta and self.seconds and type(value) in (int, float):
                 value = timedelta(seconds=value)
-            if issubclass(self.kind, enum.Enum) and isinstance(value, str):
+            if issubclass(self.kind, enum.Enum) and isinstance(value, str | bool):
                 value = self.kind(value)
         except (ValueError, OverflowError):  # no such member; not a number, or too many seconds
             raise refused from None
         if self.kind is float and type(value) is int:
             value = float(value)
-        if not isinstance(value, self.kind) or (self.kind is not bool and isinstance(value, bool)):
+        if not isinstance(value, self.kind) or (self.kind not in (bool, object) and isinstance(value, bool)):
             raise refused
         if isinstance(value, float) and math.isnan(value):
             raise refused  # below no bound and above none
@@ -61,6 +63,8 @@ class Option:
     @property
     def accepted(self) -> str:
         """The accepted values in words, for errors and docs."""
+        if self.words:
+            return self.words
         if issubclass(self.kind, enum.Enum):
             text = "one of " + ", ".join(repr(member.value) for member in self.kind)
         else:

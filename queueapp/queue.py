@@ -8,19 +8,23 @@ columns for a lease. Headers are written under the names of that wire format.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
+from asgiref.sync import sync_to_async
 from django.db import models
+from django.db.models import QuerySet
 
-from .models.delivery import Semantics
+from .models.delivery import OnConflict, Semantics
 from .models.foreign import NaiveUtcField
 from .models.queue import QueueModel
+from .receiving import by_bookmark, by_id
 from .receiving.asynchronous import AsyncReceive
 from .receiving.receive import Receive
-from .sending import bulk, single
-from .sending.options import BulkOptions, CarriedOptions, SendOptions
+from .sending import bulk, from_query, single
+from .sending.keys import Key
+from .sending.options import BulkOptions, CarriedOptions, SelectOptions, SendOptions
 
 
 class Queue(QueueModel):
@@ -58,6 +62,8 @@ class Queue(QueueModel):
         isolated: bool = False,
         unknown_recipient: bool = False,
         using: str | None = None,
+        dedupe_key: Key = None,
+        on_conflict: OnConflict | str | None = None,
         **others: Unpack[CarriedOptions],
     ) -> uuid.UUID:
         """Send one message in the caller's transaction; returns its id. See ``sending.single.send`` for every argument.
@@ -80,6 +86,8 @@ class Queue(QueueModel):
             isolated=isolated,
             unknown_recipient=unknown_recipient,
             using=using,
+            dedupe_key=dedupe_key,
+            on_conflict=on_conflict,
             **others,
         )
 
@@ -92,8 +100,9 @@ class Queue(QueueModel):
     def send_many(cls, bodies: Iterable[Any], **options: Unpack[BulkOptions]) -> int:
         """Send every body of an iterable by the bulk path, in the caller's transaction; returns how many.
 
-        ``headers``, ``expires_in``, ``priority``, ``recipient``, ``unknown_recipient``, ``using`` and what else a message
-        carries hold for all of them. The iterable is consumed lazily, so millions of rows need no memory.
+        ``headers``, ``expires_in``, ``priority``, ``recipient``, ``unknown_recipient``, ``using``, ``dedupe_key`` (a callable of
+        the body), ``on_conflict`` and what else a message carries hold for all of them. The iterable is consumed lazily, so
+        millions of rows need no memory.
         """
         return bulk.send_many(cls, bodies, **options)
 
@@ -104,6 +113,24 @@ class Queue(QueueModel):
         The iterable is an ordinary one, drawn on the thread of the ORM.
         """
         return await bulk.asend_many(cls, bodies, **options)
+
+    @classmethod
+    def send_from(
+        cls, rows: QuerySet[Any, Any] | str, params: Sequence[Any] | None = None, **options: Unpack[SelectOptions]
+    ) -> int:
+        """Send a message for each row of a queryset, or of a SELECT with ``params``: one INSERT … SELECT in the caller's
+        transaction, of which no row comes to Python. Returns how many. ``of``: the message class that the rows are for.
+
+        >>> Orders.send_from(Basket.objects.filter(paid=True).values("number", "item"), of=OrderPlaced)
+        """
+        return from_query.send_from(cls, rows, params, **options)
+
+    @classmethod
+    async def asend_from(
+        cls, rows: QuerySet[Any, Any] | str, params: Sequence[Any] | None = None, **options: Unpack[SelectOptions]
+    ) -> int:
+        """``send_from`` for async code; the same transaction rules as Django's async ORM."""
+        return await from_query.asend_from(cls, rows, params, **options)
 
     # -- receiving ----------------------------------------------------------------------------------------------
 
@@ -121,6 +148,92 @@ class Queue(QueueModel):
     def areceive(cls, max_backlog: int = 1, **options: Any) -> AsyncReceive:
         """``receive`` for async code: ``async with Orders.areceive(10) as batch: async for message in batch``."""
         return AsyncReceive(cls, max_backlog, **options)
+
+    # -- ending by name -----------------------------------------------------------------------------------------
+
+    @classmethod
+    def ack(
+        cls,
+        bookmarks: int | Iterable[int] = (),
+        *,
+        where: str | None = None,
+        ids: Iterable[uuid.UUID] | None = None,
+        client: uuid.UUID | None = None,
+        using: str | None = None,
+    ) -> int:
+        """Done: these messages go, wherever they were received; returns how many that were.
+
+        ``bookmarks``: their ``seq``, one or several. ``where``: instead, all that are there and of which this expression is
+        true. ``ids``: instead, by their ids, also those that are still to come (``Delivery.deferred_ack_expiration``).
+        ``client``: the owner of the leases, or the token of one; what the queue's ``leasing`` does not allow is passed over.
+
+        >>> Orders.ack([7, 8, 9], client=worker)
+        """
+        if ids is not None:
+            return by_id.ack(cls, ids, bookmarks, where, client=client, using=using)
+        return by_bookmark.ack(cls, bookmarks, where=where, client=client, using=using)
+
+    @classmethod
+    def cancel(
+        cls,
+        bookmarks: int | Iterable[int],
+        *,
+        delay: timedelta | None = None,
+        client: uuid.UUID | None = None,
+        using: str | None = None,
+    ) -> int:
+        """Give leased messages back, to their place in the queue, or after a ``delay``; returns how many leases were ended. It
+        is counted in ``cancels``; what reaches a limit of the queue with it is given up instead. What is not leased is left
+        alone."""
+        return by_bookmark.cancel(cls, bookmarks, delay=delay, client=client, using=using)
+
+    @classmethod
+    def expire(
+        cls,
+        bookmarks: int | Iterable[int] = (),
+        *,
+        reason: str = "dropped by its receiver",
+        ids: Iterable[uuid.UUID] | None = None,
+        client: uuid.UUID | None = None,
+        using: str | None = None,
+    ) -> int:
+        """Drop messages now, as if their time were over (``Delivery.on_expired``); returns how many that were. ``ids``: as for
+        ``ack``; one that is still to come never enters."""
+        if ids is not None:
+            return by_id.expire(cls, ids, bookmarks, reason, client=client, using=using)
+        return by_bookmark.expire(cls, bookmarks, reason=reason, client=client, using=using)
+
+    @classmethod
+    def extend(
+        cls,
+        bookmarks: int | Iterable[int],
+        period: timedelta,
+        *,
+        client: uuid.UUID | None = None,
+        using: str | None = None,
+    ) -> int:
+        """Let the leases of messages run ``period`` from now; returns how many are leased. One that never lapses stays so."""
+        return by_bookmark.extend(cls, bookmarks, period, client=client, using=using)
+
+    @classmethod
+    async def aack(cls, bookmarks: int | Iterable[int] = (), **options: Any) -> int:
+        """``ack`` for async code; the same arguments, the same transaction rules as Django's async ORM."""
+        return await sync_to_async(cls.ack, thread_sensitive=True)(bookmarks, **options)
+
+    @classmethod
+    async def acancel(cls, bookmarks: int | Iterable[int], **options: Any) -> int:
+        """``cancel`` for async code."""
+        return await sync_to_async(cls.cancel, thread_sensitive=True)(bookmarks, **options)
+
+    @classmethod
+    async def aexpire(cls, bookmarks: int | Iterable[int] = (), **options: Any) -> int:
+        """``expire`` for async code."""
+        return await sync_to_async(cls.expire, thread_sensitive=True)(bookmarks, **options)
+
+    @classmethod
+    async def aextend(cls, bookmarks: int | Iterable[int], period: timedelta, **options: Any) -> int:
+        """``extend`` for async code."""
+        return await sync_to_async(cls.extend, thread_sensitive=True)(bookmarks, period, **options)
 
 
 class ForeignQueue(Queue):

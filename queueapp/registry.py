@@ -5,6 +5,7 @@ Historical models of migrations do not use the metaclass, so only real queues ar
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,10 +17,17 @@ class Queues:
 
     def __init__(self) -> None:
         self._by_label: dict[str, Any] = {}
+        self._made = 0
 
     def add(self, queue: Any) -> None:
         """Register a queue class; a class made again under the same label (tests, reloads) replaces the old one."""
         self._by_label[queue._meta.label] = queue
+        self._made += 1
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Another one after each change: what was derived from the queues before is stale."""
+        return self._made, len(self._by_label)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(list(self._by_label.values()))
@@ -37,6 +45,29 @@ class Queues:
                 return queue
         raise QueueNotFound(name, self._by_label)
 
+    def is_foreign(self, table: str) -> bool:
+        """Whether somebody else makes this table of a queue: no migration of ours does."""
+        return any(queue._meta.db_table == table and not queue._meta.managed for queue in self)
+
+    def find_by_address(self, address: str) -> Any:
+        """The queue that an address for answers names: a label, a table, or the table as NServiceBus' transports write it, with
+        schema and catalog behind it. Raises QueueNotFound.
+
+        >>> queues.find_by_address("Billing@[dbo]@[shop]") is queues.find("Billing")
+        """
+        try:
+            return self.find(address)
+        except QueueNotFound:
+            table, *where = _parts(address) or [""]
+            schema = where[0] if where else ""
+            names = [f'{schema}"."{table}', f"{schema}.{table}", table] if schema else [table]
+            for name in names:
+                try:
+                    return self.find(name)
+                except QueueNotFound:
+                    continue
+            raise QueueNotFound(address, self._by_label) from None
+
     def find_addressed(self, name: str) -> tuple[Any, str]:
         """The queue of a destination, and the database that it lies in where the destination names one (``address``), else ''.
         Raises QueueNotFound."""
@@ -50,6 +81,28 @@ class Queues:
             return self.find(label), alias
         except QueueNotFound:
             raise QueueNotFound(name, self._by_label) from None
+
+
+def _parts(address: str) -> list[str]:
+    """Table, schema and catalog of an address: ``table@[schema]@[catalog]``, or PostgreSQL's ``"schema"."table"``; quoted names
+    may hold anything."""
+    if match := _DOTTED.fullmatch(address.strip()):
+        schema, table = match.groups()
+        return [_bare(table), _bare(schema)] if schema else [_bare(table)]
+    return [_bare(part) for part in _PART.findall(address.strip()) if part]
+
+
+_NAME = r"(?:\[(?:[^\]]|\]\])*\]|\"(?:[^\"]|\"\")*\"|[^@.]+)"
+_DOTTED = re.compile(rf"(?:({_NAME})\.)?({_NAME})")
+_PART = re.compile(r"\[(?:[^\]]|\]\])*\]|\"(?:[^\"]|\"\")*\"|[^@]+")
+
+
+def _bare(name: str) -> str:
+    if len(name) > 1 and name[0] == "[" and name[-1] == "]":
+        return name[1:-1].replace("]]", "]")
+    if len(name) > 1 and name[0] == name[-1] == '"':
+        return name[1:-1].replace('""', '"')
+    return name
 
 
 def address(queue: Any, alias: str) -> str:

@@ -28,7 +28,11 @@ discarded = Signal()  #: dropped by a policy's decision
 crashed = (
     Signal()
 )  #: an AT_MOST_ONCE message was lost with its process: ``queue``, ``seq``, ``text`` (id and headers), ``reason``
-expired = Signal()  #: ``count`` messages of ``queue`` were dropped: their ``ids``, and the ``reason``
+#: ``count`` messages of ``queue`` were given up: their ``ids``, the ``reason`` in words, and all ``reasons``, a tuple of
+#: time_limit, forced_expire, max_cancels and max_deliveries
+expired = Signal()
+
+alerted = Signal()  #: ``alert``, an ``alerts.channels.Notice``, was raised, or is over (``alert.resolved``)
 
 #: The reason of those that nobody received in time; others are what their receiver gave for one.
 TIME_IS_OVER = "its time was over"
@@ -47,17 +51,34 @@ def send(signal: Signal, failure: Any, verdict: Any, *, failed: bool = True) -> 
         _log(failure, verdict)
 
 
-def send_expired(queue: Any, ids: Sequence[uuid.UUID], reason: str) -> None:
-    """Tell of messages that were dropped, if there are any."""
+def send_expired(queue: Any, ids: Sequence[uuid.UUID], reason: str, reasons: Sequence[str] = ("time_limit",)) -> None:
+    """Tell of messages that were given up, if there are any. ``reason``: in words; '' for those of ``reasons``."""
     if not ids:
         return
-    told = partial(expired.send_robust, sender=queue, queue=queue, count=len(ids), ids=list(ids), reason=reason)
+    words = reason or (TIME_IS_OVER if tuple(reasons) == ("time_limit",) else ", ".join(reasons))
+    told = partial(
+        expired.send_robust,
+        sender=queue,
+        queue=queue,
+        count=len(ids),
+        ids=list(ids),
+        reason=words,
+        reasons=tuple(reasons),
+    )
     try:
         for receiver, result in asides.run("the receivers of a signal", told):
             if isinstance(result, Exception):
                 log.error("A receiver of a queueapp signal failed: %r: %r", receiver, result)
     except Exception as error:
         log.error("The receivers of a queueapp signal were interrupted, and perhaps not all told: %r", error)
+
+
+def send_alert(alert: Any) -> None:
+    """Tell of an alert."""
+    told = partial(alerted.send_robust, sender=None, alert=alert)
+    for receiver, result in asides.run("the receivers of a signal", told):
+        if isinstance(result, Exception):
+            log.error("A receiver of a queueapp signal failed: %r: %r", receiver, result)
 
 
 #: An attempt that is repeated is told softer than one that is the last.

@@ -18,7 +18,7 @@ from typing import Any
 
 from django.db import Error, connections, router
 
-from . import asides
+from . import asides, inline
 from .conf import settings
 from .errors import UnsupportedServer
 from .models import DelayedMessage
@@ -30,6 +30,8 @@ log = logging.getLogger("queueapp")
 CHANNEL = "queueapp"
 #: Payload that wakes the delayed dispatcher; queue labels hold a dot, so this is none.
 DELAYED = "delayed"
+#: Payload that wakes who fills queues from the journal.
+JOURNAL = "journal"
 
 #: Seconds between sends, on average, below which not each of them wakes somebody. The average follows within a few sends;
 #: a gap counts for ``_LONGEST`` at most, so that the first sends of a burst bring it down at once.
@@ -61,8 +63,10 @@ _lock = threading.Lock()
 
 
 def sent(queue: Any, connection: Any) -> None:
-    """Wake the workers of a queue once the connection's transaction has committed."""
+    """Wake the workers of a queue once the connection's transaction has committed. In eager mode this thread is the worker."""
     sent_to(queue._meta.label, connection)
+    if settings.EAGER:
+        inline.sent(queue._meta.label, connection)
 
 
 def sent_to(label: str, connection: Any) -> None:
@@ -73,6 +77,11 @@ def sent_to(label: str, connection: Any) -> None:
 def delayed(connection: Any) -> None:
     """Wake the delayed dispatcher: a message was stored that may be due before it meant to look again."""
     _after_commit(connection, DELAYED)
+
+
+def journaled(connection: Any) -> None:
+    """Wake who fills queues from the journal: something was published that waits there for one."""
+    _after_commit(connection, JOURNAL)
 
 
 def prepare(connection: Any) -> str | None:

@@ -8,18 +8,27 @@ import os
 import re
 import signal
 from collections import Counter
-from urllib.parse import quote, urlencode
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
 
 import hypothesis
 import pytest
 from django.db import connection, connections
 from pytest_django import DjangoDbBlocker
 
-from queueapp.sending import recipients
-from tests.databases import url_of
-from tests.flushing import flush_children_first
+from queueapp.consuming.registry import registered
+from queueapp.flow import in_force
+from queueapp.models import Subscription
+from queueapp.sending import copies, recipients
+from queueapp.sql.postgresql.index_order import IndexOrder
+from tests.databases import url_of_database
+from tests.flushing import flush_children_first, flush_what_was_written_to, try_again_after_deadlocks
+from tests.inprocess import Worker, starting_workers
 
 _NAME = "test_queueapp_{}"
+
+# An installed queueapp is a plugin by its entry point.
+pytest_plugins = ["queueapp.testing.plugin"]
 
 # A shell without job control starts background commands with SIGINT ignored, and every child inherits that: the tests of
 # Ctrl-C would fail there. A handler, unlike "ignored", does not survive exec.
@@ -37,10 +46,64 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"{count} x {reason}")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, Any, Any]:
+    """What a test said goes from its process to the first one as UTF-8, which the lone surrogates of hostile text are not."""
+    return _encodable((yield))
+
+
+def _encodable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(value, dict):
+        return {key: _encodable(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_encodable(one) for one in value)
+    return value
+
+
+_orders: list[IndexOrder] = []
+_begin = IndexOrder.__init__
+
+
+def _remembered(order: IndexOrder) -> None:
+    _begin(order)
+    _orders.append(order)
+
+
+IndexOrder.__init__ = _remembered  # type: ignore[method-assign]
+
+
 @pytest.fixture(autouse=True)
 def nothing_told() -> None:
-    """A process remembers the consumers that live workers had: those of another test are none of this one's."""
+    """A process remembers the consumers that live workers had, what was set for queues, and which statements the planner would
+    sort: those of another test are none of this one's."""
     recipients.forget()
+    copies.forget()
+    in_force.forget()
+    for order in _orders:
+        _begin(order)
+
+
+@pytest.fixture
+def no_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the consumers that the test registers."""
+    monkeypatch.setattr(registered, "_by_queue", {})
+
+
+@pytest.fixture
+def start_worker() -> Iterator[Callable[..., Worker]]:
+    """Starts workers in this process; they stop with the test."""
+    with starting_workers() as start:
+        yield start
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> None:
+    """``migrate`` has written who subscribes by the code of the test app; most tests have consumers of their own."""
+    with django_db_blocker.unblock():
+        for each in connections.all(initialized_only=False):
+            Subscription.objects.using(each.alias).all().delete()
 
 
 @pytest.fixture(scope="session")
@@ -51,6 +114,9 @@ def django_db_modify_db_settings(
         each.settings_dict["TEST"]["NAME"] = _NAME.format(os.getpid())
         if each.vendor == "microsoft":
             flush_children_first(each)
+        elif each.vendor == "postgresql":
+            flush_what_was_written_to(each)
+        try_again_after_deadlocks(each)
     if connection.settings_dict["ENGINE"] == "project.embedded_backend":
         with django_db_blocker.unblock():
             _drop_databases_of_killed_runs()
@@ -79,13 +145,7 @@ def _is_running(process_id: int) -> bool:
 @pytest.fixture
 def database_url(transactional_db: None) -> str:
     """DATABASE_URL of the test database, for child processes; they see committed rows."""
-    if connection.vendor == "microsoft":
-        return url_of(connection.settings_dict)
-    parameters = connection.get_connection_params()
-    query = {name: parameters[name] for name in ("host", "port", "password") if parameters.get(name)}
-    user = quote(parameters.get("user") or "", safe="")
-    name = quote(str(connection.settings_dict["NAME"]), safe="")
-    return f"postgresql://{user}@/{name}?{urlencode(query)}"
+    return url_of_database()
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ Either kind may be the default. A test that runs on each is given an alias for e
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -43,6 +44,19 @@ def marks_of(alias: str, *others: str) -> list[Any]:
     return [pytest.mark.django_db(**real_commits.kwargs, databases={"default", alias, *others})]
 
 
+def parametrize_alias(metafunc: pytest.Metafunc, apps: Sequence[str]) -> None:
+    """One case per database for a test that takes ``alias``, which may write to the tables of these apps."""
+    if "alias" not in metafunc.fixturenames:
+        return
+    cases = []
+    for database, alias in DATABASES.items():
+        marks = marks_of(alias)
+        if marks[0].name == "django_db":
+            marks = [pytest.mark.django_db(**{**marks[0].kwargs, "available_apps": list(apps)})]
+        cases.append(pytest.param(alias, id=database, marks=marks))
+    metafunc.parametrize("alias", cases)
+
+
 def statements_of(connection: Any) -> type[QueueSql]:
     """The class of a queue's statements on this database, for a test that lets one of them fail."""
     return type(queue_sql(Leased, connection))
@@ -66,3 +80,15 @@ _OF_URL = (
     "driver", "python_driver", "isolation_level", "collation", "connection_timeout", "connection_retries",
     "connection_retry_backoff_time", "query_timeout", "extra_params",
 )  # fmt: skip
+
+
+def url_of_database() -> str:
+    """DATABASE_URL of the default database of this moment, for child processes."""
+    connection = connections["default"]
+    if connection.vendor == "microsoft":
+        return url_of(connection.settings_dict)
+    parameters = connection.get_connection_params()
+    query = {name: parameters[name] for name in ("host", "port", "password") if parameters.get(name)}
+    user = quote(parameters.get("user") or "", safe="")
+    name = quote(str(connection.settings_dict["NAME"]), safe="")
+    return f"postgresql://{user}@/{name}?{urlencode(query)}"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from typing import Any
 
-from django.db import DatabaseError, Error
+from asgiref.sync import sync_to_async
+from django.db import DatabaseError, Error, connections
 
 from tests.testapp.models import Effect
 
@@ -44,7 +46,9 @@ def kill_this(connection: Any) -> None:
 
 
 def kill_all_others(connection: Any) -> None:
-    """End every other session in the connection's database."""
+    """End every other session in the connection's database. That of the async ORM's thread, which outlives each test, is
+    closed first: the next test that awaits a query would find it dead."""
+    asyncio.run(sync_to_async(connections.close_all)())
     with connection.cursor() as cursor:
         cursor.execute(_OTHERS[connection.vendor])
         sessions = [int(session) for (session,) in cursor.fetchall()]

@@ -6,6 +6,8 @@ of the project's own. Nothing in here says either name; modules name each other 
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.apps import AppConfig
 
 
@@ -16,3 +18,15 @@ class WorkersConfig(AppConfig):
     #: The same wherever the package lies, and free for it: an app of the project's own may well be called "workers".
     label = "queueapp_workers"
     verbose_name = "Workers"
+
+    def ready(self) -> None:
+        from queueapp import inline
+
+        inline.use(_handle_next)
+
+
+def _handle_next(queue: Any, alias: str) -> Any:
+    """The engine is loaded when something is handled, which most processes of a site never do."""
+    from .inline import handle_next
+
+    return handle_next(queue, alias)

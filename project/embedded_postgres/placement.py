@@ -64,6 +64,7 @@ def prepare_home(data_directory: Path) -> Home:
                 if not place.exists():
                     _make_home(place)
         home = Home(place.resolve())
+        _give_to_an_account_that_exists(home)
         owner = home.path.stat().st_uid
     except OSError as error:
         raise EmbeddedPostgresError(f"the embedded PostgreSQL has no place for its data: {error}") from error
@@ -73,6 +74,18 @@ def prepare_home(data_directory: Path) -> Home:
             "root, give another folder in DATA_DIR, or name a server in DATABASE_URL"
         )
     return home
+
+
+def _give_to_an_account_that_exists(home: Home) -> None:
+    """For root: a home without a database, whose owner has no account any more, becomes the system account's.
+
+    `initdb` refuses to run as a user without a name. Two programs that write the accounts at the same time (a package
+    being installed, say) under locks of their own can lose the account that was made between them.
+    """
+    if os.geteuid() == 0 and not home.data.exists() and not _user_exists(home.path.stat().st_uid):
+        account = _system_account()
+        for path in (home.path, *home.path.iterdir()):
+            os.chown(path, account.uid, account.gid)
 
 
 def remove_home(data_directory: Path) -> None:

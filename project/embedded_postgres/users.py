@@ -16,7 +16,9 @@ START_TIMEOUT_SECONDS = 120.0  # recovery after a crash may have to replay max_w
 POLL_SECONDS = 0.02
 
 # A background process outlives its parent: it gets what Python needs to start, and none of the parent's secrets.
-_KEEPER_ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME")
+_KEEPER_ENVIRONMENT = (
+    "PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME", "EXPENDABLE_DATA_DIR",
+)  # fmt: skip
 
 _lock = threading.Lock()
 _memberships: dict[Home, int] = {}

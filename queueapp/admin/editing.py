@@ -22,6 +22,7 @@ from ..messages import decode_headers
 from ..models import PoisonMessage
 from ..sql import looking
 from .operations import log_entry
+from .reading import editable_body
 from .showing.untrusted import visible
 
 #: Bytes of the longest body, and characters of the longest headers, that a form offers to edit.
@@ -44,8 +45,8 @@ class EditForm(forms.Form):
         widget=forms.Textarea(attrs={"rows": 20, "cols": 100, "spellcheck": "false", "dir": "ltr"}),
     )
 
-    def __init__(self, message: PoisonMessage, data: Any = None) -> None:
-        self.text = editable(bytes(message.body) if message.body is not None else None)
+    def __init__(self, message: PoisonMessage, body: bytes | None, data: Any = None) -> None:
+        self.text = editable(body)
         super().__init__(data, initial={"headers": _indented(message.headers), "body": self.text})
         if self.text is None:
             del self.fields["body"]
@@ -96,7 +97,8 @@ def edit_view(page: Any, request: HttpRequest, message: PoisonMessage) -> HttpRe
         why = "too large to be edited here" if full and len(full.headers) > LONGEST else "not unresolved any more"
         page.message_user(request, f"Message {message.pk} is {why}.", messages.WARNING)
         return HttpResponseRedirect(back)
-    form = EditForm(full, request.POST if request.method == "POST" else None)
+    body = editable_body(request, full)
+    form = EditForm(full, body, request.POST if request.method == "POST" else None)
     if request.method == "POST" and form.is_valid():
         try:
             new = poison.edit_and_requeue(

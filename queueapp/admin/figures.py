@@ -6,7 +6,7 @@ What is not known is a dash.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from django.contrib.auth import get_user_model
 
 from .. import registry
+from ..flow import in_force
 from ..models import QueueControl
 from ..operating import statistics
 from ..operating.reading import Reader
@@ -69,6 +70,24 @@ class Figures:
         return _count(self.of.expired, self.of.exact) if self.of.expired else ""
 
     @property
+    def most(self) -> str:
+        """How many messages may be out; '' without a limit."""
+        return "" if self.of.flow.max_backlog is None else f"of {self.of.flow.max_backlog:,}"
+
+    @property
+    def named(self) -> list[tuple[str, str]]:
+        """The statistics of AMPS that are known, in words."""
+        found = []
+        for one in fields(self.of.flow):
+            told = getattr(self.of.flow, one.name)
+            if one.name == "subscriptions":
+                continue
+            if one.name in ("age_of_oldest_lease", "seconds_behind"):
+                told = None if told is None else statistics.span(told)
+            found.append((one.name, UNKNOWN if told is None else f"{told:,}" if isinstance(told, int) else str(told)))
+        return found
+
+    @property
     def oldest(self) -> timedelta | None:
         seconds = self.of.oldest_seconds
         return None if seconds is None else timedelta(seconds=seconds)
@@ -107,7 +126,8 @@ def _lines(found: list[QueueFigures]) -> list[Figures]:
     users: dict[Any, str] = {}
     # Where even the pauses could not be read there is nothing more to learn.
     for alias in {one.database for one in found if one.paused is not None}:
-        told = QueueControl.objects.using(alias).exclude(paused=False, concurrency=None)
+        nothing = dict.fromkeys(("concurrency", *in_force.SETTABLE))
+        told = QueueControl.objects.using(alias).exclude(paused=False, **nothing)
         rows, _ = Reader(alias).read(partial(list[QueueControl], told))
         controls[alias] = {row.queue: row for row in rows or []}
         # Users are where the site keeps them, which need not be where this queue is: no join, no lazy look-up.

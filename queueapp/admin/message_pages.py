@@ -27,6 +27,7 @@ from ..messages import read_head
 from ..models import BytesField, Now, UtcField
 from ..poison.failures import read_failures
 from ..sql import looking
+from . import reading
 from .bodies import may_view
 from .databases import OfDatabases
 from .large_tables.lists import BoundedChangeList, ByteLength, CappedPaginator, Start
@@ -62,6 +63,9 @@ class MessageAdmin(OfDatabases):
     """Base of the pages of messages. Subclasses say which columns, filters and operations there are."""
 
     operations: tuple[Operation, ...] = ()
+    #: What one row is, in a word.
+    rows_are = "message"
+    object_history_template = "admin/queueapp/history.html"
     #: The field that holds the message's id.
     id_field = "message_id"
     #: The order of the list: one that an index gives. A window of rows is looked through in this order.
@@ -240,7 +244,7 @@ class MessageAdmin(OfDatabases):
             "facts": self.facts(request, message),
             "headers": untrusted.headers(message.start_of_headers),
             # Not even fetched for whoever may not see it.
-            "body": untrusted.body(self._start_of_body(message), message.size) if may_see_body else None,
+            **(self._body(request, message) if may_see_body else {"body": None}),
             "body_of": [untrusted.inline(queue, 200) for queue in sorted(self.queues_of_body(message))],
             "body_size": display.size(message.size),
             "failures": self._failures(message),
@@ -250,6 +254,16 @@ class MessageAdmin(OfDatabases):
         }
         request.current_app = self.admin_site.name  # type: ignore[attr-defined]
         return TemplateResponse(request, self.message_template, context)
+
+    def _body(self, request: HttpRequest, message: Any) -> dict[str, Any]:
+        start = self._start_of_body(message)
+        found = reading.read(request, self, message, start)
+        if found is None:
+            return {"body": untrusted.body(start, message.size)}
+        return {
+            "body": untrusted.body(found.body and found.body[: untrusted.SHOWN], found.size),
+            "body_note": untrusted.visible(found.note)[:500],
+        }
 
     def more_of(self, request: HttpRequest, message: Any) -> dict[str, Any]:
         """What else the template shows of a message."""

@@ -102,6 +102,8 @@ def _perform(op: Operation, page: Any, request: HttpRequest, queryset: QuerySet[
     if not op.allowed(page, request):
         raise PermissionDenied
     across = request.POST.get("select_across") == "1"
+    # Those that somebody else has dealt with since the list was shown are not in the query any more.
+    chosen = len(set(request.POST.getlist(ACTION_CHECKBOX_NAME)))
     up_to = _whole_number(request.POST.get("up_to"))
     confirmed = "confirmed" in request.POST and (up_to is not None or not across)
     form = op.options(request.POST) if confirmed else op.options()
@@ -109,16 +111,28 @@ def _perform(op: Operation, page: Any, request: HttpRequest, queryset: QuerySet[
         # What arrives after the page was shown was not confirmed by anybody.
         up_to = up_to if confirmed else _newest(queryset)
         queryset = queryset.filter(pk__lte=up_to) if up_to is not None else queryset.none()
+    if not across and not queryset.exists():
+        _tell(op, page, request, chosen, Done(0))
+        return None
     if not confirmed or not form.is_valid():
         return confirm_page(
             op, page, request, queryset, post_to=request.get_full_path(), form=form, across=across, up_to=up_to
         )
     selected = [] if across else list(queryset.order_by("pk")[: LOGGED_ONE_BY_ONE + 1])
-    asked = capped_count(queryset)
+    asked = capped_count(queryset) if across else chosen
     done = _in_batches(partial(op.run, page, request), queryset, form.cleaned_data)
     _log(op, page, request, selected, done.changed, form.cleaned_data)
     _tell(op, page, request, asked, done)
     return None
+
+
+def is_gone(page: Any, request: HttpRequest, queryset: QuerySet[Any]) -> bool:
+    """Whether nothing of what was selected is there any more, since somebody else was quicker; the user is told so."""
+    if queryset.exists():
+        return False
+    text = "Nothing was done: what was selected is not here any more. Somebody else has dealt with it."
+    page.message_user(request, text, messages.WARNING)
+    return True
 
 
 class Done(NamedTuple):

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-from django.contrib import admin, messages
+from django.contrib import messages
 from django.contrib.admin.utils import quote, unquote
 from django.core.exceptions import PermissionDenied
 from django.db import DatabaseError, InterfaceError, router, transaction
@@ -22,6 +22,7 @@ from django.utils.safestring import SafeString
 
 from .. import registry
 from ..errors import QueueNotFound
+from ..flow import in_force
 from ..models import NO_QUEUES, DelayedMessage, PoisonMessage, QueueControl, Subscriber
 from ..operating.statistics import in_words, span
 from ..sending.accepting import alias_of
@@ -30,32 +31,21 @@ from .figures import Figures, of_all_queues
 from .message_pages import Named
 from .operations import Options, ask
 from .queue_operations import OPERATIONS, QueueOperation
+from .read_only import ReadOnlyAdmin
 from .showing import display, untrusted
 
 OPERATE = "queueapp.operate_queue"
 
 
-class OverviewAdmin(admin.ModelAdmin):
+class OverviewAdmin(ReadOnlyAdmin):
     """All queues of this process on one page."""
 
     actions = None
-
-    class Media:
-        css = {"all": ["queueapp/admin.css"]}
 
     # -- permissions ----------------------------------------------------------------------------------------------
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return request.user.has_perm(OPERATE) or super().has_view_permission(request, obj)
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
 
     # -- pages ----------------------------------------------------------------------------------------------------
 
@@ -117,7 +107,8 @@ class OverviewAdmin(admin.ModelAdmin):
 
     def _operate(self, request: HttpRequest, queue: Any, operation: QueueOperation) -> HttpResponse:
         confirmed = "confirmed" in request.POST
-        form = operation.options(request.POST) if confirmed else operation.options(initial=operation.initial(queue))
+        options = operation.options_of(queue) if operation.options_of is not None else operation.options
+        form = options(request.POST) if confirmed else options(initial=operation.initial(queue))
         if not confirmed or not form.is_valid():
             return self._ask(request, queue, operation, form)
         text, level = operation.run(queue, request.user, form.cleaned_data)
@@ -157,7 +148,7 @@ class OverviewAdmin(admin.ModelAdmin):
 
     def _of_known_queue(self, figures: Figures) -> dict[str, Any]:
         # The name of a queue that is no more is whatever a stranger wrote: an address need not exist for it.
-        verbs = ("resume" if figures.paused else "pause", "concurrency", "purge")
+        verbs = ("resume" if figures.paused else "pause", "concurrency", "limits", "purge")
         return {
             "history_url": self._url("history", quote(figures.label)),
             "operations": [(OPERATIONS[verb], self._url(verb, figures.label)) for verb in verbs],
@@ -167,7 +158,7 @@ class OverviewAdmin(admin.ModelAdmin):
     def _notes(figures: Figures) -> list[str]:
         of = figures.of
         left = [f"{one}; the oldest is {span(one.oldest_seconds)} old" for one in of.stranded]
-        return [text for text in (of.error, of.note, *map(in_words, of.trouble), *left) if text]
+        return [text for text in (of.error, of.note, *map(in_words, of.trouble), *left, *map(str, of.unserved)) if text]
 
     def _state(self, figures: Figures) -> SafeString:
         if figures.label in NO_QUEUES:
@@ -184,6 +175,8 @@ class OverviewAdmin(admin.ModelAdmin):
             return display.badge("bad", "trouble")
         if not figures.subscribers:
             return display.badge("quiet", "no worker")
+        if figures.of.unserved or any(left.what == "recipient" for left in figures.of.stranded):
+            return display.badge("warn", "consumer not served")
         return display.badge("good", "running")
 
     @staticmethod
@@ -193,7 +186,9 @@ class OverviewAdmin(admin.ModelAdmin):
             return []
         tasks = figures.control.concurrency
         by, at = f"by {figures.changed_by or 'a script'}", display.moment(figures.control.changed_at)
-        return [*([f"{display.tasks(tasks)} per process"] if tasks is not None else []), by, at]
+        values = ((name, getattr(figures.control, name)) for name in in_force.SETTABLE)
+        set_ = [f"{name.replace('_', ' ')} {value}" for name, value in values if value is not None]
+        return [*([f"{display.tasks(tasks)} per process"] if tasks is not None else []), *set_, by, at]
 
     @staticmethod
     def _state_of_no_queue(figures: Figures) -> SafeString:

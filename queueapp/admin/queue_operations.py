@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from django import forms
 from django.contrib import messages
 
 from ..conf import MAX_CONCURRENCY
+from ..errors import InvalidOption
+from ..flow import in_force
 from ..models import QueueControl
 from ..operating import control
 from ..sending.accepting import alias_of
@@ -48,6 +51,8 @@ class QueueOperation:
     explanation: str
     run: Callable[[Any, Any, dict[str, Any]], Told]
     options: type[Options] = Options
+    #: For options that differ from queue to queue.
+    options_of: Callable[[Any], type[Options]] | None = None
     initial: Callable[[Any], dict[str, Any]] = lambda queue: {}
     #: What the button of the confirm page says; "": label and queue.
     answer: str = ""
@@ -72,6 +77,54 @@ def _set_concurrency(queue: Any, user: Any, options: dict[str, Any]) -> Told:
         f"Queue {queue._meta.label}: each worker process has {said}{'' if changed else ', as before'}.",
         messages.INFO,
     )
+
+
+def _limits_of(queue: Any) -> type[Options]:
+    """The form of what can be set at run time: a field for each option, with the bounds of its declaration."""
+    fields: dict[str, Any] = {}
+    for name in in_force.settable():
+        option, declared = in_force.option_of(name), getattr(queue.delivery, name)
+        made_for_it = (
+            queue.delivery.expires_by_age if name == "expiration" else declared is not None or name == "lease_period"
+        )
+        if not made_for_it:
+            continue  # it would be refused
+        said = "none" if declared is None else declared
+        about: dict[str, Any] = {
+            "required": False,
+            "show_hidden_initial": True,
+            "label": name.replace("_", " ").capitalize(),
+            "help_text": f"{option.accepted.removesuffix(', or None').capitalize()}. Empty: as declared, {said}.",
+        }
+        if option.kind is timedelta:
+            fields[name] = forms.DurationField(**about)
+        else:
+            fields[name] = forms.IntegerField(min_value=option.low, max_value=option.high, **about)
+
+    def clean(self: Options) -> dict[str, Any]:
+        found: dict[str, Any] = Options.clean(self) or {}
+        for name, given in list(found.items()):
+            if self.add_initial_prefix(name) in self.data and name not in self.changed_data:
+                del found[name]  # as it was shown: what somebody else has set meanwhile is not to be undone
+                continue
+            try:
+                in_force.check(queue, name, given)
+            except InvalidOption as error:
+                self.add_error(name, str(error))
+        return found
+
+    return type("Limits", (Options,), fields | {"clean": clean})
+
+
+def _set_limits(queue: Any, user: Any, options: dict[str, Any]) -> Told:
+    changed = [name for name, value in options.items() if control.set_option(queue, name, value, by=user)]
+    said = ", ".join(name.replace("_", " ") for name in changed)
+    return f"Queue {queue._meta.label}: {f'{said} changed' if changed else 'nothing changed'}.", messages.INFO
+
+
+def _limits(queue: Any) -> dict[str, Any]:
+    rows = QueueControl.objects.using(alias_of(queue)).filter(queue=queue._meta.label)
+    return rows.values(*in_force.settable()).first() or {}
 
 
 def _purge(queue: Any, user: Any, options: dict[str, Any]) -> Told:
@@ -122,6 +175,17 @@ OPERATIONS = {
             options=Concurrency,
             initial=_concurrency,
             answer="Set concurrency",
+        ),
+        QueueOperation(
+            "limits",
+            "Limits",
+            lambda queue: f"Change the limits of {queue._meta.label}?",
+            "Sets options in place of what the queue declares, without a deploy. Workers see it within a peek delay, other "
+            "processes that receive within some seconds; what is leased by then keeps its lease.",
+            _set_limits,
+            options_of=_limits_of,
+            initial=_limits,
+            answer="Set limits",
         ),
         QueueOperation(
             "purge",

@@ -17,9 +17,13 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from ..messages import as_uuid
 from ..models import Subscriber
+from ..models.delivery import Semantics
 from ..operating import control
+from ..operating.running import cancel_running
 from ..sql import looking
+from ..sql.claimed import LAST_END
 from .large_tables.lists import BoundedFilter
 from .large_tables.search import keys_in_queue
 from .message_pages import Facts, MessageAdmin
@@ -29,19 +33,20 @@ from .showing.leases import LeaseState
 
 
 class StateFilter(BoundedFilter):
-    """Free, leased, lapsed or expired."""
+    """Free, leased, lapsed, expired or held."""
 
     title = "state"
     parameter_name = "state"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         queue = model_admin.model
-        return [(state.value, state.value) for state in LeaseState if state.condition(queue) is not None]
+        alias = model_admin.get_queryset(request).db
+        return [(state.value, state.value) for state in LeaseState if state.condition(queue, alias) is not None]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         if self.value() is None:
             return queryset
-        condition = LeaseState(self.value()).condition(queryset.model)
+        condition = LeaseState(self.value()).condition(queryset.model, queryset.db)
         return queryset.filter(condition) if condition is not None else queryset.none()
 
 
@@ -93,6 +98,13 @@ def _bury(page: Any, request: HttpRequest, keys: list[int], options: dict[str, A
     return control.move_to_poison(page.model, keys, reason=reason, using=page.database(request))
 
 
+def _stop(page: Any, request: HttpRequest, keys: list[int], options: dict[str, Any]) -> int:
+    alias, reason = page.database(request), f"by {request.user.get_username()}"
+    ids = page.model._base_manager.using(alias).filter(pk__in=keys).values_list("id", flat=True)
+    asked = [cancel_running(as_uuid(key), queue=page.model, reason=reason, using=alias) for key in ids]
+    return sum(asked)
+
+
 _HELD = "leased, being received, or no longer there"
 
 OPERATIONS = (
@@ -107,6 +119,22 @@ OPERATIONS = (
         _release,
         question="Release the lease of {}",
         offered=lambda message: getattr(message, "lease_token", None) is not None,
+    ),
+    Operation(
+        "stop_handler",
+        "Stop its handler",
+        "asked to stop",
+        "Whoever handles the message at this moment is asked to stop, within a second: an async handler is cancelled, a sync one "
+        "is interrupted after the grace (CANCEL_GRACE). The message is kept among the poison messages, and no attempt is "
+        "counted. One that nobody handles now is left as it is.",
+        "no longer there, or without a live worker",
+        "change_messages",
+        _stop,
+        question="Stop the handler of {}",
+        # What a TRANSACTIONAL handler has in hand looks like any other.
+        offered=lambda message: (
+            getattr(message, "lease_token", None) is not None or message.delivery.semantics is Semantics.TRANSACTIONAL
+        ),
     ),
     Operation(
         "move_to_poison",
@@ -167,7 +195,7 @@ class QueueAdmin(MessageAdmin):
             "seq": True,
             "message": True,
             "state": True,
-            "level": delivery.priorities > 1 and self._has("priority"),
+            "level": bool(delivery.priorities > 1 or delivery.priority) and self._has("priority"),
             "age": self._has("enqueued_at"),
             "body_size": True,
             "delivery_count": self._has("deliveries"),
@@ -224,7 +252,8 @@ class QueueAdmin(MessageAdmin):
         state = LeaseState.of(row, row.db_now)
         until: Any = getattr(row, "lease_expires", None)
         if state is LeaseState.LEASED:
-            text = f"{self.holder_name(row)}, {display.duration(until - row.db_now)} left"
+            left = "for ever" if until > LAST_END else f"{display.duration(until - row.db_now)} left"
+            text = f"{self.holder_name(row)}, {left}"
         elif state is LeaseState.LAPSED:
             text = f"{self.holder_name(row)}, {display.duration(row.db_now - until)} ago"
         else:

@@ -5,21 +5,38 @@ from __future__ import annotations
 from django.contrib import admin
 
 from .. import registry
-from ..models import DelayedMessage, PoisonMessage, QueueControl, Subscriber
+from ..models import (
+    Alert,
+    DelayedMessage,
+    JournalEntry,
+    PoisonMessage,
+    QueueControl,
+    SubjectKey,
+    Subscriber,
+    Subscription,
+)
+from .alerts import AlertAdmin
 from .delayed import DelayedAdmin
+from .journal import JournalAdmin
 from .overview import OverviewAdmin
 from .poison import PoisonAdmin
 from .queues import QueueAdmin
+from .subject_keys import SubjectKeyAdmin
 from .subscribers import SubscriberAdmin
+from .subscriptions import SubscriptionAdmin
 
 
 def register() -> None:
     """Register what is not registered yet; a user's own ModelAdmin wins, for a queue and for our own models alike."""
     pages = {
         QueueControl: OverviewAdmin,
+        Alert: AlertAdmin,
         DelayedMessage: DelayedAdmin,
+        JournalEntry: JournalAdmin,
         PoisonMessage: PoisonAdmin,
+        SubjectKey: SubjectKeyAdmin,
         Subscriber: SubscriberAdmin,
+        Subscription: SubscriptionAdmin,
         **dict.fromkeys(registry.queues, QueueAdmin),
     }
     for model, page in pages.items():

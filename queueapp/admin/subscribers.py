@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterable
 from typing import Any
 
 from django.contrib import admin
@@ -10,10 +11,16 @@ from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
+from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
 
-from ..models import Now, Subscriber, UtcField
+from ..models import NO_QUEUES, Now, Subscriber, UtcField
+from ..models.subscribers import list_told
+from ..operating import live
+from ..operating.running import told_by
+from ..operating.statistics import in_words
 from .databases import DatabaseFilter, OfDatabases
+from .read_only import ReadOnlyAdmin
 from .showing import display, untrusted
 
 
@@ -30,34 +37,26 @@ class AliveFilter(admin.SimpleListFilter):
         return queryset.filter(alive_until__lte=Now()) if self.value() == "no" else queryset
 
 
-class SubscriberAdmin(OfDatabases):
-    """One row per worker process and queue."""
+class SubscriberAdmin(ReadOnlyAdmin, OfDatabases):
+    """One row per worker process and queue. Nobody deletes one: without its row a live worker counts as dead and loses its leases;
+    housekeeping removes dead ones."""
 
     actions = None
-    change_form_template = "admin/queueapp/subscriber.html"
     show_facets = admin.ShowFacets.NEVER
     list_display = ("queue_name", "holder", "state", "started", "tasks", "counts")
     list_display_links = ("queue_name",)
     list_filter = (DatabaseFilter, AliveFilter, ("queue", admin.AllValuesFieldListFilter))
     ordering = ("queue", "host", "process")
-    readonly_fields = (
-        "queue_name", "holder", "state", "heartbeat", "started", "id", "supervisor",
-        "concurrency", "outstanding", "received", "handled", "failed",
+    _of_every_process = ("queue_name", "holder", "state", "heartbeat", "started", "id", "supervisor", "trouble_told")
+    _of_receivers = (
+        "in_hand", "consumers_told", "unknown_told", "concurrency", "filter_text", "backlog", "outstanding", "lost",
+        "received", "handled", "failed",
     )  # fmt: skip
-    fields = readonly_fields
+    readonly_fields = (*_of_every_process, *_of_receivers)
 
-    class Media:
-        css = {"all": ["queueapp/admin.css"]}
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Never: without its row a live worker counts as dead and loses its leases; housekeeping removes dead ones."""
-        return False
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
+        """Who only dispatches or keeps house receives nothing: its zeros would say nothing."""
+        return self._of_every_process if obj is not None and obj.queue in NO_QUEUES else self.readonly_fields
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
         """Only what the filters offer: of a regular expression in an address the database may say that it is none."""
@@ -111,11 +110,41 @@ class SubscriberAdmin(OfDatabases):
         )
 
     @admin.display(description="tasks", ordering="concurrency")
-    def tasks(self, row: Subscriber) -> SafeString:
-        return display.below(row.concurrency, f"{row.outstanding:,} in hand")
+    def tasks(self, row: Subscriber) -> SafeString | str:
+        if row.queue in NO_QUEUES:
+            return display.NOTHING  # it receives nothing, so its zeros say nothing
+        most = "" if row.backlog is None else f" of {row.backlog:,}"
+        filtered = untrusted.inline(row.filter, 100) if row.filter else ""
+        told = [untrusted.inline(text, 100) for text in _told(row)]
+        return display.below(row.concurrency, f"{row.outstanding:,}{most} in hand", filtered, *told[:3])
+
+    @admin.display(description="progress")
+    def in_hand(self, row: Subscriber) -> SafeString | str:
+        """How far the handlers are that say so."""
+        told = [untrusted.inline(text) for text in _told(row)]
+        return display.below(*told) if told else display.NOTHING
+
+    @admin.display(description="trouble")
+    def trouble_told(self, row: Subscriber) -> SafeString | str:
+        """Its circuit breakers that are not at rest."""
+        return _lines(in_words(one) for one in live.trouble_of(row.trouble))
+
+    @admin.display(description="consumers, and the types they take")
+    def consumers_told(self, row: Subscriber) -> SafeString | str:
+        return _lines(f"{name}: {kind or 'messages without a type'}" for name, kind in live.consumers_of(row.consumers))
+
+    @admin.display(description="types it has met and does not know")
+    def unknown_told(self, row: Subscriber) -> SafeString | str:
+        return _lines(str(kind) or "no type" for kind in list_told(row.unknown_types))
+
+    @admin.display(description="filter")
+    def filter_text(self, row: Subscriber) -> SafeString | str:
+        return untrusted.inline(row.filter) if row.filter else display.NOTHING
 
     @admin.display(description="messages", ordering="received")
-    def counts(self, row: Subscriber) -> SafeString:
+    def counts(self, row: Subscriber) -> SafeString | str:
+        if row.queue in NO_QUEUES:
+            return display.NOTHING
         failed = f"{row.failed:,} failed" if row.failed else ""
         return display.below(f"{row.handled:,} handled", f"{row.received:,} received", failed)
 
@@ -126,3 +155,19 @@ class SubscriberAdmin(OfDatabases):
     @admin.display(description="started", ordering="started_at")
     def started(self, row: Any) -> Any:
         return display.ago(row.started_at, row.db_now)
+
+
+def _lines(texts: Iterable[str]) -> SafeString | str:
+    """What a worker tells, a line each; a dash where it tells nothing."""
+    shown = [untrusted.inline(text, 300) for text in texts]
+    return format_html_join("", "<div>{}</div>", ((text,) for text in shown)) if shown else display.NOTHING
+
+
+def _told(row: Subscriber) -> list[str]:
+    found = []
+    for one in told_by(row):
+        total = "" if one.total is None else f" of {one.total:,.15g}"
+        share = "" if one.share is None else f" ({one.share:.0%})"
+        note = f", {one.note}" if one.note else ""
+        found.append(f"{one.consumer.rpartition('.')[2]}: {one.done:,.15g}{total}{share}{note}, {one.message_id}")
+    return found

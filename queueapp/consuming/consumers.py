@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import sys
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from types import FunctionType, MethodType
 from typing import Any, Generic, TypedDict, TypeVar, Unpack
@@ -18,9 +18,8 @@ from typing import Any, Generic, TypedDict, TypeVar, Unpack
 from django.db import models
 
 from ..errors import InvalidOption
-from ..recoverability import OPTIONS
 from ..verdicts import Verdict
-from .context import Context
+from .options import OPTIONS
 from .registration import Registration, layers, located, place_of
 from .registry import registered
 
@@ -32,6 +31,7 @@ class ConsumerOptions(TypedDict, total=False):
     """What ``@consumer`` takes beside the queue, for type checkers; ``OPTIONS`` has bounds and meaning."""
 
     name: str
+    aliases: Iterable[str]
     timeout: timedelta | float | None
     attempts: int | None
     retry_delay: timedelta | float | None
@@ -40,6 +40,9 @@ class ConsumerOptions(TypedDict, total=False):
     immediate_retries: int | None
     unrecoverable: tuple[type[BaseException], ...] | None
     policy: Callable[[Any], Verdict] | None
+    batch: int | None
+    batch_wait: timedelta | float | None
+    concurrency: int | None
 
 
 class Consumer(Generic[MessageT]):
@@ -58,6 +61,7 @@ class Consumer(Generic[MessageT]):
     queue: type[models.Model] | None = None
     # For type checkers; those of ``ConsumerOptions``.
     name: str
+    aliases: Iterable[str]
     timeout: timedelta | float | None
     attempts: int | None
     retry_delay: timedelta | float | None
@@ -66,6 +70,9 @@ class Consumer(Generic[MessageT]):
     immediate_retries: int | None
     unrecoverable: tuple[type[BaseException], ...] | None
     policy: Callable[[Any], Verdict] | None
+    batch: int | None
+    batch_wait: timedelta | float | None
+    concurrency: int | None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -83,15 +90,19 @@ class Consumer(Generic[MessageT]):
             names = {option.name for option in OPTIONS}
             given = {name: getattr(cls, name) for name in dir(cls) if name in names}
             of = next((typing.get_args(b)[0] for b in getattr(cls, "__orig_bases__", ()) if typing.get_args(b)), Any)
+            if given.get("batch") is not None:
+                of = _element(of, own_name)
             try:
                 handler = cls().handle
             except TypeError as error:
                 accepted = f"a class that can be made without arguments ({error})"
                 raise InvalidOption(f"consumer {own_name}", cls, accepted) from error
-            registered.add(Registration(cls.queue, getattr(cls, "name", None) or own_name, of, handler, given))
+            name, aliases = getattr(cls, "name", None) or own_name, getattr(cls, "aliases", ())
+            registered.add(Registration(cls.queue, name, of, handler, given, aliases=aliases))
 
-    def handle(self, message: MessageT, context: Context) -> Any:
-        """Handle one message; ``async def`` works as well. Raising fails the attempt."""
+    def handle(self, message: MessageT, context: Any) -> Any:
+        """Handle one message, with its ``Context``; of a ``Consumer[list[FlightDelayed]]`` with a ``batch`` several, with their
+        ``BatchContext``. ``async def`` works as well. Raising fails the attempt."""
         raise NotImplementedError
 
 
@@ -100,8 +111,8 @@ def consumer(queue: type[models.Model], **options: Unpack[ConsumerOptions]) -> C
 
     Any callable will do, sync or async, but no generator: calling one runs nothing of it. If a sync one returns an
     awaitable, that is awaited, within the same time limit. The type is the annotation of the first parameter (none,
-    ``dict`` or ``Any``: messages without a type). ``name`` addresses it where it has to outlive a rename. For the other
-    arguments see ``OPTIONS``.
+    ``dict`` or ``Any``: messages without a type); a consumer of a base takes what is derived from it as well. ``name``
+    addresses it where it has to outlive a rename, and ``aliases`` are names that it had. For the other arguments see ``OPTIONS``.
 
     >>> @consumer(FlightDelays, timeout=5, attempts=3, retry_delay=10)
     ... def rebook(message: FlightDelayed, context: Context) -> None: ...
@@ -114,7 +125,7 @@ def consumer(queue: type[models.Model], **options: Unpack[ConsumerOptions]) -> C
     with located(place_of(queue) if isinstance(queue, FunctionType) else here):
         _refuse_no_queue(queue)
     given: dict[str, Any] = dict(options)
-    name = given.pop("name", None)
+    name, aliases = given.pop("name", None), given.pop("aliases", ())
 
     def register(function: HandlerT) -> HandlerT:
         with located(place_of(function) or here):
@@ -123,10 +134,30 @@ def consumer(queue: type[models.Model], **options: Unpack[ConsumerOptions]) -> C
             named = next((one for one in layers(function) if hasattr(one, "__qualname__")), type(function))
             full = name or f"{named.__module__}.{named.__qualname__}"
             of = _annotation(function, named.__qualname__)
-            registered.add(Registration(queue, full, of, function, given))
+            if given.get("batch") is not None:
+                of = _element(of, full)
+            registered.add(Registration(queue, full, of, function, given, aliases=aliases))
         return function
 
     return register
+
+
+def _element(of: Any, name: str) -> Any:
+    """The type of the messages in the list that the handler of a batch takes. Raises InvalidOption."""
+    if of is Any:
+        return Any
+    if (found := _listed(of)) is not None:
+        return found
+    accepted = "annotated as a list, list[OrderPlaced] for one: with a batch its handler takes several messages at once"
+    raise InvalidOption(f"messages of consumer {name}", of, accepted)
+
+
+def _listed(of: Any) -> Any:
+    """What a list or a sequence of something is a list of; None: it is something else."""
+    if of in (list, Sequence):
+        return Any
+    arguments = typing.get_args(of)
+    return arguments[0] if typing.get_origin(of) in (list, Sequence) and len(arguments) == 1 else None
 
 
 def _refuse_no_queue(queue: Any, above: str = "") -> None:
@@ -145,7 +176,7 @@ def _refuse_no_queue(queue: Any, above: str = "") -> None:
 
 def _refuse_unknown_attributes(cls: type, name: str) -> None:
     """Raise InvalidOption for a value that no option of that name takes: most likely it is misspelt."""
-    known = {"queue", "name", *(option.name for option in OPTIONS)}
+    known = {"queue", "name", "aliases", *(option.name for option in OPTIONS)}
     for one in cls.__mro__[: cls.__mro__.index(Consumer)]:
         for attribute, value in vars(one).items():
             own = (

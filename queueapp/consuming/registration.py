@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -19,7 +19,7 @@ from asgiref.sync import iscoroutinefunction
 from .. import messages
 from ..errors import InvalidOption
 from ..options import read_all
-from ..recoverability import OPTIONS
+from .options import OPTIONS
 
 _BY_PLACE = (
     inspect.Parameter.POSITIONAL_ONLY,
@@ -98,18 +98,54 @@ def located(where: str) -> Iterator[None]:
         raise InvalidOption(error.option, error.value, error.accepted, where) from error.__cause__
 
 
+#: Versions of a type that a worker tells in its row.
+_TOLD = 100
+
+
+def _aliases(queue: Any, name: str, given: Any) -> tuple[str, ...]:
+    option, longest = f"@consumer {name}: aliases", messages.MAX_RECIPIENT
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise InvalidOption(option, given, "a list of names that it had before")
+    aliases = tuple(given)
+    for one in aliases:
+        if not isinstance(one, str) or not one or len(one) > longest or one == name:
+            raise InvalidOption(option, one, f"a name of 1 to {longest} characters that it had before")
+    if aliases and not queue.delivery.recipients:
+        accepted = f"absent: nothing in {queue._meta.label} is addressed to a consumer (Delivery.recipients)"
+        raise InvalidOption(option, aliases, accepted)
+    return tuple(dict.fromkeys(aliases))
+
+
 class Registration:
     """A registered consumer: which messages it takes, what it calls, and its options."""
 
-    __slots__ = ("handler", "is_async", "message_type", "name", "options", "queue", "type_name", "wants_context")
+    __slots__ = (
+        "aliases", "finder", "handler", "is_async", "message_type", "name", "options", "queue", "type_name", "type_names",
+        "wants_context",
+    )  # fmt: skip
 
-    def __init__(self, queue: Any, name: str, message_type: Any, handler: Callable[..., Any], given: dict[str, Any]):
+    def __init__(
+        self,
+        queue: Any,
+        name: str,
+        message_type: Any,
+        handler: Callable[..., Any],
+        given: dict[str, Any],
+        finder: Any = None,
+        aliases: Iterable[str] = (),
+    ):
         if len(name) > messages.MAX_RECIPIENT:
             raise InvalidOption("consumer name", name, f"at most {messages.MAX_RECIPIENT} characters long")
+        #: Names that it had before: what is addressed to one of them is its.
+        self.aliases = _aliases(queue, name, aliases)
         self.queue = queue
         self.name = name
+        #: A ``finding.Finder``, which says who handles the messages of this queue in its stead; or None.
+        self.finder = finder
         self.message_type = message_type
         self.type_name = messages.type_name_of(message_type)
+        #: The same, and the names that the type had before.
+        self.type_names = messages.known_as(message_type)
         if any(inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in layers(handler)):
             accepted = "a function or an async function (the body of a generator does not run when it is called)"
             raise InvalidOption(f"@consumer {name}", handler, accepted)
@@ -125,12 +161,36 @@ class Registration:
         #: that is called as a sync function, and what it returns is awaited.
         self.is_async = is_async(handler)
         self.options = read_all(OPTIONS, given, f"@consumer {name}: ")
+        if self.options["batch_wait"] is not None and self.options["batch"] is None:
+            raise InvalidOption(f"@consumer {name}: batch_wait", given["batch_wait"], "absent where there is no batch")
+        if self.options["concurrency"] is not None and not queue.delivery.recipients:
+            # Its messages lie among those of the others there: a claim could not leave them where they are.
+            accepted = (
+                f"absent: in {queue._meta.label} nothing is addressed to a consumer (Delivery.recipients), where "
+                "Delivery.concurrency and max_backlog bound all of them"
+            )
+            raise InvalidOption(f"@consumer {name}: concurrency", given["concurrency"], accepted)
         self.wants_context = places > 1
 
     def option(self, name: str) -> Any:
         """Its own option, or else its queue's; None: neither says anything, so the project's counts."""
         value = self.options[name]
         return value if value is not None else getattr(self.queue.delivery, name)
+
+    @property
+    def takes_several(self) -> bool:
+        """Whether its handler is called with several messages and their ``BatchContext``: it has a ``batch``, or takes sets."""
+        return self.options["batch"] is not None or (self.finder is not None and self.finder.alone)
+
+    def knows(self, type_name: str) -> type | None:
+        """Its message class, or the one below it that has or had this name, as far as this process has imported it."""
+        return messages.class_named(self.message_type, type_name)
+
+    def told(self) -> list[tuple[str, str]]:
+        """(name, type) of all that it takes, for the row of a worker: under former names, and of former versions, as well."""
+        known = messages.type_version(self.message_type) if self.type_name else 1
+        types = [messages.version_told(one, n) for one in self.type_names for n in range(1, min(known, _TOLD) + 1)]
+        return [(name, kind) for name in (self.name, *self.aliases) for kind in types]
 
     def __repr__(self) -> str:
         return f"<consumer {self.name} of {self.type_name or 'untyped messages'} in {self.queue._meta.label}>"

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from .. import messages
 from ..errors import InvalidOption
 from ..registry import queues
 from .registration import Registration
+
+
+def is_alone(registration: Registration) -> bool:
+    """Whether it takes all messages of its queue: a set consumer."""
+    return registration.finder is not None and registration.finder.alone
 
 
 class Registry:
@@ -21,15 +28,26 @@ class Registry:
         label = registration.queue._meta.label
         with self._lock:
             own = self._by_queue.setdefault(label, {})
-            if not registration.queue.delivery.recipients:
+            if not registration.queue.delivery.recipients and registration.finder is None:
                 for other in own.values():
-                    if other.type_name == registration.type_name and other.name != registration.name:
+                    same = set(other.type_names) & set(registration.type_names)
+                    if same and other.name != registration.name:
                         raise InvalidOption(
                             f"@consumer {registration.name}",
-                            registration.type_name or "messages without a type",
+                            min(same) or "messages without a type",
                             f"handled once in {label}, where {other.name} handles it already "
                             "(set Delivery.recipients = True to give each consumer a copy)",
                         )
+            for other in own.values():
+                if other.name == registration.name:
+                    continue
+                if is_alone(other) or is_alone(registration):
+                    accepted = f"the only consumer of {label}: a set consumer takes all of its messages, and {other.name} is there"
+                    raise InvalidOption(f"@consumer {registration.name}", label, accepted)
+                both = {other.name, *other.aliases} & {registration.name, *registration.aliases}
+                if both:
+                    accepted = f"a name of one consumer of {label}, and {other.name} has it or had it"
+                    raise InvalidOption(f"@consumer {registration.name}", min(both), accepted)
             own[registration.name] = registration
 
     def remove(self, name: str) -> None:
@@ -42,14 +60,21 @@ class Registry:
         """The consumers of a queue in the order of registration."""
         return list(self._by_queue.get(queue._meta.label, {}).values())
 
-    def find(self, queue: Any, type_name: str, recipient: str) -> Registration | None:
-        """Who handles a message of this type addressed to ``recipient``; None: nobody in this process."""
-        own = self._by_queue.get(queue._meta.label)
-        if own is None:
-            return None
+    def finder_of(self, queue: Any) -> Any:
+        """The ``finding.Finder`` of a queue whose consumers are not registered one by one; else None."""
+        return next((one.finder for one in self.of(queue) if one.finder is not None), None)
+
+    def find(self, queue: Any, kind: messages.Kind, recipient: str, headers: str = "") -> Registration | None:
+        """Who handles a message of this kind addressed to ``recipient``; None: nobody in this process. Raises
+        UndecodableMessage where a finder says that nobody ever will."""
+        finder = self.finder_of(queue)
+        if finder is not None:
+            found: Registration = finder.find(kind.names[0], finder.variant_of(headers))
+            return found
+        own = self.of(queue)
         if recipient:
-            return own.get(recipient)
-        return next((c for c in own.values() if c.type_name == type_name), None)
+            return next((one for one in own if recipient == one.name or recipient in one.aliases), None)
+        return next(iter(takers(own, kind.names)), None)
 
     def queues(self) -> list[Any]:
         """The queues that have a consumer in this process."""
@@ -60,6 +85,23 @@ class Registry:
 registered = Registry()
 
 
-def recipients_of(queue: Any, type_name: str) -> tuple[str, ...]:
-    """The names of all consumers of a type on a queue with ``recipients``; ('',) when this process knows none."""
-    return tuple(c.name for c in registered.of(queue) if c.type_name == type_name) or ("",)
+def takers(registrations: Iterable[Registration], names: Sequence[str]) -> list[Registration]:
+    """Which of these take a message of a type and of its bases (``Kind.names``): those of the type first, then those of the
+    nearest base."""
+    some = list(registrations)
+    found = {one.name: one for name in with_bases(some, names) for one in some if name in one.type_names}
+    return list(found.values())
+
+
+def with_bases(registrations: Iterable[Registration], names: Sequence[str]) -> Sequence[str]:
+    """The names of a type and of its bases, of which its sender may have named none."""
+    if len(names) == 1 and names[0]:
+        # Its sender is older than they are, or of another system; a class of this process may have some.
+        return next((messages.type_names(cls) for one in registrations if (cls := one.knows(names[0]))), names)
+    return names
+
+
+def recipients_of(queue: Any, names: Sequence[str]) -> tuple[str, ...]:
+    """The names of all consumers of a type, and of its bases, on a queue with ``recipients``; ('',) when this process knows
+    none."""
+    return tuple(one.name for one in takers(registered.of(queue), names)) or ("",)

@@ -7,15 +7,20 @@ import uuid
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db import connections
+from django.db import connections, router
 from django.db.models import QuerySet
 
-from .. import wakeups
+from .. import registry, wakeups
+from ..errors import InvalidOption, MissingVerb
 from ..models import DelayedMessage, Now
 from ..sql import backend_of
+from .elsewhere import stores_of
 from .opening import is_built_in, open_for_any, store_of
 from .sql_store import SqlDelayedStore
 from .store import DelayedStore
+
+#: More than any store has.
+_ALL = 10**9
 
 
 def cancel(message_id: uuid.UUID, *, using: str = "default") -> int:
@@ -53,6 +58,49 @@ def make_due(messages: QuerySet[DelayedMessage]) -> int:
     if changed:
         wakeups.delayed(connections[messages.db])
     return changed
+
+
+def address_in(alias: str, queue: Any) -> str:
+    """What messages that this database keeps for a queue are addressed to. Raises InvalidOption where nobody would deliver them
+    from there."""
+    own = router.db_for_write(queue)
+    if alias == own:
+        return str(queue._meta.label)
+    if alias in stores_of(queue):
+        return registry.address(queue, own)
+    accepted = ", ".join(map(repr, [own, *stores_of(queue)]))
+    raise InvalidOption("database", alias, f"one that delivers to {queue._meta.label}: {accepted}")
+
+
+def addressed(name: str, *, using: str = "default") -> int:
+    """How many delayed messages go to a destination, of the table and of another store. Raises MissingVerb when that cannot
+    tell."""
+    other = _other(using)
+    in_store = 0 if other is None else other.count(name, _ALL)
+    return DelayedMessage.objects.using(using).filter(destination=name).count() + in_store
+
+
+def readdress(name: str, queue: Any, *, using: str = "default", limit: int = 1000) -> int:
+    """Let delayed messages go to another queue when they are due, the first due first: those of the table, then those of another
+    store; returns how many, 0: there are no more. ``name`` is the destination they have, of a queue that need not exist. Raises
+    InvalidOption, and MissingVerb when there may be some in a store that cannot do it."""
+    to = address_in(using, queue)
+    if to == name:
+        raise InvalidOption("queue", to, "another one than they go to already")
+    changed = SqlDelayedStore(using).readdress(name, to, limit)
+    if not changed and (other := _other(using)) is not None and _may_have(other, name):
+        changed = other.readdress(name, to, limit)
+    if changed:
+        wakeups.delayed(connections[using])
+    return changed
+
+
+def _may_have(store: DelayedStore, destination: str) -> bool:
+    """Whether a store keeps messages for a destination; True also when it cannot tell."""
+    try:
+        return store.count(destination, 1) > 0
+    except MissingVerb:
+        return True
 
 
 def _other(alias: str) -> DelayedStore | None:

@@ -19,8 +19,8 @@ from ..errors import QueueNotFound
 from ..models import DelayedMessage, Now, each_value
 from ..poison.burying import is_passing
 from ..sql import backend_of, looking, queue_sql
-from ..sql.base import StoreTable
 from ..sql.rows import row_from
+from ..sql.tables import StoreTable
 from .elsewhere import addresses
 from .opening import is_built_in, open_for_any, store_of
 from .undelivered import Dispatched, FetchFailed, OnRefused, RecoveryFailed, ignore, poison, step
@@ -31,20 +31,36 @@ OVERDUE = timedelta(minutes=1)
 COUNTED = 10_000
 
 
-def dispatch_due(alias: str, limit: int, on_refused: OnRefused = ignore) -> Dispatched:
+#: The destinations of this process that have messages in the store, and in how many milliseconds the first of each is due
+#: (0 or less: it is), in that order.
+Agenda = list[tuple[str, int]]
+
+
+def agenda(alias: str) -> Agenda:
+    """What there is to do for this process in one database's store, and when."""
+    connection = connections[alias]
+    return backend_of(connection).first_due(connection, StoreTable.of(DelayedMessage, "due"), destinations())
+
+
+def is_idle(agenda: Agenda) -> bool:
+    """Nothing in it is due."""
+    return not agenda or agenda[0][1] > 0
+
+
+def dispatch_due(alias: str, limit: int, on_refused: OnRefused = ignore, seen: Agenda | None = None) -> Dispatched:
     """Move at most ``limit`` due messages of one database to their queues, in one transaction.
 
     Those for one queue are in due order; of several queues, the one whose first message has been due for the longest comes
     first. A message for a queue that this process does not know is not touched; one that its queue refuses is tried again
     ``NUMBER_OF_RETRIES`` times, alone, and then goes to poison; ``on_refused`` is told each time. Calling it from several
     processes at once is safe: rows locked by one are skipped by the other. Raises RecoveryFailed when what was refused can
-    neither be counted nor moved; nothing is changed then.
+    neither be counted nor moved; nothing is changed then. ``seen``: the agenda of this moment, which is asked for without.
     """
     connection = connections[alias]
     backend = backend_of(connection)
     table = StoreTable.of(DelayedMessage, "due")
     total, locked = Dispatched(0, 0), 0
-    overdue = [name for name, ms in backend.first_due(connection, table, destinations()) if ms <= 0]
+    overdue = [name for name, ms in (agenda(alias) if seen is None else seen) if ms <= 0]
     if not overdue:
         return total
     with transaction.atomic(using=alias):
@@ -142,17 +158,17 @@ def _poison(alias: str, queue: Any, destination: str, keys: list[int], reason: s
     return len(lost)
 
 
-def next_due_in(alias: str) -> timedelta | None:
+def next_due_in(alias: str, seen: Agenda | None = None) -> timedelta | None:
     """How long until the earliest delayed message that this process can deliver is due (negative: overdue); None: there is
-    none. Raises FetchFailed when another store cannot be asked."""
-    connection = connections[alias]
-    backend = backend_of(connection)
-    first = backend.first_due(connection, StoreTable.of(DelayedMessage, "due"), destinations())
+    none. ``seen``: the agenda, if it was asked for a moment ago and nothing was moved since. Raises FetchFailed when another
+    store cannot be asked."""
+    first = agenda(alias) if seen is None else seen
     found = timedelta(milliseconds=first[0][1]) if first else None
     if not is_built_in(store_of(alias)):
         with step(FetchFailed, alias):
             due = open_for_any(alias).next()
         if due is not None:
-            left = due - backend.now(connection)
+            connection = connections[alias]
+            left = due - backend_of(connection).now(connection)
             found = left if found is None else min(found, left)
     return found

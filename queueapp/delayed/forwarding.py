@@ -34,9 +34,9 @@ from ..models import Arrival, DelayedMessage, Now
 from ..models.fields import UtcField
 from ..poison.burying import PASSING
 from ..sql import ErrorKind, backend_of, queue_sql
-from ..sql.base import StoreTable
 from ..sql.carried import FIRST_TIME, LAST_TIME
 from ..sql.rows import row_from
+from ..sql.tables import StoreTable
 from .elsewhere import addresses
 from .opening import endpoint_of
 from .undelivered import Dispatched, DispatchFailed, OnRefused, RecoveryFailed, ignore, poison, step

@@ -87,6 +87,15 @@ class SqlDelayedStore(DelayedStore):
     def count(self, destination: str, limit: int) -> int:
         return self._count(DelayedMessage.objects.using(self.alias), destination, limit)
 
+    def readdress(self, destination: str, to: str, limit: int) -> int:
+        rows = DelayedMessage.objects.using(self.alias).filter(destination=destination)
+        # By the index on (destination, due, number).
+        while keys := list(rows.order_by("due", "number").values_list("pk", flat=True)[:limit]):
+            # A dispatcher that has one of them in hand is waited for; then it is gone, and the update passes it over.
+            if changed := rows.filter(pk__in=keys).update(destination=to, retries=0):
+                return changed
+        return 0
+
     def count_in_passing(self, destination: str, limit: int) -> int:
         """``count`` for a figure: it waits for nobody, and may miss what an open transaction has."""
         return self._count(looking(DelayedMessage.objects.using(self.alias)), destination, limit)

@@ -101,8 +101,8 @@ class DelayedStore(abc.ABC):
     """NServiceBus' interface of such a store (docs/lineage.md has the names). One instance serves one database in one
     process; its methods are called from many threads.
 
-    The abstract methods are what a store must have. ``cancel``, ``reschedule`` and ``count`` are for operators: a store
-    that lacks one of them works, and who asks for it gets ``MissingVerb``.
+    The abstract methods are what a store must have. ``cancel``, ``reschedule``, ``count`` and ``readdress`` are for operators: a
+    store that lacks one of them works, and who asks for it gets ``MissingVerb``.
     """
 
     def __init__(self, alias: str) -> None:
@@ -152,6 +152,11 @@ class DelayedStore(abc.ABC):
     def count(self, destination: str, limit: int) -> int:
         """How many messages wait for a destination, due or not; counted up to ``limit``."""
         raise MissingVerb(self, "count")
+
+    def readdress(self, destination: str, to: str, limit: int) -> int:
+        """Let at most so many messages for a destination, the first due first, go to another, with no failed dispatches counted;
+        returns how many. One that is being dispatched is left alone."""
+        raise MissingVerb(self, "readdress")
 
 
 class DelayedStoreWithInfrastructure(DelayedStore):

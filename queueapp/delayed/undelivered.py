@@ -19,7 +19,7 @@ from ..poison.burying import bury
 from ..poison.failure import Failure
 from ..poison.failures import first_failed, one_line
 from ..sql import ErrorKind, backend_of
-from ..sql.base import Row
+from ..sql.rows import Row
 from ..verdicts import Poison
 
 

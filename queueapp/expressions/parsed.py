@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from ..messages import decode_body, read_head
+from ..messages import TOPIC, decode_body, decode_headers, read_head
 
 
 class ParsedMessage(msgspec.Struct, frozen=True, gc=False):
@@ -20,9 +20,13 @@ class ParsedMessage(msgspec.Struct, frozen=True, gc=False):
     size: int | None = None
 
     @classmethod
-    def stored(cls, headers: str, body: bytes | memoryview | None, topic: str = "") -> ParsedMessage:
-        """Of a row as it is stored. A body that is not JSON has no fields. Raises UndecodableMessage for one that says
-        it is JSON, and for headers that do not parse.
+    def stored(
+        cls, headers: str, body: bytes | memoryview | None, topic: str = "", content_type: str = ""
+    ) -> ParsedMessage:
+        """Of a row as it is stored. ``topic`` and ``content_type`` hold for a message that names none of its own; '' is JSON. A
+        body that is nothing a codec knows has no fields. Raises UndecodableMessage for one that is not what it says it
+        is, and for headers that do not parse.
         """
         raw = None if body is None else bytes(body)
-        return cls(decode_body(raw, read_head(headers)[1]), topic, len(raw or b""))
+        told = decode_headers(headers).get(TOPIC) if f'"{TOPIC}"' in headers else None
+        return cls(decode_body(raw, read_head(headers)[1] or content_type), told or topic, len(raw or b""))

@@ -6,45 +6,86 @@ JSON by ``msgspec`` (structs, dataclasses, dicts), or raw bytes. What does not p
 caller moves the row to poison with its bytes untouched.
 """
 
-from .bodies import body_decoder, decode_body, encode, encode_alike
+from .bodies import (
+    Read,
+    body_decoder,
+    decode_body,
+    encode,
+    encode_alike,
+    json_headers,
+    read_as,
+    read_stored,
+    reader_of,
+    type_headers,
+)
+from .codecs import codec_for, codec_of, register_codec
 from .edited import edit_of, edited_headers
 from .headers import (
+    Kind,
     count_attempts,
     counted_attempts,
     counts_a_death,
     decode_headers,
     encode_headers,
     read_head,
+    read_kind,
     time_sent,
+    told_type,
+    version_told,
     well_known,
 )
-from .ids import as_uuid, id_sequence, new_id
+from .ids import as_uuid, first_of_many, id_sequence, new_id
 from .names import (
     ATTEMPTS,
+    BASE_TYPES,
     BYTES,
     CONTENT_TYPE,
+    CONVERSATION_ID,
     CORRELATION_ID,
     EDIT_OF,
+    ENCRYPT_FOR,
+    ENCRYPTION_KEY,
+    EXPIRED_FOR,
+    EXPIRED_FROM,
     JSON,
     MAX_ADDRESS,
     MAX_RECIPIENT,
+    MSGPACK,
     NSB_CONTENT_TYPE,
     NSB_CORRELATION_ID,
+    NSB_INTENT,
     NSB_MESSAGE_ID,
     NSB_REPLY_TO,
     NSB_TIME_SENT,
     NSB_TYPES,
+    RELATED_TO,
     REPLY_TO,
+    TOPIC,
     TYPE,
+    TYPE_VERSION,
 )
 from .nservicebus import to_nservicebus
-from .types import is_typed, message_type, type_name, type_name_of, unstorable
+from .types import (
+    class_named,
+    is_typed,
+    known_as,
+    message_type,
+    type_name,
+    type_name_of,
+    type_names,
+    type_version,
+    unstorable,
+)
+from .versions import missing_steps, upcast
 
 __all__ = [
-    "ATTEMPTS", "BYTES", "CONTENT_TYPE", "CORRELATION_ID", "EDIT_OF", "JSON", "MAX_ADDRESS", "MAX_RECIPIENT",
-    "NSB_CONTENT_TYPE", "NSB_CORRELATION_ID", "NSB_MESSAGE_ID", "NSB_REPLY_TO", "NSB_TIME_SENT", "NSB_TYPES",
-    "REPLY_TO", "TYPE", "as_uuid", "body_decoder", "count_attempts", "counted_attempts", "counts_a_death", "decode_body", "decode_headers",
-    "edit_of", "edited_headers", "encode", "encode_alike", "encode_headers", "id_sequence", "is_typed", "message_type",
-    "new_id", "read_head", "time_sent", "to_nservicebus", "type_name", "type_name_of", "unstorable",
-    "well_known",
+    "ATTEMPTS", "BASE_TYPES", "BYTES", "CONTENT_TYPE", "CONVERSATION_ID", "CORRELATION_ID", "EDIT_OF",
+    "ENCRYPTION_KEY", "ENCRYPT_FOR", "EXPIRED_FOR", "EXPIRED_FROM", "JSON", "MAX_ADDRESS", "MAX_RECIPIENT", "MSGPACK",
+    "NSB_CONTENT_TYPE", "NSB_CORRELATION_ID", "NSB_INTENT", "NSB_MESSAGE_ID", "NSB_REPLY_TO", "NSB_TIME_SENT",
+    "NSB_TYPES", "RELATED_TO", "REPLY_TO", "TOPIC", "TYPE", "TYPE_VERSION", "Kind", "Read", "as_uuid", "body_decoder",
+    "class_named", "codec_for", "codec_of", "count_attempts", "counted_attempts", "counts_a_death", "decode_body",
+    "decode_headers", "edit_of", "edited_headers", "encode", "encode_alike", "encode_headers", "first_of_many", "id_sequence",
+    "is_typed", "json_headers", "known_as", "message_type", "missing_steps", "new_id", "read_as", "read_head", "read_kind",
+    "read_stored", "reader_of", "register_codec", "time_sent", "to_nservicebus", "told_type", "type_headers",
+    "type_name", "type_name_of", "type_names", "type_version", "unstorable", "upcast", "version_told", "well_known",
 ]  # fmt: skip

@@ -1,7 +1,8 @@
-"""Bodies: JSON by ``msgspec`` (structs, dataclasses, dicts), or raw bytes."""
+"""Bodies: JSON by ``msgspec`` (structs, dataclasses, dicts), raw bytes, or what the codec of another message type makes."""
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, cast
@@ -9,10 +10,13 @@ from typing import Any, cast
 import msgspec
 
 from ..errors import InvalidMessage, UndecodableMessage
+from .codecs import Codec, codec_for, codec_of, packed_decoder
 from .finite import first_not_finite, has_null, may_be_not_finite
-from .headers import decode_headers, encode_headers
-from .names import BYTES, CONTENT_TYPE, JSON, TYPE
-from .types import is_typed, type_name
+from .headers import Kind, decode_headers, encode_headers
+from .names import BASE_TYPES, BYTES, CONTENT_TYPE, JSON, MSGPACK, TYPE, TYPE_VERSION
+from .types import class_named, is_typed, type_name, type_names, type_version
+from .versions import to_known_version
+from .wrapping import decompressed, is_wrapped, opened
 
 _encoder = msgspec.json.Encoder()
 
@@ -20,7 +24,19 @@ _encoder = msgspec.json.Encoder()
 @lru_cache(maxsize=1024)
 def _plain_headers(cls: Any) -> str:
     """Stored headers of a typed message without headers of its own: one text per class."""
-    return encode_headers({TYPE: type_name(cls), CONTENT_TYPE: JSON})
+    return encode_headers({**type_headers(cls), CONTENT_TYPE: JSON})
+
+
+def type_headers(cls: Any) -> dict[str, str]:
+    """The headers that say what class a body is; none for untyped ones."""
+    own, *bases = type_names(cls)
+    told = {TYPE: own} if own else {}
+    if bases:
+        # For workers that consume a base and have never imported this class.
+        told[BASE_TYPES] = "; ".join(bases)
+    if own and type_version(cls) != 1:
+        told[TYPE_VERSION] = str(type_version(cls))
+    return told
 
 
 #: Bodies that are stored as they are.
@@ -31,8 +47,9 @@ _UNTYPED_HEADERS = encode_headers({CONTENT_TYPE: JSON})
 _BYTES_HEADERS = encode_headers({CONTENT_TYPE: BYTES})
 
 
-def encode(body: Any, headers: Mapping[str, str] | None = None) -> tuple[str, bytes | None]:
-    """(stored headers, stored body) of one message. Raises InvalidMessage when the body cannot be encoded.
+def encode(body: Any, headers: Mapping[str, str] | None = None, message_type: str = "json") -> tuple[str, bytes | None]:
+    """(stored headers, stored body) of one message. Bytes are stored as they are, whatever the message type. Raises
+    InvalidMessage when the body cannot be encoded.
 
     >>> encode({"order": 7})
     ('{"content-type":"application/json"}', b'{"order":7}')
@@ -42,6 +59,9 @@ def encode(body: Any, headers: Mapping[str, str] | None = None) -> tuple[str, by
         plain, data = _BYTES_HEADERS, None
     elif cls is bytes or isinstance(body, _RAW):
         plain, data = _BYTES_HEADERS, bytes(body)
+    elif message_type != "json":
+        codec = codec_of(message_type)
+        plain, data = _headers_of(cast("Hashable", cls), codec), _encode_by(codec, body)
     else:
         try:
             data = _encoder.encode(body)
@@ -50,21 +70,52 @@ def encode(body: Any, headers: Mapping[str, str] | None = None) -> tuple[str, by
         if has_null(data) and may_be_not_finite(body):
             _refuse_not_finite(body)
         plain = _plain_headers(cast("Hashable", cls)) if is_typed(cls) else _UNTYPED_HEADERS
-    if not headers:
-        return plain, data
+    return (_with(plain, headers) if headers else plain), data
+
+
+def json_headers(cls: Any, headers: Mapping[str, str] | None = None) -> str:
+    """The stored headers of messages whose bodies somebody else writes as JSON; ``cls`` None: they have no type. Raises
+    InvalidMessage."""
+    if cls is not None and not (isinstance(cls, type) and is_typed(cls)):
+        raise InvalidMessage(f"of = {cls!r} is not accepted: it must be a msgspec.Struct or a dataclass, or None.")
+    plain = _UNTYPED_HEADERS if cls is None else _plain_headers(cast("Hashable", cls))
+    return _with(plain, headers) if headers else plain
+
+
+def _with(plain: str, headers: Mapping[str, str]) -> str:
     merged = decode_headers(plain)
     try:
         merged.update(headers)
     except (TypeError, ValueError):
         raise InvalidMessage(f"headers = {headers!r} is not accepted: it must be a dict of strings.") from None
-    return encode_headers(merged), data
+    return encode_headers(merged)
 
 
-def encode_alike(bodies: Sequence[Any], headers: Mapping[str, str] | None = None) -> tuple[str, list[bytes | None]]:
+@lru_cache(maxsize=1024)
+def _headers_of(cls: Any, codec: Codec) -> str:
+    """Stored headers of a message of another type than JSON, without headers of its own."""
+    return encode_headers({**type_headers(cls), CONTENT_TYPE: codec.content_type})
+
+
+def _encode_by(codec: Codec, body: Any) -> bytes:
+    try:
+        return bytes(codec.encode(body))
+    except Exception as error:  # a project's codec raises what it likes
+        raise InvalidMessage(
+            f"A {type(body).__qualname__} cannot be a message body of message_type {codec.name!r}: {error}."
+        ) from error
+
+
+def encode_alike(
+    bodies: Sequence[Any], headers: Mapping[str, str] | None = None, message_type: str = "json"
+) -> tuple[str, list[bytes | None]]:
     """(stored headers, stored bodies) of bodies that are all of one class; at least one. Raises InvalidMessage."""
-    stored, first = encode(bodies[0], headers)
+    stored, first = encode(bodies[0], headers, message_type)
     if first is None or isinstance(bodies[0], _RAW):
         return stored, [encode(body)[1] for body in bodies]
+    if message_type != "json":
+        codec = codec_of(message_type)
+        return stored, [_encode_by(codec, body) for body in bodies]
     try:
         data = list(map(_encoder.encode, bodies))
         if not any(map(has_null, data)) or not any(map(may_be_not_finite, bodies)):
@@ -91,11 +142,21 @@ def body_decoder(cls: Any) -> Callable[[bytes], Any]:
 
 
 def decode_body(body: bytes | None, content_type: str, cls: Any = Any) -> Any:
-    """The body as an instance of ``cls`` (``Any``: plain JSON values; ``bytes``: untouched). Raises UndecodableMessage."""
-    if cls is bytes or content_type == BYTES:
-        return body
+    """The body as an instance of ``cls`` (``Any``: plain JSON values; ``bytes``: untouched). Raises UndecodableMessage, also
+    for an empty body where ``cls`` has no place for None."""
+    if is_wrapped(content_type):
+        body, content_type = decompressed(body, content_type)
+    if cls is bytes:
+        return body if body is not None else _refuse_empty(cls)
+    if content_type == BYTES:
+        if not (body and isinstance(cls, type) and is_typed(cls)):
+            return body if _may_be_none(cls) or body else _refuse_empty(cls)
+        content_type = JSON  # encoded by its sender, who says which class it is
     if body is None or body == b"":
-        return None
+        return None if _may_be_none(cls) else _refuse_empty(cls)
+    codec = codec_for(content_type) if content_type and content_type != JSON else None
+    if codec is not None:
+        return _decode_by(codec, body, cls)
     if cls is Any and content_type and "json" not in content_type:
         return body
     try:
@@ -103,4 +164,85 @@ def decode_body(body: bytes | None, content_type: str, cls: Any = Any) -> Any:
         return body_decoder(cls)(body[3:] if body.startswith(b"\xef\xbb\xbf") else body)
     except Exception as error:  # also whatever the class itself raises in __post_init__
         what = "JSON" if cls is Any else f"a {getattr(cls, '__qualname__', str(cls))}"
+        raise UndecodableMessage(f"The body is not {what}: {error}") from error
+
+
+@lru_cache(maxsize=1024)
+def _may_be_none(cls: Any) -> bool:
+    """Whether who reads a body as ``cls`` expects that there may be none."""
+    if cls is Any:
+        return True
+    try:
+        msgspec.convert(None, cls)
+    except Exception:
+        return False
+    return True
+
+
+def _refuse_empty(cls: Any) -> None:
+    raise UndecodableMessage(f"The body is empty: that is not a {getattr(cls, '__qualname__', str(cls))}.")
+
+
+def read_as(body: bytes | None, kind: Kind, cls: Any) -> Any:
+    """The body of a message as an instance of ``cls`` or of the class below it that the message names, from whichever version
+    it has. Raises UndecodableMessage."""
+    found = class_named(cls, kind.names[0])
+    if found is None or (found is not cls and kind.version > type_version(found)):
+        return decode_body(body, kind.content_type, cls)  # of a type that is known elsewhere; what it has of this one
+    known = type_version(found)
+    if kind.version == known:
+        return decode_body(body, kind.content_type, found)
+    if kind.version > known:
+        raise UndecodableMessage(
+            f"The body is version {kind.version} of {type_name(found)}, and this process knows version {known}."
+        )
+    if not body:
+        _refuse_empty(found)
+    plain = decode_body(body, JSON if kind.content_type == BYTES else kind.content_type)
+    plain = to_known_version(found, kind.version, plain)
+    try:
+        return msgspec.convert(plain, found)
+    except Exception as error:
+        raise UndecodableMessage(f"The body is not a {found.__qualname__}: {error}") from error
+
+
+#: Reads any body: (body, stored headers, id, database).
+Read = Callable[[bytes | None, str, uuid.UUID, str], Any]
+
+
+def reader_of(cls: Any, kind: Kind) -> tuple[Callable[[bytes], Any] | None, Read]:
+    """How messages of this kind are read as ``cls``: (what reads the usual body fast and raises for any other, or None; what
+    reads any)."""
+    if is_wrapped(kind.content_type):
+
+        def unwrap(body: bytes | None, headers: str, identity: uuid.UUID, using: str) -> Any:
+            return read_stored(body, kind, cls, headers, identity, using)
+
+        return None, unwrap
+    found = class_named(cls, kind.names[0])
+    if found is not None and kind.version != type_version(found):
+        found = cls if found is not cls and kind.version > type_version(found) else None
+    elif found is None and isinstance(cls, type) and is_typed(cls):
+        found = cls
+    fast = body_decoder(found) if found is not None and kind.content_type == JSON else None
+    return fast, lambda body, headers, identity, using: read_as(body, kind, cls)
+
+
+def read_stored(body: bytes | None, kind: Kind, cls: Any, headers: str, identity: uuid.UUID, using: str) -> Any:
+    """``read_as``, of a body as it is stored. Raises UndecodableMessage, ErasedMessage and KeyMissing."""
+    if is_wrapped(kind.content_type):
+        body, content_type = opened(body, kind.content_type, decode_headers(headers), identity, using)
+        kind = kind._replace(content_type=content_type)
+    return read_as(body, kind, cls)
+
+
+def _decode_by(codec: Codec, body: bytes, cls: Any) -> Any:
+    """A body of another type than JSON."""
+    try:
+        if codec.content_type == MSGPACK:
+            return packed_decoder(cls)(body)
+        plain = codec.decode(body)
+        return plain if cls is Any else msgspec.convert(plain, cls)
+    except Exception as error:  # whatever the codec raises, or the class itself in __post_init__
+        what = codec.name if cls is Any else f"a {getattr(cls, '__qualname__', str(cls))} in {codec.name}"
         raise UndecodableMessage(f"The body is not {what}: {error}") from error

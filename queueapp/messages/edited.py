@@ -7,11 +7,20 @@ from collections.abc import Mapping
 
 from ..errors import InvalidMessage, UndecodableMessage
 from .headers import decode_headers, encode_headers
-from .names import ATTEMPTS, CORRELATION_ID, DIED, EDIT_OF, NSB_CORRELATION_ID, NSB_MESSAGE_ID
+from .names import ATTEMPTS, CORRELATION_ID, DIED, EDIT_OF, ENCRYPTION_KEY, NSB_CORRELATION_ID, NSB_MESSAGE_ID
 
 #: What says who a message is, what it belongs to and what happened to it; whole names, and beginnings of names.
 _LOCKED = frozenset(
-    {CORRELATION_ID, EDIT_OF, ATTEMPTS, DIED, NSB_MESSAGE_ID, NSB_CORRELATION_ID, "NServiceBus.ConversationId"}
+    {
+        CORRELATION_ID,
+        EDIT_OF,
+        ENCRYPTION_KEY,
+        ATTEMPTS,
+        DIED,
+        NSB_MESSAGE_ID,
+        NSB_CORRELATION_ID,
+        "NServiceBus.ConversationId",
+    }
     | {"NServiceBus.RelatedTo", "NServiceBus.MessageIntent", "NServiceBus.FailedQ", "NServiceBus.TimeOfFailure"}
 )
 

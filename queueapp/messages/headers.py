@@ -8,11 +8,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
+from typing import NamedTuple
 
 import msgspec
 
 from ..errors import InvalidMessage, UndecodableMessage
-from .names import ATTEMPTS, CONTENT_TYPE, DIED, NSB_CONTENT_TYPE, NSB_TIME, NSB_TIME_SENT, NSB_TYPES, TO_NSB, TYPE
+from .names import (
+    ATTEMPTS,
+    BASE_TYPES,
+    CONTENT_TYPE,
+    DIED,
+    NSB_CONTENT_TYPE,
+    NSB_TIME,
+    NSB_TIME_SENT,
+    NSB_TYPES,
+    TO_NSB,
+    TYPE,
+    TYPE_VERSION,
+)
+from .types import MAX_VERSION
 
 _encoder = msgspec.json.Encoder()
 
@@ -37,6 +51,8 @@ class _Head(msgspec.Struct):
     content_type: str | None = msgspec.field(default=None, name=CONTENT_TYPE)
     nsb_types: str | None = msgspec.field(default=None, name=NSB_TYPES)
     nsb_content_type: str | None = msgspec.field(default=None, name=NSB_CONTENT_TYPE)
+    version: str | None = msgspec.field(default=None, name=TYPE_VERSION)
+    base_types: str | None = msgspec.field(default=None, name=BASE_TYPES)
 
 
 _decode_head = msgspec.json.Decoder(_Head).decode
@@ -59,15 +75,93 @@ _LONG = 300
 
 @lru_cache(maxsize=1024)
 def _head_of(headers: str) -> tuple[str, str]:
-    try:
-        head = _decode_head(headers)
-    except _NOT_HEADERS as error:
-        raise UndecodableMessage(f"The headers are not a JSON object of strings: {error}") from error
+    head = _head(headers)
     kind = head.type
     if kind is None and head.nsb_types:
-        # "Acme.OrderPlaced, Acme, Version=1.0.0.0; Acme.IEvent, Acme": most derived first, assembly after the comma.
-        kind = head.nsb_types.split(";", 1)[0].split(",", 1)[0].strip()
+        kind = _first_enclosed(head.nsb_types)
     return kind or "", head.content_type or head.nsb_content_type or ""
+
+
+def _head(headers: str) -> _Head:
+    try:
+        return _decode_head(headers)
+    except _NOT_HEADERS as error:
+        raise UndecodableMessage(f"The headers are not a JSON object of strings: {error}") from error
+
+
+class Kind(NamedTuple):
+    """What a message says of its body."""
+
+    #: The names of its type and of its bases, most derived first; ('',) where it says none.
+    names: tuple[str, ...]
+    #: Of the first name.
+    version: int
+    content_type: str
+
+
+def read_kind(headers: str) -> Kind:
+    """What stored headers say of the body. Raises UndecodableMessage."""
+    return _kind_of(headers) if len(headers) < _LONG else _kind_of.__wrapped__(headers)
+
+
+@lru_cache(maxsize=256)
+def _plain_kind(type_name: str | None, content_type: str | None) -> Kind:
+    """Of most messages: made once, where their headers are all different (0.9 µs of each)."""
+    return Kind((type_name or "",), 1, content_type or "")
+
+
+@lru_cache(maxsize=1024)
+def _kind_of(headers: str) -> Kind:
+    head = _head(headers)
+    if head.version is None and head.base_types is None and head.nsb_types is None:
+        return _plain_kind(head.type, head.content_type or head.nsb_content_type)
+    # A message that came through an endpoint of NServiceBus may have both.
+    said = [] if not head.type else [head.type]
+    for text in (head.base_types, head.nsb_types):
+        if text:
+            said += _enclosed(text)
+    version = 1
+    if head.version is not None:
+        if not head.version.isascii() or not head.version.isdigit() or not 1 <= int(head.version[:9]) <= MAX_VERSION:
+            raise UndecodableMessage(
+                f"Header {TYPE_VERSION!r} = {head.version[:40]!r} is no version: 1, 2, 3 and so on."
+            )
+        version = int(head.version)
+    return Kind(tuple(dict.fromkeys(said)) or ("",), version, head.content_type or head.nsb_content_type or "")
+
+
+def told_type(headers: str) -> str:
+    """The type that headers name, with its version if that is not the first; '' where they name none, or do not parse."""
+    try:
+        kind = read_kind(headers)
+    except UndecodableMessage:
+        return ""
+    return version_told(kind.names[0], kind.version)
+
+
+def version_told(name: str, version: int) -> str:
+    """A type in words."""
+    return name if version == 1 else f"{name} (version {version})"
+
+
+def _enclosed(text: str) -> list[str]:
+    """The names of a list like "Acme.OrderPlaced, Acme, Version=1.0.0.0; Acme.IEvent, Acme": most derived first, the assembly
+    after the comma. A generic type has commas of its own, in brackets."""
+    names = []
+    for one in text.split(";"):
+        depth, end = 0, len(one)
+        for place, letter in enumerate(one):
+            depth += (letter == "[") - (letter == "]")
+            if letter == "," and depth <= 0:
+                end = place
+                break
+        if name := one[:end].strip():
+            names.append(name)
+    return names
+
+
+def _first_enclosed(text: str) -> str:
+    return next(iter(_enclosed(text)), "")
 
 
 def decode_headers(headers: str) -> dict[str, str]:
@@ -84,7 +178,7 @@ def well_known(headers: Mapping[str, str], name: str) -> str | None:
     if value is None:
         value = headers.get(TO_NSB.get(name, ""))
         if value is not None and name == TYPE:
-            value = value.split(";", 1)[0].split(",", 1)[0].strip()
+            value = _first_enclosed(value)
     return value or None
 
 

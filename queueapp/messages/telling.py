@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from .headers import time_sent, well_known
-from .names import CORRELATION_ID, REPLY_TO, TYPE
+from .names import CONVERSATION_ID, CORRELATION_ID, RELATED_TO, REPLY_TO, TYPE
 
 
 class WellKnown:
@@ -34,6 +34,16 @@ class WellKnown:
     def reply_to(self) -> str | None:
         """Where its sender wants answers."""
         return well_known(self.headers, REPLY_TO)
+
+    @property
+    def related_to(self) -> str | None:
+        """The id of the message whose handler sent it."""
+        return well_known(self.headers, RELATED_TO)
+
+    @property
+    def conversation_id(self) -> str | None:
+        """What NServiceBus endpoints give to all that came of one message."""
+        return well_known(self.headers, CONVERSATION_ID)
 
     @property
     def sent_at(self) -> datetime | None:

@@ -3,29 +3,54 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec import inspect
 
+from ..errors import InvalidOption
+
 _T = TypeVar("_T", bound=type)
 
 
-def message_type(name: str) -> Callable[[_T], _T]:
+def message_type(name: str | None = None, *, version: int = 1, aliases: Iterable[str] = ()) -> Callable[[_T], _T]:
     """Give a message class a name of its own on the wire, so that it can be moved or shared with other languages.
 
-    >>> @message_type("Acme.Sales.OrderPlaced")
+    ``aliases`` are names that it had before: messages that carry one of them are of this class. ``version`` goes into a
+    header when it is above 1; ``upcast`` says how older bodies become of this one, and newer ones are left to workers that
+    know them. Subclasses inherit none of it. Raises InvalidOption.
+
+    >>> @message_type("Acme.Sales.OrderPlaced", version=2, aliases=["shop.messages.OrderPlaced"])
     ... class OrderPlaced(msgspec.Struct): ...
     """
+    if name is not None:
+        _check_name("name", name)
+    former = tuple(aliases) if not isinstance(aliases, str) else (aliases,)
+    for one in former:
+        _check_name("aliases", one)
+    if not isinstance(version, int) or isinstance(version, bool) or not 1 <= version <= MAX_VERSION:
+        raise InvalidOption("message_type version", version, f"a whole number from 1 to {MAX_VERSION}")
 
     def mark(cls: _T) -> _T:
-        cls.__queue_type__ = name  # type: ignore[attr-defined]
-        type_name.cache_clear()
+        marks: dict[str, Any] = {"__queue_type__": name, "__queue_version__": version, "__queue_aliases__": former}
+        for mark, value in marks.items():
+            setattr(cls, mark, value)
+        for cached in (type_name, type_names, type_version):
+            cached.cache_clear()
         return cls
 
     return mark
+
+
+#: A version is a number in a header that a stranger may have written.
+MAX_VERSION = 1_000_000
+
+
+def _check_name(option: str, name: Any) -> None:
+    if not isinstance(name, str) or not name.strip() or any(one in name for one in ";\0"):
+        raise InvalidOption(f"message_type {option}", name, "a text that is not empty and holds no ';'")
 
 
 @lru_cache(maxsize=1024)
@@ -33,6 +58,41 @@ def type_name(cls: Any) -> str:
     """The name of a message class in the ``type`` header: ``module.Class`` unless ``@message_type`` gave another."""
     own = cls.__dict__.get("__queue_type__")
     return own if own is not None else f"{cls.__module__}.{cls.__qualname__}"
+
+
+@lru_cache(maxsize=1024)
+def type_version(cls: Any) -> int:
+    """Which version of its type a message class is."""
+    return int(cls.__dict__.get("__queue_version__", 1))
+
+
+def known_as(cls: Any) -> tuple[str, ...]:
+    """The name of a message class and those that it had before; ('',) for untyped bodies."""
+    if not (isinstance(cls, type) and is_typed(cls)):
+        return ("",)
+    return (type_name(cls), *cls.__dict__.get("__queue_aliases__", ()))
+
+
+@lru_cache(maxsize=1024)
+def type_names(cls: Any) -> tuple[str, ...]:
+    """The names of what a body of this class is: its own and those of its typed bases, the nearest first; ('',) for untyped
+    bodies."""
+    if not (isinstance(cls, type) and is_typed(cls)):
+        return ("",)
+    return tuple(type_name(one) for one in cls.__mro__ if one is not msgspec.Struct and is_typed(one))
+
+
+def class_named(cls: Any, name: str) -> type | None:
+    """A message class or the one below it that is known by this name, as far as this process has imported it."""
+    if not (isinstance(cls, type) and is_typed(cls)):
+        return None
+    pending = [cls]
+    while pending:
+        one = pending.pop()
+        if name in known_as(one):
+            return one
+        pending += one.__subclasses__()
+    return None
 
 
 def type_name_of(cls: Any) -> str:

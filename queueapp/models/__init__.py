@@ -1,41 +1,65 @@
 """The models: the table of a queue, and the tables that belong to all queues of a database."""
 
+from .alert import Alert
 from .arrival import Arrival
+from .barrier import BarrierDelivery
+from .claim_record import ClaimRecord
+from .deferred_ack import DeferredAck
 from .delayed import DelayedMessage
 from .delivery import Delivery, Semantics
 from .fields import BytesField, GuidField, Now, UtcField
 from .foreign import NaiveUtcField
+from .journal import JournalCopied, JournalCursor, JournalEntry
+from .keys import MessageKey, ProcessedMessage
 from .leader import Leader
+from .partitioned import CreateJournal
 from .poison import PoisonMessage
 from .queue import QueueBase, QueueModel
+from .rank_index import RankIndex
 from .row_version import RowVersionIndex
 from .spark_commit import SparkCommit
 from .stepping import each_value
 from .stored import StoredMessage
-from .subscribers import DISPATCHER, HOUSEKEEPING, NO_QUEUES, QueueControl, Subscriber
+from .subject_key import SubjectKey
+from .subscribers import DISPATCHER, HOUSEKEEPING, NO_QUEUES, FairTurn, QueueControl, Subscriber
+from .subscription import Subscription
 from .table_options import TableOptions
 
 __all__ = [
     "DISPATCHER",
     "HOUSEKEEPING",
     "NO_QUEUES",
+    "Alert",
     "Arrival",
+    "BarrierDelivery",
     "BytesField",
+    "ClaimRecord",
+    "CreateJournal",
+    "DeferredAck",
     "DelayedMessage",
     "Delivery",
+    "FairTurn",
     "GuidField",
+    "JournalCopied",
+    "JournalCursor",
+    "JournalEntry",
     "Leader",
+    "MessageKey",
     "NaiveUtcField",
     "Now",
     "PoisonMessage",
+    "ProcessedMessage",
     "QueueBase",
     "QueueControl",
     "QueueModel",
+    "RankIndex",
     "RowVersionIndex",
     "Semantics",
     "SparkCommit",
     "StoredMessage",
+    "SubjectKey",
     "Subscriber",
+    "Subscription",
     "TableOptions",
     "UtcField",
     "each_value",

@@ -66,6 +66,13 @@ class BytesField(models.BinaryField):
         return None if value is None else bytes(value)
 
 
+class StretchesField(models.Field):  # type: ignore[type-arg]
+    """Numbers, as the stretches that they make: ``int8multirange``, or JSON of pairs. For the statements of ``sql`` alone."""
+
+    def db_type(self, connection: Any) -> str | None:
+        return "nvarchar(max)" if connection.vendor == "microsoft" else "int8multirange"
+
+
 class Now(functions.Now):
     """The database's clock in UTC. Django's ``Now`` is local time on SQL Server."""
 

@@ -16,12 +16,16 @@ from django.db.models.base import ModelBase
 
 from ..errors import InvalidOption
 from ..registry import queues
-from .delivery import Delivery, Semantics, given_options
+from ..sql.claimed import FOREVER
+from .delivery import Delivery, ExpirationModel, Semantics, given_options
 from .fields import BytesField, GuidField, Now, UtcField
+from .rank_index import RankIndex
 from .row_version import RowVersionIndex
 from .table_options import ROWS_CAN_BE_SKIPPED, TableOptions
 
 MAX_NAME_BYTES = 63
+#: What a table must have so that its messages can expire by how long they have been in it.
+AGED = {"expires", "enqueued_at"}
 #: Under whose names a queue's messages have their headers.
 WIRE_FORMATS = ("", "nservicebus")
 
@@ -48,8 +52,14 @@ class QueueBase(ModelBase):
             # What the table has not, the class must not inherit: None takes a field of an abstract parent away.
             inherited = {field.name for parent in parents for field in parent._meta.local_fields}
             attrs = dict.fromkeys(inherited - set(attrs["only_columns"])) | attrs
-        attrs["delivery"] = Delivery(given, f"{attrs.get('__module__', '')}.{name}.Delivery.")
+        attrs["delivery"] = delivery = Delivery(given, f"{attrs.get('__module__', '')}.{name}.Delivery.")
+        if "only_columns" not in attrs:
+            _hold_what_others_insert(attrs, parents)
+        if attrs["delivery"].priority and "only_columns" not in attrs and _has_priority(parents):
+            attrs.setdefault("priority", models.BigIntegerField(db_default=0))
         cls: Any = super().__new__(mcs, name, bases, attrs, **kwargs)
+        ages = delivery.expiration is not None or delivery.expiration_model is not ExpirationModel.DEFAULT
+        delivery.expires_by_age = ages and {field.name for field in cls._meta.concrete_fields} >= AGED
         if "verbose_name_plural" not in cls._meta.original_attrs:
             # A queue is one thing: the admin's index says "Orders", not "Orderss".
             cls._meta.verbose_name_plural = cls._meta.verbose_name
@@ -60,6 +70,24 @@ class QueueBase(ModelBase):
             _add_indexes_and_options(cls)
             queues.add(cls)
         return cls
+
+
+def _hold_what_others_insert(attrs: dict[str, Any], parents: list[Any]) -> None:
+    """On a queue with expressions a message is held until they are evaluated, by a default: nobody receives it before. Only
+    the field of an abstract parent can be replaced; a proxy has that of its table."""
+    inherited = [parent for parent in parents if parent._meta.abstract]
+    fields = [field for parent in inherited for field in parent._meta.local_fields if field.name == "lease_expires"]
+    wanted = attrs["delivery"].has_expressions
+    if fields and fields[0].has_db_default() != wanted:
+        default: dict[str, Any] = {"db_default": FOREVER} if wanted else {}
+        attrs.setdefault("lease_expires", UtcField(null=True, blank=True, **default))
+
+
+def _has_priority(parents: list[Any]) -> bool:
+    """Whether a field of this name is inherited that can be replaced, one of an abstract parent; a foreign table has none, and a
+    proxy has that of its table."""
+    inherited = [parent for parent in parents if parent._meta.abstract]
+    return any(field.name == "priority" for parent in inherited for field in parent._meta.local_fields)
 
 
 def claim_columns(delivery: Delivery) -> tuple[str, ...]:
@@ -95,6 +123,12 @@ def _refuse_unknown_wire_format(cls: Any) -> None:
         )
 
 
+def holds(queue: Any) -> bool:
+    """Whether messages that others insert are held in its table until they are evaluated."""
+    has = {field.name for field in queue._meta.local_fields}
+    return bool(queue.delivery.has_expressions and has.issuperset({"lease_token", "lease_expires"}))
+
+
 def _add_indexes_and_options(cls: Any) -> None:
     table, delivery = cls._meta.db_table, cls.delivery
     # Django limits a name to 30 characters; a partial index has to be named. The digest keeps long tables apart.
@@ -105,9 +139,27 @@ def _add_indexes_and_options(cls: Any) -> None:
         indexes.append(
             models.Index(fields=["expires"], name=f"{stem}_expires", condition=models.Q(expires__isnull=False))
         )
+    if delivery.expires_by_age:
+        # What a purge walks. Nothing that changes while a message waits: a lease stays a HOT update.
+        indexes.append(models.Index(fields=["enqueued_at"], name=f"{stem}_aged"))
+    if delivery.looks_up_ids:
+        indexes.append(models.Index(fields=["id"], name=f"{stem}_id"))
     first = claim_columns(delivery)
     if first and has.issuperset(first):
         indexes.append(models.Index(fields=[*first, "seq"], name=f"{stem}_claim"))
+    if delivery.dispatches and has.issuperset(("lease_owner", "lease_token")):
+        # Of what is handed out alone. It costs the HOT updates of leases, so only queues that share messages out have it.
+        leased = models.Q(lease_token__isnull=False)
+        indexes.append(models.Index(fields=["lease_owner"], name=f"{stem}_leased", condition=leased))
+    if holds(cls):
+        held = models.Q(lease_expires=FOREVER, lease_token__isnull=True)
+        indexes.append(models.Index(fields=["seq"], name=f"{stem}_held", condition=held))
+    if delivery.priority and "priority" in has:
+        indexes.append(RankIndex(fields=["-priority", "seq"], name=f"{stem}_rank"))
+    if delivery.has_barriers and "is_barrier" in has:
+        # The first barrier is one probe, and a message that is none costs nothing.
+        barrier = models.Q(is_barrier=True)
+        indexes.append(models.Index(fields=["seq"], name=f"{stem}_barrier", condition=barrier))
     cls._meta.indexes = indexes
     constraints = list(cls._meta.constraints)
     if cls._meta.managed and not any(isinstance(c, TableOptions) for c in constraints):
@@ -158,4 +210,4 @@ class QueueModel(models.Model, metaclass=QueueBase):
         return f"{self._meta.label} {self.seq}"
 
 
-__all__ = ["Delivery", "QueueBase", "QueueModel", "Semantics", "claim_columns"]
+__all__ = ["Delivery", "QueueBase", "QueueModel", "Semantics", "claim_columns", "holds"]

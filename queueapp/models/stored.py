@@ -15,7 +15,7 @@ class StoredMessage(models.Model):
     body = BytesField(null=True, blank=True)
     expires = UtcField(null=True, blank=True)
     recipient = models.CharField(max_length=200, db_default="", blank=True)
-    priority = models.SmallIntegerField(db_default=0)
+    priority = models.BigIntegerField(db_default=0, help_text="Of 64 bits on some queues.")
     is_barrier = models.BooleanField(db_default=False)
     correlation_id = models.CharField(max_length=255, null=True, blank=True)
     reply_to_address = models.CharField(max_length=255, null=True, blank=True)

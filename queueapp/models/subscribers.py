@@ -61,6 +61,26 @@ class Subscriber(models.Model):
         blank=True, db_default="", help_text="JSON: types of messages in the queue that it has no consumer for."
     )
     outstanding = models.IntegerField(db_default=0, help_text="Received and not yet ended, at the last heartbeat.")
+    backlog = models.IntegerField(
+        null=True, blank=True, help_text="How many messages it may hold at once; empty: as many as its batches take."
+    )
+    filter = models.TextField(
+        blank=True, db_default="", help_text="Expression; it takes no message of which this is not true."
+    )
+    receives = models.BooleanField(
+        db_default=True, help_text="It comes for what is shared out to it; receive() comes once."
+    )
+    lost = models.BigIntegerField(
+        db_default=0, help_text="Leases of its that were over before what they were for had ended."
+    )
+    sent = models.BooleanField(
+        db_default=False,
+        help_text="What it holds was sent at most once: it goes with the subscriber, and is not given back.",
+    )
+
+    progress = models.TextField(
+        blank=True, db_default="", help_text="JSON: how far the messages in hand are whose handlers say so."
+    )
 
     class Meta:
         required_db_features = ROWS_CAN_BE_SKIPPED
@@ -78,7 +98,18 @@ class QueueControl(models.Model):
     concurrency = models.PositiveSmallIntegerField(
         null=True, blank=True, help_text="Receive tasks of each worker process; empty: as the worker was started."
     )
+    max_backlog = models.IntegerField(
+        null=True,
+        blank=True,
+        help_text="In place of Delivery.max_backlog; empty: as it is declared. So are those below.",
+    )
+    target_queue_depth = models.BigIntegerField(null=True, blank=True)
+    lease_period = models.DurationField(null=True, blank=True)
+    expiration = models.DurationField(null=True, blank=True)
     careful_until = UtcField(null=True, blank=True, help_text="Workers record each attempt before its handler runs.")
+    cancelling = models.TextField(
+        blank=True, db_default="", help_text="JSON: messages whose handlers are asked to stop, and when they were."
+    )
     changed_at = UtcField(db_default=Now())
     changed_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL, db_constraint=False
@@ -91,3 +122,16 @@ class QueueControl(models.Model):
 
     def __str__(self) -> str:
         return f"{self.queue}: {'paused' if self.paused else 'running'}"
+
+
+class FairTurn(models.Model):
+    """Where the turn is of a queue with ``FairnessModel.ROUND_ROBIN``: whom it was given to last. Changed under the queue's lock."""
+
+    queue = models.CharField(max_length=200, primary_key=True)
+    last = GuidField()
+
+    class Meta:
+        required_db_features = ROWS_CAN_BE_SKIPPED
+
+    def __str__(self) -> str:
+        return f"{self.queue}: {self.last}"

@@ -14,18 +14,22 @@ from typing import Any, NamedTuple
 
 from django.apps import apps
 from django.db import connections, transaction
-from django.db.models import Q, QuerySet
+from django.db.models import F, Q, QuerySet
 
 from .. import signals, wakeups
 from ..conf import MAX_CONCURRENCY, settings
 from ..errors import InvalidOption
+from ..flow import in_force
 from ..models import Now, PoisonMessage, QueueControl
+from ..models.queue import holds
+from ..poison import ending
 from ..poison.failure import Failure
 from ..poison.failures import attempts_of, clean, first_failed, type_of, where
 from ..sending.accepting import alias_of
 from ..sql import queue_sql
-from ..sql.base import Row
 from ..sql.carried import COUNTS, carried_by
+from ..sql.claimed import FOREVER
+from ..sql.rows import Row
 from ..verdicts import Poison
 
 #: A purge started from a web page answers before a proxy gives up on it; what is left takes another press.
@@ -68,6 +72,21 @@ def set_concurrency(queue: Any, tasks: int | None, *, by: Any = None, using: str
     if tasks is not None and not (isinstance(tasks, int) and 1 <= tasks <= MAX_CONCURRENCY):
         raise InvalidOption("concurrency", tasks, f"a whole number from 1 to {MAX_CONCURRENCY}, or None")
     return _set(queue, {"concurrency": tasks}, by, using, f"Concurrency set to {tasks or 'as started'}.")
+
+
+def set_option(queue: Any, name: str, value: Any, *, by: Any = None, using: str | None = None) -> bool:
+    """Set one of ``flow.in_force.SETTABLE`` in place of what is declared, from now on; None: as it is declared again. False: that
+    was set already. Raises InvalidOption, as the declaration would.
+
+    Workers see it within a peek delay, other processes that receive within ``flow.in_force.AGE`` seconds.
+    """
+    stored = in_force.check(queue, name, value)
+    said = "as declared" if stored is None else stored
+    changed = _set(queue, {name: stored}, by, using, f"{name} set to {said}.")
+    in_force.set_here(alias_of(queue, using))
+    if changed:
+        wakeups.sent(queue, connections[alias_of(queue, using)])
+    return changed
 
 
 def purge(queue: Any, *, by: Any = None, using: str | None = None, within: timedelta = PURGE_FOR) -> Purged:
@@ -138,20 +157,35 @@ def delete(queue: Any, seqs: Sequence[int], *, using: str | None = None) -> int:
 def release_leases(queue: Any, seqs: Sequence[int], *, using: str | None = None) -> int:
     """End leases, live ones included, so that the messages are received again now; returns how many were ended.
 
-    The deliveries stay counted. A holder that is still at work will find its lease lost: its message is handled twice.
+    The deliveries stay counted, and what has reached a limit of the queue with this one is given up. A holder that is still
+    at work will find its lease lost: its message is handled twice. What an AT_MOST_ONCE queue has sent is left alone.
     """
     if "lease_token" not in _columns(queue):
         return 0
     alias = alias_of(queue, using)
     with transaction.atomic(using=alias):
         locked = _locked(queue, alias, seqs).filter(lease_token__isnull=False)
+        if (
+            queue.delivery.keeps_sent
+        ):  # nobody is ever handed that again; what was only shared out was not handed out yet
+            locked = locked.filter(lease_token=F("lease_owner"))
+        given_up = _give_up_spent(queue, alias, locked)
         keys = list(locked.values_list("pk", flat=True))
         ended = queue._base_manager.using(alias).filter(pk__in=keys).update(
             lease_token=None, lease_owner=None, lease_expires=None
         )  # fmt: skip
         if ended:
             wakeups.sent(queue, connections[alias])
-        return int(ended)
+        return given_up + int(ended)
+
+
+def _give_up_spent(queue: Any, alias: str, leased: QuerySet[Any]) -> int:
+    """Give up what has been handed out as often as it may be: with its lease such a message's last delivery ends."""
+    most = queue.delivery.max_deliveries
+    rows = [_as_row(row) for row in leased.filter(deliveries__gte=most)] if most else []
+    given = (ending.spent(queue, row) for row in rows)
+    ending.give_up(queue, alias, [one for one in given if one is not None])
+    return _remove(queue, alias, [row.seq for row in rows])
 
 
 def move_to_poison(queue: Any, seqs: Sequence[int], *, reason: str, using: str | None = None) -> int:
@@ -168,10 +202,17 @@ def move_to_poison(queue: Any, seqs: Sequence[int], *, reason: str, using: str |
 
 
 def unleased(queue: Any) -> Q:
-    """The condition of a message that no receiver has a live lease on, by the database's clock."""
+    """The condition of a message that no receiver has a live lease on, by the database's clock. One that is held until its
+    expressions are evaluated is nobody's either."""
     if "lease_expires" not in _columns(queue):
         return Q()
-    return Q(lease_expires__isnull=True) | Q(lease_expires__lt=Now())
+    unleased = Q(lease_expires__isnull=True) | Q(lease_expires__lt=Now())
+    return unleased | held() if holds(queue) else unleased
+
+
+def held() -> Q:
+    """The condition of a message that is held, on a queue that ``holds``."""
+    return Q(lease_expires=FOREVER, lease_token__isnull=True)
 
 
 def _locked(queue: Any, alias: str, seqs: Sequence[int]) -> QuerySet[Any]:
@@ -196,10 +237,15 @@ class MovedByHand(Exception):
 
 def _tell(queue: Any, rows: Sequence[Any], reason: str) -> None:
     for row in rows:
-        counts = {name: getattr(row, name, default) for name, default in zip(COUNTS, (0, 0, None), strict=True)}
-        whole = Row(seq=row.pk, id=row.id, **counts, **{"body": None} | carried_by(row))
+        whole = _as_row(row)
         failure = Failure(queue, None, whole, MovedByHand(reason), attempts_of(whole.failures))
         signals.send(signals.poisoned, failure, Poison(clean(reason, 500)), failed=False)
+
+
+def _as_row(row: Any) -> Row:
+    """A message that the ORM read, as the rest of the engine has it."""
+    counts = {name: getattr(row, name, default) for name, default in zip(COUNTS, (0, 0, None), strict=True)}
+    return Row(seq=row.pk, id=row.id, **counts, **{"body": None} | carried_by(row))
 
 
 def _as_poison(row: Any, reason: str) -> PoisonMessage:

@@ -6,6 +6,7 @@ a server says is repeated in its words, which hold no password.
 
 from __future__ import annotations
 
+import re
 import traceback
 from typing import Any
 
@@ -15,7 +16,8 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 from django.utils.connection import ConnectionDoesNotExist
 
-from ..errors import QueueError, UnsupportedServer, migrate_command
+from .. import registry
+from ..errors import QueueError, TableNotFound, UnsupportedServer, migrate_command
 from ..sql import ErrorKind, backend_of
 
 
@@ -27,12 +29,14 @@ def explain(error: BaseException) -> str | None:
         return _one_line(error)
     if not isinstance(error, Error):
         return None
-    connection = _connection_of(error)
+    connection = connection_of(error)
     try:
         kind = backend_of(connection).error_kind(error)
     except UnsupportedServer as unsupported:
         return _one_line(unsupported)
     alias = connection.alias
+    if kind is ErrorKind.MISSING and (table := _foreign_table(error)):
+        return _one_line(TableNotFound(table, alias, foreign=True))
     if kind is ErrorKind.MISSING:
         return (
             f"A table or column is missing in {alias!r}: run `{migrate_command(alias)}` first ({_first_line(error)})."
@@ -47,7 +51,19 @@ def explain(error: BaseException) -> str | None:
     return None
 
 
-def _connection_of(error: BaseException) -> Any:
+def _foreign_table(error: BaseException) -> str:
+    """The table of a foreign queue that the server says is missing; '' for any other."""
+    text = _first_line(error)
+    for queue in registry.queues:
+        table = queue._meta.db_table
+        # As it is written: within quotes, behind a schema perhaps, which may be part of our name for it.
+        name = re.escape(table.rpartition('"."')[2])
+        if not queue._meta.managed and re.search(rf"[\"'.\[]{name}[\"'\]]", text):
+            return table
+    return ""
+
+
+def connection_of(error: BaseException) -> Any:
     """The Django connection in which it was raised: that is in the frames that it came through. Else the default one."""
     found: Any = None
     for frame, _ in traceback.walk_tb(error.__traceback__):

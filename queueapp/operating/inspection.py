@@ -20,8 +20,8 @@ from django.db import Error, connections, models, router, transaction
 from ..errors import NotMigrated
 from ..models import DelayedMessage, RowVersionIndex, TableOptions
 from ..sql import ErrorKind, backend_of
-from ..sql.base import QueueTable, StoreTable
 from ..sql.definition import IndexFound, Remark
+from ..sql.tables import QueueTable, StoreTable
 
 
 class Finding(NamedTuple):
@@ -48,20 +48,18 @@ def missing(alias: str, queues: Iterable[Any], *, by_router: bool = False) -> li
     found = []
     for model in [*own, *queues]:
         table = model._meta.db_table
-        if table.lower() not in there and '"."' not in table:
-            found.append(table)
-        else:
-            try:
-                # All columns of one row that is not there: a seek in the primary key, which finds no lock to wait for.
-                with transaction.atomic(using=alias):
-                    model._base_manager.using(alias).filter(pk=_nowhere(model._meta.pk)).first()
-            except Error as error:
-                kind = backend.error_kind(error)
-                if kind is ErrorKind.DENIED:
-                    continue  # it is there, and this role has nothing to do with it
-                if kind is not ErrorKind.MISSING:
-                    raise
-                found.append(f"what {table} has by now ({str(error).strip().splitlines()[0]})")
+        try:
+            # All columns of one row that is not there: a seek in the primary key, which finds no lock to wait for.
+            with transaction.atomic(using=alias):
+                model._base_manager.using(alias).filter(pk=_nowhere(model._meta.pk)).first()
+        except Error as error:
+            kind = backend.error_kind(error)
+            if kind is ErrorKind.DENIED:
+                continue  # it is there, and this role has nothing to do with it; SQL Server does not even list it then
+            if kind is not ErrorKind.MISSING:
+                raise
+            is_there = table.lower() in there or '"."' in table
+            found.append(f"what {table} has by now ({str(error).strip().splitlines()[0]})" if is_there else table)
     return found
 
 

@@ -22,6 +22,8 @@ class Live:
         self.count = 0
         #: The age of the last heartbeat of those that are dead and not forgotten yet; of ``NO_QUEUES`` only.
         self.last_pulse: timedelta | None = None
+        #: The oldest heartbeat of those that live.
+        self.heartbeat: timedelta | None = None
         self.trouble: list[dict[str, str]] = []
         #: Names and message types of their consumers. None: one of them did not say, so nobody knows what nobody takes.
         self.recipients: set[str] | None = set()
@@ -36,17 +38,28 @@ class Live:
     def add(self, trouble: str, consumers: str, unknown_types: str) -> None:
         """One more row."""
         self.count += 1
-        for one in list_told(trouble) or ([{"error": trouble}] if trouble else []):
-            told = {name: str(one.get(name, "")) for name in ("name", "state", "error")}
+        for told in trouble_of(trouble):
             if told not in self.trouble:
                 self.trouble.append(told)
-        said = list_told(consumers)
+        said = consumers_of(consumers)
         if not said:
             self.recipients = self.types = None
         if self.recipients is not None and self.types is not None:
-            self.recipients |= {str(name) for name, _ in said}
-            self.types |= {str(kind) for _, kind in said}
+            self.recipients |= {name for name, _ in said}
+            self.types |= {kind for _, kind in said}
         self._unknown |= {str(kind) for kind in list_told(unknown_types)}
+
+
+def trouble_of(text: str) -> list[dict[str, str]]:
+    """What one worker tells of its circuit breakers: name, state and error of each that is not at rest."""
+    told = [one if isinstance(one, dict) else {"error": one} for one in list_told(text)]
+    told = told or ([{"error": text}] if text else [])
+    return [{name: str(one.get(name, "")) for name in ("name", "state", "error")} for one in told]
+
+
+def consumers_of(text: str) -> list[tuple[str, str]]:
+    """What one worker tells of its consumers: name and message type of each."""
+    return [(str(one[0]), str(one[1])) for one in list_told(text) if isinstance(one, list) and len(one) > 1]
 
 
 def live_on(alias: str, queues: Iterable[str] | None = None) -> defaultdict[str, Live]:
@@ -62,6 +75,7 @@ def live_on(alias: str, queues: Iterable[str] | None = None) -> defaultdict[str,
         one = live[queue]
         if until > now:
             one.add(*told)
+            one.heartbeat = max(one.heartbeat or now - beat, now - beat)
         elif one.last_pulse is None or now - beat < one.last_pulse:
             one.last_pulse = now - beat
     return live

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from django.db import Error, connections, transaction
 
-from ..errors import UnsupportedServer
+from ..errors import UnsupportedServer, migrate_command
 from ..sql import ErrorKind, backend_of
 
 T = TypeVar("T")
@@ -17,16 +17,26 @@ _CAUSES = {
     ErrorKind.MISSING: MISSING,
     ErrorKind.DENIED: "the database user may not read the table",
     ErrorKind.CONNECTION: "the database cannot be reached",
+    ErrorKind.LOCKED: "somebody has the table locked",
 }
+#: Milliseconds that a lock is waited for, of a whole table as a rule; and once one was met, which others may come with.
+WAIT_MS, NEXT_WAIT_MS = 1_000, 100
+
+
+def hint(cause: str, alias: str) -> str:
+    """What to do about a cause, of one of our own tables; '' where the cause says it itself."""
+    return f"; `{migrate_command(alias)}` makes it" if cause.startswith(MISSING) else ""
 
 
 class Reader:
-    """Reads from one database. Once it cannot be reached it is not tried again: each try may take the time of a connect."""
+    """Reads from one database. Once it cannot be reached it is not tried again: each try may take the time of a connect. A table
+    that is locked is waited for, but not for long."""
 
     def __init__(self, alias: str) -> None:
         self.alias = alias
         #: Why nothing can be read; '' as far as is known it can.
         self.lost = ""
+        self._wait_ms = WAIT_MS
 
     def read(self, function: Callable[[], T]) -> tuple[T | None, str]:
         """(what the function returns, ''), or (None, why it cannot be read)."""
@@ -35,7 +45,10 @@ class Reader:
         connection = connections[self.alias]
         try:
             # A savepoint: an error must not break the transaction that the caller may be in.
-            with transaction.atomic(using=self.alias):
+            with (
+                transaction.atomic(using=self.alias),
+                backend_of(connection).waiting_at_most(connection, self._wait_ms),
+            ):
                 return function(), ""
         except UnsupportedServer as error:
             self.lost = str(error)
@@ -44,6 +57,8 @@ class Reader:
             told = " ".join(str(error).split("\n", 1)[0].split())
             kind = backend_of(connection).error_kind(error)
             cause = f"{_CAUSES[kind]}: {told}" if kind in _CAUSES else told or type(error).__name__
+            if kind is ErrorKind.LOCKED:
+                self._wait_ms = NEXT_WAIT_MS
             if kind is ErrorKind.CONNECTION:
                 self.lost = cause
                 if not connection.in_atomic_block:

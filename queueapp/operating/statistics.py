@@ -20,11 +20,19 @@ from django.db.models import Count
 from .. import delayed, registry
 from ..delayed.dispatching import COUNTED
 from ..errors import MissingVerb, QueueNotFound
+from ..flow import in_force
+from ..journal.keeping import is_fed
 from ..models import DISPATCHER, HOUSEKEEPING, NO_QUEUES, PoisonMessage, QueueControl, each_value
+from ..models.queue import holds
+from ..sending import deferred
 from ..sql import backend_of, looking, queue_sql
-from .live import live_on
-from .reading import MISSING, Reader
+from . import deferring
+from .flow_figures import FlowFigures, flow_figures, told_by_subscribers
+from .journal import inactive_messages
+from .live import Live, live_on
+from .reading import Reader, hint
 from .stranded import Stranded, stranded
+from .subscriptions import ConsumerFigures, consumer_figures
 
 #: So many rows of a table are looked at; counts of other tables stop here.
 LIMIT = 10_000
@@ -33,16 +41,21 @@ UNKNOWN = "\u2013"
 #: What it means that nobody alive does it.
 NOBODY = {
     DISPATCHER: "none is alive: delayed messages wait",
-    HOUSEKEEPING: "none is alive: expired messages stay, and what dead workers had leased waits for the end of its lease",
+    HOUSEKEEPING: "none is alive: expired messages stay, what dead workers had leased waits for the end of its lease, and what is "
+    "held is not evaluated",
 }
 
 
 @dataclass
 class QueueFigures:
     """One queue's figures. ``oldest_seconds``: the age of the oldest waiting message among those looked at; None also when
-    nothing waits. ``delayed`` and ``poison`` stop at ``LIMIT``, where their ``…_exact`` is False. ``subscribers``: live ones.
-    ``trouble``: circuit breakers that are not disarmed (name, state, error). ``stranded``: what nobody will ever take.
-    ``error``: what is not known and why; then the figures that it is about are None. ``note``: what else is to be said."""
+    nothing waits. ``held``: what others have inserted and nobody has evaluated yet, counted up to ``LIMIT``; None on a queue
+    without expressions. ``delayed`` and ``poison`` stop at ``LIMIT``, where their ``…_exact`` is False. ``subscribers``: live ones.
+    ``flow``: the statistics that AMPS names. ``trouble``: circuit breakers that are not disarmed (name, state, error).
+    ``stranded``: what nobody will ever take. ``consumers``: who subscribes to copies.
+    ``deferred_ack_count``: acks that wait for their message, on a queue that keeps
+    them. ``error``: what is not known and why; then the figures that it is about are None. ``note``: what else is to be
+    said."""
 
     queue: str
     table: str
@@ -51,6 +64,7 @@ class QueueFigures:
     paused: bool | None = None
     waiting: int | None = None
     leased: int | None = None
+    held: int | None = None
     lapsed: int | None = None
     expired: int | None = None
     exact: bool | None = None
@@ -59,15 +73,32 @@ class QueueFigures:
     delayed_exact: bool | None = None
     poison: int | None = None
     poison_exact: bool | None = None
+    deferred_ack_count: int | None = None
     subscribers: int | None = None
+    #: The age of the oldest heartbeat of the live ones.
+    heartbeat_seconds: float | None = None
     trouble: list[dict[str, str]] = field(default_factory=list)
     stranded: list[Stranded] = field(default_factory=list)
+    consumers: list[ConsumerFigures] = field(default_factory=list)
+    flow: FlowFigures = field(default_factory=FlowFigures)
+    #: AMPS' inactive_message_count: what waits in the journal for a queue with ``target_queue_depth``; None for the others too.
+    inactive: int | None = None
+    inactive_exact: bool | None = None
     note: str = ""
     error: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
+        """For JSON; the figures that AMPS names stand beside the others."""
+        found = asdict(self)
+        return found | found.pop("flow")
+
+    @property
+    def unserved(self) -> list[ConsumerFigures]:
+        """Consumers that no live worker has though copies are made for them, where others are served or copies wait; without those
+        that ``stranded`` names."""
+        named = {left.name for left in self.stranded if left.what == "recipient"}
+        lone = [one for one in self.consumers if one.served is False and one.consumer not in named]
+        return [one for one in lone if self.subscribers or one.waiting]
 
     def fail(self, what: str, cause: str) -> None:
         """Something is not known. One cause is said once."""
@@ -104,6 +135,10 @@ def left_in(alias: str) -> list[tuple[str, Stranded]]:
     return found
 
 
+#: Of messages under a name that nobody here knows.
+_NO_SUCH_QUEUE = "no such queue here: movedelayed and requeuepoison --to take its messages elsewhere"
+
+
 class _Database:
     """One database: what is known for all of its queues is read once."""
 
@@ -113,14 +148,19 @@ class _Database:
         self._readers: dict[str, Reader] = {}
         self.paused, self.paused_error = self.reader.read(self._read_paused)
         self.live, self.live_error = self.reader.read(lambda: live_on(alias))
+        self.overrides, _ = self.reader.read(lambda: in_force.read_anew(alias))
+        self.told, _ = self.reader.read(lambda: told_by_subscribers(alias))
 
     def figures_of(self, queue: Any) -> QueueFigures:
         label = queue._meta.label
         one = QueueFigures(label, queue._meta.db_table, self.alias, queue.delivery.semantics.value)
         self._count(queue, one)
+        if is_fed(queue):
+            self._count_inactive(queue, one)
         kept = looking(PoisonMessage.objects.using(self.alias)).filter(
             queue=label, status=PoisonMessage.Status.UNRESOLVED
         )
+        self._count_flow(queue, one)
         stores = delayed.stores_of(queue)
         self._count_delayed(queue, one, stores)
         refused = (self._refused(store, queue) for store in stores)
@@ -133,13 +173,22 @@ class _Database:
             one.fail("its workers", self.live_error)
         else:
             live = self.live[label]
-            one.subscribers, one.trouble = live.count, live.trouble
+            one.subscribers, one.trouble, one.heartbeat_seconds = live.count, live.trouble, _seconds(live.heartbeat)
             if one.waiting:
                 left, cause = self.reader.read(lambda: stranded(queue, connections[self.alias], live, LIMIT))
                 if left is None:
                     one.fail("what nobody takes", cause)
                 one.stranded = left or []
+            if queue.delivery.recipients and one.waiting is not None:
+                self._count_consumers(queue, one, live)
         return one
+
+    def _count_consumers(self, queue: Any, one: QueueFigures, live: Live) -> None:
+        """Who subscribes, and what waits for each."""
+        found, cause = self.reader.read(lambda: consumer_figures(queue, connections[self.alias], live, LIMIT))
+        if found is None:
+            return one.fail("who subscribes", cause)
+        one.consumers = found
 
     def of_no_queues(self) -> list[QueueFigures]:
         """Who moves delayed messages, and who keeps house; none alive is worth a line as well."""
@@ -151,7 +200,7 @@ class _Database:
                 one.fail("who does it", self.live_error)
                 continue
             live = self.live[name]
-            one.subscribers, one.trouble = live.count, live.trouble
+            one.subscribers, one.trouble, one.heartbeat_seconds = live.count, live.trouble, _seconds(live.heartbeat)
             if not live.count:
                 last = live.last_pulse
                 seen = "" if last is None else f"; the last one was seen {span(last.total_seconds())} ago"
@@ -165,11 +214,11 @@ class _Database:
         kept, _ = self.reader.read(self.unknown_poison)
         found = []
         for name in sorted((stuck or {}).keys() | (kept or {}).keys()):
-            one = QueueFigures(name, "", self.alias, "", note="no such queue here; its messages are left alone")
+            one = QueueFigures(name, "", self.alias, "", note=_NO_SUCH_QUEUE)
             if name in (stuck or {}):
                 one.delayed, one.delayed_exact = stuck[name], stuck[name] < COUNTED  # type: ignore[index]
             if name in (kept or {}):
-                one.poison, one.poison_exact = kept[name], kept[name] <= LIMIT  # type: ignore[index]
+                one.poison, one.poison_exact = min(kept[name], LIMIT), kept[name] <= LIMIT  # type: ignore[index]
             found.append(one)
         return found
 
@@ -190,15 +239,53 @@ class _Database:
         connection = connections[self.alias]
         head, cause = self.reader.read(lambda: queue_sql(queue, connection).head(connection, LIMIT + 1))
         if head is None:
-            hint = "; “manage.py migrate” makes it" if queue._meta.managed and cause.startswith(MISSING) else ""
-            return one.fail("its messages", cause + hint)
+            remedy = hint(cause, self.alias) if queue._meta.managed else ""
+            return one.fail("its messages", cause + remedy)
         one.waiting, one.leased, one.lapsed, one.expired = head.waiting, head.leased, head.lapsed, head.expired
         one.oldest_seconds = None if head.oldest_ms is None else head.oldest_ms / 1000
         one.exact = head.rows <= LIMIT
+        if deferred.defers(queue):
+            one.deferred_ack_count, cause = self.reader.read(lambda: deferring.waiting(queue, self.alias))
+            if one.deferred_ack_count is None:
+                one.fail("acks before their messages", cause)
+        if holds(queue):
+            one.held, cause = self.reader.read(lambda: queue_sql(queue, connection).count_held(connection, LIMIT))
+            if one.held is None:
+                one.fail("what is held", cause)
+            elif one.held:
+                one.note = f"{one.held} held until they are evaluated"
         if not one.exact:
             estimate, _ = self.reader.read(lambda: self._estimate(queue, head.first))
             # Who receives works at the low end: what is leased or expired was nearly all looked at.
-            one.waiting = max(head.waiting, (estimate or 0) - head.leased - head.expired)
+            one.waiting = max(head.waiting, (estimate or 0) - head.leased - head.expired - (one.held or 0))
+
+    def _count_flow(self, queue: Any, one: QueueFigures) -> None:
+        """What AMPS names; why its table cannot be read was said already."""
+        live, overrides = (self.told or {}).get(one.queue, []), (self.overrides or {}).get(one.queue, {})
+        found, cause = self.reader.read(
+            lambda: flow_figures(
+                queue,
+                self.alias,
+                waiting=one.waiting,
+                leased=one.leased,
+                exact=bool(one.exact),
+                oldest_seconds=one.oldest_seconds,
+                overrides=overrides,
+                live=live,
+            )
+        )
+        if found is not None:
+            found.inactive_message_count, found.deferred_ack_count = one.inactive, one.deferred_ack_count
+            one.flow = found
+        elif one.waiting is not None:
+            one.fail("what is out", cause)
+
+    def _count_inactive(self, queue: Any, one: QueueFigures) -> None:
+        """What waits in the journal until it has room."""
+        found, cause = self.reader.read(lambda: inactive_messages(queue, self.alias, LIMIT))
+        if found is None:
+            return one.fail("what waits in the journal", cause)
+        one.inactive, one.inactive_exact = found
 
     def _count_delayed(self, queue: Any, one: QueueFigures, stores: list[str]) -> None:
         """What waits in the table, and in another store, which may fail in ways of its own, or not tell; and what other
@@ -265,6 +352,11 @@ def _count(rows: Any) -> int:
 def in_words(trouble: dict[str, str]) -> str:
     """One of ``QueueFigures.trouble`` as a line."""
     return ": ".join(filter(None, (trouble["name"], trouble["state"], trouble["error"])))
+
+
+def _seconds(span: timedelta | None) -> float | None:
+    # A server's clock may have been set back.
+    return None if span is None else max(0.0, span.total_seconds())
 
 
 def span(seconds: float | None) -> str:

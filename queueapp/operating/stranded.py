@@ -63,7 +63,7 @@ def stranded(queue: Any, connection: Any, live: Live, limit: int) -> list[Strand
     found = list(totals.values())
     if live.unknown_types:
         addressed = [level for level in levels if not _recipient(by, level)]
-        found += _types(sql, connection, live.unknown_types, addressed, limit)
+        found += _types(sql, connection, live, addressed, limit)
     return found
 
 
@@ -80,14 +80,14 @@ def _levels(sql: Any, connection: Any) -> list[Level]:
     return found
 
 
-def _types(sql: Any, connection: Any, types: set[str], levels: list[Level], limit: int) -> list[Stranded]:
-    counts: dict[str, tuple[int, int | None]] = dict.fromkeys(types, (0, None))
+def _types(sql: Any, connection: Any, live: Live, levels: list[Level], limit: int) -> list[Stranded]:
+    counts: dict[str, tuple[int, int | None]] = dict.fromkeys(live.unknown_types, (0, None))
     complete = True
     for level in levels:
         complete = complete and sql.head(connection, limit + 1, level).rows <= limit
         for headers, age in sql.head_types(connection, limit, level):
-            kind = _type_of(headers)
-            if kind in counts:
+            kind = messages.told_type(headers)[:255]
+            if kind in counts and not _takes_a_base(live, headers):
                 count, oldest = counts[kind]
                 counts[kind] = count + 1, max((one for one in (oldest, age) if one is not None), default=None)
     return [
@@ -97,8 +97,10 @@ def _types(sql: Any, connection: Any, types: set[str], levels: list[Level], limi
     ]
 
 
-def _type_of(headers: str) -> str:
+def _takes_a_base(live: Live, headers: str) -> bool:
+    """Whether one of them has a consumer of a base of this type."""
     try:
-        return messages.read_head(headers)[0][:255]
+        kind = messages.read_kind(headers)
     except UndecodableMessage:
-        return ""
+        return False
+    return any(name in (live.types or ()) for name in kind.names[1:])

@@ -14,8 +14,8 @@ from django.db import Error, connections, transaction
 from .. import messages
 from ..models import PoisonMessage
 from ..sql import ErrorKind, backend_of
-from ..sql.base import Row
 from ..sql.carried import BY_NAME, Kind, carried_by
+from ..sql.rows import Row
 from .failures import clean, describe, first_failed, one_line, type_of, where
 
 #: Errors that say nothing of the message: the same is to be tried again, by whoever has the patience.
@@ -110,7 +110,7 @@ def _cleaned(row: Row) -> dict[str, Any]:
         value = getattr(row, name)
         if one.kind is Kind.TEXT and value:
             found[name] = clean(value, one.longest)
-        elif one.kind is Kind.INT16 and isinstance(value, int) and abs(value) < 2**15:
+        elif one.kind is Kind.INT16 and isinstance(value, int) and abs(value) < 2**63:
             found[name] = value
         elif one.kind is Kind.BOOL and value is not None:
             found[name] = bool(value)

@@ -9,7 +9,7 @@ from .. import messages
 from ..conf import settings
 from ..consuming.registration import Registration
 from ..errors import UndecodableMessage
-from ..sql.base import Row
+from ..sql.rows import Row
 
 
 @dataclass(slots=True)
@@ -25,6 +25,8 @@ class Failure:
     exception: BaseException
     attempt: int
     items: dict[str, Any] = field(default_factory=dict)
+    #: The limits of its queue that it has reached with this attempt, if that is why it ends.
+    reasons: tuple[str, ...] = ()
 
     @property
     def headers(self) -> dict[str, str]:

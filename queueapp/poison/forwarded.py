@@ -12,8 +12,8 @@ from django.db import connections, router
 from .. import registry, wakeups
 from ..errors import QueueNotFound
 from ..models import DelayedMessage, Now
-from ..sql.base import Row
 from ..sql.carried import COUNTS, carried_by
+from ..sql.rows import Row
 
 
 def meant_for(name: str, alias: str) -> tuple[Any, bool]:

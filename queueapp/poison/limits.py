@@ -18,11 +18,14 @@ better know that it may have begun before.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 from ..conf import settings
 from ..messages import counted_attempts, counts_a_death
+from ..models.delivery.expired import MAX_CANCELS, MAX_DELIVERIES
 from ..sql.claimed import CANCELS, DELIVERIES, FAILURES, HEADERS, Claimed
+from ..sql.rows import Row
 from .failures import attempts_of, tells_of_death
 
 #: So many hand-outs of a message may end without a word, beside those that count like attempts.
@@ -30,7 +33,12 @@ UNENDED = 2
 
 
 class Spent(Exception):
-    """A message is not handed to its handler any more: the "exception" of an attempt that was not begun."""
+    """A message is not handed to its handler any more: the "exception" of an attempt that was not begun. ``reasons``: the
+    limits of its queue that it has reached, if it is for them."""
+
+    def __init__(self, text: str, reasons: tuple[str, ...] = ()) -> None:
+        super().__init__(text)
+        self.reasons = reasons
 
 
 def attempt_of(claimed: Claimed, *, keeps_counts: bool) -> int:
@@ -43,7 +51,7 @@ def spent(claimed: Claimed, attempt: int, attempts: int, delivery: Any, *, lease
     ``sys.maxsize`` where a policy decides. ``leased``: this hand-out is counted in the row."""
     before = claimed[DELIVERIES] - leased
     if delivery.max_deliveries and before >= delivery.max_deliveries:
-        return Spent(reasons(delivery, before, 0))
+        return Spent(f"{MAX_DELIVERIES}: handed out {before} times", (MAX_DELIVERIES,))
     if attempt > attempts:
         return Spent(f"It failed {attempt - 1} of {attempts} attempts; its handler is not run again.")
     lost = unended(claimed, attempt, leased=leased)
@@ -65,11 +73,15 @@ def suspicion(claimed: Claimed, attempt: int, *, leased: bool, keeps_counts: boo
     return min(2, unended(claimed, attempt, leased=leased))
 
 
-def reasons(delivery: Any, deliveries: int, cancels: int) -> str:
-    """Which limits of the queue a message has reached whose delivery ends without an ack, in words; '' for none."""
-    found = []
-    if delivery.max_deliveries and deliveries >= delivery.max_deliveries:
-        found.append(f"handed out {deliveries} times (max_deliveries = {delivery.max_deliveries})")
-    if delivery.max_cancels and cancels >= delivery.max_cancels:
-        found.append(f"given back {cancels} times (max_cancels = {delivery.max_cancels})")
-    return " and ".join(found)
+def reached(delivery: Any, deliveries: int, cancels: int) -> tuple[str, ...]:
+    """Which limits of its queue a message has reached whose delivery ends without an ack; its cancels count that end, if it
+    was one."""
+    found = [MAX_CANCELS] if delivery.max_cancels and cancels >= delivery.max_cancels else []
+    found += [MAX_DELIVERIES] if delivery.max_deliveries and deliveries >= delivery.max_deliveries else []
+    return tuple(found)
+
+
+def in_words(row: Row, reasons: Iterable[str]) -> str:
+    """What a message has come to that reached these limits; '' for others."""
+    told = {MAX_CANCELS: f"given back {row.cancels} times", MAX_DELIVERIES: f"handed out {row.deliveries} times"}
+    return " and ".join(told[reason] for reason in reasons if reason in told)

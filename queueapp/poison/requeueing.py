@@ -24,9 +24,9 @@ from ..consuming.registry import registered
 from ..errors import QueueNotFound
 from ..models import Now, PoisonMessage
 from ..sql import backend_of, looking, queue_sql
-from ..sql.base import StoreTable
 from ..sql.carried import COUNTS
 from ..sql.rows import row_from
+from ..sql.tables import StoreTable
 from .failures import set_back
 from .forwarded import address_from, meant_for, send_back
 
@@ -48,7 +48,10 @@ def requeue(
     # Where they are written: a router may read from a replica.
     alias = messages.select_for_update().db
     done, last = 0, 0
-    todo = looking(messages.using(alias)).filter(status=PoisonMessage.Status.UNRESOLVED).order_by("number")
+    # What fails again at once is there anew, with a number of its own: it is not requeued for as long as it fails.
+    newest = PoisonMessage.objects.using(alias).order_by("-number").values_list("number", flat=True).first() or 0
+    todo = looking(messages.using(alias)).filter(status=PoisonMessage.Status.UNRESOLVED, number__lte=newest)
+    todo = todo.order_by("number")
     while keys := list(todo.filter(number__gt=last).values_list("number", flat=True)[:BATCH]):
         last = keys[-1]
         done += _requeue_batch(alias, keys, to, reset_counts)

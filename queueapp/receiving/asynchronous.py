@@ -11,7 +11,8 @@ from datetime import timedelta
 from typing import Any
 
 from ..consuming.uninterrupted import run_to_its_end
-from .receive import Message, Receive
+from .message import Message
+from .receive import Receive
 
 
 class AsyncReceive:

@@ -180,6 +180,10 @@ class Floors:
         if told:
             self._returns[0] += 1
 
+    def lower_all(self, seqs: Sequence[int]) -> None:
+        """These came back."""
+        self.lower(min(seqs))
+
     def reset(self) -> None:
         """Look from the very beginning again."""
         for place in range(len(self._low)):
@@ -197,17 +201,23 @@ class Floors:
 _floors: dict[tuple[Any, ...], Floors] = {}
 
 
-def floors_of(queue: Any, alias: str, levels: tuple[tuple[str, int], ...], leveled: bool) -> Floors:
+def floors_of(
+    queue: Any,
+    alias: str,
+    levels: tuple[tuple[str, int], ...],
+    leveled: bool,
+    make: Callable[[tuple[tuple[str, int], ...], bool], Floors] = Floors,
+) -> Floors:
     """The floors that this process keeps for a queue and a set of levels."""
     key = (queue._meta.db_table, alias, levels)
     floors = _floors.get(key)
     if floors is None:
-        floors = _floors[key] = Floors(levels, leveled)
+        floors = _floors[key] = make(levels, leveled)
     return floors
 
 
-def lower_floors(queue: Any, alias: str, seq: int) -> None:
-    """A row of this queue came back in this process: every floor above it comes down to it."""
+def lower_floors(queue: Any, alias: str, seqs: Sequence[int]) -> None:
+    """Rows of this queue came back in this process: every floor above them comes down to them."""
     for (table, at, _), floors in list(_floors.items()):
         if table == queue._meta.db_table and at == alias:
-            floors.lower(seq)
+            floors.lower_all(seqs)

@@ -22,16 +22,19 @@ from django.db import DataError, Error, IntegrityError, connections, transaction
 
 from .. import messages, signals, wakeups
 from ..consuming.registration import Registration
-from ..errors import UndecodableMessage
+from ..errors import MessageCancelled, UndecodableMessage
 from ..models import DelayedMessage, Now
+from ..models.delivery.expired import KeepAsPoison, PublishTo, action_for
 from ..poison.burying import bury, bury_bare, is_passing
-from ..poison.failures import ProcessDied, append, attempts_of, one_line
-from ..poison.limits import Spent, reasons
+from ..poison.ending import publish
+from ..poison.failures import ProcessDied, append, attempts_of, clean, one_line
+from ..poison.limits import Spent, in_words, reached
 from ..sql import queue_sql
-from ..sql.base import QueueTable, Row
 from ..sql.carried import carried_by
+from ..sql.rows import Row
+from ..sql.tables import QueueTable
 from .policy import Failure, ask
-from .verdicts import Poison, RetryLater, RetryNow, Verdict
+from .verdicts import Discard, Poison, RetryLater, RetryNow, Verdict
 
 #: How often a failure is tried to be recorded in full, where the error may be another one the next time.
 TRIES = 3
@@ -102,7 +105,7 @@ def fail_taken(
     failure = _failure(queue, queue_sql(queue, connections[alias]).table, row, exception, consumer, None, items)
 
     def in_full() -> Decided:
-        decided = verdict or ask(failure, alias)
+        decided = verdict or _of_an_operator(exception) or ask(failure, alias)
         if isinstance(decided, RetryNow | RetryLater):
             decided = Poison("at-most-once, not retried: " + one_line(exception))
         _keep(failure, decided, _history(row, failure, decided), alias)
@@ -153,7 +156,8 @@ def decide_locked(
     if not sql.table.keeps_counts:
         verdict = _count_in_headers(failure, row, verdict)
     failures = _history(row, failure, verdict)
-    if isinstance(verdict, RetryNow):
+    stays = isinstance(verdict, RetryLater) and sql.table.barriers
+    if isinstance(verdict, RetryNow) or stays:
         ended = sql.put_back(
             connection,
             row.seq,
@@ -163,11 +167,37 @@ def decide_locked(
             token=token,
             headers=None if sql.table.keeps_counts else failure.row.headers,
         )
+        if isinstance(verdict, RetryLater):
+            # It waits in its place: in the delayed store the barriers behind it would not see it.
+            sql.hold_back(connection, row.seq, verdict.delay // timedelta(milliseconds=1))
     else:
         ended = sql.remove(connection, [row.seq])
         _keep(failure, verdict, failures, alias)
     _ended(ended, failure)
     wakeups.run_every_hook(connection)  # the policy's
+    return Decided(failure, verdict, connection)
+
+
+def decide_taken(
+    queue: Any,
+    alias: str,
+    row: Row,
+    exception: BaseException,
+    *,
+    consumer: Registration | None,
+    items: dict[str, Any] | None = None,
+) -> Decided:
+    """``decide_locked`` for a message that the open transaction has deleted, with others that it handled well: what it did
+    stands, and the message goes to its next place. One that is retried at once goes to the end of its queue."""
+    connection = connections[alias]
+    sql = queue_sql(queue, connection)
+    failure = _failure(queue, sql.table, row, exception, consumer, None, items)
+    verdict = _verdict(failure, alias)
+    failures = _history(row, failure, verdict)
+    if isinstance(verdict, RetryNow):
+        sql.insert_row(connection, failure.row._replace(failures=failures), same_queue=True)
+    else:
+        _keep(failure, verdict, failures, alias)
     return Decided(failure, verdict, connection)
 
 
@@ -210,18 +240,35 @@ def _failure(
     counted = row if token is not None else row._replace(deliveries=row.deliveries + 1)
     if not table.keeps_counts:
         counted = row._replace(deliveries=failed + 1)
-    begun = not isinstance(exception, Spent)
+    begun = not isinstance(exception, Spent | MessageCancelled)
     return Failure(queue, consumer, counted, exception, failed + begun, items or {})
 
 
 def _verdict(failure: Failure, alias: str) -> Verdict:
+    delivery = failure.queue.delivery
     if isinstance(failure.exception, Spent):
-        return Poison(str(failure.exception))
-    verdict = ask(failure, alias)
-    over = reasons(failure.queue.delivery, failure.row.deliveries, 0)
-    if over and isinstance(verdict, RetryNow | RetryLater):
-        return Poison(f"{over}: {one_line(failure.exception)}")
-    return verdict
+        failure.reasons = failure.exception.reasons
+        text = str(failure.exception)
+    elif (decided := _of_an_operator(failure.exception)) is not None:
+        return decided
+    else:
+        verdict = ask(failure, alias)
+        over = reached(delivery, failure.row.deliveries, 0)
+        if not over or not isinstance(verdict, RetryNow | RetryLater):
+            return verdict
+        failure.reasons = over
+        text = f"{', '.join(over)}: {in_words(failure.row, over)}: {one_line(failure.exception)}"
+    # A limit of the queue: what it does with what it gives up. By default that is poison.
+    kept = not failure.reasons or isinstance(action_for(delivery.on_expired, failure.reasons), KeepAsPoison)
+    return Poison(text) if kept else Discard(text)
+
+
+def _of_an_operator(exception: BaseException) -> Verdict | None:
+    """Whoever had a handler stopped has decided what becomes of its message; no policy is asked."""
+    if not isinstance(exception, MessageCancelled):
+        return None
+    text = clean(str(exception), 500)
+    return Discard(text) if exception.discard else Poison(text)
 
 
 def _count_in_headers(failure: Failure, row: Row, verdict: Verdict) -> Verdict:
@@ -292,6 +339,10 @@ def _keep(failure: Failure, verdict: Verdict, failures: str, alias: str) -> None
             consumer=failure.consumer.name if failure.consumer else "",
             exception=failure.exception,
         )
+    elif failure.reasons:
+        action = action_for(failure.queue.delivery.on_expired, failure.reasons)
+        if isinstance(action, PublishTo) and isinstance(verdict, Discard):
+            publish(failure.queue, alias, row, action, failure.reasons, verdict.reason)
 
 
 def _tell(failure: Failure, verdict: Verdict, connection: Any) -> None:
@@ -305,3 +356,5 @@ def _tell(failure: Failure, verdict: Verdict, connection: Any) -> None:
         signals.send(signals.poisoned, failure, verdict)
     else:
         signals.send(signals.discarded, failure, verdict)
+    if failure.reasons:
+        signals.send_expired(failure.queue, [failure.row.id], "", failure.reasons)

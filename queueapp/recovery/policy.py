@@ -11,7 +11,7 @@ from typing import Any
 from django.db import connections, transaction
 
 from .. import asides, signals
-from ..errors import UndecodableMessage
+from ..errors import ErasedMessage, UndecodableMessage
 from ..poison.failure import Failure
 from ..poison.failures import clean, one_line
 from .verdicts import Discard, Poison, RetryLater, RetryNow, Verdict
@@ -47,6 +47,8 @@ def default_policy(failure: Failure) -> Verdict:
 def ask(failure: Failure, alias: str) -> Verdict:
     """The verdict of the consumer's policy, or of the default one where it has none, or it fails or makes no sense.
     What it says is text that every column takes, and a time that every clock knows. Raises ConnectionSpoiled."""
+    if isinstance(failure.exception, ErasedMessage):
+        return Discard(one_line(failure.exception))  # whatever a policy says: nothing will ever open it
     policy: Callable[[Failure], Verdict] | None = failure.consumer.option("policy") if failure.consumer else None
     if policy is None:
         return _default(failure)
@@ -56,10 +58,10 @@ def ask(failure: Failure, alias: str) -> Verdict:
         # What a policy writes or sends is kept with its verdict, and undone alone when it raises.
         with transaction.atomic(using=alias):
             verdict = asides.run("the recoverability policy", partial(policy, failure), settled=False)
-        accepted = _accepted(verdict)
+        found = accepted(verdict)
         error: BaseException | None = None
     except BaseException as raised:  # sys.exit() and a cancelled coroutine end no worker
-        accepted, error = None, raised
+        found, error = None, raised
     if connection.in_atomic_block and (connection.atomic_blocks, connection.savepoint_ids) != (blocks, savepoints):
         # A block that it did not leave: our transaction would end as if it were within that one, uncommitted.
         connection.close()
@@ -76,11 +78,11 @@ def ask(failure: Failure, alias: str) -> Verdict:
         )
         failure.items["policy_error"] = clean(_shown(error), 1000)
         return _default(failure)
-    if accepted is None:
+    if found is None:
         shown = clean(_shown(verdict), 1000)
         signals.log.error("The recoverability policy of %r returned %s; the default decides.", failure.consumer, shown)
         return _default(failure)
-    return accepted
+    return found
 
 
 def _default(failure: Failure) -> Verdict:
@@ -91,7 +93,7 @@ def _default(failure: Failure) -> Verdict:
         return Poison(f"the default policy failed ({one_line(error)}): {one_line(failure.exception)}")
 
 
-def _accepted(verdict: Any) -> Verdict | None:
+def accepted(verdict: Any) -> Verdict | None:
     """A verdict that can be carried out, or None for what is none."""
     if isinstance(verdict, RetryNow):
         return verdict

@@ -12,7 +12,9 @@ from django.db import router
 
 from .. import messages
 from ..errors import InvalidMessage
+from ..models.delivery import NEVER
 from ..sql.carried import SENT, Carried, Kind
+from ..sql.claimed import FOREVER_MS
 from ..sql.outgoing import Outgoing
 
 #: Longest duration, and farthest time from now, that is accepted.
@@ -51,6 +53,11 @@ def outgoing(
     delivery = queue.delivery
     if not isinstance(identity, uuid.UUID):
         raise InvalidMessage(f"message_id = {identity!r} is not accepted: it must be a uuid.UUID.")
+    if delivery.priority and priority != 0:
+        raise InvalidMessage(
+            f"priority = {priority!r} is not accepted by {queue._meta.label}: its expression decides "
+            f"(Delivery.priority = {delivery.priority!r})."
+        )
     if not isinstance(priority, int) or isinstance(priority, bool) or not 0 <= priority < delivery.priorities:
         raise InvalidMessage(
             f"priority = {priority!r} is not accepted by {queue._meta.label}: it must be from 0 to {delivery.priorities - 1}"
@@ -63,10 +70,19 @@ def outgoing(
     ):
         if value and (not isinstance(value, str) or len(value) > longest or "\0" in value):
             raise InvalidMessage(f"{name} = {value!r} is not accepted: a string of at most {longest} characters.")
-    lifetime = expires_in if expires_in is not None else delivery.expiration
-    expires_ms = None if lifetime is None else milliseconds("expires_in", lifetime, low=1)
-    message = Outgoing(identity, headers, body, expires_ms, recipient, priority, correlation_id, reply_to)
+    message_expires = _expires_ms(delivery, expires_in)
+    message = Outgoing(identity, headers, body, message_expires, recipient, priority, correlation_id, reply_to)
     return message._replace(**_checked(others)) if others else message
+
+
+def _expires_ms(delivery: Any, expires_in: timedelta | None) -> int | None:
+    """What ``expires`` is to hold: what the message says. What the queue says is in its statements, but for a foreign table,
+    which keeps no time of arrival for them."""
+    if expires_in == NEVER:
+        return FOREVER_MS if delivery.expires_by_age else None
+    if expires_in is None and not delivery.expires_by_age:
+        expires_in = delivery.expiration
+    return None if expires_in is None else milliseconds("expires_in", expires_in, low=1)
 
 
 #: Those that ``outgoing`` has arguments of its own for.
@@ -94,6 +110,7 @@ def _checked(others: Mapping[str, Any]) -> dict[str, Any]:
 
 _KINDS: dict[Kind, tuple[Callable[[Any, Carried], bool], str]] = {
     Kind.BOOL: (lambda value, _: isinstance(value, bool), "True or False"),
+    Kind.INT64: (lambda value, _: isinstance(value, int) and -(2**63) <= value < 2**63, "a whole number of 64 bits"),
     Kind.INT16: (lambda value, _: isinstance(value, int) and -(2**15) <= value < 2**15, "a whole number of 16 bits"),
     Kind.TEXT: (
         lambda value, one: isinstance(value, str) and len(value) <= one.longest and "\0" not in value,

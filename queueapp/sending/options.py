@@ -6,9 +6,11 @@ Checked against the signatures and against ``sql.carried`` by the tests; nothing
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
-from typing import TypedDict
+from typing import Any, TypedDict
+
+from ..models.delivery import OnConflict
 
 
 class CarriedOptions(TypedDict, total=False):
@@ -20,6 +22,21 @@ class CarriedOptions(TypedDict, total=False):
 class BulkOptions(CarriedOptions, total=False):
     """What holds for all messages of a ``send_many``."""
 
+    dedupe_key: str | Callable[[Any], str | None] | None
+    on_conflict: OnConflict | str | None
+
+    headers: Mapping[str, str] | None
+    expires_in: timedelta | None
+    priority: int
+    recipient: str
+    unknown_recipient: bool
+    using: str | None
+
+
+class SelectOptions(CarriedOptions, total=False):
+    """What ``send_from`` takes beside the rows."""
+
+    of: type | None
     headers: Mapping[str, str] | None
     expires_in: timedelta | None
     priority: int

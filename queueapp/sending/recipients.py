@@ -1,8 +1,9 @@
 """Whether anybody has the consumer that a message is addressed to: a misspelt name would wait for ever.
 
-Known are the consumers of this process' code and those that live workers told in their rows, for a producer that imports
-no consumers. What was known once stays known to this process, so the workers may be away for a deploy; what is not known is
-looked up again after some seconds. Where nobody knows any consumer of the queue there is nothing to compare with.
+Known are the consumers of this process' code, those that subscribe to anything, and those that live workers told in their
+rows, for a producer that imports no consumers. What was known once stays known to this process, so the workers may be away
+for a deploy; what is not known is looked up again after some seconds. Where nobody knows any consumer of the queue there is
+nothing to compare with.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from typing import Any
 
 from django.db import Error, connections, transaction
 
+from .. import messages
 from ..consuming.registry import registered
 from ..errors import InvalidMessage
-from ..models import Now, Subscriber
+from ..models import Now, Subscriber, Subscription
 from ..models.subscribers import list_told
 
 #: Seconds until the workers are asked again for a name that they did not know.
@@ -41,12 +43,18 @@ def forget() -> None:
     _told.clear()
 
 
+def names_of(cls: type, headers: str) -> tuple[str, ...]:
+    """The types of a message that is being sent: of its class, or, of stored bytes, what its headers say."""
+    names = messages.type_names(cls)
+    return names if names[0] else messages.read_kind(headers).names
+
+
 def refuse_unknown_recipient(queue: Any, alias: str, recipient: str) -> None:
     """Raise InvalidMessage when somebody knows the consumers of this queue, and nobody one of this name. A name that is
     known costs two look-ups in memory."""
     if not queue.delivery.recipients:
         return
-    if any(one.name == recipient for one in registered.of(queue)):
+    if any(recipient == one.name or recipient in one.aliases for one in registered.of(queue)):
         return
     label = queue._meta.label
     told = _told.setdefault((alias, label), _Told())
@@ -72,9 +80,11 @@ def _look(alias: str, label: str, told: _Told) -> bool:
         in_transaction = connections[alias].in_atomic_block
         with transaction.atomic(using=alias) if in_transaction else nullcontext():
             texts = list(rows.values_list("consumers", flat=True))
+            subscribed = Subscription._default_manager.using(alias).filter(queue=label).order_by()
+            names = set(subscribed.values_list("consumer", flat=True))
     except Error:
         return False
     told.looked_at = monotonic()
     told.complete = all(texts)  # a worker of a version that does not say may have it
-    told.names |= {str(name) for text in texts for name, _ in list_told(text)}
+    told.names |= names | {str(name) for text in texts for name, _ in list_told(text)}
     return True

@@ -10,24 +10,30 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from contextlib import nullcontext
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
 from typing import Any, Unpack
 
 from asgiref.sync import sync_to_async
 from django.db import Error, connections
 from django.utils import timezone
 
-from .. import delayed, messages, registry, wakeups
-from ..consuming.registry import recipients_of
+from .. import delayed, messages, registry, tracing, wakeups
+from ..consuming.current import handling
 from ..errors import InvalidMessage, NotMigrated
 from ..models import DelayedMessage
+from ..models.delivery import OnConflict
 from ..sql import ErrorKind, backend_of, queue_sql
-from ..sql.base import StoreTable
 from ..sql.outgoing import OPTIONS, TIMES, Outgoing
+from ..sql.tables import StoreTable
+from . import copies, deferred, keys
 from .accepting import FAR_FUTURE, alias_of, milliseconds, outgoing
+from .causing import with_cause
+from .entering import entered
 from .isolation import atomic_on, isolated_connection
 from .options import CarriedOptions, SendOptions
-from .recipients import refuse_unknown_recipient
+from .recipients import names_of, refuse_unknown_recipient
+from .sealing import refuse_subject, sealed
 
 
 def send(
@@ -47,6 +53,8 @@ def send(
     isolated: bool = False,
     unknown_recipient: bool = False,
     using: str | None = None,
+    dedupe_key: keys.Key = None,
+    on_conflict: OnConflict | str | None = None,
     **others: Unpack[CarriedOptions],
 ) -> uuid.UUID:
     """Send one message into a queue, in the caller's transaction; returns its id.
@@ -59,39 +67,45 @@ def send(
     of its type, one copy each, on a queue with ``recipients``; there a name that neither this process nor a live worker
     knows is refused, unless ``unknown_recipient`` (or ``delayed_in``: who sends there must not need the queue's
     database). ``isolated=True`` commits it on a connection of its own, whatever becomes of the
-    caller's transaction. ``others``: what else a message carries (``sql.carried``): ``is_barrier``. Raises
-    InvalidMessage, and TableNotFound or NotMigrated before `migrate`.
+    caller's transaction. ``dedupe_key``: of those with one key one waits, on a queue with ``Delivery.dedupe_key``;
+    ``on_conflict`` ("ignore", "replace", "error") says which, and the id of the one that waits is returned (error: raises
+    DuplicateMessage). ``others``: what else a message carries (``sql.carried``): ``is_barrier``. Raises
+    InvalidMessage (FilteredOut when the queue's filter does not match), and TableNotFound or NotMigrated before `migrate`.
     """
+    if tracing.tracer is not None and type(headers) is not tracing.Traced:
+        return tracing.tracer.send("send", send, queue._meta.label, locals())
     if not isinstance(isolated, bool):
         raise InvalidMessage(f"isolated = {isolated!r} is not accepted: True or False.")
-    if correlation_id or reply_to:
-        # In the columns for consumers of NServiceBus, in the headers for handlers, which get no other columns.
-        told = {messages.CORRELATION_ID: correlation_id, messages.REPLY_TO: reply_to}
-        headers = {name: value for name, value in told.items() if value} | dict(headers or {})
-    stored_headers, data = messages.encode(body, headers)
     identity = message_id or messages.new_id()
-    if queue.wire_format:
-        stored_headers = messages.to_nservicebus(stored_headers, identity)
-    message = outgoing(
-        queue, identity, stored_headers, data, expires_in, priority, recipient, correlation_id, reply_to, others
-    )
+    message = prepare(queue, body, identity, headers, expires_in, priority, recipient, correlation_id, reply_to, others)
     alias = alias_of(queue, using)
+    key = None
+    if dedupe_key is not None or queue.delivery.dedupe_key is not None:
+        key = keys.key_of(queue, body, dedupe_key)
     if delayed_in is not None:
+        if key is not None and delayed_in != alias:
+            raise InvalidMessage(
+                "dedupe_key and delayed_in exclude each other: what waits is known in the queue's database."
+            )
         if using is not None:
             raise InvalidMessage(
                 "using and delayed_in exclude each other: a message is forwarded to the queue's database."
             )
-        due = _due(delay, at)
+        due = when_due(delay, at)
         if delayed_in != alias:
             _store_for(queue, alias, delayed_in, isolated, message, due)
             return identity
     if recipient and not unknown_recipient:
         refuse_unknown_recipient(queue, alias, recipient)
+    if key is not None:
+        conflict = keys.conflict_of(queue, on_conflict)
+        with isolated_connection(alias) if isolated else nullcontext(connections[alias]) as connection:
+            return store_once(queue, connection, message, type(body), delay, at, key, conflict) or identity
     if isolated:
         with isolated_connection(alias) as connection:
-            _store(queue, connection, message, type(body), delay, at)
+            store(queue, connection, message, type(body), delay, at)
     else:
-        _store(queue, connections[alias], message, type(body), delay, at)
+        store(queue, connections[alias], message, type(body), delay, at)
     return identity
 
 
@@ -100,31 +114,97 @@ async def asend(queue: Any, body: Any, **options: Unpack[SendOptions]) -> uuid.U
     return await sync_to_async(send, thread_sensitive=True)(queue, body, **options)
 
 
-def _store(
+def prepare(
+    queue: Any,
+    body: Any,
+    identity: uuid.UUID,
+    headers: Mapping[str, str] | None,
+    expires_in: timedelta | None,
+    priority: int,
+    recipient: str,
+    correlation_id: str | None,
+    reply_to: str | None,
+    others: Mapping[str, Any] = MappingProxyType({}),
+) -> Outgoing:
+    """A message as this queue stores it: body and headers encoded, options checked, expressions
+    evaluated. Asks nothing of the database. Raises InvalidMessage."""
+    refuse_subject(queue, headers)
+    told = with_addresses(headers, correlation_id, reply_to)
+    stored_headers, data = messages.encode(body, told, queue.delivery.message_type)
+    if queue.wire_format:
+        stored_headers = messages.to_nservicebus(stored_headers, identity)
+    message = outgoing(
+        queue, identity, stored_headers, data, expires_in, priority, recipient, correlation_id, reply_to, others
+    )
+    return entered(queue, message) if queue.delivery.has_expressions else message
+
+
+def with_addresses(
+    headers: Mapping[str, str] | None, correlation_id: str | None, reply_to: str | None
+) -> Mapping[str, str] | None:
+    """In the columns for consumers of NServiceBus, in the headers for handlers, which get no other columns."""
+    if (caller := handling.get()) is not None:
+        headers = with_cause(headers, correlation_id, caller)
+    if not correlation_id and not reply_to:
+        return headers
+    told = {messages.CORRELATION_ID: correlation_id, messages.REPLY_TO: reply_to}
+    return {name: value for name, value in told.items() if value} | dict(headers or {})
+
+
+def store(
     queue: Any, connection: Any, message: Outgoing, cls: type, delay: timedelta | None, at: datetime | None
 ) -> None:
+    """Store a message whose body was of class ``cls``, in the connection's transaction: now, a copy for each consumer on a
+    queue with ``recipients``, or in the delayed store."""
+    if queue.delivery.encoding:
+        message = sealed(queue, message, connection.alias)
     if delay is not None or at is not None:
         _store_delayed(queue, connection, message, delay, at)
         return
-    sql = queue_sql(queue, connection)
+    if deferred.defers(queue):
+        with atomic_on(connection):
+            if not deferred.was_acked(queue, connection, message.id):
+                _enter(queue, connection, message, cls)
+        return
+    _enter(queue, connection, message, cls)
+
+
+def _enter(queue: Any, connection: Any, message: Outgoing, cls: type) -> None:
     if queue.delivery.recipients and not message.recipient:
-        copies = recipients_of(queue, messages.type_name_of(cls))
-        if len(copies) > 1:
-            # One row per consumer, all or none.
-            with atomic_on(connection):
-                for name in copies:
-                    sql.insert(connection, message._replace(recipient=name))
-            wakeups.sent(queue, connection)
-            return
-        message = message._replace(recipient=copies[0])
-    sql.insert(connection, message)
+        copies.insert(queue, connection, message, names_of(cls, message.headers))
+    else:
+        queue_sql(queue, connection).insert(connection, message)
     wakeups.sent(queue, connection)
+
+
+def store_once(
+    queue: Any,
+    connection: Any,
+    message: Outgoing,
+    cls: type,
+    delay: timedelta | None,
+    at: datetime | None,
+    key: str,
+    conflict: OnConflict,
+) -> uuid.UUID | None:
+    """``store``, of a message with a key. The id of the one that waits, where that stays in its stead. Raises DuplicateMessage."""
+    if (delay is not None or at is not None) and not delayed.is_built_in(delayed.store_of(connection.alias)):
+        raise InvalidMessage(
+            f"dedupe_key = {key!r} is not accepted with delay or at: what waits in the delayed store of {connection.alias!r} "
+            "(QUEUEAPP.DELAYED_STORE) cannot be looked up."
+        )
+    # No savepoint: two more round trips, and what is refused here has changed nothing.
+    with nullcontext() if connection.in_atomic_block else atomic_on(connection):
+        kept = keys.admit(queue, connection, key, message.id, conflict)
+        if kept is None:
+            store(queue, connection, message, cls, delay, at)
+    return kept
 
 
 def _store_delayed(
     queue: Any, connection: Any, message: Outgoing, delay: timedelta | None, at: datetime | None
 ) -> None:
-    due = _due(delay, at)
+    due = when_due(delay, at)
     store = delayed.store_of(connection.alias)
     with delayed.storing(connection.alias, store):
         if delayed.is_built_in(store):
@@ -134,7 +214,7 @@ def _store_delayed(
     wakeups.delayed(connection)
 
 
-def _due(delay: timedelta | None, at: datetime | None) -> int | datetime:
+def when_due(delay: timedelta | None, at: datetime | None) -> int | datetime:
     """When a message is due: in so many milliseconds, or at a time. Raises InvalidMessage."""
     if delay is not None and at is not None:
         raise InvalidMessage("delay and at exclude each other: a message is due in a time or at a time.")
@@ -155,6 +235,12 @@ def _store_for(queue: Any, alias: str, kept_in: str, isolated: bool, message: Ou
             f"delayed_in = {kept_in!r} is not accepted by {queue._meta.label}, which lies in {alias!r}: its "
             f"Delivery.delayed_in = {queue.delivery.delayed_in!r} does not name that database, so nobody would forward it."
         )
+    if queue.delivery.encoding:
+        if messages.ENCRYPT_FOR in message.headers and messages.ENCRYPT_FOR in messages.decode_headers(message.headers):
+            raise InvalidMessage(
+                f"Header {messages.ENCRYPT_FOR!r} is not accepted with delayed_in: the keys of subjects are in {alias!r}."
+            )
+        message = sealed(queue, message, alias)
     with isolated_connection(kept_in) if isolated else nullcontext(connections[kept_in]) as connection:
         with delayed.storing(kept_in):
             _store_in_table(registry.address(queue, alias), connection, message, due)
@@ -184,7 +270,7 @@ def _store_elsewhere(queue: Any, connection: Any, message: Outgoing, due: int | 
 
 def _bounded(at: datetime) -> datetime:
     """A time that every table, time zone and later arithmetic can hold. Raises InvalidMessage when it is too far off."""
-    now = timezone.now()
+    now = datetime.now(UTC)  # Django's is naive where USE_TZ is off
     if at > now + FAR_FUTURE:
         raise InvalidMessage(f"at = {at!r} is not accepted: it must be within 100 years from now.")
     return max(at, now - FAR_FUTURE)  # it is due at once, however long it is past

@@ -130,7 +130,7 @@ class SinkClient(abc.ABC):
 
     def _publish_once(self, publication: Publication) -> int:
         label = self.target.label
-        rows = sum(count for _, count in publication.staged) * len(self._copies)
+        rows = sum(count for _, count in publication.staged)
         with self.connect() as connection, self.transaction(connection):
             key = (label, publication.publish_id, publication.batch_id)
             added, _ = self.execute(connection, self.sql.record(), (*key, rows, len(publication.staged)))
@@ -142,20 +142,22 @@ class SinkClient(abc.ABC):
         return rows
 
     @property
-    def _copies(self) -> Sequence[str]:
-        return self.plan.recipients or ("",)
+    def may_hold_barrier(self) -> bool:
+        """Whether a row may be a barrier."""
+        return "is_barrier" in self.plan.staged or self.target.table.finds_barriers
 
     def move_all(self, connection: Any, staged: Sequence[tuple[str, int]]) -> int:
-        """Copy staged rows into the queue, one copy per recipient; returns how many. Raises StagingLost."""
+        """Copy staged rows into the queue; returns how many. Raises StagingLost."""
+        if self.target.table.barriers:
+            # Before the first number is drawn; a barrier among them waits for every send that is open.
+            self.execute(connection, *self.sql.fence(exclusive=self.may_hold_barrier))
         for table, count in staged:
-            for recipient in self._copies:
-                self._move(connection, StagingName.parse(table), count, recipient)
-        return sum(count for _, count in staged) * len(self._copies)
+            self._move(connection, StagingName.parse(table), count)
+        return sum(count for _, count in staged)
 
-    def _move(self, connection: Any, table: StagingName, count: int, recipient: str) -> None:
+    def _move(self, connection: Any, table: StagingName, count: int) -> None:
         plan, lifetime = self.plan, self.target.lifetime_ms
-        values = {"headers": plan.headers, "recipient": recipient}
-        params = [values[name] for name in plan.constants] + ([] if lifetime is None else [lifetime])
+        params: list[Any] = [plan.headers for _ in plan.constants] + ([] if lifetime is None else [lifetime])
         statement = self.sql.move(table, plan.staged, plan.constants, lifetime is not None)
         try:
             moved, _ = self.execute(connection, statement, params)

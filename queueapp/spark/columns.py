@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,26 +56,34 @@ class Plan:
     """How rows become messages.
 
     ``staged``: attributes that differ from row to row. ``headers``: of a typed message, the same for all rows unless
-    they are staged. ``foreign``: headers go under NServiceBus' names, with the id of their message.
+    they are staged. ``foreign``: headers go under NServiceBus' names, with the id of their message. ``entering``: the queue's
+    expressions, which are evaluated for each row.
     """
 
     label: str
     staged: tuple[str, ...]
     headers: str | None = None
-    recipients: tuple[str, ...] | None = None
     message_type: str | None = None
     priorities: int = 1
     foreign: bool = False
+    entering: Mapping[str, Any] | None = None
+    #: The queue's priority has 64 bits, all of which are accepted: the column holds what its expression would give.
+    ranked: bool = False
 
     @property
     def constants(self) -> tuple[str, ...]:
         """Attributes that have one value for all rows of a move."""
         same_headers = self.headers is not None and "headers" not in self.staged
-        return (("headers",) if same_headers else ()) + (("recipient",) if self.recipients else ())
+        return ("headers",) if same_headers else ()
 
 
 def make_plan(target: QueueTarget, schema: StructType, message_type: str | None) -> Plan:
     """Check a DataFrame's columns against the queue. Raises InvalidDataFrame or InvalidOption with what is accepted."""
+    if target.encrypts:
+        raise InvalidDataFrame(
+            f"Queue {target.label} encrypts its bodies (Delivery.encoding), and Spark has no keys: what it wrote there would lie in "
+            "the clear. Send it with send_many, or into another queue."
+        )
     if message_type is not None:
         return _typed_plan(target, schema, message_type)
     names = [field.name for field in schema.fields]
@@ -100,10 +109,30 @@ def make_plan(target: QueueTarget, schema: StructType, message_type: str | None)
     if target.recipients and "recipient" not in names:
         raise InvalidDataFrame(
             f"Queue {target.label} addresses each message to a consumer (Delivery.recipients): add a column recipient, "
-            "or name the message's class in option message_type to send every consumer of it a copy."
+            "or name the message's class in option message_type, of which every consumer gets a copy when it is received."
         )
-    staged = tuple(name for name in STAGED if name in (*names, "id", "headers"))
-    return Plan(target.label, staged, priorities=target.priorities, foreign=target.foreign)
+    computed = _computed(target)
+    if "priority" in names and "priority" in computed:
+        raise InvalidDataFrame(
+            f"The DataFrame for queue {target.label} has a column priority, and its Delivery.priority says which priority a message "
+            "has: leave the column out."
+        )
+    staged = tuple(name for name in STAGED if name in (*names, "id", "headers", *computed))
+    return Plan(
+        target.label,
+        staged,
+        priorities=target.priorities,
+        foreign=target.foreign,
+        entering=target.entering,
+        ranked=target.table.ranked,
+    )
+
+
+def _computed(target: QueueTarget) -> tuple[str, ...]:
+    """The attributes that the queue's expressions make."""
+    texts = target.entering or {}
+    made = {"priority": "priority", "barrier_expression": "is_barrier"}
+    return tuple(attribute for option, attribute in made.items() if option in texts)
 
 
 def _typed_plan(target: QueueTarget, schema: StructType, message_type: str) -> Plan:
@@ -122,11 +151,18 @@ def _typed_plan(target: QueueTarget, schema: StructType, message_type: str) -> P
         raise InvalidDataFrame(
             f"The DataFrame for queue {target.label} lacks columns that {message_type} requires: {listed(missing)}."
         )
-    type_name = messages.type_name(cls)
-    headers = messages.encode_headers({messages.TYPE: type_name, messages.CONTENT_TYPE: messages.JSON})
-    recipients = target.consumers.get(type_name) if target.recipients else None
-    staged = ("id", "headers", "body") if target.foreign else ("id", "body")
-    return Plan(target.label, staged, headers, recipients, message_type, target.priorities, target.foreign)
+    headers = messages.encode_headers({**messages.type_headers(cls), messages.CONTENT_TYPE: messages.JSON})
+    differs = {"id", "body", *_computed(target), *(["headers"] if target.foreign else [])}
+    staged = tuple(name for name in STAGED if name in differs)
+    return Plan(
+        target.label,
+        staged,
+        headers,
+        message_type,
+        target.priorities,
+        target.foreign,
+        target.entering,
+    )
 
 
 def load_message_type(name: str) -> type:

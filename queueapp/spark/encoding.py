@@ -13,6 +13,7 @@ import uuid
 from array import array
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
+from itertools import repeat
 from typing import Any
 
 import msgspec
@@ -20,15 +21,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .. import messages
-from ..errors import InvalidMessage
-from ..sql.carried import SENT, Kind
+from ..errors import InvalidMessage, UndecodableMessage
+from ..sql.carried import BY_NAME, SENT, Kind, kind_of
 from ..sql.spark import STAGED
 from .columns import Plan, load_message_type, message_fields
-from .errors import InvalidDataFrame
+from .errors import InvalidDataFrame, SparkSinkError
 
 _KINDS = {
     Kind.TEXT: pa.string(),
     Kind.INT16: pa.int16(),
+    Kind.INT64: pa.int64(),
     Kind.BOOL: pa.bool_(),
     Kind.TIME: pa.timestamp("us", "UTC"),
 }
@@ -77,10 +79,14 @@ class RowEncoder:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._ids = IdSource()
-        self.schema = pa.schema([(name, ARROW_TYPES[name]) for name in plan.staged])
+        self._kinds = ARROW_TYPES | {"priority": _KINDS[kind_of(BY_NAME["priority"], ranked=plan.ranked)]}
+        self.schema = pa.schema([(name, self._kinds[name]) for name in plan.staged])
         if plan.message_type is not None:
             self._class = load_message_type(plan.message_type)
             self._names = {name: wire for name, (wire, _) in message_fields(self._class).items()}
+        self._entering = None if plan.entering is None else entering_of(plan)
+        #: Rows that the queue's filter has left out.
+        self.refused = 0
 
     def encode(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The messages of one batch. Raises InvalidDataFrame for a value that cannot be part of a message."""
@@ -92,7 +98,29 @@ class RowEncoder:
         columns = {name: self._column(name, given.get(name), rows) for name in self._plan.staged}
         if "headers" in columns:
             columns["headers"] = pa.array(self._headers(given, columns, rows), pa.string())
-        return pa.record_batch(list(columns.values()), schema=self.schema)
+        encoded = pa.record_batch(list(columns.values()), schema=self.schema)
+        return encoded if self._entering is None else self._entered(encoded, self._entering)
+
+    def _entered(self, batch: pa.RecordBatch, entering: Any) -> pa.RecordBatch:
+        """The rows that the queue's filter matches, with what its other expressions make of them."""
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        bodies = columns["body"].to_pylist()
+        headers = columns["headers"].to_pylist() if "headers" in columns else repeat(self._plan.headers or "{}")
+        try:
+            found = [entering.evaluate(*one) for one in zip(headers, bodies, strict=False)]
+        except UndecodableMessage as error:
+            raise InvalidDataFrame(
+                f"A row cannot enter queue {self._plan.label}, whose expressions read it. {error}"
+            ) from error
+        if found and found[0].priority is not None:
+            columns["priority"] = pa.array([one.priority for one in found], ARROW_TYPES["priority"])
+        if found and found[0].is_barrier is not None:
+            given = columns["is_barrier"].to_pylist()
+            columns["is_barrier"] = pa.array([one.is_barrier or own for one, own in zip(found, given, strict=True)])
+        kept = pa.array([one.matches for one in found], pa.bool_())
+        entered = pa.record_batch(list(columns.values()), schema=self.schema).filter(kept)
+        self.refused += batch.num_rows - entered.num_rows
+        return entered
 
     def _typed_bodies(self, batch: pa.RecordBatch) -> pa.Array:
         encode, convert, cls = msgspec.json.Encoder().encode, msgspec.convert, self._class
@@ -109,14 +137,14 @@ class RowEncoder:
         return pa.array(bodies, pa.binary())
 
     def _column(self, name: str, column: pa.Array | None, rows: int) -> pa.Array:
-        kind = ARROW_TYPES[name]
+        kind = self._kinds[name]
         if column is None:
             return self._ids.take(rows) if name == "id" else pa.array([_DEFAULTS.get(name)] * rows, kind)
         if name == "id":
             return self._given_ids(column, rows)
         if name == "headers":
             return column
-        if name == "priority":
+        if name == "priority" and not self._plan.ranked:
             self._check_priority(column)
         column = column.cast(kind)
         if name in _DEFAULTS:
@@ -189,6 +217,18 @@ class RowEncoder:
                 f"Column {name} for queue {self._plan.label} holds a text of {longest} characters; at most "
                 f"{_LONGEST[name]} are accepted."
             )
+
+
+def entering_of(plan: Plan) -> Any:
+    """The expressions of the plan's queue, compiled in this process. Raises SparkSinkError where the extra is missing."""
+    try:
+        from ..expressions.entering import Entering
+    except ImportError as error:
+        raise SparkSinkError(
+            f"Queue {plan.label} has expressions (filter, priority, barrier_expression), which executors evaluate: install "
+            f"queueapp[expressions] where they run. {error}"
+        ) from error
+    return Entering(**(plan.entering or {}))
 
 
 def python_values(column: pa.Array) -> list[Any]:

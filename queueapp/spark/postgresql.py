@@ -17,9 +17,9 @@ import adbc_driver_postgresql
 import psycopg
 import pyarrow as pa
 
-from ..sql.base import QueueTable
 from ..sql.postgresql.spark import KEEP_ORDER
 from ..sql.spark import StagingName
+from ..sql.tables import QueueTable
 from .client import SinkClient
 from .columns import Plan
 from .errors import SinkUnavailable
@@ -55,6 +55,8 @@ class PostgresqlClient(SinkClient):
             first = next(whole, None)
             if first is None:
                 return 0
+            if self.target.table.barriers:
+                _one_value(connection, self.sql.fence(exclusive=self.may_hold_barrier)[0])
             columns = self.target.table.columns
             named = pa.schema([field.with_name(columns[field.name]) for field in first.schema])
             renamed = (batch.rename_columns(named.names) for batch in _with_first(first, whole))
@@ -198,12 +200,10 @@ def _whole_rows(
         if table.naive_expires and "expires" in columns:
             # COPY BINARY takes a timestamp for a timestamptz and the other way round: both are microseconds of UTC.
             columns["expires"] = columns["expires"].cast(pa.int64()).cast(pa.timestamp("us"))
-        if table.fill_recoverable:
-            columns["recoverable"] = pa.array([True] * rows, pa.bool_())
-        for recipient in plan.recipients or (None,):
-            if recipient is not None:
-                columns["recipient"] = pa.array([recipient] * rows, pa.string())
-            yield pa.record_batch(list(columns.values()), names=list(columns))
+        for name, constant in table.filled.items():
+            kind = pa.bool_() if constant is not None else pa.timestamp("us", "UTC")
+            columns[name] = pa.array([constant] * rows, kind)
+        yield pa.record_batch(list(columns.values()), names=list(columns))
 
 
 def _with_first(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

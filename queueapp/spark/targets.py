@@ -1,7 +1,7 @@
 """What Spark's processes know of the Django project: a snapshot that the driver takes and pickles.
 
 Executors have no Django settings. The snapshot holds, from ``_meta`` and the settings, the tables and columns of all
-queues, their options and consumers, and how to connect to their databases. It travels inside the pickled data source
+queues and their options, and how to connect to their databases. It travels inside the pickled data source
 class, never as an option: options are shown in plans, in the Spark UI and in event logs, and this holds passwords.
 """
 
@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..consuming.registry import recipients_of, registered
 from ..errors import QueueNotFound, UnsupportedServer
-from ..sql.base import QueueTable
 from ..sql.spark import LedgerTable
+from ..sql.tables import QueueTable
 from .errors import SparkSinkError
 
 
@@ -30,7 +29,7 @@ class Database:
 
 @dataclass(frozen=True, slots=True)
 class QueueTarget:
-    """One queue as a sink sees it. ``consumers``: type name -> recipients that each get a copy; ``foreign``: the table
+    """One queue as a sink sees it. ``foreign``: the table
     is read by NServiceBus endpoints, so headers carry its names."""
 
     table: QueueTable
@@ -38,8 +37,11 @@ class QueueTarget:
     priorities: int
     recipients: bool
     lifetime_ms: int | None
-    consumers: Mapping[str, tuple[str, ...]]
     foreign: bool = False
+    #: What ``Entering`` is made of on the executors; None: the queue has no expressions.
+    entering: Mapping[str, Any] | None = None
+    #: Its bodies are encrypted, and the keys are nowhere but in the project's processes.
+    encrypts: bool = False
 
     @property
     def label(self) -> str:
@@ -78,8 +80,8 @@ def take_snapshot(using: str | None = None) -> Snapshot:
     targets = []
     for queue in queues:
         delivery = queue.delivery
-        types = {consumer.type_name for consumer in registered.of(queue)}
-        lifetime = delivery.expiration
+        # Where messages expire by their age the queue's statements see to it, whoever wrote them.
+        lifetime = None if delivery.expires_by_age else delivery.expiration
         targets.append(
             QueueTarget(
                 table=QueueTable.of(queue),
@@ -87,8 +89,9 @@ def take_snapshot(using: str | None = None) -> Snapshot:
                 priorities=delivery.priorities,
                 recipients=delivery.recipients,
                 lifetime_ms=None if lifetime is None else int(lifetime.total_seconds() * 1000),
-                consumers={name: recipients_of(queue, name) for name in types},
                 foreign=bool(queue.wire_format),
+                entering=_entering(queue),
+                encrypts=delivery.encrypts,
             )
         )
     return Snapshot(
@@ -96,6 +99,18 @@ def take_snapshot(using: str | None = None) -> Snapshot:
         databases={alias: _database(connections[alias]) for alias in {target.database for target in targets}},
         ledger=LedgerTable.of(SparkCommit),
         wake_channel=wakeups.CHANNEL if settings.WAKE_UPS else None,
+    )
+
+
+def _entering(queue: Any) -> Mapping[str, Any] | None:
+    """The expressions of a queue, as texts: what is compiled cannot be pickled."""
+    from ..models.delivery.topics import expressions_of, publish_target
+
+    if not queue.delivery.has_expressions:
+        return None
+    kind, target = queue.delivery.message_type, publish_target(queue)
+    return {"where": f"{queue._meta.label}.Delivery.", "message_type": kind, "target": target} | expressions_of(
+        queue.delivery
     )
 
 

@@ -10,10 +10,12 @@ survives. ``write`` may run several times for a partition; ``commit`` gets exact
 from __future__ import annotations
 
 import hashlib
+import logging
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -30,6 +32,8 @@ from .errors import SparkSinkError
 from .options import Guarantee
 from .targets import Database, QueueTarget, Snapshot
 
+log = logging.getLogger("queueapp")
+
 #: Spark sets these for the tasks of a micro-batch. The id is kept in the checkpoint, so it survives a restart, and a
 #: new checkpoint, whose batches start from 0 again, has another one.
 _QUERY_ID = "sql.streaming.queryId"
@@ -44,6 +48,8 @@ class Staged(WriterCommitMessage):
     table: str | None
     rows: int
     query_id: str | None = None
+    #: Rows that the queue's filter does not match: they are in no table.
+    refused: int = 0
 
 
 @dataclass(frozen=True)
@@ -68,19 +74,22 @@ class Sink:
         assert context is not None
         message = Staged(context.partitionId(), None, 0, context.getLocalProperty(_QUERY_ID))
         encoder, source = RowEncoder(self.plan), (batch for batch in batches if batch.num_rows)
-        first = next(source, None)
+        encoded = (some for some in map(encoder.encode, source) if some.num_rows)
+        first = next(encoded, None)
         if first is None:
-            return message
-        encoded = _encoded(encoder, first, source)
-        client = self.client()
+            return replace(message, refused=encoder.refused)
+        whole, client = chain([first], encoded), self.client()
         if self.guarantee is Guarantee.AT_LEAST_ONCE:
-            return replace(message, rows=client.append(job, context.partitionId(), encoder.schema, encoded))
-        table, rows = client.stage(job, context.partitionId(), context.attemptNumber(), encoder.schema, encoded)
-        return replace(message, table=table, rows=rows)
+            rows = client.append(job, context.partitionId(), encoder.schema, whole)
+            return replace(message, rows=rows, refused=encoder.refused)
+        table, rows = client.stage(job, context.partitionId(), context.attemptNumber(), encoder.schema, whole)
+        return replace(message, table=table, rows=rows, refused=encoder.refused)
 
     def commit(self, job: str, publish_id: str, batch_id: int, streaming: bool, staged: Sequence[Staged]) -> None:
         """Publish the winners' rows and clear the staging away; called on the driver."""
         client = self.client()
+        if refused := sum(message.refused for message in staged):
+            log.info("%s: %d rows do not match its filter and were left out.", self.target.label, refused)
         if self.guarantee is Guarantee.EXACTLY_ONCE:
             winners = [(m.table, m.rows) for m in sorted(staged, key=lambda m: m.partition) if m.table is not None]
             if not winners and streaming:
@@ -96,12 +105,6 @@ class Sink:
         """Drop the job's staging tables. What fails here is dropped after the retention by the next job."""
         with suppress(SparkSinkError, *client.errors):
             client.clean(job, self.retention_hours)
-
-
-def _encoded(encoder: RowEncoder, first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield encoder.encode(first)
-    for batch in rest:
-        yield encoder.encode(batch)
 
 
 def make_sink(snapshot: Snapshot, target: QueueTarget, plan: Plan, options: dict[str, Any]) -> Sink:

@@ -10,11 +10,14 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+from .. import overrides
 from ..errors import UnsupportedServer
-from .base import Backend, ErrorKind, QueueSql, QueueTable
+from .base import Backend, ErrorKind, QueueSql
+from .expiry import Expiry
 from .looks import looking
 from .session_state import SessionState
 from .spark import LedgerTable, SparkSql
+from .tables import QueueTable
 
 
 @lru_cache(maxsize=8)
@@ -39,15 +42,18 @@ def backend_of(connection: Any) -> Backend:
 
 
 @lru_cache(maxsize=4096)
-def _queue_sql(queue: Any, vendor: str, table: str) -> QueueSql:
-    return _backend_of_vendor(vendor).queue(QueueTable.of(queue))
+def _queue_sql(queue: Any, vendor: str, table: str, expiry: Expiry | None) -> QueueSql:
+    return _backend_of_vendor(vendor).queue(QueueTable.of(queue, expiry))
 
 
 def queue_sql(queue: Any, connection: Any) -> QueueSql:
-    """The statements of one queue on this connection's database, built once."""
+    """The statements of one queue on this connection's database, built once; again where an operator has changed how long
+    its messages may wait, which is in them."""
+    ages = queue.delivery.expires_by_age
+    expiry = Expiry.of(queue, overrides.expiration(queue, connection.alias)) if ages else None
     # db_table is part of the key: tests and multi-schema set-ups change it on a class.
     try:
-        return _queue_sql(queue, connection.vendor, queue._meta.db_table)
+        return _queue_sql(queue, connection.vendor, queue._meta.db_table, expiry)
     except UnsupportedServer:
         raise _unsupported(connection) from None
 

@@ -10,20 +10,31 @@ import abc
 import enum
 import uuid
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from ..messages.ids import as_uuid
 from .arriving import Arrivals, Arriving
-from .carried import BY_NAME
-from .claimed import ALWAYS, OF_LEVEL, Claimed, Peek, Range
+from .bookmarks import Bookmarks
+from .bound import Bound
+from .celery import CeleryResults
+from .claimed import Claimed, Peek, Range
+from .copying import Copying
 from .counting import Counting
+from .deferred import Deferred
 from .definition import Definition
+from .flowing import Flowing
+from .holding import Holding
+from .journal import JournalSql
+from .keys import Keys, Waiting
 from .outgoing import Outgoing, Run, runs_of
-from .rows import REST
-from .rows import Row as Row
+from .patience import Patience
+from .results import Results
+from .rights import Rights
+from .rows import Row
+from .scaling import Scaling
+from .selecting import Selecting
 from .session_state import Sessions
+from .tables import QueueTable, StoreTable
 from .upkeep import LeaseUpkeep
 from .wakeups import WakeUps
 
@@ -42,79 +53,9 @@ class ErrorKind(enum.Enum):
     OTHER = "other"
 
 
-@dataclass(frozen=True, slots=True)
-class QueueTable:
-    """Names and shape of one queue's table, taken from ``_meta``; ``columns`` maps attribute to column name.
-
-    A foreign table that lacks some of our columns (NServiceBus') has a model without those fields, so they are not in
-    ``columns`` and no statement names them.
-    """
-
-    label: str
-    db_table: str
-    columns: dict[str, str]
-    claim_by: tuple[str, ...]
-    claim_index: str | None
-    #: ``expires`` is UTC in a column without time zone, and ``recoverable`` has no default: NServiceBus' tables.
-    naive_expires: bool = False
-    fill_recoverable: bool = False
-    #: A claim finds priorities 0 to ``levels`` - 1; 0: the table is not claimed by priority, and finds any.
-    levels: int = 0
-
-    @classmethod
-    def of(cls, queue: Any) -> QueueTable:
-        """Describe a ``Queue`` subclass."""
-        columns = {field.name: field.column for field in queue._meta.local_concrete_fields}
-        delivery = queue.delivery
-        claim_by = tuple(
-            name
-            for name, used in (("recipient", delivery.recipients), ("priority", delivery.priorities > 1))
-            if used and name in columns
-        )
-        index = next((i.name for i in queue._meta.indexes if claim_by and i.name.endswith("_claim")), None)
-        fields = {field.name: field for field in queue._meta.local_concrete_fields}
-        recoverable = fields.get("recoverable")
-        return cls(
-            queue._meta.label,
-            queue._meta.db_table,
-            columns,
-            claim_by,
-            index,
-            naive_expires=getattr(fields.get("expires"), "naive_utc", False),
-            fill_recoverable=recoverable is not None and not recoverable.has_db_default(),
-            levels=delivery.priorities if "priority" in claim_by else 0,
-        )
-
-    def has(self, *names: str) -> bool:
-        """Whether the table has all of these attributes as columns."""
-        return all(name in self.columns for name in names)
-
-    @property
-    def keeps_counts(self) -> bool:
-        """Whether deliveries and failed attempts are on the row; else the attempts are counted in the headers."""
-        return self.has("deliveries", "failures")
-
-    @property
-    def claimed(self) -> tuple[str, ...]:
-        """The attributes that a claim returns, in order."""
-        if not self.claim_by:
-            return ALWAYS
-        copied = [name for name in BY_NAME if name not in OF_LEVEL] if "recipient" in self.claim_by else ()
-        return (*ALWAYS, *OF_LEVEL, *copied)
-
-    def within_levels(self, row: Row) -> Row:
-        """The row with the priority, of those that a claim finds, that is nearest to its own."""
-        if not self.levels or row.priority is None:
-            return row
-        return row._replace(priority=min(max(row.priority, 0), self.levels - 1))
-
-    def row_of(self, claimed: Claimed) -> Row:
-        """What was claimed, by name; all of it if it was claimed whole."""
-        found = dict(zip((*self.claimed, *REST), claimed, strict=False))
-        return Row(**found | {"id": as_uuid(found["id"])})
-
-
-class QueueSql(LeaseUpkeep, Counting, Arriving):
+class QueueSql(
+    LeaseUpkeep, Counting, Arriving, Bookmarks, Holding, Flowing, Results, Copying, Bound, Waiting, Selecting, Scaling
+):
     """The statements of one queue's table."""
 
     def __init__(self, table: QueueTable) -> None:
@@ -154,6 +95,10 @@ class QueueSql(LeaseUpkeep, Counting, Arriving):
         which types they are. Takes no locks that outlive it."""
 
     @abc.abstractmethod
+    def read_heads_and_bodies(self, connection: Any, only: Range, limit: int) -> list[tuple[int, str, bytes | None]]:
+        """``read_heads`` with the bodies: for who takes messages by what is in them."""
+
+    @abc.abstractmethod
     def claim_by_lease(
         self,
         connection: Any,
@@ -173,8 +118,17 @@ class QueueSql(LeaseUpkeep, Counting, Arriving):
         ranges: Sequence[Range],
         limit: int,
         whole: bool = False,
+        owner: uuid.UUID | None = None,
     ) -> list[Claimed]:
-        """Delete and return the lowest unlocked messages of the ranges (as for ``claim_by_lease``). In claim order."""
+        """Delete and return the lowest unlocked messages of the ranges (as for ``claim_by_lease``). In claim order. ``owner``: who
+        claims, on a queue with barriers, where nobody gets any before the barriers that wait for him (``claim_by_lease``, too).
+        """
+
+    def look_through(self, connection: Any, low: int, high: int, before: int, limit: int) -> tuple[list[int], int, int]:
+        """(places of what is available before the place ``before``, the last seq looked at, how many were) of the seqs ``low``
+        to ``high``, of which at most ``limit`` are looked at, ascending. Takes no locks that outlive it. Only on a queue with a
+        priority of 64 bits."""
+        raise NotImplementedError
 
     def commits_with_claim(self, connection: Any, ranges: Sequence[Range]) -> bool:
         """Whether the open transaction can be committed and the next message claimed in one round trip, in these ranges."""
@@ -184,6 +138,35 @@ class QueueSql(LeaseUpkeep, Counting, Arriving):
         """Two statements: commit, and ``claim_by_delete`` of one message in a transaction of its own, which stays open. None:
         the commit is done, and the claim, whatever was in its way, is not. An error: nothing was committed, or the connection
         is lost and nobody knows. Only where ``commits_with_claim``."""
+        raise NotImplementedError
+
+    # -- barriers (only on a queue that has them) --------------------------------------------------------------------
+
+    def fence(self, connection: Any, *, exclusive: bool) -> None:
+        """Before an INSERT, in its transaction: several may be open that hold the lock shared, and none beside the one of a
+        barrier. So a barrier gets its seq when every send with a lower one has ended. Waits."""
+        raise NotImplementedError
+
+    def holds_barrier(self, connection: Any, source: StoreTable, keys: Sequence[int]) -> bool:
+        """Whether one of these rows of the delayed or poison table is a barrier."""
+        raise NotImplementedError
+
+    def first_barrier(self, connection: Any) -> int | None:
+        """The seq of the first barrier that has not expired; None: there is none. Takes no locks that outlive it."""
+        raise NotImplementedError
+
+    def lock_barrier(self, connection: Any, seq: int) -> Row | None:
+        """Lock the release of this queue for the rest of the transaction, and this barrier. None: somebody else has one of them,
+        or it is gone."""
+        raise NotImplementedError
+
+    def first_before(self, connection: Any, low: int, high: int) -> int | None:
+        """The lowest seq from ``low`` to before ``high`` that has a row, in whatever state, one that an open transaction has
+        deleted included. None: there is none."""
+        raise NotImplementedError
+
+    def hold_back(self, connection: Any, seq: int, hold_ms: int) -> int:
+        """Lease a message that the caller has locked to nobody for so long: it is to be retried then, in its place."""
         raise NotImplementedError
 
     # -- ending a lease -------------------------------------------------------------------------------------------
@@ -201,6 +184,10 @@ class QueueSql(LeaseUpkeep, Counting, Arriving):
     @abc.abstractmethod
     def extend(self, connection: Any, seqs: Sequence[int], token: uuid.UUID, lease_ms: int) -> list[int]:
         """Let the lease run ``lease_ms`` from now; returns the seqs that are still leased under ``token``."""
+
+    @abc.abstractmethod
+    def write_headers(self, connection: Any, seq: int, token: uuid.UUID, headers: str) -> int:
+        """Give a message that is leased under ``token`` these headers, in the caller's transaction; returns how many that are."""
 
     # -- after a failure (in a transaction of its own) ------------------------------------------------------------
 
@@ -240,7 +227,12 @@ class QueueSql(LeaseUpkeep, Counting, Arriving):
 
     @abc.abstractmethod
     def purge_expired(self, connection: Any, limit: int) -> list[uuid.UUID]:
-        """Delete at most ``limit`` expired messages that nobody has locked or leased; their ids."""
+        """Delete at most ``limit`` expired messages that nobody has locked or leased (``expire_leased``: leased ones too);
+        their ids."""
+
+    @abc.abstractmethod
+    def take_expired(self, connection: Any, limit: int) -> list[Row]:
+        """``purge_expired``, returning the messages whole."""
 
     @abc.abstractmethod
     def purge(self, connection: Any, limit: int) -> int:
@@ -265,9 +257,10 @@ class QueueSql(LeaseUpkeep, Counting, Arriving):
     # -- between tables, in the caller's transaction --------------------------------------------------------------
 
     @abc.abstractmethod
-    def insert_row(self, connection: Any, row: Row) -> None:
+    def insert_row(self, connection: Any, row: Row, *, same_queue: bool = False) -> None:
         """Store a message that was somewhere else, with its times and counts; it gets a seq of its own, and the nearest
-        priority that this queue has. What is None, and what the table has no column for, is left to its default. Raises
+        priority that this queue has. Where messages expire by their age it arrives now, unless it was in the ``same_queue``
+        before. What is None, and what the table has no column for, is left to its default. Raises
         QueueNotFound."""
 
     @abc.abstractmethod
@@ -278,25 +271,7 @@ class QueueSql(LeaseUpkeep, Counting, Arriving):
         priority as ``insert_row`` does."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoreTable:
-    """The delayed or the poison table as a source of messages: table, key and the columns that hold a message.
-    ``first_index``: the one on destination and due time, in which the first message for each destination is one seek away."""
-
-    db_table: str
-    key: str
-    order: str
-    columns: dict[str, str]
-    first_index: str | None = None
-
-    @classmethod
-    def of(cls, model: Any, order: str) -> StoreTable:
-        columns = {field.name: field.column for field in model._meta.local_concrete_fields}
-        first = next((one.name for one in model._meta.indexes if one.fields[:2] == ["destination", "due"]), None)
-        return cls(model._meta.db_table, model._meta.pk.column, columns[order], columns, first)
-
-
-class Backend(Sessions, Arrivals, Definition, WakeUps):
+class Backend(Sessions, Arrivals, Deferred, Keys, Definition, CeleryResults, WakeUps, Rights, Patience):
     """What a database vendor knows beyond one queue's table."""
 
     vendor: str
@@ -306,6 +281,10 @@ class Backend(Sessions, Arrivals, Definition, WakeUps):
     @abc.abstractmethod
     def queue(self, table: QueueTable) -> QueueSql:
         """The statements of one queue."""
+
+    @abc.abstractmethod
+    def journal(self, table: str) -> JournalSql:
+        """The statements of the journal in this table."""
 
     @abc.abstractmethod
     def check_server(self, connection: Any) -> None:

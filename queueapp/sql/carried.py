@@ -27,6 +27,7 @@ class Kind(enum.Enum):
 
     TEXT = "text"
     INT16 = "int16"
+    INT64 = "int64"
     BOOL = "bool"
     TIME = "time"
 
@@ -59,6 +60,12 @@ CARRIED = (
     Carried("is_barrier", Kind.BOOL, False),
     Carried("enqueued_at", Kind.TIME, sent=False),
 )
+
+
+def kind_of(one: Carried, *, ranked: bool) -> Kind:
+    """What the column holds in a queue's table: a priority has 64 bits where any number may be one (``Delivery.priority``)."""
+    return Kind.INT64 if ranked and one.kind is Kind.INT16 else one.kind
+
 
 BY_NAME = {one.name: one for one in CARRIED}
 #: What a sender may say.

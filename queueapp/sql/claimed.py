@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
-from .carried import COUNTS
+from .carried import COUNTS, LAST_TIME
 
 MAX_SEQ = 2**63 - 1
+#: When a lease ends that never lapses: NULL means free, and Python cannot hold an infinity that a server knows.
+FOREVER = LAST_TIME
+#: What ends after this is for ever: a lease that never lapses, and a message that never expires though its queue says so.
+LAST_END = datetime(9000, 1, 1, tzinfo=UTC)
+#: The duration that leads there, from now and from any time within the hundred years that are accepted: so every statement
+#: that adds a duration to the clock can say "for ever", and none has to be written twice.
+FOREVER_MS = int(timedelta(days=7050 * 365.2425) / timedelta(milliseconds=1))
+
+
+#: Of a queue with a priority of 64 bits: where its order ends.
+MAX_PLACE = 2**128 - 1
+_BIAS, _SEQS = 2**63, 2**64
+
+
+def place_of(priority: int, seq: int) -> int:
+    """Where a message stands in the order of a queue with a priority of 64 bits, as one number: the highest priority first, and
+    of one priority the lowest seq."""
+    return (_BIAS - 1 - priority) * _SEQS + seq + _BIAS
+
+
+def rank_and_seq(place: int) -> tuple[int, int]:
+    """The two columns of a place: ``~priority`` and seq."""
+    rank, seq = divmod(place, _SEQS)
+    return rank - _BIAS, seq - _BIAS
 
 
 class Range(NamedTuple):
-    """Where one claim may look: a recipient and priority level, and the seqs ``low`` to ``high``, both inclusive.
+    """Where one claim may look: a recipient and priority level, and the seqs ``low`` to ``high``, both inclusive. On a queue with
+    a priority of 64 bits ``low`` and ``high`` are places (``place_of``), and there is one level.
 
     On a queue without recipients or levels those two are ignored. There is one floor per (recipient, priority): a
     single floor over priorities would leave a new urgent message behind it.

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .base import QueueTable
 from .carried import SENT
+from .tables import QueueTable
 
 #: What a DataFrame or the sink may fill in, in the order of the staging table. All else is left to column defaults.
 STAGED = ("id", "headers", "body", *(one.name for one in SENT))
@@ -71,6 +71,11 @@ class SparkSql(abc.ABC):
     list_staging: str
     #: Wakes sleeping workers; parameters channel and payload. None where the database has no such thing.
     notify: str | None
+
+    @abc.abstractmethod
+    def fence(self, *, exclusive: bool) -> tuple[str, tuple[str, ...]]:
+        """(statement, parameters) with one value: takes the lock of who sends to a queue with barriers (``QueueSql.fence``), until
+        the transaction ends; at least 0 when it was granted."""
 
     @abc.abstractmethod
     def probe_queue(self) -> str:

@@ -1,1 +1,27 @@
-"""What third parties test their own code with. Nothing of it is imported by the app itself."""
+"""What users test with: ``Kit``, ``QueueTestMixin`` (and ``queueapp.testing.plugin`` for pytest); ``delayed_store`` for who writes
+a store. Nothing of it is imported by the app itself, and none of it before it is used: pytest loads its plugins first."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..inline import Outcome
+    from .cases import QueueTestMixin
+    from .kit import Kit
+    from .sends import Sent
+
+__all__ = ["Kit", "Outcome", "QueueTestMixin", "Sent"]
+
+_PUBLIC = {"Kit": ".kit", "Outcome": "..inline", "QueueTestMixin": ".cases", "Sent": ".sends"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_PUBLIC[name], __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

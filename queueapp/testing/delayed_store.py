@@ -357,3 +357,17 @@ class DelayedStoreConformance:
         assert self.store.count("shop.Orders", 10) == 3
         assert self.store.count("shop.Orders", 2) == 2
         assert self.store.count("shop.Nothing", 10) == 0
+
+    def test_messages_for_a_destination_are_let_go_to_another(self) -> None:
+        if not self._has("readdress", "shop.Orders", "shop.Mails", 10):
+            return
+        stored = [self.message(due=timezone.now() - n * _HOUR) for n in (3, 2, 1)]
+        other = self.message(destination="shop.Letters", due=timezone.now() - 4 * _HOUR)
+        for one in (*reversed(stored), other):
+            self.store.store(one)
+        assert self.store.readdress("shop.Orders", "shop.Mails", 2) == 2
+        assert self.store.readdress("shop.Nothing", "shop.Mails", 2) == 0
+        found = {one.message_id: one.destination for one in self.drain()}
+        assert found == {other.message_id: "shop.Letters"} | {
+            one.message_id: "shop.Orders" if one is stored[2] else "shop.Mails" for one in stored
+        }

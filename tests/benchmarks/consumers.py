@@ -2,19 +2,33 @@
 
 import time
 
-from queueapp import consumer
+from django.db.models import BigIntegerField, F
+
+from queueapp import MessageSet, consumer, set_consumer
 from tests.benchmarks.messages import SLOW_SECONDS, Count, Nap, Nop, Row, Slow, SlowCount, Stamp
 from tests.benchmarks.models import (
     IDLE,
     Addressed,
     AtMostOnce,
+    Capped,
+    Copied,
     Entry,
+    Fair,
+    Fenced,
+    InBatches,
+    InSets,
+    InSetsOfFields,
     Leased,
+    Levelled,
     Prompt,
+    Ranked,
     SteadyAtMostOnce,
     SteadyLeased,
     SteadyTransactional,
+    Together,
+    TogetherAlone,
     Transactional,
+    TransactionalAlone,
 )
 from tests.benchmarks.rig.stopwatch import shared_stopwatch
 from tests.benchmarks.rig.tally import shared_tally
@@ -50,12 +64,34 @@ def count_slowly(message: SlowCount) -> None:
     time.sleep(0.005)
 
 
-for _queue in (Leased, AtMostOnce, Transactional, Addressed, *IDLE):
+_ONE_ROW_EACH = (Transactional, TransactionalAlone, Together, TogetherAlone)
+
+for _name in ("first", "second", "third"):
+    consumer(Copied, name=_name)(nop)
+for _queue in (Leased, AtMostOnce, *_ONE_ROW_EACH, Addressed, Capped, Fair, Ranked, Levelled, Fenced, *IDLE):
     consumer(_queue, name=f"{_queue.__name__}.nop")(nop)
 for _queue in (Leased, Transactional):
     consumer(_queue, name=f"{_queue.__name__}.nap")(nap)
     consumer(_queue, name=f"{_queue.__name__}.count")(count)
-consumer(Transactional, name="Transactional.insert_row")(insert_row)
+
+
+@consumer(InBatches, batch=100)
+def nop_each(messages: list[Nop]) -> None:
+    pass
+
+
+@set_consumer(InSets)
+def insert_rows(messages: MessageSet) -> None:
+    messages.insert_into(Entry, number=F("seq"), text="x" * 175)
+
+
+@set_consumer(InSetsOfFields)
+def insert_fields(messages: MessageSet) -> None:
+    messages.insert_into(Entry, number=messages.body("number", output_field=BigIntegerField()), text="x" * 175)
+
+
+for _queue in _ONE_ROW_EACH:
+    consumer(_queue, name=f"{_queue.__name__}.insert_row")(insert_row)
 for _queue in (Prompt, SteadyLeased, SteadyTransactional, SteadyAtMostOnce):
     consumer(_queue, name=f"{_queue.__name__}.stamp")(stamp)
 consumer(Prompt, name="Prompt.sleep_long")(sleep_long)

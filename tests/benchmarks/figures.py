@@ -20,8 +20,8 @@ _COMPARE: dict[str, Callable[[float, float], bool]] = {">=": operator.ge, "<=": 
 
 #: Where the measurements are, in the order of the table.
 FAMILIES = (
-    "drain", "peers", "sending", "backlog", "crowd", "wal", "latency", "careful", "stopping", "footprint",
-    "filtering",
+    "drain", "several", "peers", "sending", "keyed", "backlog", "crowd", "wal", "latency", "careful", "stopping", "footprint",
+    "filtering", "amps", "tasks", "tracing", "celery",
 )  # fmt: skip
 
 

@@ -4,15 +4,33 @@ from datetime import timedelta
 
 from django.db import models
 
-from queueapp import Queue, Semantics
+from queueapp import FairnessModel, Queue, Semantics
 
 # A worker of these looks for messages when it is woken, so that a clock can be started with the wake-up.
 _UNTIL_WOKEN = timedelta(hours=1)
+
+#: Levels of the queue that is compared with 64 bits.
+LEVELS = 10
+SHARED_TOPIC, KEPT_TOPIC = "shared", "kept"
 
 
 class Leased(Queue):
     class Delivery:
         semantics = Semantics.AT_LEAST_ONCE
+        peek_delay = _UNTIL_WOKEN
+
+
+class Keyed(Queue):
+    """Of those with one key one waits."""
+
+    class Delivery:
+        dedupe_key = True
+        peek_delay = _UNTIL_WOKEN
+
+
+class Encrypted(Queue):
+    class Delivery:
+        encoding = ("encrypted",)
         peek_delay = _UNTIL_WOKEN
 
 
@@ -29,8 +47,62 @@ class Transactional(Queue):
         peek_delay = _UNTIL_WOKEN
 
 
+class TransactionalAlone(Queue):
+    """One thread, one message a transaction; and the two with several of them."""
+
+    class Delivery:
+        semantics = Semantics.TRANSACTIONAL
+        concurrency = 1
+        peek_delay = _UNTIL_WOKEN
+
+
+class Together(Queue):
+    class Delivery:
+        semantics = Semantics.TRANSACTIONAL
+        transaction_size = 50
+        concurrency = 4
+        peek_delay = _UNTIL_WOKEN
+
+
+class TogetherAlone(Queue):
+    class Delivery:
+        semantics = Semantics.TRANSACTIONAL
+        transaction_size = 50
+        concurrency = 1
+        peek_delay = _UNTIL_WOKEN
+
+
+class InSets(Queue):
+    """One consumer of whole sets, and one that reads a field of each body."""
+
+    class Delivery:
+        semantics = Semantics.TRANSACTIONAL
+        peek_delay = _UNTIL_WOKEN
+
+
+class InSetsOfFields(Queue):
+    class Delivery:
+        semantics = Semantics.TRANSACTIONAL
+        peek_delay = _UNTIL_WOKEN
+
+
+class InBatches(Queue):
+    """A consumer of a hundred messages a call."""
+
+    class Delivery:
+        peek_delay = _UNTIL_WOKEN
+
+
 class Addressed(Queue):
     """One row per message and consumer."""
+
+    class Delivery:
+        recipients = True
+        peek_delay = _UNTIL_WOKEN
+
+
+class Copied(Queue):
+    """Three consumers have a copy each of what is sent to all."""
 
     class Delivery:
         recipients = True
@@ -57,6 +129,71 @@ class SteadyTransactional(Queue):
 class SteadyAtMostOnce(Queue):
     class Delivery:
         semantics = Semantics.AT_MOST_ONCE
+
+
+class Capped(Queue):
+    """The options of AMPS, one at a time, beside ``Leased``."""
+
+    class Delivery:
+        max_backlog = 10_000
+        peek_delay = _UNTIL_WOKEN
+
+
+class Fair(Queue):
+    class Delivery:
+        fairness_model = FairnessModel.PROPORTIONAL
+        max_per_subscription_backlog = 5_000
+        peek_delay = _UNTIL_WOKEN
+
+
+class Ranked(Queue):
+    class Delivery:
+        message_type = "json"
+        priority = "/number"
+        peek_delay = _UNTIL_WOKEN
+
+
+class Levelled(Queue):
+    class Delivery:
+        priorities = LEVELS
+        peek_delay = _UNTIL_WOKEN
+
+
+class Fenced(Queue):
+    """A queue with barriers, of which none comes."""
+
+    class Delivery:
+        barrier_expression = "/number < 0"
+        peek_delay = _UNTIL_WOKEN
+
+
+class First(Queue):
+    """The three that one publish goes to, and that three sends go to."""
+
+    class Delivery:
+        underlying_topic = SHARED_TOPIC
+
+
+class Second(Queue):
+    class Delivery:
+        underlying_topic = SHARED_TOPIC
+
+
+class Third(Queue):
+    class Delivery:
+        underlying_topic = SHARED_TOPIC
+
+
+class Kept(Queue):
+    """Of a topic that is journaled, and one of a topic that is not."""
+
+    class Delivery:
+        underlying_topic = KEPT_TOPIC
+
+
+class Unkept(Queue):
+    class Delivery:
+        underlying_topic = "unkept"
 
 
 class Entry(models.Model):

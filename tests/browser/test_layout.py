@@ -12,8 +12,11 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page
 
-from queueapp.models import PoisonMessage
+from queueapp.kombu.models import CeleryResult, DeclaredQueue
+from queueapp.models import Alert, DelayedMessage, JournalEntry, PoisonMessage, Subscriber, Subscription
 from queueapp.operating import control
+from queueapp.tasks.models import Result
+from tests.browser.conftest import SUBJECT
 from tests.testapp.models import Leased
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
@@ -66,11 +69,24 @@ def every_page(page: Page, addresses: list[str]) -> Iterator[str]:
         yield f"{number:02}-" + (
             re.sub(r"/[0-9a-f-]{9,}|\W+", "-", address.removeprefix("/admin/")).strip("-") or "index"
         )
-    for verb in ("Pause", "Concurrency", "Purge"):
+    for verb in ("Pause", "Concurrency", "Limits", "Purge"):
         page.goto(OVERVIEW)
         page.get_by_role("button", name=f"{verb} testapp.Leased", exact=True).click()
         yield f"ask-{verb}"
-    for model, operation in ((PoisonMessage, "requeue"), (PoisonMessage, "delete_selected"), (Leased, "release_lease")):
+    for subject, name in (("nobody", "unknown"), (SUBJECT, "known")):
+        page.goto("/admin/queueapp/subjectkey/")
+        page.get_by_label("Subject").fill(subject)
+        page.get_by_role("button", name="Look for its keys").click()
+        yield f"ask-subject-{name}"
+    for model, operation in (
+        (PoisonMessage, "requeue"),
+        (PoisonMessage, "delete_selected"),
+        (Leased, "release_lease"),
+        (Subscription, "purge_copies"),
+        (Subscription, "move_copies"),
+        (Subscription, "remove"),
+        (DeclaredQueue, "delete_queues"),
+    ):
         page.goto(f"/admin/{model._meta.app_label}/{model._meta.model_name}/")
         page.get_by_label("Select all objects on this page for an action").check()
         page.get_by_label("Action:").select_option(operation)
@@ -128,6 +144,33 @@ def test_depth_age_and_poison_of_each_queue_are_on_the_screen_of_a_telephone(bro
             assert cell["text"].strip(), "a dash where it is not known"
 
 
+@pytest.mark.parametrize(
+    "model",
+    [Leased, DelayedMessage, PoisonMessage, Subscriber, Subscription, CeleryResult, JournalEntry, Result, Alert],
+)
+def test_each_figure_of_a_list_has_its_name_on_a_telephone(browse: Browse, populated: None, model: Any) -> None:
+    rows = cells(browse, f"/admin/{model._meta.app_label}/{model._meta.model_name}/", TELEPHONE)
+    assert rows
+    for row in rows:
+        unnamed = [name for name, cell in row["cells"].items() if cell["text"].strip() and cell["label"] == "none"]
+        assert row["card"]
+        assert unnamed == []
+
+
+@pytest.mark.parametrize(("width", "least"), [(TELEPHONE, 250), (DESKTOP, 165)])
+def test_what_an_alert_says_has_room(browse: Browse, populated: None, width: int, least: int) -> None:
+    for row in cells(browse, "/admin/queueapp/alert/", width):
+        assert row["cells"]["field-alert_text"]["width"] > least
+
+
+def test_a_name_that_is_asked_for_has_room(browse: Browse, populated: None) -> None:
+    def measure(page: Page) -> Any:
+        page.goto("/admin/queueapp/subjectkey/")
+        return page.get_by_label("Subject").evaluate("e => e.getBoundingClientRect().width")
+
+    assert browse(measure, viewport={"width": TELEPHONE, "height": 800}) > 300
+
+
 def test_the_reason_of_a_poison_message_is_on_the_screen_of_a_telephone(browse: Browse, populated: None) -> None:
     for row in cells(browse, "/admin/queueapp/poisonmessage/", TELEPHONE):
         assert row["card"]
@@ -141,6 +184,8 @@ def test_the_reason_of_a_poison_message_is_on_the_screen_of_a_telephone(browse: 
         (OVERVIEW, "queueapp-operate"),
         ("/admin/queueapp/poisonmessage/", "field-why"),
         ("/admin/queueapp/subscriber/", "field-counts"),
+        ("/admin/queueapp/alert/", "field-one_for_each"),
+        ("/admin/queueapp/subscription/", "field-made"),
         ("/admin/testapp/urgent/", "field-delivery_count"),
     ],
 )

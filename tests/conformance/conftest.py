@@ -1,13 +1,14 @@
 """Runs each conformance test for every semantics that it names and every database that there is.
 
 ``@modes("NRS")`` on a test says for which of NServiceBus' transaction modes it holds: N (none) is AT_MOST_ONCE,
-R (receive only) is AT_LEAST_ONCE, S (sends atomic with receive) is TRANSACTIONAL.
+R (receive only) is AT_LEAST_ONCE, S (sends atomic with receive) is TRANSACTIONAL. T, which it has not, is S with several
+messages a transaction; I is S with a consumer of whole sets.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,9 +16,10 @@ import pytest
 from queueapp.consuming.registry import registered
 from tests.conformance.endpoint import Endpoint
 from tests.databases import DATABASES, marks_of
-from tests.testapp.models import AtMostOnce, Leased, Transactional
+from tests.inprocess import Worker, starting_workers
+from tests.testapp.models import AtMostOnce, InSets, Leased, Together, Transactional
 
-QUEUES = {"N": AtMostOnce, "R": Leased, "S": Transactional}
+QUEUES = {"N": AtMostOnce, "R": Leased, "S": Transactional, "T": Together, "I": InSets}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -29,7 +31,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     cases = []
     for database, alias in DATABASES.items():
         for queue in map(QUEUES.get, letters):
-            name = f"{database}-{queue.delivery.semantics.value}"
+            name = f"{database}-{queue.delivery.semantics.value}{'-together' * (queue is Together)}{'-in-sets' * (queue is InSets)}"
             cases.append(pytest.param((queue, alias), id=name, marks=marks_of(alias)))
     metafunc.parametrize("endpoint", cases, indirect=True)
 
@@ -51,3 +53,10 @@ def endpoint(
     endpoint.close()
     critical = [record.getMessage() for record in caplog.get_records("call") if record.levelno >= logging.CRITICAL]
     assert critical == [], "nothing critical may be logged"
+
+
+@pytest.fixture
+def work() -> Iterator[Callable[..., Worker]]:
+    """Starts workers that end with the test."""
+    with starting_workers() as start:
+        yield start

@@ -102,4 +102,6 @@ class Endpoint:
         return queue_sql(self.queue, connection).is_empty(connection)
 
     def wait_until_empty(self) -> None:
-        eventually(self.is_empty)
+        """And until no worker of this process has anything in hand: what AT_MOST_ONCE takes is gone from the queue before its
+        handler has begun."""
+        eventually(lambda: self.is_empty() and not any(worker.pump.crew.working for worker in self._workers))

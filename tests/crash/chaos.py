@@ -1,10 +1,10 @@
 """The seeded run: `python -m tests.crash.chaos --duration 1800 --seed 7` (`make chaos DURATION=1800 SEED=7`).
 
-Real workers on the three semantics and real producers, on a private server, under a schedule of faults, and among the
-messages some whose handlers are rude. When the time is over, the faults stop, everything drains, and the oracle compares
-the ledger with effects and tables. Ctrl-C ends it early, with the verdict so far. The last line is one JSON object; the
-exit code is 0 when every promise was kept. `--rude` and `--strikes` narrow it: `--strikes none` shows what rude handlers
-do by themselves, `--rude none` what faults do.
+Real workers on the three semantics, a worker of Celery on our broker, and real producers, on a private server, under a
+schedule of faults, and among the messages some whose handlers are rude. When the time is over, the faults stop, everything
+drains, and the oracle compares the ledger with effects and tables. Ctrl-C ends it early, with the verdict so far. The last
+line is one JSON object; the exit code is 0 when every promise was kept. `--rude` and `--strikes` narrow it: `--strikes none`
+shows what rude handlers do by themselves, `--rude none` what faults do.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ class Run:
         self.trees: list[Tree] = [
             scene.tree(*queues, "--processes=2", **SETTINGS),
             scene.tree(*queues, port=proxy.port, parameters={"connect_timeout": 3}, **SETTINGS),
+            scene.celery_tree(f"--concurrency={CONCURRENCY}", **SETTINGS),
         ]
         self.producers: list[Program] = [
             scene.program(kind, "-m", PRODUCERS, kind, str(seed), port=proxy.port if kind == "delayed" else None)
@@ -156,7 +157,9 @@ class Run:
         struck = self.striker.struck
         kills = {kind: struck[kind] for kind in KILLS}
         why = Explanations(self.scene, self.striker.events, LEASE)
-        bare = why.unexplained_duplicates(verdict.duplicate_keys["at_least_once"])
+        doubled = verdict.duplicate_keys
+        bare = why.unexplained_duplicates(doubled["at_least_once"] + doubled["acks_late"])
+        bare += why.unexplained_early_duplicates(doubled["acks_early"]) + why.unexplained_losses(verdict.early_gone)
         poison = why.unexplained_poison(verdict.poison_to_explain)
         rude_wrong = [*verdict.rude_wrong, *why.unexplained_ends(verdict.rude_to_explain)]
         restless = why.restless()
@@ -197,6 +200,8 @@ class Run:
             "restless": len(restless),
             "at_most_once_gone": len(verdict.at_most_once_gone),
             "at_most_once_reported": reported,
+            "celery": verdict.celery,
+            "celery_early_gone": len(verdict.early_gone),
             "in_two_places": len(verdict.in_two_places),
             "ghosts": len(verdict.ghosts),
             "waiting": verdict.waiting,

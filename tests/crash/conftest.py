@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from pytest_django import DjangoDbBlocker
 
 from .rig.scene import Scene, make_template
 from .rig.server import PrivateServer
+from .rig.sqlserver import SqlServer
 from .rig.two_databases import TwoDatabases
 
 
@@ -20,9 +22,17 @@ def server() -> Iterator[PrivateServer]:
         yield private
 
 
+@pytest.fixture(scope="session")
+def sqlserver() -> SqlServer:
+    """The one that the environment names."""
+    return SqlServer(os.environ["QUEUEAPP_TEST_SQLSERVER_URL"])
+
+
 @pytest.fixture
-def scene(server: PrivateServer, tmp_path: Path, django_db_blocker: DjangoDbBlocker) -> Iterator[Scene]:
-    """A database of the test's own, which is Django's default in this process meanwhile."""
+def scene(request: pytest.FixtureRequest, tmp_path: Path, django_db_blocker: DjangoDbBlocker) -> Iterator[Scene]:
+    """A database of the test's own, which is Django's default in this process meanwhile; of a SQL Server as well for a test
+    that is marked so (``rig.servers``)."""
+    server = request.getfixturevalue(getattr(request, "param", "server"))
     with django_db_blocker.unblock(), Scene(server, tmp_path) as made, made.as_default():
         yield made
         made.print_logs()  # captured by pytest, and shown only when the test has failed

@@ -7,6 +7,7 @@ import signal
 from tests.testapp.models import Leased
 
 from .rig.scene import Scene
+from .rig.servers import on_both
 from .rig.waiting import wait_until
 
 
@@ -36,6 +37,7 @@ def test_the_late_ack_of_a_lapsed_lease_changes_nothing_and_is_logged(scene: Sce
     assert (sleeper.stop(), other.stop()) == (0, 0)
 
 
+@on_both
 def test_a_slow_handler_keeps_its_lease_beyond_the_lease_period(scene: Scene) -> None:
     scene.workers("testapp.Leased", "--no-dispatcher", "--no-housekeeping")
     scene.workers("testapp.Leased", "--no-dispatcher", "--no-housekeeping")

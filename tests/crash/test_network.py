@@ -8,18 +8,30 @@ import pytest
 
 from tests.testapp.models import Leased, Transactional
 
+from .rig.processes import Tree
 from .rig.proxy import CAN_LOSE_PACKETS, Proxy
 from .rig.scene import Scene
-from .rig.server import PrivateServer
-from .rig.waiting import wait_until
+from .rig.servers import on_both, only_on_sqlserver
+from .rig.waiting import holds_for, wait_until
 
 QUEUES = ("testapp.Leased", "testapp.Transactional")
 
 
 @pytest.fixture
-def proxy(server: PrivateServer) -> Iterator[Proxy]:
-    with Proxy(server.port) as proxy:
+def proxy(scene: Scene) -> Iterator[Proxy]:
+    with Proxy(scene.server.port, scene.server.host) as proxy:
         yield proxy
+
+
+def stalled_at_work(scene: Scene, proxy: Proxy) -> Tree:
+    """Workers that have handled one message when their server stops answering, and two messages that come then."""
+    tree = scene.workers(*QUEUES, port=proxy.port, database_timeout=2)
+    scene.send(Leased, "before")
+    wait_until(lambda: scene.effects() == 1 and scene.waiting() == 0, "the worker works")
+    proxy.stall()
+    scene.send(Leased, "leased meanwhile")
+    scene.send(Transactional, "sent meanwhile")
+    return tree
 
 
 @pytest.mark.skipif(not CAN_LOSE_PACKETS, reason="packets can be lost on purpose on Linux only")
@@ -43,12 +55,7 @@ def test_half_open_connections_are_found_out_by_both_ends(scene: Scene, proxy: P
 
 def test_a_server_that_acknowledges_and_never_answers_is_given_up(scene: Scene, proxy: Proxy) -> None:
     """No keepalive sees this one: every byte is acknowledged. So it is behind a load balancer whose server died."""
-    tree = scene.workers(*QUEUES, port=proxy.port, database_timeout=2)
-    scene.send(Leased, "before")
-    wait_until(lambda: scene.effects() == 1 and scene.waiting() == 0, "the worker works")
-    proxy.stall()
-    scene.send(Leased, "leased meanwhile")
-    scene.send(Transactional, "sent meanwhile")
+    tree = stalled_at_work(scene, proxy)
     wait_until(lambda: "does not answer for 2 s" in tree.log_text(), "the worker gives its connections up")
     for breaker in ("Peek", "Heartbeat", "Fetch of due messages"):
         wait_until(lambda it=breaker: f"{it} " in tree.log_text(), f"{breaker} fails")  # type: ignore[misc]
@@ -89,6 +96,7 @@ def test_a_commit_whose_answer_is_lost_is_neither_repeated_nor_counted_as_a_fail
     assert verdict.poisoned == 0
 
 
+@on_both
 def test_reset_connections_cost_nothing_but_the_attempt(scene: Scene, proxy: Proxy) -> None:
     tree = scene.workers(*QUEUES, port=proxy.port)
     for number in range(100):
@@ -101,3 +109,32 @@ def test_reset_connections_cost_nothing_but_the_attempt(scene: Scene, proxy: Pro
     assert verdict.faultless, verdict
     assert verdict.poisoned == 0
     assert tree.restarts == 0
+
+
+@only_on_sqlserver
+def test_sessions_that_are_killed_cost_nothing_but_the_attempt(scene: Scene) -> None:
+    """`KILL`, as an operator or a failover does it; on PostgreSQL ``test_connection_loss`` does it at each statement."""
+    tree = scene.workers(*QUEUES)
+    for number in range(100):
+        scene.send((Leased, Transactional)[number % 2], f"message {number}", sleep_ms=5)
+    for enough in (10, 40, 70):
+        wait_until(lambda least=enough: scene.effects() >= least, "the worker works", pause=0.01)  # type: ignore[misc]
+        assert scene.terminate_workers()
+
+    verdict = scene.drained()
+    assert verdict.faultless, verdict
+    assert verdict.poisoned == 0
+    assert tree.restarts == 0
+
+
+@only_on_sqlserver
+def test_a_server_that_answers_nothing_for_a_while_loses_and_doubles_nothing(scene: Scene, proxy: Proxy) -> None:
+    """The same on PostgreSQL, and when it is given up, is tested above."""
+    tree = stalled_at_work(scene, proxy)
+    assert holds_for(lambda: scene.effects() == 1, 5), "nothing passes"
+    proxy.resume()
+
+    verdict = scene.drained()
+    assert verdict.faultless, verdict
+    assert tree.restarts == 0
+    assert tree.stop() == 0

@@ -26,7 +26,7 @@ from .workload import ledger
 from .workload.messages import Act, Rude
 from .workload.rudeness import ELSEWHERE, RUDENESSES, Fate
 
-LABELS = {semantics: label for label, semantics in ledger.SEMANTICS.items()}
+LABELS = {ledger.SEMANTICS[label]: label for label in ledger.QUEUES}
 LEASE = timedelta(seconds=5)
 DIED = "ProcessDied: The worker process was killed by SIGKILL while handling this message."
 
@@ -140,6 +140,60 @@ def test_innocent_poison_and_that_of_a_harmless_rudeness_have_to_be_explained(bo
     assert verdict.poisoned_by_kind == {"bystander": 1, "rude": 1}
 
 
+# -- tasks of Celery -----------------------------------------------------------------------------------------------
+
+
+def task(books: Books, label: str, effects: int = 0) -> str:
+    """Note a task as sent, with so many effects; returns its key."""
+    key = str(uuid.uuid4())
+    books.scene.execute("INSERT INTO crash_sent (key, queue, how) VALUES (%s, %s, 'celery')", key, label)
+    for attempt in range(1, effects + 1):
+        ledger_row = "INSERT INTO crash_effect (key, queue, attempt, worker, process) VALUES (%s, %s, %s, 'tree3', 1)"
+        books.scene.execute(ledger_row, key, label, attempt)
+    return key
+
+
+def test_a_task_without_effect_and_row_is_lost_if_it_acks_late_and_else_gone(books: Books) -> None:
+    late, early = task(books, ledger.LATE), task(books, ledger.EARLY)
+    verdict = books.judge()
+    assert verdict.lost == [late]
+    assert verdict.early_gone == [early]
+    assert verdict.celery == {"sent": 2, "effects": 0}
+    assert Explanations(books.scene, [], LEASE).unexplained_losses([early]) == [early]
+    assert Explanations(books.scene, [struck()], LEASE).unexplained_losses([early]) == []
+
+
+def test_a_task_is_found_in_the_broker_in_the_delayed_store_and_in_poison(books: Books) -> None:
+    waiting, later, poisoned = (task(books, ledger.LATE) for _ in range(3))
+    body = "convert_to(%s, 'UTF8')"
+    for key, statement in (
+        (waiting, f"INSERT INTO {ledger.CELERY_TABLE} (id, recipient, body) VALUES (%s, '{ledger.CELERY_QUEUE}', {body})"),
+        (later, "INSERT INTO queueapp_delayedmessage (message_id, destination, due, body) "
+                f"VALUES (%s, '{ledger.CELERY_LABEL}', now(), {body})"),
+        (poisoned, "INSERT INTO queueapp_poisonmessage (message_id, queue, reason, failures, body) "
+                   f"VALUES (%s, '{ledger.CELERY_LABEL}', '', '', {body})"),
+    ):  # fmt: skip
+        books.scene.execute(statement, uuid.uuid4(), f'[["{key}"], {{"sleep_ms": 1}}, {{}}]')
+    assert books.scene.waiting() == 2
+    verdict = books.judge()
+    books.scene.execute(f"TRUNCATE {ledger.CELERY_TABLE}")
+    assert verdict.lost == verdict.ghosts == []
+    assert verdict.waiting == 2
+    assert verdict.poison_to_explain == [poisoned]
+
+
+def test_a_killed_child_explains_two_effects_of_a_task_that_acks_late_and_none_of_one_that_acks_early(
+    books: Books,
+) -> None:
+    key = task(books, ledger.EARLY, effects=2)
+    child = struck("tree3")
+    main = Event("supervisor", "tree3", child.began, child.ended)
+    assert Explanations(books.scene, [child], LEASE).unexplained_duplicates([key]) == []
+    assert Explanations(books.scene, [child], LEASE).unexplained_early_duplicates([key]) == [key]
+    assert Explanations(books.scene, [child, main], LEASE).unexplained_early_duplicates([key]) == []
+    assert books.judge().duplicate_keys["acks_early"] == [key]
+
+
 # -- explanations --------------------------------------------------------------------------------------------------
 
 
@@ -149,11 +203,17 @@ def struck(whom: str = EVERYBODY, ago: timedelta = timedelta(seconds=1)) -> Even
     return Event("child", whom, at, at)
 
 
+LOST = "LeftBehind: The session on 'default' was lost while the handler ran, which swallowed the error: let it pass."
+
+
 @pytest.mark.parametrize(
     ("failures", "events", "explained"),
     [
         ((DIED, "OperationalError: terminating connection"), [struck()], True),
         ((DIED,), [], False),
+        ((DIED, LOST), [struck()], True),
+        ((LOST,), [], False),
+        (("LeftBehind: The handler left a transaction open on 'default'",), [struck()], False),
         ((DIED,), [struck(HOLDER)], False),
         ((DIED,), [struck(ago=timedelta(days=-1))], False),
         (("TransactionManagementError: an error occurred in the current transaction",), [struck()], False),
@@ -178,6 +238,22 @@ def test_an_effect_without_poison_is_explained_by_a_strike_at_its_worker(books: 
     now = timedelta()
     assert Explanations(books.scene, [struck("tree1", now)], LEASE).unexplained_ends([key]) == []
     assert Explanations(books.scene, [struck("tree2", now)], LEASE).unexplained_ends([key]) == [key]
+    books.judge()
+
+
+def test_two_effects_are_explained_by_a_handler_that_killed_the_tree_of_the_first(books: Books) -> None:
+    key = books.sent("at_least_once", effects=2)
+    starts = books.scene.starts_file
+
+    starts.write_text(f"{key} label 1 1\n{key} label 2 1\n")
+    bare = Explanations(books.scene, [], LEASE)
+    starts.write_text(starts.read_text() + f"{ledger.VICTIM} killer-0 0 1\n" * (RESTLESS + 1))
+    explained = Explanations(books.scene, [], LEASE)
+    starts.unlink()
+
+    assert bare.unexplained_duplicates([key]) == [key]
+    assert explained.unexplained_duplicates([key]) == []
+    assert explained.restless() == []
     books.judge()
 
 

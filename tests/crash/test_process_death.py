@@ -10,6 +10,7 @@ from queueapp.models import PoisonMessage, Subscriber
 from tests.testapp.models import AtMostOnce, Leased, Transactional
 
 from .rig.scene import Scene
+from .rig.servers import on_both
 from .rig.waiting import wait_until
 
 
@@ -17,6 +18,7 @@ def poison_of(message_id: object) -> PoisonMessage | None:
     return PoisonMessage.objects.filter(message_id=message_id).first()
 
 
+@on_both
 def test_a_handler_that_kills_its_process_ends_as_poison_and_other_messages_go_on(scene: Scene) -> None:
     attempts, processes = 3, 2
     # A rolled back message may be taken by another process before its supervisor has counted: see ``crashes``.
@@ -43,6 +45,7 @@ def test_a_handler_that_kills_its_process_ends_as_poison_and_other_messages_go_o
         assert attempts - 1 <= len(scene.starts(key)) <= most
 
 
+@on_both
 def test_a_handler_that_kills_its_whole_tree_ends_as_poison_and_its_neighbours_do_not(scene: Scene) -> None:
     killers = [scene.send(queue, f"{queue.__name__} killer", die="tree") for queue in (Transactional, Leased)]
     good = [f"good {number}" for number in range(60)]
@@ -73,6 +76,7 @@ def test_a_handler_that_kills_its_whole_tree_ends_as_poison_and_its_neighbours_d
     assert 2 <= tree.restarts <= 10
 
 
+@on_both
 def test_an_at_most_once_message_that_died_with_its_process_is_reported_with_id_and_headers(scene: Scene) -> None:
     killer = AtMostOnce.send(_act("killer", die="SIGKILL"), headers={"trace": "t-4711"})
     tree = scene.workers("testapp.AtMostOnce", "--no-dispatcher", "--no-housekeeping")
@@ -86,6 +90,7 @@ def test_an_at_most_once_message_that_died_with_its_process_is_reported_with_id_
     assert scene.starts("killer") == [1]
 
 
+@on_both
 def test_a_neighbour_that_is_in_hand_each_time_a_killer_strikes_is_not_buried_beside_it(scene: Scene) -> None:
     """Both are slow, so whenever a process dies of the one it has the other in hand as well."""
     killers = [
@@ -127,6 +132,7 @@ def test_what_a_killed_worker_had_in_hand_is_counted_and_the_rest_of_its_batch_i
     assert verdict.duplicates["at_least_once"] == 0
 
 
+@on_both
 def test_children_of_a_killed_supervisor_finish_what_they_have_and_end(scene: Scene) -> None:
     tree = scene.workers("testapp.Leased", "testapp.Transactional")
     scene.send(Leased, "leased", sleep_ms=1000)
@@ -146,6 +152,7 @@ def test_children_of_a_killed_supervisor_finish_what_they_have_and_end(scene: Sc
     assert tree.restarts == 1
 
 
+@on_both
 def test_a_killed_dispatcher_is_replaced_and_every_delayed_message_arrives_once(scene: Scene) -> None:
     tree = scene.workers("testapp.Transactional")
     keys = [f"delayed {number}" for number in range(200)]
@@ -162,6 +169,7 @@ def test_a_killed_dispatcher_is_replaced_and_every_delayed_message_arrives_once(
     assert verdict.effects == len(keys)
 
 
+@on_both
 def test_leases_of_a_dead_subscriber_are_released_by_its_missing_heartbeat(scene: Scene) -> None:
     """Sooner than by their own end: here the lease would last for an hour more."""
     survivor = scene.workers("testapp.Transactional")  # keeps house, does not receive the queue

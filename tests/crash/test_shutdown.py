@@ -15,6 +15,7 @@ from tests.testapp.models import Leased, Transactional
 
 from .rig.processes import Tree
 from .rig.scene import Scene
+from .rig.servers import on_both
 from .rig.waiting import wait_until
 
 
@@ -45,6 +46,7 @@ def worked(scene: Scene, tree: Tree) -> int:
     return int(scene.execute("SELECT count(*) FROM crash_effect WHERE worker = %s", tree.name)[0][0])
 
 
+@on_both
 def test_a_rolling_restart_under_load_handles_every_leased_message_exactly_once(scene: Scene) -> None:
     with under_load(scene):
         old = scene.workers("testapp.Leased", "--no-dispatcher", "--no-housekeeping")
@@ -63,6 +65,7 @@ def test_a_rolling_restart_under_load_handles_every_leased_message_exactly_once(
     assert "leases were lost" not in old.log_text() + new.log_text()
 
 
+@on_both
 def test_a_stopping_worker_gives_back_what_it_has_not_started_uncounted(scene: Scene) -> None:
     for number in range(60):  # quick ones first, so that the batches grow
         scene.send(Leased, f"quick {number}")
@@ -82,6 +85,7 @@ def test_a_stopping_worker_gives_back_what_it_has_not_started_uncounted(scene: S
     assert not scene.execute("SELECT 1 FROM queueapp_subscriber")  # it said goodbye
 
 
+@on_both
 def test_a_second_sigterm_does_not_wait_for_the_handlers(scene: Scene) -> None:
     scene.send(Leased, "leased", sleep_ms=60_000)
     scene.send(Transactional, "transactional", sleep_ms=60_000)

@@ -13,6 +13,7 @@ import pytest
 
 from queueapp import Semantics, delayed
 from queueapp.delayed import DelayedStore
+from queueapp.membership.delayed_dispatcher import DelayedDispatcher
 from queueapp.models import DelayedMessage
 from queueapp.operating.statistics import figures
 from queueapp.testing.delayed_store import DelayedStoreConformance
@@ -20,7 +21,6 @@ from tests.docs.pages import DOCS
 from tests.docs.running import module_of
 from tests.inprocess import DEADLINE, eventually, real_commits
 from tests.testapp.models import Leased, Transactional
-from workers.services.delayed_dispatcher import DelayedDispatcher
 
 PAGE = module_of(DOCS / "delayed_store.md", "tests.docs.delayed_store_page")
 FileStore: Any = PAGE.FileStore

@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from queueapp import conf
+from queueapp import asyncmonolith, conf
+from queueapp.consuming.options import OPTIONS
 from queueapp.models import delivery
 from queueapp.options import Option
-from queueapp.recoverability import OPTIONS
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 
@@ -19,6 +19,18 @@ def table(options: Iterable[Option]) -> str:
     for one in options:
         default = getattr(one.default, "value", one.default)
         rows.append(f"| `{one.name}` | `{default}` | {one.accepted} | {_cell(one.doc)} |")
+    return "\n".join(rows)
+
+
+def origin_table() -> str:
+    rows = [
+        "| name | default there | accepted there | ours | accepted | meaning |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for one in asyncmonolith.SETTINGS:
+        ours = ", ".join(f"`{name}`" for name in one.ours)
+        default = f"{one.default} {one.unit}".strip()
+        rows.append(f"| `{one.name}` | {default} | {one.theirs} | {ours} | {one.accepted} | {_cell(one.doc)} |")
     return "\n".join(rows)
 
 
@@ -36,6 +48,12 @@ Names of NServiceBus, AMPS and AsyncMonolith in the last column are those of [li
 ## The project: `QUEUEAPP = {{...}}` in Django's settings
 
 {table(conf.OPTIONS)}
+
+### Under AsyncMonolith's names
+
+`QUEUEAPP` takes these as well, each in the unit that it has there. Two names of one setting that disagree are refused.
+
+{origin_table()}
 
 ## A queue: `class Delivery`
 

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
@@ -76,15 +77,24 @@ def _git(*arguments: str) -> bytes:
 
 
 def _before_the_newest_migration() -> str:
-    """The last commit without it whose own migrations are in one line. Raises LookupError."""
+    """The last commit without it whose own migrations are in one line, and whose wheel has all of its packages: on the way to
+    a merge neither need be so. Raises LookupError."""
     folder = "queueapp/migrations/"
     newest = max(path.name for path in (CHECKOUT / folder).glob("0*.py"))
     for commit in _git("rev-list", "--first-parent", "--max-count=500", "HEAD").decode().split():
         names = [path.removeprefix(folder) for path in _git("ls-tree", "--name-only", commit, folder).decode().split()]
         numbers = [name[:4] for name in names if name[0].isdigit()]
-        if newest not in names and len(numbers) == len(set(numbers)):
+        if newest not in names and len(numbers) == len(set(numbers)) and _lists_its_packages(commit):
             return commit
     raise LookupError(newest)
+
+
+def _lists_its_packages(commit: str) -> bool:
+    listed = set(tomllib.loads(_git("show", f"{commit}:pyproject.toml").decode())["tool"]["setuptools"]["packages"])
+    files = _git("ls-tree", "-r", "--name-only", commit, "queueapp/").decode().split()
+    return listed.issuperset(
+        file.removesuffix("/__init__.py").replace("/", ".") for file in files if file.endswith("/__init__.py")
+    )
 
 
 @pytest.fixture(scope="module")

@@ -148,9 +148,15 @@ def test_the_metadata_offers_only_extras_that_have_code(wheel: Path) -> None:
         (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         lines = archive.read(metadata).decode().splitlines()
     assert {line.split(": ")[1] for line in lines if line.startswith("Provides-Extra")} == {
+        "celery",
         "expressions",
+        "opentelemetry",
+        "prometheus",
+        "encryption",
         "spark",
         "sqlserver",
+        "tasks",
+        "zstd",
     }
 
 
@@ -199,6 +205,25 @@ def test_the_project_sends_and_drains_its_queue(factory: Factory, settings: str)
     assert amounts == [20 * hours for hours in range(1, 11)]
     assert paid_by == ["queueapp.workers.processes.child"]
     assert [Path(file).is_relative_to(factory.python.parents[1]) for file in files] == [True]
+
+
+def test_pytest_has_the_fixture_of_what_is_installed(factory: Factory) -> None:
+    """By the entry point alone: nothing names the plugin."""
+    (factory.home / "test_timesheets.py").write_text(
+        "import queueapp\n"
+        "from workers.shifts.models import Payment, Timesheets\n\n"
+        "def test_hours_are_paid(queue_kit):\n"
+        "    Timesheets.send({'hours': 2})\n"
+        "    queue_kit.drain()\n"
+        "    assert Payment.objects.get().amount == 40\n"
+        "    print(queueapp.__file__)\n"
+    )
+    told = run(
+        factory.python, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", "test_timesheets.py", cwd=factory.home,
+        DJANGO_SETTINGS_MODULE="factory.settings", FACTORY_DATABASE=json.dumps(factory.database),
+    )  # fmt: skip
+    assert "1 passed" in told
+    assert str(factory.python.parents[1]) in told, "it is the installed one that was tested"
 
 
 def test_nothing_is_left_to_migrate_in_the_installed_project(factory: Factory) -> None:

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 from django.core.checks import Error, Warning
 from django.db import connection
+from django.test import override_settings
 
-from queueapp import consumer
-from queueapp.checks import check_queues, check_settings, check_tables
+from queueapp import Context, consumer, inline
+from queueapp.checks import check_checkpoints, check_queues, check_settings, check_tables
 from queueapp.consuming.registry import registered
 from queueapp.models import TableOptions
 from tests.inprocess import real_commits
-from tests.testapp.models import Leased, Short, Urgent
+from tests.testapp.models import AtMostOnce, Leased, Short, Transactional, Urgent
 
 
 def ids(found: list[Any]) -> list[str]:
@@ -143,3 +144,36 @@ def test_a_table_whose_options_drifted_is_warned_about() -> None:
             editor.execute(options.create_sql(Leased, editor))
 
     assert "fillfactor" in found.msg
+
+
+def test_eager_mode_without_the_workers_app_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inline, "_engine", None)
+    assert "queueapp.E008" not in [one.id for one in check_settings()]
+    with override_settings(QUEUEAPP={"EAGER": "at_once"}):
+        assert "queueapp.E008" in [one.id for one in check_settings()]
+
+
+def test_a_checkpoint_where_nothing_can_be_kept_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registered, "_by_queue", {})
+
+    def keep(message: dict, context: Context) -> None:
+        def inner() -> None:
+            context.checkpoint(1)
+
+        inner()
+
+    consumer(Leased)(keep)
+    assert check_checkpoints() == []
+    consumer(Transactional)(keep)
+    consumer(AtMostOnce)(lambda message: None)
+    (found,) = check_checkpoints()
+    assert (found.id, found.obj) == ("queueapp.W095", Transactional)
+
+
+@pytest.mark.parametrize(
+    ("path", "ids_found"),
+    [("", []), ("os.path.join", []), ("os.nothing", ["queueapp.E009"]), ("os.sep", ["queueapp.E009"])],
+)
+def test_what_is_around_handlers_can_be_called(path: str, ids_found: list[str]) -> None:
+    with override_settings(QUEUEAPP={"AROUND_HANDLERS": path}):
+        assert [one.id for one in check_settings()] == ids_found

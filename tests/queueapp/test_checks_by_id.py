@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,19 @@ def sqlite() -> Iterator[None]:
 # -- without a database --------------------------------------------------------------------------------------------
 
 
+def test_a_bound_of_an_alert_for_a_queue_that_is_not_there_is_a_warning(settings: Any) -> None:
+    day = timedelta(days=1)
+    settings.QUEUEAPP = {"ALERTS": {"max_age": {"testapp.Leased": day, "*": day}, "max_waiting": 5}}
+    assert checks.check_settings() == []
+    settings.QUEUEAPP = {"ALERTS": {"max_age": {"testapp.leased": day}, "max_waiting": {"Leased": 5}}}
+    found = checks.check_settings()
+    assert {one.id for one in found} == {"queueapp.W009"}
+    assert [one.msg.split(",")[0] for one in found] == [
+        "QUEUEAPP.ALERTS: max_age has a bound for 'testapp.leased'",
+        "QUEUEAPP.ALERTS: max_waiting has a bound for 'Leased'",
+    ]
+
+
 @pytest.mark.parametrize("path", ["nowhere.Store", "Store", "tests.queueapp.test_checks_by_id.NoStore"])
 def test_a_delayed_store_that_is_none_is_an_error(settings: Any, path: str) -> None:
     settings.QUEUEAPP = {"DELAYED_STORE": path}
@@ -61,6 +76,19 @@ def test_a_delayed_store_that_is_none_is_an_error(settings: Any, path: str) -> N
     assert isinstance(found, Error)
     assert found.id == "queueapp.E004"
     assert f"QUEUEAPP.DELAYED_STORE = {path!r} is not accepted" in found.msg
+
+
+def test_traces_that_are_asked_for_without_the_extra_are_an_error(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    monkeypatch.delitem(sys.modules, "queueapp.telemetry.spans", raising=False)
+    settings.QUEUEAPP = {"OPENTELEMETRY": True}
+
+    (found,) = checks.check_settings()
+
+    assert found.id == "queueapp.E010"
+    assert "pip install 'queueapp[opentelemetry]'" in found.msg
 
 
 class Elsewhere:
@@ -136,7 +164,7 @@ def test_a_destination_that_just_fits_is_none(settings: Any) -> None:
 def test_a_database_that_only_keeps_delayed_messages_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[tuple[str, list[Any]]] = []
     monkeypatch.setattr(Transactional.delivery, "delayed_in", ("keeper",))
-    monkeypatch.setattr(checks, "_check_tables_in", lambda alias, queues: looked.append((alias, queues)) or [])
+    monkeypatch.setattr(checks.tables, "_check_tables_in", lambda alias, queues: looked.append((alias, queues)) or [])
 
     checks.check_tables(databases=["keeper", "nobodys"])
 
@@ -270,8 +298,11 @@ def test_check_tells_a_setting_that_there_is_advice_for(monkeypatch: pytest.Monk
 
 def test_every_id_is_on_the_page_and_in_a_test_and_the_reverse() -> None:
     pattern = re.compile(r"queueapp\.[EWI]\d{3}")
-    code = set(pattern.findall((CHECKOUT / "queueapp/checks.py").read_text()))
-    page = set(pattern.findall((CHECKOUT / "docs/checks.md").read_text()))
+    files = [*(CHECKOUT / "queueapp/checks").glob("*.py"), *CHECKOUT.glob("queueapp/*/checks.py")]
+    code = {found for file in files for found in pattern.findall(file.read_text())}
+    rows = re.findall(r"^\| `(queueapp\.[EWI]\d{3})`", (CHECKOUT / "docs/checks.md").read_text(), re.M)
+    page = set(rows)
+    assert len(rows) == len(page), "an id says one thing"
     tests = Path(__file__).parent.glob("test_checks*.py")
     tested = {one for file in tests for one in pattern.findall(file.read_text())}
 

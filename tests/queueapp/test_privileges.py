@@ -8,23 +8,49 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
+import kombu
+import kombu.pools
 import pytest
-from django.db import Error, connection
+from celery import Celery
+from django.db import Error, connection, transaction
 from sqlglot import exp
 
-from queueapp import delayed, poison, wakeups
-from queueapp.models import Arrival, DelayedMessage, Leader, Now, PoisonMessage, QueueControl, Subscriber
-from queueapp.operating import control, inspection
+from queueapp import delayed, poison, publish, publish_many, replay, wakeups
+from queueapp.journal import letting_go
+from queueapp.kombu import declared, keeping
+from queueapp.kombu import poison as buried
+from queueapp.kombu.broker import BrokerQueue, DeclaredQueue
+from queueapp.kombu.leases import Held
+from queueapp.kombu.models import CeleryResult
+from queueapp.membership.dead_subscribers import release_leases_of_dead_subscribers
+from queueapp.membership.housekeeping import purge_expired
+from queueapp.membership.leadership import Leadership
+from queueapp.models import (
+    Arrival,
+    DelayedMessage,
+    JournalEntry,
+    Leader,
+    Now,
+    PoisonMessage,
+    QueueControl,
+    Subscriber,
+    Subscription,
+)
+from queueapp.models.delivery import Delivery
+from queueapp.operating import control, inspection, subscriptions
+from queueapp.operating.journal import journal_figures
 from queueapp.operating.statistics import figures
 from queueapp.recovery import carrying_out, verdicts
 from queueapp.sql import ErrorKind, backend_of, queue_sql
-from queueapp.sql.base import Row
 from queueapp.sql.claimed import SEQ, Range
+from queueapp.sql.rows import Row
+from queueapp.topics import routing
+from queueapp.topics.filling import Filler
 from tests.queueapp.sql.tsql import parsed
-from tests.testapp.models import Leased
-from workers.services.housekeeping import purge_expired, release_leases_of_dead_subscribers
-from workers.services.leadership import Leadership
+from tests.testapp.messages import Nop, Ping
+from tests.testapp.models import Addressed, Leased
 
 pytestmark = pytest.mark.django_db(transaction=True)
 DOCS = (Path(__file__).parents[2] / "docs" / "privileges.md").read_text()
@@ -44,6 +70,19 @@ def grants(role: str) -> list[str]:
     text = re.sub(r"--.*", "", page.replace("<queue>", Leased._meta.db_table))
     found = [re.sub(r"\s+", " ", one) for one in re.findall(r"GRANT[^;]+;", text)]
     return [one for one in found if re.search(rf" TO \[?{role}\]?;", one)]
+
+
+@contextmanager
+def published_to(queue: Any, topic: str) -> Iterator[None]:
+    """Let a queue collect a topic for a while."""
+    before = queue.delivery
+    queue.delivery = Delivery(before.given | {"underlying_topic": topic}, "a test's ")
+    routing.forget()
+    try:
+        yield
+    finally:
+        queue.delivery = before
+        routing.forget()
 
 
 @contextmanager
@@ -79,6 +118,44 @@ def refused() -> Iterator[None]:
     with pytest.raises(Error) as raised:
         yield
     assert backend_of(connection).error_kind(raised.value) is ErrorKind.DENIED
+
+
+@pytest.fixture
+def celery_app() -> Iterator[Celery]:
+    app = Celery("privileges", broker="queueapp://", backend="queueapp://", set_as_current=False)
+    yield app
+    kombu.pools.reset()
+    app.close()
+
+
+def test_copies_of_consumers_are_made_shown_and_moved_under_the_documented_grants(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The grants are for the table of ``Leased``: it gets a recipient's index by nothing, which no statement here needs.
+    monkeypatch.setattr(Leased._meta, "db_table", Addressed._meta.db_table)
+    with acting_as("worker"):
+        assert subscriptions.register("default", [Addressed]) == 2
+        assert subscriptions.register("default", [Addressed]) == 0
+    with acting_as("producer"):
+        Addressed.send(Nop(1, ""))
+        Addressed.send_many([Nop(2, "")])
+        for _ in range(2):
+            Addressed.send(Ping("x"))
+        assert Subscription.objects.count() == 2
+        with refused():
+            Subscription.objects.all().delete()
+    assert Addressed.objects.filter(recipient="addressed.first").count() == 2
+    assert Addressed.objects.filter(recipient="").count() == 2
+    seqs = list(Addressed.objects.filter(recipient="").values_list("seq", flat=True))
+    with acting_as("worker"), transaction.atomic():
+        assert queue_sql(Addressed, connection).replace_by_copies(connection, seqs, ["one", "two"]) == 2
+    with acting_as("inspector"):
+        (found,) = figures([Addressed])
+        assert [one.consumer for one in found.consumers] == ["addressed.first", "addressed.second"]
+    with acting_as("inspector", "operator"):
+        assert subscriptions.move_copies(Addressed, "one", "addressed.first") == 2
+        assert subscriptions.purge_copies(Addressed, "two") == 2
+        assert subscriptions.unsubscribe(Addressed, "addressed.second") == 1
 
 
 def claim_one() -> tuple[int, uuid.UUID]:
@@ -226,3 +303,86 @@ def test_each_role_has_the_same_rights_on_both_databases() -> None:
         }
 
     assert rights(POSTGRESQL) == rights(SQLSERVER)
+
+
+def test_journal_works_under_the_documented_grants(settings: Any) -> None:
+    settings.QUEUEAPP = {"JOURNAL": {"^journaled": timedelta(hours=1)}}
+    producer, worker, inspector = ("producer", "worker", "inspector")
+    before = dict(Leased.delivery.given)
+    with published_to(Leased, "journaled.rights"):
+        with acting_as(producer):
+            publish("journaled.rights", {"n": 1})
+            publish_many("journaled.rights", [{"n": 2}, {"n": 3}])
+        Leased.objects.all().delete()
+        with acting_as(worker):
+            assert letting_go.renumber("default") == 0
+            letting_go.make_partitions("default")
+            filler = Filler(Leased, "default")
+            filler.attach()
+            assert filler.fill().copied == 0, "it took them when they were published"
+            assert [entry.decode()["n"] for entry in replay("journaled.rights", batch=1)] == [1, 2, 3]
+            JournalEntry.objects.count()
+        JournalEntry.objects.update(published_at=Now() - timedelta(days=3))
+        with acting_as(worker):
+            assert letting_go.let_go("default") == 3
+        with acting_as(inspector):
+            assert journal_figures("default").topics == []
+    assert Leased.delivery.given == before
+
+
+def test_a_sender_of_celerys_tasks_declares_publishes_and_waits_and_takes_nothing(celery_app: Celery) -> None:
+    with acting_as("task_sender"):
+        celery_app.send_task("shop.bill", [1])
+        celery_app.send_task("shop.bill", [2], countdown=3600)
+        with kombu.Connection("queueapp://") as conn, conn.channel() as channel:
+            channel.exchange_declare("news", type="fanout")
+            channel.queue_declare("reader")
+            channel.queue_bind("reader", "news")
+            conn.Producer().publish({"n": 3}, exchange="news", serializer="json")
+        celery_app.backend.set_chord_size("a chord", 2)
+        assert celery_app.AsyncResult("nobody's").status == "PENDING"
+        with refused():
+            BrokerQueue.objects.all().delete()
+        with refused():
+            CeleryResult.objects.all().delete()
+    assert sorted(BrokerQueue.objects.values_list("recipient", flat=True)) == ["celery", "reader"]
+    assert DelayedMessage.objects.get().recipient == "celery"
+
+
+def test_a_worker_of_celery_takes_ends_keeps_results_and_keeps_house(celery_app: Celery) -> None:
+    for number in range(3):
+        celery_app.send_task("shop.bill", [number])
+    sql = queue_sql(BrokerQueue, connection)
+    with acting_as("worker", "task_worker"):
+        token = uuid.uuid4()
+        ranges = [Range(recipient="celery", priority=level) for level in range(10)]
+        rows = sql.claim_by_lease(connection, ranges, 3, token, uuid.uuid4(), 60_000)
+        first, second, third = (row[SEQ] for row in rows)
+        assert sql.give_back(connection, [first], token, handled=True) == 1
+        assert sql.ack(connection, [second], token) == 1
+        with transaction.atomic():
+            assert buried.bury("default", Held(third, token), "it failed")
+        declared.declare("default", declared.Declaration("w@host.celery.pidbox", False, True, None))
+        declared.bind("default", "celery.pidbox", "", "w@host.celery.pidbox")
+        assert declared.refresh("default", [declared.Declaration("gone", False, True, None)]) == {"gone"}
+        DeclaredQueue.objects.update(expires_at=Now() - timedelta(1))
+        assert "w@host.celery.pidbox" in declared.reap("default")
+        backend = celery_app.backend
+        backend.set_chord_size("a chord", 2)
+        backend.store_result("a task", 1, "SUCCESS")
+        backend.forget("a task")
+        assert keeping.delete_old("default") == 0
+        with refused():
+            PoisonMessage.objects.update(reason="forged")
+    assert PoisonMessage.objects.count() == 1
+
+
+def test_who_looks_at_celerys_pages_changes_nothing(celery_app: Celery) -> None:
+    celery_app.send_task("shop.bill", [1])
+    with acting_as("inspector", "task_inspector"):
+        assert BrokerQueue.objects.count() == 1
+        assert DeclaredQueue.objects.get().name == "celery"
+        assert declared.bindings("default") != []
+        assert list(CeleryResult.objects.all()) == []
+        with refused():
+            DeclaredQueue.objects.all().delete()

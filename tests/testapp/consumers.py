@@ -4,18 +4,31 @@ import os
 import signal
 import time
 
-from queueapp import Context, consumer
-from tests.testapp.messages import Nop, Ping, Pong
+from django.db import transaction
+
+from queueapp import BatchContext, Context, consumer
+from tests.testapp.messages import Many, Nop, Ping, Pong, Steps, Turn
 from tests.testapp.models import (
     Addressed,
     AddressedUrgent,
     AtMostOnce,
+    Capped,
+    CappedOnce,
+    CappedTransactional,
+    Deep,
     Effect,
     ForeignPostgres,
+    InProportion,
+    InTurns,
+    LateFlights,
     Leased,
+    Several,
+    SeveralTransactional,
+    Together,
     Transactional,
     Urgent,
 )
+from tests.testapp.ordering import Fenced, FencedAtMostOnce, FencedTransactional
 
 
 class Broken(Exception):
@@ -41,13 +54,76 @@ def nop(message: Nop) -> None:
     """Nothing."""
 
 
-for _queue in (Leased, Transactional, AtMostOnce, Urgent, ForeignPostgres):
+for _queue in (Leased, Transactional, Together, AtMostOnce, Urgent, ForeignPostgres):
     _name = _queue.__name__.lower()
     consumer(_queue, name=f"{_name}.act", attempts=3, retry_delay=0)(act)
     consumer(_queue, name=f"{_name}.pong")(pong)
     consumer(_queue, name=f"{_name}.nop")(nop)
 
+
+def act_on_many(messages: list[Many], context: BatchContext) -> None:
+    """Leave an effect for each that tells how many came along; or die of one of them."""
+    if any(message.die for message in messages):
+        os.kill(os.getpid(), signal.SIGKILL)
+    details = [f"{len(messages)}#{context[place].attempt}" for place in range(len(messages))]
+    Effect.objects.bulk_create(
+        [Effect(name=one.name, detail=detail) for one, detail in zip(messages, details, strict=True)]
+    )
+
+
+for _queue in (Several, SeveralTransactional):
+    consumer(_queue, name=f"{_queue.__name__.lower()}.many", batch=20, attempts=3, retry_delay=0)(act_on_many)
+
+
+def tell_process(message: Ping) -> None:
+    """Take as long as the message says, then tell which process did it."""
+    if message.sleep_ms:
+        time.sleep(message.sleep_ms / 1000)
+    Effect.objects.create(name=message.name, detail=str(os.getpid()))
+
+
+for _queue in (Capped, CappedOnce, CappedTransactional, InTurns, InProportion):
+    consumer(_queue, name=f"{_queue.__name__.lower()}.process")(tell_process)
+
 for _queue in (Addressed, AddressedUrgent):
     _name = _queue.__name__.lower()
     consumer(_queue, name=f"{_name}.first", attempts=3, retry_delay=0)(act)
     consumer(_queue, name=f"{_name}.second", attempts=3, retry_delay=0)(act)
+
+
+def tell_when(message: Turn, context: Context) -> None:
+    """By the clock that all processes of a machine have in common."""
+    began = time.monotonic_ns()
+    time.sleep(message.sleep_ms / 1000)
+    detail = f"{os.getpid()} {began} {time.monotonic_ns()}"
+    Effect.objects.create(name=f"{context.consumer.name} {message.number}", detail=detail)
+
+
+consumer(AddressedUrgent, name="limited", concurrency=2, retry_delay=0)(tell_when)
+consumer(AddressedUrgent, name="unlimited", retry_delay=0)(tell_when)
+
+
+@consumer(Urgent, name="urgent.steps", attempts=10, retry_delay=0)
+def take_steps(message: Steps, context: Context) -> None:
+    """An effect for each step, kept in one transaction with how far it is."""
+    first = context.checkpointed or 0
+    for step in range(first, message.count):
+        with transaction.atomic():
+            Effect.objects.create(name=f"step {step}", detail=f"{context.attempt}")
+            context.checkpoint(step + 1)
+        if step in message.die_after:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@consumer(LateFlights)
+def late(message: dict) -> None:
+    Effect.objects.create(name=f"late {message['minutes']}")
+
+
+@consumer(Deep)
+def deep(message: dict) -> None:
+    Effect.objects.create(name=f"deep {message['n']}")
+
+
+for _queue in (Fenced, FencedTransactional, FencedAtMostOnce):
+    consumer(_queue, name=f"{_queue.__name__.lower()}.by_process")(tell_process)

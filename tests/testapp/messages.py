@@ -19,6 +19,27 @@ class Pong(msgspec.Struct):
     name: str = "pong"
 
 
+class Many(msgspec.Struct):
+    """Handled by several; writes one Effect each."""
+
+    name: str
+    die: bool = False
+
+
+class Turn(msgspec.Struct):
+    """Tells when its handler began and ended, and in which process."""
+
+    number: int
+    sleep_ms: int = 0
+
+
+class Steps(msgspec.Struct):
+    """A long work in steps, whose process is killed once after each of these."""
+
+    count: int
+    die_after: list[int] = []
+
+
 class Nop(msgspec.Struct):
     """Does nothing at all: benchmarks."""
 

@@ -6,6 +6,28 @@ from django.db import models
 
 from queueapp import ForeignQueue, ForeignSqlServerQueue, Queue, Semantics
 
+from . import leases  # noqa: F401
+from .batched import InSets as InSets
+from .batched import Several as Several
+from .batched import SeveralTransactional as SeveralTransactional
+from .batched import Together as Together
+from .encoded import Secret as Secret
+from .encoded import SecretExpiring as SecretExpiring
+from .encoded import SecretOnce as SecretOnce
+from .encoded import SecretTransactional as SecretTransactional
+from .encoded import Smaller as Smaller
+from .flow import Capped as Capped
+from .flow import CappedEach as CappedEach
+from .flow import CappedOnce as CappedOnce
+from .flow import CappedTransactional as CappedTransactional
+from .flow import CappedUrgent as CappedUrgent
+from .flow import InProportion as InProportion
+from .flow import InTurns as InTurns
+from .flow import InTurnsOnce as InTurnsOnce
+from .keyed import Keyed as Keyed
+from .keyed import KeyedOnce as KeyedOnce
+from .keyed import KeyedTransactional as KeyedTransactional
+
 
 class Leased(Queue):
     """AT_LEAST_ONCE, plain first in first out."""
@@ -50,6 +72,14 @@ class AddressedUrgent(Queue):
         recipients = True
         priorities = 3
         semantics = Semantics.TRANSACTIONAL
+
+
+class AddressedOnce(Queue):
+    """Copies that are received at most once."""
+
+    class Delivery:
+        recipients = True
+        semantics = Semantics.AT_MOST_ONCE
 
 
 class Readable(Queue):
@@ -98,3 +128,9 @@ class ForeignSqlServer(ForeignSqlServerQueue):
 
     class Meta:
         db_table = "foreign_sqlserver"
+
+
+from . import ordering as ordering  # noqa: E402  queues with an order of their own
+from .journaled import *  # noqa: E402, F403
+from .task_queues import AtMostOnceTasks, TransactionalTasks  # noqa: E402, F401  models of this app
+from .topics import *  # noqa: E402, F403  (queues of one subject, in a module of their own)

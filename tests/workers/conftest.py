@@ -1,15 +1,12 @@
-"""Real worker processes on the test database, and workers in this process."""
+"""Real worker processes on the test database."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from queueapp.consuming.registry import registered
-from tests.inprocess import Worker
 from tests.workers.trees import Tree
 
 
@@ -25,23 +22,3 @@ def start_tree(child_environment: dict[str, str], tmp_path: Path) -> Iterator[Ca
     yield start
     for tree in trees:
         tree.kill()
-
-
-@pytest.fixture
-def no_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the consumers that the test registers."""
-    monkeypatch.setattr(registered, "_by_queue", {})
-
-
-@pytest.fixture
-def start_worker() -> Iterator[Callable[..., Worker]]:
-    """Starts workers in this process; they stop with the test."""
-    workers: list[Worker] = []
-
-    def start(queue: Any, **options: Any) -> Worker:
-        workers.append(Worker(queue, **options).start())
-        return workers[-1]
-
-    yield start
-    for worker in workers:
-        worker.stop()

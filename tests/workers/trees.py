@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
 from django.db.models import Max, Min, QuerySet
 
 from queueapp.models import NO_QUEUES, Subscriber
@@ -23,6 +25,8 @@ class Tree:
 
     def __init__(self, command: Sequence[str], environment: dict[str, str], log: Path) -> None:
         self._log = log
+        #: Every process below it that was seen: a killed one leaves orphans that are nobody's children.
+        self._family: set[psutil.Process] = set()
         with log.open("ab") as output:
             self.process = subprocess.Popen(
                 [sys.executable, *command],
@@ -38,6 +42,7 @@ class Tree:
         """Until so many workers have said that they are alive; their process ids."""
         eventually(lambda: self.process.poll() is not None or len(self.workers) >= count, 4 * DEADLINE)
         assert self.process.poll() is None, self.output
+        self._family |= _family_of(self.process.pid)
         return self.workers
 
     def wait_until_workers_know_each_other(self) -> None:
@@ -70,15 +75,28 @@ class Tree:
         return self.process.wait(4 * DEADLINE)
 
     def kill(self) -> None:
-        """End what is left of it; children end by themselves when their supervisor is gone."""
+        """End what is left of it, its children too: one whose supervisor is gone ends by itself, but only when it has handled
+        what it holds, and what it wrote until then would be in the tables of the next test."""
+        self._family |= _family_of(self.process.pid)
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait(DEADLINE)
-        eventually(lambda: not children_of(self.process.pid))
+        for one in self._family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+        _, left = psutil.wait_procs(self._family, DEADLINE)
+        assert not left
 
 
 def _workers() -> QuerySet[Subscriber]:
     return Subscriber.objects.exclude(queue__in=NO_QUEUES)
+
+
+def _family_of(process: int) -> set[psutil.Process]:
+    try:
+        return set(psutil.Process(process).children(recursive=True))
+    except psutil.NoSuchProcess:
+        return set()
 
 
 def children_of(process: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 Neither Django nor the driver tells. But each statement that goes through a cursor of Django's passes its
 ``execute_wrappers``, so its text is looked at there: no round trip, and nothing for a handler that runs no statement.
+And what handlers leave on Django's own connection object: wrappers of theirs, its sharing with other threads, its log.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import threading
 from functools import lru_cache
 from typing import Any
 
+from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
@@ -27,14 +29,17 @@ _thread = threading.local()
 class Changes:
     """What is known of one connection's statements since ``forget``: an execute wrapper of Django's."""
 
-    __slots__ = ("_backend", "ran", "statement")
+    __slots__ = ("_backend", "_connection", "_logs", "_shared", "ran", "statement", "wrappers")
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+    def __init__(self, backend: Backend, connection: Any) -> None:
+        self._backend, self._connection = backend, connection
         #: Whether there was any.
         self.ran = False
         #: The first one that has changed its session.
         self.statement: str | None = None
+        #: What every statement passes, as it was handed out: one of a handler's that is still there would fail the next
+        #: message, and keep even a failed attempt from being recorded.
+        self.wrappers: list[Any] = []
 
     def __call__(self, execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:
         self.ran = True
@@ -55,6 +60,23 @@ class Changes:
         """From here on it is as it is."""
         self.ran = False
         self.statement = None
+        connection = self._connection
+        if self not in connection.execute_wrappers:
+            connection.execute_wrappers.insert(0, self)  # somebody has cleared them
+        self.wrappers = connection.execute_wrappers[:]
+        self._shared, self._logs = connection._thread_sharing_count, connection.force_debug_cursor
+
+    def take_back(self) -> str | None:
+        """Set Django's connection object back to what it was; what was left there that statements of others would pass, in words.
+        Not where a session was opened since: whoever sets that up may have put it there."""
+        connection = self._connection
+        # Threads of a handler's that go on would write into the transaction of the next message.
+        connection._thread_sharing_count = self._shared
+        connection.force_debug_cursor = self._logs
+        if connection.execute_wrappers == self.wrappers:
+            return None
+        connection.execute_wrappers[:] = self.wrappers
+        return "an execute_wrapper that was not taken off"
 
 
 # The ORM's are the same time and again: 0.5 µs instead of up to 20.
@@ -77,6 +99,14 @@ def watch_thread() -> None:
     connection_created.connect(_opened, dispatch_uid="workers.changes")
 
 
+def unwatch_thread() -> None:
+    """No longer, for a thread that goes on with something else."""
+    _thread.watched = False
+    for connection in connections.all(initialized_only=True):
+        wrappers = connection.execute_wrappers
+        wrappers[:] = [wrapper for wrapper in wrappers if not isinstance(wrapper, Changes)]
+
+
 def changes_of(connection: Any) -> Changes | None:
     """Where the statements of a connection are noted; None: nobody knows its kind of sessions."""
     for wrapper in connection.execute_wrappers:
@@ -85,8 +115,8 @@ def changes_of(connection: Any) -> Changes | None:
     backend = home_of(connection) if isinstance(connection, BaseDatabaseWrapper) else None
     if backend is None:
         return None
-    changes = Changes(backend)
-    connection.execute_wrappers.insert(0, changes)
+    changes = Changes(backend, connection)
+    changes.forget()
     return changes
 
 

@@ -12,7 +12,7 @@ be what an unseen change has done to it.
 Not noticed, because neither Django nor the driver is told:
 
 * of such changes those made past Django's cursors, or in a function, where the server does not report them by itself; cursors
-  WITH HOLD of the driver, and an ``execute_wrapper`` that was not taken off;
+  WITH HOLD of the driver;
 * a transaction that raw SQL ended and began anew: on PostgreSQL by COMMIT, or with prepared statements turned off; on SQL
   Server without an error that Django flags. The others are suspected: see ``stands`` of ``after``;
 * on SQL Server, BEGIN TRANSACTION in autocommit by a handler that met no error; on databases that are no home of queues,
@@ -150,7 +150,8 @@ class HandedOut:
         opened = self._opened
         others = self._others.take_back(failed) if opened is None or len(opened) > 1 else []
         self.changed = None
-        if self._changes.ran:
+        changes = self._changes
+        if changes.ran or self._connection.execute_wrappers != changes.wrappers:
             self._look_for_changes(failed)
         if failed is None and not others and not self.stale and self._is_as_handed_out():
             if not self._in_atomic and opened is not None and len(opened) == 1 and self._raw is not None:
@@ -170,6 +171,7 @@ class HandedOut:
         connection, opened = self._connection, self._opened
         return not (
             self._changes.ran
+            or connection.execute_wrappers != self._changes.wrappers
             or connection.connection is not self._raw
             or connection.in_atomic_block
             or connection.needs_rollback
@@ -191,10 +193,12 @@ class HandedOut:
         """After code of the user's that is no handler: hooks after a commit, policies, receivers of signals. Whatever they left
         on the own alias, the next statement is in autocommit. For a task that is outside of every ``atomic`` of its own."""
         self.fresh = False
-        connection = self._connection
+        connection, changes = self._connection, self._changes
+        same = connection.connection is not None and connection.connection is self._settings_of
         if (
             self.stale
-            or self._changes.statement
+            or (same and connection.execute_wrappers != changes.wrappers and changes.take_back())
+            or changes.statement
             or self._registered() is not connection
             or not (
                 is_plain(connection, self._backend, ask=False)
@@ -228,8 +232,12 @@ class HandedOut:
     def _look_for_changes(self, failed: BaseException | None) -> None:
         """After a handler that has run statements: may the next one have its session?"""
         connection, changes = self._connection, self._changes
+        opened = self._raw is None or connection.connection is not self._raw
+        left = None if opened else changes.take_back()
         if changes.statement is not None:
             self.changed = changes.statement
+        elif left is not None:
+            self.changed = left
         elif connection.connection is self._settings_of and self._settings != self._backend.settings_of_session(
             connection
         ):

@@ -15,7 +15,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from queueapp.sql import Backend, SessionState
 
 from .bookkeeping import close, home_of, is_clean, opened_by_this_thread, state_of
-from .changes import changes_of
+from .changes import Changes, changes_of
 
 _IDLE, _MANUAL = SessionState.IDLE, SessionState.MANUAL
 #: Seconds without a message.
@@ -32,6 +32,8 @@ class OtherAliases:
         self._last = monotonic()
         #: Alias -> the session that was open there when the handler began.
         self._sessions: dict[str, Any] = {}
+        #: Alias -> what was noted of it then; a handler may take that off.
+        self._changes: dict[str, Changes] = {}
 
     def _connections(self) -> list[tuple[Any, Backend | None]]:
         """Those that have a session, or claim to be in the middle of something."""
@@ -56,7 +58,7 @@ class OtherAliases:
         # As at the start of a request: with CONN_HEALTH_CHECKS, Django asks the server before the first statement. Not for
         # every message, but when a line has been silent for long enough to be dropped without a word.
         rested, self._last = now - self._last > _RESTED, now
-        self._sessions = {}
+        self._sessions, self._changes = {}, {}
         for connection, backend in self._connections():
             erred = connection.errors_occurred
             if not is_plain(connection, backend, ask=erred) or not _is_alive(connection, backend, erred):
@@ -66,6 +68,7 @@ class OtherAliases:
             connection.errors_occurred = False
             if (changes := changes_of(connection)) is not None:
                 changes.forget()
+                self._changes[connection.alias] = changes
             if rested:
                 connection.health_check_done = False
 
@@ -76,10 +79,11 @@ class OtherAliases:
         for connection, backend in self._connections():
             alias = connection.alias
             if is_plain(connection, backend, ask=connection.errors_occurred):
-                changes = changes_of(connection)
-                if (failed is not None and connection.connection is not self._sessions.get(alias)) or (
-                    changes is not None and changes.statement is not None
-                ):
+                same = connection.connection is self._sessions.get(alias)
+                changes = self._changes.get(alias)
+                left = changes.take_back() if changes is not None and same else None
+                changes = changes or changes_of(connection)
+                if (failed is not None and not same) or left or (changes is not None and changes.statement is not None):
                     # Opened by a handler that failed, perhaps by its time limit while the session was being set up; or changed
                     # for good.
                     close(connection, backend)

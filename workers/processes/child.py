@@ -11,6 +11,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import logging
+import math
 import os
 import signal
 import sys
@@ -22,13 +23,16 @@ from dataclasses import asdict, dataclass, field
 from time import monotonic
 from typing import Any
 
-from ..services.service import Job, Service, stop_all
+from queueapp.membership.service import Job, Service, stop_all
+
 from .signals import Signals
 
 log = logging.getLogger("workers")
 
 #: How long an interrupted handler may take to notice before the process ends all the same.
 INTERRUPT_GRACE = 3.0
+#: The main thread awakes this often, in seconds, whatever it waits for.
+SLICE = 1.0
 
 
 @dataclass
@@ -49,6 +53,15 @@ class ChildOptions:
     keeps_house: bool = True
     #: Those of ``NO_QUEUES`` that its tree does not have: it says when nobody else is either.
     lacking: list[str] = field(default_factory=list)
+    #: What each queue is subscribed to with, by label.
+    backlogs: dict[str, int] = field(default_factory=dict)
+    filters: dict[str, str] = field(default_factory=dict)
+    #: The consumers that the process is for; none: all.
+    lane: list[str] = field(default_factory=list)
+    #: Where it gives signs of life, and whether it counts for Prometheus; with an HTTP server only.
+    signs_fd: int = -1
+    sign: int = 0
+    measured: bool = False
     #: Names of the databases by alias, where the settings may say others: ``same_databases``.
     databases: dict[str, str] = field(default_factory=dict)
 
@@ -70,6 +83,18 @@ class Stages:
     def advance(self, *_: Any) -> None:
         """First call: stop. Second: do not wait for handlers. A signal handler, so it only leaves a note."""
         self._signals.note()
+
+    def wait(self, seconds: float = math.inf) -> bool:
+        """Wait on the main thread until it is to stop, at most so long; returns whether it is.
+
+        In slices: CPython runs a handler when the main thread awakes, and a signal that was sent while the process stood still
+        (SIGSTOP, a debugger) goes to whichever thread is the first to run again, which wakes nobody else.
+        """
+        until = monotonic() + seconds
+        while not self.stopping.wait(max(0.0, min(SLICE, until - monotonic()))):
+            if monotonic() >= until:
+                return False
+        return True
 
     def fail(self, service: Service) -> None:
         """A service ended unasked: stop, and let the supervisor start a process that has all of them."""
@@ -107,14 +132,18 @@ def main(text: str) -> int:
 
     django.setup()
     _keep_no_query_log()
-    from ..connections.dead_peers import prepare_connections
+    from queueapp.membership.dead_peers import prepare_connections
+
     from .same_databases import use_databases
 
     use_databases(options.databases)
     prepare_connections()
-    if options.role == "worker":
-        return run_worker(options, stages)
-    return run_dispatcher(options, stages)
+    from queueapp import inline
+
+    with inline.left_to_workers():
+        if options.role == "worker":
+            return run_worker(options, stages)
+        return run_dispatcher(options, stages)
 
 
 def _keep_no_query_log() -> None:
@@ -124,19 +153,33 @@ def _keep_no_query_log() -> None:
     BaseDatabaseWrapper.queries_logged = property(lambda self: self.force_debug_cursor)  # type: ignore[method-assign,assignment]
 
 
+def _signing(options: ChildOptions, *, pumps: Any = (), breakers: Any = (), movers: Any = ()) -> list[Service]:
+    """The service that tells an HTTP server of its supervisor that this process lives, and what it has counted."""
+    if options.signs_fd < 0:
+        return []
+    from .signs import Signing, Signs
+
+    also = None
+    if options.measured:
+        from .measuring import Measuring
+
+        also = Measuring(pumps, breakers, movers).tell
+    return [Signing(Signs(options.sign + 1, options.signs_fd), options.sign, also)]
+
+
 def run_worker(options: ChildOptions, stages: Stages) -> int:
     """Receive the queues until stopping."""
     from django.db import router
 
     from queueapp import registry
     from queueapp.conf import settings
+    from queueapp.membership.listening import Listener
+    from queueapp.membership.peer_watch import PeerWatch
     from queueapp.models.delivery import Semantics
 
     from ..receiving.pump import QueuePump
     from ..receiving.suspects import Suspects
     from ..services.heartbeat import Heartbeat
-    from ..services.listening import Listener
-    from ..services.peer_watch import PeerWatch
     from ..services.renewals import Renewals
     from .crashes import FAILED, WEDGED
     from .reporting import EVERY, Report
@@ -144,6 +187,10 @@ def run_worker(options: ChildOptions, stages: Stages) -> int:
     from .slots import Slots, slots_of
     from .watchdog import Watchdog, interrupt_all
 
+    if options.measured:
+        from .measuring import Measuring
+
+        Measuring.install()
     slots = Slots(options.slots, options.slots_fd) if options.slots else None
     floors = SharedFloors(len(options.queues), options.floors_fd) if options.floors_fd >= 0 else None
     suspects = Suspects()
@@ -157,7 +204,10 @@ def run_worker(options: ChildOptions, stages: Stages) -> int:
         if slots is not None:
             own = [slots.slot(used + i) for i in range(most)]
             used += most
-        pump = QueuePump(queue, alias, stopping=stages.stopping, slots=own, concurrency=concurrency, suspects=suspects)
+        pump = QueuePump(
+            queue, alias, stopping=stages.stopping, slots=own, concurrency=concurrency, suspects=suspects,
+            backlog=options.backlogs.get(label), filter=options.filters.get(label, ""), lane=options.lane,
+        )  # fmt: skip
         if floors is not None:
             floors.share(index, pump.floors)
         for slot in own or ():
@@ -178,6 +228,7 @@ def run_worker(options: ChildOptions, stages: Stages) -> int:
 
     # A wedged handler ends the process as a stop does; its exit code tells the supervisor to count it.
     services: list[Service] = [Watchdog(pumps, stages.stopping.set), PeerWatch(), *heartbeats]
+    services += _signing(options, pumps=pumps)
     for alias, own_pumps in by_alias.items():
         # A TRANSACTIONAL queue is leased while it is received carefully.
         leased = [pump for pump in own_pumps if pump.queue.delivery.semantics is not Semantics.AT_MOST_ONCE]
@@ -197,7 +248,7 @@ def run_worker(options: ChildOptions, stages: Stages) -> int:
     log.info("Worker %d receives %s.", os.getpid(), ", ".join(options.queues))
 
     report = Report(pumps)
-    while not stages.stopping.wait(EVERY):
+    while not stages.wait(EVERY):
         report.tell()
     for pump in pumps:
         pump.wake()
@@ -233,19 +284,25 @@ def run_dispatcher(options: ChildOptions, stages: Stages) -> int:
 
     from queueapp import delayed, registry, wakeups
     from queueapp.conf import settings
+    from queueapp.membership.alerting import Alerting
+    from queueapp.membership.circuit_breaker import Breaker
+    from queueapp.membership.delayed_dispatcher import DelayedDispatcher
+    from queueapp.membership.forwarder import Forwarder
+    from queueapp.membership.housekeeping import Housekeeping
+    from queueapp.membership.leadership import Leadership, role
+    from queueapp.membership.listening import Listener
+    from queueapp.membership.peer_watch import PeerWatch
+    from queueapp.membership.pulse import Pulse
     from queueapp.models import DISPATCHER, HOUSEKEEPING
+    from queueapp.models.queue import holds
 
-    from ..connections.circuit_breaker import Breaker
-    from ..services.delayed_dispatcher import DelayedDispatcher
-    from ..services.forwarder import Forwarder
-    from ..services.housekeeping import Housekeeping
-    from ..services.leadership import Leadership, role
-    from ..services.listening import Listener
-    from ..services.peer_watch import PeerWatch
-    from ..services.pulse import Pulse
+    from ..services.evaluating import Evaluation
+    from ..services.journal import JournalService, has_work
     from .crashes import FAILED
 
     services: list[Service] = [PeerWatch()]
+    all_movers: list[DelayedDispatcher] = []
+    all_breakers: list[Breaker] = []
     for alias in options.aliases:
         holder = uuid.uuid5(uuid.UUID(options.holder or options.supervisor), alias)
         breakers: dict[str, list[Breaker]] = {}
@@ -260,24 +317,44 @@ def run_dispatcher(options: ChildOptions, stages: Stages) -> int:
             housekeeping = Housekeeping(alias, queues, Leadership(alias, role("housekeeping"), holder))
             services.append(housekeeping)
             breakers[HOUSEKEEPING] = [housekeeping.breaker]
+            if settings.ALERTS:
+                alerting = Alerting(alias, queues, housekeeping)
+                services.append(alerting)
+                breakers[HOUSEKEEPING].append(alerting.breaker)
+            if holding := [queue for queue in queues if holds(queue)]:
+                evaluation = Evaluation(alias, holding)
+                services.append(evaluation)
+                breakers[HOUSEKEEPING].append(evaluation.breaker)
+        keepers: list[Service] = []
+        if options.keeps_house and has_work(queues):
+            journal = JournalService(alias, queues, Leadership(alias, role("journal"), holder))
+            keepers = [journal]
+            services.append(journal)
+            breakers[HOUSEKEEPING].append(journal.breaker)
         services.append(Pulse(alias, breakers, uuid.UUID(options.supervisor)))
-        if settings.WAKE_UPS and movers:
+        all_movers += movers
+        all_breakers += [breaker for own in breakers.values() for breaker in own]
+        if settings.WAKE_UPS and (movers or keepers):
+            woken: dict[str, Sequence[Service]] = {wakeups.DELAYED: movers, wakeups.JOURNAL: keepers}
 
-            def on_wake(payload: str, movers: list[DelayedDispatcher] = movers) -> None:
-                if payload == wakeups.DELAYED:
-                    for mover in movers:
-                        mover.wake()
+            def on_wake(payload: str, woken: dict[str, Sequence[Service]] = woken) -> None:
+                for service in woken.get(payload, ()):
+                    service.wake()
 
             services.append(Listener(alias, on_wake))
+    services += _signing(options, breakers=all_breakers, movers=all_movers)
     for service in services:
         service.start(stages.fail)
-    stages.stopping.wait()
+    stages.wait()
     stop_all(services, INTERRUPT_GRACE)
     return FAILED if stages.failed else 0
 
 
 if __name__ == "__main__":
     code = main(sys.argv[1])
+    from queueapp import tracing
+
+    tracing.flush()
     logging.shutdown()
     # Threads that ignore everything (a handler in an endless C call) must not keep the process.
     os._exit(code)

@@ -22,19 +22,20 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from django.db import Error, connections, router
+from django.db import Error, connections, router, transaction
 
 from queueapp import messages, signals, wakeups
 from queueapp.consuming.registry import registered
 from queueapp.errors import UndecodableMessage
+from queueapp.membership.circuit_breaker import CircuitBreaker
+from queueapp.membership.dead_peers import Answering, patience
 from queueapp.models import Subscriber
 from queueapp.models.delivery import Semantics
 from queueapp.poison.failures import ProcessDied
+from queueapp.receiving import barriers
 from queueapp.recovery import carrying_out
 from queueapp.sql import ErrorKind, backend_of, queue_sql
 
-from ..connections.circuit_breaker import CircuitBreaker
-from ..connections.dead_peers import Answering, patience
 from .slots import InHand, Slots
 
 log = logging.getLogger("workers")
@@ -95,7 +96,10 @@ def _account(crash: Crash) -> None:
     while crash.in_hand:
         queue, one = crash.in_hand[-1]
         with Answering(connections[router.db_for_write(queue)]):
-            _count(queue, one, ProcessDied(f"The worker process {crash.text} while handling this message."))
+            if one.several and queue.delivery.semantics is not Semantics.AT_MOST_ONCE:
+                _count_several(queue, one, crash.text)
+            else:
+                _count(queue, one, ProcessDied(f"The worker process {crash.text} while handling this message."))
         crash.in_hand.pop()
     while crash.subscribers:
         queue, key = crash.subscribers[-1]
@@ -103,20 +107,45 @@ def _account(crash: Crash) -> None:
         connection = connections[alias]
         sql = queue_sql(queue, connection)
         with Answering(connection) as answering:
+            if queue.delivery.keeps_sent:
+                while sql.delete_sent(connection, key, 3000):
+                    answering.again()
             if sql.table.has("lease_owner"):
                 while sql.release_owner(connection, key, 3000, started=False):
                     answering.again()
                 wakeups.sent(queue, connection)
+            if sql.table.barriers:
+                barriers.forget(alias, key)
             Subscriber.objects.using(alias).filter(pk=key).delete()
         crash.subscribers.pop()
+
+
+def _count_several(queue: Any, one: InHand, text: str) -> None:
+    """A handler was given all of these, and nobody knows which of them it was: nobody's attempt is counted. Each was handed out
+    once more, and is handled alone from then on (``receiving.strategies.several``)."""
+    alias = router.db_for_write(queue)
+    connection, sql = connections[alias], queue_sql(queue, connections[alias])
+    token = one.token if one.token.int else None
+    for seq in one.several:
+        with transaction.atomic(using=alias):
+            row = sql.lock(connection, seq, token, patience(timedelta(seconds=30)) // timedelta(milliseconds=1))
+            if row is not None:
+                # What is leased was counted when it was.
+                deliveries = row.deliveries + (token is None)
+                sql.put_back(
+                    connection, seq, deliveries=deliveries, cancels=row.cancels, failures=row.failures, token=token
+                )
+    log.warning("%s: a worker process %s in a call with %d messages (from seq %d on); they are handled one by one.",
+                queue._meta.label, text, len(one.several), one.seq)  # fmt: skip
 
 
 def _count(queue: Any, one: InHand, error: ProcessDied) -> None:
     alias = router.db_for_write(queue)
     if queue.delivery.semantics is Semantics.AT_MOST_ONCE:
         # By contract it left the queue before its handler ran; what can still be done is to say which one it was.
-        log.critical("%s: at-most-once message is gone: seq %d, %s. %s", queue._meta.label, one.seq, one.text, error)
-        signals.crashed.send_robust(sender=queue, queue=queue, seq=one.seq, text=one.text, reason=str(error))
+        for seq in one.several or (one.seq,):
+            log.critical("%s: at-most-once message is gone: seq %d, %s. %s", queue._meta.label, seq, one.text, error)
+            signals.crashed.send_robust(sender=queue, queue=queue, seq=seq, text=one.text, reason=str(error))
         return
     # A TRANSACTIONAL message has a token only if it was received carefully.
     token = one.token if one.token.int else None
@@ -140,6 +169,6 @@ def _consumer(queue: Any, one: InHand) -> Any:
     if row is None:
         return None
     try:
-        return registered.find(queue, messages.read_head(row[0])[0], row[1] if len(row) > 1 else "")
+        return registered.find(queue, messages.read_kind(row[0]), row[1] if len(row) > 1 else "", row[0])
     except UndecodableMessage:
         return None

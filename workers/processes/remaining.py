@@ -10,12 +10,15 @@ from typing import Any, NamedTuple
 from django.db import Error, connections, router, transaction
 
 from queueapp import delayed
+from queueapp.membership.dead_peers import Answering
 from queueapp.models import DelayedMessage, QueueControl
+from queueapp.operating.journal import inactive_messages
+from queueapp.operating.rights import in_words, lacks_of_worker, remedy_of
 from queueapp.operating.statistics import LIMIT, span
+from queueapp.receiving import barriers
 from queueapp.sql import QueueSql, backend_of, looking, queue_sql
 from queueapp.sql.claimed import Range
 
-from ..connections.dead_peers import Answering
 from ..receiving.handling import Handlers
 
 #: Headers read at once while looking for a message that can be handled.
@@ -23,10 +26,12 @@ PIECE = 5_000
 
 
 class Remaining(NamedTuple):
-    """What is left: in words, and whether none of it can be handled here."""
+    """What is left: in words, and whether none of it can be handled here. ``refused``: because the database does not let this
+    user; the words are the statements that would."""
 
     words: str
     hopeless: bool
+    refused: bool = False
 
 
 NOTHING = Remaining("", False)
@@ -42,7 +47,9 @@ def is_empty(queues: Sequence[Any]) -> bool:
             with Answering(connection):
                 if not queue_sql(queue, connection).is_empty(connection):
                     return False
-                if delayed.waiting(alias, queue._meta.label, 1):
+                if delayed.waiting(alias, queue._meta.label, 1) or barriers.released(queue, alias, 1):
+                    return False
+                if inactive_messages(queue, alias, 1)[0]:
                     return False
             if _kept_elsewhere(queue, 1):
                 return False
@@ -63,19 +70,25 @@ def _kept_elsewhere(queue: Any, limit: int) -> dict[str, int]:
 
 
 def remaining(queues: Sequence[Any], *, purges: bool) -> Remaining:
-    """What is left in these queues. ``purges``: somebody of this tree deletes what has expired."""
+    """What is left in these queues. ``purges``: somebody of this tree keeps house: deletes what has expired, and evaluates what
+    is held."""
     words, hopeless = [], True
     try:
         for queue in queues:
             alias = router.db_for_write(queue)
+            with Answering(connections[alias]):
+                refused = [lack for lack in lacks_of_worker(alias, [queue]) if lack.needed]
+            if refused:
+                return Remaining(in_words(refused), hopeless=True, refused=True)
             with Answering(connections[alias]), transaction.atomic(using=alias):
                 left = _of(queue, alias, purges)
             if left.words:
                 words.append(f"{queue._meta.label}: {left.words}")
                 hopeless = hopeless and left.hopeless
-    except Error:
+    except Error as error:
+        remedy = remedy_of(error)
         connections.close_all()
-        return UNKNOWN
+        return UNKNOWN if remedy is None else Remaining(f"{str(error).strip()} -- to mend it: {remedy}", True, True)
     except delayed.FetchFailed as error:
         return Remaining(f"what is delayed is not known: {error}", False)
     return Remaining("; ".join(words), hopeless) if words else NOTHING
@@ -89,15 +102,18 @@ def _of(queue: Any, alias: str, purges: bool) -> Remaining:
     here = sql.is_empty(connection)
     later = delayed.waiting(alias, label, LIMIT)
     elsewhere = _kept_elsewhere(queue, LIMIT)
-    if here and not later and not elsewhere:
+    inactive = inactive_messages(queue, alias, LIMIT)[0]
+    released = barriers.released(queue, alias, LIMIT)
+    if here and not later and not elsewhere and not inactive and not released:
         return NOTHING
     # When the first is due, of those in the table; another store knows that of all its messages alone.
     rows = looking(DelayedMessage.objects.using(alias)).filter(destination=label)
     first = rows.order_by("due").values_list("due", flat=True).first()
     more = "+" if head.rows > LIMIT else ""
-    counts = {"waiting": head.waiting, "leased": head.leased, "expired": head.expired}
+    held = sql.count_held(connection, LIMIT) if sql.table.holds else 0
+    counts = {"waiting": head.waiting, "leased": head.leased, "held": held, "expired": head.expired}
     # What an open transaction has is in none of them.
-    counts["being handled"] = head.rows - sum(counts.values())
+    counts["being handled"] = max(0, head.rows - sum(counts.values()))
     parts = [f"{count}{more} {word}" for word, count in counts.items() if count]
     if later:
         when = "in another store"
@@ -105,21 +121,38 @@ def _of(queue: Any, alias: str, purges: bool) -> Remaining:
             due = (first - backend_of(connection).now(connection)).total_seconds()
             when = f"the first due in {span(due)}" if due > 0 else "the first overdue"
         parts.append(f"{later} delayed, {when}")
+    if inactive:
+        parts.append(f"{inactive} inactive in the journal")
+    if released:
+        parts.append(f"{released} barriers released and not yet taken by their workers")
     parts += [f"{count} delayed in {store!r}" for store, count in elsewhere.items()]
     if QueueControl.objects.using(alias).filter(queue=label, paused=True).exists():
         parts.append("the queue is paused")
-    moving = later or elsewhere or head.leased or counts["being handled"] or (head.expired and purges) or not head.rows
+    moving = (
+        later
+        or elsewhere
+        or head.leased
+        or counts["being handled"]
+        or ((head.expired or held or inactive) and purges)
+        or not (head.rows or inactive)
+    )
     unknown = None if moving else _unknown(sql, connection, queue)
     if unknown is not None:
         parts += [f"{count} for {name}, which nobody here takes" for name, count in sorted(unknown.items())]
         if head.expired:
             parts.append("nobody here purges what has expired")
+        if held:
+            parts.append("nobody here evaluates what is held")
+        if inactive:
+            parts.append("nobody here fills queues from the journal")
     return Remaining(", ".join(parts) or "messages that others have locked", unknown is not None)
 
 
 def _unknown(sql: QueueSql, connection: Any, queue: Any) -> Counter[str] | None:
     """How many messages are waiting of each type and for each recipient that nobody here takes; None: one can be handled."""
     handlers = Handlers(queue)
+    if handlers.copies:
+        handlers.learn(connection)
     found: Counter[str] = Counter()
     level: tuple[Any, ...] | None = sql.next_level(connection, None) if sql.table.claim_by else ()
     while level is not None:

@@ -11,7 +11,8 @@ import mmap
 import os
 import tempfile
 import uuid
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from queueapp.conf import settings
@@ -19,8 +20,9 @@ from queueapp.conf import settings
 _SLOT_BYTES = 4096
 _WORDS = _SLOT_BYTES // 8
 # Words of a slot: 0 seq in hand (0: none), 1-2 lease token, 3-4 subscriber, 5 index of the queue, 6 bytes of headers. An
-# AT_MOST_ONCE message is nowhere else by then: its id is in the place of the token, its headers follow.
-_QUEUE, _LENGTH, _HEADERS = 5, 6, 64
+# AT_MOST_ONCE message is nowhere else by then: its id is in the place of the token, its headers follow. 7 how many messages the
+# handler was given, where it takes several: their seqs follow, in the place of the headers.
+_QUEUE, _LENGTH, _SEVERAL, _HEADERS = 5, 6, 7, 64
 
 
 #: There are slots for so many tasks of a queue at least, so that its concurrency can be raised while it is received.
@@ -41,6 +43,8 @@ class InHand(NamedTuple):
     token: uuid.UUID
     subscriber: uuid.UUID
     text: str
+    #: Where the handler was given several: all of them.
+    several: tuple[int, ...] = ()
 
 
 class Slots:
@@ -72,7 +76,9 @@ class Slots:
                 length = self._words[word + _LENGTH]
                 headers = bytes(self._bytes[byte + _HEADERS : byte + _HEADERS + length]).decode(errors="replace")
                 text = f"id {token}, headers {headers}" if length else ""
-                yield InHand(self._words[word + _QUEUE], seq, token, owner, text)
+                first = word + _HEADERS // 8
+                several = tuple(self._words[first : first + self._words[word + _SEVERAL]])
+                yield InHand(self._words[word + _QUEUE], seq, token, owner, text, several)
 
     def subscribers(self) -> list[tuple[int, uuid.UUID]]:
         """(index of the queue, subscriber) of every subscriber the child was."""
@@ -129,6 +135,14 @@ class Slot:
         self._bytes[byte + _HEADERS : byte + _HEADERS + len(data)] = data
         self._words[self._base + _LENGTH] = len(data)
         self._kept = headers
+
+    def several(self, seqs: Sequence[int]) -> None:
+        """What the handler that follows is given, at most ``MOST_IN_A_BATCH``; none: one message again."""
+        first = self._base + _HEADERS // 8
+        self._words[self._base + _LENGTH] = 0
+        self._kept = ""
+        self._words[first : first + len(seqs)] = array("q", seqs)
+        self._words[self._base + _SEVERAL] = len(seqs)
 
     def begin(self, seq: int) -> None:
         """A handler is about to run."""

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import Any
 
@@ -23,18 +23,21 @@ from django.db import connections, router
 
 from queueapp import delayed
 from queueapp.conf import settings
+from queueapp.membership.circuit_breaker import CircuitBreaker
+from queueapp.membership.dead_peers import prepare_connections
+from queueapp.membership.peer_watch import PeerWatch
+from queueapp.membership.service import Service
 from queueapp.models import DISPATCHER, HOUSEKEEPING, NO_QUEUES
 
-from ..connections.circuit_breaker import CircuitBreaker
-from ..connections.dead_peers import prepare_connections
-from ..services.peer_watch import PeerWatch
-from ..services.service import Service
 from . import crashes
 from .child import ChildOptions
+from .http import Endpoint
+from .probes import Probes
 from .remaining import is_empty, remaining
 from .same_databases import names_of_databases
 from .shared_floors import SharedFloors
 from .signals import Signals
+from .signs import Signs
 from .slots import Slots, slots_of
 
 log = logging.getLogger("workers")
@@ -42,12 +45,23 @@ log = logging.getLogger("workers")
 #: A child that lived shorter than this is restarted with growing delay.
 SHORT_LIFE = 5.0
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.1, 30.0
-#: The exit code of a tree that worked until empty, when what is left is for nobody here.
-NOT_FOR_US = 3
+#: Exit codes of a tree that worked until empty: what is left is for nobody here; the database does not let its user.
+NOT_FOR_US, REFUSED = 3, 4
 #: Seconds between two looks at what is left, and how many in a row have to find nothing for anybody here.
 LOOK_INTERVAL, HOPELESS_LOOKS = 1.0, 3
 #: Seconds before what is waited for is said, between two lines that differ, and until the same is said again.
 SAY_FIRST, SAY_INTERVAL, SAY_AGAIN = 2.0, 10.0, 120.0
+
+
+def _measured() -> Any:
+    """What the tree counts; None without the library that it is counted with."""
+    try:
+        from .measured import Measured
+    except ImportError as error:
+        if not (error.name or "").startswith("prometheus_client"):
+            raise
+        return None
+    return Measured()
 
 
 class Child:
@@ -58,6 +72,8 @@ class Child:
         self.options = options
         self.slots = Slots(options.slots) if options.slots else None
         self.process: subprocess.Popen[bytes] | None = None
+        #: What it has beside the environment of its supervisor.
+        self.environment: dict[str, str] = {}
         self.started_at = 0.0
         self.restart_at = 0.0
         self._backoff = FIRST_BACKOFF
@@ -72,10 +88,18 @@ class Child:
             passed.append(self.slots.fd)
         if self.options.floors_fd >= 0:
             passed.append(self.options.floors_fd)
-        environment = os.environ | {
-            "DJANGO_SETTINGS_MODULE": os.environ.get("DJANGO_SETTINGS_MODULE", django_settings.SETTINGS_MODULE or ""),
-            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-        }
+        if self.options.signs_fd >= 0:
+            passed.append(self.options.signs_fd)
+        environment = (
+            os.environ
+            | self.environment
+            | {
+                "DJANGO_SETTINGS_MODULE": os.environ.get(
+                    "DJANGO_SETTINGS_MODULE", django_settings.SETTINGS_MODULE or ""
+                ),
+                "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+            }
+        )
         # Its own process group: a Ctrl-C in the terminal reaches the supervisor alone, which stops the children in order.
         self.process = subprocess.Popen(
             [sys.executable, "-m", f"{__package__}.child", self.options.to_json()],
@@ -115,7 +139,13 @@ class Supervisor:
         dispatcher: bool = True,
         housekeeping: bool = True,
         until_empty: bool = False,
+        backlogs: Mapping[str, int] | None = None,
+        filters: Mapping[str, str] | None = None,
+        lane: Sequence[str] = (),
+        endpoint: Endpoint | None = None,
     ) -> None:
+        """``backlogs`` and ``filters``: what each worker process subscribes to a queue with, by label; ``lane``: the
+        consumers that they are for. ``endpoint``: answers probes and collectors; closed at the end."""
         self.id = uuid.uuid4()
         self.queues = list(queues)
         self._until_empty = until_empty
@@ -124,6 +154,8 @@ class Supervisor:
         self._failed = False
         #: Working until empty: what was left when it ended, in words.
         self.left = ""
+        #: That is what the database user lacks.
+        self.refused = False
         self._empty_looks = self._hopeless_looks = 0
         self._look_at, self._say_at, self._said = 0.0, monotonic() + SAY_FIRST, ""
         labels = [queue._meta.label for queue in self.queues]
@@ -151,7 +183,19 @@ class Supervisor:
         for child in self.children[:1]:
             child.options.lacking = [name for name in NO_QUEUES if not here[name]]
         for child in self.children:
+            child.options.backlogs, child.options.filters = dict(backlogs or {}), dict(filters or {})
+            child.options.lane = list(lane)
             child.options.databases = names_of_databases()
+        self._endpoint = endpoint
+        self._signs = Signs(len(self.children)) if endpoint is not None else None
+        self._measured = _measured() if endpoint is not None else None
+        #: When its loop turned last.
+        self.turned_at = monotonic()
+        if self._signs is not None:
+            for number, child in enumerate(self.children):
+                child.options.signs_fd, child.options.sign = self._signs.fd, number
+                child.options.measured = self._measured is not None
+                child.environment = self._measured.environment if self._measured is not None else {}
         self._unaccounted: list[crashes.Crash] = []
         self._breaker = CircuitBreaker("Accounting for crashes")
         self._account_at = 0.0
@@ -167,6 +211,9 @@ class Supervisor:
         peer_watch = PeerWatch()
         peer_watch.start(self._fail)
         try:
+            if self._endpoint is not None:
+                self._endpoint.start(self.probes.pages)
+                log.info("Probes and metrics: %s", self._endpoint.address)
             with self._signals.installed(children=True):
                 return self._run(life_read, on_started)
         finally:
@@ -176,8 +223,21 @@ class Supervisor:
             os.close(life_write)
             os.close(life_read)
             peer_watch.stop()
+            self.close()
             connections.close_all()
             as_before()
+
+    @property
+    def probes(self) -> Probes:
+        """What its HTTP server answers."""
+        return Probes(self, self._measured)
+
+    def close(self) -> None:
+        """Listen no longer, and remove what was measured."""
+        if self._endpoint is not None:
+            self._endpoint.close()
+        if self._measured is not None:
+            self._measured.close()
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -188,13 +248,14 @@ class Supervisor:
             on_started(self)
         while True:
             self._signals.wait(0.1 if self._until_empty else 0.2)
+            self.turned_at = monotonic()
             if self._signals.asked:
                 break
             self._watch(life_read)
             if self._until_empty and self._is_done():
                 break
         code = self._stop_children()
-        return code or (NOT_FOR_US if self.left else 0)
+        return code or (REFUSED if self.refused else NOT_FOR_US if self.left else 0)
 
     def _fail(self, service: Service) -> None:
         log.critical("The tree stops without %s.", service.name)
@@ -210,6 +271,7 @@ class Supervisor:
                 wait = child.died()
                 log.error("%s (%d) %s; restarting in %.1f s.", child.name, child.process.pid,
                           crashes.exit_text(child.process.returncode), wait)  # fmt: skip
+                self._forget(child)
                 self._account(child)
                 child.restart_at = monotonic() + wait
             if monotonic() >= child.restart_at:
@@ -217,6 +279,25 @@ class Supervisor:
                 child.start(life_read)
         if self._unaccounted and monotonic() >= self._account_at:
             self._settle(self._unaccounted)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it was asked to stop."""
+        return bool(self._signals.asked)
+
+    def silence_of(self, child: Child) -> float | None:
+        """Seconds since a child's last sign of life; None: it has given none yet."""
+        age = self._signs.age(child.options.sign) if self._signs is not None else None
+        return None if age is None else round(age, 1)
+
+    def _forget(self, child: Child) -> None:
+        """What the HTTP server knows of a child that is gone."""
+        if self._signs is not None:
+            self._signs.forget(child.options.sign)
+        if self._measured is not None:
+            assert child.process is not None
+            self._measured.restarts += 1
+            self._measured.died(child.process.pid)
 
     def _account(self, child: Child) -> None:
         """Count the crash against what the child was handling. What fails is tried again after a while."""
@@ -248,7 +329,7 @@ class Supervisor:
         # Some looks in a row: what somebody has taken may come back, and what a handler sends may be on its way.
         self._hopeless_looks = self._hopeless_looks + 1 if left.hopeless else 0
         if self._hopeless_looks >= HOPELESS_LOOKS:
-            self.left = left.words
+            self.left, self.refused = left.words, left.refused
             return True
         if now >= self._say_at and (left.words != self._said or now >= self._say_at + SAY_AGAIN):
             self._say_at, self._said = now + SAY_INTERVAL, left.words
@@ -263,6 +344,7 @@ class Supervisor:
         asked = 1
         while any(child.alive for child in self.children) and monotonic() < deadline:
             self._signals.wait(0.05)
+            self.turned_at = monotonic()
             if self._signals.asked > asked:
                 asked = self._signals.asked
                 for child in self.children:

@@ -8,20 +8,18 @@ leases, is done elsewhere (``services.renewals``).
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import logging
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Any
 from weakref import WeakKeyDictionary
 
 from queueapp.conf import settings
+from queueapp.membership.service import Service
 
-from ..receiving.handling import Interrupted, TimeLimitExceeded, WorkerStopped
+from ..receiving.handling import TimeLimitExceeded, WorkerStopped
 from ..receiving.pump import QueuePump
 from ..receiving.strategies import Aside, Running, Task
-from ..services.service import Service
+from ..receiving.striking import call_off, raise_in
 
 log = logging.getLogger("workers")
 
@@ -117,12 +115,12 @@ def interrupt(task: Task, running: Running | Aside) -> bool:
             return False
         task.hit = running
         if isinstance(running, Aside):
-            _raise_in(task, TimeLimitExceeded)
+            raise_in(task, TimeLimitExceeded)
         elif not running.entry.registration.is_async:
             if (cancel := running.context._cancel) is not None:
-                _cancel(cancel, for_its_time_limit=True)
+                call_off(cancel, for_its_time_limit=True)
             else:
-                _raise_in(task, TimeLimitExceeded)
+                raise_in(task, TimeLimitExceeded)
         return True
 
 
@@ -143,9 +141,9 @@ def interrupt_all(pumps: Sequence[QueuePump]) -> int:
                 task.cut_off = running
                 count += 1
                 if (cancel := running.context._cancel) is not None:
-                    _cancel(cancel)
+                    call_off(cancel)
                 elif not running.entry.registration.is_async:
-                    _raise_in(task, WorkerStopped)
+                    raise_in(task, WorkerStopped)
     return count
 
 
@@ -154,13 +152,4 @@ def _cut_off_aside(task: Task) -> None:
     aside = task.aside
     if aside is not None and aside.settled and task.cut_off is not aside:
         task.cut_off = aside
-        _raise_in(task, WorkerStopped)
-
-
-def _cancel(cancel: Callable[..., object], **options: Any) -> None:
-    with contextlib.suppress(RuntimeError):  # its event loop is closed: the handler has just ended
-        cancel(**options)
-
-
-def _raise_in(task: Task, exception: type[Interrupted]) -> None:
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(task.thread_id), ctypes.py_object(exception))
+        raise_in(task, WorkerStopped)

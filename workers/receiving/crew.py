@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from asyncio import _set_running_loop
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import monotonic
@@ -149,7 +150,7 @@ class Crew:
     def _run(self) -> None:
         me = threading.current_thread()
         index = None
-        called = False
+        called = failed = False
         try:
             index = self._take_slot()
             task = self._make(self._slots[index] if self._slots is not None else None)
@@ -173,18 +174,28 @@ class Crew:
                     self.tasks = [other for other in self.tasks if other is not task]
         except BaseException:  # whatever it is: a thread that ends uncounted would be counted on for ever
             log.exception("%s: a receive task failed; the pump goes on without it.", self._label)
+            failed = True
             with self._cond:
                 self._live -= 1
                 self._working -= called
         finally:
-            connections[self._alias].close()
-            close_isolated()
+            self._close_connections()
             with self._cond:
                 if index is not None:
                     self._free_slots.append(index)
                 self._threads.discard(me)
                 self._cond.notify_all()
-            self._ended()
+            if failed:
+                self._ended()
+
+    def _close_connections(self) -> None:
+        """Whatever the last handler has made of this thread: who is not counted out would be waited for at the end."""
+        _set_running_loop(None)
+        try:
+            connections[self._alias].close()
+            close_isolated()
+        except Exception:
+            log.exception("%s: a receive task could not close its connection.", self._label)
 
     def _take_slot(self) -> int:
         with self._cond:

@@ -12,23 +12,30 @@ import threading
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from time import monotonic
 from typing import Any
 
 from django.db import Error, connections
 
-from queueapp import breakers, delayed
+from queueapp import breakers, delayed, overrides, tracing, wakeups
 from queueapp.conf import settings
+from queueapp.flow.filters import SubscriberFilter
+from queueapp.flow.taking import Taking
+from queueapp.membership.circuit_breaker import Breaker, CircuitBreaker, Trouble
+from queueapp.membership.dead_peers import Answering
 from queueapp.messages import new_id
+from queueapp.models.delivery import Semantics
 from queueapp.receiving.floors import Floors
+from queueapp.receiving.ranked import RankedFloors
 from queueapp.sending.isolation import close_isolated
-from queueapp.sql import ErrorKind, backend_of, queue_sql
-from queueapp.sql.claimed import HEADERS, SEQ, Claimed, Range
+from queueapp.sql import ErrorKind, QueueSql, backend_of, queue_sql
+from queueapp.sql.claimed import FOREVER_MS, HEADERS, MAX_SEQ, SEQ, Claimed, Range
 
-from ..connections.circuit_breaker import Breaker, CircuitBreaker, Trouble
-from ..connections.dead_peers import Answering
 from .claiming import REST, Claiming, UnderWay
+from .fence import Fence
 from .handling import Handlers
+from .ranked_claiming import RankedClaiming
 from .stats import Stats
 from .suspects import Caution, Suspects
 
@@ -36,6 +43,8 @@ log = logging.getLogger("workers")
 
 #: Headers read at once while looking for the end of a stretch of messages that nobody here takes.
 FIRST_WALK, WALK = 50, 5_000
+#: The same where the bodies are read as well.
+FILTERED_WALK = 1_000
 #: Types that are told apart.
 MOST_TYPES = 1_000
 
@@ -56,17 +65,36 @@ class Desk:
         more: Callable[[], None],
         again: Callable[[], None],
         may_go_on: Callable[[], bool],
+        filter: SubscriberFilter | None = None,
     ) -> None:
         self.queue = queue
         self.alias = alias
         self.label: str = queue._meta.label
-        self.sql = queue_sql(queue, connections[alias])
+        self._sql = tracing.statements(queue, queue_sql(queue, connections[alias]))
+        self._seen = overrides.version
         self.subscriber: uuid.UUID = new_id()
         self.handlers = handlers
+        #: What this subscriber takes no message without; None: it takes every one that it knows.
+        self.filter = filter
+        #: How claims are made where the queue counts what is out, or shares it out; None: as they come.
+        delivery = queue.delivery
+        self.taking = Taking(queue, alias, self._sql) if delivery.counts_leases else None
+        #: TRANSACTIONAL with a limit: a message is taken with one of the queue's places.
+        self.needs_permits = delivery.max_backlog is not None and delivery.semantics is Semantics.TRANSACTIONAL
+        #: The last claim left no room for others, so they are to be told when there is some.
+        self.at_limit = False
+        self._told_room_at = 0.0
         self.suspects = suspects
         self.stopping = stopping
         self.stats = Stats()
-        self.claiming = Claiming(floors)
+        self.claiming = RankedClaiming(floors) if isinstance(floors, RankedFloors) else Claiming(floors)
+        #: Of a queue with barriers.
+        self.fence = Fence(queue, alias, self.subscriber) if self.sql.table.barriers else None
+        #: Of a queue with consumers that have a limit.
+        self.places = handlers.places
+        if self.places is not None:
+            self.places.freed = self._place_is_free
+        self._plain = self.fence is None and self.places is None
         patience = settings.TIME_TO_TRIGGER_RECEIVE_CIRCUIT_BREAKER
         self.peek_breaker = CircuitBreaker(f"Peek of {self.label}", patience)
         self.breaker = CircuitBreaker(f"Receive from {self.label}", patience)
@@ -75,6 +103,10 @@ class Desk:
         #: TRANSACTIONAL: record each hand-out before its handler runs; kept by the heartbeat (see ``CAREFUL_PERIOD``).
         self.careful = False
         self.caution = Caution()
+        #: Messages that failed in a transaction with others (``Delivery.transaction_size``): to be handled alone.
+        self.apart: set[int] = set()
+        #: Held by a task that lets more messages come (``batch_wait``).
+        self.gathering = threading.Lock()
         self._more, self._again = more, again
         self.may_go_on = may_go_on
         self._consecutive_failures = 0
@@ -87,15 +119,52 @@ class Desk:
 
     # -- claims ---------------------------------------------------------------------------------------------------
 
+    @property
+    def sql(self) -> QueueSql:
+        """The statements of the queue, as an operator would have them now."""
+        if self._seen != overrides.version:
+            self._seen = overrides.version
+            self._sql = tracing.statements(self.queue, queue_sql(self.queue, connections[self.alias]))
+            if self.taking is not None:
+                self.taking = Taking(self.queue, self.alias, self._sql)
+        return self._sql
+
+    @property
+    def lease_ms(self) -> int:
+        """How long a lease lasts that is taken now."""
+        period = overrides.lease_period(self.queue, self.alias)
+        return FOREVER_MS if period is None else int(period / timedelta(milliseconds=1))
+
     def claim(self, limit: int) -> AbstractContextManager[UnderWay]:
         """Around a task's claim: says where, and moves the floors past what was claimed."""
-        return self.claiming.claim(limit)
+        if isinstance(self.claiming, RankedClaiming):
+            self.claiming.look_for_arrived(self.sql, connections[self.alias])
+        claim: AbstractContextManager[UnderWay] = self.claiming.claim(limit)
+        if self._plain:
+            return claim
+        if self.places is not None:
+            claim = self.places.turn(claim)
+        return claim if self.fence is None else self.fence.turn(claim)
+
+    def look(self) -> tuple[list[Range], list[Range]]:
+        """(ahead, behind): where the next look goes."""
+        ahead, behind = self.claiming.look()
+        return (ahead, behind) if self.places is None else self.places.visible(ahead, behind)
+
+    def look_behind(self) -> None:
+        """Before a look, what that does not do itself: where priorities have 64 bits late commits and what came back; barriers."""
+        if isinstance(self.claiming, RankedClaiming):
+            self.claiming.look_behind(self.sql, connections[self.alias])
+        if self.fence is not None:
+            self.fence.look()
 
     def claimed(self, rows: Sequence[Claimed], full: bool) -> None:
         """A task claimed these rows and is about to handle them, which may take long: if there may be more, this is where
         another task is asked for."""
         self.stats.received += len(rows)
         self.breaker.success()
+        if self.places is not None:
+            self.places.claimed(rows)
         if full:
             self._more()
 
@@ -129,12 +198,45 @@ class Desk:
     def came_back(self, seqs: Sequence[int]) -> None:
         """These messages were given back unhandled by this process: somebody is to take them."""
         self.stats.returned += len(seqs)
-        self.retried(min(seqs))
+        if self.places is not None:
+            self.places.came_back(seqs)
+        self.claiming.lower_all(seqs)
+        self._again()
+
+    def _place_is_free(self, passed_over: bool) -> None:
+        """Of a consumer whose messages were left where they are because none was."""
+        if passed_over:
+            self.claiming.floors.lower(MAX_SEQ)  # lowers none: what lies just behind them is looked at again
+        self._again()
+
+    def rolled_back(self, rows: Sequence[Claimed], unknown: Sequence[int] = ()) -> None:
+        """A claim was rolled back with all of its rows, of which nobody here takes the ``unknown``."""
+        seqs = [row[SEQ] for row in rows]
+        if isinstance(self.claiming, RankedClaiming):
+            # Each has a place of its own; the others are not to be claimed again.
+            seqs = [seq for seq in seqs if seq not in set(unknown)]
+        if seqs:
+            self.claiming.lower_all(seqs)
+        self._again()
 
     def retried(self, seq: int) -> None:
         """A message is to be received again in its place."""
         self.claiming.lower(seq)
         self._again()
+
+    def copied(self) -> None:
+        """Copies were made for several consumers, of which others may have some."""
+        wakeups.sent(self.queue, connections[self.alias])
+        self._again()
+        if self.at_limit:
+            self.made_room()
+
+    def made_room(self) -> None:
+        """Messages of a queue that was at its limit have ended: whoever waits for room is told, throttled."""
+        self.at_limit = False
+        if monotonic() - self._told_room_at >= settings.WAKE_UP_INTERVAL.total_seconds():
+            self._told_room_at = monotonic()
+            wakeups.sent(self.queue, connections[self.alias])
 
     # -- what nobody here takes -----------------------------------------------------------------------------------
 
@@ -144,7 +246,7 @@ class Desk:
         unknown = set(seqs)
         self.stats.unknown += len(unknown)
         for row in rows:
-            if row[SEQ] in unknown:
+            if row[SEQ] in unknown and (self.filter is None or not self.handlers.knows(row[HEADERS])):
                 self._tell_type(row[HEADERS])
         walk_from = self.claiming.leave_alone(under_way, rows, unknown)
         # One task looks on; another that meets some meanwhile waits for it, and not for long.
@@ -153,6 +255,11 @@ class Desk:
                 self._walk(self.claiming.rest_of(walk_from))
             finally:
                 self._walking.release()
+
+    def pass_by(self, under_way: UnderWay, rows: Sequence[Claimed]) -> None:
+        """No live subscriber's filter lets these pass, of a queue that shares messages out: the next claim looks behind them."""
+        self.stats.unknown += len(rows)
+        self.claiming.leave_alone(under_way, rows, {row[SEQ] for row in rows})
 
     def reread(self, pieces: int) -> None:
         """Read some of the stretches again that held nothing for this process: something may have come back there. For a
@@ -165,32 +272,50 @@ class Desk:
             stretch = self.claiming.to_reread()
             if stretch is None:
                 break
-            heads = self.sql.read_heads(connection, stretch, WALK)
-            for seq, headers in heads:
-                if self.handlers.knows(headers):
-                    self.claiming.lower(seq)
-            self.claiming.reread(stretch, heads[-1][0] if len(heads) == WALK else stretch.high)
+            if self.handlers.copies:
+                self.handlers.learn(connection)  # somebody may subscribe by now
+            heads = self._heads(connection, stretch, WALK)
+            for head in heads:
+                if not self._is_strange(head, stretch):
+                    self.claiming.lower(head[0])
+            longest = WALK if self.filter is None else FILTERED_WALK
+            self.claiming.reread(stretch, heads[-1][0] if len(heads) == longest else stretch.high)
         self._reread_at = monotonic() + REST * (monotonic() - started)
 
     def _walk(self, stretch: Range) -> None:
         """Look on from the last unknown message until one that is known here, or the end."""
         connection = connections[self.alias]
-        most = FIRST_WALK
+        most, longest = FIRST_WALK, WALK if self.filter is None else FILTERED_WALK
         while not self.stopping.is_set():
             with Answering(connection):
-                heads = self.sql.read_heads(connection, stretch, most)
-            unknown = next((n for n, head in enumerate(heads) if not self._is_unknown(head)), len(heads))
+                heads = self._heads(connection, stretch, most)
+            unknown = next((n for n, head in enumerate(heads) if not self._is_unknown(head, stretch)), len(heads))
             if unknown:
                 self.claiming.extend_unknown(stretch, heads[unknown - 1][0])
             if unknown < most:
                 return
-            most = min(most * 4, WALK)
+            most = min(most * 4, longest)
             stretch = stretch._replace(low=heads[-1][0] + 1)
 
-    def _is_unknown(self, head: tuple[int, str]) -> bool:
-        if self.handlers.knows(head[1]):
+    def _heads(self, connection: Any, stretch: Range, most: int) -> Sequence[tuple[Any, ...]]:
+        """(seq, headers) of what lies there, and the bodies where a filter asks for them."""
+        if self.filter is None:
+            return self.sql.read_heads(connection, stretch, most)
+        return self.sql.read_heads_and_bodies(connection, stretch, min(most, FILTERED_WALK))
+
+    def _is_strange(self, head: tuple[Any, ...], stretch: Range) -> bool:
+        """Whether it is not for this process. What is to be copied for several is, whatever its filter says."""
+        if not stretch.recipient and self.handlers.copies and self.handlers.wanted_by(head[1]):
             return False
-        self._tell_type(head[1])
+        if not stretch.recipient and not self.handlers.knows(head[1]):
+            return True
+        return self.filter is not None and not self.filter.passes(head[1], head[2])
+
+    def _is_unknown(self, head: tuple[Any, ...], stretch: Range) -> bool:
+        if not self._is_strange(head, stretch):
+            return False
+        if not stretch.recipient and not self.handlers.knows(head[1]):
+            self._tell_type(head[1])
         return True
 
     def _tell_type(self, headers: str) -> None:

@@ -20,31 +20,36 @@ from __future__ import annotations
 import random
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from time import monotonic
 from typing import Any
 
 from django.db import Error, connections
 
 from queueapp.conf import settings
-from queueapp.receiving.floors import Floors, floors_of
+from queueapp.flow.filters import SubscriberFilter
+from queueapp.membership.circuit_breaker import CircuitBreaker
+from queueapp.membership.dead_peers import Answering
+from queueapp.receiving.floors import Floors
+from queueapp.receiving.ranked import floors_for
 from queueapp.sending.isolation import close_isolated
 from queueapp.sql import queue_sql
 from queueapp.sql.claimed import Peek
 
-from ..connections.circuit_breaker import CircuitBreaker
-from ..connections.dead_peers import Answering
+from .backlog import Backlog
 from .crew import Crew
 from .desk import Desk
 from .handling import Handlers
 from .sharing import TURN, part_of, place_in_line
 from .slot import Slot
 from .stats import Stats
-from .strategies import STRATEGIES, Task
+from .strategies import Task, barrier, strategy_of
 from .suspects import Suspects
 
 #: The first wait after an empty claim, in seconds.
 EMPTY_WAIT = 0.01
+#: So many empty claims in a row are followed by looks that come sooner than what a throttled wake-up did not tell is covered.
+COVERING = 3
 #: So long after a full claim, in seconds, whether more tasks are of use is looked at.
 GROW_WAIT = 0.005
 #: What a look saw is believed for so long, in seconds, where other workers look as well: eight of them on two cores that take
@@ -67,16 +72,25 @@ class QueuePump:
         concurrency: int | None = None,
         handlers: Handlers | None = None,
         suspects: Suspects | None = None,
+        backlog: int | None = None,
+        filter: str = "",
+        lane: Collection[str] = (),
     ) -> None:
+        """``backlog`` and ``filter`` are what this process subscribes with; see ``Backlog`` and ``SubscriberFilter``; ``lane``: see
+        ``Handlers``."""
         self.queue = queue
         self.alias = alias
         self.stopping = stopping
-        self.handlers = handlers or Handlers(queue)
+        self.handlers = handlers or Handlers(queue, lane)
         delivery = queue.delivery
         self.peek_delay = (delivery.peek_delay or settings.PEEK_DELAY).total_seconds()
+        #: See ``CLAIM_PAUSE``; in seconds.
+        self._claim_pause = settings.CLAIM_PAUSE.total_seconds()
         self.peek_limit = delivery.max_records_to_peek or settings.MAX_RECORDS_TO_PEEK
         levels = tuple((r, p) for p in range(delivery.priorities - 1, -1, -1) for r in self.handlers.recipients)
-        self.floors: Floors = floors_of(queue, alias, levels, bool(queue_sql(queue, connections[alias]).table.claim_by))
+        self.floors: Floors = floors_for(
+            queue, alias, levels, bool(queue_sql(queue, connections[alias]).table.claim_by)
+        )
         suspects = suspects or Suspects()
         self.desk = Desk(
             queue,
@@ -88,17 +102,22 @@ class QueuePump:
             more=self._more,
             again=self._look_now,
             may_go_on=self._may_go_on,
+            filter=SubscriberFilter(filter, queue._meta.label) if filter else None,
         )
         self.crew = Crew(
             self.desk.label,
             alias,
-            lambda slot: STRATEGIES[delivery.semantics](self.desk, slot),
+            lambda slot: strategy_of(delivery, self.handlers)(self.desk, slot),
             self._work,
             self._task_ended,
             concurrency=concurrency or delivery.concurrency or settings.CONCURRENCY,
             slots=slots,
         )
         suspects.crews.append(self.crew)
+        allowed = delivery.max_per_subscription_backlog
+        self.backlog = Backlog(
+            backlog, allowed, delivery.dispatches, lambda: self.crew.tasks, lambda: self.crew.concurrency
+        )
         #: This worker's place among the live workers of the queue, and how many they are; kept by the heartbeat.
         self.rank, self.workers = 0, 1
         self.paused = False
@@ -197,7 +216,10 @@ class QueuePump:
 
     def _cover(self, next_look: float) -> float:
         """Look once more soon after a task has ended, and not before: what was sent meanwhile a throttled wake-up may not
-        have told."""
+        have told. Where claims are in vain again and again, looks have seen that since; what is held is not to be claimed
+        twenty times a second."""
+        if self._empty_claims > COVERING:
+            return next_look
         return min(next_look, self._covered_at) if self._covered_at > monotonic() else next_look
 
     def _until_next_look(self) -> float:
@@ -211,6 +233,10 @@ class QueuePump:
         self._wake.set()
 
     def _may_call(self) -> bool:
+        """Whether a task may be called for messages."""
+        return self._may_work() and not self.backlog.takes_none
+
+    def _may_work(self) -> bool:
         """In trouble, one task feels its way."""
         desk = self.desk
         trouble = desk.breaker.failures or desk.throttled
@@ -218,9 +244,14 @@ class QueuePump:
 
     def _look(self) -> None:
         """Look once, and call the tasks that what was seen is worth."""
+        if self._take_up():
+            return
         while not self.stopping.is_set():
             seen = self._peek()
             waiting = 0 if seen is None else seen.ahead + seen.behind
+            if seen is not None and self.desk.fence is not None and self.desk.fence.called and self._may_work():
+                # A barrier is for each worker: no share of it is another's.
+                self.crew.call(1)
             if not waiting:
                 if seen is not None:
                     self._empty_claims = self._deferred = 0
@@ -244,6 +275,24 @@ class QueuePump:
                 continue
             self._call_for(max(1, mine))
             return
+
+    def _take_up(self) -> bool:
+        """Call tasks for what others have shared out to this worker; whether there was any."""
+        desk = self.desk
+        if desk.taking is None or not self._may_call():
+            return False
+        connection = connections[self.alias]
+        try:
+            with Answering(connection):
+                messages = desk.taking.shared_out(connection, desk.subscriber)
+        except Error as error:
+            desk.survive(error, self.peek_breaker, connection)
+            self._now = True
+            return True
+        if messages:
+            # Nobody else takes these, so there is no share to keep to.
+            self.crew.call(min(-(-messages // self._batch_size()), self.crew.free))
+        return bool(messages)
 
     def _promised(self) -> int:
         """What was counted by a look and is promised to tasks at work; of what a slow one was promised others may take."""
@@ -271,9 +320,10 @@ class QueuePump:
         desk = self.desk
         connection = connections[self.alias]
         started = monotonic()
-        ahead, behind = desk.claiming.look()
         try:
             with Answering(connection):
+                desk.look_behind()
+                ahead, behind = desk.look()
                 seen = desk.sql.peek(connection, ahead, behind, self.peek_limit)
                 if not seen.behind:
                     desk.reread(REREADS)
@@ -301,6 +351,8 @@ class QueuePump:
             self._receive(task, messages)
         finally:
             task.share = 0
+            if self.desk.places is not None:
+                self.desk.places.leave()
 
     def _receive(self, task: Task, messages: int | None) -> None:
         desk = self.desk
@@ -318,16 +370,29 @@ class QueuePump:
                 limit = min(limit, messages)
                 task.share = messages
             try:
+                if desk.fence is not None:
+                    barrier.receive(task, desk.fence)  # which no backlog bounds
+                if self.backlog.takes_none:
+                    return
+                if self.backlog.limited and not (limit := self.backlog.reserve(task, limit)):
+                    self._unserved = True  # whoever ends some of what this process holds goes on
+                    return
                 count = task.receive(limit)
+                if desk.fence is not None and desk.fence.release():
+                    self._look_now()
             except Error as error:
                 if not desk.survive(error, desk.breaker, connections[self.alias]):
                     break
                 continue
+            finally:
+                task.reserved = 0
             if count:
                 self._empty_claims = 0
             else:
                 desk.stats.empty += 1
                 self._empty_claims += 1
+                if desk.places is not None:
+                    desk.places.leave()  # whoever it kept from looking goes first
             if not task.full:
                 if not self._unserved:
                     return
@@ -337,6 +402,8 @@ class QueuePump:
                 if messages <= 0:
                     self._used_up = True  # all of them were there, so there may be more
                     return
+            if self._claim_pause:
+                self.stopping.wait(self._claim_pause)
 
     def _may_go_on(self) -> bool:
         return not (self.stopping.is_set() or self.paused) and self.crew.may_go_on()

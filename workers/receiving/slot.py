@@ -7,6 +7,7 @@ has none.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from typing import Protocol
 
 
@@ -21,6 +22,10 @@ class Slot(Protocol):
 
     def begin(self, seq: int) -> None:
         """A handler is about to run."""
+
+    def several(self, seqs: Sequence[int]) -> None:
+        """What the handler that is about to run, or the one that has ended, was given beside the message that begins; none of
+        several is known to be the one in hand."""
 
     def end(self) -> None:
         """It has ended, well or not."""

@@ -8,33 +8,47 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import threading
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from datetime import datetime
+from functools import partial
 from time import monotonic
 from typing import Any
 
-from django.db import Error, connections
+from django.db import Error, connections, transaction
 from django.db.models import Q
 
-from queueapp import __version__
+from queueapp import wakeups
 from queueapp.conf import settings
-from queueapp.consuming.registry import registered
-from queueapp.models import Now, QueueControl, Subscriber
+from queueapp.flow import in_force
+from queueapp.membership.circuit_breaker import CircuitBreaker
+from queueapp.membership.dead_peers import Answering
+from queueapp.membership.presence import all_beat, beat, told
+from queueapp.membership.service import Service
+from queueapp.membership.strangers import Strangers
+from queueapp.models import Now, QueueControl, Subscriber, UtcField
+from queueapp.operating import subscriptions
+from queueapp.receiving import barriers
+from queueapp.sql import ErrorKind, backend_of
 
-from ..connections.circuit_breaker import CircuitBreaker, Trouble
-from ..connections.dead_peers import Answering
 from ..receiving.pump import QueuePump
 from .missing import Missing
-from .service import Service
-from .strangers import Strangers, host_name, life_of
+from .stopping import Stopping, in_hand
 
 log = logging.getLogger("workers")
 
-#: Unknown types that a row names, and characters of each; characters of an error.
-MOST_TYPES, LONGEST_TYPE, LONGEST_ERROR = 50, 255, 500
+#: Unknown types that a row names, and characters of each.
+MOST_TYPES, LONGEST_TYPE = 50, 255
+
+
+#: Rows that a statement of the goodbye ends at once.
+BATCH = 3_000
+
+
+#: Messages of which a row tells how far they are.
+MOST_TOLD = 300
 
 
 class Heartbeat(Service):
@@ -52,6 +66,7 @@ class Heartbeat(Service):
         #: Set after the first beat: by then every pump knows whether it has to be careful.
         self.begun = threading.Event()
         self._told: dict[QueuePump, dict[str, Any]] = {}
+        self._stopping = Stopping()
         self._lacking = tuple(lacking)
         self.prepare()
 
@@ -62,6 +77,7 @@ class Heartbeat(Service):
         self.missing = [Missing(name, self.alias) for name in self._lacking]
         for pump in self._pumps:
             pump.careful = True  # until the first beat says that there is no reason
+        self._subscribed = False
 
     def serve(self) -> None:
         tick = min(1.0, *(pump.peek_delay for pump in self._pumps))
@@ -70,6 +86,8 @@ class Heartbeat(Service):
             wait = tick
             try:
                 with Answering(connections[self.alias]):
+                    if not self._subscribed:
+                        self._subscribe()
                     if monotonic() >= next_beat:
                         self._beat()
                         next_beat = monotonic() + settings.HEARTBEAT_INTERVAL.total_seconds()
@@ -82,41 +100,59 @@ class Heartbeat(Service):
             self.pause(wait)
 
     def goodbye(self) -> None:
-        """Delete this process' rows: it ended well and holds nothing. Called when the pumps have stopped."""
+        """Delete this process' rows: it ended well. Called when the pumps have stopped."""
         rows = Subscriber.objects.using(self.alias).filter(pk__in=[pump.subscriber for pump in self._pumps])
         try:
             with Answering(connections[self.alias]):
+                for pump in self._pumps:
+                    self._hand_in(pump)
                 rows.delete()
+                for pump in self._pumps:
+                    if pump.desk.fence is not None:
+                        barriers.forget(self.alias, pump.subscriber)
         except Error as error:
             log.warning("Could not sign off from %r: %s", self.alias, error)
         finally:
             connections[self.alias].close()
 
+    def _hand_in(self, pump: QueuePump) -> None:
+        """What a worker still has: what was shared out to it is for others, and what was sent to it and could not be acked
+        nobody would delete once its row is gone."""
+        delivery = pump.queue.delivery
+        if not (delivery.dispatches or delivery.keeps_sent):
+            return
+        connection, sql = connections[self.alias], pump.desk.sql
+        if delivery.dispatches:
+            with transaction.atomic(using=self.alias):
+                sql.lock_flow(connection)  # behind whoever shares out to it now; from here on nobody does
+                Subscriber.objects.using(self.alias).filter(pk=pump.subscriber).update(receives=False)
+        while delivery.keeps_sent and sql.delete_sent(connection, pump.subscriber, BATCH):
+            pass
+        while sql.release_owner(connection, pump.subscriber, BATCH, started=True) > 0:
+            wakeups.sent(pump.queue, connection)
+
+    def _subscribe(self) -> None:
+        """The consumers of this code get a copy each from now on, whoever sends. A role that may not write them can work: what its
+        own process copies is complete, and ``migrate`` has written them for the others."""
+        connection = connections[self.alias]
+        try:
+            subscriptions.register(self.alias, [pump.queue for pump in self._pumps])
+        except Error as error:
+            if backend_of(connection).error_kind(error) is not ErrorKind.DENIED:
+                raise
+            log.warning("The subscriptions of consumers in %r cannot be written: %s", self.alias, error)
+        self._subscribed = True
+
     def _beat(self) -> None:
         rows = Subscriber.objects.using(self.alias)
-        alive = {"heartbeat_at": Now(), "alive_until": Now() + settings.DEAD_AFTER}
         news = {pump: _counts(pump) for pump in self._pumps}
         quiet = [pump for pump in self._pumps if self._told.get(pump) == news[pump]]
         # One statement for all that have nothing new to say; each of the others, and all if a row is missing, its own.
-        if quiet and rows.filter(pk__in=[pump.subscriber for pump in quiet]).update(**alive) == len(quiet):
+        if quiet and all_beat(self.alias, [pump.subscriber for pump in quiet]):
             for pump in quiet:
                 del news[pump]
         for pump, counts in news.items():
-            if not rows.filter(pk=pump.subscriber).update(**alive, **counts):
-                rows.create(
-                    id=pump.subscriber,
-                    queue=pump.queue._meta.label,
-                    table=pump.queue._meta.db_table,
-                    host=host_name(),
-                    process=os.getpid(),
-                    life=life_of(os.getpid()) or "",
-                    supervisor=self._supervisor,
-                    version=version(),
-                    concurrency=pump.crew.concurrency,
-                    consumers=json.dumps([(one.name, one.type_name) for one in registered.of(pump.queue)]),
-                    **alive,
-                    **counts,
-                )
+            beat(self.alias, pump.subscriber, pump.queue, self._supervisor, counts, partial(_first, pump))
             self._told[pump] = counts
         # One read for all queues: everybody's place among the live subscribers of each.
         live: defaultdict[str, list[uuid.UUID]] = defaultdict(list)
@@ -132,20 +168,30 @@ class Heartbeat(Service):
             one.looked(bool(live[one.name]))
 
     def _read_controls(self) -> None:
-        controls = QueueControl.objects.using(self.alias).annotate(now_careful=Q(careful_until__gt=Now()))
+        controls = QueueControl.objects.using(self.alias).annotate(
+            now_careful=Q(careful_until__gt=Now()), now=Now(output_field=UtcField())
+        )
+        asked: dict[str, tuple[str, datetime]] = {}
         paused, careful = set(), set()
         concurrency: dict[str, int | None] = {}
-        for queue, is_paused, is_careful, tasks in controls.values_list(
-            "queue", "paused", "now_careful", "concurrency"
+        overrides: dict[str, in_force.Overrides] = {}
+        for queue, is_paused, is_careful, tasks, cancelling, now, *values in controls.values_list(
+            "queue", "paused", "now_careful", "concurrency", "cancelling", "now", *in_force.SETTABLE
         ):
+            if cancelling:
+                asked[queue] = cancelling, now
             concurrency[queue] = tasks
+            overrides[queue] = in_force.overrides_of(values)
             if is_paused:
                 paused.add(queue)
             if is_careful:
                 careful.add(queue)
+        in_force.told(self.alias, overrides)
         careful |= self.strangers.queues()
         for pump in self._pumps:
             label = pump.queue._meta.label
+            if label in asked:
+                self._stopping.heed(pump, *asked[label])
             self._set_careful(pump, label in careful)
             wanted = min(concurrency.get(label) or pump.crew.declared, pump.crew.most)
             if wanted != pump.crew.concurrency:
@@ -156,6 +202,8 @@ class Heartbeat(Service):
                 log.info("%s is %s.", label, "paused" if pump.paused else "resumed")
                 if not pump.paused:
                     pump.wake()
+
+        self._stopping.press()
 
     def _set_careful(self, pump: QueuePump, careful: bool) -> None:
         if careful == pump.careful:
@@ -169,15 +217,14 @@ class Heartbeat(Service):
             )
 
 
-def version() -> str:
-    """What runs here, as the rows of subscribers name it."""
-    return os.environ.get("QUEUEAPP_WORKER_VERSION", __version__)[:64]
-
-
-def told(troubles: Iterable[Trouble]) -> str:
-    """Troubles as the column ``trouble`` holds them; '' when all is well."""
-    found = [one | {"error": one["error"][:LONGEST_ERROR]} for one in troubles]
-    return json.dumps(found) if found else ""
+def _first(pump: QueuePump) -> dict[str, Any]:
+    """What its row says from the beginning."""
+    return {
+        "concurrency": pump.crew.concurrency,
+        "filter": pump.desk.filter.text if pump.desk.filter is not None else "",
+        "sent": pump.queue.delivery.keeps_sent,
+        "consumers": json.dumps([told for one in pump.handlers.registrations for told in one.told()]),
+    }
 
 
 def _counts(pump: QueuePump) -> dict[str, Any]:
@@ -188,14 +235,23 @@ def _counts(pump: QueuePump) -> dict[str, Any]:
         "handled": pump.stats.handled,
         "failed": pump.stats.failed,
         "outstanding": sum(_outstanding(task) for task in pump.tasks),
+        "backlog": pump.backlog.granted(),
+        "lost": pump.stats.lost,
         "careful": pump.careful,
         "trouble": told(pump.desk.troubles()),
+        "progress": _progress(pump),
         "unknown_types": json.dumps([kind[:LONGEST_TYPE] for kind in types]) if types else "",
     }
+
+
+def _progress(pump: QueuePump) -> str:
+    """How far the handlers are that say so; '' where none does."""
+    found = [one for task in pump.tasks if (running := task.running) is not None for one in in_hand(running)]
+    return json.dumps(found[:MOST_TOLD]) if found else ""
 
 
 def _outstanding(task: object) -> int:
     batch = getattr(task, "batch", None)
     if batch is not None:
         return len(batch.held) + len(batch.waiting)
-    return 1 if getattr(task, "running", None) is not None else 0
+    return max(getattr(task, "reserved", 0), 1 if getattr(task, "running", None) is not None else 0)

@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from time import monotonic
 
 from django.db import Error, connections, transaction
 
+from queueapp.membership.circuit_breaker import CircuitBreaker
+from queueapp.membership.dead_peers import Answering
+from queueapp.membership.service import Service
 from queueapp.sql import ErrorKind, backend_of
+from queueapp.sql.claimed import FOREVER_MS
 
-from ..connections.circuit_breaker import CircuitBreaker
-from ..connections.dead_peers import Answering
 from ..receiving.pump import QueuePump
 from ..receiving.strategies import Batch, LeaseTask
-from .service import Service
 
 log = logging.getLogger("workers")
 
@@ -53,13 +55,16 @@ class Watched:
 
     def __init__(self, pump: QueuePump) -> None:
         self.pump = pump
-        delivery = pump.queue.delivery
-        self.renews: bool = delivery.renew_leases
-        self.period: float = delivery.lease_period.total_seconds()
+        self.renews: bool = pump.queue.delivery.renew_leases
         self.breaker = CircuitBreaker(f"Renewal of leases of {pump.desk.label}")
         pump.desk.breakers.append(self.breaker)
         self.rests_until = 0.0
         self.endings: list[Ending] = []
+
+    @property
+    def lease_ms(self) -> int:
+        """How long a lease lasts that is taken now."""
+        return self.pump.desk.lease_ms
 
 
 class Renewals(Service):
@@ -69,14 +74,16 @@ class Renewals(Service):
         super().__init__(f"renewals-{alias}")
         self.alias = alias
         self._queues = [Watched(pump) for pump in pumps]
-        # Several looks in a lease, however short it is.
-        shortest = min((queue.period for queue in self._queues), default=_BUSY) / 4
-        self._busy, self._idle = min(_BUSY, shortest), min(_IDLE, shortest)
 
     def serve(self) -> None:
         while not self.stopping:
-            self.pause(self._busy if self._look() else self._idle)
+            self.pause(self.until_next_look(busy=self._look()))
         self._end_the_rest()
+
+    def until_next_look(self, *, busy: bool) -> float:
+        """Seconds; there are several looks in a lease, however short an operator makes it."""
+        shortest = min((queue.lease_ms for queue in self._queues), default=FOREVER_MS) / 4000
+        return min(_BUSY if busy else _IDLE, shortest)
 
     def _look(self) -> bool:
         """Look after every queue; whether there was anything to look after."""
@@ -105,13 +112,15 @@ class Renewals(Service):
                 if seqs := batch.take_done():
                     queue.endings.append(Ending(task, batch, seqs, acks=True))
                 if seqs := batch.take_waiting():
+                    queue.pump.backlog.leaving += len(seqs)
                     queue.endings.append(Ending(task, batch, seqs, acks=False))
         self._end(queue)
         return bool(batches or queue.endings)
 
     def _renew(self, queue: Watched, task: LeaseTask, batch: Batch) -> None:
         asked = monotonic()
-        due = batch.expires - asked < queue.period / 2
+        # A lease that never lapses is never due.
+        due = batch.expires - asked < batch.period / 2
         if not (due or batch.again):
             return
         again = batch.again.copy()
@@ -123,7 +132,7 @@ class Renewals(Service):
         try:
             with Answering(connections[self.alias]), transaction.atomic(using=self.alias):
                 reached = task.sql.renew(
-                    connections[self.alias], sorted(seqs), batch.token, int(queue.period * 1000), WAIT_MS
+                    connections[self.alias], sorted(seqs), batch.token, int(batch.period * 1000), WAIT_MS
                 )
         except Error:
             batch.again |= again
@@ -132,7 +141,7 @@ class Renewals(Service):
         batch.again |= seqs.difference(reached)
         if due:
             # From before the statement, so that a slow round trip cannot stretch the lease.
-            batch.expires = asked + queue.period
+            batch.expires = asked + batch.period
 
     def _end(self, queue: Watched) -> None:
         """End what was taken out of batches, as far as nobody has it locked."""
@@ -141,6 +150,8 @@ class Renewals(Service):
                 continue
             task, token = ending.task, ending.batch.token
             verb = task.sql.try_ack if ending.acks else task.sql.try_give_back
+            if ending.acks and task.handlers.finder is not None:
+                verb = partial(task.handlers.finder.try_ack, task.sql)
             with Answering(connections[self.alias]), transaction.atomic(using=self.alias):
                 ended = verb(connections[self.alias], ending.seqs, token, WAIT_MS)
             queue.breaker.success()
@@ -151,6 +162,7 @@ class Renewals(Service):
                 ending.batch.acked.update(ended)
                 task.desk.succeeded(len(ended))
             else:
+                queue.pump.backlog.leaving -= len(ended)
                 task.desk.came_back(ended)
         over = [ending for ending in queue.endings if ending.is_over]
         queue.endings = [ending for ending in queue.endings if not ending.is_over]
@@ -160,9 +172,11 @@ class Renewals(Service):
     @staticmethod
     def _lose(queue: Watched, ending: Ending) -> None:
         count = len(ending.seqs)
-        if not count:
+        if not count or queue.pump.queue.delivery.others_may_end:
             return
         queue.pump.stats.lost += count
+        if not ending.acks:
+            queue.pump.backlog.leaving -= count
         if ending.acks:
             log.warning(
                 "%s: %d leases were lost before the ack (seq %d to %d); those messages are handled again.",
@@ -183,10 +197,10 @@ class Renewals(Service):
         connection = connections[self.alias]
         kind = backend_of(connection).error_kind(error)
         if kind is ErrorKind.LOCKED:
-            queue.rests_until = monotonic() + min(REST, queue.period / 8)
+            queue.rests_until = monotonic() + min(REST, queue.lease_ms / 8000)
         elif kind is not ErrorKind.DEADLOCK:
             connection.close()
             wait = queue.breaker.failure(error)
             # Not the breaker's: a lease has to be renewed in time once the database is back.
-            queue.rests_until = monotonic() + min(wait, 1.0, queue.period / 8)
+            queue.rests_until = monotonic() + min(wait, 1.0, queue.lease_ms / 8000)
         return kind

@@ -67,6 +67,11 @@ class BoundedChangeList(StrictChangeList):
     #: The last value of the window's column that was looked at; None: everything was.
     window_end: Any = None
 
+    @property
+    def rows_are(self) -> str:
+        """What one row is, in a word."""
+        return str(self.model_admin.rows_are)
+
     def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> QuerySet[Any]:
         found = super().get_queryset(request, exclude_parameters)
         self.column, self.descending = self._direction(found)

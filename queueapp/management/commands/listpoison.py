@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from argparse import ArgumentParser
 from typing import Any
 
@@ -76,7 +75,10 @@ class Command(OperatorCommand):
             if shown == limit:
                 self.stderr.write(f"Only the newest {limit} are shown; there are more (see --limit).")
                 break
-            self.stdout.write(json.dumps(_as_dict(row)) if options["json"] else _as_line(row))
+            if options["json"]:
+                self.write_json(_as_dict(row))
+            else:
+                self.stdout.write(_as_line(row))
 
 
 def _as_line(row: PoisonMessage) -> str:

@@ -14,7 +14,8 @@ from django.core.management.commands.migrate import Command as MigrateCommand
 from django.db import Error, connections
 
 from ...errors import UnsupportedServer
-from ...operating import inspection
+from ...models import Subscription
+from ...operating import inspection, subscriptions
 from ...operating.explaining import explain
 from ...sql import backend_of
 
@@ -43,9 +44,21 @@ class Command(MigrateCommand):
                     raise CommandError(line) from error
                 raise
             try:
-                return super().handle(*args, **options)
+                result = super().handle(*args, **options)
+                _register_consumers(options)
+                return result
             finally:
                 with suppress(Error):  # a session that is lost holds no lock any more
                     backend.unlock_migrations(lock)
         finally:
             lock.close()
+
+
+def _register_consumers(options: dict[str, Any]) -> None:
+    """The consumers of this code get their copies from here on: before the first worker of a deploy starts, and while those of the
+    last one still run."""
+    alias = options["database"]
+    if options.get("plan") or options.get("check_unapplied"):
+        return
+    if Subscription._meta.db_table in connections[alias].introspection.table_names():  # migrated backwards, it is not
+        subscriptions.register(alias)

@@ -6,7 +6,6 @@ from argparse import ArgumentParser
 from functools import partial
 from typing import Any
 
-from django.core.management.base import CommandError
 from django.db import connections, router
 
 from ... import registry
@@ -41,15 +40,9 @@ class Command(OperatorCommand):
         step = (
             partial(delete_expired, queue, connection.alias) if options["expired"] else partial(sql.purge, connection)
         )
-        total = 0
-        try:
+        with self.counting("deleted", lambda total: f"{total} messages of {label} were deleted.") as progress:
             while count := step(BATCH):
-                total += count
-                if self.stdout.isatty():
-                    self.stdout.write(f"\r{total} deleted", ending="")
-        except KeyboardInterrupt:
-            self.stdout.write("")
-            raise CommandError(f"Stopped; {total} messages of {label} were deleted.") from None
-        if self.stdout.isatty() and total:
-            self.stdout.write("")
-        self.stdout.write(f"{total} {'expired ' if options['expired'] else ''}messages of {label} were deleted.")
+                progress.at(progress.count + count)
+        self.stdout.write(
+            f"{progress.count} {'expired ' if options['expired'] else ''}messages of {label} were deleted."
+        )

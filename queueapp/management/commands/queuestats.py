@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from argparse import ArgumentParser
 from typing import Any
@@ -11,6 +10,7 @@ from django.core.management.base import CommandError
 
 from ... import registry
 from ...messages.visible import in_one_line
+from ...operating.journal import all_journal_figures
 from ...operating.statistics import LIMIT, UNKNOWN, QueueFigures, figures, in_words, span
 from ..operator_command import OperatorCommand
 
@@ -30,6 +30,11 @@ class Command(OperatorCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("queue", nargs="*", help="Queues by label or table; default: all.")
+        parser.add_argument(
+            "--journal",
+            action="store_true",
+            help="Show what is kept of each journaled topic instead, in every database.",
+        )
         parser.add_argument("--json", action="store_true", help="Machine-readable output.")
         parser.add_argument("--watch", action="store_true", help="Again and again, until Ctrl-C.")
         parser.add_argument("--interval", type=float, default=2.0, metavar="SECONDS", help="With --watch (default 2).")
@@ -39,6 +44,11 @@ class Command(OperatorCommand):
             raise CommandError(
                 f"--interval {options['interval']} is not accepted: it must be from 0.1 to 3600 seconds."
             )
+        if options["journal"]:
+            if options["queue"] or options["watch"]:
+                raise CommandError("--journal goes with neither queues nor --watch.")
+            self._show_journals(options["json"])
+            return
         # One that was named twice, by label and by table, is shown once.
         queues = list(dict.fromkeys(registry.queues.find(name) for name in options["queue"])) or None
         pause = threading.Event()
@@ -56,11 +66,27 @@ class Command(OperatorCommand):
         if unknown:
             raise CommandError(f"Not everything is known of {unknown} {'queue' if unknown == 1 else 'queues'}.")
 
+    def _show_journals(self, as_json: bool) -> None:
+        found = all_journal_figures()
+        if as_json:
+            self.write_json([one.as_dict() for one in found], indent=2)
+            return
+        for one in found:
+            size = f"about {one.entries} entries, {one.bytes / 2**20:.1f} MiB"
+            self.stdout.write(f"The journal in {one.database!r}: {size}, {len(one.topics)} topics")
+            for topic in one.topics:
+                kept = f"kept for {span(topic.retention_seconds)}" if topic.retention_seconds else "kept for ever"
+                left = "" if topic.journaled else "; not journaled any more"
+                self.stdout.write(
+                    f"  {in_one_line(topic.topic, NAME)}: bookmarks {topic.first_bookmark} to {topic.last_bookmark}, "
+                    f"{topic.oldest.isoformat()} to {topic.newest.isoformat()}, {kept}{left}"
+                )
+
     def _show(self, queues: Any, as_json: bool, watch: bool) -> int:
         """Print the figures, and on stderr what is not known; returns of how many queues something is not."""
         found = figures(queues)
         if as_json:
-            self.stdout.write(json.dumps([one.as_dict() for one in found], indent=None if watch else 2))
+            self.write_json([one.as_dict() for one in found], indent=None if watch else 2)
         else:
             if watch and self.stdout.isatty():
                 self.stdout.write("\033[2J\033[H", ending="")
@@ -75,6 +101,7 @@ class Command(OperatorCommand):
         for one in found:
             notes = [
                 "paused" if one.paused else "",
+                f"{number(one.inactive, one.inactive_exact)} more wait in the journal" if one.inactive else "",
                 one.note,
                 *(in_one_line(in_words(trouble), TEXT) for trouble in one.trouble),
                 "not all is known" if one.error else "",
@@ -100,6 +127,9 @@ class Command(OperatorCommand):
                 self.stdout.write(
                     f"{one.queue}: {in_one_line(str(left), TEXT)}; the oldest is {span(left.oldest_seconds)} old"
                 )
+            for lone in one.unserved:
+                age = f"; the oldest is {span(lone.oldest_seconds)} old" if lone.waiting else ""
+                self.stdout.write(f"{one.queue}: {in_one_line(str(lone), TEXT)}{age}")
 
 
 def number(count: int | None, exact: bool | None = True, otherwise: str = "{}+") -> str:

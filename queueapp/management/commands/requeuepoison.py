@@ -35,28 +35,29 @@ class Command(OperatorCommand):
         rows = selected(options)
         if bool(chosen) == options["all"]:
             raise CommandError("Name messages by number, --queue, --group or --consumer, or take --all.")
+        found: set[int] = set()
         missing: list[int] = []
         if options["number"]:
             rows = rows.filter(number__in=options["number"])
-            missing = sorted(set(options["number"]) - set(rows.values_list("number", flat=True)))
+            found = set(rows.values_list("number", flat=True))
+            missing = sorted(set(options["number"]) - found)
         try:
             to = registry.queues.find(options["to"]) if options["to"] else None
             if options["dry_run"]:
                 self.stdout.write(f"{rows.count()} poison messages would be requeued.")
                 return
-            done = poison.requeue(rows, to=to, reset_counts=not options["keep_counts"], progress=self._progress)
+            with self.counting("requeued", _stopped) as progress:
+                done = poison.requeue(rows, to=to, reset_counts=not options["keep_counts"], progress=progress.at)
         except QueueNotFound as error:
             raise CommandError(f"{error} Use --to to name another queue.") from error
-        except KeyboardInterrupt:
-            raise CommandError("Stopped between two batches; every message is in one place.") from None
-        if self.stdout.isatty() and done:
-            self.stdout.write("")
         self.stdout.write(f"{done} poison messages were requeued.")
         if missing:
             raise CommandError(
                 f"No unresolved poison message of those chosen has the number {', '.join(map(str, missing))} (see listpoison)."
             )
+        if done < len(found):
+            raise CommandError(f"{len(found) - done} of those chosen went elsewhere meanwhile (see listpoison).")
 
-    def _progress(self, done: int) -> None:
-        if self.stdout.isatty():
-            self.stdout.write(f"\r{done} requeued", ending="")
+
+def _stopped(done: int) -> str:
+    return f"{done} poison messages were requeued, the others are where they were."

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..arriving import Arrivals, Arriving
-from ..base import QueueTable
-from ..carried import BY_NAME
+from ..carried import BY_NAME, kind_of
 from ..rows import Row
+from ..tables import QueueTable
 from .rows import TYPES, to_utc
 from .session import execute, fetch, quote_table, translated
 
@@ -22,6 +22,7 @@ _TYPES = {
     "failures": "text",
 }
 _TYPES |= {one.name: TYPES[one.kind] for one in BY_NAME.values()}
+_RANKED_TYPES = _TYPES | {one.name: TYPES[kind_of(one, ranked=True)] for one in BY_NAME.values()}
 
 
 class PostgresqlArriving(Arriving):
@@ -34,10 +35,12 @@ class PostgresqlArriving(Arriving):
 
     def insert_rows(self, connection: Any, rows: Sequence[Row]) -> int:
         rows = [self.table.within_levels(row) for row in rows]
-        said = [name for name in _TYPES if name in self._c and any(getattr(row, name) is not None for row in rows)]
+        types = _RANKED_TYPES if self.table.ranked else _TYPES
+        carried = [name for name in self.table.moved(types) if name in self._c]
+        said = [name for name in carried if any(getattr(row, name) is not None for row in rows)]
         columns = ", ".join(self._c[name] for name in [*said, *self._filled])
         values = ", ".join([*(to_utc(self.table, name, f"u.{name}") for name in said), *self._filled.values()])
-        arrays = ", ".join(f"%s::{_TYPES[name]}[]" for name in said)
+        arrays = ", ".join(f"%s::{types[name]}[]" for name in said)
         # No index is read; safe: the caller's transaction. Numbers of seq follow the ORDER BY.
         sql = (
             f"INSERT INTO {self._q} ({columns}) SELECT {values} FROM unnest({arrays}) WITH ORDINALITY "

@@ -11,13 +11,23 @@ import psycopg
 
 from ...conf import settings
 from ...errors import UnsupportedServer
-from ..base import Backend, ErrorKind, QueueSql, QueueTable, StoreTable
+from ..base import Backend, ErrorKind, QueueSql
 from ..carried import SENT, Kind
+from ..journal import JournalSql
 from ..outgoing import Outgoing
+from ..tables import QueueTable, StoreTable
 from .arriving import PostgresqlArrivals
+from .celery import PostgresqlCeleryResults
+from .deferred import PostgresqlDeferred
 from .definition import PostgresqlDefinition
+from .fenced import PostgresqlFencedQueueSql
 from .index_order import IndexOrder
+from .journal import PostgresqlJournalSql
+from .keys import PostgresqlKeys
+from .patience import PostgresqlPatience
 from .queue import PostgresqlQueueSql
+from .ranked import PostgresqlRankedQueueSql
+from .rights import PostgresqlRights
 from .session import execute, fetch, name_statements, quote, quote_table
 from .session_state import PostgresqlSessions
 from .wakeups import PostgresqlWakeUps
@@ -56,7 +66,18 @@ _CLASSES = {
 }
 
 
-class PostgresqlBackend(PostgresqlSessions, PostgresqlArrivals, PostgresqlDefinition, PostgresqlWakeUps, Backend):
+class PostgresqlBackend(
+    PostgresqlDeferred,
+    PostgresqlKeys,
+    PostgresqlSessions,
+    PostgresqlArrivals,
+    PostgresqlDefinition,
+    PostgresqlCeleryResults,
+    PostgresqlWakeUps,
+    PostgresqlRights,
+    PostgresqlPatience,
+    Backend,
+):
     """PostgreSQL 14 to 18."""
 
     vendor = "postgresql"
@@ -67,7 +88,12 @@ class PostgresqlBackend(PostgresqlSessions, PostgresqlArrivals, PostgresqlDefini
         self._in_order = IndexOrder()
 
     def queue(self, table: QueueTable) -> QueueSql:
-        return PostgresqlQueueSql(table)
+        if table.barriers:
+            return PostgresqlFencedQueueSql(table)
+        return PostgresqlRankedQueueSql(table) if table.ranked else PostgresqlQueueSql(table)
+
+    def journal(self, table: str) -> JournalSql:
+        return PostgresqlJournalSql(table, self._in_order)
 
     def check_server(self, connection: Any) -> None:
         connection.ensure_connection()

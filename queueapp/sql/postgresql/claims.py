@@ -9,9 +9,12 @@ from operator import itemgetter
 from time import monotonic
 from typing import Any
 
-from ..base import QueueSql, QueueTable
+from ..base import QueueSql
 from ..claimed import MAX_SEQ, PRIORITY, WINDOW_ROWS, Claimed, Peek, Range
+from ..expiry import Terms
 from ..rows import REST
+from ..tables import QueueTable
+from . import index_order
 from .index_order import IndexOrder
 from .packed import BIGINT, OpeningQuery, ready_to_open
 from .rows import read, to_utc
@@ -73,16 +76,22 @@ class PostgresqlClaims(QueueSql):
         # The clock is turned into the column's UTC wall time, never the stored time into a zone.
         self._clock = to_utc(table, "expires", "clock_timestamp()")
         self._free = self._build_free()
-        self._order = _by_priority if "priority" in table.claim_by else _BY_SEQ
+        self._order = _by_priority if table.ranked or "priority" in table.claim_by else _BY_SEQ
         #: On a queue with recipients or levels there are always several ranges, elsewhere seldom.
-        all_ = (Where.SEVERAL,) if table.claim_by else tuple(Where)
+        self._always_several = bool(table.claim_by or table.ranked)
+        all_ = (Where.SEVERAL,) if self._always_several else tuple(Where)
         self._claims = {where: self._build_claims(where) for where in all_}
         self._peeks = {(one, two): self._build_peek(one, two) for one in all_ for two in all_}
+        shapes = (Where.CLOSED, *([] if self._always_several else [Where.OPEN]))
         self._heads = {
-            where: self._build_heads(where) for where in (Where.CLOSED, *([] if table.claim_by else [Where.OPEN]))
+            (where, bodies): self._build_heads(where, bodies) for where in shapes for bodies in (False, True)
         }
         self._opening_claims = self._build_opening_claims()
         self._in_order = IndexOrder()
+        #: What a lease that is lengthened must fulfil beside its token.
+        self._alive = ""
+        #: The token fences: a condition with one parameter, of a row that is found by its key.
+        self._fenced = f"{self._c['lease_token']} = %s" if table.has("lease_token") else ""
 
     # -- taking out -----------------------------------------------------------------------------------------------
 
@@ -103,11 +112,17 @@ class PostgresqlClaims(QueueSql):
         return Peek(found, min(back, limit), first, reached)
 
     def read_heads(self, connection: Any, only: Range, limit: int) -> list[tuple[int, str]]:
+        return self._read_heads(connection, only, limit, False)
+
+    def read_heads_and_bodies(self, connection: Any, only: Range, limit: int) -> list[tuple[int, str, bytes | None]]:
+        return self._read_heads(connection, only, limit, True)
+
+    def _read_heads(self, connection: Any, only: Range, limit: int, bodies: bool) -> list[Any]:
         if self._where([only]) is Where.OPEN:
-            return self._in_order.fetch(connection, self._heads[Where.OPEN], (only.low, limit))
+            return self._in_order.fetch(connection, self._heads[Where.OPEN, bodies], (only.low, limit))
         level = [getattr(only, name) for name in self.table.claim_by]
         params = (*level, only.low, *level, only.high, limit)
-        return self._in_order.fetch(connection, self._heads[Where.CLOSED], params)
+        return self._in_order.fetch(connection, self._heads[Where.CLOSED, bodies], params)
 
     #: xmax is 32 bits: the latest full xid at or below the snapshot's end with these low bits is meant. A locker that
     #: finished or aborted is "visible" in the snapshot, so its row is not in flight.
@@ -128,7 +143,7 @@ class PostgresqlClaims(QueueSql):
     ) -> list[Claimed]:
         if not ranges:
             return []
-        params = (token, owner, lease_ms, *self._range_params(ranges, limit))
+        params = (token, owner, lease_ms, *self._range_params(ranges, limit), *self._claimant(owner))
         rows = self._in_order.fetch(connection, self._claims[self._where(ranges)][0], params)
         if len(rows) > 1:
             rows.sort(key=self._order)  # RETURNING has no order of its own
@@ -140,13 +155,15 @@ class PostgresqlClaims(QueueSql):
         ranges: Sequence[Range],
         limit: int,
         whole: bool = False,
+        owner: uuid.UUID | None = None,
     ) -> list[Claimed]:
         if not ranges:
             return []
         where = self._where(ranges)
-        sql, params = self._claims[where][2 if whole else 1], self._range_params(ranges, limit)
+        sql = self._claims[where][2 if whole else 1]
+        params = (*self._range_params(ranges, limit), *self._claimant(owner))
         rows = None
-        if where is Where.OPEN and not self._in_order.sorts(sql) and ready_to_open(connection):
+        if self._opening_claims and where is Where.OPEN and not self._in_order.sorts(sql) and ready_to_open(connection):
             started = monotonic()
             rows = self._open_with_claim(connection, ranges[0], limit, whole)
             if rows is not None:
@@ -158,7 +175,11 @@ class PostgresqlClaims(QueueSql):
         return rows
 
     def commits_with_claim(self, connection: Any, ranges: Sequence[Range]) -> bool:
-        if self._where(ranges) is not Where.OPEN or self._in_order.sorts(self._claims[Where.OPEN][1]):
+        if (
+            not self._opening_claims
+            or self._where(ranges) is not Where.OPEN
+            or self._in_order.sorts(self._claims[Where.OPEN][1])
+        ):
             return False
         return self._opening_claims[0].may_follow(connection)
 
@@ -168,9 +189,9 @@ class PostgresqlClaims(QueueSql):
         result = self._opening_claims[0].follow(connection, _bounds(ranges[0], 1))
         if result is None:
             return None
-        self._in_order.took(
-            monotonic() - started, connection, self._claims[Where.OPEN][1], self._range_params(ranges, 1)
-        )
+        seconds = monotonic() - started
+        if seconds > index_order.SLOW:
+            self._in_order.took(seconds, connection, self._claims[Where.OPEN][1], self._range_params(ranges, 1))
         return _single(result)
 
     def _open_with_claim(self, connection: Any, only: Range, limit: int, whole: bool) -> list[Claimed] | None:
@@ -196,16 +217,18 @@ class PostgresqlClaims(QueueSql):
                 f"UPDATE {self._q} SET {self._c['lease_token']} = %s, {self._c['lease_owner']} = %s, "
                 f"{self._c['lease_expires']} = clock_timestamp() + %s * interval '1 ms', "
                 f"{self._c['deliveries']} = {self._c['deliveries']} + 1 "
-                f"WHERE {seq} = ANY(ARRAY({inner})) RETURNING {claimed}"
+                f"WHERE {seq} = ANY(ARRAY({inner})){self._unless_barred()} RETURNING {claimed}"
             )
         # Index and safety as above; the row lock is kept until the caller's transaction ends, which is the ownership.
-        by_delete = f"DELETE FROM {self._q} WHERE {seq} = ANY(ARRAY({inner})) RETURNING {claimed}"
+        by_delete = (
+            f"DELETE FROM {self._q} WHERE {seq} = ANY(ARRAY({inner})){self._unless_barred()} RETURNING {claimed}"
+        )
         return by_lease, by_delete, f"{by_delete}, {self._read(REST)}"
 
     def _build_opening_claims(self) -> tuple[OpeningQuery, ...]:
         """(claim by delete, the same returning the whole row) as the first statement of a transaction; none on a queue with
         recipients or levels."""
-        if self.table.claim_by:
+        if self._always_several or self.table.barriers:
             return ()
         opening = []
         for sql in self._claims[Where.OPEN][1:]:
@@ -214,6 +237,13 @@ class PostgresqlClaims(QueueSql):
                 sql = sql.replace("%s", place, 1)
             opening.append(OpeningQuery(sql.replace("%%", "%"), (BIGINT, BIGINT)))
         return tuple(opening)
+
+    def _unless_barred(self) -> str:
+        """A further condition of a claim; with the values of ``_claimant``."""
+        return ""
+
+    def _claimant(self, owner: uuid.UUID | None) -> tuple[Any, ...]:
+        return ()
 
     # -- pieces ---------------------------------------------------------------------------------------------------
 
@@ -225,12 +255,18 @@ class PostgresqlClaims(QueueSql):
         parts = []
         if self.table.has("lease_expires"):
             parts.append("({0} IS NULL OR {0} < {1})".format(self._c["lease_expires"], now))
-        if self.table.has("expires"):
+        if self.table.expiry is not None:
+            parts += filter(None, [self.table.expiry.alive(self._expiry_terms(now))])
+        elif self.table.has("expires"):
             parts.append("({0} IS NULL OR {0} > {1})".format(self._c["expires"], to_utc(self.table, "expires", now)))
         return _mostly(" AND ".join(parts)) if parts else "true"
 
+    def _expiry_terms(self, now: str) -> Terms:
+        after = self.table.expiry.after_ms if self.table.expiry is not None else None
+        return Terms(self._c["expires"], self._c["enqueued_at"], now, f"{now} - {after or 0} * interval '1 ms'")
+
     def _where(self, ranges: Sequence[Range]) -> Where:
-        if self.table.claim_by or len(ranges) != 1:
+        if self._always_several or len(ranges) != 1:
             return Where.SEVERAL
         return Where.OPEN if ranges[0].high == MAX_SEQ else Where.CLOSED
 
@@ -259,10 +295,11 @@ class PostgresqlClaims(QueueSql):
         # when earlier ones fill the batch, and never more than LIMIT rows are locked (checked from a second session).
         return f"SELECT m.seq FROM {self._LEVELS} CROSS JOIN LATERAL ({scan}) AS m(seq) LIMIT %s"
 
-    def _build_heads(self, where: Where) -> str:
+    def _build_heads(self, where: Where, bodies: bool) -> str:
         within, order = self._build_place(where)
         # Primary key or claim index, as the claim. No lock, no WAL.
-        return f"SELECT {self._c['seq']}, {self._c['headers']} FROM {self._q} WHERE {within} AND {self._free} ORDER BY {order} LIMIT %s"
+        names = ", ".join(self._c[name] for name in ("seq", "headers", *(("body",) if bodies else ())))
+        return f"SELECT {names} FROM {self._q} WHERE {within} AND {self._free} ORDER BY {order} LIMIT %s"
 
     def _build_peek(self, ahead: Where, behind: Where) -> str:
         # Primary key or claim index, as the claim. No lock, no WAL. A row that an open transaction has deleted or locked

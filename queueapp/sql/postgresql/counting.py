@@ -7,9 +7,9 @@ from typing import Any
 from ..claimed import MAX_SEQ
 from ..counting import Head, Level
 from .claims import PostgresqlClaims, Where
-from .index_order import no_sort
+from .holding import held
 from .rows import to_utc
-from .session import fetch
+from .unsorted import fetch_unsorted
 
 #: Anybody may have written ``infinity``, which has no age.
 _EPOCH = "'epoch'::timestamptz"
@@ -55,11 +55,16 @@ class PostgresqlCounting(PostgresqlClaims):
         # Of the statement: the rows are of one moment.
         now = "statement_timestamp()"
         states = []
+        if self.table.holds:
+            states.append(f"WHEN {held(self._c)} THEN 'held'")
         if self.table.has("lease_expires"):
             states.append(f"WHEN {self._c['lease_expires']} >= {now} THEN 'leased'")
         # A row that an open transaction has deleted or leased: somebody handles it, though this snapshot still sees it.
         states.append(f"WHEN NOT {self._NOT_IN_FLIGHT} THEN 'taken'")
-        if self.table.has("expires"):
+        if self.table.expiry is not None:
+            if over := self.table.expiry.over(self._expiry_terms(now)):
+                states.append(f"WHEN {over} THEN 'expired'")
+        elif self.table.has("expires"):
             states.append(f"WHEN {self._c['expires']} <= {to_utc(self.table, 'expires', now)} THEN 'expired'")
         if self.table.has("lease_expires"):
             states.append(f"WHEN {self._c['lease_expires']} IS NOT NULL THEN 'lapsed'")
@@ -81,8 +86,7 @@ class PostgresqlCounting(PostgresqlClaims):
         """Run a statement whose order an index gives, and have it take that index. Of a table that was never analyzed the
         planner thinks that its rows lie anywhere, and a plan that was kept may be of a time when there were few: both would
         rather read all of them and sort (seen with 300,000)."""
-        with no_sort(connection):
-            return fetch(connection, sql, params, anew=True)
+        return fetch_unsorted(connection, sql, params)
 
     @staticmethod
     def _level(level: Level) -> tuple[Any, ...]:

@@ -84,12 +84,15 @@ class PostgresqlDefinition(Definition):
         return different
 
     def indexes(self, connection: Any, table: str) -> dict[str, IndexFound]:
-        # Catalog only. Not Django's introspection, which finds no table of another schema.
+        # Catalog only. Not Django's introspection, which finds no table of another schema. Of an expression (``RankIndex``) the
+        # column that it begins with.
+        expression = r"substring(pg_get_indexdef(x.indexrelid, k.n::int, true) from '^\(*\"?(.*?)\"? # ')"
         sql = (
-            "SELECT i.relname, array_agg(a.attname::text ORDER BY k.n), x.indisvalid, x.indpred IS NOT NULL FROM pg_index x "
+            f"SELECT i.relname, array_agg(coalesce(a.attname::text, {expression}, '') ORDER BY k.n), "
+            "x.indisvalid, x.indpred IS NOT NULL FROM pg_index x "
             "JOIN pg_class i ON i.oid = x.indexrelid "
             "CROSS JOIN LATERAL unnest(x.indkey::int2[]) WITH ORDINALITY AS k(attnum, n) "
-            "JOIN pg_attribute a ON a.attrelid = x.indrelid AND a.attnum = k.attnum "
+            "LEFT JOIN pg_attribute a ON k.attnum > 0 AND a.attrelid = x.indrelid AND a.attnum = k.attnum "
             "WHERE x.indrelid = to_regclass(%s) AND k.n <= x.indnkeyatts GROUP BY i.relname, x.indisvalid, x.indpred IS NOT NULL"
         )
         rows = fetch(connection, sql, (quote_table(table).replace("%%", "%"),))

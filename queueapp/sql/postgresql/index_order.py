@@ -4,50 +4,58 @@ A claim is a LIMIT over an index: it costs what it takes. A table whose last VAC
 queue that was just drained, or one whose dead rows an old snapshot keeps) holds no rows to the planner, however many came
 since. It then expects one, and to read "all of them" and to sort costs less than to walk down the index: each claim reads the
 whole backlog, until a vacuum comes by (seen: 100,000 messages in 3.7 s instead of 0.7; of a million a claim would take half a
-second). PostgreSQL has no hints; ``enable_sort`` for one statement is one, at the price of a trip before and after it. So it
-is used only while the plan says that it would sort, which is looked at when a statement was slow, once a second at most. The
-plan that a session keeps of a prepared statement is looked at as well: it does not heed ``enable_sort``, so what is run
-without sorting is planned anew (seen: 20,000 rows read for each look at ten, after a queue had been idle).
+second). PostgreSQL has no hints; ``enable_sort`` for one statement is one (``unsorted``). It makes two statements more of
+one, so it is used only while the plan says that it would sort, which is looked at when a statement was slow, once a second at
+most. The plan that a session keeps of a prepared statement is looked at as well, which does not heed ``enable_sort`` (seen:
+20,000 rows read for each look at ten, after a queue had been idle).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg.pq import TransactionStatus
 
 from .session import execute, fetch, hot_cursor
+from .unsorted import execute_unsorted, fetch_unsorted
 
 _T = TypeVar("_T")
-_T_co = TypeVar("_T_co", covariant=True)
-
-
-class _Run(Protocol[_T_co]):
-    def __call__(self, connection: Any, sql: str, params: Sequence[Any], *, anew: bool = False) -> _T_co: ...
-
+#: What runs a statement on a connection with these parameters.
+_Run = Callable[[Any, str, Sequence[Any]], _T]
 
 #: A statement that took longer, in seconds, may have sorted: 3,000 rows are sorted in it.
 SLOW = 0.002
 #: Seconds between two looks at a plan, which take the server 0.3 ms.
 LOOK_EVERY = 1.0
+#: The same while it takes no more than twice as long as when a look found nothing: an idle process' few statements are slow
+#: because nothing of them is in a cache any more (3 ms), and a third of its statements were such looks.
+LOOK_AT_HARMLESS_EVERY = 10.0
 #: The same where only a plan that one session keeps sorts: the others would say that nothing does.
 LOOK_AT_KEPT_EVERY = 10.0
+#: So long after the last plan that sorted a statement is kept from it all the same, in seconds. Under old snapshots each
+#: vacuum, every few seconds, changes what the planner thinks of a table, and to find it out costs a read of the backlog by each
+#: task; to be kept from it costs 0.2 ms.
+CALM = 60.0
 
 
 class IndexOrder:
     """How statements are to be run in this process. Shared by threads without a lock: the worst that a lost update costs is a
     second look."""
 
-    __slots__ = ("_look_at", "_sorting")
+    __slots__ = ("_calm_at", "_harmless", "_look_at", "_sorting")
 
     def __init__(self) -> None:
         self._sorting: set[str] = set()
         #: When each statement's plan may be looked at again.
         self._look_at: dict[str, float] = {}
+        #: (Seconds, until when): what each statement took when the look at its plan found nothing.
+        self._harmless: dict[str, tuple[float, float]] = {}
+        #: Until when each statement is kept from sorting.
+        self._calm_at: dict[str, float] = {}
 
     def sorts(self, sql: str) -> bool:
         """Whether the planner would sort, as far as was seen."""
@@ -55,45 +63,52 @@ class IndexOrder:
 
     def fetch(self, connection: Any, sql: str, params: Sequence[Any]) -> list[Any]:
         """As ``session.fetch``."""
-        return self._run(fetch, connection, sql, params)
+        return self._run(fetch, fetch_unsorted, connection, sql, params)
 
     def execute(self, connection: Any, sql: str, params: Sequence[Any]) -> int:
         """As ``session.execute``."""
-        return self._run(execute, connection, sql, params)
+        return self._run(execute, execute_unsorted, connection, sql, params)
 
-    def _run(self, run: _Run[_T], connection: Any, sql: str, params: Sequence[Any]) -> _T:
-        if sql in self._sorting:
-            self._look(connection, sql, params)
-            if sql in self._sorting:
-                with no_sort(connection):
-                    return run(connection, sql, params, anew=True)
+    def _run(self, run: _Run[_T], unsorted: _Run[_T], connection: Any, sql: str, params: Sequence[Any]) -> _T:
         started = monotonic()
+        if sql in self._sorting or started < self._calm_at.get(sql, 0.0):
+            self._look(connection, sql, params)
+            if sql in self._sorting or started < self._calm_at.get(sql, 0.0):
+                return unsorted(connection, sql, params)
+            started = monotonic()
         done = run(connection, sql, params)
         self.took(monotonic() - started, connection, sql, params)
         return done
 
     def took(self, seconds: float, connection: Any, sql: str, params: Sequence[Any]) -> None:
         """The statement took so long: if that is much, look at its plan."""
-        if seconds > SLOW:
-            self._look(connection, sql, params)
+        if seconds <= SLOW:
+            return
+        harmless, until = self._harmless.get(sql, (0.0, 0.0))
+        due = seconds > 2 * harmless or monotonic() > until
+        if due and self._look(connection, sql, params) is False:
+            self._harmless[sql] = seconds, monotonic() + LOOK_AT_HARMLESS_EVERY
 
-    def _look(self, connection: Any, sql: str, params: Sequence[Any]) -> None:
+    def _look(self, connection: Any, sql: str, params: Sequence[Any]) -> bool | None:
+        """Whether its plan sorts; None: it is not time to look, or the look was refused."""
         now = monotonic()
         if now < self._look_at.get(sql, 0.0):
-            return
+            return None
         self._look_at[sql] = now + LOOK_EVERY
         try:
             with _unharmed(hot_cursor(connection).connection) as cursor:
                 plans = _sorts(cursor, f"EXPLAIN {sql}", params)
                 kept = not plans and any(_sorts(cursor, one, ()) for one in _kept_plans(cursor, sql, params))
         except psycopg.Error:
-            return  # as it was: what was slow has been done, and whatever it has claimed is the caller's
+            return None  # as it was: what was slow has been done, and whatever it has claimed is the caller's
         if plans or kept:
             self._sorting.add(sql)
+            self._calm_at[sql] = now + CALM
         else:
             self._sorting.discard(sql)
         if kept:
             self._look_at[sql] = now + LOOK_AT_KEPT_EVERY
+        return plans or kept
 
 
 @contextmanager
@@ -127,20 +142,3 @@ def _kept_plans(cursor: psycopg.Cursor[Any], sql: str, params: Sequence[Any]) ->
     )
     literals = psycopg.ClientCursor(cursor.connection).mogrify(", ".join(["%s"] * len(params)), params)
     return [f'EXPLAIN EXECUTE "{name}"({literals})' for (name,) in cursor.fetchall()]
-
-
-@contextmanager
-def no_sort(connection: Any) -> Iterator[None]:
-    """The statement within takes its order from an index, if there is one. In a transaction, which may be the user's, what
-    was set is put back, by itself if the statement fails; otherwise it gets a transaction of its own, since behind a pooler a
-    session is somebody else's the moment after."""
-    setting = "SELECT current_setting('enable_sort'), set_config('enable_sort', %s, true)"
-    raw = hot_cursor(connection).connection
-    if raw.autocommit and raw.pgconn.transaction_status == TransactionStatus.IDLE:
-        with connection.wrap_database_errors, raw.transaction():
-            fetch(connection, setting, ("off",))
-            yield
-        return
-    before = fetch(connection, setting, ("off",))[0][0]
-    yield
-    fetch(connection, setting, (before,))

@@ -7,12 +7,12 @@ is PostgreSQL's COPY BINARY: int16 field count, then int32 length and bytes.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import chain, repeat
 from typing import Any
 
-from ..carried import SENT, Kind
+from ..carried import SENT, Kind, kind_of
 from ..outgoing import NO_OPTIONS, OPTIONS, TIMES, Outgoing, Run
 from .session import fetch
 
@@ -23,6 +23,7 @@ _FLUSH = 1 << 16
 _ROWS_PER_COPY = 10_000
 _START = struct.Struct(">hi")
 _LENGTH = struct.Struct(">i")
+_NOTHING: Mapping[str, bool | None] = {}
 
 
 def copy_runs(
@@ -30,10 +31,11 @@ def copy_runs(
     table: str,
     columns: dict[str, str],
     runs: Iterable[Run],
-    fill_recoverable: bool = False,
+    filled: Mapping[str, bool | None] = _NOTHING,
     undisturbed: bool = False,
+    ranked: bool = False,
 ) -> int:
-    """COPY the messages into a table in the caller's transaction; returns how many.
+    """COPY the messages into a table in the caller's transaction; returns how many. ``ranked``: its priority has 64 bits.
 
     While a COPY is open the connection can do nothing else, and what they are drawn from may well be a queryset on that
     very connection: so rows are drawn first and then written, a few megabytes at a time. ``undisturbed`` says that
@@ -44,7 +46,7 @@ def copy_runs(
     count = 0
     drawn = _draw(iterator, at_once)
     while drawn:
-        named = _named(drawn, columns, fill_recoverable)
+        named = _named(drawn, columns, filled)
         sql = f"COPY {table} ({', '.join(columns[name] for name in named)}) FROM STDIN (FORMAT BINARY)"
         # Expiry by the database's clock, read once.
         now = _now_micros(connection) if set(TIMES) & set(named) else 0
@@ -57,11 +59,11 @@ def copy_runs(
             copy.write(_HEADER)
             while drawn:
                 for run in drawn:
-                    for part in _pack(run, named, now):
+                    for part in _pack(run, named, now, filled, ranked):
                         copy.write(part)
                     count += len(run.ids)
                 drawn = _draw(iterator, at_once) if undisturbed else []
-                if not set(_named(drawn, columns, fill_recoverable)) <= set(named):
+                if not set(_named(drawn, columns, filled)) <= set(named):
                     break  # these say something that the ones before did not
             copy.write(_TRAILER)
         drawn = drawn or _draw(iterator, at_once)
@@ -77,11 +79,11 @@ def _draw(iterator: Iterator[Run], rows: int) -> list[Run]:
     return drawn
 
 
-def _named(runs: list[Run], columns: dict[str, str], fill_recoverable: bool) -> list[str]:
+def _named(runs: list[Run], columns: dict[str, str], filled: Iterable[str]) -> list[str]:
     """The columns that any of these runs has something to say about: each costs the server as much as packing a row."""
     said = {run.like[3:] for run in runs}
     told = (name for place, name in enumerate(OPTIONS) if any(one[place] != NO_OPTIONS[place] for one in said))
-    return [name for name in ("id", "headers", "body", *told) if name in columns] + ["recoverable"] * fill_recoverable
+    return [name for name in ("id", "headers", "body", *told) if name in columns] + [*filled]
 
 
 @lru_cache(maxsize=256)
@@ -91,11 +93,11 @@ def _row_of(headers_length: int) -> Callable[[bytes, bytes, bytes, int], bytes]:
     return struct.Struct(f">6s16s{headers_length}si").pack
 
 
-def _pack(run: Run, named: list[str], now: int) -> Iterator[bytes]:
+def _pack(run: Run, named: list[str], now: int, filled: Mapping[str, bool | None], ranked: bool) -> Iterator[bytes]:
     """The rows of a run in binary, in parts of about 64 kB (psycopg sends each on its own). No Python runs per row."""
     headers = run.like.headers.encode()
     head = _LENGTH.pack(len(headers)) + headers
-    start, tail = _START.pack(len(named), 16), _pack_rest(run.like, named, now)
+    start, tail = _START.pack(len(named), 16), _pack_rest(run.like, named, now, filled, ranked)
     pack_row = _row_of(len(head))
     lengths = [-1 if body is None else len(body) for body in run.bodies]
     bodies = [body or b"" for body in run.bodies]
@@ -111,14 +113,14 @@ def _now_micros(connection: Any) -> int:
     return int(fetch(connection, sql, ())[0][0])
 
 
-def _pack_rest(message: Outgoing, named: list[str], now: int) -> bytes:
+def _pack_rest(message: Outgoing, named: list[str], now: int, filled: Mapping[str, bool | None], ranked: bool) -> bytes:
     out = bytearray()
     for one in SENT:
         if one.name in named:
             value = getattr(message, one.outgoing)
-            out += _NULL if value is None else _FIELD[one.kind](value, now)
-    if "recoverable" in named:
-        out += struct.pack(">i?", 1, True)
+            out += _NULL if value is None else _FIELD[kind_of(one, ranked=ranked)](value, now)
+    for constant in filled.values():
+        out += _NULL if constant is None else struct.pack(">i?", 1, constant)
     return bytes(out)
 
 
@@ -131,6 +133,7 @@ def _pack_text(text: str, _: int) -> bytes:
 _FIELD: dict[Kind, Callable[[Any, int], bytes]] = {
     Kind.TEXT: _pack_text,
     Kind.INT16: lambda value, _: struct.pack(">ih", 2, value),
+    Kind.INT64: lambda value, _: struct.pack(">iq", 8, value),
     Kind.BOOL: lambda value, _: struct.pack(">i?", 1, value),
     Kind.TIME: lambda value, now: struct.pack(">iq", 8, now + value * 1000),
 }

@@ -6,22 +6,43 @@ of which there is one per message. The wait is psycopg's own, so a Ctrl-C ends i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import psycopg
+from django.db import DataError
 from psycopg import errors
 from psycopg.abc import PQGen
 from psycopg.generators import execute as results_of
+from psycopg.generators import fetch_many
 from psycopg.pq import ExecStatus, Format, PipelineStatus, TransactionStatus
 from psycopg.pq.abc import PGconn, PGresult
 from psycopg.waiting import Wait
 
 from ...conf import settings
+from ..carried import Kind
 from .naming import SIGNS, StatementNames, content_of, distrust, take_over
 
 #: Parameters: oid and format, as psycopg sends them. A text has no type of its own: it becomes what its column is.
 UUID, TEXT, BYTES, BIGINT = (2950, Format.BINARY), (0, Format.TEXT), (17, Format.BINARY), (20, Format.BINARY)
+
+
+def _packed_text(value: str | None) -> bytes | None:
+    if value is None:
+        return None
+    if "\0" in value:  # libpq would send what is before it
+        raise DataError("A text cannot hold a NUL character.")
+    return value.encode()
+
+
+#: What an option of a message is sent as, by its kind.
+PACKED: Mapping[Kind, tuple[tuple[int, Format], Callable[[Any], bytes | None]]] = {
+    Kind.TEXT: (TEXT, _packed_text),
+    Kind.INT16: (TEXT, lambda value: None if value is None else b"%d" % value),
+    Kind.INT64: (TEXT, lambda value: None if value is None else b"%d" % value),
+    Kind.BOOL: (TEXT, lambda value: None if value is None else b"t" if value else b"f"),
+    Kind.TIME: (BIGINT, lambda value: None if value is None else value.to_bytes(8, "big", signed=True)),
+}
 
 
 class PackedStatement:
@@ -163,26 +184,63 @@ class OpeningQuery(PackedStatement):
         for statement in before:
             pgconn.send_query_params(statement, None)
         pgconn.send_query_prepared(name, values, self._formats, result_format=Format.BINARY)
-        pgconn.pipeline_sync()
-        while pgconn.flush():
-            yield Wait.W
-        results: list[PGresult] = []
-        ended = 0
-        while True:
-            while pgconn.is_busy():
-                yield Wait.R
-                pgconn.consume_input()
-            result = pgconn.get_result()
-            if result is None:
-                ended += 1
-                if ended > len(before) + 1:  # one after each statement; more are those of a connection that is gone
-                    raise psycopg.OperationalError("the connection was lost while a transaction was opened")
-            elif result.status == ExecStatus.PIPELINE_SYNC:
-                break
-            else:
-                results.append(result)
-        pgconn.exit_pipeline_mode()
-        return results
+        return (yield from answers(pgconn))
+
+
+def answers(pgconn: PGconn) -> PQGen[list[PGresult]]:
+    """End the pipeline: the results of what was sent in it. A statement that fails skips those behind it."""
+    pgconn.pipeline_sync()
+    while pgconn.flush():
+        yield Wait.W
+    results: list[PGresult] = []
+    while True:
+        # All of one statement; nothing is only said by a connection that is gone.
+        found = yield from fetch_many(pgconn)
+        if not found:
+            raise psycopg.OperationalError("the connection was lost in the middle of a trip")
+        results += found
+        if found[-1].status == ExecStatus.PIPELINE_SYNC:
+            break
+    pgconn.exit_pipeline_mode()
+    return results[:-1]
+
+
+class LockedQuery(OpeningQuery):
+    """A query under an advisory lock of its transaction. The lock travels before it, as a statement of its own: the query's
+    snapshot is taken when the lock is had. Outside of a transaction both are one, which ends with the query. ``lasting``: it
+    ends when that is on disk; else it may be lost in a crash of the server, together with all that comes after it."""
+
+    __slots__ = ("_lasting",)
+
+    def __init__(self, sql: str, parameters: Sequence[tuple[int, Format]], *, lasting: bool = True) -> None:
+        super().__init__(sql, parameters)
+        self._lasting = lasting
+
+    def fetch_locked(self, connection: Any, lock: int, values: Sequence[bytes | None]) -> PGresult | None:
+        """Run both on a connection that is ``ready``; None, and nothing was done, where the query cannot be prepared. Errors
+        are ``django.db``'s."""
+        connection.validate_no_broken_transaction()
+        raw = connection.connection
+        with connection.wrap_database_errors, raw.lock:
+            try:
+                name = self._prepared(raw)
+            except SIGNS as taken:
+                if not distrust(raw, taken):
+                    raise
+                name = None
+            if name is None:
+                return None
+            # No table: see ``PostgresqlFlowing.lock_flow``. Nothing but an integer of ours is written into the text.
+            locking = b"SELECT pg_advisory_xact_lock(%d::bigint)" % lock
+            if not self._lasting and raw.pgconn.transaction_status == TransactionStatus.IDLE:
+                locking += b", set_config('synchronous_commit', 'off', true)"
+            result = _failed_or_last(self._converse(raw, (locking,), name, values))
+            if result.status != ExecStatus.TUPLES_OK:
+                error = errors.error_from_result(result, encoding=raw.info.encoding)
+                if isinstance(error, SIGNS) and distrust(raw, error):
+                    return None
+                raise error
+            return result
 
 
 def _failed_or_last(results: Sequence[PGresult]) -> PGresult:

@@ -9,13 +9,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..base import QueueTable
 from ..carried import BY_NAME, FIRST_TIME, LAST_TIME, Carried, Kind
+from ..tables import QueueTable
 
 _FIRST, _LAST = f"'{FIRST_TIME.isoformat()}'::timestamptz", f"'{LAST_TIME.isoformat()}'::timestamptz"
 _ABSENT_COUNTS = {"deliveries": "0", "cancels": "0", "failures": "NULL::text"}
 #: As types of casts and of staging tables.
-TYPES = {Kind.TEXT: "text", Kind.INT16: "smallint", Kind.BOOL: "boolean", Kind.TIME: "timestamptz"}
+TYPES = {
+    Kind.TEXT: "text",
+    Kind.INT16: "smallint",
+    Kind.INT64: "bigint",
+    Kind.BOOL: "boolean",
+    Kind.TIME: "timestamptz",
+}
 
 
 def to_utc(table: QueueTable, name: str, time: str) -> str:
@@ -42,8 +48,11 @@ def _absent(one: Carried) -> str:
     return f"{_literal(one.default)}::{TYPES[one.kind]}"
 
 
+LITERALS: dict[bool | None, str] = {None: "NULL", True: "true", False: "false"}
+
+
 def _literal(value: Any) -> str:
     """A default of the declaration: nothing of a user's."""
     if value is None or isinstance(value, bool):
-        return {None: "NULL", True: "true", False: "false"}[value]
+        return LITERALS[value]
     return str(value) if isinstance(value, int) else "'" + str(value).replace("'", "''").replace("%", "%%") + "'"

@@ -18,6 +18,7 @@ from psycopg.types.string import ByteaBinaryLoader
 
 from ...conf import settings
 from ...errors import TableNotFound
+from ...registry import queues
 from .naming import SIGNS, distrust, take_over
 
 _HOT = "_queueapp_hot_cursor"
@@ -66,26 +67,25 @@ def name_statements(connection: Any) -> None:
         take_over(raw)
 
 
-def execute(connection: Any, sql: str, params: Sequence[Any], *, anew: bool = False) -> int:
-    """Run a statement and return how many rows it touched. Errors are ``django.db.Error``s. ``anew``: it is planned now,
-    whatever plan is kept of it."""
+def execute(connection: Any, sql: str, params: Sequence[Any]) -> int:
+    """Run a statement and return how many rows it touched. Errors are ``django.db.Error``s."""
     connection.validate_no_broken_transaction()
     cursor = hot_cursor(connection)
     with connection.wrap_database_errors:
         try:
-            cursor.execute(sql, params, prepare=settings.PREPARED_STATEMENTS and not anew)
+            cursor.execute(sql, params, prepare=settings.PREPARED_STATEMENTS)
         except SIGNS as error:
             _repeat(cursor, sql, params, error)
         return cursor.rowcount
 
 
-def fetch(connection: Any, sql: str, params: Sequence[Any], *, anew: bool = False) -> list[Any]:
-    """Run a statement and return all its rows as tuples. ``anew`` as in ``execute``."""
+def fetch(connection: Any, sql: str, params: Sequence[Any]) -> list[Any]:
+    """Run a statement and return all its rows as tuples."""
     connection.validate_no_broken_transaction()
     cursor = hot_cursor(connection)
     with connection.wrap_database_errors:
         try:
-            cursor.execute(sql, params, prepare=settings.PREPARED_STATEMENTS and not anew)
+            cursor.execute(sql, params, prepare=settings.PREPARED_STATEMENTS)
         except SIGNS as error:
             _repeat(cursor, sql, params, error)
         return cursor.fetchall()
@@ -112,5 +112,5 @@ def translated(connection: Any, table: str) -> Iterator[None]:
         yield
     except Exception as error:
         if isinstance(error.__cause__, psycopg.errors.UndefinedTable):
-            raise TableNotFound(table, connection.alias) from error
+            raise TableNotFound(table, connection.alias, foreign=queues.is_foreign(table)) from error
         raise

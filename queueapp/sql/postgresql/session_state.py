@@ -143,8 +143,12 @@ class PostgresqlSessions(Sessions):
         if raw is None or raw.pgconn.status == ConnStatus.BAD:
             return ()
         reported = map(raw.pgconn.parameter_status, _REPORTED)
-        # And what the driver itself adds to each BEGIN and makes of each row.
-        return (*reported, raw.isolation_level, raw.read_only, raw.deferrable, raw.row_factory, raw.cursor_factory)
+        # And what the driver itself adds to each BEGIN and makes of each row and value, and whom it tells of what.
+        adapters = raw.adapters
+        maps = (*adapters._loaders, *adapters._dumpers.values())
+        told = len(raw._notice_handlers), len(raw._notify_handlers)
+        driver = raw.isolation_level, raw.read_only, raw.deferrable, raw.row_factory, raw.cursor_factory
+        return (*reported, *driver, *told, *maps, *map(len, maps))
 
     def abandon(self, raw: Any) -> None:
         with contextlib.suppress(Exception):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..base import QueueTable
-from ..carried import SENT
+from ..carried import BY_NAME, SENT, kind_of
+from ..locks import lock_numbers
 from ..spark import STAGED, LedgerTable, SparkSql, StagingName
-from .rows import TYPES
+from ..tables import QueueTable
+from .rows import LITERALS, TYPES
 
+_WIDE = {"priority": TYPES[kind_of(BY_NAME["priority"], ranked=True)]}
 _TYPES = {"id": "uuid", "headers": "text", "body": "bytea"} | {one.name: TYPES[one.kind] for one in SENT}
 
 #: First in the transaction of the moves. Another scan of a staging table could make ours start in its middle; nobody
@@ -42,11 +44,18 @@ class PostgresqlSparkSql(SparkSql):
         self._l = {name: quote(column) for name, column in ledger.columns.items()}
         self._queue = quote(queue.db_table)
         self._q = {name: quote(column) for name, column in queue.columns.items()}
+        self._types = _TYPES | (_WIDE if queue.ranked else {})
+
+    def fence(self, *, exclusive: bool) -> tuple[str, tuple[str, ...]]:
+        # No table is read. Nothing but two integers is written into the text.
+        first, second = lock_numbers("send", self.queue.db_table)
+        lock = f"pg_advisory_xact_lock{'' if exclusive else '_shared'}({first}, {second})"
+        return f"SELECT length({lock}::text)::bigint", ()
 
     def probe_queue(self) -> str:
         # No rows and no index. An insert, so that the sink needs no right to read the queue.
         names = [name for name in STAGED if name in self._q]
-        values = ", ".join(f"NULL::{_TYPES[name]}" for name in names)
+        values = ", ".join(f"NULL::{self._types[name]}" for name in names)
         return f"INSERT INTO {self._queue} ({', '.join(self._q[name] for name in names)}) SELECT {values} WHERE false"
 
     def probe_ledger(self) -> str:
@@ -55,7 +64,7 @@ class PostgresqlSparkSql(SparkSql):
     def create_staging(self, name: StagingName, attributes: Sequence[str]) -> str:
         # Unlogged: the move writes these rows to the WAL once, and that is enough. A server crash empties the table,
         # and then the move touches fewer rows than the task reported, which fails the publication.
-        columns = ", ".join(f"{attribute} {_TYPES[attribute]}" for attribute in attributes)
+        columns = ", ".join(f"{attribute} {self._types[attribute]}" for attribute in attributes)
         return f"CREATE UNLOGGED TABLE {name.name} ({columns})"
 
     def drop_staging(self, name: StagingName) -> str:
@@ -93,7 +102,7 @@ class PostgresqlSparkSql(SparkSql):
             own = "expires" in attributes
             value = f"COALESCE(expires, {later})" if own and lifetime else later if lifetime else "expires"
             values.append(f"({value}) AT TIME ZONE 'UTC'" if self.queue.naive_expires else value)
-        if self.queue.fill_recoverable:
-            targets.append(self._q["recoverable"])
-            values.append("true")
+        for attribute, constant in self.queue.filled.items():
+            targets.append(self._q[attribute])
+            values.append(LITERALS[constant])
         return f"INSERT INTO {self._queue} ({', '.join(targets)}) SELECT {', '.join(values)} FROM {name.name}"

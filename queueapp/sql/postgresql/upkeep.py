@@ -15,13 +15,15 @@ class PostgresqlUpkeep(LeaseUpkeep):
 
     _q: str
     _c: dict[str, str]
+    _alive: str
+    _fenced: str
 
     def renew(self, connection: Any, seqs: Sequence[int], token: uuid.UUID, lease_ms: int, wait_ms: int) -> list[int]:
         expires = self._c["lease_expires"]
         # Primary key (``_reached``), safe as said there. greatest(): a lease that its handler has lengthened stays long.
         sql = (
             f"UPDATE {self._q} SET {expires} = greatest({expires}, clock_timestamp() + %s * interval '1 ms') "
-            f"WHERE {self._reached()} RETURNING {self._c['seq']}"
+            f"WHERE {self._reached()}{self._alive} RETURNING {self._c['seq']}"
         )
         return self._within(connection, wait_ms, sql, (lease_ms, list(seqs), token))
 
@@ -44,7 +46,7 @@ class PostgresqlUpkeep(LeaseUpkeep):
         # then on, so the statement around it meets no other. SKIP LOCKED: it waits for nobody's row, and cannot deadlock.
         seq = self._c["seq"]
         return (
-            f"{seq} = ANY(ARRAY(SELECT {seq} FROM {self._q} WHERE {seq} = ANY(%s) AND {self._c['lease_token']} = %s "
+            f"{seq} = ANY(ARRAY(SELECT {seq} FROM {self._q} WHERE {seq} = ANY(%s) AND {self._fenced} "
             f"FOR UPDATE SKIP LOCKED))"
         )
 

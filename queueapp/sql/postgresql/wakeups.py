@@ -7,7 +7,10 @@ from typing import Any
 import psycopg
 
 from ..wakeups import Ear, Lack, WakeUps
+from .packed import TEXT, PackedStatement, ready
 from .session import execute
+
+_NOTIFY = PackedStatement("SELECT pg_notify($1, $2)", (TEXT, TEXT))
 
 
 class PostgresqlEar(Ear):
@@ -61,7 +64,11 @@ class PostgresqlWakeUps(WakeUps):
 
     def notify(self, connection: Any, channel: str, payload: str) -> None:
         # Takes a cluster-wide lock at commit: called after commit, throttled, never from a trigger.
-        execute(connection, "SELECT pg_notify(%s, %s)", (channel, payload))
+        # A trip of its own: 18 µs, of which 7 could be had where it travels with the INSERT in two transactions. No table.
+        if ready(connection):
+            _NOTIFY.execute(connection, [channel.encode(), payload.encode()])
+        else:
+            execute(connection, "SELECT pg_notify(%s, %s)", (channel, payload))
 
     def ear(self, connection: Any, channel: str) -> Ear:
         return PostgresqlEar(connection, channel)

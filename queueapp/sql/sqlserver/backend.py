@@ -7,15 +7,24 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from ...errors import UnsupportedServer
-from ..base import Backend, ErrorKind, QueueSql, QueueTable, StoreTable
+from ..base import Backend, ErrorKind, QueueSql
 from ..carried import SENT, Kind
+from ..journal import JournalSql
 from ..outgoing import Outgoing
+from ..tables import QueueTable, StoreTable
 from .arriving import SqlServerArrivals
+from .celery import SqlServerCeleryResults
+from .deferred import SqlServerDeferred
 from .definition import SqlServerDefinition
 from .errors import error_kind, missing_driver
+from .fenced import SqlServerFencedQueueSql
 from .inserting import given
+from .journal import SqlServerJournalSql
+from .keys import SqlServerKeys
 from .locking import KEYS, LOOKING, MAX_BATCH, TAKING
+from .patience import SqlServerPatience
 from .queue import SqlServerQueueSql
+from .rights import SqlServerRights
 from .session import LATER, execute, fetch, json_of, later_params, quote, quote_table
 from .session_state import SqlServerSessions
 from .wakeups import SqlServerWakeUps
@@ -26,14 +35,28 @@ OLDEST_LEVEL = 130
 _AZURE = {5: "Azure SQL Database", 8: "Azure SQL Managed Instance", 12: "SQL database in Fabric"}
 
 
-class SqlServerBackend(SqlServerSessions, SqlServerArrivals, SqlServerDefinition, SqlServerWakeUps, Backend):
+class SqlServerBackend(
+    SqlServerDeferred,
+    SqlServerKeys,
+    SqlServerSessions,
+    SqlServerArrivals,
+    SqlServerDefinition,
+    SqlServerCeleryResults,
+    SqlServerWakeUps,
+    SqlServerRights,
+    SqlServerPatience,
+    Backend,
+):
     """SQL Server 2017 and later, and Azure SQL."""
 
     vendor = "microsoft"
     max_batch = MAX_BATCH
 
     def queue(self, table: QueueTable) -> QueueSql:
-        return SqlServerQueueSql(table)
+        return SqlServerFencedQueueSql(table) if table.barriers else SqlServerQueueSql(table)
+
+    def journal(self, table: str) -> JournalSql:
+        return SqlServerJournalSql(table)
 
     def check_server(self, connection: Any) -> None:
         try:

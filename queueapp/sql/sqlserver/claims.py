@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from ..base import QueueTable
 from ..claimed import PRIORITY, WINDOW_ROWS, Claimed, Peek, Range
+from ..expiry import Terms
+from ..tables import QueueTable
 from .locking import KEYS, LOOKING, MAX_BATCH, TAKING
 from .rows import Returned
 from .session import fetch, json_of, quote
@@ -26,6 +27,7 @@ _SIDES = "OPENJSON(%s) WITH ([n] int '$[0]', [recipient] nvarchar(200) '$[1]', [
 _PARAMETERS = {"recipient": "%s", "priority": "CAST(%s AS smallint)", "low": "%s", "high": "%s"}
 _OF_RANGES = {name: f"l.[{name}]" for name in _PARAMETERS}
 _BY_SEQ = itemgetter(0)
+_DAY_MS = 86_400_000
 
 
 def _by_priority(row: Claimed) -> tuple[int, int]:
@@ -51,8 +53,9 @@ class Claims:
     def __init__(self, table: QueueTable, quoted: str, columns: dict[str, str]) -> None:
         self._table, self._q, self._c = table, quoted, columns
         self._seq = f"q.{columns['seq']}"
-        self._index = f"INDEX({quote(table.claim_index)}), " if table.claim_by and table.claim_index else ""
-        self._order = _by_priority if "priority" in table.claim_by else _BY_SEQ
+        indexed = table.claim_by or table.ranked
+        self._index = f"INDEX({quote(table.claim_index)}), " if indexed and table.claim_index else ""
+        self.order = _by_priority if table.ranked or "priority" in table.claim_by else _BY_SEQ
 
     # -- conditions -----------------------------------------------------------------------------------------------
 
@@ -63,11 +66,23 @@ class Claims:
         lease = f"{row}.{self._c['lease_expires']}"
         return f"({lease} IS NULL OR {lease} < SYSUTCDATETIME())"
 
-    def _free(self, row: str = "q") -> str:
+    def free(self, row: str = "q") -> str:
+        """Anybody may take it: neither leased nor expired."""
+        if self._table.expiry is not None:
+            alive = self._table.expiry.alive(self.expiry_terms(row))
+            return " AND ".join(filter(None, (self.unleased(row), alive)))
         if "expires" not in self._c:
             return self.unleased(row)
         expires = f"{row}.{self._c['expires']}"
         return f"{self.unleased(row)} AND ({expires} IS NULL OR {expires} > SYSUTCDATETIME())"
+
+    def expiry_terms(self, row: str = "q") -> Terms:
+        """The parts of the condition under which a message expires by its age."""
+        after = self._table.expiry.after_ms if self._table.expiry is not None else None
+        # DATEADD takes an int, and the milliseconds of 25 days are none.
+        days, rest = divmod(after or 0, _DAY_MS)
+        cut = f"DATEADD(millisecond, -{rest}, DATEADD(day, -{days}, SYSUTCDATETIME()))"
+        return Terms(f"{row}.{self._c['expires']}", f"{row}.{self._c['enqueued_at']}", "SYSUTCDATETIME()", cut)
 
     def _within(self, value: dict[str, str], row: str = "q") -> str:
         parts = [f"{row}.{self._c[name]} = {value[name]}" for name in self._table.claim_by]
@@ -90,15 +105,20 @@ class Claims:
         first = min((first for first in firsts if first is not None), default=0)
         return Peek(n_ahead, min(n_behind or 0, limit), first, reached or 0)
 
-    def read_heads(self, connection: Any, only: Range, limit: int) -> list[tuple[int, str]]:
-        """See ``QueueSql.read_heads``."""
+    def look_through(self, connection: Any, low: int, high: int, before: int, limit: int) -> tuple[list[int], int, int]:
+        """See ``QueueSql.look_through``."""
+        raise NotImplementedError
+
+    def read_heads(self, connection: Any, only: Range, limit: int, *, bodies: bool = False) -> list[Any]:
+        """See ``QueueSql.read_heads`` and ``read_heads_and_bodies``."""
+        rest = f", q.{self._c['body']}" if bodies else ""
         # Index: as the claim. Safe: LOOKING.
         sql = (
-            f"SELECT TOP (%s) {self._seq}, q.{self._c['headers']} FROM {self._q} AS q WITH ({self._index}{LOOKING}) "
-            f"WHERE {self._within(_PARAMETERS)} AND {self._free()} ORDER BY {self._seq}"
+            f"SELECT TOP (%s) {self._seq}, q.{self._c['headers']}{rest} FROM {self._q} AS q WITH ({self._index}{LOOKING}) "
+            f"WHERE {self._within(_PARAMETERS)} AND {self.free()} ORDER BY {self._seq}"
         )
         level = (getattr(only, name) for name in self._table.claim_by)
-        return [(seq, headers) for seq, headers in fetch(connection, sql, (limit, *level, only.low, only.high))]
+        return [tuple(row) for row in fetch(connection, sql, (limit, *level, only.low, only.high))]
 
     def _several(self, ranges: Sequence[Range]) -> bool:
         return bool(self._table.claim_by) or len(ranges) > 1
@@ -106,7 +126,7 @@ class Claims:
     def _look(self, *, several: bool) -> str:
         """SELECT of the seqs that are there to be taken, at most TOP."""
         table = f"FROM {self._q} AS q WITH ({self._index}{LOOKING})"
-        where = f"{self._free()} ORDER BY {self._seq}"
+        where = f"{self.free()} ORDER BY {self._seq}"
         if not several:
             return f"SELECT TOP (%s) {self._seq} AS [seq] {table} WHERE {self._within(_PARAMETERS)} AND {where}"
         return (
@@ -118,7 +138,7 @@ class Claims:
         """(free rows, the first of them, where the look ended before the end of the window or NULL) of a rescan window. It
         looks at so many rows of a level, free or not: a window over a million leased ones must not take long."""
         rows = (
-            f"SELECT TOP ({WINDOW_ROWS}) {self._seq} AS [seq], CASE WHEN {self._free()} THEN {self._seq} END AS [free] "
+            f"SELECT TOP ({WINDOW_ROWS}) {self._seq} AS [seq], CASE WHEN {self.free()} THEN {self._seq} END AS [free] "
             f"FROM {self._q} AS q WITH ({self._index}{LOOKING}) "
             f"WHERE {self._within(_OF_RANGES)} ORDER BY {self._seq}"
         )
@@ -138,7 +158,7 @@ class Claims:
         # Index: the claim index, one seek a level. Safe: LOOKING; what is taken in between is merely not found.
         sql = (
             f"SELECT l.[n] FROM {_RANGES} WHERE EXISTS (SELECT 1 FROM {self._q} AS q WITH ({self._index}{LOOKING}) "
-            f"WHERE {self._within(_OF_RANGES)} AND {self._free()}) ORDER BY l.[n]"
+            f"WHERE {self._within(_OF_RANGES)} AND {self.free()}) ORDER BY l.[n]"
         )
         return [ranges[n] for (n,) in fetch(connection, sql, (_numbered(ranges),))]
 
@@ -156,7 +176,7 @@ class Claims:
             found = (
                 f"SELECT TOP (%s) t.{seq} FROM {self._q} AS s WITH ({self._index}{LOOKING}) "
                 f"INNER LOOP JOIN {self._q} AS t WITH ({TAKING}) ON t.{seq} = s.{seq} "
-                f"WHERE {self._within(_PARAMETERS, 's')} AND {self._free('s')} AND {self._free('t')} ORDER BY s.{seq}"
+                f"WHERE {self._within(_PARAMETERS, 's')} AND {self.free('s')} AND {self.free('t')} ORDER BY s.{seq}"
             )
             in_range = (
                 f"{verb} q{setting} {output} FROM ({found}) AS m "
@@ -169,7 +189,7 @@ class Claims:
         # rows, no more.
         in_range = (
             f"WITH m AS (SELECT TOP (%s) {columns} FROM {self._q} AS q WITH ({TAKING}) "
-            f"WHERE {self._within(_PARAMETERS)} AND {self._free()} ORDER BY {self._seq}) {into}{setting} {output}"
+            f"WHERE {self._within(_PARAMETERS)} AND {self.free()} ORDER BY {self._seq}) {into}{setting} {output}"
         )
         return Claim(in_range, returned, values_first=False)
 
@@ -194,7 +214,7 @@ class Claims:
                 rows += self._take_range(connection, claim, values, only, limit - len(rows))
         taken = claim.returned.tuples(rows)
         if len(taken) > 1:
-            taken.sort(key=self._order)  # OUTPUT has no order of its own
+            taken.sort(key=self.order)  # OUTPUT has no order of its own
         return taken
 
     def _take_range(self, connection: Any, claim: Claim, values: tuple[Any, ...], only: Range, limit: int) -> list[Any]:
@@ -202,6 +222,31 @@ class Claims:
         of_range = (limit, *level, only.low, only.high)
         params = (*values, *of_range) if claim.values_first else (*of_range, *values)
         return fetch(connection, claim.in_range, params)
+
+    def lock(self, connection: Any, ranges: Sequence[Range], limit: int, *, bodies: bool) -> list[Claimed]:
+        """Lock the lowest free messages of the ranges until the transaction ends, in claim order; without headers and bodies
+        where they are not asked for."""
+        left_out = () if bodies else ("headers", "body")
+        names = self._table.claimed
+        returned = Returned(self._c, [name for name in names if name not in left_out])
+        # Index and safety: as a claim, whose rows these are.
+        sql = (
+            f"SELECT TOP (%s) {returned.of('t')} FROM {self._q} AS s WITH ({self._index}{LOOKING}) "
+            f"INNER LOOP JOIN {self._q} AS t WITH ({TAKING}) ON t.{self._c['seq']} = s.{self._c['seq']} "
+            f"WHERE {self._within(_PARAMETERS, 's')} AND {self.free('s')} AND {self.free('t')} ORDER BY s.{self._c['seq']}"
+        )
+        found: list[Any] = []
+        for only in ranges:
+            left = min(limit, MAX_BATCH) - len(found)
+            if left <= 0:
+                break
+            level = (getattr(only, name) for name in self._table.claim_by)
+            found += fetch(connection, sql, (left, *level, only.low, only.high))
+        rows = returned.tuples(found)
+        if not bodies:
+            place = names.index("headers")  # the body follows it
+            rows = [(*row[:place], None, None, *row[place:]) for row in rows]
+        return sorted(rows, key=self.order)
 
     # -- what no claim finds ------------------------------------------------------------------------------------------
 
@@ -218,7 +263,7 @@ class Claims:
         # Index: the claim index, by hint, one seek a side: nothing lies there as a rule. Safe: LOOKING; it is only a hint.
         sql = (
             f"SELECT l.[n] FROM {_SIDES} WHERE EXISTS (SELECT 1 FROM {self._q} AS q WITH ({self._index}{LOOKING}) "
-            f"WHERE {named.replace('%s', 'l.[recipient]')}q.{priority} BETWEEN l.[low] AND l.[high] AND {self._free()}) "
+            f"WHERE {named.replace('%s', 'l.[recipient]')}q.{priority} BETWEEN l.[low] AND l.[high] AND {self.free()}) "
             "ORDER BY l.[n]"
         )
         told = json_of([(n, name, low, high) for n, (name, low, high, _) in enumerate(sides)])
@@ -228,7 +273,7 @@ class Claims:
             name, low, high, nearest = sides[n]
             if left <= 0:
                 break
-            side = f"{named}q.{priority} BETWEEN CAST(%s AS smallint) AND CAST(%s AS smallint) AND {self._free()}"
+            side = f"{named}q.{priority} BETWEEN CAST(%s AS smallint) AND CAST(%s AS smallint) AND {self.free()}"
             of_side = (*([name] if addressed else []), low, high)
             # Index: the same. Safe: LOOKING, so that what is not free on the way is not locked.
             sql = (

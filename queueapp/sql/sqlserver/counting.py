@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..base import QueueTable
 from ..counting import Counting, Head, Level
+from ..tables import QueueTable
+from .claims import Claims
+from .holding import held
 from .locking import LOOKING
 from .session import fetch, quote
 
@@ -21,6 +23,7 @@ class SqlServerCounting(Counting):
     table: QueueTable
     _q: str
     _c: dict[str, str]
+    _claims: Claims
 
     def head(self, connection: Any, limit: int, level: Level = ()) -> Head:
         # Index: as ``_head``. Safe: LOOKING.
@@ -67,8 +70,12 @@ class SqlServerCounting(Counting):
         """The first rows with what they are and how old they are. Index: the primary key; of a level the claim index."""
         now, states = "SYSUTCDATETIME()", []
         lease, expires = (f"q.{self._c[name]}" if name in self._c else "" for name in ("lease_expires", "expires"))
+        states += [f"WHEN {held(self._c)} THEN 'held'"] if self.table.holds else []
         states += [f"WHEN {lease} >= {now} THEN 'leased'"] if lease else []
-        states += [f"WHEN {expires} <= {now} THEN 'expired'"] if expires else []
+        over = f"{expires} <= {now}" if expires else ""
+        if self.table.expiry is not None:
+            over = self.table.expiry.over(self._claims.expiry_terms())
+        states += [f"WHEN {over} THEN 'expired'"] if over else []
         states += [f"WHEN {lease} IS NOT NULL THEN 'lapsed'"] if lease else []
         state = f"CASE {' '.join(states)} ELSE 'free' END" if states else "'free'"
         arrived = f"q.{self._c['enqueued_at']}" if "enqueued_at" in self._c else ""

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from ..carried import SENT, Carried, Kind
+from ..carried import BY_NAME, SENT, Carried, Kind
 from ..outgoing import NO_OPTIONS, Outgoing, Run
 from .rows import type_of
 from .session import LATER, Json, execute, later_params
@@ -79,14 +79,18 @@ def insert_statement(
     return sql, tuple(params)
 
 
-def insert_rows(connection: Any, table: str, columns: dict[str, str], filled: Pairs, runs: Iterable[Run]) -> int:
-    """Store all messages in the caller's transaction; returns how many."""
+def insert_rows(
+    connection: Any, table: str, columns: dict[str, str], filled: Pairs, runs: Iterable[Run], ranked: bool = False
+) -> int:
+    """Store all messages in the caller's transaction; returns how many. ``ranked``: their priority has 64 bits."""
+    types = {name: kind for name, (kind, _) in _OPTIONAL.items()}
+    types["priority"] = type_of(BY_NAME["priority"], ranked=ranked)
     count = 0
     for rows, shape in _chunks(runs, columns):
         used = [name for name, is_used in zip(_NAMES, shape, strict=True) if is_used]
         pairs = [(columns["id"], "r.[id]"), (columns["headers"], "r.[headers]")]
         pairs += [(columns[name], _OPTIONAL[name][1]) for name in used] + filled
-        fields = [f"[{name}] {_OPTIONAL[name][0]} '$[{n + 3}]'" for n, name in enumerate(_NAMES) if name in used]
+        fields = [f"[{name}] {types[name]} '$[{n + 3}]'" for n, name in enumerate(_NAMES) if name in used]
         # Index: none is read. Safe: identity numbers of INSERT … SELECT … ORDER BY are given in that order; fewer than
         # 5,000 rows a statement, so receivers never meet a table lock; expiry by the database's clock.
         sql = (

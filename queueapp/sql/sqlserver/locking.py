@@ -10,6 +10,9 @@ TAKING = "UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK"
 #: Looks at rows: S locks, each given back at once; what an open transaction has changed is passed over. Without
 #: READCOMMITTEDLOCK row versions would show what is in flight (NServiceBus #863, #1293).
 LOOKING = "READPAST, ROWLOCK, READCOMMITTEDLOCK"
+#: Keeps the place of a key, be it there or not, to the end of the transaction. FORCESEEK: a scan, which is planned while the
+#: table is small and may stay in the server's plans when it is not, would keep every place that it comes by.
+KEEPING = "UPDLOCK, HOLDLOCK, ROWLOCK, FORCESEEK"
 #: The keys of a statement as rows, in the order given. The loop join starts here and seeks every key; an IN list may be
 #: planned as a scan, while statistics say that the table is small, and a scan waits for each row that is locked.
 KEYS = "FROM OPENJSON(%s) WITH ([key] bigint '$') AS k INNER LOOP JOIN"

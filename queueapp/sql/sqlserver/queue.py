@@ -13,33 +13,54 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ...messages.ids import as_uuid
-from ..base import QueueSql, QueueTable, Row, StoreTable
+from ..base import QueueSql
 from ..carried import COUNTS, WHOLE
 from ..claimed import Claimed, Peek, Range
 from ..outgoing import Outgoing, Run
-from ..rows import REST
+from ..rows import REST, Row
+from ..tables import QueueTable, StoreTable
 from .arriving import SqlServerArriving
+from .bookmarks import SqlServerBookmarks
+from .bound import SqlServerBound
 from .claims import Claims
-from .counting import SqlServerCounting
+from .copying import SqlServerCopying
 from .errors import LockTimeout
+from .flowing import SqlServerFlowing
+from .holding import SqlServerHolding, held
 from .inserting import insert_rows, insert_statement
+from .keys import SqlServerWaiting
 from .locking import KEYS, LOOKING, MAX_BATCH, TAKING
-from .rows import Returned
+from .ranked import RankedClaims
+from .results import SqlServerResults
+from .rows import LITERALS, Returned
+from .scaling import SqlServerScaling
+from .selecting import SqlServerSelecting
 from .session import LATER, execute, fetch, fetch_within, json_of, later_params, quote, quote_table, translated
-from .upkeep import SqlServerUpkeep
 
 #: An identity may have been seeded below zero.
 _BEFORE_ALL = -(2**63)
 
 
-class SqlServerQueueSql(SqlServerUpkeep, SqlServerArriving, SqlServerCounting, QueueSql):
+class SqlServerQueueSql(
+    SqlServerFlowing,
+    SqlServerArriving,
+    SqlServerBookmarks,
+    SqlServerScaling,
+    SqlServerHolding,
+    SqlServerResults,
+    SqlServerCopying,
+    SqlServerBound,
+    SqlServerWaiting,
+    SqlServerSelecting,
+    QueueSql,
+):
     """The statements of one queue on SQL Server, written once when the queue is first used."""
 
     def __init__(self, table: QueueTable) -> None:
         super().__init__(table)
         self._q = quote_table(table.db_table)
         self._c = c = {name: quote(column) for name, column in table.columns.items()}
-        self._claims = claims = Claims(table, self._q, c)
+        self._claims = claims = (RankedClaims if table.ranked else Claims)(table, self._q, c)
         if table.has("lease_token", "lease_owner", "lease_expires", "deliveries"):
             # The count is unqualified: ``m.deliveries + 1`` is refused by some servers.
             lease = (
@@ -51,9 +72,10 @@ class SqlServerQueueSql(SqlServerUpkeep, SqlServerArriving, SqlServerCounting, Q
         self._by_delete = claims.claim("DELETE", "", "deleted", Returned(c, table.claimed))
         self._whole = claims.claim("DELETE", "", "deleted", Returned(c, (*table.claimed, *REST)))
         self._row = Returned(c, Row._fields)
-        # A foreign table has no default for ``Recoverable``, which always holds 1 in NServiceBus' tables.
-        self._filled = [(c["recoverable"], "1")] if table.fill_recoverable else []
+        # What the table has no default for (``Recoverable``, which always holds 1 in NServiceBus' tables), or one for others.
+        self._filled = [(c[name], LITERALS[value]) for name, value in table.filled.items()]
         self._inserts: dict[tuple[bool, ...], str] = {}
+        self._prepare_flow()
 
     # -- putting in -----------------------------------------------------------------------------------------------
 
@@ -64,7 +86,7 @@ class SqlServerQueueSql(SqlServerUpkeep, SqlServerArriving, SqlServerCounting, Q
     def insert_runs(self, connection: Any, runs: Iterable[Run], undisturbed: bool = False) -> int:
         # Each piece is one statement, drawn before it is sent, so it makes no difference who uses the connection meanwhile.
         with translated(connection, self.table.db_table):
-            return insert_rows(connection, self._q, self._c, self._filled, runs)
+            return insert_rows(connection, self._q, self._c, self._filled, runs, self.table.ranked)
 
     # -- taking out -----------------------------------------------------------------------------------------------
 
@@ -79,6 +101,9 @@ class SqlServerQueueSql(SqlServerUpkeep, SqlServerArriving, SqlServerCounting, Q
 
     def read_heads(self, connection: Any, only: Range, limit: int) -> list[tuple[int, str]]:
         return self._claims.read_heads(connection, only, limit)
+
+    def read_heads_and_bodies(self, connection: Any, only: Range, limit: int) -> list[tuple[int, str, bytes | None]]:
+        return self._claims.read_heads(connection, only, limit, bodies=True)
 
     def claim_by_lease(
         self,
@@ -98,8 +123,12 @@ class SqlServerQueueSql(SqlServerUpkeep, SqlServerArriving, SqlServerCounting, Q
         ranges: Sequence[Range],
         limit: int,
         whole: bool = False,
+        owner: uuid.UUID | None = None,
     ) -> list[Claimed]:
         return self._claims.take(connection, self._whole if whole else self._by_delete, (), ranges, limit)
+
+    def look_through(self, connection: Any, low: int, high: int, before: int, limit: int) -> tuple[list[int], int, int]:
+        return self._claims.look_through(connection, low, high, before, limit)
 
     # -- ending a lease -------------------------------------------------------------------------------------------
 
@@ -125,10 +154,16 @@ class SqlServerQueueSql(SqlServerUpkeep, SqlServerArriving, SqlServerCounting, Q
 
     def extend(self, connection: Any, seqs: Sequence[int], token: uuid.UUID, lease_ms: int) -> list[int]:
         c = self._c
-        # A lease that lapsed but was not taken yet is still ours.
-        sql = f"UPDATE q SET {c['lease_expires']} = {LATER} OUTPUT inserted.{c['seq']} {self._leased()}"
+        # A lease that lapsed but was not taken yet is still ours, but where leases are counted.
+        sql = f"UPDATE q SET {c['lease_expires']} = {LATER} OUTPUT inserted.{c['seq']} {self._leased()}{self._alive()}"
         params = (*later_params(lease_ms), json_of(list(seqs)), token)
         return sorted(seq for (seq,) in fetch(connection, sql, params))
+
+    def write_headers(self, connection: Any, seq: int, token: uuid.UUID, headers: str) -> int:
+        c = self._c
+        # Index: the primary key. Safe: fenced by the token, so what a stale handler writes beside it is refused with it.
+        sql = f"UPDATE {self._q} SET {c['headers']} = %s WHERE {c['seq']} = %s AND {c['lease_token']} = %s"
+        return execute(connection, sql, (headers, seq, token))
 
     # -- after a failure ------------------------------------------------------------------------------------------
 
@@ -220,36 +255,52 @@ class SqlServerQueueSql(SqlServerUpkeep, SqlServerArriving, SqlServerCounting, Q
         return done
 
     def purge_expired(self, connection: Any, limit: int) -> list[uuid.UUID]:
+        return [as_uuid(one) for (one,) in self._purge_expired(connection, limit, f"deleted.{self._c['id']}")]
+
+    def take_expired(self, connection: Any, limit: int) -> list[Row]:
+        return self._rows_of(self._purge_expired(connection, limit, self._row.of("deleted")))
+
+    def _purge_expired(self, connection: Any, limit: int, returned: str) -> list[Any]:
         if not self.table.has("expires"):
             return []
-        expires = f"q.{self._c['expires']}"
-        expired = f"{expires} IS NOT NULL AND {expires} <= SYSUTCDATETIME() AND {self._claims.unleased()}"
-        # Index: the filtered one on expires. Safe: LOOKING. A leased message may still be acked: it is not touched before
-        # its lease is over.
-        look = (
-            f"SELECT TOP (%s) q.{self._c['seq']} FROM {self._q} AS q WITH ({LOOKING}) "
-            f"WHERE {expired} ORDER BY {expires}"
+        expires, expiry = f"q.{self._c['expires']}", self.table.expiry
+        looks = (
+            [("expires", f"{expires} IS NOT NULL AND {expires} <= SYSUTCDATETIME()")]
+            if expiry is None
+            else expiry.found_by(self._claims.expiry_terms())
         )
-        # TAKING waits for no lock in either index, so it cannot deadlock with a receiver (NServiceBus #308).
-        take = f"DELETE q OUTPUT deleted.{self._c['id']} {self._by_key(expired)}"
-        gone: list[uuid.UUID] = []
-        while len(gone) < limit:
-            size = min(limit - len(gone), MAX_BATCH)
-            keys = sorted(seq for (seq,) in fetch(connection, look, (size,)))
-            some = fetch(connection, take, (json_of(keys),)) if keys else []
-            gone += [as_uuid(one) for (one,) in some]
-            if len(keys) < size or not some:
-                break
+        gone: list[Any] = []
+        for by, over in looks:
+            # A leased message may still be acked: it is not touched before its lease is over, unless the queue says otherwise.
+            expired = over if self.table.expire_leased else f"{over} AND {self._claims.unleased()}"
+            # Index: the filtered one on expires, or the one on enqueued_at. Safe: LOOKING.
+            look = (
+                f"SELECT TOP (%s) q.{self._c['seq']} FROM {self._q} AS q WITH ({LOOKING}) "
+                f"WHERE {expired} ORDER BY q.{self._c[by]}"
+            )
+            # TAKING waits for no lock in either index, so it cannot deadlock with a receiver (NServiceBus #308).
+            take = f"DELETE q OUTPUT {returned} {self._by_key(expired)}"
+            while len(gone) < limit:
+                size = min(limit - len(gone), MAX_BATCH)
+                keys = sorted(seq for (seq,) in fetch(connection, look, (size,)))
+                some = fetch(connection, take, (json_of(keys),)) if keys else []
+                gone += some
+                if len(keys) < size or not some:
+                    break
         return gone
 
     def purge(self, connection: Any, limit: int) -> int:
         unleased = self._claims.unleased()
+        if self.table.holds:
+            unleased = f"({unleased} OR {held(self._c)})"
         return self._take_keys(connection, self._looked_for(unleased), f"DELETE q {self._by_key(unleased)}", limit, ())
 
     def release_owner(self, connection: Any, owner: uuid.UUID, limit: int, *, started: bool = True) -> int:
         c = self._c
-        uncount = "" if started else f", {c['deliveries']} = {c['deliveries']} - 1"
-        # No index on the owner: the look scans the primary key, once per dead subscriber, by the housekeeping process. A row
+        # What was shared out and never taken up was not counted.
+        counted = "1" if self.table.lease_index is None else f"IIF({c['lease_token']} = {c['lease_owner']}, 0, 1)"
+        uncount = "" if started else f", {c['deliveries']} = {c['deliveries']} - {counted}"
+        # The look scans the primary key, once per dead subscriber, by the housekeeping process. A row
         # that somebody else took in between is not the dead one's any more.
         owned = f"q.{c['lease_owner']} = %s"
         take = f"UPDATE q {self._unlease()}{uncount} {self._by_key(owned)}"
@@ -267,9 +318,11 @@ class SqlServerQueueSql(SqlServerUpkeep, SqlServerArriving, SqlServerCounting, Q
 
     # -- between tables -------------------------------------------------------------------------------------------
 
-    def insert_row(self, connection: Any, row: Row) -> None:
+    def insert_row(self, connection: Any, row: Row, *, same_queue: bool = False) -> None:
         row = self.table.within_levels(row)
-        given = {name: value for name, value in row._asdict().items() if value is not None and name in self._c}
+        names = Row._fields if same_queue else self.table.moved(Row._fields)
+        given = {name: getattr(row, name) for name in names if name in self._c}
+        given = {name: value for name, value in given.items() if value is not None}
         given.pop("seq")
         # A bit stands in the text: see ``session``.
         pairs = [(self._c[name], str(int(value)) if isinstance(value, bool) else "%s") for name, value in given.items()]
@@ -286,7 +339,7 @@ class SqlServerQueueSql(SqlServerUpkeep, SqlServerArriving, SqlServerCounting, Q
     def insert_from(
         self, connection: Any, source: StoreTable, keys: Sequence[int], *, reset_counts: bool = False
     ) -> int:
-        names = [name for name in (*WHOLE, *(() if reset_counts else COUNTS)) if self.table.has(name)]
+        names = self.table.moved(name for name in (*WHOLE, *(() if reset_counts else COUNTS)) if self.table.has(name))
         pairs = [(self._c["id"], f"q.{quote(source.columns['message_id'])}")]
         pairs += [(self._c[name], f"q.{quote(source.columns[name])}") for name in names] + self._filled
         params: tuple[Any, ...] = (json_of(list(keys)),)

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ...errors import TableNotFound
+from ...registry import queues
 from ..base import ErrorKind
 from .errors import LOCK_TIMEOUT, LockTimeout, error_kind
 
@@ -41,6 +42,19 @@ class Json(str):
 def json_of(values: Any) -> Json:
     """Lists of integers, strings and uuids as a JSON document."""
     return Json(json.dumps(values, default=str, separators=(",", ":")))
+
+
+def in_json(value: Any) -> Any:
+    """A value of a column as OPENJSON is given it."""
+    match value:
+        case datetime():
+            # As the column holds it: UTC, without a zone.
+            return (value.astimezone(UTC) if value.tzinfo else value).replace(tzinfo=None).isoformat()
+        case bytes():
+            return value.hex()
+        case uuid.UUID():
+            return str(value)
+    return value
 
 
 def quote(name: str) -> str:
@@ -84,6 +98,13 @@ def fetch(connection: Any, sql: str, params: Sequence[Any]) -> list[Any]:
         while cursor.nextset():
             pass
         return rows
+
+
+def names_of(connection: Any, sql: str, params: Sequence[Any]) -> list[str]:
+    """The names of the columns of a SELECT that returns no row."""
+    with connection.cursor() as cursor:
+        _run(cursor, sql, params)
+        return [str(one[0]) for one in cursor.description or ()]
 
 
 def fetch_within(connection: Any, wait_ms: int, select: str, params: Sequence[Any], *, first: str = "") -> list[Any]:
@@ -147,5 +168,5 @@ def translated(connection: Any, table: str) -> Iterator[None]:
         yield
     except Exception as error:
         if error_kind(error, table_only=True) is ErrorKind.MISSING:
-            raise TableNotFound(table, connection.alias) from error
+            raise TableNotFound(table, connection.alias, foreign=queues.is_foreign(table)) from error
         raise

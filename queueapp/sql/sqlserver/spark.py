@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..base import QueueTable
-from ..carried import SENT
+from ..carried import BY_NAME, SENT
+from ..locks import lock_name
 from ..spark import STAGED, LedgerTable, SparkSql, StagingName
-from .rows import type_of
+from ..tables import QueueTable
+from .locking import KEEPING
+from .rows import LITERALS, type_of
 
 #: An id arrives as text: the driver's bulk copy and the server disagree on the byte order of a binary uniqueidentifier.
 _TYPES = {"id": "char(36)", "headers": "nvarchar(max)", "body": "varbinary(max)"}
 _TYPES |= {one.name: type_of(one) for one in SENT}
+_WIDE = {"priority": type_of(BY_NAME["priority"], ranked=True)}
 
 
 def quote(name: str) -> str:
@@ -37,12 +40,22 @@ class SqlServerSparkSql(SparkSql):
         self._l = {name: quote(column) for name, column in ledger.columns.items()}
         self._queue = quote(queue.db_table)
         self._q = {name: quote(column) for name, column in queue.columns.items()}
+        self._types = _TYPES | (_WIDE if queue.ranked else {})
+
+    def fence(self, *, exclusive: bool) -> tuple[str, tuple[str, ...]]:
+        # No table is read. Safe: it is let go when the transaction ends, however that is.
+        mode = "Exclusive" if exclusive else "Shared"
+        sql = (
+            "SET NOCOUNT ON; DECLARE @held int; EXEC @held = sp_getapplock @Resource = ?, "
+            f"@LockMode = '{mode}', @LockOwner = 'Transaction', @LockTimeout = -1; SELECT @held"
+        )
+        return sql, (lock_name("send", self.queue.db_table),)
 
     def probe_queue(self) -> str:
         # No rows and no index: names are resolved when the statement is compiled. An insert into the queue, so that the
         # sink needs no right to read it.
         names = [name for name in STAGED if name in self._q]
-        casts = {**_TYPES, "id": "uniqueidentifier"}
+        casts = {**self._types, "id": "uniqueidentifier"}
         values = ", ".join(f"CAST(NULL AS {casts[name]})" for name in names)
         return f"INSERT INTO {self._queue} ({', '.join(self._q[name] for name in names)}) SELECT {values} WHERE 1 = 0"
 
@@ -53,14 +66,14 @@ class SqlServerSparkSql(SparkSql):
     def create_staging(self, name: StagingName, attributes: Sequence[str]) -> str:
         # ord: a heap has no order, and a FIFO queue needs the order of the partition. A heap and not a clustered
         # index, because bulk copy into an empty heap is minimally logged.
-        columns = ", ".join(f"[{attribute}] {_TYPES[attribute]} NULL" for attribute in attributes)
+        columns = ", ".join(f"[{attribute}] {self._types[attribute]} NULL" for attribute in attributes)
         return f"CREATE TABLE [{name.name}] ([ord] bigint NOT NULL, {columns})"
 
     def drop_staging(self, name: StagingName) -> str:
         return f"DROP TABLE IF EXISTS [{name.name}]"
 
     def record(self) -> str:
-        # Index: the unique (queue, publish_id, batch_id). Safe: UPDLOCK, HOLDLOCK locks the key range, so a second
+        # Index: the unique (queue, publish_id, batch_id). Safe: KEEPING, so a second
         # commit of the batch waits here for the first, and then finds its row. No MERGE: it races without HOLDLOCK.
         names = ("queue", "publish_id", "batch_id", "rows", "tasks")
         columns = [self._l[name] for name in names]
@@ -69,7 +82,7 @@ class SqlServerSparkSql(SparkSql):
             f"INSERT INTO {self._ledger} ({', '.join(columns)}) "
             f"SELECT {', '.join('p.' + column for column in columns)} "
             f"FROM (VALUES (?, ?, ?, ?, ?)) AS p ({', '.join(columns)}) "
-            f"WHERE NOT EXISTS (SELECT 1 FROM {self._ledger} AS l WITH (UPDLOCK, HOLDLOCK) WHERE {same})"
+            f"WHERE NOT EXISTS (SELECT 1 FROM {self._ledger} AS l WITH ({KEEPING}) WHERE {same})"
         )
 
     def forget(self) -> str:
@@ -96,9 +109,9 @@ class SqlServerSparkSql(SparkSql):
             values.append(
                 f"COALESCE(s.[expires], {later})" if own and lifetime else later if lifetime else "s.[expires]"
             )
-        if self.queue.fill_recoverable:
-            targets.append(self._q["recoverable"])
-            values.append("1")
+        for attribute, constant in self.queue.filled.items():
+            targets.append(self._q[attribute])
+            values.append(LITERALS[constant])
         parameter = " CROSS JOIN (VALUES (CAST(? AS bigint))) AS p ([ms])" if lifetime else ""
         return (
             f"INSERT INTO {self._queue} ({', '.join(targets)}) SELECT {', '.join(values)} "

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
+from ..tables import QueueTable
 from ..upkeep import LeaseUpkeep
 from .locking import KEYS, TAKING
 from .session import LATER, fetch_within, json_of, later_params
@@ -14,6 +15,7 @@ from .session import LATER, fetch_within, json_of, later_params
 class SqlServerUpkeep(LeaseUpkeep):
     """The verbs of one queue; ``_q`` and ``_c`` are its names, quoted."""
 
+    table: QueueTable
     _q: str
     _c: dict[str, str]
 
@@ -23,7 +25,7 @@ class SqlServerUpkeep(LeaseUpkeep):
         # Index and safety: ``_reached``. CASE: a lease that its handler has lengthened stays long (GREATEST came in 2022).
         sql = (
             f"UPDATE q SET {c['lease_expires']} = CASE WHEN {expires} > {LATER} THEN {expires} ELSE {LATER} END "
-            f"OUTPUT inserted.{c['seq']} {self._reached()}"
+            f"OUTPUT inserted.{c['seq']} {self._reached()}{self._alive()}"
         )
         return self._within(connection, wait_ms, sql, (*later_params(lease_ms) * 2, json_of(list(seqs)), token))
 
@@ -40,6 +42,11 @@ class SqlServerUpkeep(LeaseUpkeep):
             f"{c['deliveries']} = {c['deliveries']} - 1 OUTPUT inserted.{c['seq']} {self._reached()}"
         )
         return self._within(connection, wait_ms, sql, (json_of(list(seqs)), token))
+
+    def _alive(self) -> str:
+        """What a lease that is lengthened must fulfil beside its token: where leases are counted, one that has lapsed may have
+        given away its place."""
+        return "" if not self.table.counts else f" AND q.{self._c['lease_expires']} >= SYSUTCDATETIME()"
 
     def _reached(self) -> str:
         # Index: the primary key, one seek a key (KEYS). Safe: the token fences, a stale one touches nothing. TAKING: what

@@ -4,6 +4,8 @@ A broker queue hands each message to one reader, and a wake-up is for all. So ev
 ends of which lie in one queue: ``queueapp_wake`` sends on each, and an ear waits for its own with WAITFOR (RECEIVE …). The
 statements are procedures that run as their owner: who calls them needs EXECUTE and no right on queue, service or catalog. A
 conversation that nobody renews ends by itself, and the next ear clears it away.
+
+Written by the documentation: no server that has Service Broker has run it yet (docs/sqlserver.md).
 """
 
 from __future__ import annotations

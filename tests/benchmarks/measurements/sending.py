@@ -15,7 +15,7 @@ from django.db import connection, transaction
 from queueapp.wakeups import CHANNEL
 from tests.benchmarks.figures import Figure, Ratio, Sample, Samples, Scale, measures
 from tests.benchmarks.messages import Nop, make
-from tests.benchmarks.models import Leased
+from tests.benchmarks.models import Copied, Leased
 from tests.benchmarks.rig import sender
 from tests.benchmarks.rig.database import outgoing, raw_connection
 from tests.benchmarks.rig.raw import copy
@@ -51,6 +51,35 @@ def send(scale: Scale) -> Samples:
         alone = _alternate(by_send, by_insert, scale.count(20))
         within = _alternate(by_send, by_insert, scale.count(20), in_transaction=True)
         yield {"send": alone, "send-in-transaction": within}
+
+
+@measures(
+    Figure(
+        "send-copies",
+        ">= 1.5",
+        "ratio",
+        "a send to three consumers, a copy for each / three sends (messages sent per second)",
+    )
+)
+def send_copies(scale: Scale) -> Samples:
+    bodies = [make(Nop, number) for number in range(_BLOCK)]
+
+    def by_copies() -> None:
+        for body in bodies:
+            Copied.send(body)
+
+    def by_three() -> None:
+        for body in bodies:
+            for _ in range(3):
+                Leased.send(body)
+
+    by_copies()
+    assert Copied.objects.count() == 3 * _BLOCK
+    by_three()
+    for _ in range(scale.runs):
+        _truncate()
+        Copied.objects.all()._raw_delete(using="default")
+        yield {"send-copies": _alternate(by_copies, by_three, scale.count(20))}
 
 
 def _alternate(ours: Callable[[], None], base: Callable[[], None], blocks: int, in_transaction: bool = False) -> Ratio:

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tests.autovacuum import without_autovacuum
 from tests.benchmarks.figures import Beside, Figure, Samples, Scale, measures
 from tests.benchmarks.messages import Nop
 from tests.benchmarks.models import AtMostOnce, Leased, Transactional
 from tests.benchmarks.rig import raw
 from tests.benchmarks.rig.database import append, drain, outgoing
-from tests.benchmarks.rig.wal import Meter, without_autovacuum
+from tests.benchmarks.rig.wal import Meter
 from tests.benchmarks.rig.workers import Workers
 
 MESSAGES = 50_000

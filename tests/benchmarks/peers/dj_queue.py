@@ -59,6 +59,22 @@ def install(parameters: dict[str, Any]) -> None:
     call_command("migrate", verbosity=0)
 
 
+def enqueue(parameters: dict[str, Any], count: int) -> float:
+    """Enqueue so many jobs one by one, each with a commit of its own; returns the seconds."""
+    global nop
+    _set_up(parameters)
+    from dj_queue.models import Job
+
+    nop = task(nop)
+    nop.enqueue("x" * BODY_BYTES)  # connects
+    started = monotonic()
+    for _ in range(count):
+        nop.enqueue("x" * BODY_BYTES)
+    seconds = monotonic() - started
+    Job.objects.all().delete()
+    return seconds
+
+
 def drain(parameters: dict[str, Any], count: int) -> float:
     """Enqueue so many jobs and handle them; returns the seconds of the handling."""
     global _last, nop

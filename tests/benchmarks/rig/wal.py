@@ -6,8 +6,7 @@ when it ends or has been idle for 10 s, so they are waited for, until all rows t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import sleep
 from typing import Any
@@ -64,11 +63,11 @@ class Meter:
             cursor.execute(f"TRUNCATE {self._table}")
             # From here on every page of the table is made anew, and a new page has no full-page image.
             cursor.execute("CHECKPOINT")
-        before, begin = self._count(), _position()
+        before, begin = self._count(), position()
         send()
-        sent = _position()
+        sent = position()
         receive()
-        end = _position()
+        end = position()
         self._counts = before
         self.settle(messages)
         after = self._counts
@@ -92,21 +91,8 @@ class Meter:
             return _Counts(*map(int, cursor.fetchone()))
 
 
-def _position() -> int:
+def position() -> int:
     """How long the WAL is, in bytes."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_current_wal_insert_lsn() - '0/0'")
         return int(cursor.fetchone()[0])
-
-
-@contextmanager
-def without_autovacuum(queue: Any) -> Iterator[None]:
-    """Keep autovacuum away from a table: whether it comes within a measurement or after it is chance."""
-    table = connection.ops.quote_name(queue._meta.db_table)
-    with connection.cursor() as cursor:
-        cursor.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = false)")
-    try:
-        yield
-    finally:
-        with connection.cursor() as cursor:
-            cursor.execute(f"ALTER TABLE {table} RESET (autovacuum_enabled)")

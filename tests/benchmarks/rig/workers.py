@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -40,6 +41,7 @@ class Workers:
         dispatcher: bool = False,
         beside: bool = False,
         environment: dict[str, str] | None = None,
+        arguments: Sequence[str] = (),
         **queueapp: Any,
     ) -> None:
         self.queues = queues
@@ -47,7 +49,7 @@ class Workers:
         self._beside = beside
         self._command = [sys.executable, "manage.py", "runqueueworker", "--processes", str(processes)]
         self._command += ["--no-dispatcher", "--no-housekeeping"] * (not dispatcher)
-        self._command += [queue._meta.label for queue in queues]
+        self._command += [*arguments, *(queue._meta.label for queue in queues)]
         self._environment = os.environ | {"BENCH_QUEUEAPP": json.dumps(queueapp)} | (environment or {})
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -3,6 +3,7 @@ the first one did, and every message is handled once."""
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import decimal
 import sys
@@ -144,6 +145,37 @@ def test_when_a_handler_changes_the_drivers_connection_should_give_the_next_mess
     hurts_nobody(endpoint, with_the_driver, session_of)
 
 
+def fail_every_statement(execute: Any, *_: Any) -> Any:
+    raise RuntimeError("a wrapper of another handler's")
+
+
+def with_a_wrapper(alias: str) -> None:
+    connections[alias].execute_wrappers.append(fail_every_statement)
+
+
+@modes("NRST")
+@pytest.mark.parametrize("failing", [False, True])
+def test_when_a_handler_leaves_a_wrapper_of_statements_should_take_it_off(endpoint: Endpoint, failing: bool) -> None:
+    """It would fail the messages that follow, and keep the failure of this one from being recorded."""
+
+    def act(message: Note, context: Context) -> None:
+        if message.number == RUDE:
+            with_a_wrapper(context.alias)
+            if failing:
+                raise ValueError("bad")
+        else:
+            Effect.objects.using(context.alias).create(name=str(message.number))
+
+    endpoint.handle(act, attempts=1)
+    endpoint.send_many(8)
+    endpoint.start(concurrency=1)
+    endpoint.wait_until_empty()
+
+    eventually(lambda: Effect.objects.using(endpoint.alias).count() == 7)
+    eventually(lambda: endpoint.poison.count() == failing)
+    assert set(endpoint.calls) == {(number, 1) for number in range(8)}
+
+
 @modes("NRS")
 @pytest.mark.parametrize("statement", ["SET LOCAL statement_timeout = '10s'", "SELECT set_config('a.b', 'c', true)"])
 def test_when_a_handler_changes_its_transaction_alone_should_keep_the_session(
@@ -200,6 +232,12 @@ def allow_no_calls(alias: str) -> None:
     sys.setrecursionlimit(80)
 
 
+def leave_a_loop_running(alias: str) -> None:
+    loop = asyncio.new_event_loop()
+    loop.close()
+    asyncio._set_running_loop(loop)  # as a time limit does that strikes while a loop comes to its end
+
+
 def surroundings(alias: str) -> Any:
     return (
         translation.get_language(),
@@ -212,7 +250,15 @@ def surroundings(alias: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    "abuse", [speak_another_language, live_elsewhere, set_a_variable, count_with_two_digits, allow_no_calls]
+    "abuse",
+    [
+        speak_another_language,
+        live_elsewhere,
+        set_a_variable,
+        count_with_two_digits,
+        allow_no_calls,
+        leave_a_loop_running,
+    ],
 )
 def test_when_a_handler_changes_its_surroundings_should_give_the_next_message_its_own(
     endpoint: Endpoint, abuse: Callable[[str], None]

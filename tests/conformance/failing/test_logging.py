@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from logging.config import DictConfigurator
 
 import pytest
 
+from project import settings as site
 from queueapp import Poison, RetryNow
 from tests.conformance.endpoint import Endpoint, modes
 from tests.inprocess import eventually
@@ -47,3 +50,25 @@ def test_every_failed_attempt_is_logged_with_its_traceback(
     assert [(record.levelname, record.__dict__["verdict"]) for record in told()] == [
         ("INFO", "RetryNow"), ("ERROR", "Poison"),
     ][-attempts:]  # fmt: skip
+
+
+@modes("NRS")
+def test_a_failed_attempt_is_one_object_a_line_where_the_log_is_json(
+    endpoint: Endpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    def act(*_: object) -> None:
+        raise Broken('a "quoted"\nand broken line')
+
+    formatter = DictConfigurator(site.LOGGING).configure_formatter(dict(site.LOGGING["formatters"]["json"]))
+    endpoint.handle(act, policy=lambda failure: Poison("seen"))
+    message_id = endpoint.send(1)
+    endpoint.start()
+    record = eventually(lambda: next((one for one in caplog.records if "attempt" in one.__dict__), None))
+
+    (line,) = formatter.format(record).splitlines()
+    found = json.loads(line)
+    assert found["message_id"] == str(message_id)
+    assert (found["queue"], found["consumer"], found["attempt"]) == (endpoint.queue._meta.label, "conformance", 1)
+    assert (found["levelname"], found["verdict"]) == ("ERROR", "Poison")
+    assert "in act" in found["exc_info"]
+    assert found["exc_info"].endswith('Broken: a "quoted"\nand broken line')

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -18,7 +17,7 @@ from queueapp.messages import encode_headers, new_id, type_name
 from queueapp.models import Now
 from tests.conformance.endpoint import Endpoint, Note, modes
 from tests.conformance.gate import Gate
-from tests.inprocess import DEADLINE, Worker, eventually, real_commits
+from tests.inprocess import DEADLINE, eventually, real_commits
 from tests.testapp.models import Addressed, AddressedUrgent, Urgent
 
 
@@ -34,20 +33,6 @@ def calls(settings: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int
     settings.QUEUEAPP = {"PEEK_DELAY": 0.1, "RETRY_DELAY": 0}
     monkeypatch.setattr(registered, "_by_queue", {})
     return []
-
-
-@pytest.fixture
-def work() -> Iterator[Any]:
-    """Starts workers that end with the test."""
-    workers: list[Worker] = []
-
-    def start(queue: Any, **options: Any) -> Worker:
-        workers.append(Worker(queue, **options).start())
-        return workers[-1]
-
-    yield start
-    for worker in workers:
-        worker.stop()
 
 
 def noting(calls: list[tuple[str, int]], name: str) -> Any:

@@ -10,10 +10,10 @@ from typing import Any
 from django.db.models import F
 
 from queueapp import signals
+from queueapp.membership.housekeeping import purge_expired
 from queueapp.models import Now
 from tests.conformance.endpoint import Endpoint, modes
 from tests.inprocess import eventually
-from workers.services.housekeeping import purge_expired
 
 HOUR = timedelta(hours=1)
 

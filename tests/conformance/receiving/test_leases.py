@@ -25,7 +25,7 @@ class Limited(msgspec.Struct):
 
 @pytest.fixture
 def short_lease(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> timedelta:
-    period = timedelta(milliseconds=600)
+    period = timedelta(milliseconds=1500)
     monkeypatch.setattr(endpoint.queue.delivery, "lease_period", period)
     return period
 
@@ -168,7 +168,7 @@ def test_when_handler_extends_its_lease_in_its_transaction_should_renew_the_othe
     expires = endpoint.rows.filter(seq=seqs[2]).values_list("lease_expires", flat=True).get
     first = expires()
 
-    eventually(lambda: expires() > first + 5 * short_lease)
+    eventually(lambda: expires() > first + 2 * short_lease)
 
     gate.let(2)
     endpoint.wait_until_empty()

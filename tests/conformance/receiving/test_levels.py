@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from queueapp import sql
+from queueapp.membership import housekeeping
+from queueapp.membership.housekeeping import Housekeeping, clamp_priorities
+from queueapp.membership.leadership import Leadership
+from queueapp.membership.service import Service, stop_all
 from queueapp.receiving import floors
 from tests.conformance.endpoint import Endpoint, modes
 from tests.inprocess import DEADLINE, eventually
 from tests.testapp.models import Urgent
-from workers.services import housekeeping
-from workers.services.housekeeping import Housekeeping, clamp_priorities
-from workers.services.leadership import Leadership
-from workers.services.service import Service, stop_all
 
 #: Lowest and highest that the column takes, and the neighbours of levels 0 to 2.
 STRANGE = [-(2**15), -1, 3, 2**15 - 1]

@@ -5,6 +5,7 @@ duplicates      of an AT_LEAST_ONCE message: something must have happened to the
                 its handler and its ack
 poison          that a message has not earned: each failed attempt must be one that a strike can cause
 rude ones       of an AT_MOST_ONCE queue that left an effect and are not poison: struck between the two
+early ones      tasks of Celery that ack before they begin: run twice though their main process and its session came to no harm
 restless ones   whose handlers were started so often that nobody can have counted
 """
 
@@ -14,21 +15,28 @@ import contextlib
 import itertools
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
+from ..workload.ledger import KEY, VICTIM
 from .scene import Scene
 from .strikes import EVERYBODY, HOLDER, Event
 
 #: More starts of one message's handler than any run of bad luck explains: three attempts, each struck again and again.
 RESTLESS = 30
 #: What a handler fails with that a strike has hit: its process, its session, and so all hand-outs that it had.
-STRUCK = ("ProcessDied", "Spent", "OperationalError", "InterfaceError")
+STRUCK = ("ProcessDied", "Spent", "OperationalError", "InterfaceError", "WorkerLostError")
+#: How a handler that had done its work fails when its session is struck: nothing of its own saw the error.
+LOST_BESIDE_IT = "was lost while the handler ran"
 #: What a handler raises that was told to.
 ON_PURPOSE = ("Failed",)
 #: The end of a process that no strike brings about: the engine's own service has ended.
 OF_ITSELF = "one of its services ended"
+
+
+#: Strikes that leave a main process of Celery's, and so its acks, as they are.
+CHILDREN = ("child", "deploy")
 
 
 class Explanations:
@@ -39,11 +47,14 @@ class Explanations:
         self._events = events
         self._lease = lease
         self._starts = Counter[str]()
-        #: Ids of the processes that a handler killed from within.
+        #: Ids of the processes that a handler killed: its own, or all of its tree.
         self._killed: set[int] = set()
         with contextlib.suppress(FileNotFoundError):
             for line in scene.starts_file.read_text().splitlines():
                 key, _, _, process = line.rsplit(" ", 3)
+                if key == VICTIM:
+                    self._killed.add(int(process))
+                    continue
                 self._starts[key] += 1
                 if key.startswith("killer-"):
                     self._killed.add(int(process))
@@ -62,6 +73,21 @@ class Explanations:
                     break
         return left
 
+    def unexplained_early_duplicates(self, keys: Sequence[str]) -> list[str]:
+        """The keys of tasks that ack before they begin and were run twice, though what wrote their acks came to no harm: nobody
+        but the main process and its session does, so a killed child explains none."""
+        left = []
+        for key in keys:
+            for (worker, _, at), (_, _, next_at) in itertools.pairwise(self._effects(key)):
+                if not self._harmed(worker, 0, at, next_at, but=CHILDREN):
+                    left.append(key)
+                    break
+        return left
+
+    def unexplained_losses(self, keys: Sequence[str]) -> list[str]:
+        """The keys of tasks that ack before they begin and are gone, where nothing at all was struck."""
+        return [] if any(event.whom != HOLDER for event in self._events) else list(keys)
+
     def unexplained_ends(self, keys: Sequence[str]) -> list[str]:
         """The keys of rude AT_MOST_ONCE messages whose worker came to no harm between their effect and its recording."""
         moment = timedelta(seconds=2)
@@ -75,7 +101,8 @@ class Explanations:
         for key in keys:
             for failed in self._history(key):
                 kind = failed["exception"].split(":", 1)[0]
-                struck = kind in STRUCK and OF_ITSELF not in failed["exception"] and first is not None
+                struck = kind in STRUCK or (kind == "LeftBehind" and LOST_BESIDE_IT in failed["exception"])
+                struck = struck and OF_ITSELF not in failed["exception"] and first is not None
                 if kind not in ON_PURPOSE and not (struck and datetime.fromisoformat(failed["at"]) >= first):
                     left.append(f"{key} ({failed['exception'][:100]})")
                     break
@@ -90,16 +117,19 @@ class Explanations:
     def _effects(self, key: str) -> list[tuple[Any, ...]]:
         return self._scene.execute("SELECT worker, process, at FROM crash_effect WHERE key = %s ORDER BY number", key)
 
-    def _harmed(self, worker: str, process: int, since: datetime, until: datetime) -> bool:
+    def _harmed(self, worker: str, process: int, since: datetime, until: datetime, but: Collection[str] = ()) -> bool:
         return process in self._killed or any(
-            event.whom in (worker, EVERYBODY) and event.began <= until and event.ended + self._lease >= since
+            event.whom in (worker, EVERYBODY)
+            and event.kind not in but
+            and event.began <= until
+            and event.ended + self._lease >= since
             for event in self._events
         )
 
     def _history(self, key: str) -> list[dict[str, Any]]:
         rows = self._scene.execute(
             "SELECT failures, exception_type, exception_message, failed_at FROM queueapp_poisonmessage "
-            "WHERE convert_from(body, 'UTF8')::json->>'key' = %s",
+            f"WHERE {KEY} = %s",
             key,
         )
         found: list[dict[str, Any]] = []

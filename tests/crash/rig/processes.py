@@ -26,7 +26,9 @@ CHECKOUT = Path(__file__).resolve().parents[3]
 
 def environment(url: str, name: str, starts: Path, **settings: object) -> dict[str, str]:
     """The environment of a process of the run: its database, its name there, overrides of QUEUEAPP in lower case."""
-    return os.environ | {
+    # Nobody here has two databases: the second one of the tests would be a database of the project.
+    inherited = {key: value for key, value in os.environ.items() if key != "QUEUEAPP_TEST_SQLSERVER_URL"}
+    return inherited | {
         "DATABASE_URL": url,
         "DJANGO_SETTINGS_MODULE": "tests.crash.workload.settings",
         "CRASH_NAME": name,
@@ -156,10 +158,14 @@ class Tree(Program):
         for child in _children_of(self.process.pid if self.process is not None else 0):
             with contextlib.suppress(psutil.Error):
                 line = child.cmdline()
-                if "workers.processes.child" in line and (not role or json.loads(line[-1])["role"] == role):
+                if self._plays(line, role):
                     self._seen[child.pid] = child
                     found.append(child)
         return sorted(found, key=lambda child: child.pid)
+
+    @staticmethod
+    def _plays(line: Sequence[str], role: str) -> bool:
+        return "workers.processes.child" in line and (not role or bool(json.loads(line[-1])["role"] == role))
 
     def worker(self) -> psutil.Process:
         """The first worker process, waited for."""
@@ -191,6 +197,21 @@ class Tree(Program):
             with contextlib.suppress(psutil.Error):
                 process.kill()
         super().kill()
+
+
+class CeleryTree(Tree):
+    """``celery worker`` with the children of its prefork pool; its main process is what a supervisor is elsewhere."""
+
+    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        super().__init__(arguments, environment, log)
+        self.command = [
+            "-m", "celery", "-A", "tests.crash.workload.celeryapp", "worker", "--loglevel", "INFO", "--pool", "prefork",
+            "--hostname", f"{self.name}@crash", *arguments,
+        ]  # fmt: skip
+
+    @staticmethod
+    def _plays(line: Sequence[str], role: str) -> bool:
+        return role in ("", "worker")
 
 
 def _children_of(pid: int) -> Iterator[psutil.Process]:

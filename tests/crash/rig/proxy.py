@@ -22,10 +22,10 @@ CAN_LOSE_PACKETS = sys.platform == "linux"
 
 
 class Proxy:
-    """Listens on a port of its own and forwards to ``port`` on this host; two threads per connection."""
+    """Listens on a port of its own and forwards to ``port`` on ``host``; two threads per connection."""
 
-    def __init__(self, port: int) -> None:
-        self._target = ("127.0.0.1", port)
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+        self._target = (host, port)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._lock = threading.Lock()

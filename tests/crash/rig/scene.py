@@ -8,48 +8,42 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psycopg
 from django.db import connections, transaction
 
 from project.database import database as database_entry
 
 from ..workload import ledger
 from ..workload.messages import Act
-from .processes import CHECKOUT, Program, Tree, environment
-from .server import PrivateServer
+from .migrating import migrate
+from .processes import CeleryTree, Program, Tree, environment
+from .server import TEMPLATE, PrivateServer
 from .waiting import wait_until
 
-TEMPLATE = "crash_template"
 _numbers = itertools.count(1)
 
 
 def make_template(server: PrivateServer) -> None:
     """Create and migrate the database that scenes are copied from."""
     server.execute(f"CREATE DATABASE {TEMPLATE}")
-    subprocess.run(
-        [sys.executable, "manage.py", "migrate", "--verbosity", "0"],
-        cwd=CHECKOUT, env=environment(server.url(TEMPLATE), "migrate", Path("/dev/null")), check=True,
-    )  # fmt: skip
-    server.execute(ledger.TABLES, database=TEMPLATE)
+    migrate(server, TEMPLATE)
 
 
 class Scene:
-    """A database, its processes and its ledger."""
+    """A database, its processes and its ledger. ``server``: a private one, or a SQL Server (``sqlserver``), which is asked for
+    what both have."""
 
-    def __init__(self, server: PrivateServer, directory: Path) -> None:
+    def __init__(self, server: Any, directory: Path) -> None:
         self.server = server
         self.name = f"scene_{next(_numbers)}"
         self.directory = directory
         self.starts_file = directory / "starts"
         self._programs: list[Program] = []
         self._tree_numbers = itertools.count(1)
-        server.execute(f"CREATE DATABASE {self.name} TEMPLATE {TEMPLATE}")
+        server.make(self.name)
 
     def __enter__(self) -> Scene:
         return self
@@ -57,8 +51,7 @@ class Scene:
     def __exit__(self, *exc: object) -> None:
         for program in self._programs:
             program.kill()
-        with contextlib.suppress(psycopg.Error):
-            self.server.execute(f"DROP DATABASE IF EXISTS {self.name} WITH (FORCE)")
+        self.server.drop(self.name)
 
     def print_logs(self) -> None:
         """The end of what each process has written."""
@@ -75,6 +68,15 @@ class Scene:
         url = self.server.url(self.name, port=port, **parameters or {})
         tree = Tree(arguments, environment(url, name, self.starts_file, **settings), self.directory / name)
         tree.environment |= environ or {}
+        self._programs.append(tree)
+        return tree
+
+    def celery_tree(self, *arguments: str, port: int | None = None, parameters: dict[str, Any] | None = None,
+                    **settings: object) -> CeleryTree:  # fmt: skip
+        """A worker of Celery on this database, not yet started."""
+        name = f"tree{next(self._tree_numbers)}"
+        url = self.server.url(self.name, port=port, **parameters or {})
+        tree = CeleryTree(arguments, environment(url, name, self.starts_file, **settings), self.directory / name)
         self._programs.append(tree)
         return tree
 
@@ -120,11 +122,12 @@ class Scene:
 
     def execute(self, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
         """Run one statement in this database, on a connection of the harness."""
-        return self.server.execute(sql, *parameters, database=self.name)
+        rows: list[tuple[Any, ...]] = self.server.execute(sql, *parameters, database=self.name)
+        return rows
 
     def effects(self, key: str | None = None) -> int:
         """How many effects there are, of one message or of all."""
-        where, parameters = ("WHERE key = %s", (key,)) if key is not None else ("", ())
+        where, parameters = ('WHERE "key" = %s', (key,)) if key is not None else ("", ())
         return int(self.execute(f"SELECT count(*) FROM crash_effect {where}", *parameters)[0][0])
 
     def starts(self, key: str) -> list[int]:
@@ -137,7 +140,10 @@ class Scene:
     def waiting(self) -> int:
         """Messages in queues and in the delayed store, but for those that will never be due."""
         counts = [f"(SELECT count(*) FROM {table})" for table in ledger.QUEUES.values()]
-        counts.append(f"(SELECT count(*) FROM queueapp_delayedmessage WHERE due < {ledger.FAR_FUTURE})")
+        counts.append(f"(SELECT count(*) FROM {ledger.CELERY_TABLE} WHERE recipient = '{ledger.CELERY_QUEUE}')")
+        counts.append(
+            f"(SELECT count(*) FROM queueapp_delayedmessage WHERE due < {ledger.WORDS[self.server.vendor].far_future})"
+        )
         return int(self.execute(f"SELECT {' + '.join(counts)}")[0][0])
 
     def drained(self, seconds: float = 60.0) -> ledger.Verdict:
@@ -152,7 +158,7 @@ class Scene:
 
     def terminate_workers(self) -> int:
         """Kill every connection that a worker tree has to this database; returns how many."""
-        return self.server.terminate("datname = %s AND application_name LIKE 'tree%%'", self.name)
+        return int(self.server.terminate_workers(self.name))
 
     def backends(self, where: str = "true", *parameters: object) -> list[tuple[Any, ...]]:
         """(pid, application, state, query) of the client backends in this database, but for the harness' own."""

@@ -16,6 +16,7 @@ FAULTS = {
     "supervisor": 10,  # SIGKILL of a supervisor; its children find themselves orphaned
     "tree": 6,  # SIGKILL of a whole process tree at once
     "dispatcher": 9,  # SIGKILL of the process that dispatches delayed messages
+    "celery": 14,  # SIGKILL of a child, the main process or the whole tree of Celery's worker
     "producer": 4,  # SIGKILL in the middle of a send
     "backend": 22,  # pg_terminate_backend
     "server": 4,  # stop -m immediate, start
@@ -25,7 +26,7 @@ FAULTS = {
     "killer": 4,  # a message whose handler kills its process each time
     "savepoint": 8,  # another session holds rows of a queue in a savepoint for some seconds
 }
-KILLS = ("child", "supervisor", "tree", "dispatcher", "producer", "backend", "server")
+KILLS = ("child", "supervisor", "tree", "dispatcher", "celery", "producer", "backend", "server")
 SHORTEST_GAP, LONGEST_GAP = 1.5, 5.5
 
 

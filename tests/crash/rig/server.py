@@ -24,6 +24,8 @@ from project.embedded_postgres.placement import Account, account_of, binaries_fo
 
 from .waiting import wait_until
 
+#: The migrated database that others are copied from.
+TEMPLATE = "crash_template"
 SETTINGS = {
     "listen_addresses": "127.0.0.1",
     "unix_socket_permissions": "0700",
@@ -47,6 +49,9 @@ def dying_with_parent(number: signal.Signals) -> list[str]:
 
 class PrivateServer:
     """One server. ``url(database)`` is where it is, as long as it lives; it keeps its port over restarts."""
+
+    vendor = "postgresql"
+    host = "127.0.0.1"
 
     def __init__(self) -> None:
         self._place = Path(tempfile.mkdtemp(prefix="queueapp-crash-"))
@@ -144,6 +149,19 @@ class PrivateServer:
             f"WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() AND ({where})"
         )
         return sum(bool(row[0]) for row in self.execute(sql, *parameters))
+
+    def terminate_workers(self, database: str) -> int:
+        """End every session that a worker tree has in a database; returns how many."""
+        return self.terminate("datname = %s AND application_name LIKE 'tree%%'", database)
+
+    def make(self, database: str) -> None:
+        """Make a database like the template."""
+        self.execute(f"CREATE DATABASE {database} TEMPLATE {TEMPLATE}")
+
+    def drop(self, database: str) -> None:
+        """Drop it, whoever is in it."""
+        with contextlib.suppress(psycopg.Error):
+            self.execute(f"DROP DATABASE IF EXISTS {database} WITH (FORCE)")
 
     def log_text(self) -> str:
         """What the server has written so far."""

@@ -18,7 +18,7 @@ import psutil
 import psycopg
 
 from ..workload.ledger import QUEUES
-from .processes import Program, Tree
+from .processes import CeleryTree, Program, Tree
 from .proxy import Proxy
 from .scene import Scene
 from .schedule import Fault
@@ -28,6 +28,8 @@ EVERYBODY = "*"
 HOLDER = "holder"
 #: How long a session looks for rows that it could hold.
 LOOK_FOR_ROWS_SECONDS = 3.0
+#: How long a worker of Celery that is starting is waited for.
+START_SECONDS = 30.0
 
 
 @dataclass
@@ -90,6 +92,22 @@ class Striker:
     def _tree(self, fault: Fault, stopping: threading.Event) -> list[str]:
         tree = fault.pick(self._trees)
         return [tree.name] if tree.kill_tree() else []
+
+    def _celery(self, fault: Fault, stopping: threading.Event) -> list[str]:
+        """One that is starting is waited for: it takes longer than the gap between two faults."""
+        trees = [tree for tree in self._trees if isinstance(tree, CeleryTree)]
+        until = monotonic() + START_SECONDS
+        while trees and monotonic() < until and not stopping.wait(0.05):
+            tree = fault.pick(trees)
+            if children := tree.children():
+                if fault.how < 0.5:
+                    fault.pick(children).kill()
+                elif fault.how < 0.8:
+                    tree.signal(signal.SIGKILL)
+                else:
+                    tree.kill_tree()
+                return [tree.name]
+        return []
 
     def _producer(self, fault: Fault, stopping: threading.Event) -> list[str]:
         return ["producer"] if fault.pick(self._producers).signal(signal.SIGKILL) else []

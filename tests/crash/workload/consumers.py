@@ -57,7 +57,7 @@ def act(message: Act, context: Context) -> None:
     _starts.write(f"{message.key} {label} {attempt} {os.getpid()}")
     if message.die and attempt <= message.deaths:
         time.sleep(message.die_after_ms / 1000)
-        _die(message.die)
+        _die(message)
     if message.sleep_ms:
         time.sleep(message.sleep_ms / 1000)
     if message.query_ms:
@@ -98,7 +98,8 @@ def decide(failure: Failure) -> Verdict:
     return failure.exception.answer() if isinstance(failure.exception, Asked) else default_policy(failure)
 
 
-def _die(how: str) -> None:
+def _die(message: Act) -> None:
+    how = message.die
     if how == "exit":
         os._exit(3)
     if how == "SIGSEGV":
@@ -108,6 +109,7 @@ def _die(how: str) -> None:
     if how == "tree":
         supervisor = psutil.Process(os.getppid())
         for process in (supervisor, *(child for child in supervisor.children() if child.pid != os.getpid())):
+            _starts.write(f"{ledger.VICTIM} {message.key} 0 {process.pid}")
             with contextlib.suppress(psutil.Error):
                 process.kill()
         how = "SIGKILL"

@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-import psycopg
 from django.db import connections
 
 from .rudeness import RUDENESSES, TAKEN, Fate
 
 QUEUES = {"testapp.Leased": "testapp_leased", "testapp.Transactional": "testapp_transactional",
           "testapp.AtMostOnce": "testapp_atmostonce"}  # fmt: skip
+#: Tasks of Celery, which all wait in one table: those that ack when they have ended, and those that ack before they begin.
+LATE, EARLY = "celery.late", "celery.early"
+CELERY_TABLE, CELERY_QUEUE, CELERY_LABEL = "queueapp_broker", "crash", "queueapp_kombu.BrokerQueue"
 SEMANTICS = {"testapp.Leased": "at_least_once", "testapp.Transactional": "transactional",
-             "testapp.AtMostOnce": "at_most_once"}  # fmt: skip
+             "testapp.AtMostOnce": "at_most_once", LATE: "acks_late", EARLY: "acks_early"}  # fmt: skip
 
 TABLES = f"""
 CREATE TABLE crash_sent (
@@ -34,15 +37,16 @@ INSERT INTO auth_group (name) VALUES ('{TAKEN}');
 """
 #: ``crash_sent.how`` of a rude message, with its name.
 RUDE = "rude: "
+#: In the place of a key in the file of starts: a process that a handler is about to kill, as the others of its tree.
+VICTIM = "killed"
 
 
 def sent(alias: str, key: str, queue: str, how: str) -> bool:
     """Note a message that is sent in the same transaction. False: it was sent before, by a hand-out of the same message whose
     ack was lost; a handler that is made for AT_LEAST_ONCE does not send it again."""
-    with connections[alias].cursor() as cursor:
-        cursor.execute(
-            "INSERT INTO crash_sent (key, queue, how) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING", (key, queue, how)
-        )
+    connection = connections[alias]
+    with connection.cursor() as cursor:
+        cursor.execute(WORDS[connection.vendor].sent, (key, queue, how))
         return bool(cursor.rowcount)
 
 
@@ -50,7 +54,7 @@ def effect(alias: str, key: str, queue: str, attempt: int) -> None:
     """Leave the effect of a handler."""
     with connections[alias].cursor() as cursor:
         cursor.execute(
-            "INSERT INTO crash_effect (key, queue, attempt, worker, process) VALUES (%s, %s, %s, %s, %s)",
+            'INSERT INTO crash_effect ("key", queue, attempt, worker, process) VALUES (%s, %s, %s, %s, %s)',
             (key, queue, attempt, os.environ.get("CRASH_NAME", ""), os.getpid()),
         )
 
@@ -60,16 +64,80 @@ def effect(alias: str, key: str, queue: str, attempt: int) -> None:
 #: What is due after this is never going to be handled.
 FAR_FUTURE = "now() + interval '1 year'"
 
-_HERE = " UNION ALL ".join(
-    f"SELECT convert_from(body, 'UTF8')::json->>'key', '{label}', 'queue' FROM {table}"
-    for label, table in QUEUES.items()
-) + (
-    " UNION ALL SELECT convert_from(body, 'UTF8')::json->>'key', destination, "
+
+def _here_in_tsql() -> str:
+    """``_HERE`` on SQL Server. The bodies of this suite are ASCII, so any code page reads them."""
+    body = "CONVERT(varchar(max), body)"
+    key = f"COALESCE(JSON_VALUE({body}, '$.key'), JSON_VALUE({body}, '$[0][0]'))"
+    kinds = " ".join(
+        f"WHEN {condition} THEN '{kind}'"
+        for condition, kind in (
+            (f"JSON_VALUE({body}, '$.die') <> ''", "killer"),
+            (f"JSON_VALUE({body}, '$.rude') <> ''", "rude"),
+            (f"CAST(JSON_VALUE({body}, '$.fail') AS int) > 0", "failing"),
+        )
+    )
+    later = f"CASE WHEN due > {'DATEADD(year, 1, SYSUTCDATETIME())'} THEN 'delayed for ever' ELSE 'delayed' END"
+    return " UNION ALL ".join(
+        [
+            *(f"SELECT {key}, '{label}', 'queue' FROM {table}" for label, table in QUEUES.items()),
+            f"SELECT {key}, '', 'queue' FROM {CELERY_TABLE} WHERE recipient = '{CELERY_QUEUE}'",
+            f"SELECT {key}, destination, {later} FROM queueapp_delayedmessage",
+            f"SELECT {key}, queue, 'poison: ' + CASE {kinds} ELSE 'bystander' END FROM queueapp_poisonmessage",
+        ]
+    )
+
+
+#: The key in a body: of a task it is the first argument.
+KEY = "COALESCE(convert_from(body, 'UTF8')::json->>'key', convert_from(body, 'UTF8')::json->0->>0)"
+_HERE = " UNION ALL ".join(f"SELECT {KEY}, '{label}', 'queue' FROM {table}" for label, table in QUEUES.items()) + (
+    f" UNION ALL SELECT {KEY}, '', 'queue' FROM {CELERY_TABLE} WHERE recipient = '{CELERY_QUEUE}'"
+    f" UNION ALL SELECT {KEY}, destination, "
     f"CASE WHEN due > {FAR_FUTURE} THEN 'delayed for ever' ELSE 'delayed' END FROM queueapp_delayedmessage"
-    " UNION ALL SELECT body->>'key', queue, 'poison: ' || CASE WHEN body->>'die' <> '' THEN 'killer' "
+    " UNION ALL SELECT COALESCE(body->>'key', body->0->>0), queue, 'poison: ' || CASE WHEN body->>'die' <> '' THEN 'killer' "
     "WHEN body->>'rude' <> '' THEN 'rude' WHEN (body->>'fail')::int > 0 THEN 'failing' ELSE 'bystander' END "
     "FROM (SELECT queue, convert_from(body, 'UTF8')::json AS body FROM queueapp_poisonmessage) p"
 )
+
+
+class Words(NamedTuple):
+    """What the ledger says otherwise on each database."""
+
+    tables: Sequence[str]
+    #: Notes what is sent, unless it is noted already.
+    sent: str
+    far_future: str
+    #: Said first where the oracle looks.
+    begin: str
+    #: (key, queue, place) of everything that is in a table.
+    here: str
+
+
+WORDS = {
+    "postgresql": Words(
+        tables=[TABLES],
+        sent="INSERT INTO crash_sent (key, queue, how) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING",
+        far_future=FAR_FUTURE,
+        begin="SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY",
+        here=_HERE,
+    ),
+    "microsoft": Words(
+        tables=[
+            "CREATE TABLE crash_sent ([key] nvarchar(200) NOT NULL PRIMARY KEY, queue nvarchar(200) NOT NULL, "
+            "how nvarchar(100) NOT NULL, sent_at datetime2 DEFAULT SYSUTCDATETIME())",
+            "CREATE TABLE crash_effect (number bigint IDENTITY PRIMARY KEY, [key] nvarchar(200) NOT NULL, "
+            "queue nvarchar(200) NOT NULL, attempt int NOT NULL, worker nvarchar(100) NOT NULL, process int NOT NULL, "
+            "at datetime2 DEFAULT SYSUTCDATETIME())",
+            "CREATE INDEX crash_effect_key ON crash_effect ([key])",
+            f"INSERT INTO auth_group (name) VALUES (N'{TAKEN}')",
+        ],
+        sent="INSERT INTO crash_sent ([key], queue, how) SELECT n.k, n.q, n.h FROM (VALUES (%s, %s, %s)) AS n(k, q, h) "
+        "WHERE NOT EXISTS (SELECT 1 FROM crash_sent AS s WITH (FORCESEEK, UPDLOCK, HOLDLOCK) WHERE s.[key] = n.k)",
+        far_future="DATEADD(year, 1, SYSUTCDATETIME())",
+        begin="SET TRANSACTION ISOLATION LEVEL READ COMMITTED",
+        here=_here_in_tsql(),
+    ),
+}
 
 
 @dataclass
@@ -81,6 +149,10 @@ class Verdict:
     #: Sent, and neither in effect nor in any table. AT_MOST_ONCE messages are not lost but gone, by contract.
     lost: list[str] = field(default_factory=list)
     at_most_once_gone: list[str] = field(default_factory=list)
+    #: The same of tasks that ack before they begin.
+    early_gone: list[str] = field(default_factory=list)
+    #: Tasks of Celery: sent, and with an effect.
+    celery: dict[str, int] = field(default_factory=lambda: {"sent": 0, "effects": 0})
     #: Effects beyond the first, by semantics, and the keys that have them.
     duplicates: dict[str, int] = field(default_factory=dict)
     duplicate_keys: dict[str, list[str]] = field(default_factory=dict)
@@ -124,17 +196,18 @@ class Verdict:
         )
 
 
-def judge(*databases: psycopg.Connection[Any]) -> Verdict:
+def judge(*databases: Any) -> Verdict:
     """Compare ledger, effects and tables, in one snapshot; several databases are one ledger, looked at one after the other."""
     sent_rows: list[Any] = []
     effects: Counter[str] = Counter()
     here: list[Any] = []
     for connection in databases:
+        words = WORDS[getattr(connection, "vendor", "postgresql")]
         with connection.transaction():
-            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-            sent_rows += connection.execute("SELECT key, queue, how FROM crash_sent").fetchall()
-            effects.update(dict(connection.execute("SELECT key, count(*) FROM crash_effect GROUP BY key").fetchall()))
-            here += connection.execute(_HERE).fetchall()
+            connection.execute(words.begin)
+            sent_rows += connection.execute('SELECT "key", queue, how FROM crash_sent').fetchall()
+            effects.update(key for (key,) in connection.execute('SELECT "key" FROM crash_effect').fetchall())
+            here += connection.execute(words.here).fetchall()
     places: dict[str, list[str]] = {}
     for key, _, place in here:
         places.setdefault(key, []).append(place)
@@ -147,8 +220,12 @@ def judge(*databases: psycopg.Connection[Any]) -> Verdict:
         known.add(key)
         semantics, count, at = SEMANTICS[queue], effects.get(key, 0), places.get(key, [])
         fate = _judge_rude(verdict, key, how, semantics, count, at) if how.startswith(RUDE) else Fate.HANDLED
+        if queue in (LATE, EARLY):
+            verdict.celery["sent"] += 1
+            verdict.celery["effects"] += bool(count)
         if not count and not at:
-            (verdict.at_most_once_gone if semantics == "at_most_once" else verdict.lost).append(key)
+            gone = {"at_most_once": verdict.at_most_once_gone, "acks_early": verdict.early_gone}
+            gone.get(semantics, verdict.lost).append(key)
         # A leased one that has to fail leaves an effect in each attempt.
         if count > 1 and (fate is Fate.HANDLED or semantics != "at_least_once"):
             verdict.duplicates[semantics] += count - 1

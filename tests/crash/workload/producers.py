@@ -3,6 +3,7 @@
     single    one message per transaction, beside its business row (the ledger's); some are rolled back on purpose
     bulk      a few hundred by the bulk path, with their rows, in one transaction
     delayed   messages that are due in a while
+    celery    tasks of Celery, in a transaction with their rows
     rude      messages whose handlers leave behind what no handler should (``rudeness``): those that `CRASH_RUDE` names, with
               innocent ones beside them that would feel it
 
@@ -127,12 +128,41 @@ def rude(chance: random.Random, key: str) -> float:
     return one.rest_seconds
 
 
+def celery(chance: random.Random, key: str) -> None:
+    """One task of Celery, beside its business row; some are due later, fail, are retried, or are rolled back."""
+    from django.db import transaction
+
+    from . import celeryapp, ledger
+
+    task, label = chance.choices(
+        ((celeryapp.late, ledger.LATE), (celeryapp.late_kept, ledger.LATE), (celeryapp.early, ledger.EARLY)), (3, 1, 3)
+    )[0]
+    draw = chance.random()
+    told: dict[str, Any] = {}
+    if draw < 0.15:
+        told = {"sleep_ms": chance.randint(5, 300)}
+    elif draw < 0.17:
+        told = {"fail": True}
+    elif draw < 0.2:
+        told = {"retry": True}
+    later = {"countdown": 3 * chance.random()} if chance.random() < 0.1 else {}
+    try:
+        with transaction.atomic():
+            ledger.sent("default", key, label, "celery")
+            task.apply_async([key], told, **later)
+            if chance.random() < 0.02:
+                raise _OnPurpose
+    except _OnPurpose:
+        pass
+
+
 #: What each kind does, and its pause between two of them in seconds; what it returns is a longer one.
 KINDS: dict[str, tuple[Callable[[random.Random, str], float | None], float]] = {
     "single": (single, 0.02),
     "bulk": (bulk, 2.0),
     "delayed": (delayed, 0.08),
     "rude": (rude, 0.2),
+    "celery": (celery, 0.03),
 }
 
 

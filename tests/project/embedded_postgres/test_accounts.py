@@ -35,6 +35,22 @@ def test_root_runs_the_server_as_an_account_of_its_own(data: Path, start: Callab
 
 
 @as_root
+def test_a_home_whose_account_was_lost_before_there_was_a_database_is_given_to_one_that_exists(
+    data: Path, start: Callable[..., User]
+) -> None:
+    nobody_s = 4_000_000_001
+    (data / "postgres").mkdir(mode=0o700)
+    (data / "postgres" / "server.log").write_text("initdb: could not look up effective user ID\n")
+    for path in (data / "postgres", data / "postgres" / "server.log"):
+        os.chown(path, nobody_s, nobody_s)
+
+    start().url()
+
+    pwd.getpwuid(psutil.Process(postmaster_of(data)).uids().effective)
+    assert (data / "postgres" / "server.log").stat().st_uid != nobody_s
+
+
+@as_root
 def test_root_in_a_private_folder_keeps_the_data_elsewhere_and_opens_nothing(
     data: Path, start: Callable[..., User]
 ) -> None:

@@ -14,6 +14,7 @@ import psycopg
 
 from project.embedded_postgres.home import is_running
 from project.embedded_postgres.keeper import LINGER_SECONDS
+from project.paths import CHECKOUT
 from tests.project.embedded_postgres.users import (
     DEADLINE_SECONDS,
     USER,
@@ -50,6 +51,14 @@ def test_socket_is_out_of_reach_of_others_and_nothing_listens_on_the_network(sta
     with psycopg.connect(url) as connection:
         assert connection.execute("SHOW listen_addresses").fetchone() == ("",)
         assert connection.execute("SHOW fsync").fetchone() == ("on",)
+
+
+def test_only_the_server_of_a_folder_that_is_named_expendable_does_not_wait_for_the_disk(
+    data: Path, start: Callable[..., User]
+) -> None:
+    environment = os.environ | {"PYTHONPATH": str(CHECKOUT), "EXPENDABLE_DATA_DIR": str(data)}
+    with psycopg.connect(start(env=environment).url()) as connection:
+        assert connection.execute("SHOW fsync").fetchone() == ("off",)
 
 
 def test_server_stops_when_its_only_user_is_killed(data: Path, start: Callable[..., User]) -> None:

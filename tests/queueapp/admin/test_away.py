@@ -16,7 +16,7 @@ from .conftest import notes, url
 AWAY = "away"
 QUERY = f"?database={AWAY}"
 KEY = f"{AWAY}:7"
-PROCESS = f"{AWAY}:{uuid.uuid4()}"
+PROCESS = f"{AWAY}:{uuid.UUID(int=17)}"
 
 
 class Routes:

@@ -34,7 +34,7 @@ def listed(client: Client, query: str = "") -> list[int]:
 def test_list_is_in_due_order_and_says_when_and_where_to(operator: Client, numbers: list[int]) -> None:
     assert listed(operator) == numbers[::-1]
     text = operator.get(url(DelayedMessage)).content.decode()
-    for expected in ("in 59 min 59 s", "shop.Remind", "testapp.Urgent", "due 5 min ago", "gone.Queue", "no such queue"):
+    for expected in ("in 59 min ", "shop.Remind", "testapp.Urgent", "due 5 min ", "gone.Queue", "no such queue"):
         assert expected in text
 
 
@@ -78,7 +78,9 @@ def test_cancel_deletes_it(operator: Client, numbers: list[int]) -> None:
 def test_one_that_was_dispatched_meanwhile_is_left_alone(operator: Client, numbers: list[int]) -> None:
     data = {"action": "delete_selected", "_selected_action": numbers, "confirmed": "yes"}
     DelayedMessage.objects.filter(pk=numbers[0]).delete()
-    assert notes(operator.post(url(DelayedMessage), data, follow=True)) == ["2 messages cancelled."]
+    assert notes(operator.post(url(DelayedMessage), data, follow=True)) == [
+        "2 messages cancelled. 1 message left alone: dispatched or cancelled meanwhile."
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Operations on waiting messages, and the one way through which all operations go."""
 
+import json
 import re
 import uuid
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from django.db import OperationalError
 from django.test import Client
 
 from queueapp.admin import operations
-from queueapp.models import Now, PoisonMessage
+from queueapp.models import Now, PoisonMessage, QueueControl, Subscriber
 from queueapp.operating import control
 from tests.testapp.models import Leased, Transactional
 
@@ -108,6 +109,18 @@ def test_release_lease_frees_the_leased_one(operator: Client, seqs: list[int]) -
     assert (row.lease_token, row.lease_expires, row.deliveries) == (None, None, 1)
 
 
+def test_stop_its_handler_asks_the_live_workers_of_the_queue(operator: Client, seqs: list[int]) -> None:
+    alone = "1 message left alone: no longer there, or without a live worker."
+    assert alone in notes(operate(operator, Leased, "stop_handler", seqs[3]))[0]
+    Subscriber.objects.create(
+        queue="testapp.Leased", host="h", process=1, supervisor=uuid.uuid4(), alive_until=Now() + timedelta(minutes=1)
+    )
+    assert notes(operate(operator, Leased, "stop_handler", seqs[3])) == ["1 message asked to stop."]
+    [asked] = json.loads(QueueControl.objects.get(queue="testapp.Leased").cancelling)
+    assert asked["id"] == str(Leased.objects.get(pk=seqs[3]).id)
+    assert asked["reason"].startswith("by ")
+
+
 def test_move_to_poison_names_who_did_it(operator: Client, seqs: list[int]) -> None:
     assert notes(operate(operator, Leased, "move_to_poison", *seqs[:2])) == ["2 messages moved to poison."]
     assert left() == seqs[2:]
@@ -199,7 +212,7 @@ def test_within_the_transaction_of_a_request_the_database_stops_all_of_it(
     ("permission", "offered"),
     [
         ("view_leased", set()),
-        ("change_leased", {"release_lease", "move_to_poison"}),
+        ("change_leased", {"release_lease", "stop_handler", "move_to_poison"}),
         ("delete_leased", {"delete_selected"}),
         ("add_leased", set()),
     ],
@@ -215,7 +228,7 @@ def test_operations_are_offered_by_permission(
     assert {button.operation.name for button in buttons} == offered
 
 
-@pytest.mark.parametrize("operation", ["delete_selected", "move_to_poison", "release_lease"])
+@pytest.mark.parametrize("operation", ["delete_selected", "move_to_poison", "release_lease", "stop_handler"])
 def test_a_forged_operation_without_permission_changes_nothing(
     staff: Callable[..., Client], seqs: list[int], operation: str
 ) -> None:
@@ -226,6 +239,7 @@ def test_a_forged_operation_without_permission_changes_nothing(
     assert left() == seqs
     assert Leased.objects.filter(lease_token__isnull=False).count() == 1
     assert not LogEntry.objects.exists()
+    assert not QueueControl.objects.exists()
     assert viewer.get(url(Leased, "delete", seqs[0])).status_code == 403
 
 
@@ -236,7 +250,7 @@ def test_release_is_offered_only_on_the_page_of_a_leased_message(operator: Clien
     }
     assert names == {
         seqs[0]: ["move_to_poison", "delete_selected"],
-        seqs[3]: ["release_lease", "move_to_poison", "delete_selected"],
+        seqs[3]: ["release_lease", "stop_handler", "move_to_poison", "delete_selected"],
     }
 
 

@@ -1,5 +1,6 @@
 """The subscribers: who is alive, and nothing to change."""
 
+import json
 import uuid
 from collections.abc import Callable
 from datetime import timedelta
@@ -7,7 +8,7 @@ from datetime import timedelta
 import pytest
 from django.test import Client
 
-from queueapp.models import Now, Subscriber
+from queueapp.models import NO_QUEUES, Now, QueueControl, Subscriber
 
 from .conftest import url
 
@@ -30,6 +31,55 @@ def test_list_tells_the_living_from_the_dead(operator: Client, pair: tuple[Subsc
         assert expected in text
     for choice, shown in (("yes", [pair[0]]), ("no", [pair[1]])):
         assert list(operator.get(url(Subscriber) + f"?alive={choice}").context["cl"].result_list) == shown
+
+
+def test_how_far_handlers_are_is_shown_as_text(operator: Client, pair: tuple[Subscriber, Subscriber]) -> None:
+    one = {"id": str(uuid.uuid4()), "seq": 7, "consumer": "shop.read", "attempt": 1, "seconds": 3.5, "done": 1200}
+    told = [
+        one | {"total": 4800, "note": "<b>reading</b>"},
+        one | {"total": None, "note": ""},
+        {"of": "another version"},
+    ]
+    Subscriber.objects.filter(pk=pair[0].pk).update(progress=json.dumps(told))
+    for address in (url(Subscriber), url(Subscriber, "change", pair[0].pk)):
+        text = operator.get(address).content.decode()
+        assert "read: 1,200 of 4,800 (25%), &lt;b&gt;reading&lt;/b&gt;" in text
+        assert "read: 1,200, " in text
+        assert "<b>reading" not in text
+
+
+def test_what_a_worker_tells_is_on_its_page_whatever_version_it_is(
+    operator: Client, pair: tuple[Subscriber, Subscriber]
+) -> None:
+    Subscriber.objects.filter(pk=pair[0].pk).update(
+        trouble=json.dumps([{"name": "Renewal", "state": "armed", "error": "<b>gone"}, 7]),
+        consumers=json.dumps([["invoices", "shop.Paid"], ["all", ""], "of another version", [1]]),
+        unknown_types=json.dumps(["shop.Late", ""]),
+    )
+    text = operator.get(url(Subscriber, "change", pair[0].pk)).content.decode()
+    for line in (
+        "Renewal",
+        "&lt;b&gt;gone",
+        "invoices: shop.Paid",
+        "all: messages without a type",
+        "shop.Late",
+        "no type",
+    ):
+        assert line in text
+    assert operator.get(url(QueueControl)).status_code == 200
+
+
+@pytest.mark.parametrize("name", sorted(NO_QUEUES))
+def test_who_receives_nothing_has_no_zeros(operator: Client, db: None, name: str) -> None:
+    row = Subscriber.objects.create(
+        queue=name, host="h", process=7, supervisor=uuid.uuid4(), alive_until=Now() + timedelta(minutes=1)
+    )
+    shown = operator.get(url(Subscriber)).content.decode()
+    assert "0 handled" not in shown
+    assert "in hand" not in shown
+    page = operator.get(url(Subscriber, "change", row.pk)).content.decode()
+    assert "Received" not in page
+    assert "Trouble" in page
 
 
 def test_page_is_read_only(operator: Client, pair: tuple[Subscriber, Subscriber]) -> None:

@@ -12,9 +12,9 @@ from django.db import connection
 from queueapp.consuming.registration import Registration
 from queueapp.recovery.carrying_out import fail
 from queueapp.sql import queue_sql
-from queueapp.sql.base import Row
 from queueapp.sql.carried import CARRIED, SENT, Carried, Kind
 from queueapp.sql.claimed import Range
+from queueapp.sql.rows import Row
 from tests import carrying
 from tests.testapp.models import AddressedUrgent
 

@@ -16,8 +16,8 @@ from queueapp.operating import control
 from queueapp.recovery.carrying_out import fail_taken
 from queueapp.recovery.verdicts import Poison, RetryLater, RetryNow
 from queueapp.sql import queue_sql
-from queueapp.sql.base import Row
 from queueapp.sql.carried import Carried
+from queueapp.sql.rows import Row
 from tests import carrying
 from tests.inprocess import real_commits
 from tests.queueapp.carried.each import deciding, each_column, each_sent, failed, level, only, put

@@ -11,12 +11,13 @@ from sqlglot import exp
 
 from queueapp import messages
 from queueapp.models import DelayedMessage, PoisonMessage, SparkCommit
-from queueapp.sql.base import QueueTable, Row, StoreTable
 from queueapp.sql.carried import Carried
+from queueapp.sql.rows import Row
 from queueapp.sql.spark import STAGED, LedgerTable, StagingName
 from queueapp.sql.sqlserver.backend import SqlServerBackend
 from queueapp.sql.sqlserver.queue import SqlServerQueueSql
 from queueapp.sql.sqlserver.spark import SqlServerSparkSql
+from queueapp.sql.tables import QueueTable, StoreTable
 from tests import carrying
 from tests.queueapp.carried.each import each_column, each_sent, level
 from tests.queueapp.sql.tsql import Recorder, columns, never_connected, parsed

@@ -15,6 +15,7 @@ from asgiref.sync import sync_to_async
 
 from queueapp import Consumer, Context, InvalidOption, consumer
 from queueapp.consuming.registry import recipients_of, registered
+from queueapp.messages import Kind
 from tests.testapp.models import Addressed, Leased, Transactional
 
 
@@ -84,7 +85,7 @@ def test_a_name_of_its_own_outlives_a_rename() -> None:
     def anything(message: Order) -> None: ...
 
     assert only().name == "orders"
-    assert registered.find(Leased, "", "orders") is only()
+    assert registered.find(Leased, Kind(("",), 1, ""), "orders") is only()
 
 
 def test_declaring_the_same_name_again_replaces_it() -> None:
@@ -117,6 +118,11 @@ def test_a_bad_option_is_refused_at_the_declaration(options: dict[str, Any], sai
         consumer(Leased, **options)(handle)
 
     assert registered.of(Leased) == []
+
+
+def test_a_name_may_be_as_long_as_its_column() -> None:
+    consumer(Leased, name="x" * 200)(lambda message: None)
+    assert [one.name for one in registered.of(Leased)] == ["x" * 200]
 
 
 def test_a_function_without_parameters_is_refused() -> None:
@@ -308,19 +314,19 @@ def test_in_a_queue_with_recipients_every_consumer_gets_a_copy() -> None:
     consumer(Addressed, name="first")(first)
     consumer(Addressed, name="second")(second)
 
-    assert recipients_of(Addressed, "tests.queueapp.consuming.test_consumers.Order") == ("first", "second")
-    assert recipients_of(Addressed, "unknown") == ("",)
+    assert recipients_of(Addressed, ("tests.queueapp.consuming.test_consumers.Order",)) == ("first", "second")
+    assert recipients_of(Addressed, ("unknown",)) == ("",)
 
 
 def test_consumers_are_found_by_type_or_by_name() -> None:
     @consumer(Leased, name="orders")
     def handle(message: Order) -> None: ...
 
-    kind = "tests.queueapp.consuming.test_consumers.Order"
+    kind = Kind(("tests.queueapp.consuming.test_consumers.Order",), 1, "")
     assert registered.find(Leased, kind, "") is only()
     assert registered.find(Leased, kind, "orders") is only()
     assert registered.find(Leased, kind, "others") is None
-    assert registered.find(Leased, "unknown", "") is None
+    assert registered.find(Leased, Kind(("unknown",), 1, ""), "") is None
     assert registered.find(Transactional, kind, "") is None
     assert registered.queues() == [Leased]
 

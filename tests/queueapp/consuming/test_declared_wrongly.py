@@ -8,7 +8,7 @@ import decimal
 import enum
 import uuid
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypedDict
+from typing import Any, ClassVar, Literal, TypedDict, get_type_hints
 
 import msgspec
 import pytest
@@ -219,7 +219,7 @@ def test_a_class_with_an_attribute_that_is_no_option(attribute: str) -> None:
 
     text = refused(lambda: type("Rebook", (Consumer,), {"queue": Leased, "handle": handle, attribute: 3}))
     assert f"Rebook: {attribute} = 3 is not accepted" in text
-    assert "known options are attempts," in text
+    assert "known options are aliases, attempts," in text
     assert "CAPITALS" in text
 
 
@@ -294,9 +294,9 @@ def test_an_abstract_class_is_no_consumer_yet() -> None:
 
 
 def test_type_checkers_know_the_options_that_there_are() -> None:
-    assert set(ConsumerOptions.__annotations__) == {"name", *(option.name for option in OPTIONS)}
+    assert set(ConsumerOptions.__annotations__) == {"name", "aliases", *(option.name for option in OPTIONS)}
     assert set(Consumer.__annotations__) == {"queue", *ConsumerOptions.__annotations__}
-    assert set(DeliveryOptions.__annotations__) == {option.name for option in DELIVERY_OPTIONS}
+    assert set(get_type_hints(DeliveryOptions)) == {option.name for option in DELIVERY_OPTIONS}
 
 
 def test_options_derived_from_those_of_type_checkers_are_options_like_any_other() -> None:

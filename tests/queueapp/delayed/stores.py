@@ -98,6 +98,14 @@ class WholeStore(SampleStore):
         self._fail("count")
         return min(limit, sum(1 for one in self.connection if one.destination == destination))
 
+    def readdress(self, destination: str, to: str, limit: int) -> int:
+        found = sorted((one for one in self.connection if one.destination == destination), key=lambda one: one.due)[
+            :limit
+        ]
+        for one in found:
+            one.destination, one.retries = to, 0
+        return len(found)
+
 
 def order(request: HttpRequest) -> HttpResponse:
     """A view that sends a delayed message."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 import uuid
 from datetime import UTC, datetime, timedelta
+from io import StringIO
 from typing import Any
 
 import pytest
+from django.core.management import CommandError, call_command
 from django.db import connections, transaction
 from django.db.models import F
 from django.utils import timezone
@@ -225,6 +227,46 @@ def test_delayed_messages_can_be_made_due() -> None:
     assert delayed.make_due(DelayedMessage.objects.all()) == 3
 
     assert dispatch_due("default", 10).moved == 3
+
+
+def test_messages_of_a_queue_that_is_no_more_are_moved_to_another_by_a_command() -> None:
+    for n in range(3):
+        Leased.send({"n": n}, delay=timedelta(0))
+    Leased.send({"n": 3}, delay=HOUR)
+    DelayedMessage.objects.update(destination="gone.Shop", retries=2)
+    Leased.send({"n": 4}, delay=HOUR)
+    assert delayed.undeliverable("default", timedelta(0)) == {"gone.Shop": 3}
+    out = StringIO()
+
+    call_command("movedelayed", "gone.Shop", "testapp.Urgent", dry_run=True, stdout=out)
+    assert dispatch_due("default", 10).moved == 0
+    call_command("movedelayed", "gone.Shop", "testapp.Urgent", stdout=out)
+
+    assert out.getvalue().splitlines() == [
+        "4 delayed messages would go to testapp.Urgent.",
+        "4 delayed messages of gone.Shop go to testapp.Urgent now.",
+    ]
+    assert dispatch_due("default", 10).moved == 3
+    assert [row.body for row in Urgent.objects.order_by("seq")] == [b'{"n":0}', b'{"n":1}', b'{"n":2}']
+    assert sorted(DelayedMessage.objects.values_list("destination", "retries")) == [
+        ("testapp.Leased", 0),
+        ("testapp.Urgent", 0),
+    ]
+
+
+def test_delayed_messages_are_moved_in_batches_and_only_where_somebody_delivers_them() -> None:
+    for _ in range(5):
+        Leased.send({}, delay=HOUR)
+
+    moved = [delayed.readdress("testapp.Leased", Urgent, limit=2) for _ in range(4)]
+
+    assert moved == [2, 2, 1, 0]
+    with pytest.raises(InvalidOption, match="another one than they go to already"):
+        delayed.readdress("testapp.Urgent", Urgent)
+    with pytest.raises(CommandError, match=r"one that delivers to testapp\.Urgent: 'default'"):
+        call_command("movedelayed", "gone.Shop", "testapp.Urgent", database="elsewhere")
+    with pytest.raises(CommandError, match="There is no queue"):
+        call_command("movedelayed", "testapp.Urgent", "gone.Shop")
 
 
 # -- a store of a third party --------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from io import StringIO
 
 import pytest
 from django.contrib.auth.models import User
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
 from django.db import connections
 from django.test import Client, override_settings
 from django.urls import reverse
@@ -17,6 +17,9 @@ from django.utils import timezone
 
 from queueapp import delayed
 from queueapp.breakers import State
+from queueapp.membership.delayed_dispatcher import DelayedDispatcher
+from queueapp.membership.forwarder import Forwarder
+from queueapp.membership.service import stop_all
 from queueapp.models import Arrival, DelayedMessage, Now
 from queueapp.operating import statistics
 from tests.crash.rig.two_databases import TwoDatabases
@@ -26,9 +29,7 @@ from tests.inprocess import DEADLINE, eventually
 from tests.queueapp.delayed.forwarded import ADDRESS, HOUR, NOW, forward, keep, old_notes, there
 from tests.testapp.models import AtMostOnce, Leased, Transactional
 from workers.processes import remaining
-from workers.services.delayed_dispatcher import DelayedDispatcher
-from workers.services.forwarder import Forwarder
-from workers.services.service import stop_all
+from workers.processes.supervisor import Supervisor
 
 pytestmark = pytest.mark.usefixtures("two")
 
@@ -156,6 +157,25 @@ def test_workers_of_the_queue_forward_what_the_other_database_keeps_for_it(two: 
     wait_until(lambda: two.there.effects() == 2, "both are handled")
     verdict = two.drained()
     assert verdict.faultless, (verdict, tree.log_text())
+
+
+def test_a_database_that_only_keeps_delayed_messages_is_served_by_whoever_dispatches() -> None:
+    dispatching = Supervisor([Transactional]).children[-1].options
+    keeping_house = Supervisor([Transactional], dispatcher=False).children[-1].options
+
+    assert (dispatching.role, dispatching.aliases) == ("dispatcher", ["default", WAREHOUSE])
+    assert (keeping_house.role, keeping_house.aliases) == ("housekeeper", [WAREHOUSE])
+
+
+def test_a_worker_says_at_start_that_a_database_which_keeps_messages_for_it_was_not_migrated(two: TwoDatabases) -> None:
+    two.here.execute("ALTER TABLE queueapp_delayedmessage RENAME TO away")
+    try:
+        with pytest.raises(
+            CommandError, match=r"'default' lacks queueapp_delayedmessage: run `manage.py migrate` first"
+        ):
+            call_command("runqueueworker", "testapp.Transactional")
+    finally:
+        two.here.execute("ALTER TABLE away RENAME TO queueapp_delayedmessage")
 
 
 def test_the_command_names_the_figures(two: TwoDatabases) -> None:

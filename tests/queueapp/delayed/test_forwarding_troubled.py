@@ -17,15 +17,15 @@ from django.test.utils import CaptureQueriesContext
 
 from queueapp import delayed, poison, signals
 from queueapp.delayed import SqlDelayedStore
+from queueapp.membership.delayed_dispatcher import DelayedDispatcher
+from queueapp.membership.forwarder import Forwarder
+from queueapp.membership.service import stop_all
 from queueapp.models import Arrival, DelayedMessage, Now, PoisonMessage
 from tests.crash.rig.two_databases import TwoDatabases
 from tests.crash.workload.routes import WAREHOUSE, Routes
 from tests.inprocess import DEADLINE, eventually
 from tests.queueapp.delayed.forwarded import ADDRESS, HOUR, NOW, failing, forward, healthy, keep, there
 from tests.testapp.models import Leased, Transactional, Urgent
-from workers.services.delayed_dispatcher import DelayedDispatcher
-from workers.services.forwarder import Forwarder
-from workers.services.service import stop_all
 
 pytestmark = pytest.mark.usefixtures("two")
 
@@ -297,10 +297,11 @@ def test_a_target_in_which_the_router_makes_no_tables_lacks_none(two: TwoDatabas
 
     with override_settings(DATABASE_ROUTERS=[NoArrivals()]):
         found = checks.run_checks(databases=[WAREHOUSE])
-    assert {one.id for one in found if one.id.startswith("queueapp.")} == {"queueapp.W008"}
+    # W101 is said of a queue of the tests.
+    assert {one.id for one in found if one.id.startswith("queueapp.")} - {"queueapp.W101"} == {"queueapp.W008"}
 
     found = checks.run_checks(databases=[WAREHOUSE])
-    assert {one.id for one in found if one.id.startswith("queueapp.")} == {"queueapp.W006"}
+    assert {one.id for one in found if one.id.startswith("queueapp.")} - {"queueapp.W101"} == {"queueapp.W006"}
 
 
 def test_a_receiver_of_poisoned_that_leaves_does_not_end_the_forwarder(two: TwoDatabases, mover: Forwarder) -> None:

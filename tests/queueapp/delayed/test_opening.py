@@ -13,12 +13,12 @@ from django.db import OperationalError, connections, transaction
 from django.test import Client
 
 from queueapp import delayed
+from queueapp.membership.delayed_dispatcher import DelayedDispatcher
 from queueapp.models.delivery import Semantics
 from queueapp.registry import queues
 from tests.inprocess import DEADLINE, eventually, real_commits
 from tests.queueapp.delayed.stores import SampleStore
 from tests.testapp.models import AtMostOnce, Leased, Transactional
-from workers.services.delayed_dispatcher import DelayedDispatcher
 
 pytestmark = real_commits
 HOUR = timedelta(hours=1)

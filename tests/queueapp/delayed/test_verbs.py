@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from datetime import UTC, datetime, timedelta
+from io import StringIO
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -65,6 +66,31 @@ def test_a_verb_that_is_missing_is_said_with_the_stores_name(sample: Sample) -> 
         with pytest.raises(MissingVerb, match=rf"{NAME} .*no {verb}\(\)") as raised:
             call()
         assert (raised.value.store, raised.value.verb) == (NAME, verb)
+
+
+def test_messages_for_a_queue_that_is_no_more_are_moved_in_the_store_and_in_the_table(whole: Whole) -> None:
+    for _ in range(3):
+        Leased.send({}, delay=HOUR)
+    for one in delayed.store_of("default").connection:  # type: ignore[attr-defined]
+        one.destination = "gone.Shop"
+    DelayedMessage.objects.create(destination="gone.Shop", due=Now() + HOUR, message_id=uuid.uuid4())
+    out = StringIO()
+
+    call_command("movedelayed", "gone.Shop", "testapp.Leased", "--dry-run", stdout=out)
+    call_command("movedelayed", "gone.Shop", "testapp.Leased", stdout=out)
+
+    assert out.getvalue().splitlines() == [
+        "4 delayed messages would go to testapp.Leased.",
+        "4 delayed messages of gone.Shop go to testapp.Leased now.",
+    ]
+    assert delayed_of(Leased) == (4, True, "")
+
+
+def test_a_store_that_cannot_move_messages_is_named_and_those_of_the_table_go(sample: Sample) -> None:
+    DelayedMessage.objects.create(destination="gone.Shop", due=Now() + HOUR, message_id=uuid.uuid4())
+    with pytest.raises(CommandError, match=rf"{NAME} .*no readdress\(\)"):
+        call_command("movedelayed", "gone.Shop", "testapp.Leased", stdout=StringIO())
+    assert DelayedMessage.objects.get().destination == "testapp.Leased"
 
 
 # -- figures ---------------------------------------------------------------------------------------------------------

@@ -35,10 +35,21 @@ COMPARISONS = ["=", "==", "!=", "<>", "<", "<=", ">", ">="]
         ("TRUE > FALSE", True),
         ("18446744073709551615 > 9223372036854775807", True),
         ("'99999999999999999999999' > 1", True),
+        ("9223372036854775807 = '9223372036854775807'", True),
+        ("'abc' > NAN_VALUE()", False),
+        ("NAN_VALUE() < 'abc'", False),
+        ("'abc' != NAN_VALUE()", True),
     ],
 )
 def test_mixed_types_compare_as_numbers_if_the_string_is_one_and_else_it_is_greater(text: str, result: bool) -> None:
     assert value(text) is result
+
+
+def test_a_text_that_says_no_number_has_no_order_with_nan() -> None:
+    body = {"text": "abc", "nan": float("nan")}
+    assert [value(f"/text {sign} /nan", body) for sign in ("<", ">", "<=", ">=", "=")] == [False] * 5
+    assert [value(f"/nan {sign} /text", body) for sign in ("<", ">", "<=", ">=", "=")] == [False] * 5
+    assert value("/text != /nan", body) is True
 
 
 @pytest.mark.parametrize("sign", COMPARISONS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import IntEnum, StrEnum
 from typing import Any
 
+import msgspec
 import pytest
 
 from queueapp.errors import UndecodableMessage
@@ -24,6 +25,7 @@ BODY = {
     "v1.2": True,
     "matrix": [[1, 2], [3, [4]]],
     "mixed": [{"x": 1}, 5],
+    "gaps": [{"y": 1}, {"x": 2}],
 }
 
 
@@ -55,7 +57,20 @@ def test_an_identifier_is_an_xpath_like_path(path: str, found: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/nothing", "/a/nothing/c", "/a/b/c/d", "/list[3]", "/list/x", "/55/x", "/55[0]", "/A/b/c"]
+    "path",
+    [
+        "/nothing",
+        "/a/nothing/c",
+        "/a/b/c/d",
+        "/list[3]",
+        "/list/x",
+        "/mixed[1]/x",
+        "/gaps[0]/x",
+        "/orders[2]/price",
+        "/55/x",
+        "/55[0]",
+        "/A/b/c",
+    ],
 )
 @pytest.mark.parametrize("body", [BODY, {}, None, [], "text", 5, b"raw"])
 def test_an_unknown_field_is_null_and_never_an_error(path: str, body: Any) -> None:
@@ -139,6 +154,11 @@ def test_a_stored_message_is_parsed() -> None:
     assert ParsedMessage.stored(json, None) == ParsedMessage(None, "", 0)
     with pytest.raises(UndecodableMessage):
         ParsedMessage.stored(json, b"{")
+
+
+def test_a_stored_message_that_does_not_say_what_it_is_is_what_its_queue_says() -> None:
+    packed = msgspec.msgpack.encode({"a": 1})
+    assert ParsedMessage.stored("{}", packed, content_type="application/msgpack").body == {"a": 1}
 
 
 def test_a_binary_body_has_no_fields() -> None:

@@ -48,7 +48,7 @@ def test_a_pattern_is_a_literal(text: str) -> None:
         compile_expression(text)
 
 
-@pytest.mark.parametrize("pattern", ["(", "a{2000}", "(?=x)", r"(a)\\1", "*", "[z-a]"])
+@pytest.mark.parametrize("pattern", ["(", "a{2000}", "(?=x)", r"(a)\\1", "*", "[z-a]", r"\\pL{300}"])
 def test_a_pattern_that_re2_has_not_is_refused_at_its_place(pattern: str) -> None:
     with pytest.raises(InvalidExpression, match="RE2 does not accept this pattern") as refused:
         compile_expression(f"/a = 1 AND /s LIKE '{pattern}'")

@@ -59,7 +59,14 @@ def test_null_is_missing_and_empty_alike(body: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "kept"), [(2**64 - 1, 2**64 - 1), (2**64, 2.0**64), (-(2**63) - 1, -(2.0**63)), (10**400, float("inf"))]
+    ("number", "kept"),
+    [
+        (2**64 - 1, 2**64 - 1),
+        (2**64, 2.0**64),
+        (-(2**63) - 1, -(2.0**63)),
+        (10**400, float("inf")),
+        (-(10**400), float("-inf")),
+    ],
 )
 def test_an_integer_of_more_than_64_bits_is_a_double(number: int, kept: Any) -> None:
     assert shown(value("/a", {"a": number})) == shown(kept)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import uuid
+from datetime import timedelta
 from io import StringIO
 from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
 
-from queueapp.models import PoisonMessage, QueueControl
-from queueapp.operating import expiring
+from queueapp.models import DelayedMessage, PoisonMessage, QueueControl
 from tests.testapp.models import Leased
 
 pytestmark = pytest.mark.django_db
@@ -114,18 +114,47 @@ def test_counts_are_kept_when_asked(option: list[str], cancels: int) -> None:
     assert Leased.objects.get().cancels == cancels
 
 
-def test_a_purge_that_is_interrupted_says_how_far_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts = iter([3])
+class Terminal(StringIO):
+    """Somebody presses Ctrl-C when the first batch is done."""
 
-    def step(*_: Any) -> int:
-        for count in counts:
-            return count
-        raise KeyboardInterrupt
+    def isatty(self) -> bool:
+        return True
 
-    monkeypatch.setattr("queueapp.management.commands.purgequeue.delete_expired", step)
-    assert expiring.delete_expired is not step
-    with pytest.raises(CommandError, match=r"Stopped; 3 messages of testapp\.Leased were deleted"):
-        call_command("purgequeue", "testapp.Leased", "--expired", stdout=StringIO())
+    def write(self, text: str) -> int:
+        if text.startswith("\r2 "):
+            raise KeyboardInterrupt
+        return super().write(text)
+
+
+@pytest.mark.parametrize(
+    ("command", "said", "left"),
+    [
+        (["requeuepoison", "--all"], "Stopped; 2 poison messages were requeued, the others are where they were", (5, 1, 3)),
+        (["purgequeue", "testapp.Leased", "--yes"], r"Stopped; 2 messages of testapp\.Leased were deleted", (1, 3, 3)),
+        (["movedelayed", "gone.Shop", "testapp.Leased"], r"Stopped; 2 delayed messages go to testapp\.Leased now", (3, 3, 1)),
+    ],
+)  # fmt: skip
+def test_a_long_command_that_is_interrupted_says_how_far_it_came(
+    monkeypatch: pytest.MonkeyPatch, command: list[str], said: str, left: tuple[int, int, int]
+) -> None:
+    for place in (
+        "poison.requeueing.BATCH",
+        "management.commands.purgequeue.BATCH",
+        "management.commands.movedelayed.BATCH",
+    ):
+        monkeypatch.setattr(f"queueapp.{place}", 2)
+    for _ in range(3):
+        bury(body=b"{}")
+        Leased.send({}, delay=timedelta(hours=1))
+    DelayedMessage.objects.update(destination="gone.Shop")
+    Leased.send_many([{}] * 3)
+
+    with pytest.raises(CommandError, match=said) as raised:
+        call_command(*command, stdout=StringIO(), stderr=Terminal())
+
+    assert raised.value.returncode == 130
+    gone = DelayedMessage.objects.filter(destination="gone.Shop")
+    assert (Leased.objects.count(), PoisonMessage.objects.count(), gone.count()) == left
 
 
 def test_to_purge_what_has_expired_asks_nobody() -> None:

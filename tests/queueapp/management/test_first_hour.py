@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.management import CommandError, call_command
+from django.core.management import BaseCommand, CommandError, call_command, get_commands, load_command_class
 from django.db import connection
 
 from queueapp import QueueNotFound
 from queueapp.errors import NotMigrated, TableNotFound
-from queueapp.models import DelayedMessage, PoisonMessage, QueueControl
+from queueapp.models import Alert, DelayedMessage, JournalEntry, PoisonMessage, QueueControl, Subscriber
 from tests.queueapp.management.processes import manage, only_line
-from tests.testapp.models import Leased
+from tests.testapp.models import ForeignPostgres, ForeignSqlServer, Leased
 
 #: As ``tests.inprocess.real_commits``, with the app that has the commands of workers.
 real_commits = pytest.mark.django_db(transaction=True, available_apps=["queueapp", "workers", "tests.testapp"])
@@ -108,6 +109,94 @@ def test_a_worker_whose_table_lacks_a_column_ends_and_names_migrate() -> None:
     assert "run `manage.py migrate` first" in line
 
 
+@real_commits
+def test_a_foreign_table_that_is_missing_is_not_ours_to_make(capsys: pytest.CaptureFixture[str]) -> None:
+    foreign = {"postgresql": ForeignPostgres, "microsoft": ForeignSqlServer}[connection.vendor]
+    label = foreign._meta.label
+    for command in (["purgequeue", label, "--yes"], ["purgequeue", label, "--expired"]):
+        with pytest.raises(CommandError, match="which `migrate` does not make; whoever owns it does") as raised:
+            call_command(*command)
+        assert "run `manage.py migrate`" not in str(raised.value)
+    with pytest.raises(TableNotFound, match="which `migrate` does not make"):
+        foreign.send({"n": 1})
+    with pytest.raises(CommandError, match=r"^Not everything is known of 1 queue\.$"):
+        call_command("queuestats", label)
+    assert "migrate" not in capsys.readouterr().err
+
+
+@real_commits
+def test_options_that_cannot_be_read_are_not_shown_as_declared() -> None:
+    with without_table(QueueControl), pytest.raises(CommandError, match=r"run `manage\.py migrate` first"):
+        call_command("setqueue", "testapp.Leased")
+
+
+@real_commits
+@pytest.mark.parametrize(
+    ("model", "command"),
+    [
+        (PoisonMessage, ["listpoison"]),
+        (Alert, ["alerts"]),
+        (JournalEntry, ["queuestats", "--journal"]),
+        (JournalEntry, ["replay", "orders"]),
+        (None, ["rebuildqueue", "testapp.Leased"]),
+        (None, ["listpoison", "--limit", "0"]),
+        (None, ["healthcheck", "--max-age", "-1"]),
+        (None, ["importamps", "/nonexistent"]),
+    ],
+)
+def test_a_script_that_reads_json_reads_the_error(
+    model: Any, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with without_table(model) if model else nullcontext(), pytest.raises(CommandError) as raised:
+        call_command(*command, "--json")
+
+    assert json.loads(capsys.readouterr().out) == {"error": str(raised.value)}
+
+
+OURS = ("queueapp", "queueapp.kombu", "workers", "queueapp.workers")
+
+
+def commands_with_json() -> dict[str, BaseCommand]:
+    """Every command of ours that has --json."""
+    ours = {name: load_command_class(app, name) for name, app in get_commands().items() if app in OURS}
+    return {name: one for name, one in ours.items() if "--json" in one.create_parser("", name).format_help()}
+
+
+def test_arguments_that_cannot_be_read_are_told_in_json_where_that_was_asked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = commands_with_json()
+    assert {"queuestats", "healthcheck", "listpoison", "alerts", "replay"} <= found.keys()
+    for name, command in found.items():
+        for more in ([], ["--json"]):
+            with pytest.raises(SystemExit) as raised:
+                command.run_from_argv(["manage.py", name, *more, "--nope"])
+            out, err = capsys.readouterr()
+            assert raised.value.code == 2
+            assert err.startswith("usage: ")
+            assert (json.loads(out) if more else {"error": out}).keys() == {"error"}
+            assert bool(out) == bool(more)
+
+
+@real_commits
+def test_health_that_cannot_be_asked_for_before_migrate_names_it() -> None:
+    with (
+        without_table(Subscriber),
+        pytest.raises(CommandError, match=r"cannot be asked.*`manage\.py migrate` makes it") as raised,
+    ):
+        call_command("healthcheck")
+    assert raised.value.returncode == 3
+
+
+@real_commits
+def test_figures_that_are_not_all_known_are_still_one_document(capsys: pytest.CaptureFixture[str]) -> None:
+    with without_table(QueueControl), pytest.raises(CommandError, match="Not everything is known"):
+        call_command("queuestats", "testapp.Leased", "--json")
+
+    (figures,) = json.loads(capsys.readouterr().out)
+    assert (figures["queue"], figures["waiting"], figures["paused"]) == ("testapp.Leased", 0, None)
+
+
 # -- a database that cannot be reached -----------------------------------------------------------------------------
 
 
@@ -120,6 +209,7 @@ def test_a_worker_whose_table_lacks_a_column_ends_and_names_migrate() -> None:
         ["resumequeue", "testapp.Leased"],
         ["purgequeue", "testapp.Leased", "--yes"],
         ["setconcurrency", "testapp.Leased", "3"],
+        ["setqueue", "testapp.Leased"],
         ["runqueueworker", "testapp.Leased"],
         ["rundelayeddispatcher"],
         ["migrate"],

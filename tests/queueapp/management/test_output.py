@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import pty
+import select
+import signal
 import subprocess
 import sys
 import uuid
 from collections.abc import Callable
+from time import monotonic
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -100,8 +103,14 @@ def test_an_argument_that_is_no_text_is_refused(command: list[str], text: str) -
 # -- a terminal ----------------------------------------------------------------------------------------------------
 
 
-def at_a_terminal(environment: Environment, wait_for: str, typed: bytes, *arguments: str) -> tuple[int, str]:
-    """(exit code, what the terminal showed) of a command at which this is typed once it has said ``wait_for``."""
+def at_a_terminal(
+    environment: Environment, wait_for: str, typed: bytes, answer: bytes, *arguments: str
+) -> tuple[int, str]:
+    """(exit code, what the terminal showed) of a command at which this is typed once it has said ``wait_for``.
+
+    It is typed again each second until the ``answer`` is seen, as a person would: a SIGINT between the prompt and the read
+    is kept by CPython until that read returns.
+    """
     child, terminal = pty.fork()
     if child == 0:
         os.chdir(CHECKOUT)
@@ -118,10 +127,19 @@ def at_a_terminal(environment: Environment, wait_for: str, typed: bytes, *argume
 
     try:
         eventually(has_said(wait_for.encode()), seconds=60)
+        begun = monotonic()
         os.write(terminal, typed)
         try:
-            while some := os.read(terminal, 65_536):
-                shown += some
+            while monotonic() < begun + 60:
+                if not select.select([terminal], [], [], 1.0)[0]:
+                    if answer not in shown:
+                        os.write(terminal, typed)
+                elif some := os.read(terminal, 65_536):
+                    shown += some
+                else:
+                    break
+            else:
+                os.kill(child, signal.SIGKILL)
         except OSError:
             pass  # the other side of it is closed
     finally:
@@ -134,7 +152,9 @@ def at_a_terminal(environment: Environment, wait_for: str, typed: bytes, *argume
 def test_whoever_leaves_a_question_has_done_nothing(environment: Environment, key: bytes, code: int) -> None:
     Leased.send({})
 
-    ended, shown = at_a_terminal(environment, "confirm: ", key, "purgequeue", "testapp.Leased", "--no-color")
+    ended, shown = at_a_terminal(
+        environment, "confirm: ", key, b"Nothing was done.", "purgequeue", "testapp.Leased", "--no-color"
+    )
 
     assert ended == code
     assert shown.rstrip().endswith("CommandError: Nothing was done.")

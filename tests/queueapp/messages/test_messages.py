@@ -129,14 +129,6 @@ def test_what_is_no_json_is_refused_when_it_is_sent(body: Any) -> None:
         messages.encode(body)
 
 
-@pytest.mark.parametrize(
-    ("data", "cls"),
-    [(b"", Order), (None, Order)],
-)
-def test_a_typed_body_that_is_missing_is_none(data: bytes | None, cls: Any) -> None:
-    assert messages.decode_body(data, messages.JSON, cls) is None
-
-
 @pytest.mark.parametrize("data", [b"{", b"[]", b'{"number": "x"}', b'{"text": "x"}', b"\xff", b"[" * 100_000])
 def test_what_is_not_of_its_type_is_undecodable(data: bytes) -> None:
     with pytest.raises(UndecodableMessage, match="The body is not a Order"):

@@ -17,6 +17,8 @@ from queueapp import InvalidOption, Queue, QueueNotFound, Semantics, registry
 from queueapp.models import BytesField, TableOptions
 from queueapp.models.queue import claim_columns
 from queueapp.sending.accepting import alias_of
+from queueapp.sql.claimed import FOREVER
+from queueapp.sql.tables import QueueTable
 from tests import odbc
 from tests.inprocess import real_commits
 from tests.testapp.models import Addressed, AddressedUrgent, Leased, Readable, Short, Transactional, Urgent
@@ -358,3 +360,19 @@ def test_a_wire_format_that_nobody_knows_is_refused() -> None:
 
             class Meta:
                 app_label = "testapp"
+
+
+# -- expressions at entry ------------------------------------------------------------------------------------------------
+
+
+def test_a_default_holds_what_others_insert_on_queues_with_expressions_alone() -> None:
+    base = define("Base", {"abstract": True}, filter="/a = 1")
+    sieve, unfiltered = define("Sieve", base=base), define("Unfiltered", base=base, filter=None)
+    glance = define("Glance", {"proxy": True}, base=sieve)
+
+    assert sieve._meta.get_field("lease_expires").db_default == FOREVER
+    assert not unfiltered._meta.get_field("lease_expires").has_db_default()
+    assert glance._meta.get_field("lease_expires") is sieve._meta.get_field("lease_expires")
+    assert [QueueTable.of(one).filled for one in (sieve, unfiltered)] == [{"lease_expires": None}, {}]
+    assert names(sieve._meta.indexes) == ["expires", "held"]
+    assert names(unfiltered._meta.indexes) == ["expires"]

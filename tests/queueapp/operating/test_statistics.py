@@ -14,7 +14,8 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection, connections, transaction
 
-from queueapp.models import DelayedMessage, Now
+from queueapp.models import DelayedMessage, Now, PoisonMessage
+from queueapp.operating import statistics
 from queueapp.operating.statistics import LIMIT, UNKNOWN, QueueFigures, figures
 from tests.databases import only_on_postgresql
 from tests.inprocess import real_commits
@@ -22,7 +23,7 @@ from tests.testapp.models import AddressedUrgent, Leased, Transactional
 
 #: The figures in JSON.
 COUNTED = {"waiting", "leased", "lapsed", "expired", "exact", "oldest_seconds", "delayed", "delayed_exact", "poison",
-           "poison_exact", "subscribers", "paused"}  # fmt: skip
+           "poison_exact", "deferred_ack_count", "subscribers", "paused"}  # fmt: skip
 
 pytestmark = real_commits  # some queues of the tests have no table: an error that would end a test's transaction
 
@@ -68,6 +69,30 @@ def test_queuestats_shows_it() -> None:
 
     text, _, _ = queuestats("--json")
     assert {"queue": "gone.Queue", "delayed": 3, "waiting": None}.items() <= json.loads(text)[-1].items()
+
+
+def test_what_is_just_as_much_as_is_counted_is_exact_and_one_more_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "LIMIT", 2)
+    stuck("gone.Queue", 2)
+
+    def add(count: int) -> None:
+        for _ in range(count):
+            Leased.send({})
+            Leased.send({}, delay=timedelta(hours=1))
+            for name in ("testapp.Leased", "gone.Queue"):
+                PoisonMessage.objects.create(message_id=uuid.uuid4(), queue=name, reason="r")
+
+    def exact() -> set[bool | None]:
+        (one,) = figures([Leased])
+        left = dict(statistics.left_in("default"))["gone.Queue"]
+        gone = next(each for each in figures() if each.queue == "gone.Queue")
+        assert (one.delayed, one.poison, left.count, gone.poison) == (2, 2, 2, 2)
+        return {one.exact, one.delayed_exact, one.poison_exact, left.exact, gone.poison_exact}
+
+    add(2)
+    assert exact() == {True}
+    add(1)
+    assert exact() == {False}
 
 
 def test_waiting_is_what_a_receiver_may_be_given() -> None:

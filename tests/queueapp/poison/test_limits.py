@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from queueapp.poison.failures import append, attempts_of, set_back
-from queueapp.poison.limits import Spent, attempt_of, reasons, spent, unended
+from queueapp.poison.limits import Spent, attempt_of, reached, spent, unended
 from queueapp.sql.claimed import Claimed
 
 
@@ -63,14 +63,19 @@ def test_where_a_policy_decides_the_projects_attempts_bound_what_nobody_ended(se
 
 def test_every_hand_out_counts_for_the_limit_of_deliveries() -> None:
     assert verdict(claimed(3, cancels=2), 9, limits(3)) is None
-    assert verdict(claimed(4, cancels=3), 9, limits(3)) == "handed out 3 times (max_deliveries = 3)"
+    assert verdict(claimed(4, cancels=3), 9, limits(3)) == "max_deliveries: handed out 3 times"
     assert verdict(claimed(2, failed=2), 9, limits(3), leased=False) is None
-    assert verdict(claimed(3, failed=3), 9, limits(3), leased=False) == "handed out 3 times (max_deliveries = 3)"
+    assert verdict(claimed(3, failed=3), 9, limits(3), leased=False) == "max_deliveries: handed out 3 times"
 
 
 def test_no_limit_is_none() -> None:
-    assert reasons(limits(), 10**6, 10**6) == ""
-    assert reasons(limits(2, 2), 1, 1) == ""
+    assert reached(limits(), 10**6, 10**6) == ()
+    assert reached(limits(2, 2), 1, 1) == ()
+
+
+def test_all_limits_that_are_reached_are_named_in_one_order() -> None:
+    assert reached(limits(2, 2), 2, 2) == ("max_cancels", "max_deliveries")
+    assert reached(limits(2, 3), 2, 2) == ("max_deliveries",)
 
 
 def test_a_foreign_table_counts_in_the_headers() -> None:

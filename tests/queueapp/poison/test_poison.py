@@ -68,6 +68,14 @@ def test_many_are_requeued_in_batches_in_their_order(monkeypatch: pytest.MonkeyP
     assert [row.body for row in Leased.objects.order_by("seq")] == [b"%d" % number for number in range(10)]
 
 
+def test_what_fails_again_at_once_is_not_requeued_once_more() -> None:
+    bury(2)
+
+    assert poison.requeue(poison.find(), progress=lambda done: bury() and None) == 2
+
+    assert PoisonMessage.objects.count() == 1
+
+
 def test_each_goes_to_the_queue_it_came_from_or_was_meant_for() -> None:
     bury(2, Leased)
     bury(3, Transactional)

@@ -155,3 +155,36 @@ def test_a_message_that_goes_into_a_queue_with_fewer_levels_gets_the_nearest() -
     assert poison.requeue(poison.find(), to=Urgent) == 3
 
     assert list(Urgent.objects.order_by("seq").values_list("priority", flat=True)) == [2, 2, 0]
+
+
+def test_of_several_operators_at_once_each_message_goes_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("queueapp.poison.requeueing.BATCH", 3)
+    bury(60)
+    start = threading.Barrier(4)
+    done: list[int] = []
+
+    def press(act: Any) -> None:
+        start.wait(30)
+        try:
+            done.append(act())
+        finally:
+            connections.close_all()
+
+    acts = [
+        lambda: poison.requeue(poison.find()),
+        lambda: poison.requeue(poison.find(), reset_counts=False),
+        lambda: poison.requeue(poison.find(), to=Urgent),
+        lambda: poison.archive(poison.find(list(PoisonMessage.objects.values_list("number", flat=True)[20:30]))),
+    ]
+    threads = [threading.Thread(target=press, args=(act,)) for act in acts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+
+    assert len(done) == len(acts), "each of them ended well"
+    archived = PoisonMessage.objects.filter(status=Status.ARCHIVED).count()
+    ids = [*Leased.objects.values_list("id", flat=True), *Urgent.objects.values_list("id", flat=True)]
+    assert len(set(ids)) == len(ids) == 60 - archived
+    assert sum(done) == 60
+    assert not PoisonMessage.objects.filter(status=Status.UNRESOLVED).exists()

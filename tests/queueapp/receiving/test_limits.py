@@ -35,7 +35,7 @@ def bodies(rows: Any) -> list[bytes]:
 
 
 @LEASING
-def test_the_cancel_that_reaches_the_limit_makes_it_poison(queue: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_max_cancels_the_one_that_reaches_it_makes_it_poison(queue: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue.delivery, "max_cancels", 2)
     send(queue, 2)
     for _ in range(2):
@@ -44,7 +44,7 @@ def test_the_cancel_that_reaches_the_limit_makes_it_poison(queue: Any, monkeypat
                 message.cancel()
 
     kept = PoisonMessage.objects.get()
-    assert kept.reason == "not acked: given back 2 times (max_cancels = 2)"
+    assert kept.reason == "max_cancels: given back 2 times"
     assert (kept.deliveries, kept.cancels, kept.attempts, kept.queue) == (2, 2, 0, queue._meta.label)
     assert bytes(kept.body) == b'{"number":0}'
     assert bodies(queue.objects.all()) == [b'{"number":1}']
@@ -65,26 +65,26 @@ def test_a_block_that_is_left_gives_back_within_the_limit(queue: Any, monkeypatc
 
 
 @LEASING
-def test_the_hand_out_that_reaches_the_limit_is_the_last(queue: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_max_deliveries_the_one_that_reaches_it_is_the_last(queue: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue.delivery, "max_deliveries", 2)
     send(queue, 1)
     for expected in (1, 2):
         with queue.receive() as batch:
             assert [message.deliveries for message in batch] == [expected]
 
-    assert PoisonMessage.objects.get().reason == "not acked: handed out 2 times (max_deliveries = 2)"
+    assert PoisonMessage.objects.get().reason == "max_deliveries: handed out 2 times"
     assert not queue.objects.exists()
 
 
 @LEASING
-def test_all_limits_that_are_reached_are_named(queue: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reasons_of_all_limits_that_are_reached_are_named(queue: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue.delivery, "max_deliveries", 1)
     monkeypatch.setattr(queue.delivery, "max_cancels", 1)
     send(queue, 1)
     with queue.receive() as batch:
         next(iter(batch)).cancel()
 
-    reason = "not acked: handed out 1 times (max_deliveries = 1) and given back 1 times (max_cancels = 1)"
+    reason = "max_cancels, max_deliveries: given back 1 times and handed out 1 times"
     assert PoisonMessage.objects.get().reason == reason
 
 

@@ -144,7 +144,7 @@ def test_the_highest_priority_is_received_first() -> None:
 
 
 @LEASING
-def test_what_is_acked_is_gone_and_the_rest_is_back_in_its_place(queue: Any) -> None:
+def test_semantics_what_is_acked_is_gone_and_the_rest_is_back_in_its_place(queue: Any) -> None:
     send(queue, 4)
 
     with queue.receive(4) as batch:
@@ -209,7 +209,7 @@ def test_a_message_ends_once(queue: Any, how: str) -> None:
             message.ack()
 
 
-def test_what_is_received_at_most_once_is_gone_when_it_is_received() -> None:
+def test_semantics_at_most_once_is_gone_when_it_is_received() -> None:
     send(AtMostOnce, 2)
 
     with AtMostOnce.receive(2) as batch:
@@ -220,7 +220,7 @@ def test_what_is_received_at_most_once_is_gone_when_it_is_received() -> None:
     assert not AtMostOnce.objects.exists()
 
 
-def test_an_error_in_the_block_gives_leased_messages_back() -> None:
+def test_disconnect_by_an_error_in_the_block_gives_leased_messages_back() -> None:
     send(Leased, 3)
 
     with pytest.raises(LookupError), Leased.receive(3) as batch:

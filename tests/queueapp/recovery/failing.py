@@ -13,8 +13,8 @@ from queueapp.consuming.registration import Registration
 from queueapp.models import DelayedMessage, PoisonMessage
 from queueapp.recovery.carrying_out import fail, fail_taken
 from queueapp.sql import queue_sql
-from queueapp.sql.base import Row
 from queueapp.sql.claimed import Range
+from queueapp.sql.rows import Row
 from tests.testapp.models import AtMostOnce, Leased, Transactional
 
 BODY = b"\0\xff intact"

@@ -15,8 +15,8 @@ from queueapp.models import PoisonMessage
 from queueapp.recovery.carrying_out import fail_taken
 from queueapp.recovery.verdicts import Poison, RetryLater, RetryNow
 from queueapp.sql import queue_sql
-from queueapp.sql.base import Row
 from queueapp.sql.claimed import Range
+from queueapp.sql.rows import Row
 from tests.inprocess import real_commits
 from tests.testapp.models import AddressedUrgent, AtMostOnce, Leased, Transactional
 

@@ -19,8 +19,8 @@ from queueapp.poison.failures import MAX_FAILURES, MAX_TEXT, describe, read_fail
 from queueapp.recovery.carrying_out import fail, fail_taken
 from queueapp.recovery.policy import Failure, default_policy
 from queueapp.sql import queue_sql
-from queueapp.sql.base import Row
 from queueapp.sql.claimed import Range
+from queueapp.sql.rows import Row
 from tests.inprocess import real_commits
 from tests.testapp.models import AtMostOnce, Leased, Transactional
 

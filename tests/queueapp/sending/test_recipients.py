@@ -13,7 +13,7 @@ from django.db import connection, transaction
 from queueapp import consumer
 from queueapp.consuming.registry import registered
 from queueapp.errors import InvalidMessage
-from queueapp.models import Now, Subscriber
+from queueapp.models import Now, Subscriber, Subscription
 from queueapp.sending import recipients
 from tests.databases import only_on_postgresql
 from tests.testapp.messages import Nop
@@ -65,6 +65,13 @@ def test_a_producer_without_consumers_knows_those_of_live_workers() -> None:
     live("stock.rebook")
     Addressed.send(Nop(1, ""), recipient="stock.rebook")
     with pytest.raises(InvalidMessage):
+        Addressed.send(Nop(1, ""), recipient="stock.rebok")
+
+
+def test_a_name_that_only_a_subscription_has_is_known() -> None:
+    Subscription.objects.create(queue="testapp.Addressed", consumer="stock.rebook", type_name="testapp.Nop")
+    Addressed.send(Nop(1, ""), recipient="stock.rebook")
+    with pytest.raises(InvalidMessage, match=r"Known: stock\.rebook\."):
         Addressed.send(Nop(1, ""), recipient="stock.rebok")
 
 

@@ -39,7 +39,11 @@ def spark_session(spark_log: Path, event_log: Path) -> Iterator[SparkSession]:
         task_attempts=3,
         java_home=java.home,
         log=spark_log,
-        settings={"spark.eventLog.enabled": "true", "spark.eventLog.dir": event_log.as_uri()},
+        settings={
+            "spark.eventLog.enabled": "true",
+            "spark.eventLog.dir": event_log.as_uri(),
+            "spark.eventLog.compress": "false",  # so that a test can read it
+        },
     )
     yield session
     session.stop()

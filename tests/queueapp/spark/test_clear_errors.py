@@ -84,6 +84,8 @@ def test_a_wrong_option_is_named_with_what_is_accepted(options: dict[str, str], 
         ("body string, headers map<string,int>", {}, InvalidDataFrame, r"headers .* is map<string,int>"),
         ("body string", {"queue": "testapp.Nothing"}, QueueNotFound, "There is no queue 'testapp.Nothing'"),
         ("body string", {"queue": "testapp.Addressed"}, InvalidDataFrame, "add a column recipient"),
+        ("body string", {"queue": "testapp.SecretOnce"}, InvalidDataFrame, "Spark has no keys"),
+        ("a int", {"queue": "testapp.SecretOnce", "message_type": "any.One"}, InvalidDataFrame, "lie in the clear"),
         ("a int", {"message_type": "nowhere.Nothing"}, InvalidOption, "importable on driver and executors"),
         ("a int", {"message_type": "datetime.datetime"}, InvalidOption, "a msgspec.Struct or a dataclass"),
         (

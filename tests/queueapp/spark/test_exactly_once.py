@@ -141,8 +141,8 @@ class IsKilledInTheMiddle(PostgresqlClient):
 
     killed = False
 
-    def _move(self, connection: Any, table: StagingName, count: int, recipient: str) -> None:
-        super()._move(connection, table, count, recipient)
+    def _move(self, connection: Any, table: StagingName, count: int) -> None:
+        super()._move(connection, table, count)
         if not IsKilledInTheMiddle.killed:
             IsKilledInTheMiddle.killed = True
             with psycopg.connect(self.database.conninfo, autocommit=True) as other:

@@ -17,8 +17,8 @@ from queueapp.errors import UnsupportedServer
 from queueapp.models import SparkCommit
 from queueapp.spark.errors import StagingLost
 from queueapp.sql import spark_sql
-from queueapp.sql.base import QueueTable
 from queueapp.sql.spark import STAGED, LedgerTable, SparkSql, StagingName
+from queueapp.sql.tables import QueueTable
 from tests.testapp.models import Leased, Readable
 
 NAME = StagingName.make(1_800_000_000, "0123456789abcdef", 99_999, 3)
@@ -153,7 +153,7 @@ def publish_on_sql_server(monkeypatch: pytest.MonkeyPatch, fake: FakeConnection)
     from queueapp.spark.targets import Database, QueueTarget
 
     monkeypatch.setattr(mssql_python, "connect", lambda conninfo, autocommit: fake)
-    target = QueueTarget(QueueTable.of(Leased), "default", 1, False, None, {})
+    target = QueueTarget(QueueTable.of(Leased), "default", 1, False, None)
     plan = Plan(target.label, ("id", "body"), "{}")
     client = SqlServerClient(Database("default", "microsoft", ""), target, sql_of("microsoft"), plan, "queueapp")
     return client.publish(Publication("p", 0, [(NAME.name, 7)], streaming=False))

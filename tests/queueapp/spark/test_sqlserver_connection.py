@@ -12,8 +12,8 @@ from queueapp.spark.client import SinkClient
 from queueapp.spark.columns import Plan
 from queueapp.spark.targets import Database, take_snapshot
 from queueapp.sql import spark_sql
-from queueapp.sql.base import QueueTable
 from queueapp.sql.spark import STAGED, LedgerTable
+from queueapp.sql.tables import QueueTable
 from tests import odbc
 from tests.queueapp.sql.drivers.tds import TdsServer, broken_line, refusal
 from tests.testapp.models import Urgent

@@ -13,9 +13,11 @@ from django.db import connections
 
 from queueapp.messages import new_id
 from queueapp.sql import QueueSql, backend_of, queue_sql
-from queueapp.sql.base import Backend, QueueTable, Row
+from queueapp.sql.base import Backend
 from queueapp.sql.claimed import MAX_SEQ, SEQ, Claimed, Range
 from queueapp.sql.outgoing import Outgoing
+from queueapp.sql.rows import Row
+from queueapp.sql.tables import QueueTable
 from tests.inprocess import eventually
 
 ALL = (Range(),)

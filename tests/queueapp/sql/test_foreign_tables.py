@@ -11,8 +11,8 @@ import pytest
 
 from queueapp.models import DelayedMessage
 from queueapp.sql import queue_sql
-from queueapp.sql.base import StoreTable
 from queueapp.sql.claimed import Peek, Range
+from queueapp.sql.tables import StoreTable
 from tests.nservicebus import Endpoint
 from tests.queueapp.sql.server import ALL, Server, outgoing, seqs_of, whole, within
 from tests.testapp.models import ForeignPostgres, ForeignSqlServer

@@ -15,8 +15,8 @@ from sqlglot import exp
 from queueapp.models import DelayedMessage
 from queueapp.operating import inspection
 from queueapp.sql import backend_of
-from queueapp.sql.base import QueueTable
 from queueapp.sql.definition import Remark
+from queueapp.sql.tables import QueueTable
 from tests.inprocess import real_commits
 from tests.queueapp.sql.server import Server, levels
 from tests.queueapp.sql.tsql import Recorder, never_connected, parsed

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import re
 import uuid
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from sqlglot import exp
 
-from queueapp.sql.base import QueueTable
-from queueapp.sql.sqlserver.locking import LOOKING, TAKING
+from queueapp.sql.claimed import MAX_PLACE, Range
+from queueapp.sql.journal import BEGINNING
+from queueapp.sql.sqlserver.backend import SqlServerBackend
+from queueapp.sql.sqlserver.journal import SqlServerJournalSql
+from queueapp.sql.sqlserver.locking import LOOKING, MAX_BATCH, TAKING
 from queueapp.sql.sqlserver.queue import SqlServerQueueSql
+from queueapp.sql.tables import QueueTable
 from tests.queueapp.sql.test_tsql_parses import (
+    DELAYED,
     LEVELS,
     OWNER,
     PLAIN,
@@ -27,6 +35,8 @@ from tests.queueapp.sql.test_tsql_parses import (
     statements_of,
 )
 from tests.queueapp.sql.tsql import Recorder, columns, hints, never_connected
+from tests.testapp.models import Capped, Urgent
+from tests.testapp.ordering import Ranked
 
 TAKEN, LOOKED_AT = set(TAKING.split(", ")), set(LOOKING.split(", "))
 FOUND: list[tuple[Any, ...]] = [(1,), (2,)]
@@ -85,8 +95,11 @@ def test_claim_in_the_order_of_the_table_takes_what_it_finds() -> None:
 @each_table
 @pytest.mark.parametrize("purge", PURGES)
 def test_purges_look_for_keys_and_lock_those_alone(table: QueueTable, purge: str) -> None:
-    if purge == "purge" or table.has("expires"):
-        check_look_and_take(table, PURGES[purge], exp.Delete)
+    expiry = table.expiry
+    never = expiry is not None and expiry.after_ms is None
+    if purge == "purge" or (table.has("expires") and not never):
+        by_two_indexes = purge != "purge" and expiry is not None and expiry.model in ("default", "earliest")
+        check_look_and_take(table, PURGES[purge], exp.Delete, looks_again=by_two_indexes)
     else:
         recorder = Recorder()
         assert SqlServerQueueSql(table).purge_expired(never_connected(recorder), 10) == []
@@ -100,8 +113,14 @@ def test_release_of_the_dead_looks_for_keys_and_locks_those_alone(table: QueueTa
         assert str(OWNER) in statement.params, "asked again: it may be somebody else's meanwhile"
 
 
-def check_look_and_take(table: QueueTable, run: Verb, kind: type[exp.Expression]) -> list[Any]:
-    (look, looked), (take, taken) = statements_of(table, run)
+def check_look_and_take(
+    table: QueueTable, run: Verb, kind: type[exp.Expression], *, looks_again: bool = False
+) -> list[Any]:
+    (look, looked), (take, taken), *again = statements_of(table, run)
+    # By the other index: it finds nothing here, so nothing is taken.
+    assert [([given for _, given in hints(read)], kinds(read)) for _, read in again] == [
+        ([LOOKED_AT], [exp.Select])
+    ] * looks_again
     assert (kinds(looked), kinds(taken)) == ([exp.Select], [kind])
     assert [given for _, given in hints(looked)] == [LOOKED_AT]
     assert [given for _, given in hints(taken)] == [TAKEN]
@@ -144,3 +163,57 @@ def test_purge_of_what_has_expired_ends(went: int, rounds: int, monkeypatch: pyt
 
     assert sum(one.sql.startswith("SELECT") for one in recorder.statements) == rounds
     assert "[2,4]" in recorder.statements[1].params, "in the order in which everybody locks"
+
+
+# -- so many at a time -----------------------------------------------------------------------------------------------------
+
+MANY = 100_000
+RANKED, CAPPED = QueueTable.of(Ranked), QueueTable.of(Capped)
+#: Where an index is walked and not a list of keys.
+STRETCH = [Range(1, MAX_PLACE)]
+#: What takes as many as it is told to: how it is called, and what the looks before its last statement find.
+TAKERS: dict[str, tuple[Callable[[Any], Any], list[list[tuple[Any, ...]]]]] = {
+    "purge": (lambda c: SqlServerBackend().queue(PLAIN).purge(c, MANY), []),
+    "expired": (lambda c: SqlServerBackend().queue(PLAIN).purge_expired(c, MANY), []),
+    "release": (lambda c: SqlServerBackend().queue(PLAIN).release_owner(c, OWNER, MANY), []),
+    "owned": (lambda c: SqlServerBackend().queue(PLAIN).take_owned(c, OWNER, 3, MANY), []),
+    "held": (lambda c: SqlServerBackend().queue(PLAIN).lock_held(c, MANY), []),
+    "heads": (lambda c: SqlServerBackend().queue(CAPPED).lock_heads(c, LEVELS[:1], MANY, bodies=False), []),
+    "heads by rank": (lambda c: SqlServerBackend().queue(RANKED).lock_heads(c, STRETCH, MANY, bodies=False), []),
+    "heads at places": (
+        lambda c: (
+            SqlServerBackend().queue(RANKED).lock_heads(c, [Range(n, n) for n in range(1, 9_000)], MANY, bodies=False)
+        ),
+        [],
+    ),
+    "shared out": (lambda c: SqlServerBackend().queue(CAPPED).take_up(c, OWNER, MANY, TOKEN, 1), []),
+    "sent": (lambda c: SqlServerBackend().queue(CAPPED).delete_sent(c, OWNER, MANY), []),
+    "due": (lambda c: SqlServerBackend().lock_due(c, DELAYED, "SECRET", MANY), []),
+    "journal": (lambda c: SqlServerJournalSql("queueapp_journalentry").purge(c, "SECRET", 1, BEGINNING, MANY), []),
+    "priorities": (
+        lambda c: SqlServerBackend().queue(QueueTable.of(Urgent)).clamp_priorities(c, [""], MANY),
+        [[(0,)]],
+    ),
+}
+
+
+@pytest.mark.parametrize("taker", TAKERS)
+def test_however_many_are_asked_for_no_statement_takes_more_than_stay_locks_of_rows(taker: str) -> None:
+    run, answers = TAKERS[taker]
+    recorder = Recorder(answers=[list(one) for one in answers])
+
+    run(never_connected(recorder))
+
+    taken = [
+        one.params[one.sql[: found.start()].count("?")]
+        for one in recorder.statements
+        for found in re.finditer(r"TOP \(\?\)", one.sql)
+    ]
+    taken += [
+        len(json.loads(each))
+        for one in recorder.statements
+        for each in one.params
+        if isinstance(each, str) and each.startswith("[")
+    ]
+    assert max(taken) == MAX_BATCH
+    assert MAX_BATCH < 5_000, "at which a table is locked as a whole"

@@ -15,21 +15,26 @@ from typing import Any
 import pytest
 from sqlglot import exp
 
+from queueapp.errors import QueueError
 from queueapp.messages import new_id
 from queueapp.models import DelayedMessage, PoisonMessage
 from queueapp.sql import SessionState
-from queueapp.sql.base import QueueTable, Row, StoreTable
+from queueapp.sql.bookmarks import Holder, Limits
 from queueapp.sql.carried import CARRIED, COUNTS, SENT, WHOLE, Kind
 from queueapp.sql.claimed import Range
+from queueapp.sql.expiry import Expiry
 from queueapp.sql.outgoing import Outgoing
+from queueapp.sql.rows import Row
 from queueapp.sql.sqlserver.backend import SqlServerBackend
 from queueapp.sql.sqlserver.locking import LOOKING, TAKING
 from queueapp.sql.sqlserver.queue import SqlServerQueueSql
+from queueapp.sql.tables import QueueTable, StoreTable
 from tests import carrying
 from tests.queueapp.sql.tsql import Recorder, columns, hints, never_connected, parsed, placeholders, tables
 from tests.testapp.models import (
     Addressed,
     AddressedUrgent,
+    Filtered,
     ForeignPostgres,
     ForeignSqlServer,
     Leased,
@@ -42,17 +47,24 @@ PLAIN = QueueTable.of(Leased)
 BOTH = QueueTable.of(AddressedUrgent)
 ODD = {name: f"{name} 100% [of] Zoë's" for name in PLAIN.columns}
 
+MODELS = ("default", "queue", "latest", "earliest")
 #: Every shape of table: what the queue is, and how a table may be called.
 TABLES: dict[str, QueueTable] = {
     **{
         queue.__name__: QueueTable.of(queue)
-        for queue in (Leased, Transactional, Urgent, Addressed, AddressedUrgent, Readable, ForeignPostgres, ForeignSqlServer)
+        for queue in (
+            Leased, Transactional, Urgent, Addressed, AddressedUrgent, Readable, ForeignPostgres, ForeignSqlServer, Filtered
+        )
     },
     "schema": replace(PLAIN, db_table="shop].[orders"),
     "quoted schema": replace(BOTH, db_table="[shop].[orders]"),
     "odd names": replace(PLAIN, db_table="50% of ]brackets[ 'n' \"quotes\"", columns=ODD),
     "odd names, levels": replace(BOTH, db_table="odd", columns=ODD, claim_index="in%dex]"),
+    "odd names, held": replace(PLAIN, db_table="odd", columns=ODD, holds=True),
     "no expiry": replace(PLAIN, columns={k: v for k, v in PLAIN.columns.items() if k != "expires"}),
+    **{f"aged by {model}": replace(PLAIN, expiry=Expiry(model, 10**12), restarts_age=True) for model in MODELS},
+    "aged by levels": replace(BOTH, expiry=Expiry("latest", 5)),
+    "never aged": replace(PLAIN, expiry=Expiry("queue", None)),
     "no arrival": replace(PLAIN, columns={k: v for k, v in PLAIN.columns.items() if k != "enqueued_at"}),
 }  # fmt: skip
 
@@ -98,6 +110,7 @@ LEASE_VERBS: dict[str, tuple[Verb, type[exp.Expression]]] = {
     "cancel": (_after([], lambda s, c: s.give_back(c, [1, 2], TOKEN, handled=True)), exp.Update),
     "give back": (_after([], lambda s, c: s.give_back(c, [1], TOKEN, handled=False)), exp.Update),
     "extend": (_after([], lambda s, c: s.extend(c, [1, 2], TOKEN, 10**12)), exp.Update),
+    "write headers": (_after([], lambda s, c: s.write_headers(c, 1, TOKEN, "SECRET")), exp.Update),
     "renew": (_after([], lambda s, c: s.renew(c, [1, 2], TOKEN, 10**12, 100)), exp.Update),
     "try to ack": (_after([], lambda s, c: s.try_ack(c, [1, 2], TOKEN, 100)), exp.Delete),
     "try to give back": (_after([], lambda s, c: s.try_give_back(c, [1, 2], TOKEN, 100)), exp.Update),
@@ -107,6 +120,26 @@ LEASE_VERBS: dict[str, tuple[Verb, type[exp.Expression]]] = {
         exp.Update,
     ),
     "put back": (_after([], lambda s, c: s.put_back(c, 1, deliveries=1, cancels=0, failures=None)), exp.Update),
+    **{
+        f"{name}, {leasing}": (
+            _after([], lambda s, c, verb=verb, leasing=leasing: verb(s, c, Holder(leasing, OWNER))),
+            kind,
+        )
+        for leasing in ("strict", "sublet", "fenced")
+        for name, verb, kind in (
+            ("ack by name", lambda s, c, holder: s.ack_held(c, [1, 2], holder), exp.Delete),
+            ("take by name", lambda s, c, holder: s.take_held(c, [1, 2], holder), exp.Delete),
+            (
+                "take at a limit",
+                lambda s, c, holder: s.take_held(c, [1], holder, leased=True, limits=Limits(2, 3)),
+                exp.Delete,
+            ),
+            ("cancel by name", lambda s, c, holder: s.cancel_held(c, [1, 2], holder, Limits(2, 3)), exp.Update),
+            ("cancel without limits", lambda s, c, holder: s.cancel_held(c, [1, 2], holder, Limits()), exp.Update),
+            ("extend by name", lambda s, c, holder: s.extend_held(c, [1, 2], holder, 10**12), exp.Update),
+            ("candidates", lambda s, c, holder: s.candidates(c, 0, 9, 5, holder), exp.Select),
+        )
+    },
 }
 VERBS: dict[str, tuple[Verb, type[exp.Expression]]] = {
     "insert": (_after([], lambda s, c: s.insert(c, FULL)), exp.Insert),
@@ -136,8 +169,18 @@ VERBS: dict[str, tuple[Verb, type[exp.Expression]]] = {
     "types": (_after([[("{}", 5)]], lambda s, c: s.head_types(c, 10_001)), exp.Select),
     "types of a level": (_after([[("{}", 5)]], lambda s, c: s.head_types(c, 10_001, _level(s))), exp.Select),
     "last": (_after([[(5,)]], lambda s, c: s.last(c)), exp.Select),
+    "seqs of ids": (_after([], lambda s, c: s.seqs_of(c, [TOKEN, OWNER])), exp.Select),
     "from delayed": (_after([], lambda s, c: s.insert_from(c, DELAYED, [1])), exp.Insert),
     "from poison, reset": (_after([], lambda s, c: s.insert_from(c, POISON, [1], reset_counts=True)), exp.Insert),
+}
+HELD_VERBS: dict[str, tuple[Verb, type[exp.Expression]]] = {
+    "lock held": (_after([], lambda s, c: s.lock_held(c, 5)), exp.Select),
+    "free held": (_after([], lambda s, c: s.free_held(c, [1, 2], None, None)), exp.Update),
+    "free held, all": (
+        _after([], lambda s, c: s.free_held(c, [1, 2], [2**63 - 1, -(2**63)], [True, False])),
+        exp.Update,
+    ),
+    "count held": (_after([[(5,)]], lambda s, c: s.count_held(c, 10)), exp.Select),
 }
 each_table = pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 leased_table = pytest.mark.parametrize(
@@ -177,6 +220,25 @@ def kinds(found: list[exp.Expression]) -> list[type[exp.Expression]]:
 def test_verb_is_one_statement_of_its_kind(table: QueueTable, verb: str) -> None:
     run, kind = VERBS[verb]
     check_kinds(table, run, kind)
+
+
+@pytest.mark.parametrize("table", [one for one in TABLES.values() if one.holds], ids=lambda t: t.db_table)
+@pytest.mark.parametrize("verb", HELD_VERBS)
+def test_verb_of_what_is_held_is_one_statement_of_its_kind(table: QueueTable, verb: str) -> None:
+    run, kind = HELD_VERBS[verb]
+    check_kinds(table, run, kind)
+    ((statement, found),) = statements_of(table, run)
+    assert "= '9998-12-31 00:00:00'" in statement.sql
+    expected = {"lock held": TAKING, "count held": LOOKING}.get(verb, "ROWLOCK")
+    assert [given for _, given in hints(found)] == [set(expected.split(", "))]
+
+
+@pytest.mark.parametrize("table", [one for one in TABLES.values() if one.holds], ids=lambda t: t.db_table)
+def test_our_own_inserts_say_that_a_message_is_not_held(table: QueueTable) -> None:
+    for name in (name for name in VERBS if name.startswith(("insert", "from"))):
+        for _, found in statements_of(table, VERBS[name][0]):
+            (insert,) = (one for one in found if isinstance(one, exp.Insert))
+            assert table.columns["lease_expires"] in {one.name for one in insert.this.find_all(exp.Identifier)}, name
 
 
 @leased_table
@@ -362,6 +424,7 @@ BACKEND: dict[str, tuple[Callable[[SqlServerBackend, Any], Any], list[list[tuple
         lambda b, c: b.store_delayed(c, DELAYED, "SECRET", FULL, datetime.now(UTC) + timedelta(1)), [[(1,)]], exp.Insert
     ),
     "delay bare": (lambda b, c: b.store_delayed(c, DELAYED, "SECRET", BARE, 0), [[(1,)]], exp.Insert),
+    "take deferred": (lambda b, c: b.take_deferred(c, "queueapp_deferredack", "SECRET", [TOKEN, OWNER]), [], exp.Delete),
     "note arrivals": (
         lambda b, c: b.note_arrivals(c, "queueapp_arrival", [(new_id(), new_id())] * 2, "SECRET"), [], exp.Insert
     ),
@@ -402,3 +465,46 @@ def test_everything_a_message_carries_goes_into_its_queue() -> None:
     for name in (*WHOLE, *COUNTS):
         assert f"[{BOTH.columns[name]}]" in statement.sql.split(" SELECT ")[0]
         assert f"q.[{DELAYED.columns[name]}]" in statement.sql.split(" SELECT ")[1]
+
+
+def test_a_deferred_ack_is_written_over_or_put_in() -> None:
+    found = statements_of(
+        PLAIN, lambda _, c, __: SqlServerBackend().defer(c, "queueapp_deferredack", "SECRET", [TOKEN], "SECRET", 10**12)
+    )
+    assert [kinds(read) for _, read in found] == [[exp.Update], [exp.Insert]]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_purge_by_age_asks_each_index_and_takes_by_key(model: str) -> None:
+    table = TABLES[f"aged by {model}"]
+    for verb in (lambda s, c: s.purge_expired(c, 5), lambda s, c: s.take_expired(c, 5)):
+        found = statements_of(table, _after([], verb))
+        ordered = [select.args["order"].expressions[0].this.name for _, (select,) in found]
+        by_age, by_own = table.columns["enqueued_at"], table.columns["expires"]
+        assert ordered == {"default": [by_own, by_age], "earliest": [by_own, by_age]}.get(model, [by_age])
+
+
+def test_what_a_dead_subscriber_had_for_the_last_time_is_looked_for_and_taken_by_key() -> None:
+    row = (1, str(TOKEN), "{}", b"", 3, 0, None, *(None for _ in CARRIED))
+    found = statements_of(PLAIN, _after([[(1,)], [row]], lambda s, c: s.take_owned(c, OWNER, 3, 5)))
+    assert [kinds(read) for _, read in found] == [[exp.Select], [exp.Delete]]
+
+
+@pytest.mark.parametrize(("shared", "mode"), [(False, "Exclusive"), (True, "Shared")])
+def test_a_lock_on_a_name_is_the_transactions(shared: bool, mode: str) -> None:
+    def lock(_: Any, connection: Any, recorder: Recorder) -> None:
+        recorder.answers = [[(0,)]]
+        SqlServerBackend().lock_name(connection, "SECRET", shared=shared)
+
+    ((statement, found),) = statements_of(PLAIN, lock)
+    assert exp.Execute in [type(one) for one in found]
+    assert f"@LockMode = '{mode}', @LockOwner = 'Transaction', @LockTimeout = -1" in statement.sql
+
+
+def test_a_lock_that_was_refused_is_an_error() -> None:
+    def lock(_: Any, connection: Any, recorder: Recorder) -> None:
+        recorder.answers = [[(-3,)]]
+        SqlServerBackend().lock_name(connection, "SECRET")
+
+    with pytest.raises(QueueError, match="sp_getapplock said -3"):
+        statements_of(PLAIN, lock)

@@ -8,9 +8,10 @@ from typing import Any
 
 import psycopg
 import pytest
-from django.db import Error, IntegrityError, transaction
+from django.db import DatabaseError, Error, IntegrityError, transaction
 from django.db.backends.signals import connection_created
 from psycopg import sql
+from psycopg.types.string import TextLoader
 
 from tests.testapp.models import Effect, Transactional
 from tests.workers.connections.desk import Desk
@@ -47,7 +48,31 @@ def of_the_driver(desk: Desk) -> None:
     desk.run("SELECT 1")
 
 
-@pytest.mark.parametrize("handler", [of_its_own, composed, in_a_function, of_the_driver])
+def adapted(desk: Desk) -> None:
+    desk.connection.connection.adapters.register_loader("int8", TextLoader)
+    desk.run("SELECT 1")
+
+
+def told_of_notices(desk: Desk) -> None:
+    desk.connection.connection.add_notice_handler(print)
+    desk.run("SELECT 1")
+
+
+def failing_for_all(*_: Any) -> None:
+    raise RuntimeError("a wrapper of another handler's")
+
+
+def wrapped(desk: Desk) -> None:
+    desk.connection.execute_wrappers.append(failing_for_all)
+
+
+def unwrapped(desk: Desk) -> None:
+    desk.connection.execute_wrappers.clear()
+
+
+@pytest.mark.parametrize(
+    "handler", [of_its_own, composed, in_a_function, of_the_driver, adapted, told_of_notices, wrapped, unwrapped]
+)
 def test_changed_session_is_replaced_before_the_next_message(desk: Desk, handler: Handler) -> None:
     assert desk.in_autocommit(lambda desk: None) is None
     before = desk.do(lambda: session(desk.connection))
@@ -75,6 +100,53 @@ def test_in_the_workers_transaction_what_was_changed_is_committed_and_its_sessio
     assert changed.closed
     assert len(desk.effects("kept")) == 1
     desk.works()
+
+
+def test_a_wrapper_that_a_handler_leaves_is_taken_off_on_every_alias(desk: Desk) -> None:
+    desk.server.put(Transactional)
+    desk.in_autocommit(lambda desk: desk.write("before", desk.elsewhere))
+
+    def act(desk: Desk) -> None:
+        desk.other.execute_wrappers.append(failing_for_all)
+        wrapped(desk)
+
+    assert desk.in_transaction(act) is None
+    desk.do(desk.handed.mend)
+
+    desk.works()
+
+
+def test_a_wrapper_that_comes_with_a_session_is_kept(desk: Desk) -> None:
+    def observe(execute: Any, *values: Any) -> Any:
+        return execute(*values)
+
+    def on_creation(connection: Any, **_: Any) -> None:
+        connection.execute_wrappers.append(observe)
+
+    desk.do(lambda: desk.connection.close())
+    connection_created.connect(on_creation)
+    try:
+        desk.do(lambda: (desk.call(lambda desk: desk.write("first")), desk.handed.after(desk.failed)))
+        assert desk.in_autocommit(lambda desk: desk.write("second")) is None
+    finally:
+        connection_created.disconnect(on_creation)
+
+    assert desk.handed.changed is None
+    assert desk.do(lambda: observe in desk.connection.execute_wrappers)
+
+
+def test_a_connection_that_a_handler_has_shared_with_its_threads_is_the_tasks_again(desk: Desk) -> None:
+    def act(desk: Desk) -> None:
+        desk.connection.inc_thread_sharing()
+        desk.connection.force_debug_cursor = True
+        desk.write("shared")
+
+    assert desk.in_autocommit(act) is None
+    connection = desk.do(lambda: desk.connection)
+
+    with pytest.raises(DatabaseError, match="same thread"):
+        connection.cursor()
+    assert not connection.force_debug_cursor
 
 
 def test_what_was_not_mended_is_replaced_before_the_next_handler_at_the_latest(desk: Desk) -> None:

@@ -11,6 +11,10 @@ import pytest
 from django.db import connections
 
 from queueapp import consumer
+from queueapp.membership.delayed_dispatcher import DelayedDispatcher
+from queueapp.membership.housekeeping import Housekeeping
+from queueapp.membership.listening import Listener
+from queueapp.membership.peer_watch import PeerWatch
 from queueapp.models import Subscriber
 from tests.inprocess import DEADLINE, eventually, real_commits
 from tests.testapp.messages import Nop
@@ -19,11 +23,7 @@ from workers.processes.child import ChildOptions, Stages, run_dispatcher, run_wo
 from workers.processes.crashes import FAILED, exit_text
 from workers.processes.watchdog import Watchdog
 from workers.receiving.pump import QueuePump
-from workers.services.delayed_dispatcher import DelayedDispatcher
 from workers.services.heartbeat import Heartbeat
-from workers.services.housekeeping import Housekeeping
-from workers.services.listening import Listener
-from workers.services.peer_watch import PeerWatch
 from workers.services.renewals import Renewals
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from django.db import OperationalError
 
-from workers.connections.circuit_breaker import CircuitBreaker, State
+from queueapp.membership.circuit_breaker import CircuitBreaker, State
 from workers.processes import crashes
 from workers.processes.crashes import Crash, account
 

@@ -18,8 +18,8 @@ from queueapp import Semantics
 from queueapp.models import PoisonMessage
 from tests.inprocess import eventually, real_commits
 from tests.killing import kill, kill_all_others, session_of
-from tests.testapp.messages import Ping
-from tests.testapp.models import AtMostOnce, Effect, Leased, Transactional
+from tests.testapp.messages import Many, Ping
+from tests.testapp.models import AtMostOnce, Effect, Leased, Several, SeveralTransactional, Together, Transactional
 from tests.workers.trees import Tree
 
 pytestmark = real_commits
@@ -98,6 +98,35 @@ def test_a_message_that_kills_its_process_is_poison_and_its_neighbours_are_handl
     assert tree.terminate() == 0
     assert (poison.queue, bytes(poison.body).count(b'"killer"')) == (queue._meta.label, 1)
     assert "killer" not in effects()
+
+
+def test_who_kills_a_transaction_of_several_is_counted_alone(start_tree: Start) -> None:
+    innocent = [f"{n}" for n in range(30)]
+    Together.send_many([*map(Ping, innocent[:15]), Ping("killer", die=True), *map(Ping, innocent[15:])])
+    tree = start_tree("testapp.Together", "--concurrency", "1")
+
+    poison = eventually(PoisonMessage.objects.first, LONG)
+    eventually(lambda: not Together.objects.exists(), LONG)
+
+    assert tree.terminate() == 0
+    assert (poison.attempts, bytes(poison.body).count(b'"killer"'), PoisonMessage.objects.count()) == (3, 1, 1)
+    assert effects() == Counter(innocent)
+    assert {*Effect.objects.values_list("detail", flat=True)} == {"together.act#1"}, "counted against nobody else"
+
+
+@pytest.mark.parametrize("queue", [Several, SeveralTransactional], ids=lambda queue: queue.__name__)
+def test_who_kills_a_call_with_several_is_found_and_nobody_else_is_blamed(start_tree: Start, queue: Any) -> None:
+    innocent = [f"{n}" for n in range(15)]
+    queue.send_many([*map(Many, innocent[:7]), Many("killer", die=True), *map(Many, innocent[7:])])
+    tree = start_tree(queue._meta.label, "--concurrency", "1")
+
+    poison = eventually(PoisonMessage.objects.first, LONG)
+    eventually(lambda: not queue.objects.exists(), LONG)
+
+    assert tree.terminate() == 0
+    assert (poison.attempts, bytes(poison.body).count(b'"killer"'), PoisonMessage.objects.count()) == (3, 1, 1)
+    assert set(effects()) == set(innocent)
+    assert queue is Several or max(effects().values()) == 1
 
 
 def test_a_session_that_was_killed_is_gone_on_either_database(transactional_db: None) -> None:

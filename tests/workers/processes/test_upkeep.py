@@ -9,16 +9,17 @@ from typing import Any
 import pytest
 from django.db import connections
 
+from queueapp.membership import service
+from queueapp.membership.delayed_dispatcher import DelayedDispatcher
+from queueapp.membership.forwarder import Forwarder
+from queueapp.membership.housekeeping import Housekeeping
+from queueapp.membership.listening import Listener
+from queueapp.membership.pulse import Pulse
 from queueapp.models import DISPATCHER, HOUSEKEEPING, Now
-from tests.testapp.models import Leased, Transactional
+from tests.testapp.models import Deep, Leased, Transactional
 from workers.processes.child import ChildOptions, Stages, run_dispatcher
 from workers.processes.supervisor import HOPELESS_LOOKS, Supervisor
-from workers.services import service
-from workers.services.delayed_dispatcher import DelayedDispatcher
-from workers.services.forwarder import Forwarder
-from workers.services.housekeeping import Housekeeping
-from workers.services.listening import Listener
-from workers.services.pulse import Pulse
+from workers.services.journal import JournalService
 
 OTHER = "warehouse"
 
@@ -102,7 +103,7 @@ def test_a_process_that_does_both(monkeypatch: pytest.MonkeyPatch) -> None:
     names = {name: [one.name.split(" ")[0] for one in own] for name, (_, own) in first._breakers.items()}
     assert names == {
         DISPATCHER: ["Fetch", "Dispatch", "Recovery"] * 2,
-        HOUSEKEEPING: ["Housekeeping"],
+        HOUSEKEEPING: ["Housekeeping", "Evaluation", "Journal"],
     }, "those of the forwarder as well"
     dispatching = {one.leadership.role for one in found if isinstance(one, DelayedDispatcher)}
     assert not dispatching & {here._leadership.role, there._leadership.role}, "each is elected for itself"
@@ -113,8 +114,9 @@ def test_a_process_that_does_one_of_it(monkeypatch: pytest.MonkeyPatch, role: st
     found = services_of(monkeypatch, role, keeps_house=role == "housekeeper", aliases=["default"])
 
     dispatches = role == "dispatcher"
-    assert [len(of(kind, found)) for kind in (DelayedDispatcher, Forwarder, Listener)] == [int(dispatches)] * 3
-    assert len(of(Housekeeping, found)) == int(not dispatches)
+    assert [len(of(kind, found)) for kind in (DelayedDispatcher, Forwarder)] == [int(dispatches)] * 2
+    assert [len(of(kind, found)) for kind in (Housekeeping, JournalService)] == [int(not dispatches)] * 2
+    assert len(of(Listener, found)) == 1, "either may be woken"
     (pulse,) = of(Pulse, found)
     assert list(pulse._breakers) == [DISPATCHER if dispatches else HOUSEKEEPING]
 
@@ -150,3 +152,23 @@ def test_until_empty_waits_for_what_has_expired_only_where_its_tree_purges(house
 
     assert ended is not housekeeping
     assert bool(tree.left) is not housekeeping
+
+
+def test_a_publication_wakes_who_fills_queues_from_the_journal(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = services_of(monkeypatch, "housekeeper", keeps_house=True, aliases=["default"])
+    woken: list[str] = []
+    monkeypatch.setattr(service.Service, "wake", lambda self: woken.append(self.name))
+    (listener,) = of(Listener, found)
+
+    listener._on_wake("journal")
+    listener._on_wake("delayed")
+    assert woken == ["journal-default"]
+
+
+def test_nothing_is_journaled_so_nobody_keeps_a_journal(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
+    settings.QUEUEAPP = {}
+    monkeypatch.setattr(Deep.delivery, "target_queue_depth", None)
+    found = services_of(monkeypatch, "housekeeper", keeps_house=True, aliases=["default"])
+
+    assert of(JournalService, found) == []
+    assert of(Listener, found) == []

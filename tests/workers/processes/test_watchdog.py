@@ -143,14 +143,14 @@ def striking_as_it_returns(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """An interruption that was decided on while the handler ran, and is sent when it has just returned. The event is set in
     between."""
     struck = threading.Event()
-    really = watchdog._raise_in
+    really = watchdog.raise_in
 
     def late(task: Any, exception: Any) -> None:
         struck.set()
         eventually(lambda: task.running is None)
         really(task, exception)
 
-    monkeypatch.setattr(watchdog, "_raise_in", late)
+    monkeypatch.setattr(watchdog, "raise_in", late)
     return struck
 
 

@@ -225,14 +225,14 @@ def test_an_interruption_that_arrives_when_a_policy_has_returned_goes_no_further
     start_worker: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, queue: Any
 ) -> None:
     struck = threading.Event()
-    really = watchdog._raise_in
+    really = watchdog.raise_in
 
     def late(task: Any, exception: Any) -> None:
         struck.set()
         eventually(lambda: task.aside is None)
         really(task, exception)
 
-    monkeypatch.setattr(watchdog, "_raise_in", late)
+    monkeypatch.setattr(watchdog, "raise_in", late)
     attempts: list[int] = []
 
     def policy(failure: Any) -> Any:

@@ -11,7 +11,7 @@ from django.db import connections
 
 from tests.inprocess import DEADLINE
 from workers.receiving.pump import QueuePump
-from workers.receiving.strategies import STRATEGIES, Batch
+from workers.receiving.strategies import Batch, strategy_of
 
 
 class Receiver:
@@ -21,7 +21,7 @@ class Receiver:
         self.pump = QueuePump(queue, alias, stopping=threading.Event())
         self.pump.floors.reset()
         self.alias = alias
-        self.task = STRATEGIES[queue.delivery.semantics](self.pump.desk, None)
+        self.task = strategy_of(queue.delivery, self.pump.handlers)(self.pump.desk, None)
         self.pump.crew.tasks = [self.task]
         self.failed: BaseException | None = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.inprocess import DEADLINE, eventually
+from workers.receiving import crew as crews_module
 from workers.receiving.crew import Crew
 
 
@@ -131,3 +133,42 @@ def test_a_task_that_breaks_is_not_counted_on(make: Callable[[int], Crew], work:
 
     assert crew.call(2) == 2
     eventually(lambda: len(work.calls) == 2)
+
+
+def test_a_task_that_leaves_after_a_while_without_work_has_not_ended_any(
+    make: Callable[[int], Crew], work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crews_module, "HELPER_IDLE", 0.05)
+    ended: list[None] = []
+    crew = make(2)
+    crew._ended = lambda: ended.append(None)
+    crew.call(2)
+    eventually(lambda: len(work.calls) == 2)
+    work.may_end.release(2)
+
+    eventually(lambda: len(crew._threads) == 1)
+
+    assert len(ended) == 2
+
+
+def test_a_task_whose_thread_is_left_with_a_running_loop_is_not_waited_for(
+    make: Callable[[int], Crew], work: Work, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On such a thread Django refuses even to close a connection."""
+    crew = make(1)
+
+    def breaks(task: Any, messages: int | None) -> None:
+        loop = asyncio.new_event_loop()
+        loop.close()
+        asyncio._set_running_loop(loop)
+        raise RuntimeError("a bug")
+
+    crew._work = breaks
+    crew.call(1)
+    eventually(lambda: not crew.tasks and crew.free == 1)
+
+    assert crew.join(DEADLINE)
+    assert "could not close" not in caplog.text
+    crew._work = work
+    assert crew.call(1) == 1
+    eventually(lambda: len(work.calls) == 1)

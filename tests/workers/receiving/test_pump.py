@@ -6,19 +6,20 @@ import logging
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from time import monotonic
 from typing import Any
 
 import pytest
 from django.db import OperationalError, connections, transaction
 
 from queueapp import Context, InvalidOption, RetryNow, consumer
+from queueapp.membership.circuit_breaker import CircuitBreaker, State
 from queueapp.models import Now
 from tests.conformance.gate import Gate
 from tests.databases import statements_of
 from tests.inprocess import Worker, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import AtMostOnce, Leased, Transactional
-from workers.connections.circuit_breaker import CircuitBreaker, State
 from workers.receiving import crew, desk, pump
 from workers.receiving.pump import QueuePump
 from workers.receiving.strategies import LeaseTask
@@ -121,7 +122,7 @@ def test_a_message_that_somebody_holds_is_not_claimed_again_and_again(start_work
 
         send_elsewhere(1)  # a later transaction has ended: from now on a look takes the row for free
         eventually(lambda: worker.pump.stats.handled == 1)
-        eventually(lambda: worker.pump.stats.empty >= 3)
+        eventually(lambda: worker.pump._empty_claims > pump.COVERING)
         empty, peeks = worker.pump.stats.empty, worker.pump.stats.peeks
 
         send_elsewhere(20)
@@ -130,6 +131,20 @@ def test_a_message_that_somebody_holds_is_not_claimed_again_and_again(start_work
         eventually(lambda: worker.pump.stats.peeks >= peeks + 5)
         assert worker.pump.stats.empty - empty <= 2 * (worker.pump.stats.peeks - peeks) + 2
     eventually(lambda: worker.pump.stats.handled == 22)
+
+
+def test_after_empty_claims_in_a_row_it_looks_no_sooner_than_their_wait_says(settings: Any) -> None:
+    settings.QUEUEAPP = {"PEEK_DELAY": 7, "WAKE_UP_INTERVAL": 0.05}
+    one = idle_pump(concurrency=1)
+    far = monotonic() + 7
+
+    one._empty_claims = pump.COVERING
+    one._task_ended()
+    assert one._cover(far) < far, "what a throttled wake-up did not tell"
+
+    one._empty_claims = pump.COVERING + 1
+    one._task_ended()
+    assert one._cover(far) == far
 
 
 def test_a_new_message_does_not_wait_for_the_handlers_of_others(start_worker: Start, settings: Any) -> None:

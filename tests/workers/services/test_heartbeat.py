@@ -15,17 +15,17 @@ import pytest
 from django.db import OperationalError, connections
 
 from queueapp import consumer
+from queueapp.membership.circuit_breaker import CircuitBreaker
+from queueapp.membership.strangers import host_name, life_of
 from queueapp.models import Now, QueueControl, Subscriber
 from queueapp.operating import control
 from tests.inprocess import DEADLINE, Worker, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased, Transactional
-from workers.connections.circuit_breaker import CircuitBreaker
 from workers.receiving.pump import QueuePump
 from workers.receiving.suspects import FEW
 from workers.services import heartbeat as heartbeats
 from workers.services.heartbeat import Heartbeat
-from workers.services.strangers import host_name, life_of
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
 Start = Callable[..., Worker]
@@ -218,7 +218,7 @@ def test_a_worker_is_careful_while_its_queue_has_an_unburied_dead(start_worker: 
 
 
 def test_a_dead_that_nobody_buries_is_no_reason_to_be_careful_for_ever(start_worker: Start, settings: Any) -> None:
-    settings.QUEUEAPP = settings.QUEUEAPP | {"CAREFUL_PERIOD": 2}
+    settings.QUEUEAPP = settings.QUEUEAPP | {"CAREFUL_PERIOD": 2, "DEAD_AFTER": 2}
     stranger(alive=False)
 
     for _ in range(2):  # each life of a tree is careful at first, however long the other one has been dead

@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 
 from queueapp import consumer
+from queueapp.membership.circuit_breaker import CircuitBreaker, RateBreaker
+from queueapp.membership.dead_subscribers import release_leases_of_dead_subscribers
+from queueapp.membership.delayed_dispatcher import DelayedDispatcher
+from queueapp.membership.housekeeping import Housekeeping
+from queueapp.membership.leadership import Leadership
+from queueapp.membership.pulse import Pulse
 from queueapp.models import DISPATCHER, HOUSEKEEPING, NO_QUEUES, Now, QueueControl, Subscriber
 from tests.inprocess import Worker, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased
-from workers.connections.circuit_breaker import CircuitBreaker, RateBreaker
-from workers.services.delayed_dispatcher import DelayedDispatcher
-from workers.services.housekeeping import Housekeeping, release_leases_of_dead_subscribers
-from workers.services.leadership import Leadership
-from workers.services.pulse import Pulse
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
 Start = Callable[..., Worker]

@@ -15,6 +15,7 @@ from queueapp.sql import backend_of
 
 from ...processes.same_databases import refuse_where_children_would_see_another_database
 from ...processes.supervisor import Supervisor
+from ..binding import bind
 from ..findings import say_what_is_found
 
 
@@ -31,6 +32,12 @@ class Command(OperatorCommand):
         parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help="Which database (default: 'default').")
         parser.add_argument("--no-housekeeping", action="store_true", help="Do not keep house here, only dispatch.")
 
+        parser.add_argument(
+            "--http",
+            metavar="[HOST:]PORT",
+            help="Answer /healthz, /readyz and /metrics there (default host: 127.0.0.1).",
+        )
+
     def handle(self, *args: Any, **options: Any) -> None:
         alias = options["database"]
         backend_of(connections[alias]).check_server(connections[alias])
@@ -38,7 +45,7 @@ class Command(OperatorCommand):
         inspection.require_tables(alias, [])
         say_what_is_found(self, alias, [DelayedMessage])
         connections.close_all()
-        supervisor = Supervisor([], housekeeping=not options["no_housekeeping"])
+        supervisor = Supervisor([], housekeeping=not options["no_housekeeping"], endpoint=bind(options["http"]))
         supervisor.children[0].options.aliases = [alias]
         self.stdout.write(f"Dispatching delayed messages of {options['database']!r}. Ctrl-C stops.")
         self.stdout.flush()

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Sequence
 from time import monotonic
 
 from django.db import Error, connections, transaction
 
 from queueapp.conf import settings
-from queueapp.errors import UndecodableMessage
+from queueapp.errors import MessageCancelled
+from queueapp.membership.dead_peers import Answering
 from queueapp.messages.ids import as_uuid
-from queueapp.recovery import carrying_out, verdicts
+from queueapp.recovery import verdicts
 from queueapp.sql import backend_of
-from queueapp.sql.claimed import HEADERS, ID, SEQ, Claimed
+from queueapp.sql.claimed import HEADERS, ID, Claimed
+from queueapp.sql.rows import Row
 
-from ...connections.dead_peers import Answering
+from .. import copying
 from ..desk import Desk
 from ..handling import WorkerStopped
 from ..sizing import BatchSize
 from ..slot import Slot
+from . import taken
 from .base import RollBack, Task
+from .strangers import strangers_of
 
 log = logging.getLogger("workers")
 
@@ -31,88 +36,84 @@ class AtMostOnceTask(Task):
         super().__init__(desk, slot)
         # A batch is gone when it is claimed, so a crash may lose all of it: BATCH_TARGET's worth of work.
         most = min(settings.AT_MOST_ONCE_BATCH, backend_of(connections[self.alias]).max_batch)
-        self.size = BatchSize(most, settings.BATCH_TARGET.total_seconds(), settings.MAX_BATCH_BYTES)
+        self._target = settings.BATCH_TARGET.total_seconds()
+        self.size = BatchSize(most, self._target, settings.MAX_BATCH_BYTES)
+        self._filter = None  # asked for the whole batch, before any of it is gone
 
     def receive(self, limit: int) -> int:
         self.full = False
         connection = connections[self.alias]
         rows: list[Claimed] = []
         unknown: list[int] = []
+        parts: copying.Parts = {}
         try:
             with Answering(connection), transaction.atomic(using=self.alias):
                 # It ends before the commit, so that no other task walks over these rows meanwhile.
                 with self.desk.claim(limit) as claim:
-                    claim.rows = rows = self.sql.claim_by_delete(connection, claim.ranges, limit, whole=True)
+                    claim.rows = rows = self.sql.claim_by_delete(
+                        connection, claim.ranges, limit, whole=True, owner=self.desk.subscriber
+                    )
                 if not rows:
                     return 0
-                unknown = self._unknown(rows)
-                if unknown:
-                    raise RollBack  # they are somebody else's: claim again without them
+                if self.handlers.copies:
+                    parts = copying.parts_of(self.desk, rows)
+                several = {seq for seqs in parts.values() for seq in seqs}
+                unknown = [seq for seq in strangers_of(self, rows) if seq not in several]
+                if unknown or parts:
+                    raise RollBack  # they are somebody else's, or several consumers': claim again without them
             self.full = len(rows) == limit
+            self.reserved = len(rows) if self.reserved else 0
             self.desk.claimed(rows, self.full)
             self.size.weigh(rows)
         except RollBack:
-            self.desk.retried(min(row[SEQ] for row in rows))
-            self.desk.leave_alone(claim, rows, unknown)
+            self.desk.rolled_back(rows, unknown)
+            if unknown:
+                self.desk.leave_alone(claim, rows, unknown)
+            if parts:
+                copying.replace_free(self.desk, parts)
             self.full = True  # claim again without them
             return len(rows)
         except Error:
             if rows:
-                self.desk.retried(min(row[SEQ] for row in rows))
+                self.desk.rolled_back(rows)
             raise
         started = monotonic()
         # Also when stopping: what was claimed is handled, never dropped.
         handled = 0
         self.handed.used()
-        for row in rows:
-            if self.slot is not None:
-                identity = row[ID]
-                self.slot.keep(identity if type(identity) is bytes else as_uuid(identity).bytes, row[HEADERS])
-            outcome = self.call(row)
+        for row, outcome in self._outcomes(rows, leased=False):
             if outcome is None:
                 handled += 1
-            else:
-                assert isinstance(outcome, BaseException)
+            elif isinstance(outcome, BaseException):
                 self._keep(row, outcome)
                 self.handed.used()
+            else:
+                taken.put_back(self, row)
+                self.handed.used()
+            if self.reserved:
+                self.reserved -= 1
         if handled:
             self.desk.succeeded(handled)
         self.size.observe(len(rows), monotonic() - started, full=len(rows) >= limit)
         return len(rows)
 
-    def _unknown(self, rows: list[Claimed]) -> list[int]:
-        if not self.queue.delivery.recipients:
-            # Most have the headers of those before.
-            known = self._route.headers if self._route is not None else None
-            rows = [row for row in rows if row[HEADERS] != known]
-        return [row[SEQ] for row in rows if self._is_unknown(row)]
-
-    def _is_unknown(self, claimed: Claimed) -> bool:
-        try:
-            return self.handlers.find(claimed)[0] is None
-        except UndecodableMessage:
-            return False
+    def _outcomes(
+        self, rows: Sequence[Claimed], *, leased: bool
+    ) -> Iterator[tuple[Claimed, BaseException | bool | None]]:
+        """Handle them; each with what ``call`` says of it, one after the other."""
+        for row in rows:
+            if self.slot is not None:
+                identity = row[ID]
+                self.slot.keep(identity if type(identity) is bytes else as_uuid(identity).bytes, row[HEADERS])
+            yield row, self.call(row, leased=leased)
 
     def _keep(self, claimed: Claimed, error: BaseException) -> None:
+        self._keep_row(claimed, self.sql.table.row_of(claimed), error)
+
+    def _keep_row(self, claimed: Claimed, row: Row, error: BaseException) -> None:
         verdict = None
         if isinstance(error, WorkerStopped):
             verdict = verdicts.Poison(f"at-most-once, not retried: {error}")
-        else:
+        elif not isinstance(error, MessageCancelled):
             self.desk.failed()
-        self.about = claimed
-        row = self.sql.table.row_of(claimed)
-        connection = connections[self.alias]
-        while True:
-            try:
-                with Answering(connection):
-                    carrying_out.fail_taken(
-                        self.queue, self.alias, row, error, consumer=self.consumer_of(claimed),
-                        items=self.items, verdict=verdict,
-                    )  # fmt: skip
-                self.mend()
-                return
-            except Error as failure:
-                if not self.desk.survive(failure, self.desk.breaker, connection):
-                    log.critical("%s: at-most-once message %s failed and could not be kept; headers: %s",
-                                 self.queue._meta.label, row.id, row.headers)  # fmt: skip
-                    return  # the rest of its batch is to be handled all the same
+        taken.keep(self, claimed, row, error, verdict)

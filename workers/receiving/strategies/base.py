@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-import uuid
+from asyncio import _get_running_loop, _set_running_loop
 from collections.abc import Callable
 from contextvars import Context as Variables
 from contextvars import copy_context
@@ -18,21 +18,23 @@ from time import monotonic
 from typing import Any, TypeVar
 
 import msgspec
-from django.db import Error, connections
+from django.db import connections
 
 from queueapp import asides, messages
 from queueapp.conf import settings
+from queueapp.consuming.batch_context import BatchContext
 from queueapp.consuming.context import Context, Receiving
-from queueapp.errors import LeaseLost, UndecodableMessage
+from queueapp.consuming.current import handling
+from queueapp.errors import MessageCancelled, NoCheckpoint, UndecodableMessage
+from queueapp.membership.dead_peers import go_on, rest
+from queueapp.messages.ids import as_uuid
 from queueapp.poison import limits
-from queueapp.recovery import carrying_out, verdicts
-from queueapp.sql import ErrorKind
-from queueapp.sql.claimed import BODY, DELIVERIES, HEADERS, SEQ, Claimed
+from queueapp.sql import QueueSql
+from queueapp.sql.claimed import BODY, DELIVERIES, HEADERS, ID, SEQ, Claimed
 
-from ...connections.dead_peers import Answering, go_on, patience, rest
 from ...connections.handed_out import HandedOut
 from .. import forks
-from ..desk import Desk, is_error_of
+from ..desk import Desk
 from ..handling import Entry, Handlers, Interrupted, TimeLimitExceeded, WorkerStopped
 from ..sizing import BatchSize
 from ..slot import Slot
@@ -48,7 +50,7 @@ class Running(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     seq: int
     entry: Entry
-    context: Context
+    context: Context | BatchContext
     started: float
     deadline: float | None
 
@@ -58,9 +60,10 @@ class Route(msgspec.Struct, frozen=True, eq=False):
 
     headers: str
     entry: Entry
-    content_type: str
     #: Reads the usual body, and raises for any other.
     decode: Callable[[bytes], Any] | None
+    #: Reads any, or says what is wrong.
+    read: messages.Read
     receiving: Receiving
 
 
@@ -87,7 +90,6 @@ class Task:
         self.queue: Any = desk.queue
         self.alias: str = desk.alias
         self.handlers: Handlers = desk.handlers
-        self.sql = desk.sql
         self._route: Route | None = None
         self._keeps_counts = self.sql.table.keeps_counts
         self.slot = slot
@@ -114,22 +116,39 @@ class Task:
         #: Its handler runs or is about to; and whose turn it is, where one may be the killer of its process.
         self.inside = False
         self._suspects = desk.suspects
+        #: See ``Backlog``: places that a claim under way has taken.
+        self.reserved = 0
+        self._filter = desk.filter
         #: What is left of the share that the pump called it for; the pump's business.
         self.share = 0
         self.size = BatchSize(1, settings.BATCH_TARGET.total_seconds())
         #: Whether the last claim got all that it asked for, so that there may be more.
         self.full = False
 
+    @property
+    def sql(self) -> QueueSql:
+        """The statements of the queue."""
+        return self.desk.sql
+
     def bind(self) -> None:
         """Called on the task's own thread, before anything else."""
         self.thread_id = threading.get_ident()
         self._generation = forks.generation
         self.handed = HandedOut(self.alias)
+        handling.set(self)
         asides.guard(self.run_aside)
 
     def receive(self, limit: int) -> int:
         """Claim at most ``limit``, handle them, end them; returns how many were claimed, and leaves ``full`` behind."""
         raise NotImplementedError
+
+    def held(self) -> int:
+        """Messages of its leased batch that have not ended."""
+        return 0
+
+    def call_barrier(self, claimed: Claimed) -> BaseException | bool | None:
+        """As ``call``, for a barrier: it is gone already."""
+        return self.call(claimed, leased=True)
 
     @property
     def most(self) -> int:
@@ -143,10 +162,12 @@ class Task:
     # -- one message ----------------------------------------------------------------------------------------------
 
     def call(self, claimed: Claimed, *, leased: bool = False) -> BaseException | bool | None:
-        """Run the handler of a message. None: done. False: nobody here knows the type. Else what it raised. ``leased``:
-        this hand-out is counted in its deliveries."""
+        """Run the handler of a message. None: done. False: nobody here knows the type, or the filter does not let it pass. Else
+        what it raised. ``leased``: this hand-out is counted in its deliveries."""
         seq = claimed[SEQ]
         self.cut_loose = False
+        if self._filter is not None and not self._filter.passes(claimed[HEADERS], claimed[BODY]):
+            return False
         try:
             route = self._route
             if route is None or claimed[HEADERS] != route.headers:
@@ -158,8 +179,8 @@ class Task:
                 message = decode(body) if decode is not None and body else None
             except Exception:  # not this type, or a byte order mark
                 message = None
-            if message is None:  # the general path reads it, or says what is wrong
-                message = messages.decode_body(body, route.content_type, entry.registration.message_type)
+            if message is None:
+                message = route.read(body, claimed[HEADERS], as_uuid(claimed[ID]), self.alias)
         except (
             BaseException
         ) as error:  # UndecodableMessage; or sys.exit() where an instance of the user's class is made
@@ -176,7 +197,12 @@ class Task:
             suspicion = limits.suspicion(claimed, attempt, leased=leased, keeps_counts=self._keeps_counts)
             suspect = suspicion > 1
             attempt += limits.unended(claimed, attempt, leased=leased)
-        context = Context(route.receiving, claimed, attempt)
+        return self.run(entry, message, Context(route.receiving, claimed, attempt), seq, suspect)
+
+    def run(
+        self, entry: Entry, message: Any, context: Context | BatchContext, seq: int, suspect: bool
+    ) -> BaseException | None:
+        """Call a handler: None when it has ended well, else what it raised or left behind."""
         suspects = self._suspects
         self.inside = True
         if suspect or suspects.wanted:
@@ -195,7 +221,7 @@ class Task:
             try:
                 # In a copy of the thread's context variables (0.04 µs), or the language, time zone and tracing of one message would
                 # be those of the next.
-                variables.run(entry.call, message, context)
+                variables.run(entry.call, message, context)  # type: ignore[arg-type]
             except BaseException as error:
                 # sys.exit() and a cancelled coroutine, too, end the attempt and not the worker.
                 failed = error
@@ -205,7 +231,11 @@ class Task:
                 forks.end_child(failed)
             if _recursion_limit() < _RECURSION_LIMIT:
                 sys.setrecursionlimit(_RECURSION_LIMIT)  # of the whole process, the engine's own calls among it
-            if self.hurry or (running.deadline is not None and monotonic() >= running.deadline):
+            if (
+                self.hurry
+                or (running.deadline is not None and monotonic() >= running.deadline)
+                or context._asked is not None
+            ):
                 self._absorb(running)
         except Interrupted as error:
             # Sent while the handler ran, delivered after it had returned, here or in ``_absorb``: it was late all the same.
@@ -218,6 +248,9 @@ class Task:
             if suspects.wanted:
                 suspects.leave(suspect)
         # Nothing can strike any more.
+        if _get_running_loop() is not None:
+            # Of a handler, perhaps struck while its loop came to its end: Django would refuse the thread for ever.
+            _set_running_loop(None)
         if (
             failed is None
             and handed.fresh
@@ -239,7 +272,9 @@ class Task:
             handed.replace()  # it may have struck between an answer and the driver's notes of it
         failed = failed or left
         if failed is not None:
-            if self.cut_off is running and self.hit is not running:
+            if running.context._asked is not None:
+                failed = _cancelled(running.context._asked, failed)  # whatever the handler made of being asked
+            elif self.cut_off is running and self.hit is not running:
                 # Whatever the handler made of the interruption.
                 failed = WorkerStopped(f"{name} was interrupted: the worker stops.")
             self.items = running.context._items
@@ -248,13 +283,13 @@ class Task:
     def _find(self, claimed: Claimed) -> Route | None:
         """Who handles this message; remembered for the next ones, most of which are of the same type and have no headers of
         their own. None: nobody here. Raises UndecodableMessage."""
-        entry, content_type = self.handlers.find(claimed)
+        entry, kind = self.handlers.find(claimed)
         if entry is None:
             return None
-        receiving = Receiving(self.queue, self.alias, entry.registration, self.extend)
-        decode = entry.decode if content_type == messages.JSON else None
-        route = Route(claimed[HEADERS], entry, content_type, decode, receiving)
-        if not self.handlers.addressed:
+        receiving = Receiving(self.queue, self.alias, entry.registration, self.extend, self.write_headers)
+        decode, read = entry.reader(kind)
+        route = Route(claimed[HEADERS], entry, decode, read, receiving)
+        if not self.handlers.addressed or self.handlers.finder is not None:
             self._route = route
         return route
 
@@ -330,53 +365,12 @@ class Task:
     def extend(self, seq: int, period: timedelta | None) -> None:
         """``Context.extend``; only a leased message has something to extend."""
 
-    # -- after a failure ------------------------------------------------------------------------------------------
+    def write_headers(self, seq: int, headers: str) -> None:
+        """``Context.checkpoint``."""
+        raise NoCheckpoint(self.queue._meta.label, self.queue.delivery.semantics.name)
 
-    def recover(
-        self, claimed: Claimed, error: BaseException, token: uuid.UUID | None, items: dict[str, Any] | None
-    ) -> None:
-        """Let recoverability decide, trying again while the database is in the way."""
-        if isinstance(error, WorkerStopped):
-            # A lease is ended uncounted; what was received in a transaction is back since its rollback.
-            if token is not None:
-                with Answering(connections[self.alias]):
-                    self.sql.give_back(connections[self.alias], [claimed[SEQ]], token, handled=False)
-            self.desk.came_back([claimed[SEQ]])
-            return
-        self.desk.failed()
-        self.about = claimed
-        connection = connections[self.alias]
-        with Answering(connection):
-            if connection.connection is not None and not connection.is_usable():
-                connection.close()
-        storing = False
-        while True:
-            try:
-                with Answering(connection):
-                    verdict = carrying_out.fail(
-                        self.queue,
-                        self.alias,
-                        claimed[SEQ],
-                        error,
-                        consumer=self.consumer_of(claimed),
-                        token=token,
-                        wait=patience(timedelta(seconds=60)),
-                        items=items,
-                    )
-                break
-            except Error as failure:
-                if is_error_of(connection, failure, ErrorKind.LOCKED):
-                    continue  # another receiver has it in hand; the failed attempt must be counted all the same
-                storing = isinstance(failure, carrying_out.StoreFailed)
-                breaker = self.desk.store_breaker if storing else self.desk.breaker
-                if not self.desk.survive(failure, breaker, connection):
-                    raise
-        self.mend()
-        if storing or isinstance(verdict, verdicts.RetryLater):
-            self.desk.store_breaker.success()
-        if verdict is None:
-            if token is not None:
-                self.desk.stats.lost += 1
-                log.warning("%s", LeaseLost(self.queue._meta.label, claimed[SEQ]))
-        elif isinstance(verdict, verdicts.RetryNow):
-            self.desk.retried(claimed[SEQ])
+
+def _cancelled(asked: MessageCancelled, failed: BaseException) -> MessageCancelled:
+    error = MessageCancelled(asked.reason, discard=asked.discard)
+    error.__cause__ = failed
+    return error

@@ -7,9 +7,10 @@ in hand and give back what was not started.
 from __future__ import annotations
 
 import logging
+import math
 import uuid
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from time import monotonic
 from typing import Any
@@ -18,33 +19,40 @@ from django.db import Error, connections
 
 from queueapp.conf import settings
 from queueapp.errors import LeaseLost
+from queueapp.flow.taking import Taking
+from queueapp.membership.dead_peers import Answering
 from queueapp.messages import new_id
+from queueapp.models.delivery import Leasing
 from queueapp.sql import backend_of
-from queueapp.sql.claimed import SEQ, Claimed
+from queueapp.sql.bookmarks import Holder
+from queueapp.sql.claimed import FOREVER_MS, SEQ, Claimed
 
-from ...connections.dead_peers import Answering
+from .. import copying
 from ..claiming import UnderWay
 from ..desk import Desk
 from ..sizing import BatchSize
 from ..slot import Slot
 from ..suspects import FEW
 from .base import Task
+from .recovering import recover
 
 log = logging.getLogger("workers")
 
 
 #: A message of a batch, what its handler raised, and what it had left in ``Context.items``.
-_Failed = tuple[Claimed, BaseException, dict[str, Any] | None]
+Failed = tuple[Claimed, BaseException, dict[str, Any] | None]
 
 
 class Batch:
     """A leased batch. ``waiting`` and ``done`` are shared with the thread that looks after leases (``services.renewals``):
     who takes a message out of one of them has it for himself, so neither needs a lock."""
 
-    __slots__ = ("acked", "again", "done", "expires", "held", "token", "waiting")
+    __slots__ = ("acked", "again", "done", "expires", "held", "period", "token", "waiting")
 
-    def __init__(self, token: uuid.UUID, expires: float, rows: Sequence[Claimed]) -> None:
+    def __init__(self, token: uuid.UUID, expires: float, rows: Sequence[Claimed], period: float = math.inf) -> None:
         self.token = token
+        #: How long its leases last, in seconds, counted from a claim or a renewal; for ever, if the queue says so.
+        self.period = period
         #: Until when its leases last at least, but for those in ``again``. Moved on by the renewals alone.
         self.expires = expires
         self.waiting: deque[Claimed] = deque(rows)
@@ -93,7 +101,6 @@ class LeaseTask(Task):
         self._target = settings.BATCH_TARGET.total_seconds()
         self.size = BatchSize(most, self._target, settings.MAX_BATCH_BYTES)
         self._caution = desk.caution
-        self._lease_ms = int(self.queue.delivery.lease_period / timedelta(milliseconds=1))
 
     def receive(self, limit: int) -> int:
         self.full = False
@@ -107,18 +114,31 @@ class LeaseTask(Task):
     def _receive(self, limit: int, level: int) -> int:
         connection = connections[self.alias]
         token = new_id()
+        lease_ms, taking = self.desk.lease_ms, self.desk.taking
         with self.desk.claim(limit) as claim:
             asked = monotonic()  # before the statement, so that a slow round trip cannot stretch the lease
             with Answering(connection):
-                claim.rows = rows = self.sql.claim_by_lease(
-                    connection, claim.ranges, limit, token, self.desk.subscriber, self._lease_ms
-                )
+                if taking is None:
+                    claim.rows = rows = self.sql.claim_by_lease(
+                        connection, claim.ranges, limit, token, self.desk.subscriber, lease_ms
+                    )
+                    self.full = len(rows) == limit
+                else:
+                    rows = self._claim_counted(taking, claim, limit, token, lease_ms)
         if not rows:
             return 0
-        self.full = len(rows) == limit
+        count = len(rows)
+        if self.handlers.copies:
+            rows = copying.replace_leased(self.desk, rows, token)
+            if not rows:
+                self.desk.claimed(rows, self.full)
+                self.reserved = 0
+                return count
         self.desk.claimed(rows, self.full)
         self.size.weigh(rows)
-        self.batch = batch = Batch(token, asked + self._lease_ms / 1000, rows)
+        period = math.inf if lease_ms == FOREVER_MS else lease_ms / 1000
+        self.batch = batch = Batch(token, asked + period, rows, period)
+        self.reserved = 0  # the batch is what is held now
         if self.slot is not None:
             self.slot.lease(token)
         try:
@@ -130,25 +150,47 @@ class LeaseTask(Task):
             self._handle(batch, claim)
         finally:
             self.batch = None
-        return len(rows)
+        return count
+
+    def _claim_counted(
+        self, taking: Taking, claim: UnderWay, limit: int, token: uuid.UUID, lease_ms: int | None
+    ) -> list[Claimed]:
+        """A claim on a queue that counts what is out, or shares it out."""
+        connection = connections[self.alias]
+        taken = taking.take(connection, claim.ranges, limit, token, self.desk.subscriber, lease_ms, bounded=True)
+        # Nothing, because the queue is at its limit perhaps, says nothing of what is there; and what is nobody's lies between what
+        # was taken: no floor is to pass that as if it were gone.
+        claim.rows = None if taken.nobodys else taken.rows or None
+        if taken.nobodys:
+            self.desk.pass_by(claim, taken.nobodys)
+        self.full = taken.full
+        self.desk.at_limit = taken.at_limit
+        return taken.rows
+
+    def held(self) -> int:
+        batch = self.batch
+        return 0 if batch is None else len(batch.leased())
 
     def _handle(self, batch: Batch, claim: UnderWay) -> None:
         held, done = batch.held, batch.done
-        failures: list[_Failed] = []
+        failures: list[Failed] = []
         unknown: list[int] = []
         # The handlers' time alone: a batch that shrank when a claim was slow would make claims of one while they are.
         started = monotonic()
         flush_at = self._flush_at(batch, started)
         spent, handled = 0.0, 0
         self.handed.used()
+        with_others = self._with_others
         while (row := self._next(batch)) is not None:
-            outcome = self.call(row, leased=True)
+            if with_others is not None and with_others(batch, row, failures, unknown):
+                outcome: BaseException | bool | None = True
+            else:
+                outcome = self.call(row, leased=True)
             if outcome is None:
                 done.append(row[SEQ])
             elif outcome is False:
                 unknown.append(row[SEQ])
-            else:
-                assert isinstance(outcome, BaseException)
+            elif outcome is not True:
                 failures.append((row, outcome, self.items))
             if (now := monotonic()) > flush_at:
                 handled += len(held)
@@ -163,6 +205,9 @@ class LeaseTask(Task):
         self._end(batch, failures, unknown, claim)
         if batch.waiting:
             self._give_back(batch, 0)  # stopping; last, so that an error here does not cost the acks
+
+    #: Handles a message with others of its batch in one call, and returns whether it did; None: every message has a call of its own.
+    _with_others: Callable[[Batch, Claimed, list[Failed], list[int]], bool] | None = None
 
     def _next(self, batch: Batch) -> Claimed | None:
         """Take the next message in hand; None: there is none, or the worker stops."""
@@ -183,9 +228,7 @@ class LeaseTask(Task):
         """When handlers are slower than thought, or the lease may have lapsed since nobody renewed it."""
         return min(started + 2 * self._target, batch.expires)
 
-    def _flush(
-        self, batch: Batch, failures: list[_Failed], unknown: list[int], claim: UnderWay, average: float
-    ) -> None:
+    def _flush(self, batch: Batch, failures: list[Failed], unknown: list[int], claim: UnderWay, average: float) -> None:
         """Handlers are slower than thought, so many seconds on average: end what is done, and keep only what fits into the
         target."""
         self._end(batch, failures, unknown, claim)
@@ -196,14 +239,14 @@ class LeaseTask(Task):
             keep = 0
         self._give_back(batch, keep)
 
-    def _end(self, batch: Batch, failures: list[_Failed], unknown: list[int], claim: UnderWay) -> None:
+    def _end(self, batch: Batch, failures: list[Failed], unknown: list[int], claim: UnderWay) -> None:
         if batch.done:
             self._ack(batch)
         if failures or unknown:
             # What takes long to end is renewed meanwhile, what is acked is not.
             batch.held[:] = [*(row[SEQ] for row, _, _ in failures), *unknown]
         for row, error, items in failures:
-            self.recover(row, error, batch.token, items)
+            recover(self, row, error, batch.token, items)
         if unknown:
             with Answering(connections[self.alias]):
                 self.sql.give_back(connections[self.alias], sorted(unknown), batch.token, handled=False)
@@ -233,17 +276,29 @@ class LeaseTask(Task):
         connection = connections[self.alias]
         try:
             with Answering(connection):
-                ended = self.sql.ack(connection, seqs, batch.token)
+                if self.handlers.finder is None:
+                    ended = self._delete(seqs, batch.token)
+                else:
+                    ended = self.handlers.finder.ack(self.sql, connection, seqs, batch.token)
         except Error:
             batch.done.extend(seqs)
             raise
         self.desk.succeeded(ended)
-        if ended != len(seqs):
+        if self.desk.at_limit:
+            self.desk.made_room()
+        if ended != len(seqs) and not self.queue.delivery.others_may_end:
             self.desk.stats.lost += len(seqs) - ended
             log.warning(
                 "%s: %d of %d leases were lost before the ack (seq %d to %d); those messages are handled again.",
                 self.queue._meta.label, len(seqs) - ended, len(seqs), seqs[0], seqs[-1],
             )  # fmt: skip
+
+    def _delete(self, seqs: list[int], token: uuid.UUID) -> int:
+        """Delete what may be ended by who holds it: by its token, or by what else the queue's leasing allows."""
+        leasing, connection = self.queue.delivery.leasing, connections[self.alias]
+        if leasing is Leasing.FENCED:
+            return self.sql.ack(connection, seqs, token)
+        return self.sql.ack_held(connection, seqs, Holder(leasing.value, self.desk.subscriber))
 
     def _give_back(self, batch: Batch, keep: int) -> None:
         """Give back what was not started, from the right, all but ``keep``; not counted as a delivery."""
@@ -251,15 +306,23 @@ class LeaseTask(Task):
         if surplus:
             with Answering(connections[self.alias]):
                 ended = self.sql.give_back(connections[self.alias], surplus, batch.token, handled=False)
-            self.desk.stats.lost += len(surplus) - ended
+            if not self.queue.delivery.others_may_end:
+                self.desk.stats.lost += len(surplus) - ended
             self.desk.came_back(surplus)
+
+    def write_headers(self, seq: int, headers: str) -> None:
+        batch = self.batch
+        if batch is None or not self.sql.write_headers(connections[self.alias], seq, batch.token, headers):
+            raise LeaseLost(self.queue._meta.label, seq)
 
     def extend(self, seq: int, period: timedelta | None) -> None:
         batch = self.batch
         if batch is None:
             raise LeaseLost(self.queue._meta.label, seq)
-        lease_ms = self._lease_ms if period is None else int(period / timedelta(milliseconds=1))
-        if not self.sql.extend(connections[self.alias], [seq], batch.token, lease_ms):
+        if batch.period == math.inf:
+            return  # it has more than it asks for
+        seconds = batch.period if period is None else period.total_seconds()
+        if not self.sql.extend(connections[self.alias], [seq], batch.token, int(seconds * 1000)):
             raise LeaseLost(self.queue._meta.label, seq)
-        if lease_ms < self._lease_ms:
+        if seconds < batch.period:
             batch.again.add(seq)  # it ends before the others of its batch are due

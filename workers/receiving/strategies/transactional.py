@@ -17,20 +17,23 @@ from typing import Any
 from django.db import connections, transaction
 
 from queueapp import wakeups
-from queueapp.errors import LeaseLost
+from queueapp.errors import LeaseLost, MessageCancelled
+from queueapp.flow import in_force
+from queueapp.membership.dead_peers import Answering
 from queueapp.recovery import carrying_out, verdicts
 from queueapp.sql import ErrorKind
 from queueapp.sql.claimed import SEQ, Claimed
 
-from ...connections.dead_peers import Answering
+from .. import copying
 from ..claiming import UnderWay
 from ..desk import Desk, is_error_of
 from ..handling import WorkerStopped
 from ..sizing import BatchSize
 from ..slot import Slot
 from ..suspects import FEW
-from .base import RollBack
+from .base import RollBack, Task
 from .lease import Batch, LeaseTask
+from .recovering import recover
 
 log = logging.getLogger("workers")
 
@@ -51,6 +54,7 @@ class TransactionalTask(LeaseTask):
         self.size = self._one
         self._seq = 0
         self._deadlocks: dict[int, int] = {}
+        self._needs_permits = desk.needs_permits
         self._can_lease = self.sql.table.has("lease_token", "lease_owner", "lease_expires", "deliveries")
 
     @property
@@ -82,14 +86,21 @@ class TransactionalTask(LeaseTask):
         claimed: Claimed | None = None
         outcome: BaseException | bool | None = None
         decided: carrying_out.Decided | None = None
-        hooks = False
+        hooks = several = False
         try:
             # To Django a streak is one atomic block. It ends with the first message that leaves it anything to do.
             with Answering(connection) as answering, transaction.atomic(using=self.alias):
+                if self._needs_permits and not self._take_permit(connection):
+                    return 0
                 with self.desk.claim(1) as claim:
-                    rows: Sequence[Claimed] = self.sql.claim_by_delete(connection, claim.ranges, 1)
+                    rows: Sequence[Claimed] = self.sql.claim_by_delete(
+                        connection, claim.ranges, 1, owner=self.desk.subscriber
+                    )
                     claim.rows = rows
                 while rows:
+                    if self.handlers.copies and copying.parts_of(self.desk, rows):
+                        several = True
+                        raise RollBack
                     self._take(claimed := rows[0])
                     self.desk.claimed(rows, full=True)
                     count += 1
@@ -122,6 +133,11 @@ class TransactionalTask(LeaseTask):
                 raise
             decided = None
             outcome = outcome if isinstance(outcome, BaseException) else error
+        if several:
+            self.desk.rolled_back(rows)
+            copying.replace_from(self.desk, rows[0])
+            self.full = True
+            return count + 1
         if claimed is None:
             return count
         self.full = True
@@ -138,6 +154,11 @@ class TransactionalTask(LeaseTask):
             self._failed(claimed, outcome, connection, None)
         return count
 
+    def _take_permit(self, connection: Any) -> bool:
+        """Take one of the queue's places for the open transaction, whose end frees it."""
+        most: int = in_force.value(self.queue, "max_backlog", self.alias)
+        return self.sql.take_permits(connection, most, 1) == 1
+
     def _commit_and_claim(self, connection: Any) -> UnderWay | None:
         """Commit the message in hand and claim the next one; None: not in one trip, and nothing was done. Its ``rows`` are None
         where the commit is done and the claim is not."""
@@ -151,7 +172,8 @@ class TransactionalTask(LeaseTask):
     def _tell(self, decided: carrying_out.Decided, seq: int) -> None:
         """A verdict that was carried out in place is committed."""
         self.mend()
-        self.desk.failed()
+        if not isinstance(decided.failure.exception, MessageCancelled):
+            self.desk.failed()
         decided.tell()
         self.mend()
         if isinstance(decided.verdict, verdicts.RetryNow):
@@ -171,16 +193,35 @@ class TransactionalTask(LeaseTask):
         """The message in hand was handled, and its transaction is committed."""
         self.desk.claiming.let_go(self._seq)
         self.desk.succeeded(1)
+        if self._needs_permits:
+            self.desk.made_room()
 
     def _may_follow(self, connection: Any, until: float) -> bool:
         """Whether the next message may be claimed with the commit of this one: Django has nothing to do in between, and it is
         not time to look at the pump's shares anew."""
-        if connection.run_on_commit or self.handed.stale:
+        if connection.run_on_commit or self.handed.stale or self._needs_permits:
             return False
         return not (not self.desk.may_go_on() or self.desk.careful or monotonic() > until)
 
     def extend(self, seq: int, period: timedelta | None) -> None:
         """Nothing to extend: the row lock owns the message."""
+
+    def write_headers(self, seq: int, headers: str) -> None:
+        Task.write_headers(self, seq, headers)  # whatever it writes is undone with the attempt
+
+    def call_barrier(self, claimed: Claimed) -> BaseException | bool | None:
+        """What its handler writes and sends commits together, though the barrier itself is gone whatever becomes of that."""
+        outcome: BaseException | bool | None = None
+        try:
+            with transaction.atomic(using=self.alias):
+                outcome = super().call_barrier(claimed)
+                if outcome is not None:
+                    raise RollBack
+        except RollBack:
+            pass
+        except Exception as error:
+            outcome = error
+        return outcome
 
     def stands(self, seq: int) -> bool:
         return self.sql.lock(connections[self.alias], seq, None, wait_ms=1000) is None
@@ -223,6 +264,9 @@ class TransactionalTask(LeaseTask):
         hooks = False
         try:
             with Answering(connection) as answering, transaction.atomic(using=self.alias):
+                if self._needs_permits and not self._take_permit(connection):
+                    self.sql.give_back(connection, [claimed[SEQ]], token, handled=False)
+                    return
                 # From here on the row lock owns the message, however long the handler takes and the lease lasts.
                 if self.sql.ack(connection, [claimed[SEQ]], token) != 1:
                     self.desk.stats.lost += 1
@@ -263,7 +307,7 @@ class TransactionalTask(LeaseTask):
                         self.sql.give_back(connection, [seq], token, handled=False)
                 self.desk.retried(seq)
                 return
-        self.recover(claimed, error, token, self.items)
+        recover(self, claimed, error, token, self.items)
 
 
 def _is_deadlock(outcome: BaseException | bool, connection: Any) -> bool:

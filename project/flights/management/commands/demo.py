@@ -17,7 +17,7 @@ from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 
 from project.flights import source, spark_job
-from project.flights.demonstration import clean_start, handling
+from project.flights.demonstration import clean_start, handling, housekeeping
 from project.flights.demonstration.progress import Progress
 from project.flights.demonstration.results import Results
 from project.flights.producer import publish_flights_without_spark
@@ -57,7 +57,12 @@ class Command(BaseCommand):
             self._report(self._run(options), options["json"])
         except KeyboardInterrupt:
             raise CommandError("Stopped; the next demo starts from a clean state.", returncode=_INTERRUPTED) from None
-        except (clean_start.AnotherDemoRuns, handling.HandlingStopped, source.FlightsMissing) as error:
+        except (
+            clean_start.AnotherDemoRuns,
+            handling.HandlingStopped,
+            housekeeping.NotDone,
+            source.FlightsMissing,
+        ) as error:
             raise CommandError(str(error)) from error
         finally:
             signal.signal(signal.SIGTERM, before)
@@ -82,10 +87,12 @@ class Command(BaseCommand):
             publication, with_spark = self._publish(progress, limit, options["no_spark"])
             log = folder / "demo-workers.log"
             log.unlink(missing_ok=True)
-            handled = handling.handle_until_empty(
-                publication.published, progress, log,
-                processes=options["processes"], concurrency=options["concurrency"],
-            )  # fmt: skip
+            with housekeeping.by_celery(folder) as trimmed:
+                handled = handling.handle_until_empty(
+                    publication.published, progress, log,
+                    processes=options["processes"], concurrency=options["concurrency"],
+                )  # fmt: skip
+                progress.say(f"Celery has trimmed {trimmed():,} old rows.")
             return Results.read(publication, with_spark, handled, expected, limit is None)
 
     def _publish(self, progress: Progress, limit: int | None, no_spark: bool) -> tuple[Published, bool]:

@@ -60,33 +60,48 @@ class Command(BaseCommand):
         log.unlink(missing_ok=True)
         web = ChildProcess("runserver", "--noreload", f"{HOST}:{port}", log=log)
         workers = ChildProcess("runqueueworker", "--processes", str(options["processes"]))
+        housekeeping = [
+            ChildProcess("runcelery", role, log=folder / f"celery-{role}.log") for role in ("worker", "beat")
+        ]
         address = f"http://localhost:{port}/"
         with _stopping_on_signals():
             try:
                 web.start()
                 workers.start()
+                for each in housekeeping:
+                    each.start()
                 _wait_until_served(web, port)
                 password = f"password {user.password}" if user.password else "with the password you gave it"
                 self.stdout.write(
                     f"\n  Site    {address}\n  Admin   {address}admin/   user {user.name}, {password}\n"
                     f"  Requests are logged in {log}. Ctrl-C stops everything.\n\n"
                 )
-                self._watch(web, workers)
+                self._watch(web, workers, *housekeeping)
             except KeyboardInterrupt:
                 self.stdout.write("\nStopping ...")
             finally:
                 # The workers last: a page that is being served may still want to send them something.
                 web.stop(_STOP_WEB_SECONDS)
+                for each in housekeeping:
+                    each.ask_to_stop()
+                for each in housekeeping:
+                    each.stop(_STOP_WORKERS_SECONDS)
                 workers.stop(_STOP_WORKERS_SECONDS)
         self.stdout.write("Stopped.")
 
-    def _watch(self, web: ChildProcess, workers: ChildProcess) -> None:
-        """Until Ctrl-C: end when the web server ends, and start workers that end again, ever more slowly."""
+    def _watch(self, web: ChildProcess, workers: ChildProcess, *others: ChildProcess) -> None:
+        """Until Ctrl-C: end when the web server ends, and start workers that end again, ever more slowly; the others as well,
+        at each look."""
         wait, started = 1.0, monotonic()
         while True:
             code = web.exit_code(_POLL_SECONDS)
             if code is not None:
                 raise CommandError(f"The web server ended with exit code {code}: {web.last_words()}")
+            for other in others:
+                if (code := other.exit_code()) is not None:
+                    self.stderr.write(f"{' '.join(other.command)} ended with exit code {code}: {other.last_words()}")
+                    sleep(wait)
+                    other.start()
             code = workers.exit_code()
             if code is None:
                 continue

@@ -12,10 +12,10 @@ from django.utils import timezone
 
 from queueapp.models import DelayedMessage
 from queueapp.sql import backend_of, queue_sql
-from queueapp.sql.base import StoreTable
 from queueapp.sql.claimed import Range
 from queueapp.sql.postgresql import index_order
 from queueapp.sql.postgresql.index_order import IndexOrder
+from queueapp.sql.tables import StoreTable
 from tests.inprocess import real_commits
 from tests.testapp.models import AddressedUrgent, Leased, Transactional
 
@@ -60,9 +60,14 @@ def run(request: pytest.FixtureRequest) -> Iterator[Callable[[], object]]:
         queue.send_many(range(MESSAGES), **({} if queue is not AddressedUrgent else options))
     think_it_empty((queue or DelayedMessage)._meta.db_table)
     order = (queue_sql(queue, connection) if queue else backend_of(connection))._in_order
-    order._look_at.clear()  # another test may have had it looked at just now
+    forget_looks(order)  # another test may have had it looked at just now
     yield lambda: verb(queue_sql(queue, connection) if queue else None)
     connection.close()
+
+
+def forget_looks(order: IndexOrder) -> None:
+    order._look_at.clear()
+    order._harmless.clear()
 
 
 def think_it_empty(table: str) -> None:
@@ -103,7 +108,7 @@ def test_while_the_planner_is_known_to_sort_a_plan_that_the_session_has_kept_is_
         assert rows_read(run) <= 20 * FEW
     finally:
         order._sorting.clear()
-        order._look_at.clear()
+        forget_looks(order)
 
 
 def enable_sort() -> str:
@@ -176,7 +181,7 @@ def test_the_store_is_not_taken_for_one_that_sorts_because_of_what_was_asked(
 ) -> None:
     order = backend_of(connection)._in_order  # type: ignore[attr-defined]
     order._sorting.clear()
-    order._look_at.clear()
+    forget_looks(order)
     DelayedMessage.objects.bulk_create(
         DelayedMessage(message_id=uuid.uuid4(), destination=f"a.Q{n % 3}", headers="{}", body=b"", due=timezone.now())
         for n in range(3000)
@@ -185,7 +190,7 @@ def test_the_store_is_not_taken_for_one_that_sorts_because_of_what_was_asked(
     names = ["a.Q2", "a.Q1", "a.Q0"]
     found = backend_of(connection).first_due(connection, STORE, names)
     assert [ms for _, ms in found] == sorted(ms for _, ms in found)
-    order._look_at.clear()
+    forget_looks(order)
     monkeypatch.setattr(index_order, "SLOW", 0.0)
     backend_of(connection).first_due(connection, STORE, names)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 from django.db import DatabaseError, connections, transaction
+from psycopg.pq import TransactionStatus
 
 from queueapp.errors import QueueNotFound
 from queueapp.sql import queue_sql
 from tests.inprocess import real_commits
 from tests.queueapp.sql.server import outgoing
-from tests.testapp.models import Leased
+from tests.testapp.models import AddressedUrgent, Leased
 
 pytestmark = real_commits
 
@@ -61,6 +62,44 @@ def test_statements_of_the_user_are_not_prepared_because_ours_are(insert) -> Non
         prepared = [statement for (statement,) in cursor.fetchall()]
     assert prepared
     assert not any('."seq" = ' in statement for statement in prepared), "the ORM's"
+
+
+@pytest.mark.usefixtures("trusting")
+def test_what_a_message_says_is_stored_as_a_cursor_stores_it(insert) -> None:
+    connection = connections["default"]
+    sql = queue_sql(AddressedUrgent, connection)
+    insert()  # from now on statements are prepared here
+    said: dict[str, object] = {"recipient": "somebody é", "priority": 2, "correlation_id": "c", "reply_to_address": "r"}
+    said |= {"is_barrier": False, "expires_ms": 3_600_000}
+    for some in ({name: said[name]} for name in said):
+        sql.insert(connection, outgoing(**some))
+    sql.insert(connection, outgoing(body=None, **said))
+    assert connection.connection.pgconn.transaction_status == TransactionStatus.IDLE
+    with transaction.atomic():
+        Leased.objects.count()  # the first of a transaction goes through a cursor, the others are packed
+        sql.insert(connection, outgoing(body=None, **said))
+
+    rows = list(AddressedUrgent.objects.order_by("seq"))
+    names = ("headers", "body", "recipient", "priority", "correlation_id", "reply_to_address", "is_barrier")
+    plain = ("{}", b"{}", "", 0, None, None, False)
+    for row, name in zip(rows, said, strict=False):
+        expected = [
+            said.get(one, default) if one == name else default for one, default in zip(names, plain, strict=True)
+        ]
+        assert [getattr(row, one) for one in names] == expected
+        assert (row.expires is not None) == (name == "expires_ms")
+    whole = ["{}", None, *(said[one] for one in names[2:])]
+    for row in rows[-2:]:
+        assert [getattr(row, one) for one in names] == whole
+        assert abs((row.expires - row.enqueued_at).total_seconds() - 3600) < 60
+
+
+def test_a_text_with_a_nul_is_refused_not_cut_off(insert) -> None:
+    insert()
+    with pytest.raises(DatabaseError):
+        queue_sql(AddressedUrgent, connections["default"]).insert(connections["default"], outgoing(recipient="a\0b"))
+
+    assert not AddressedUrgent.objects.exists()
 
 
 @pytest.mark.usefixtures("trusting")

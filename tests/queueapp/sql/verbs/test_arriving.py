@@ -13,8 +13,9 @@ from queueapp.errors import TableNotFound
 from queueapp.messages import new_id
 from queueapp.models import Arrival
 from queueapp.sql import queue_sql
-from queueapp.sql.base import QueueTable, Row
 from queueapp.sql.carried import CARRIED, COUNTS
+from queueapp.sql.rows import Row
+from queueapp.sql.tables import QueueTable
 from tests import carrying
 from tests.inprocess import eventually
 from tests.queueapp.sql.server import Server

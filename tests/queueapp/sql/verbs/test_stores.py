@@ -10,7 +10,7 @@ import pytest
 
 from queueapp.models import DelayedMessage, PoisonMessage
 from queueapp.sql import queue_sql
-from queueapp.sql.base import StoreTable
+from queueapp.sql.tables import StoreTable
 from tests.queueapp.sql.server import Server, outgoing, within
 from tests.testapp.models import AddressedUrgent, Leased
 

@@ -15,6 +15,7 @@ from tests.inprocess import real_commits
 from tests.testapp.messages import Nop, Ping
 from tests.testapp.models import AtMostOnce
 from tests.workers.receiving.batches import Receiver
+from workers.receiving.strategies import at_most_once
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
 
@@ -71,15 +72,17 @@ def test_with_one_that_nobody_knows_nothing_is_claimed_and_the_others_are_the_ne
     assert one.pump.stats.unknown == 1
 
 
-def test_what_a_claim_that_was_rolled_back_had_taken_is_claimed_again(handled: list[int]) -> None:
+def test_what_a_claim_that_was_rolled_back_had_taken_is_claimed_again(
+    handled: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     AtMostOnce.send(Nop(1, ""))
     one = Receiver(AtMostOnce)
 
-    def lose(rows: Any) -> Any:
-        del one.task._unknown  # type: ignore[attr-defined]
+    def lose(task: Any, rows: Any) -> Any:
+        monkeypatch.undo()
         raise OperationalError("the connection is lost before the commit")
 
-    one.task._unknown = lose  # type: ignore[attr-defined]
+    monkeypatch.setattr(at_most_once, "strangers_of", lose)
     with pytest.raises(OperationalError):
         one.receive(2)
     one.receive(2)

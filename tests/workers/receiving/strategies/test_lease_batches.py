@@ -230,13 +230,13 @@ def test_while_failures_are_recorded_what_is_acked_is_not_renewed(
 
     seqs = send(3)
     one = receiver(act)
-    recover = one.task.recover
+    recover = lease.recover
 
     def recording(*given: Any) -> None:
         covered.append(one.batch.leased())
         recover(*given)
 
-    monkeypatch.setattr(one.task, "recover", recording)
+    monkeypatch.setattr(lease, "recover", recording)
 
     one.receive(3)
 

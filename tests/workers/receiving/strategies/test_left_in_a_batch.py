@@ -131,7 +131,10 @@ def nothing_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def receive(queue: Any, act: Callable[[Note], None]) -> list[tuple[int, Any]]:
-    """A batch of all messages; returns what each handler met: its number, and the state of an open session."""
+    """A batch of all messages; returns what each handler met: its number, and the state of an open session.
+
+    A task that has had its time, on a busy machine, gives back what it has not begun; that comes with the next batch.
+    """
     met: list[tuple[int, Any]] = []
 
     def handler(message: Note, context: Context) -> None:
@@ -144,8 +147,11 @@ def receive(queue: Any, act: Callable[[Note], None]) -> list[tuple[int, Any]]:
     queue.send_many(Note(number) for number in range(MESSAGES))
     receiver = Receiver(queue)
     try:
-        with receiver.receiving(MESSAGES):
-            pass
+        for _ in range(MESSAGES):
+            with receiver.receiving(MESSAGES):
+                pass
+            if len(met) == MESSAGES:
+                break
     finally:
         kept.clear()
     return met

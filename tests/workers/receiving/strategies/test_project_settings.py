@@ -6,6 +6,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -15,10 +16,11 @@ from queueapp import Poison, RetryLater, RetryNow, consumer
 from queueapp.breakers import State
 from queueapp.models import PoisonMessage
 from queueapp.recovery.policy import Failure, default_policy
-from queueapp.sql.base import Row
+from queueapp.sql.rows import Row
 from tests.inprocess import DEADLINE, Worker, eventually, real_commits
 from tests.testapp.messages import Pong
 from tests.testapp.models import AtMostOnce, Leased
+from workers.receiving.pump import QueuePump
 
 pytestmark = pytest.mark.usefixtures("no_consumers")
 SECOND = timedelta(seconds=1)
@@ -104,6 +106,40 @@ def test_at_most_once_batch(settings: Any, start_worker: Start, most: int) -> No
     eventually(lambda: len(in_hand) == count)
 
     assert max(in_hand) == most
+
+
+@real_commits
+def test_claim_pause(settings: Any, start_worker: Start) -> None:
+    settings.QUEUEAPP = {"AT_MOST_ONCE_BATCH": 1, "CLAIM_PAUSE": 0.3, "PEEK_DELAY": 0.1}
+    at: list[float] = []
+
+    @consumer(AtMostOnce)
+    def note(message: Pong) -> None:
+        at.append(monotonic())
+
+    AtMostOnce.send_many(Pong() for _ in range(3))
+    start_worker(AtMostOnce, concurrency=1)
+    eventually(lambda: len(at) == 3)
+
+    assert min(at[1] - at[0], at[2] - at[1]) >= 0.3
+
+
+@real_commits
+def test_max_records_to_peek(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look counts no further, however much is there; a queue may say otherwise."""
+    settings.QUEUEAPP = {"MAX_RECORDS_TO_PEEK": 7}
+    Leased.send_many(Pong() for _ in range(20))
+
+    def counted() -> int:
+        pump = QueuePump(Leased, "default", stopping=threading.Event(), concurrency=1)
+        pump.floors.reset()
+        seen = pump._peek()
+        assert seen is not None
+        return seen.ahead
+
+    assert counted() == 7
+    monkeypatch.setattr(Leased.delivery, "max_records_to_peek", 12)
+    assert counted() == 12
 
 
 @pytest.fixture

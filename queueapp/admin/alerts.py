@@ -1,0 +1,115 @@
+"""What is the matter, and who was told of it when. A row comes and goes by itself: nothing is done here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.core.exceptions import PermissionDenied
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from ..alerts.evaluating import AGE, DEAD_WORKER, DEPTH, POISON
+from ..alerts.options import channels
+from ..models import Alert, Now, PoisonMessage, UtcField
+from .databases import DatabaseFilter, OfDatabases
+from .read_only import ReadOnlyAdmin
+from .showing import display, untrusted
+
+OPERATE = "queueapp.operate_queue"
+KINDS = {POISON: "new poison", DEAD_WORKER: "dead worker", AGE: "too old", DEPTH: "too many"}
+
+
+class KindFilter(admin.SimpleListFilter):
+    title = "kind"
+    parameter_name = "kind"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return list(KINDS.items())
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        return queryset.filter(kind=self.value()) if self.value() else queryset
+
+
+class AlertAdmin(ReadOnlyAdmin, OfDatabases):
+    """One row per alert that is not over, or whose end was not told yet."""
+
+    actions = None
+    show_facets = admin.ShowFacets.NEVER
+    list_display = ("alert_text", "state", "open_since", "told", "one_for_each")
+    list_display_links = None
+    list_filter = (DatabaseFilter, KindFilter)
+    ordering = ("-since", "key")
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return request.user.has_perm(OPERATE) or super().has_view_permission(request, obj)
+
+    def has_module_permission(self, request: HttpRequest) -> bool:
+        return self.has_view_permission(request)
+
+    def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
+        """Only what the filters offer."""
+        return lookup in {DatabaseFilter.parameter_name, KindFilter.parameter_name}
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        return super().get_queryset(request).annotate(db_now=Now(output_field=UtcField()))
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        show, context = super().changelist_view, {"title": "Alerts", **(extra_context or {})}
+        return self.or_note(request, self.database(request), lambda: show(request, context))
+
+    def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
+        """There is no page per alert."""
+        raise PermissionDenied
+
+    def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
+        """Nobody does anything to one."""
+        raise PermissionDenied
+
+    def delete_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
+        """It would be told anew."""
+        raise PermissionDenied
+
+    # -- columns --------------------------------------------------------------------------------------------------
+
+    @admin.display(description="alert", ordering="text")
+    def alert_text(self, row: Alert) -> SafeString:
+        return untrusted.inline(row.text, 500)
+
+    @admin.display(description="state", ordering="resolved_at")
+    def state(self, row: Any) -> SafeString:
+        kind = KINDS.get(row.kind, "")
+        if row.resolved_at is not None:
+            return display.below(display.badge("good", "over"), kind, display.moment(row.resolved_at))
+        return display.below(display.badge("bad", "open"), kind)
+
+    @admin.display(description="since", ordering="since")
+    def open_since(self, row: Any) -> Any:
+        return display.ago(row.since, row.db_now)
+
+    @admin.display(description="told", ordering="told_at")
+    def told(self, row: Any) -> SafeString | str:
+        """Whom it was told, and whom not yet."""
+        left = row.untold.split(",") if row.untold else []
+        when = display.ago(row.told_at, row.db_now) if row.told_at is not None else "not told yet"
+        by = ", ".join(name for name in channels() if name not in left) if row.told_at is not None else ""
+        of = "that it is over" if row.resolved_at is not None and not left else by and f"by {by}"
+        if not left:
+            return display.below(when, of)
+        tries = "" if not row.tries else f", {row.tries} tries"
+        missing = f"not yet by {', '.join(left)}{tries}"
+        then = f"next try in {display.duration(row.next_try - row.db_now)}" if row.next_try > row.db_now else ""
+        return display.below(when, of, untrusted.inline(missing, 200), then)
+
+    @admin.display(description="one for each", ordering="name")
+    def one_for_each(self, row: Alert) -> SafeString | str:
+        """What makes two of them one: the poison group, the host; else the queue alone."""
+        if row.kind == POISON:
+            page: Any = self.admin_site._registry.get(PoisonMessage)
+            short = untrusted.inline(row.name, 12)
+            if page is None:
+                return short
+            return format_html('<a href="{}">{}</a>', page.list_url(row._state.db, group=row.name), short)
+        return display.below(untrusted.inline(row.queue, 200), untrusted.inline(row.name, 255) if row.name else "")

@@ -1,0 +1,79 @@
+"""What pages have in common that nobody edits: rows that code writes, and which go by an operation or by themselves."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from django.contrib import admin
+from django.contrib.admin.utils import unquote
+from django.http import HttpRequest, HttpResponse
+
+from .databases import OfDatabases
+from .large_tables.lists import BoundedChangeList, CappedPaginator
+
+
+class ReadOnlyAdmin(admin.ModelAdmin):
+    """A page whose rows are neither added, nor changed, nor deleted by Django's forms. Subclasses say why."""
+
+    change_form_template = "admin/queueapp/read_only.html"
+    object_history_template = "admin/queueapp/history.html"
+
+    class Media:
+        css = {"all": ["queueapp/admin.css"]}
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        """Never."""
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Never."""
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Never."""
+        return False
+
+
+class ResultsAdmin(ReadOnlyAdmin, OfDatabases):
+    """Base of the pages of what tasks have come to: a result comes of a task, and housekeeping deletes what is old. The list is
+    shown in the order of its key and looked through in windows, however long it is."""
+
+    #: The list's title.
+    title = ""
+    #: What one row is, in a word.
+    rows_are = "result"
+    #: The order of the list: one that an index gives.
+    list_order = "pk"
+
+    actions = None
+    sortable_by = ()
+    list_per_page = 100
+    show_full_result_count = False
+    show_facets = admin.ShowFacets.NEVER
+    paginator = CappedPaginator
+    search_fields = ("pk",)  # shows the search box; get_search_results decides
+    change_list_template = "admin/queueapp/message_list.html"
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[BoundedChangeList]:
+        """The list that looks through windows."""
+        return BoundedChangeList
+
+    def is_key(self, value: str) -> bool:
+        """Whether a row could have it as its key."""
+        raise NotImplementedError
+
+    def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
+        """Only what an index or a window serves."""
+        column, own = self.list_order.lstrip("-"), cast(Any, self.list_filter)
+        bounds = {f"{column}__gte", f"{column}__lte"}
+        return lookup in {spec.parameter_name for spec in own} or (lookup in bounds and self.is_key(value))
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        """The list, or a note where its table is missing."""
+        show, context = super().changelist_view, {"title": self.title, **(extra_context or {})}
+        return self.or_note(request, self.database(request), lambda: show(request, context))
+
+    def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
+        """The read-only page of one result."""
+        show, alias = super().change_view, self.place_of(unquote(object_id))[0]
+        return self.or_note(request, alias, lambda: show(request, object_id, form_url, extra_context))

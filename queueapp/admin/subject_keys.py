@@ -1,0 +1,116 @@
+"""Erasing a subject: say whom, see what there is, confirm.
+
+Neither a list nor a search: a page that shows whose keys there are would tell who the customers are, and what is searched for would
+be in the addresses that servers log. The history says who destroyed which key, and not whose it was.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.contrib import messages
+from django.contrib.admin.models import DELETION
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import reverse
+
+from ..encryption import erasing
+from ..encryption.subjects import LONGEST
+from ..models import SubjectKey
+from .databases import OfDatabases
+from .operations import Options, ask, log_entry
+from .read_only import ReadOnlyAdmin
+from .showing import display, untrusted
+
+ERASE = "queueapp.erase_subject"
+WHAT = (
+    "Its keys are destroyed, on every database: nothing that was encrypted for it can be read any more, in whatever queue, store or "
+    "copy it lies, and workers discard it. This cannot be undone. What is sent for it later gets a new key."
+)
+
+
+class Subject(Options):
+    """Whom."""
+
+    subject = forms.CharField(
+        max_length=LONGEST,
+        strip=False,
+        help_text="The whole of it, as messages have it in encrypt-for.",
+        widget=forms.TextInput(attrs={"autocomplete": "off"}),
+    )
+
+
+class SubjectKeyAdmin(ReadOnlyAdmin, OfDatabases):
+    """The one page: its list is a question."""
+
+    # -- permissions ----------------------------------------------------------------------------------------------
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return request.user.has_perm(ERASE)
+
+    def has_module_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm(ERASE)
+
+    # -- pages ----------------------------------------------------------------------------------------------------
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        """Ask whom, then whether; then do it."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        return self.or_note(request, self.database(request), lambda: self._erase(request))
+
+    def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
+        """There is no page per key."""
+        raise PermissionDenied
+
+    def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
+        """What was done is in the log of the site."""
+        raise PermissionDenied
+
+    def delete_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
+        """A key that is deleted would be missing, and not erased."""
+        raise PermissionDenied
+
+    def _erase(self, request: HttpRequest) -> HttpResponse:
+        form = Subject(request.POST) if request.method == "POST" else Subject()
+        if not form.is_bound or not form.is_valid():
+            return self._ask(request, "Erase a subject", WHAT, form=form, yes="Look for its keys", dangerous=False)
+        subject = form.cleaned_data["subject"]
+        found = erasing.find(subject)
+        if not found:
+            form.add_error("subject", "It has no key: it is misspelt, nothing was sent for it, or it is erased.")
+            return self._ask(request, "Erase a subject", WHAT, form=form, yes="Look for its keys", dangerous=False)
+        if "sure" not in request.POST:
+            return self._ask(
+                request,
+                "Erase this subject?",
+                WHAT,
+                few=[display.below(untrusted.inline(subject, LONGEST), *map(_told, found))],
+                hidden=[("subject", subject), ("sure", "yes")],
+                form=Options(),
+                yes="Destroy its keys",
+                dangerous=True,
+            )
+        keys = self._keys(subject, found)
+        gone = erasing.erase(subject, found)
+        for key in keys:
+            log_entry(self, request, "Key of a subject destroyed.", row=key, flag=DELETION).save()
+        count = sum(gone.values())
+        self.message_user(request, f"{count} key{'' if count == 1 else 's'} destroyed.", messages.SUCCESS)
+        return HttpResponseRedirect(request.path)
+
+    def _keys(self, subject: str, found: list[erasing.Found]) -> list[Any]:
+        rows = (SubjectKey.objects.using(one.database).filter(subject=subject) for one in found)
+        return [key for some in rows for key in some]
+
+    def _ask(self, request: HttpRequest, title: str, explanation: str, **question: Any) -> HttpResponse:
+        question = {"hidden": [], "few": []} | question
+        back_to = request.path if question["dangerous"] else reverse(f"{self.admin_site.name}:index")
+        return ask(
+            self, request, title=title, explanation=explanation, post_to=request.path, back_to=back_to, **question
+        )
+
+
+def _told(one: erasing.Found) -> Any:
+    return untrusted.inline(f"database {one.database}, since {one.since:%Y-%m-%d}")

@@ -1,0 +1,251 @@
+"""The consumers that get copies: whether a live worker serves them, what waits for them, and what becomes of one that is no more.
+
+A row is written by the code that has the consumer. It is removed here, or by ``removeconsumer``, and nowhere by itself. What is
+done is in the history of its queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from django import forms
+from django.contrib import admin, messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.views.main import ChangeList
+from django.core.exceptions import PermissionDenied
+from django.db import connections
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from .. import registry
+from ..errors import QueueError, QueueNotFound
+from ..models import Subscription
+from ..operating import subscriptions
+from ..operating.live import Live, live_on
+from ..operating.reading import Reader
+from ..operating.statistics import LIMIT, span
+from ..operating.subscriptions import ConsumerFigures
+from .databases import DatabaseFilter, OfDatabases, StrictChangeList
+from .operations import Options, ask, is_gone
+from .read_only import ReadOnlyAdmin
+from .showing import display, untrusted
+
+OPERATE = "queueapp.operate_queue"
+
+
+class MoveTo(Options):
+    """Whom the copies go to."""
+
+    to = forms.CharField(max_length=200, label="Consumer of the same queue")
+
+
+#: Carries one operation out for one consumer: (queue, consumer, database, user, options) -> how many copies or rows.
+Run = Callable[[Any, str, str, Any, dict[str, Any]], int]
+
+
+def _purge(queue: Any, consumer: str, alias: str, user: Any, options: dict[str, Any]) -> int:
+    return subscriptions.purge_copies(queue, consumer, by=user, using=alias)
+
+
+def _move(queue: Any, consumer: str, alias: str, user: Any, options: dict[str, Any]) -> int:
+    return subscriptions.move_copies(queue, consumer, options["to"], by=user, using=alias)
+
+
+def _remove(queue: Any, consumer: str, alias: str, user: Any, options: dict[str, Any]) -> int:
+    return subscriptions.unsubscribe(queue, consumer, by=user, using=alias)
+
+
+class SubscriptionList(StrictChangeList):
+    """The list, with what is known of each of its consumers, read once."""
+
+    def get_results(self, request: HttpRequest) -> None:
+        """Django's, and the figures of the rows that it shows."""
+        super().get_results(request)
+        rows = list(self.result_list)
+        alias = self.model_admin.database(request)
+        found = _figures(alias, {row.queue for row in rows})
+        for row in rows:
+            row.figures = found.get((row.queue, row.consumer))
+        self.result_list = rows
+
+
+def _figures(alias: str, labels: set[str]) -> dict[tuple[str, str], ConsumerFigures]:
+    reader = Reader(alias)
+    live, _ = reader.read(partial(live_on, alias, labels))
+    found: dict[tuple[str, str], ConsumerFigures] = {}
+    if live is None:
+        return found
+    for label in labels:
+        try:
+            queue = registry.queues.find(label)
+        except QueueNotFound:
+            continue
+        for one in reader.read(partial(_read, queue, alias, live[label]))[0] or []:
+            found[label, one.consumer] = one
+    return found
+
+
+def _read(queue: Any, alias: str, live: Live) -> list[ConsumerFigures]:
+    return subscriptions.consumer_figures(queue, connections[alias], live, LIMIT)
+
+
+class SubscriptionAdmin(ReadOnlyAdmin, OfDatabases):
+    """One row per consumer and message type. It goes by ``remove``: Django's page for that would say nothing of what waits."""
+
+    show_facets = admin.ShowFacets.NEVER
+    list_display = ("consumer_name", "queue_name", "served", "copies", "made")
+    list_display_links = None
+    list_filter = (DatabaseFilter, ("queue", admin.AllValuesFieldListFilter))
+    ordering = ("queue", "consumer", "type_name")
+    actions = ("purge_copies", "move_copies", "remove")
+
+    # -- permissions ----------------------------------------------------------------------------------------------
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return request.user.has_perm(OPERATE) or super().has_view_permission(request, obj)
+
+    def has_operate_permission(self, request: HttpRequest) -> bool:
+        """Purging and moving messages."""
+        return request.user.has_perm(OPERATE)
+
+    def has_remove_permission(self, request: HttpRequest) -> bool:
+        """Removing a subscription: Django's delete permission."""
+        return request.user.has_perm("queueapp.delete_subscription")
+
+    # -- pages ----------------------------------------------------------------------------------------------------
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return SubscriptionList
+
+    def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
+        """Only what the filters offer."""
+        return lookup in {DatabaseFilter.parameter_name, "queue", "queue__isnull"}
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        show, context = super().changelist_view, {"title": "Subscriptions", **(extra_context or {})}
+        return self.or_note(request, self.database(request), lambda: show(request, context))
+
+    def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
+        """There is no page per row."""
+        raise PermissionDenied
+
+    def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
+        """It is that of the queue."""
+        raise PermissionDenied
+
+    # -- columns --------------------------------------------------------------------------------------------------
+
+    @admin.display(description="consumer, type", ordering="consumer")
+    def consumer_name(self, row: Subscription) -> SafeString:
+        kind = untrusted.inline(row.type_name, 200) if row.type_name else "messages without a type"
+        return display.below(untrusted.inline(row.consumer, 200), kind)
+
+    @admin.display(description="queue", ordering="queue")
+    def queue_name(self, row: Subscription) -> SafeString:
+        try:
+            registry.queues.find(row.queue)
+        except QueueNotFound:
+            return display.below(untrusted.inline(row.queue, 100), display.badge("bad", "no such queue"))
+        return untrusted.inline(row.queue)
+
+    @admin.display(description="served")
+    def served(self, row: Any) -> SafeString:
+        served = row.figures.served if row.figures is not None else None
+        if served is None:
+            return display.badge("quiet", "not known")
+        return display.badge("good", "served") if served else display.badge("bad", "no live worker")
+
+    @admin.display(description="copies waiting")
+    def copies(self, row: Any) -> SafeString | str:
+        of: ConsumerFigures | None = row.figures
+        if of is None:
+            return display.NOTHING
+        oldest = "" if of.oldest_seconds is None else f"oldest {span(of.oldest_seconds)}"
+        return display.below(f"{of.waiting:,}{'' if of.exact else '+'}", oldest if of.waiting else "")
+
+    @admin.display(description="since", ordering="made_at")
+    def made(self, row: Subscription) -> Any:
+        return display.below(
+            display.moment(row.made_at), format_html("code last started {}", display.moment(row.seen_at))
+        )
+
+    # -- what can be done -----------------------------------------------------------------------------------------
+
+    @admin.action(description="Purge copies", permissions=["operate"])
+    def purge_copies(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
+        """Delete what waits for these consumers."""
+        explanation = (
+            "The copies that wait for these consumers, delayed ones among them, are deleted for good. Those that somebody has leased "
+            "stay, and so do the subscriptions: new copies are made."
+        )
+        return self._do(request, queryset, "purge_copies", "Purge copies", "{} copies deleted.", explanation, _purge)
+
+    @admin.action(description="Move copies", permissions=["operate"])
+    def move_copies(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
+        """Address what waits for these consumers to another one."""
+        explanation = (
+            "The copies that wait for these consumers, delayed ones among them, are addressed to another one. They begin anew, behind "
+            "what waits for it."
+        )
+        return self._do(
+            request, queryset, "move_copies", "Move copies", "{} copies moved.", explanation, _move, options=MoveTo
+        )
+
+    @admin.action(description="Remove subscriptions", permissions=["remove"])
+    def remove(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
+        """Remove these consumers."""
+        explanation = (
+            "No more copies are made for these consumers by code that does not have them: all of their types, also those that are not "
+            "selected. What waits for them stays. A process whose code has one writes it again when it starts."
+        )
+        return self._do(
+            request, queryset, "remove", "Remove", "{} subscriptions removed.", explanation, _remove,
+            question="Remove the subscriptions",
+        )  # fmt: skip
+
+    def _do(
+        self,
+        request: HttpRequest,
+        queryset: QuerySet[Any],
+        name: str,
+        label: str,
+        done: str,
+        explanation: str,
+        run: Run,
+        options: type[Options] = Options,
+        question: str = "",
+    ) -> HttpResponse | None:
+        if is_gone(self, request, queryset):
+            return None
+        confirmed = "confirmed" in request.POST
+        form = options(request.POST) if confirmed else options()
+        chosen = sorted(set(queryset.values_list("queue", "consumer")))
+        if not confirmed or not form.is_valid():
+            keys = [(ACTION_CHECKBOX_NAME, key) for key in queryset.values_list("pk", flat=True)]
+            return ask(
+                self,
+                request,
+                title=f"{question or label} of {len(chosen)} consumer{'' if len(chosen) == 1 else 's'}?",
+                explanation=explanation,
+                few=[untrusted.inline(f"{consumer} in {queue}", 300) for queue, consumer in chosen],
+                hidden=[("action", name), *keys],
+                form=form,
+                yes=label,
+                dangerous=run is not _move,
+                post_to=request.get_full_path(),
+                back_to=self.list_url(queryset.db),
+            )
+        count, level = 0, messages.SUCCESS
+        for label_of_queue, consumer in chosen:
+            try:
+                queue = registry.queues.find(label_of_queue)
+                count += run(queue, consumer, queryset.db, request.user, form.cleaned_data)
+            except QueueError as error:
+                self.message_user(request, str(error), messages.ERROR)
+                level = messages.WARNING
+        self.message_user(request, done.format(count), level)
+        return None

@@ -1,0 +1,85 @@
+"""What contradicts itself in the limits and the fairness of a queue. Connects to no database."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core import checks
+from django.core.checks import Tags, Warning, register
+from django.db import router
+
+from .. import registry
+from ..conf import settings
+from ..errors import InvalidOption
+from ..flow import remembered
+from ..models import ClaimRecord
+from ..models.delivery import FairnessModel, Semantics
+
+#: The columns without which a queue counts nothing.
+_LEASES = ("lease_token", "lease_owner", "lease_expires", "deliveries")
+
+
+@register(Tags.models)
+def check_flow(**_: Any) -> list[Any]:
+    """queueapp.E040 to E044, W040, W041: see the texts."""
+    found: list[Any] = []
+    for queue in registry.queues:
+        found += [checks.Error(text, hint=hint, obj=queue, id=key) for key, text, hint in _errors(queue)]
+        found += [Warning(text, hint=hint, obj=queue, id=key) for key, text, hint in _warnings(queue)]
+    return found
+
+
+def _errors(queue: Any) -> list[tuple[str, str, str]]:
+    delivery, label = queue.delivery, queue._meta.label
+    model: FairnessModel = delivery.fairness_model
+    found = []
+    if delivery.semantics is Semantics.AT_MOST_ONCE and (
+        "fairness_model" in delivery.given and model is not FairnessModel.ROUND_ROBIN
+    ):
+        text = f"{label}.Delivery.fairness_model is {model.value!r}, and AT_MOST_ONCE has no other than 'round-robin'."
+        found.append(("queueapp.E040", text, "Name that, or none."))
+    if delivery.semantics is Semantics.TRANSACTIONAL and model is not FairnessModel.FAST:
+        text = (
+            f"{label}.Delivery.fairness_model is {model.value!r}, and messages of a TRANSACTIONAL queue are taken in the "
+            "handler's own transaction: nobody can share them out."
+        )
+        found.append(("queueapp.E041", text, "Take AT_LEAST_ONCE, or FairnessModel.FAST."))
+    lacking = [name for name in _LEASES if name not in {field.name for field in queue._meta.local_concrete_fields}]
+    if delivery.counts_leases and lacking:
+        text = f"{label} has a limit or a fairness model, and its table has no {', '.join(lacking)} to count by."
+        found.append(
+            (
+                "queueapp.E042",
+                text,
+                "Make it TRANSACTIONAL, whose max_backlog counts transactions, or leave the options out.",
+            )
+        )
+    if remembered.keeps_records(queue) and not router.allow_migrate_model(
+        alias := router.db_for_write(queue), ClaimRecord
+    ):
+        text = f"{label}.Delivery.max_backlog is counted by records in {alias!r}, where the router allows no tables of queueapp."
+        found.append(("queueapp.E044", text, "Let the router put them there."))
+    each, whole = delivery.max_per_subscription_backlog, delivery.max_backlog
+    if each is not None and whole is not None and each > whole:
+        text = f"{label}.Delivery.max_per_subscription_backlog is {each}, more than the whole queue's max_backlog, {whole}."
+        found.append(("queueapp.E043", text, "Lower the one or raise the other."))
+    return found
+
+
+def _warnings(queue: Any) -> list[tuple[str, str, str]]:
+    delivery, label = queue.delivery, queue._meta.label
+    found = []
+    each, whole = delivery.max_per_subscription_backlog, delivery.max_backlog
+    try:
+        tasks = delivery.concurrency or settings.CONCURRENCY
+    except InvalidOption:
+        return []  # E001 says it
+    if each is not None and each < tasks and delivery.concurrency is not None:
+        text = (
+            f"{label}: each process has {tasks} tasks, and max_per_subscription_backlog lets it hold {each} messages."
+        )
+        found.append(("queueapp.W040", text, "At least twice as many as tasks keep them busy."))
+    if whole is not None and delivery.concurrency is not None and whole < delivery.concurrency:
+        text = f"{label}: each process has {tasks} tasks, and max_backlog lets all processes together hold {whole} messages."
+        found.append(("queueapp.W041", text, "Lower the concurrency, or raise the limit."))
+    return found

@@ -1,0 +1,137 @@
+"""What is wrong with queues and consumers as they are declared. Connects to no database."""
+
+from __future__ import annotations
+
+import inspect
+from datetime import timedelta
+from typing import Any
+
+from django.core import checks
+from django.core.checks import Tags, Warning, register
+from django.db import connections, router
+from django.utils.connection import ConnectionDoesNotExist
+
+from .. import delayed, registry
+from ..conf import settings
+from ..consuming.consumers import Consumer
+from ..consuming.registry import registered
+from ..errors import InvalidOption, UnsupportedServer
+from ..models import DelayedMessage
+from ..models.delivery import Semantics
+from ..sql import backend_of
+
+
+@register(Tags.models)
+def check_databases(**_: Any) -> list[Any]:
+    """E005: a queue, or a table that all queues share, is in a database of another kind. Connects to none."""
+    found: list[Any] = []
+    places = {router.db_for_write(queue): queue for queue in reversed(list(registry.queues))}
+    for alias, queue in sorted((places or {router.db_for_write(DelayedMessage): None}).items()):
+        try:
+            backend_of(connections[alias])
+        except (UnsupportedServer, ConnectionDoesNotExist) as error:
+            hint = "Or silence this check (SILENCED_SYSTEM_CHECKS) where nothing is sent or received, as in some tests."
+            found.append(checks.Error(str(error), hint=hint, obj=queue, id="queueapp.E005"))
+    return found
+
+
+_DESTINATION = DelayedMessage._meta.get_field("destination")
+
+
+@register(Tags.models)
+def check_forwarding(**_: Any) -> list[Any]:
+    """E007: a database that is to keep delayed messages for a queue of another one cannot. W008: the queue's own has no table in
+    which it would see what has arrived already. Connects to none."""
+    found: list[Any] = []
+    for queue in registry.queues:
+        label, own = queue._meta.label, router.db_for_write(queue)
+        stores = delayed.stores_of(queue)
+        for store in stores:
+            problem = _why_it_cannot_keep(store)
+            if len(address := registry.address(queue, own)) > (_DESTINATION.max_length or 0):
+                problem = f"the destination {address!r} is too long for its table"
+            if problem:
+                text = f"{label}.Delivery.delayed_in names {store!r}, but {problem.rstrip('.')}."
+                hint = "Name another database, or let the router put queueapp's tables there."
+                found.append(checks.Error(text, hint=hint, obj=queue, id="queueapp.E007"))
+        if stores and not delayed.can_tell(own):
+            found.append(
+                Warning(
+                    f"{label} lies in {own!r}, where the router allows no tables of queueapp: a delayed message that is forwarded "
+                    "there may be there twice after a crash.",
+                    hint="Let the router put them there, or let the queue's consumers tell by the message's id.",
+                    obj=queue,
+                    id="queueapp.W008",
+                )
+            )
+    return found
+
+
+def _why_it_cannot_keep(alias: str) -> str:
+    try:
+        backend_of(connections[alias])
+    except (UnsupportedServer, ConnectionDoesNotExist) as error:
+        return str(error)
+    return "" if router.allow_migrate_model(alias, DelayedMessage) else "the router allows no tables of queueapp there"
+
+
+@register(Tags.models)
+def check_consumers(**_: Any) -> list[Any]:
+    """W005: a class consumer has a ``handle`` and no queue, so nothing is handed to it."""
+    found: list[Any] = []
+    pending = list(Consumer.__subclasses__())
+    while pending:
+        cls = pending.pop()
+        below = cls.__subclasses__()
+        pending += below
+        if cls.queue is None and not below and cls.handle is not Consumer.handle and not inspect.isabstract(cls):
+            found.append(
+                Warning(
+                    f"The consumer {cls.__module__}.{cls.__qualname__} has no queue, so it handles nothing.",
+                    hint="Write `queue = ...` into the class; a base for others has subclasses.",
+                    id="queueapp.W005",
+                )
+            )
+    return found
+
+
+@register(Tags.models)
+def check_queues(**_: Any) -> list[Any]:
+    """W002: peek delay over 10 s. W003: peek delay longer than the expiration. E003: lease shorter than a time limit."""
+    found: list[Any] = []
+    try:
+        default_peek, default_timeout = settings.PEEK_DELAY, settings.TIMEOUT
+    except InvalidOption:
+        return []  # E001 says it
+    for queue in registry.queues:
+        delivery, label = queue.delivery, queue._meta.label
+        peek_delay = delivery.peek_delay or default_peek
+        if delivery.peek_delay and delivery.peek_delay > timedelta(seconds=10):
+            found.append(
+                Warning(f"{label}.Delivery.peek_delay is {peek_delay}, over 10 s.", obj=queue, id="queueapp.W002")
+            )
+        if delivery.expiration and peek_delay > delivery.expiration:
+            found.append(
+                Warning(
+                    f"{label}: the peek delay ({peek_delay}) is longer than the expiration ({delivery.expiration}): "
+                    "messages may expire before anybody looks.",
+                    obj=queue,
+                    id="queueapp.W003",
+                )
+            )
+        if delivery.semantics is not Semantics.AT_LEAST_ONCE:
+            continue
+        for consumer in registered.of(queue):
+            timeout = consumer.option("timeout") or default_timeout
+            if delivery.lease_period is None or delivery.renew_leases:
+                continue
+            if timeout and timeout + settings.SHUTDOWN_GRACE > delivery.lease_period:
+                found.append(
+                    checks.Error(
+                        f"{label}: the lease ({delivery.lease_period}) is shorter than the time limit of {consumer.name} "
+                        f"({timeout}) plus SHUTDOWN_GRACE ({settings.SHUTDOWN_GRACE}), and renew_leases is off.",
+                        obj=queue,
+                        id="queueapp.E003",
+                    )
+                )
+    return found

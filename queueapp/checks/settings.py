@@ -1,0 +1,91 @@
+"""What is wrong with the settings of the project."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from django.core import checks
+from django.core.checks import Tags, Warning, register
+from django.utils.module_loading import import_string
+
+from .. import delayed, inline
+from ..conf import settings
+from ..errors import InvalidOption
+from ..registry import queues
+from ..telemetry import following
+
+
+@register(Tags.compatibility)
+def check_settings(**_: Any) -> list[Any]:
+    """queueapp.E001: a setting is not accepted. W001: the peek delay is long. E002: settings contradict each other. E004: the
+    delayed store is none. E008: eager mode without an engine. E009: nothing is around handlers.
+    E010: traces are asked for without the extra. W009: an alert's bound is for a queue that is not there."""
+    try:
+        peek_delay = settings.PEEK_DELAY
+    except InvalidOption as error:
+        return [checks.Error(str(error), id="queueapp.E001")]
+    found: list[Any] = []
+    if peek_delay > timedelta(seconds=10):
+        found.append(
+            Warning(
+                f"QUEUEAPP.PEEK_DELAY is {peek_delay}: messages may back up for that long.",
+                hint="Use 100 ms to 10 s.",
+                id="queueapp.W001",
+            )
+        )
+    if settings.DEAD_AFTER < 2 * settings.HEARTBEAT_INTERVAL:
+        found.append(
+            checks.Error(
+                f"QUEUEAPP.DEAD_AFTER ({settings.DEAD_AFTER}) must be at least twice HEARTBEAT_INTERVAL "
+                f"({settings.HEARTBEAT_INTERVAL}): one late heartbeat would give away the leases of a live worker.",
+                id="queueapp.E002",
+            )
+        )
+    if following.is_missing():
+        found.append(
+            checks.Error(str(InvalidOption("QUEUEAPP.OPENTELEMETRY", True, following.NEEDS_EXTRA)), id="queueapp.E010")
+        )
+    if settings.EAGER and not inline.is_there():
+        found.append(
+            checks.Error(
+                f"QUEUEAPP.EAGER is {settings.EAGER!r}, and nothing here can handle messages.",
+                hint="Add 'queueapp.workers' to INSTALLED_APPS.",
+                id="queueapp.E008",
+            )
+        )
+    if settings.AROUND_HANDLERS and (problem := _no_function(settings.AROUND_HANDLERS)):
+        found.append(
+            checks.Error(
+                f"QUEUEAPP.AROUND_HANDLERS is {settings.AROUND_HANDLERS!r}: {problem}. No worker can start.",
+                hint="Name a function of the context that returns a context manager, by its dotted path.",
+                id="queueapp.E009",
+            )
+        )
+    try:
+        delayed.store_class()
+    except InvalidOption as error:
+        found.append(checks.Error(str(error), id="queueapp.E004"))
+    return [*found, *_bounds_of_nobody()]
+
+
+def _bounds_of_nobody() -> list[Warning]:
+    """Names in the bounds of alerts that no queue has: nobody would ever be told."""
+    labels = {queue._meta.label for queue in queues} | {"*"}
+    return [
+        Warning(
+            f"QUEUEAPP.ALERTS: {option} has a bound for {name!r}, and no queue has that label: nobody is told of it.",
+            hint="Name a queue as queuestats does, app_label.ClassName; '*' is for all others.",
+            id="queueapp.W009",
+        )
+        for option in ("max_age", "max_waiting")
+        if isinstance(given := settings.ALERTS.get(option), dict)
+        for name in sorted(given.keys() - labels)
+    ]
+
+
+def _no_function(path: str) -> str:
+    try:
+        return "" if callable(import_string(path)) else "it cannot be called"
+    except ImportError as error:
+        return str(error)

@@ -1,0 +1,93 @@
+"""What is wrong with tables and servers: looked at by ``check --database`` alone.
+
+Nothing here is an error, unless the server is none of ours: `migrate` runs these checks first, and would refuse to make what
+they miss.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core import checks
+from django.core.checks import Tags, Warning, register
+from django.db import DEFAULT_DB_ALIAS, Error, connections, router
+
+from .. import delayed, registry
+from ..conf import settings
+from ..errors import NotMigrated, UnsupportedServer, migrate_command
+from ..models import DelayedMessage
+from ..operating import inspection
+from ..sql import backend_of
+
+
+@register(Tags.database)
+def check_tables(databases: Any = None, **_: Any) -> list[Any]:
+    """W004: an index of a queue is missing, or its table's options have drifted. W006: a table or a column is missing. E006: the
+    server is too old. W007: the database does not answer. W010: wake-ups could be had. I001: what reads of one's own wait for, by
+    a setting of SQL Server. Runs with ``check --database``."""
+    found: list[Any] = []
+    by_alias: dict[str, list[Any]] = {}
+    for queue in registry.queues:
+        by_alias.setdefault(router.db_for_write(queue), []).append(queue)
+        for store in delayed.stores_of(queue):
+            by_alias.setdefault(store, [])
+    for alias in databases or ():
+        queues = by_alias.get(alias, [])
+        if alias in by_alias or (alias == DEFAULT_DB_ALIAS and not by_alias):
+            found += _check_tables_in(alias, queues)
+    return found
+
+
+def _check_wake_ups(alias: str) -> list[Any]:
+    """W010: there are no wake-ups, and there could be."""
+    if not settings.WAKE_UPS or inspection.is_about_to_migrate():
+        return []
+    try:
+        lack = backend_of(connections[alias]).lacking_for_wake_ups(connections[alias])
+    except Error:
+        return []  # which is W007
+    if lack is None:
+        return []
+    return [Warning(f"The database {alias!r}: {lack.problem}.", hint=f"{lack.remedy}.", id="queueapp.W010")]
+
+
+def _check_tables_in(alias: str, queues: list[Any]) -> list[Any]:
+    found: list[Any] = []
+    try:
+        backend = backend_of(connections[alias])
+    except UnsupportedServer:
+        return []  # which is E005
+    try:
+        backend.check_server(connections[alias])
+        if not inspection.is_about_to_migrate():
+            # A table that is somebody else's is for him to make, perhaps after us.
+            managed = [queue for queue in queues if queue._meta.managed and router.allow_migrate_model(alias, queue)]
+            inspection.require_tables(alias, managed, by_router=True)
+    except UnsupportedServer as error:
+        return [checks.Error(str(error), id="queueapp.E006")]
+    except NotMigrated as error:
+        hint = f"Run `{migrate_command(alias)}`."
+        found += [
+            Warning(f"The database {alias!r} lacks {one}.", hint=hint, id="queueapp.W006") for one in error.missing
+        ]
+    except Error as error:
+        if inspection.is_about_to_migrate():
+            return []  # it is about to find that out itself, and ends with it
+        first_line = str(error).strip().split("\n", 1)[0]
+        return [Warning(f"The database {alias!r} could not be looked at: {first_line}", id="queueapp.W007")]
+    found += [
+        checks.Info(f"The database {alias!r}: {one.text}.", hint=one.advice, id="queueapp.I001")
+        for one in inspection.remarks(alias)
+        if one.advice
+    ]
+    found += _check_wake_ups(alias)
+    for model in (*queues, DelayedMessage):
+        try:
+            findings = inspection.inspect(model, alias)
+        except Error:
+            continue  # no table yet, which is W006
+        found += [
+            Warning(f"{model._meta.label}: {one.problem}.", hint=one.remedy, obj=model, id="queueapp.W004")
+            for one in findings
+        ]
+    return found

@@ -1,0 +1,25 @@
+"""Settings: how bodies are read."""
+
+from __future__ import annotations
+
+from ..options import Option
+
+OPTIONS: tuple[Option, ...] = (
+    Option(
+        "MAX_DECOMPRESSED",
+        int,
+        64 * 1024 * 1024,
+        "Most bytes that a compressed body may become when it is read: what becomes more is poison, and never in memory.",
+        low=64 * 1024,
+        high=2**31 - 1,
+    ),
+    Option(
+        "KEYRING",
+        object,
+        "queueapp.encryption.from_environment",
+        "Callable, or its dotted path, that returns the keys of encrypted bodies by id: the first one encrypts, all decrypt "
+        "([encoding](reference/encoding.md#keys)).",
+        accept=lambda value: isinstance(value, str) or callable(value),
+        words="a callable or the dotted path of one",
+    ),
+)

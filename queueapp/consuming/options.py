@@ -1,0 +1,25 @@
+"""The options of ``@consumer`` beside those of a failed message, which a queue may have as well."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from ..conf import MAX_CONCURRENCY
+from ..options import Option
+from ..recoverability import OPTIONS as RECOVERABILITY
+
+#: A worker process notes which messages it has in hand where its supervisor can read them; there is room for so many.
+MOST_IN_A_BATCH = 500
+
+OWN: tuple[Option, ...] = (
+    Option("batch", int, None,
+           "The handler takes a list of so many messages at most, instead of one; None: one.", 1, MOST_IN_A_BATCH, True),
+    Option("batch_wait", timedelta, None,
+           "How long more messages are waited for before a batch that is not full is taken; None: not at all.",
+           timedelta(milliseconds=1), timedelta(seconds=30), True, True),
+    Option("concurrency", int, None,
+           "Handlers of it that run at once in a worker process, at most; None: as many as the process has tasks. For queues with "
+           "`recipients`.", 1, MAX_CONCURRENCY, True),
+)  # fmt: skip
+
+OPTIONS = (*RECOVERABILITY, *OWN)

@@ -1,0 +1,297 @@
+"""What keeps a process of Celery alive in the database: one member per process and database, for all of its connections.
+
+It says that the process lives, so that its leases are released when it is dead; writes acks; renews leases; keeps the declared
+queues of its consumers and deletes those that nobody uses; listens; and takes part in dispatching and keeping house, for a
+project that has no other workers. Threads of its own, since a task may have the main one for hours. A forked child has none.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from datetime import timedelta
+from time import monotonic
+from typing import Any, Protocol
+from weakref import WeakSet
+
+from django.db import Error, connections, router
+
+from .. import delayed, registry, wakeups
+from ..conf import settings
+from ..membership.circuit_breaker import Breaker, CircuitBreaker
+from ..membership.dead_peers import Answering
+from ..membership.delayed_dispatcher import DelayedDispatcher
+from ..membership.forwarder import Forwarder
+from ..membership.housekeeping import Housekeeping
+from ..membership.leadership import Leadership, role
+from ..membership.listening import Listener
+from ..membership.peer_watch import PeerWatch
+from ..membership.presence import beat, told
+from ..membership.pulse import Pulse
+from ..membership.service import Service, stop_all
+from ..models import DISPATCHER, HOUSEKEEPING, QueueControl, Subscriber
+from . import declared
+from .broker import BrokerQueue
+from .leases import Leases
+from .options import TransportOptions
+
+log = logging.getLogger("queueapp")
+
+#: Seconds between two looks of an idle keeper; in which acks are collected; in which a process without connections stays.
+IDLE, COLLECTED, LINGER = 0.25, 0.02, 2.0
+#: Seconds between two rounds of its housekeeping: an idle worker is to ask little.
+PACE = 5.0
+#: Seconds between two looks for queues that nobody uses; until a process that consumes takes part in the services.
+REAP_EVERY, SERVES_AFTER = 10.0, 1.0
+#: What was read ahead and not delivered for so long is given to others.
+STALE = timedelta(seconds=1).total_seconds()
+
+
+class Joined(Protocol):
+    """A connection that consumes, as a member knows it: a ``Transport``."""
+
+    closed: bool
+    acks: bool
+    options: TransportOptions
+
+    def queues(self) -> set[str]: ...
+    def used_declarations(self) -> list[declared.Declaration]: ...
+    def declare_again(self, queue: str) -> None: ...
+    def give_back_stale(self, before: float) -> None: ...
+    def came_back(self, seqs: Sequence[int]) -> None: ...
+    def told(self) -> None: ...
+
+
+class Member(Service):
+    """The keeper's thread, and what it looks after."""
+
+    def __init__(self, alias: str) -> None:
+        super().__init__(f"celery-{alias}")
+        self.alias = alias
+        self.leases = Leases(self.wake)
+        self.transports: WeakSet[Joined] = WeakSet()
+        #: Whether an operator has paused the queue.
+        self.paused = False
+        self._supervisor = uuid.uuid4()
+        self._breaker = CircuitBreaker(f"Leases in {alias}")
+        self._services: list[Service] = []
+        self._listener = Listener(alias, self._heard)
+        self._helpers: list[Service] = [PeerWatch(), *([self._listener] if settings.WAKE_UPS else [])]
+        self._woken: list[Service] = []
+        self._acks_since: float | None = None
+        self._alone_since: float | None = None
+        self._next_beat = self._next_reap = self._next_refresh = 0.0
+        self._has_row = False
+        self._beats = 0
+
+    # -- from outside ------------------------------------------------------------------------------------------------
+
+    def joined(self, transport: Joined) -> None:
+        """A connection consumes."""
+        self.transports.add(transport)
+        self._alone_since = None
+        if not self.is_alive():
+            for service in self._helpers:
+                service.start()
+            self.start()
+
+    @property
+    def hears(self) -> bool:
+        """Whether wake-ups arrive."""
+        return self._listener.established.is_set()
+
+    # -- the thread --------------------------------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        while not self.stopping:
+            wait = IDLE
+            try:
+                with Answering(connections[self.alias]):
+                    self._look()
+                self._breaker.success()
+            except Error as error:
+                connections[self.alias].close()
+                # A lease has to be renewed in time once the database is back.
+                wait = min(1.0, self._breaker.failure(error))
+            if self._is_left():
+                break
+            if self.pause(wait) and not self.stopping:
+                time.sleep(COLLECTED)
+        self._end()
+
+    def _look(self) -> None:
+        connection = connections[self.alias]
+        now = monotonic()
+        if self.leases.waits_since is not None:
+            self.leases.flush(connection)
+        self.leases.renew(connection)
+        if self.leases.settle(connection):
+            wakeups.sent(BrokerQueue, connection)
+        for transport in list(self.transports):
+            transport.give_back_stale(now - STALE)
+        if now >= self._next_beat:
+            self._next_beat = now + settings.HEARTBEAT_INTERVAL.total_seconds()
+            self._beat()
+        if now >= self._next_refresh:
+            self._next_refresh = now + self._refresh()
+        if now >= self._next_reap:
+            self._next_reap = now + REAP_EVERY
+            for name in declared.reap(self.alias):
+                log.info("The queue %r was deleted: nobody has used it for as long as it stays.", name)
+        self._serve_others(now)
+
+    def _beat(self) -> None:
+        if self._acks_since is None and not any(transport.acks for transport in list(self.transports)):
+            return  # it holds nothing
+        leases = self.leases
+        queues = sorted({queue for transport in list(self.transports) for queue in transport.queues()})
+        news = {
+            "received": leases.received,
+            "handled": leases.acked,
+            "outstanding": leases.outstanding,
+            "lost": leases.lost,
+            "trouble": told([one for one in (self._breaker.trouble(),) if one is not None]),
+            "consumers": json.dumps([(queue, "") for queue in queues]),
+        }
+        if not beat(self.alias, leases.owner, BrokerQueue, self._supervisor, news, dict) and self._has_row:
+            log.warning("This process was taken for dead; what it had leased may be handled twice.")
+        self._has_row = True
+        self._beats += 1
+        if self._beats % 2:
+            self._read_control()
+
+    def _read_control(self) -> None:
+        row = QueueControl.objects.using(self.alias).filter(queue=BrokerQueue._meta.label)
+        paused = bool(row.values_list("paused", flat=True).first())
+        if paused != self.paused:
+            self.paused = paused
+            log.info("%s is %s.", BrokerQueue._meta.label, "paused" if paused else "resumed")
+            self._wake_transports()
+
+    def _refresh(self) -> float:
+        """Say that the queues of consumers are in use; returns after how many seconds again."""
+        shortest = 60_000
+        for transport in list(self.transports):
+            used = transport.used_declarations()
+            shortest = min([shortest, *(one.expires_ms for one in used if one.expires_ms is not None)])
+            for name in declared.refresh(self.alias, used):
+                transport.declare_again(name)
+        return shortest / 2000
+
+    def _serve_others(self, now: float) -> None:
+        """Take part in what some process has to do: once this one has consumed for a while."""
+        acking = [transport for transport in list(self.transports) if transport.acks]
+        if not acking:
+            return
+        if self._acks_since is None:
+            self._acks_since = now
+        if now - self._acks_since < SERVES_AFTER or not any(transport.options.services for transport in acking):
+            return
+        if not self._services:
+            self._services = self._made_services()
+        for service in self._services:
+            if not service.is_alive() and not self.stopping:
+                service.start()
+
+    def _made_services(self) -> list[Service]:
+        alias, holder = self.alias, uuid.uuid5(self._supervisor, self.alias)
+        queues = [queue for queue in registry.queues if queue._meta.managed and router.db_for_write(queue) == alias]
+        if BrokerQueue not in queues:
+            queues.append(BrokerQueue)  # a URL named this database, whatever a router says
+        forwarders = [Forwarder(alias, target, holder) for target in sorted(delayed.addresses(alias))]
+        movers = [DelayedDispatcher(alias, holder), *forwarders]
+        housekeeping = Housekeeping(alias, queues, Leadership(alias, role("housekeeping"), holder), PACE)
+        breakers: dict[str, list[Breaker]] = {
+            DISPATCHER: [breaker for mover in movers for breaker in mover.breakers],
+            HOUSEKEEPING: [housekeeping.breaker],
+        }
+        self._woken = [*movers]
+        return [*movers, housekeeping, Pulse(alias, breakers, self._supervisor)]
+
+    def _heard(self, payload: str) -> None:
+        if payload == BrokerQueue._meta.label:
+            self._wake_transports()
+        elif payload == wakeups.DELAYED:
+            for service in self._woken:
+                service.wake()
+
+    def _wake_transports(self) -> None:
+        for transport in list(self.transports):
+            transport.told()
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def _is_left(self) -> bool:
+        """Whether no connection consumes any more, for some time, and nothing is left to be written."""
+        if any(not transport.closed for transport in list(self.transports)):
+            self._alone_since = None
+            return False
+        if self._alone_since is None:
+            self._alone_since = monotonic()
+        return monotonic() - self._alone_since > LINGER and self.leases.idle and _leave(self)
+
+    def _end(self) -> None:
+        stop_all([*self._services, *self._helpers])
+        connection = connections[self.alias]
+        try:
+            with Answering(connection):
+                self.leases.flush(connection)
+                self.leases.settle(connection)
+                Subscriber.objects.using(self.alias).filter(pk=self.leases.owner).delete()
+        except Error as error:
+            log.info("Celery's process could not sign off from %r: %s", self.alias, error)
+
+    @property
+    def stopping(self) -> bool:
+        return super().stopping or self._alone_since == 0.0
+
+
+_members: dict[str, Member] = {}
+_lock = threading.Lock()
+#: A forked child's: of its parent.
+_of_a_parent: list[Any] = []
+
+
+def member_of(alias: str) -> Member:
+    """The member of this process in a database."""
+    with _lock:
+        member = _members.get(alias)
+        if member is None:
+            member = _members[alias] = Member(alias)
+        return member
+
+
+def _leave(member: Member) -> bool:
+    """The member is forgotten, unless a connection has come meanwhile."""
+    with _lock:
+        if any(not transport.closed for transport in list(member.transports)):
+            return False
+        if _members.get(member.alias) is member:
+            del _members[member.alias]
+        member._alone_since = 0.0
+        return True
+
+
+def stop_members(seconds: float = 5.0) -> None:
+    """End all of them: at the end of the process, and in tests."""
+    with _lock:
+        members = list(_members.values())
+        _members.clear()
+    stop_all(members, seconds)
+
+
+def _in_a_child() -> None:
+    global _lock
+    _lock = threading.Lock()
+    _of_a_parent.append(dict(_members))
+    _members.clear()
+
+
+atexit.register(stop_members)
+os.register_at_fork(after_in_child=_in_a_child)

@@ -1,0 +1,43 @@
+"""``manage.py registerconsumers``: let the consumers of this code have their copies from now on."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import CommandError
+from django.db import router
+
+from ... import registry
+from ...operating import subscriptions
+from ..operator_command import OperatorCommand
+
+
+class Command(OperatorCommand):
+    """Write the subscriptions of consumers."""
+
+    help = (
+        "Write the subscriptions of the consumers that this code has, as migrate and every worker do at their start: from then on "
+        "whoever sends makes a copy for each. With a queue and a name, that of a consumer that no code registers, such as a "
+        "script that calls receive(recipient=...)."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("queue", nargs="?", help="Queue by label or table.")
+        parser.add_argument("consumer", nargs="?", help="Name of a consumer that no code registers.")
+        parser.add_argument(
+            "--type", default="", help="Name of the message type it wants; default: messages without a type."
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        if options["type"] and not options["consumer"]:
+            raise CommandError("--type goes with a queue and a consumer.")
+        if options["consumer"]:
+            queue = registry.queues.find(options["queue"])
+            new = subscriptions.subscribe(queue, options["consumer"], options["type"])
+            self.stdout.write(f"{options['consumer']} {'subscribes' if new else 'subscribed already'}.")
+            return
+        queues = [registry.queues.find(options["queue"])] if options["queue"] else list(registry.queues)
+        aliases = sorted({router.db_for_write(queue) for queue in queues if queue.delivery.recipients})
+        count = sum(subscriptions.register(alias, queues) for alias in aliases)
+        self.stdout.write(f"{count} new subscriptions.")

@@ -1,0 +1,65 @@
+"""``manage.py removeconsumer``: no more copies for a consumer that is no more, and what becomes of those that wait."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import CommandError
+from django.db import router
+
+from ... import registry
+from ...operating import subscriptions
+from ...operating.live import live_on
+from ..operator_command import OperatorCommand
+
+
+class Command(OperatorCommand):
+    """Remove the subscriptions of a consumer."""
+
+    help = (
+        "Remove the subscriptions of a consumer of a queue. The copies that wait for it, delayed ones among them, stay where they "
+        "are, unless --purge or --move-to. Refused while a live worker has the consumer, or does not say which it has: it would "
+        "write them again at its next start. Stop it first, or say --force. With --rename-to the subscriptions become another "
+        "consumer's, with all that waits."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("queue", help="Queue by label or table.")
+        parser.add_argument("consumer", help="Name of the consumer, as listconsumers shows it.")
+        what = parser.add_mutually_exclusive_group()
+        what.add_argument("--purge", action="store_true", help="Delete the copies that wait for it.")
+        what.add_argument("--move-to", metavar="CONSUMER", help="Address them to this consumer of the queue.")
+        what.add_argument(
+            "--rename-to", metavar="CONSUMER", help="Give this name what it subscribes to, and the copies."
+        )
+        parser.add_argument("--force", action="store_true", help="Although a live worker has it.")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        queue, name = registry.queues.find(options["queue"]), options["consumer"]
+        label = queue._meta.label
+        subscriptions.refuse_unknown(queue, router.db_for_write(queue), name)
+        live = live_on(router.db_for_write(queue), [label])[label]
+        if not options["force"] and not options["rename_to"]:
+            if live.recipients is None:
+                raise CommandError(
+                    f"A live worker of {label} does not say which consumers it has, and {name!r} may be among them. Nothing was "
+                    "done; --force does it."
+                )
+            if name in live.recipients:
+                raise CommandError(
+                    f"A live worker of {label} has the consumer {name!r}. Nothing was done; --force does it."
+                )
+        if options["rename_to"]:
+            moved = subscriptions.rename(queue, name, options["rename_to"])
+            self.stdout.write(f"{name} is {options['rename_to']} now; {moved} copies were moved.")
+            return
+        if options["move_to"]:
+            subscriptions.refuse_nobody(queue, router.db_for_write(queue), name, options["move_to"])
+        gone = subscriptions.unsubscribe(queue, name)
+        self.stdout.write(f"{gone} subscriptions of {name} were removed from {label}.")
+        if options["purge"]:
+            self.stdout.write(f"{subscriptions.purge_copies(queue, name)} copies were deleted.")
+        elif options["move_to"]:
+            moved = subscriptions.move_copies(queue, name, options["move_to"])
+            self.stdout.write(f"{moved} copies were moved to {options['move_to']}.")

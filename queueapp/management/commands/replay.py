@@ -1,0 +1,142 @@
+"""``manage.py replay``: read the journal again, for people, for scripts, or into a queue."""
+
+from __future__ import annotations
+
+import base64
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+from django.core.management.base import CommandError
+from django.db import connections, router, transaction
+
+from ... import registry
+from ...errors import UndecodableMessage
+from ...journal.replaying import Entry, Replay, replay
+from ...messages.visible import in_one_line
+from ...topics.filling import entering, insert
+from ..operator_command import OperatorCommand
+
+#: Characters of a body that a line shows, and messages that are sent in one transaction.
+SHOWN, BATCH = 200, 500
+
+
+class Command(OperatorCommand):
+    """Replay a topic."""
+
+    help = """Read what was published to a journaled topic (QUEUEAPP["JOURNAL"]), in its order.
+
+  manage.py replay orders                                    what is kept, a line for each message
+  manage.py replay '^orders' --since 2026-11-22T10:00:00Z    several topics, from a time on
+  manage.py replay orders --since 4711 --limit 10            the ten behind bookmark 4711
+  manage.py replay orders --filter '/total > 100' --json     one JSON object per line, the body in base64
+  manage.py replay orders --since now --follow               what is published from now on, until Ctrl-C
+  manage.py replay orders --since 4711 --to shop.Orders      into a queue, once more
+
+Nothing is taken from the journal or from any queue. --to puts copies into a queue, whatever is there already, as its
+filter and its other options are now, in transactions of 500; if it is interrupted it says at which bookmark to go on.
+(rebuildqueue fills a queue with what never entered it.)"""
+
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> Any:
+        return super().create_parser(prog_name, subcommand, formatter_class=RawDescriptionHelpFormatter, **kwargs)
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("topic", help="A topic, or a regular expression that is sought in the names of topics.")
+        parser.add_argument(
+            "--since",
+            default="epoch",
+            help="Where to begin: epoch (default), now, a bookmark (begins behind it), or an ISO-8601 timestamp (UTC unless it has a "
+            "zone).",
+        )
+        parser.add_argument("--filter", help="Only messages that this expression matches.")
+        parser.add_argument("--limit", type=int, help="At most so many messages.")
+        parser.add_argument("--follow", action="store_true", help="Go on waiting for what is published.")
+        parser.add_argument("--rate", type=float, help="At most so many messages a second.")
+        parser.add_argument(
+            "--bookmark-not-found",
+            choices=["now", "epoch", "fail"],
+            default="fail",
+            help="What a bookmark stands for that the journal does not have (default: fail).",
+        )
+        where = parser.add_mutually_exclusive_group()
+        where.add_argument("--to", metavar="QUEUE", help="Send them into this queue (label or table).")
+        where.add_argument("--json", action="store_true", help="One JSON object per line.")
+        parser.add_argument("--database", help="Whose journal (default: where queueapp's tables are, or the queue's).")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        if options["limit"] is not None and options["limit"] < 1:
+            raise CommandError(f"--limit {options['limit']} is not accepted: 1 or more.")
+        queue = registry.queues.find(options["to"]) if options["to"] else None
+        alias = options["database"] or (router.db_for_write(queue) if queue else None)
+        reading = replay(
+            options["topic"],
+            options["since"],
+            filter=options["filter"],
+            follow=options["follow"],
+            rate=options["rate"],
+            bookmark_not_found=options["bookmark_not_found"],
+            using=alias,
+        )
+        with reading:
+            entries: Iterator[Entry] = islice(reading, options["limit"])
+            if queue is not None:
+                self._send(queue, reading, entries)
+            else:
+                self._print(entries, options["json"])
+
+    def _print(self, entries: Iterable[Entry], as_json: bool) -> None:
+        for entry in entries:
+            if as_json:
+                self.write_json(in_json(entry))
+            else:
+                self.stdout.write(in_words(entry))
+            self.stdout.flush()
+
+    def _send(self, queue: Any, reading: Replay, entries: Iterator[Entry]) -> None:
+        alias = reading.alias
+        last = None
+
+        def stopped(sent: int) -> str:
+            on = f" Go on with --since {last}." if last is not None else ""
+            return f"{sent} messages were put into {queue._meta.label}.{on}"
+
+        with self.counting("messages", stopped) as progress:
+            while some := list(islice(entries, BATCH if not reading.follows else 1)):
+                wanted = [one for one in (entering(queue, entry.kept) for entry in some) if one is not None]
+                sent = 0
+                if wanted:
+                    with transaction.atomic(using=alias):
+                        sent = insert(queue, connections[alias], wanted)
+                last = some[-1].bookmark
+                progress.at(progress.count + sent)
+        self.stdout.write(f"{progress.count} messages were put into {queue._meta.label}.")
+
+
+def in_words(entry: Entry) -> str:
+    """An entry as a line."""
+    try:
+        kind = entry.type_name
+    except UndecodableMessage:
+        kind = "?"
+    body = (entry.body or b"")[: 4 * SHOWN].decode("utf-8", "backslashreplace")
+    shown = [str(entry.bookmark), entry.published_at.isoformat(), in_one_line(entry.topic, SHOWN), str(entry.id)]
+    return "  ".join(filter(None, [*shown, in_one_line(kind, SHOWN), in_one_line(body, SHOWN)]))
+
+
+def in_json(entry: Entry) -> dict[str, Any]:
+    """An entry for scripts."""
+    kept = entry.kept
+    try:
+        headers: Any = entry.headers
+    except UndecodableMessage:
+        headers = kept.headers
+    return {
+        "bookmark": entry.bookmark,
+        "topic": entry.topic,
+        "id": str(entry.id),
+        "published_at": entry.published_at.isoformat(),
+        "expires": kept.expires.isoformat() if kept.expires else None,
+        "headers": headers,
+        "body": None if entry.body is None else base64.b64encode(entry.body).decode(),
+    }

@@ -1,0 +1,90 @@
+"""``manage.py setqueue``: options of a queue, set at run time in place of what is declared."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from datetime import timedelta
+from typing import Any
+
+from django.core.management.base import CommandError
+from django.db import router
+from django.utils.dateparse import parse_duration
+
+from ... import registry
+from ...errors import InvalidOption
+from ...flow import in_force
+from ...messages.visible import in_one_line
+from ...models import QueueControl
+from ...operating import control
+from ...sending.accepting import alias_of
+from ..operator_command import OperatorCommand
+
+#: What says that an option is to be as it is declared again.
+NONE = "none"
+
+
+class Command(OperatorCommand):
+    """Set, show and take back what is in force in place of ``class Delivery``."""
+
+    help = (
+        "Set options of a queue without a deploy, within the bounds of their declaration; none: as it is declared again. Seen by "
+        "workers within one peek delay, by other processes that receive within some seconds. Without an option: show what "
+        "is in force."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("queue", help="Queue by label or table.")
+        for name in in_force.settable():
+            option = in_force.option_of(name)
+            kind = "DURATION" if option.kind is timedelta else "N"
+            parser.add_argument(
+                f"--{name.replace('_', '-')}", metavar=kind,
+                help=f"{option.accepted}; or: {NONE}.".replace("%", "%%")
+                + (" As a number of seconds, 00:00:30 or PT30S." if option.kind is timedelta else ""),
+            )  # fmt: skip
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        queue = registry.queues.find(options["queue"])
+        given = {name: options[name] for name in in_force.settable() if options[name] is not None}
+        # All of them are looked at before the first is set.
+        values = {name: _read(name, text) for name, text in given.items()}
+        try:
+            for name, value in values.items():
+                in_force.check(queue, name, value)
+        except InvalidOption as error:
+            raise CommandError(str(error)) from error
+        label = queue._meta.label
+        for name, value in values.items():
+            changed = control.set_option(queue, name, value)
+            said = "as declared" if value is None else value
+            self.stdout.write(f"{label}: {name} is {said}{'' if changed else ', as before'}.")
+        if not values:
+            alias = alias_of(queue)
+            if router.allow_migrate_model(alias, QueueControl):
+                in_force.read_anew(alias)  # what cannot be read is an error here, and not "as declared"
+            for name in in_force.settable():
+                found = in_force.value(queue, name, alias)
+                self.stdout.write(f"{label}: {name} is {'not set' if found is None else found}.")
+
+
+def _read(name: str, text: str) -> Any:
+    if text == NONE:
+        return None
+    shown = in_one_line(text, 40)
+    option = in_force.option_of(name)
+    found: timedelta | int | None
+    if option.kind is timedelta:
+        try:
+            # A bare number is one of seconds, as everywhere on the command line.
+            found = timedelta(seconds=float(text)) if _is_number(text) else parse_duration(text)
+        except (ValueError, OverflowError):
+            found = None
+    else:
+        found = int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else None
+    if found is None:
+        raise CommandError(f"{name} {shown!r} is not accepted: it must be {option.accepted}, or: {NONE}.")
+    return found
+
+
+def _is_number(text: str) -> bool:
+    return text.replace(".", "", 1).isdecimal() and text.isascii()

@@ -1,0 +1,29 @@
+"""Barriers that were released: one row per subscriber that is to get it. ``queueapp.barriers`` writes and takes them."""
+
+from __future__ import annotations
+
+from django.db import models
+
+from .fields import GuidField, Now, UtcField
+from .stored import StoredMessage
+from .table_options import ROWS_CAN_BE_SKIPPED
+
+
+class BarrierDelivery(StoredMessage):
+    """One barrier, whole, for one subscriber. It goes before its handler runs: whoever dies with it has lost it."""
+
+    number = models.BigAutoField(primary_key=True)
+    queue = models.CharField(max_length=200, help_text="Label (app.Model) of the queue it was in.")
+    seq = models.BigIntegerField(help_text="Its place in that queue.")
+    subscriber = GuidField(help_text="Who is to get it.")
+    released_at = UtcField(db_default=Now())
+
+    class Meta:
+        required_db_features = ROWS_CAN_BE_SKIPPED
+        ordering = ["number"]
+        verbose_name = "barrier delivery"
+        verbose_name_plural = "barrier deliveries"
+        indexes = [models.Index(fields=["subscriber", "number"], name="queueapp_barrier_for")]
+
+    def __str__(self) -> str:
+        return f"{self.message_id} of {self.queue} for {self.subscriber}"

@@ -1,0 +1,117 @@
+"""One message of ``Queue.receive()``, as its receiver has it in hand."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import timedelta
+from typing import Any, Protocol
+
+from .. import messages
+from ..messages.checkpoints import take_checkpoint, with_checkpoint
+from ..messages.ids import as_uuid
+from ..messages.telling import WellKnown
+from ..models.delivery.topics import content_type_of
+from ..sql.claimed import BODY, CANCELS, DELIVERIES, HEADERS, ID, SEQ, Claimed
+
+
+class Block(Protocol):
+    """The block that a message was received in."""
+
+    queue: Any
+    alias: str
+    leased: bool
+    _sent: bool
+
+    def _end(self, message: Message, how: str, reason: str = "") -> None: ...
+
+    def _extend(self, seq: int, period: timedelta | None) -> None: ...
+    def _write_headers(self, seq: int, headers: str) -> None: ...
+
+
+class Message(WellKnown):
+    """One message of ``Queue.receive()``."""
+
+    __slots__ = ("_claimed", "_receive", "_state", "is_barrier")
+
+    def __init__(self, receive: Block, claimed: Claimed, *, barrier: bool = False) -> None:
+        self._receive = receive
+        self._claimed = claimed
+        self._state = ""
+        #: It is a barrier: gone already, so that to end it does nothing.
+        self.is_barrier = barrier
+
+    def __repr__(self) -> str:
+        return f"<message {self.seq} of {self._receive.queue._meta.label}>"
+
+    @property
+    def seq(self) -> int:
+        """Its place in the queue: the bookmark that an ack names."""
+        return int(self._claimed[SEQ])
+
+    @property
+    def id(self) -> uuid.UUID:
+        """The id its sender gave it."""
+        return as_uuid(self._claimed[ID])
+
+    @property
+    def deliveries(self) -> int:
+        """How often it was handed out, this time included."""
+        counted = self._receive.leased or self._receive._sent or self.is_barrier
+        return int(self._claimed[DELIVERIES]) + (0 if counted else 1)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """All headers. Raises UndecodableMessage."""
+        headers = messages.decode_headers(self._claimed[HEADERS])
+        take_checkpoint(headers)
+        return headers
+
+    @property
+    def checkpointed(self) -> Any:
+        """What was kept with ``checkpoint`` when it was received before, or by a handler; None: nothing."""
+        return take_checkpoint(messages.decode_headers(self._claimed[HEADERS]))
+
+    def checkpoint(self, value: Any) -> None:
+        """Keep how far the work has got, as ``Context.checkpoint``. Raises LeaseLost, InvalidMessage and, where a message is not
+        leased, NoCheckpoint."""
+        self._receive._write_headers(self.seq, with_checkpoint(self._claimed[HEADERS], value))
+
+    @property
+    def raw_body(self) -> bytes | None:
+        """The body as it is stored."""
+        body: bytes | None = self._claimed[BODY]
+        return body
+
+    @property
+    def body(self) -> Any:
+        """The body: plain JSON values, or bytes. Raises UndecodableMessage."""
+        return self.decode()
+
+    def decode(self, cls: Any = Any) -> Any:
+        """The body as an instance of ``cls``. Raises UndecodableMessage when it does not fit."""
+        kind = messages.read_kind(self._claimed[HEADERS])
+        if not kind.content_type:
+            kind = kind._replace(content_type=content_type_of(self._receive.queue))
+        return messages.read_stored(self.raw_body, kind, cls, self._claimed[HEADERS], self.id, self._receive.alias)
+
+    def ack(self) -> None:
+        """Done: the message goes. Raises LeaseLost when the lease is somebody else's by now."""
+        self._receive._end(self, "acked")
+
+    @property
+    def cancels(self) -> int:
+        """How often it was given back before."""
+        return int(self._claimed[CANCELS])
+
+    def cancel(self) -> None:
+        """Give it back to its place in the queue; counted in ``cancels``, and poison at a limit. Raises LeaseLost."""
+        self._receive._end(self, "cancelled")
+
+    def expire(self, reason: str = "dropped by its receiver") -> None:
+        """Drop it now, as if its time were over; the ``expired`` signal tells the reason. Raises LeaseLost."""
+        self._receive._end(self, "expired", reason)
+
+    def extend(self, period: timedelta | None = None) -> None:
+        """Let the lease run ``period`` from now (default: the queue's lease period). Raises LeaseLost."""
+        if not self.is_barrier:
+            self._receive._extend(self.seq, period)

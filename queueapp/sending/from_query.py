@@ -1,0 +1,138 @@
+"""Messages from rows of the queue's own database: one INSERT … SELECT, in the caller's transaction. No row comes to Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Unpack
+
+import msgspec
+from asgiref.sync import sync_to_async
+from django.db import connections, transaction
+from django.db.models import QuerySet
+
+from .. import messages, tracing, wakeups
+from ..consuming.current import handling
+from ..errors import InvalidMessage
+from ..sql import queue_sql
+from ..sql.selecting import Source
+from . import deferred
+from .accepting import alias_of, outgoing
+from .causing import with_cause
+from .options import CarriedOptions, SelectOptions
+from .recipients import refuse_unknown_recipient
+
+
+def send_from(
+    queue: Any,
+    rows: QuerySet[Any, Any] | str,
+    params: Sequence[Any] | None = None,
+    *,
+    of: type | None = None,
+    headers: Mapping[str, str] | None = None,
+    expires_in: timedelta | None = None,
+    priority: int = 0,
+    recipient: str = "",
+    unknown_recipient: bool = False,
+    using: str | None = None,
+    **others: Unpack[CarriedOptions],
+) -> int:
+    """Send a message for each row of a queryset, or of a SELECT with ``params``; returns how many.
+
+    The body is the row as a JSON object, by the names of its columns (``values()`` chooses and renames them). ``of`` is the message
+    class that it is for; its fields without a default have to be there. All else is as of ``send_many``. Raises InvalidMessage,
+    also for a queue whose bodies are something else than JSON, encoded, or counted by what was acked before.
+    """
+    if tracing.tracer is not None and type(headers) is not tracing.Traced:
+        return tracing.tracer.send("send", send_from, queue._meta.label, locals())
+    alias = alias_of(queue, using)
+    connection = connections[alias]
+    _refuse_what_is_not_stored_as_json(queue)
+    if (caller := handling.get()) is not None:
+        headers = with_cause(headers, None, caller)
+    if recipient and not unknown_recipient:
+        refuse_unknown_recipient(queue, alias, recipient)
+    source = _source(queue, rows, params, connection)
+    identity = messages.first_of_many()
+    stored = messages.json_headers(of, headers)
+    if queue.wire_format:
+        raise InvalidMessage(
+            f"send_from is not for {queue._meta.label}: its wire format has the id of each message in it."
+        )
+    like = outgoing(queue, identity, stored, None, expires_in, priority, recipient, None, None, others)
+    sql = queue_sql(queue, connection)
+    with transaction.atomic(using=alias):
+        columns = sql.columns_of(connection, source)
+        _refuse_columns([name for name, _ in columns], of)
+        count = sql.insert_select(connection, like, source, columns)
+    if count:
+        wakeups.sent(queue, connection)
+    return count
+
+
+async def asend_from(
+    queue: Any, rows: QuerySet[Any, Any] | str, params: Sequence[Any] | None = None, **options: Unpack[SelectOptions]
+) -> int:
+    """``send_from`` for async code, on the thread that Django's async ORM uses, so in the same transaction."""
+    return await sync_to_async(send_from, thread_sensitive=True)(queue, rows, params, **options)
+
+
+def _source(queue: Any, rows: Any, params: Sequence[Any] | None, connection: Any) -> Source:
+    if isinstance(rows, str):
+        text = rows.strip().rstrip(";")
+        # Without parameters a percent sign is one.
+        return Source(text.replace("%", "%%"), ()) if params is None else Source(text, tuple(params))
+    if not isinstance(rows, QuerySet) or params is not None:
+        accepted = "a queryset" if params is not None else "a queryset or a SELECT"
+        raise InvalidMessage(f"send_from({rows!r}) is not accepted: {accepted}.")
+    chosen: Any = rows
+    if chosen._db is not None and chosen._db != connection.alias:
+        raise InvalidMessage(
+            f"send_from takes rows of {connection.alias!r}, where the queue is, and these are of {chosen._db!r}: use send_many."
+        )
+    chosen = chosen if chosen._fields is not None else chosen.values()
+    sql, given = chosen.query.get_compiler(connection=connection).as_sql()
+    if chosen.ordered and not chosen.query.is_sliced:
+        sql = queue_sql(queue, connection).ordered(sql)
+    return Source(sql, given, _names_of(chosen))
+
+
+def _names_of(rows: Any) -> list[str]:
+    """Names of the columns in the order in which its SELECT has them."""
+    query = rows.query
+    selected = getattr(query, "selected", None)  # since Django 5.2
+    if selected:
+        return list(selected)
+    return [*query.extra_select, *query.values_select, *query.annotation_select]
+
+
+def _refuse_columns(names: Sequence[str], of: type | None) -> None:
+    if len(set(names)) < len(names):
+        raise InvalidMessage(f"send_from: several columns have one name ({', '.join(names)}): rename one of them.")
+    if of is None:
+        return
+    lacking = [field.encode_name for field in _fields_of(of) if field.required and field.encode_name not in names]
+    if lacking:
+        raise InvalidMessage(
+            f"send_from: a {of.__qualname__} has no {', '.join(lacking)} in these rows ({', '.join(names)})."
+        )
+
+
+def _fields_of(of: type) -> Sequence[Any]:
+    info = msgspec.inspect.type_info(of)
+    return getattr(info, "fields", ())
+
+
+def _refuse_what_is_not_stored_as_json(queue: Any) -> None:
+    delivery, label = queue.delivery, queue._meta.label
+    for stands, why in (
+        (
+            delivery.message_type != "json",
+            f"its message_type is {delivery.message_type!r}, and the database writes JSON",
+        ),
+        (delivery.encoding, "the database cannot encode its bodies (Delivery.encoding)"),
+        (callable(delivery.dedupe_key), "its keys are made of bodies (Delivery.dedupe_key)"),
+        (deferred.defers(queue), "an ack may come before its messages (Delivery.deferred_ack_expiration)"),
+    ):
+        if stands:
+            raise InvalidMessage(f"send_from is not for {label}: {why}. Use send_many.")

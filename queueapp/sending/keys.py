@@ -1,0 +1,130 @@
+"""Keys of messages: of those of a queue that have one key, one waits.
+
+*Waits* is: in the queue, or in its delayed store, and not in anybody's hands. A message that a handler has begun does not
+count: what is sent while it runs is stored, whatever its key, since the handler may have read what was true before. And one
+that does count is locked until the sender has committed: it cannot begin before what the ignored message was about is there.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from hashlib import blake2b
+from itertools import islice
+from typing import Any
+
+from .. import delayed
+from ..errors import DuplicateMessage, InvalidMessage
+from ..models import DelayedMessage, MessageKey
+from ..models.delivery.dedupe import OnConflict
+from ..sql import backend_of, queue_sql
+from ..sql.tables import StoreTable
+
+TABLE: str = MessageKey._meta.db_table
+#: Messages that are looked up at a time.
+AT_ONCE = 1000
+
+#: A key, or what makes one of a body.
+Key = str | Callable[[Any], str | None] | None
+
+
+def key_of(queue: Any, body: Any, given: Key) -> str | None:
+    """The key of a message: what its sender says, or else its queue. None: it has none. Raises InvalidMessage."""
+    refuse_without(queue, given)
+    declared = queue.delivery.dedupe_key
+    found = given if given is not None else (declared if callable(declared) else None)
+    key = found(body) if callable(found) else found
+    if key is not None and (not isinstance(key, str) or not key):
+        raise InvalidMessage(f"dedupe_key = {key!r} is not accepted: it must be a text that is not empty, or None.")
+    return key
+
+
+def refuse_without(queue: Any, given: Key) -> None:
+    """Raise InvalidMessage for a key that is given to a queue without."""
+    if given is not None and queue.delivery.dedupe_key is None:
+        raise InvalidMessage(
+            f"dedupe_key = {given!r} is not accepted by {queue._meta.label}: its messages have no keys (Delivery.dedupe_key)."
+        )
+
+
+def conflict_of(queue: Any, given: OnConflict | str | None) -> OnConflict:
+    """What the sender wants, or else the queue. Raises InvalidMessage."""
+    if given is None:
+        return OnConflict(queue.delivery.on_conflict)
+    try:
+        return OnConflict(given)
+    except ValueError:
+        accepted = ", ".join(repr(one.value) for one in OnConflict)
+        raise InvalidMessage(f"on_conflict = {given!r} is not accepted: one of {accepted}.") from None
+
+
+def admit(queue: Any, connection: Any, key: str, identity: uuid.UUID, conflict: OnConflict) -> uuid.UUID | None:
+    """Before a message with this key and id is stored, in the same transaction. None: store it. Else the id of the one that
+    waits and stays. Raises DuplicateMessage."""
+    return admit_many(queue, connection, {key: identity}, conflict).get(key)
+
+
+def admit_many(queue: Any, connection: Any, wanted: dict[str, uuid.UUID], conflict: OnConflict) -> dict[str, uuid.UUID]:
+    """``admit`` of many, each key once: those that are not to be stored, with the ids of the ones that wait."""
+    backend, label = backend_of(connection), queue._meta.label
+    digests = {digest(key): key for key in wanted}
+    ids = {one: wanted[key] for one, key in digests.items()}
+    named = backend.hold_keys(connection, TABLE, label, list(ids), list(ids.values()))
+    known = {key: one for key, one in named.items() if one != ids[key]}
+    if not known:
+        return {}
+    # First where it may come from, then where it goes to: what a dispatcher moves meanwhile is seen in either.
+    store = StoreTable.of(DelayedMessage, "due")
+    stored = backend.lock_stored(connection, store, label, list(known.values())) if _is_built_in(connection) else []
+    sql = queue_sql(queue, connection)
+    waiting = sql.lock_waiting(connection, list(known.values()))
+    there = {one for _, one in (*stored, *waiting)}
+    kept = {key: one for key, one in known.items() if one in there}
+    if kept and conflict is OnConflict.ERROR:
+        key, one = next(iter(kept.items()))
+        raise DuplicateMessage(label, digests[key], one)
+    if conflict is OnConflict.REPLACE:
+        if stored:
+            backend.delete_keys(connection, store, [number for number, _ in stored])
+        if waiting:
+            sql.remove(connection, [seq for seq, _ in waiting])
+        kept = {}
+    anew = [key for key in known if key not in kept]
+    if anew:
+        backend.set_keys(connection, TABLE, label, anew, [ids[key] for key in anew])
+    return {digests[key]: one for key, one in kept.items()}
+
+
+def digest(key: str) -> str:
+    """A key as it is stored."""
+    return blake2b(key.encode(errors="surrogatepass"), digest_size=20).hexdigest()
+
+
+def admitted(
+    queue: Any,
+    connection: Any,
+    bodies: Iterable[Any],
+    given: Key,
+    conflict: OnConflict,
+    ids_of: Callable[[int], Sequence[bytes]],
+) -> Iterator[tuple[list[Any], list[bytes]]]:
+    """Of the bodies of a bulk send those that are to be stored, with their ids; some at a time. Of several with one key the
+    first is, or, where they replace, the last."""
+    drawing = iter(bodies)
+    while some := list(islice(drawing, AT_ONCE)):
+        ids = list(ids_of(len(some)))
+        keys = [key_of(queue, body, given) for body in some]
+        place: dict[str, int] = {}
+        for n, key in enumerate(keys):
+            if key is None or (key in place and conflict is OnConflict.IGNORE):
+                continue
+            if key in place and conflict is OnConflict.ERROR:
+                raise DuplicateMessage(queue._meta.label, key, uuid.UUID(bytes=ids[place[key]]))
+            place[key] = n
+        kept = admit_many(queue, connection, {key: uuid.UUID(bytes=ids[n]) for key, n in place.items()}, conflict)
+        chosen = [n for n, key in enumerate(keys) if key is None or (place[key] == n and key not in kept)]
+        yield [some[n] for n in chosen], [ids[n] for n in chosen]
+
+
+def _is_built_in(connection: Any) -> bool:
+    return delayed.is_built_in(delayed.store_of(connection.alias))

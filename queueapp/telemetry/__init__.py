@@ -1,0 +1,4 @@
+"""OpenTelemetry: spans and metrics after its messaging conventions, made with its API alone.
+
+Nothing here is imported unless ``QUEUEAPP["OPENTELEMETRY"]`` is on; ``following`` looks at that.
+"""

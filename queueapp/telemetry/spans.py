@@ -1,0 +1,333 @@
+"""Spans and metrics of sends, claims, handlers and endings.
+
+A message carries the context of its send in its headers, under the names of the propagator that the project has set; W3C's
+``traceparent`` and ``tracestate`` if it has set none, which are NServiceBus' names as well. They stay with the message: in
+the delayed store, through retries, in poison and out of it. So each attempt is a child of the send. A claim takes messages
+of many traces, so its span belongs to none and has links to them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from time import perf_counter, time_ns
+from typing import Any, TypeVar, cast
+
+from opentelemetry import metrics, propagate, trace
+from opentelemetry.context import Context, attach, detach
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
+
+from .. import messages, signals, tracing
+from ..errors import InvalidMessage, UndecodableMessage
+from ..poison.failures import one_line
+from ..sql.claimed import HEADERS, Claimed
+from ..version import VERSION
+from . import conventions as words
+
+log = logging.getLogger("queueapp")
+_T = TypeVar("_T")
+
+#: Links that a span of a claim has at most: as many as the SDK keeps.
+MOST_LINKS = 128
+#: Seconds that the end of a process waits for its spans to be exported.
+FLUSH = 5.0
+
+
+class OpenTelemetry:
+    """The tracer that ``tracing`` asks."""
+
+    def __init__(self) -> None:
+        # Both follow whatever provider the project sets, also later.
+        self._tracer = trace.get_tracer("queueapp", VERSION)
+        meter = metrics.get_meter("queueapp", VERSION)
+        self._sent = meter.create_counter(words.SENT, "{message}", "Messages that were sent.")
+        self._consumed = meter.create_counter(words.CONSUMED, "{message}", "Messages that were received.")
+        self._operation = meter.create_histogram(
+            words.OPERATION_DURATION, "s", "How long a send, a receive that found something, or an ack took.",
+            explicit_bucket_boundaries_advisory=words.BUCKETS,
+        )  # fmt: skip
+        self._process = meter.create_histogram(
+            words.PROCESS_DURATION, "s", "How long a handler took.", explicit_bucket_boundaries_advisory=words.BUCKETS
+        )
+        for name, signal in _VERDICTS.items():
+            signal.connect(self._told(name), weak=False, dispatch_uid=f"queueapp.telemetry.{name}")
+
+    # -- sending --------------------------------------------------------------------------------------------------
+
+    def send(self, verb: str, function: Callable[..., _T], destination: str, given: dict[str, Any]) -> _T:
+        """See ``tracing.Tracer``."""
+        given.update(given.pop("others", {}))
+        try:
+            headers = tracing.headers_of(given.get("headers"))
+        except (TypeError, ValueError):
+            refused = given["headers"]
+            raise InvalidMessage(f"headers = {refused!r} is not accepted: it must be a dict of strings.") from None
+        attributes = words.about(verb, "send", destination)
+        parent = None if trace.get_current_span().get_span_context().is_valid else self._parent(headers)
+        span = self._tracer.start_span(f"{verb} {destination}", parent, SpanKind.PRODUCER, attributes)
+        started = perf_counter()
+        token = attach(trace.set_span_in_context(span, parent))
+        failed: BaseException | None = None
+        count = 0
+        try:
+            propagate.inject(headers)
+            given["headers"] = headers
+            result = function(**given)
+            count = 1
+            if isinstance(result, int):
+                count = result
+                span.set_attribute(words.BATCH_COUNT, count)
+            else:
+                span.set_attribute(words.MESSAGE_ID, str(result))
+            return result
+        except BaseException as error:
+            failed = error
+            raise
+        finally:
+            detach(token)
+            _end(span, failed, attributes)
+            self._operation.record(perf_counter() - started, attributes)
+            if count:
+                self._sent.add(count, {n: v for n, v in attributes.items() if n != words.OPERATION_TYPE})
+
+    # -- handlers -------------------------------------------------------------------------------------------------
+
+    def handler(self, queue: Any, consumer: str, call: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+        """See ``tracing.Tracer``. What it makes current is so in the context variables of this handler alone."""
+        label = queue._meta.label
+        name = f"process {label}"
+        figures = words.about("process", "process", label) | {words.CONSUMER: consumer}
+        start_span, carried = self._tracer.start_span, _carried()
+
+        def traced(message: Any, context: Any) -> None:
+            claimed = context._claimed
+            parent, links = None, None
+            if carried(claimed[HEADERS]):
+                parent, links = self._origin(lambda: context.headers)
+            attributes = figures | {
+                words.MESSAGE_ID: str(context.message_id),
+                words.ATTEMPT: context.attempt,
+                words.BODY_SIZE: len(context.body or b""),
+            }
+            span = start_span(name, parent, SpanKind.CONSUMER, attributes, links)
+            with self._within(span, parent, attributes, figures):
+                call(message, context)
+
+        return traced
+
+    def batch_handler(self, queue: Any, consumer: str, call: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+        """See ``tracing.Tracer``. The messages are of many traces: the span begins one, with links to their sends."""
+        label = queue._meta.label
+        figures = words.about("process", "process", label) | {words.CONSUMER: consumer}
+
+        def traced(given: Any, context: Any) -> None:
+            links = [Link(origin) for origin in self._origins([one._claimed for one in context])]
+            attributes = figures | {words.BATCH_COUNT: len(context)}
+            span = self._tracer.start_span(f"process {label}", Context(), SpanKind.CONSUMER, attributes, links)
+            with self._within(span, None, attributes, figures):
+                call(given, context)
+
+        return traced
+
+    @contextmanager
+    def _within(self, span: Any, parent: Any, attributes: dict[str, Any], figures: dict[str, Any]) -> Iterator[None]:
+        """A handler's work with its span as the current one, which ends with what became of it; how long it took is recorded."""
+        token = attach(trace.set_span_in_context(span, parent))
+        failed: BaseException | None = None
+        started = perf_counter()
+        try:
+            yield
+        except BaseException as error:
+            failed = error
+            raise
+        finally:
+            taken = perf_counter() - started
+            detach(token)
+            _end(span, failed, attributes)
+            self._process.record(
+                taken, figures if failed is None else figures | {words.ERROR_TYPE: words.error_type(failed)}
+            )
+
+    @contextmanager
+    def handling(self, message: Any, consumer: str) -> Iterator[Any]:
+        """See ``tracing.Tracer``."""
+        label = message._receive.queue._meta.label
+        figures = words.about("process", "process", label) | ({words.CONSUMER: consumer} if consumer else {})
+        parent, links = self._origin(lambda: message.headers)
+        attributes = figures | {
+            words.MESSAGE_ID: str(message.id),
+            words.ATTEMPT: message.deliveries,
+            words.BODY_SIZE: len(message.raw_body or b""),
+        }
+        # Where the headers say nothing, whatever the script is in the middle of.
+        span = self._tracer.start_span(f"process {label}", parent, SpanKind.CONSUMER, attributes, links)
+        with self._within(span, parent, attributes, figures):
+            yield span
+
+    # -- claims and endings ---------------------------------------------------------------------------------------
+
+    def statements(self, queue: Any, sql: _T) -> _T:
+        """See ``tracing.Tracer``."""
+        return cast("_T", Statements(self, queue._meta.label, sql))
+
+    def claim(self, destination: str, claim: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        """A claim. One that finds nothing is not told: there are many, and nobody's trace has them."""
+        began, started = time_ns(), perf_counter()
+        rows = claim(*given, **named)
+        if rows:
+            attributes = words.about("receive", "receive", destination)
+            self._consumed.add(len(rows), {n: v for n, v in attributes.items() if n != words.OPERATION_TYPE})
+            self._operation.record(perf_counter() - started, attributes)
+            span = self._tracer.start_span(
+                f"receive {destination}", None, SpanKind.CLIENT, attributes | {words.BATCH_COUNT: len(rows)},
+                start_time=began,
+            )  # fmt: skip
+            if span.is_recording():
+                for origin in self._origins(rows):
+                    span.add_link(origin)
+            span.end()
+        return rows
+
+    def ack(self, destination: str, ack: Callable[..., Any], connection: Any, seqs: Sequence[int], *given: Any) -> Any:
+        """An ack of some messages. Where receive, handler and commit are one transaction there is none."""
+        attributes = words.about("ack", "settle", destination)
+        span = self._tracer.start_span(
+            f"ack {destination}", None, SpanKind.CLIENT, attributes | {words.BATCH_COUNT: len(seqs)}
+        )
+        started = perf_counter()
+        failed: BaseException | None = None
+        try:
+            return ack(connection, seqs, *given)
+        except BaseException as error:
+            failed = error
+            raise
+        finally:
+            _end(span, failed, attributes)
+            self._operation.record(perf_counter() - started, attributes)
+
+    def _told(self, verb: str) -> Callable[..., None]:
+        """What is told of a failed attempt: that of the handler is in its span; this is also of what had no handler."""
+
+        def told(sender: Any, failure: Any, verdict: Any, **_: Any) -> None:
+            label = sender._meta.label if sender is not None else "(no such queue)"
+            attributes = words.about(verb, "settle", label) | {
+                words.MESSAGE_ID: str(failure.row.id),
+                words.ATTEMPT: failure.attempt,
+                words.VERDICT: str(verdict),
+            }
+            if failure.consumer is not None:
+                attributes[words.CONSUMER] = failure.consumer.name
+            parent, links = self._origin(lambda: messages.decode_headers(failure.row.headers))
+            span = self._tracer.start_span(f"{verb} {label}", parent, SpanKind.CLIENT, attributes, links)
+            _end(span, failure.exception, attributes)
+
+        return told
+
+    # -- contexts -------------------------------------------------------------------------------------------------
+
+    def _parent(self, headers: Mapping[str, str]) -> Context | None:
+        """The context that headers carry, if they do."""
+        parent = propagate.extract(headers, Context())
+        return parent if trace.get_current_span(parent).get_span_context().is_valid else None
+
+    def _origin(self, read: Callable[[], Mapping[str, str]]) -> tuple[Context | None, list[Link] | None]:
+        """(the context that a message is handled in, what it is linked to)."""
+        try:
+            headers = read()
+        except UndecodableMessage:
+            return None, None
+        parent = self._parent(headers)
+        if parent is not None and headers.get(words.NSB_START_NEW_TRACE, "").lower() == "true":
+            return Context(), [Link(trace.get_current_span(parent).get_span_context())]
+        return parent, None
+
+    def _origins(self, rows: Sequence[Claimed]) -> Iterator[Any]:
+        """The contexts of the sends of these messages; a bulk one has the same for many."""
+        carried = _carried()
+        seen: set[int] = set()
+        for headers in dict.fromkeys(row[HEADERS] for row in rows):
+            if len(seen) == MOST_LINKS:
+                return
+            if headers is None or not carried(headers):
+                continue  # of a set no headers come here
+            try:
+                parent = self._parent(messages.decode_headers(headers))
+            except UndecodableMessage:
+                continue
+            if parent is not None:
+                origin = trace.get_current_span(parent).get_span_context()
+                if origin.span_id not in seen:
+                    seen.add(origin.span_id)
+                    yield origin
+
+    def flush(self) -> None:
+        """Let the providers export what they have, for a few seconds: a worker ends without Python's own end."""
+
+        def export() -> None:
+            for provider in (trace.get_tracer_provider(), metrics.get_meter_provider()):
+                try:
+                    getattr(provider, "force_flush", lambda _: None)(int(FLUSH * 1000))
+                except Exception as error:
+                    log.warning("Spans or metrics could not be exported at the end: %s", error)
+
+        thread = threading.Thread(target=export, name="telemetry-flush", daemon=True)
+        thread.start()
+        thread.join(FLUSH)
+
+
+class Statements:
+    """The statements of a queue, with claims and acks told. Everything else is theirs."""
+
+    def __init__(self, telemetry: OpenTelemetry, label: str, sql: Any) -> None:
+        self._telemetry, self._label, self._sql = telemetry, label, sql
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sql, name)
+
+    def claim_by_lease(self, *given: Any, **named: Any) -> Any:
+        return self._telemetry.claim(self._label, self._sql.claim_by_lease, *given, **named)
+
+    def claim_by_delete(self, *given: Any, **named: Any) -> Any:
+        return self._telemetry.claim(self._label, self._sql.claim_by_delete, *given, **named)
+
+    def commit_and_claim(self, *given: Any, **named: Any) -> Any:
+        return self._telemetry.claim(self._label, self._sql.commit_and_claim, *given, **named)
+
+    def ack(self, *given: Any) -> Any:
+        return self._telemetry.ack(self._label, self._sql.ack, *given)
+
+    def ack_held(self, *given: Any) -> Any:
+        return self._telemetry.ack(self._label, self._sql.ack_held, *given)
+
+
+_VERDICTS = {
+    "retry": signals.retry,
+    "delay": signals.delayed_retry,
+    "poison": signals.poisoned,
+    "discard": signals.discarded,
+}
+
+
+def _carried() -> Callable[[str], bool]:
+    """Whether stored headers have any of the propagator's, told without reading them all."""
+    names = tuple(f'"{name}"' for name in propagate.get_global_textmap().fields if name != "baggage")
+
+    def carried(headers: str) -> bool:
+        return any(name in headers for name in names)
+
+    return carried
+
+
+def _end(span: Span, failed: BaseException | None, attributes: dict[str, Any]) -> None:
+    """End a span; an error is told with its class, and added to the attributes for the figures."""
+    if failed is not None:
+        attributes[words.ERROR_TYPE] = words.error_type(failed)
+        span.set_attribute(words.ERROR_TYPE, attributes[words.ERROR_TYPE])
+        span.set_status(Status(StatusCode.ERROR, one_line(failed)))
+        try:
+            span.record_exception(failed)
+        except Exception as error:  # one that cannot be shown
+            log.debug("An exception could not be recorded: %r", error)
+    span.end()

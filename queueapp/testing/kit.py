@@ -1,0 +1,210 @@
+"""``Kit``: run consumers in a test, see what they did and what was sent, and let time pass.
+
+It handles messages in the test's own thread, on the test's connection and within its transaction, by the receive tasks of
+the workers: attempts, policies, time limits, delayed retries and poison are as they will be. It starts nothing that
+outlives a call, but for a thread that watches time limits while a message is handled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.db import connections
+
+from .. import delayed, inline
+from ..consuming.registration import layers
+from ..consuming.registry import registered
+from ..inline import Outcome
+from ..models import DelayedMessage, PoisonMessage
+from ..sending.accepting import alias_of
+from ..sending.isolation import close_isolated
+from ..topics.filling import Filler, is_over_journal
+from .clock import let_pass
+from .sends import Sent, taken, waiting
+
+#: Messages that one ``drain`` handles at most.
+MOST = 1_000
+
+
+class Kit:
+    """What a test does with queues. ``close`` it when the test is over; the fixture and the mixin do."""
+
+    def __init__(self) -> None:
+        #: What became of every message that was handled in this test, in order, by hand or in eager mode.
+        self.outcomes: list[Outcome] = []
+        inline.observers.append(self.outcomes.append)
+        self._observer = inline.observers[-1]
+
+    def close(self) -> None:
+        """The test is over."""
+        if self._observer in inline.observers:
+            inline.observers.remove(self._observer)
+        close_isolated()
+
+    # -- running ---------------------------------------------------------------------------------------------------
+
+    def process_next(self, queue: Any, *, using: str | None = None) -> Outcome | None:
+        """Handle the next message of a queue; None: there is none that a consumer of this process takes now. What a handler
+        raises is judged as in a worker, and is in the outcome's ``error``."""
+        alias = alias_of(queue, using)
+        _fill(queue, alias)
+        return inline.handle_next(queue, alias)
+
+    async def aprocess_next(self, queue: Any, *, using: str | None = None) -> Outcome | None:
+        """``process_next`` for an async test."""
+        return await sync_to_async(self.process_next, thread_sensitive=True)(queue, using=using)
+
+    def drain(self, *queues: Any, limit: int = MOST) -> list[Outcome]:
+        """Handle messages of these queues (default: of all that have consumers), and what their handlers send to them, until
+        there are none; returns what became of each. What is delayed stays: see ``advance``. Raises AssertionError after
+        ``limit`` messages: a handler may be sending to itself for ever."""
+        before = len(self.outcomes)
+        wanted = list(queues) or [queue for queue in registered.queues() if queue._meta.managed]
+        busy = True
+        while busy:
+            busy = False
+            for queue in wanted:
+                while (outcome := self.process_next(queue)) is not None:
+                    busy = True
+                    if len(self.outcomes) - before >= limit:
+                        raise AssertionError(
+                            f"{limit} messages were handled and there are more, of {outcome.consumer}."
+                        )
+        return self.outcomes[before:]
+
+    async def adrain(self, *queues: Any, limit: int = MOST) -> list[Outcome]:
+        """``drain`` for an async test."""
+        return await sync_to_async(self.drain, thread_sensitive=True)(*queues, limit=limit)
+
+    def advance(self, period: timedelta) -> None:
+        """Let so much time pass: delayed messages become due and are in their queues, leases lapse, messages expire. Nothing is
+        handled. It is everything stored that grows older; ``timezone.now()`` stays as it is."""
+        aliases = self._aliases()
+        let_pass(period, aliases)
+        for alias in aliases:
+            while delayed.dispatch_due(alias, 500).moved:
+                pass
+
+    async def aadvance(self, period: timedelta) -> None:
+        """``advance`` for an async test."""
+        await sync_to_async(self.advance, thread_sensitive=True)(period)
+
+    def _aliases(self) -> list[str]:
+        """The databases that this test has opened; a ``TestCase`` opens all that it may use."""
+        opened = [one.alias for one in connections.all(initialized_only=True) if one.connection is not None]
+        return opened or [alias_of(DelayedMessage)]
+
+    # -- what was sent ---------------------------------------------------------------------------------------------
+
+    def sent(self, *queues: Any) -> list[Sent]:
+        """What was sent to these queues (default: to any) and is there, delayed, or was handled in this test. What was rolled
+        back was not sent."""
+        found = {
+            (one.message_id, one.recipient): taken(one) for one in self.outcomes if not queues or one.queue in queues
+        }
+        found |= {(one.message_id, one.recipient): one for one in waiting(queues)}
+        return list(found.values())
+
+    @contextmanager
+    def capture(self, *queues: Any) -> Iterator[list[Sent]]:
+        """A list that holds, after the block, what was sent in it."""
+        before = {(one.message_id, one.recipient) for one in self.sent(*queues)}
+        captured: list[Sent] = []
+        yield captured
+        captured += [one for one in self.sent(*queues) if (one.message_id, one.recipient) not in before]
+
+    # -- assertions ------------------------------------------------------------------------------------------------
+
+    def assert_sent(self, queue: Any, expected: Any = ..., *, times: int | None = None) -> Sent:
+        """A message was sent to the queue; returns the first. ``expected``: its body, the class of a typed body, or a function
+        of the ``Sent``; ``times``: so many were, and no more."""
+        there = self.sent(queue)
+        found = [one for one in there if expected is ... or one.is_like(expected)]
+        if not found or times not in (None, len(found)):
+            wanted = "a message" if expected is ... else repr(expected)
+            often = "" if times is None else f" {times} times, not {len(found)}"
+            raise AssertionError(f"{wanted} was to be sent to {queue._meta.label}{often}. Sent: {_listed(there)}")
+        return found[0]
+
+    def assert_not_sent(self, queue: Any, expected: Any = ...) -> None:
+        """No such message was sent to the queue."""
+        found = [one for one in self.sent(queue) if expected is ... or one.is_like(expected)]
+        if found:
+            raise AssertionError(f"Nothing like that was to be sent to {queue._meta.label}. Sent: {_listed(found)}")
+
+    def assert_handled(self, by: Any, *, times: int | None = None) -> list[Outcome]:
+        """Messages were handled well: ``by`` a consumer (the function, the class, or its name), or of a queue."""
+        return self._assert(by, "handled", lambda one: one.handled, times)
+
+    def assert_retried(self, by: Any, *, times: int | None = None) -> list[Outcome]:
+        """Attempts failed and are to be repeated."""
+        return self._assert(by, "retried", lambda one: one.retried, times)
+
+    def assert_discarded(self, by: Any, *, times: int | None = None) -> list[Outcome]:
+        """Messages were dropped by their policy."""
+        return self._assert(by, "discarded", lambda one: one.discarded, times)
+
+    def assert_poisoned(self, by: Any, *, times: int | None = None, reason: str = "") -> list[Outcome]:
+        """Messages became poison, with ``reason`` in their reason."""
+        return self._assert(by, "poisoned", lambda one: one.poisoned and reason in str(one.verdict), times)
+
+    def assert_empty(self, *queues: Any) -> None:
+        """Nothing waits in these queues, nor in the delayed store for them."""
+        if left := list(waiting(queues)):
+            raise AssertionError(f"Nothing was to be left. Waiting: {_listed(left)}")
+
+    def poison(self, queue: Any, *, using: str | None = None) -> list[PoisonMessage]:
+        """The poison messages of a queue."""
+        rows = PoisonMessage.objects.using(alias_of(queue, using)).filter(queue=queue._meta.label)
+        return list(rows.order_by("number"))
+
+    def _assert(self, by: Any, how: str, is_so: Callable[[Outcome], bool], times: int | None) -> list[Outcome]:
+        belongs = _belongs_to(by)
+        own = [one for one in self.outcomes if belongs(one)]
+        found = [one for one in own if is_so(one)]
+        if not found or times not in (None, len(found)):
+            often = "" if times is None else f" {times} times, not {len(found)}"
+            shown = "; ".join(f"{one.consumer} attempt {one.attempt}: {_shown(one)}" for one in own) or "nothing"
+            raise AssertionError(f"A message of {_name(by)} was to be {how}{often}. There was: {shown}.")
+        return found
+
+
+def _fill(queue: Any, alias: str) -> None:
+    """Out of the journal, where the queue takes from there. What an open transaction has published nobody can read yet."""
+    if is_over_journal(queue) and not connections[alias].in_atomic_block:
+        filler = Filler(queue, alias)
+        filler.attach()
+        while filler.fill().more:
+            pass
+
+
+def _belongs_to(by: Any) -> Callable[[Outcome], bool]:
+    if hasattr(by, "delivery") and hasattr(by, "_meta"):
+        return lambda one: one.queue is by
+    if isinstance(by, str):
+        return lambda one: one.consumer == by or one.consumer.endswith(f".{by}")
+    names = {
+        one.name
+        for queue in registered.queues()
+        for one in registered.of(queue)
+        if any(layer is by for layer in layers(one.handler)) or type(getattr(one.handler, "__self__", None)) is by
+    }
+    if not names:
+        raise AssertionError(f"{by!r} is no consumer, nor the name of one, nor a queue.")
+    return lambda one: one.consumer in names
+
+
+def _name(by: Any) -> str:
+    return str(by._meta.label) if hasattr(by, "_meta") else str(getattr(by, "__qualname__", by))
+
+
+def _shown(one: Outcome) -> str:
+    return "handled" if one.handled else f"{one.verdict!r} after {one.error!r}"
+
+
+def _listed(there: list[Sent]) -> str:
+    return "\n  ".join(["", *map(str, there)]) if there else "nothing."

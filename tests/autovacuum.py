@@ -1,0 +1,22 @@
+"""Keeping autovacuum away from a table: whether it comes within a measurement, or between two statements of a test, is chance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from django.db import connection
+
+
+@contextmanager
+def without_autovacuum(queue: Any) -> Iterator[None]:
+    """No vacuum and no analyze of this queue's table (PostgreSQL) but those that are asked for."""
+    table = connection.ops.quote_name(queue._meta.db_table)
+    with connection.cursor() as cursor:
+        cursor.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = false)")
+    try:
+        yield
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute(f"ALTER TABLE {table} RESET (autovacuum_enabled)")

@@ -1,0 +1,240 @@
+"""``@consumer(..., concurrency=N)``: at most N handlers of this consumer at once in a process, and nobody else waits for them."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from queueapp import BatchContext, Context, InvalidOption, consumer
+from queueapp.consuming.registration import Registration
+from queueapp.consuming.registry import registered
+from queueapp.messages import encode_headers, new_id, type_name
+from queueapp.models import PoisonMessage
+from queueapp.sql.claimed import RECIPIENT, SEQ
+from tests.conformance.endpoint import Note
+from tests.conformance.gate import Gate
+from tests.inprocess import DEADLINE, eventually, real_commits
+from tests.testapp.models import Addressed, AddressedOnce, AddressedUrgent, Leased
+from workers.receiving.places import Places
+
+#: One of each semantics.
+EACH = pytest.mark.parametrize("queue", [Addressed, AddressedUrgent, AddressedOnce])
+pytestmark = real_commits
+
+
+@pytest.fixture(autouse=True)
+def nobody_polls(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No consumers but those of the test; and what waits for a place is not found by the next look, which nobody waits for."""
+    settings.QUEUEAPP = {"PEEK_DELAY": 3600, "RETRY_DELAY": 0, "DISPATCH_POLL": 0.1}
+    monkeypatch.setattr(registered, "_by_queue", {})
+
+
+def note(numbers: list[int]) -> Any:
+    def handler(message: Note) -> None:
+        numbers.append(message.number)
+
+    return handler
+
+
+@EACH
+def test_so_many_at_once_and_no_more_while_others_go_on(queue: Any, work: Any) -> None:
+    gate, others = Gate(), list[int]()
+    consumer(queue, name="limited", concurrency=2)(lambda message: gate.enter())
+    consumer(queue, name="other")(lambda message: others.append(message["number"]))
+    queue.send_many({"number": number} for number in range(12))
+    worker = work(queue, concurrency=5)
+
+    eventually(lambda: gate.inside == 2 and sorted(others) == list(range(12)))
+    looks = worker.pump.stats.peeks + worker.pump.stats.empty
+    gate.let(12)
+    eventually(lambda: gate.passed == 12 and not queue.objects.exists())
+
+    assert gate.most == 2
+    assert looks < 100, "tasks looked for what they could not take"
+    assert worker.pump.stats.peeks + worker.pump.stats.empty < 200
+
+
+@EACH
+def test_what_comes_meanwhile_is_taken_once_a_place_is_free(queue: Any, work: Any) -> None:
+    gate = Gate()
+    consumer(queue, name="limited", concurrency=1)(lambda message: gate.enter())
+    queue.send({"number": 0})
+    worker = work(queue, concurrency=3)
+    eventually(lambda: gate.inside == 1)
+
+    for number in range(1, 4):
+        queue.send({"number": number})
+        worker.pump.wake()
+    eventually(lambda: not worker.pump.crew.promised and worker.pump.crew.working == 1)
+    gate.let(4)
+
+    eventually(lambda: gate.passed == 4 and not queue.objects.exists())
+    assert gate.most == 1
+
+
+@EACH
+def test_messages_without_a_recipient_are_counted_too(queue: Any, work: Any) -> None:
+    """A foreign producer's; the limited consumer is the only one of their type, so that there is nothing to copy."""
+    gate, others = Gate(), list[int]()
+    consumer(queue, name="limited", concurrency=1)(lambda message: gate.enter())
+    consumer(queue, name="other")(note(others))
+    note_headers = encode_headers({"type": type_name(Note), "content-type": "application/json"})
+    rows = [queue(id=new_id(), headers=encode_headers({}), body=b'{"number": %d}' % n) for n in range(4)]
+    rows += [queue(id=new_id(), headers=note_headers, body=b'{"tag": "", "number": %d}' % n) for n in range(4)]
+    queue.objects.bulk_create(rows)
+    work(queue, concurrency=4)
+
+    eventually(lambda: gate.inside == 1 and sorted(others) == list(range(4)))
+    gate.let(4)
+
+    eventually(lambda: gate.passed == 4 and not queue.objects.exists())
+    assert gate.most == 1
+
+
+@pytest.mark.parametrize("queue", [Addressed, AddressedUrgent])
+def test_failed_attempts_keep_no_place(queue: Any, work: Any) -> None:
+    calls: list[tuple[int, int]] = []
+    inside = threading.Lock()
+
+    def fail(message: dict[str, Any], context: Context) -> None:
+        assert inside.acquire(blocking=False), "two at once"
+        try:
+            calls.append((message["number"], context.attempt))
+        finally:
+            inside.release()
+        raise ValueError("no")
+
+    consumer(queue, name="limited", concurrency=1, attempts=3, retry_delay=0)(fail)
+    queue.send_many({"number": number} for number in range(6))
+    work(queue, concurrency=4)
+
+    eventually(lambda: PoisonMessage.objects.count() == 6 and not queue.objects.exists())
+    assert sorted(calls) == [(number, attempt) for number in range(6) for attempt in (1, 2, 3)]
+
+
+@EACH
+def test_batches_are_counted_as_calls(queue: Any, work: Any) -> None:
+    gate, others, seen = Gate(), list[int](), list[int]()
+
+    def several(messages: list[Note], context: BatchContext) -> None:
+        gate.enter()
+        seen.extend(message.number for message in messages)
+
+    consumer(queue, name="limited", concurrency=1, batch=4)(several)
+    consumer(queue, name="other")(note(others))
+    queue.send_many(Note("", number) for number in range(20))
+    work(queue, concurrency=4)
+
+    eventually(lambda: gate.inside == 1)
+    gate.let(100)
+
+    eventually(lambda: sorted(seen) == sorted(others) == list(range(20)) and not queue.objects.exists())
+    assert gate.most == 1
+
+
+@pytest.mark.parametrize("queue", [Addressed, AddressedUrgent])
+def test_a_batch_that_fails_and_is_halved_keeps_its_place(queue: Any, work: Any) -> None:
+    inside, seen = threading.Lock(), list[int]()
+
+    def several(messages: list[Note], context: BatchContext) -> None:
+        assert inside.acquire(blocking=False), "two at once"
+        try:
+            if any(message.number == 5 for message in messages):
+                raise ValueError("no")
+            seen.extend(message.number for message in messages)
+        finally:
+            inside.release()
+
+    consumer(queue, name="limited", concurrency=1, batch=8, attempts=1)(several)
+    queue.send_many(Note("", number) for number in range(16))
+    work(queue, concurrency=4)
+
+    eventually(lambda: PoisonMessage.objects.count() == 1 and not queue.objects.exists())
+    assert PoisonMessage.objects.get().exception_type.endswith("ValueError")
+    assert sorted(seen) == [number for number in range(16) if number != 5]
+
+
+@EACH
+def test_a_worker_that_stops_waits_for_no_place(queue: Any, work: Any) -> None:
+    gate = Gate()
+    consumer(queue, name="limited", concurrency=1)(lambda message: gate.enter())
+    queue.send_many({"number": number} for number in range(10))
+    worker = work(queue, concurrency=4)
+    eventually(lambda: gate.inside == 1)
+
+    worker.ask_to_stop()
+    gate.let(10)
+
+    eventually(lambda: not worker.running)
+    assert gate.most == 1
+    assert gate.passed + queue.objects.count() == 10
+
+
+# -- the places themselves ---------------------------------------------------------------------------------------------
+
+
+class Seen:
+    """What a handler is given, as far as places look at it."""
+
+    def __init__(self, seq: int) -> None:
+        self.seq = seq
+
+
+def test_a_slow_handler_of_another_consumer_keeps_no_place() -> None:
+    """In one claim: two messages of the limited consumer around one of another."""
+    limited = Registration(Addressed, "limited", dict, lambda message: None, {"concurrency": 1})
+    other = Registration(Addressed, "other", dict, lambda message: None, {})
+    places, freed = Places([limited]), list[bool]()
+    places.freed = freed.append
+    rows = [(seq, name) for seq, name in ((1, "limited"), (2, "other"), (3, "limited"))]
+    as_claimed: Any = [_claimed(seq, name) for seq, name in rows]
+    call_limited = places.around(limited, lambda message, context: None)
+    elsewhere: list[list[str]] = []
+
+    assert places._take() == []
+    places.claimed(as_claimed)
+    call_limited(None, Seen(1))
+    others_call = places.around(other, lambda message, context: elsewhere.append(_in_another_thread(places._take)))
+    others_call(None, Seen(2))
+    assert elsewhere == [["limited"]], "its second message waits in hand"
+
+    def given_back(message: Any, context: Any) -> None:
+        places.came_back([3])
+        elsewhere.append(_in_another_thread(places._take))
+
+    places.around(other, given_back)(None, Seen(2))
+
+    assert elsewhere[1] == []
+    assert freed == [False]
+
+
+def _claimed(seq: int, recipient: str) -> Any:
+    row: list[Any] = [None] * (max(SEQ, RECIPIENT) + 1)
+    row[SEQ], row[RECIPIENT] = seq, recipient
+    return tuple(row)
+
+
+def _in_another_thread(call: Any) -> Any:
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(call()))
+    thread.start()
+    thread.join(DEADLINE)
+    return found[0]
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("queue", "given", "words"),
+    [
+        (Addressed, 0, "concurrency = 0 is not accepted: it must be a whole number from 1 to 256"),
+        (Addressed, "2", "concurrency = '2' is not accepted"),
+        (Leased, 2, r"concurrency = 2 is not accepted: it must be absent: in testapp\.Leased nothing is addressed"),
+    ],
+)
+def test_what_no_claim_could_keep_to_is_refused(queue: Any, given: Any, words: str) -> None:
+    with pytest.raises(InvalidOption, match=words):
+        consumer(queue, concurrency=given)(lambda message: None)

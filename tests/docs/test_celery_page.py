@@ -1,0 +1,41 @@
+"""The page of Celery: its block runs, and what its tables say is in the code and in the tests."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from queueapp.kombu.broker import BrokerQueue
+from queueapp.kombu.options import OPTIONS
+from queueapp.models import DelayedMessage
+
+from .pages import CHECKOUT, DOCS
+from .running import run_blocks
+
+PAGE = DOCS / "howto/celery.md"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_block_of_the_page_runs() -> None:
+    with run_blocks(PAGE) as module:
+        assert BrokerQueue.objects.get().recipient == "celery"
+        assert DelayedMessage.objects.get().priority == 5
+        assert module.app.control.purge() == 2
+
+
+def test_every_option_is_on_the_page() -> None:
+    text = PAGE.read_text()
+
+    assert [one.name for one in OPTIONS if f"| `{one.name}` |" not in text] == []
+
+
+def test_every_test_that_the_page_names_is_there() -> None:
+    found = set(re.findall(r"`(test_\w+)`", PAGE.read_text()))
+    tests: set[Any] = set()
+    for file in (CHECKOUT / "tests/queueapp/kombu").glob("*.py"):
+        tests |= set(re.findall(r"^def (test_\w+)", file.read_text(), re.M))
+
+    assert found - tests == set()
+    assert len(found) > 20

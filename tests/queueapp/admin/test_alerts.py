@@ -1,0 +1,79 @@
+"""Alerts in the admin: what is the matter, who was told when, and what makes two of them one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from queueapp.alerts import keeping
+from queueapp.alerts.evaluating import Condition
+from queueapp.models import Alert, Now, PoisonMessage
+
+from .conftest import url
+from .test_poison import poison
+
+pytestmark = pytest.mark.django_db
+GROUP = "abcdef0123456789"
+
+
+@pytest.fixture(autouse=True)
+def alerting(settings: Any) -> None:
+    settings.QUEUEAPP = {"ALERTS": {"mail": ["ops@example.org"], "webhook": "http://127.0.0.1:1/nobody"}}
+
+
+def raised(kind: str, name: str, text: str) -> Alert:
+    condition = Condition(kind, "" if kind == "poison" else "testapp.Leased", name, text)
+    assert keeping.raise_alert("default", condition)
+    return Alert.objects.get(pk=condition.key)
+
+
+def page_of(client: Client, query: str = "") -> str:
+    response = client.get(url(Alert) + query)
+    assert response.status_code == 200
+    return response.content.decode()
+
+
+def test_what_is_the_matter_and_who_was_told(operator: Client) -> None:
+    raised("poison", GROUP, "testapp.Leased: new poison in <b>pack</b>: ValueError")
+    assert "not told yet" in page_of(operator)
+
+    keeping.tell("default", {"testapp.Leased"})
+
+    assert Alert.objects.get().told_at is not None
+    text = page_of(operator)
+    assert "by signal, mail" in text
+    assert "not yet by webhook, 1 tries" in text
+    assert "next try in" in text
+    assert "new poison in &lt;b&gt;pack&lt;/b&gt;: ValueError" in text
+    assert f"group={GROUP}" in text
+    (number,) = poison(group_key=GROUP)
+    link = url(PoisonMessage) + f"?group={GROUP}"
+    assert f"/{number}/change/" in operator.get(link).content.decode()
+
+
+def test_one_that_is_over_says_so_until_all_were_told(operator: Client) -> None:
+    alert = raised("dead_worker", "host-1", "testapp.Leased: the worker host-1:7 died without a goodbye")
+    raised("depth", "", "testapp.Leased: 12 messages wait, more than 10")
+    Alert.objects.filter(pk=alert.pk).update(resolved_at=Now(), told_at=Now() - timedelta(minutes=5), untold="webhook")
+
+    text = page_of(operator)
+    assert "over" in text
+    assert "host-1" in text
+    assert "12 messages wait" in text
+    assert "12 messages wait" not in page_of(operator, "?kind=dead_worker")
+    assert "host-1:7" in page_of(operator, "?kind=dead_worker")
+
+
+def test_they_are_for_whoever_may_look_and_nobody_changes_one(staff: Callable[..., Client], operator: Client) -> None:
+    alert = raised("depth", "", "testapp.Leased: 12 messages wait, more than 10")
+
+    assert staff("queueapp.view_subscriber").get(url(Alert)).status_code == 403
+    assert "12 messages wait" in page_of(staff("queueapp.view_alert"))
+    assert "12 messages wait" in page_of(staff("queueapp.operate_queue"))
+    for page in ("change", "delete", "history"):
+        assert operator.get(url(Alert, page, alert.pk)).status_code == 403
+    assert operator.get(url(Alert, "add")).status_code == 403

@@ -1,0 +1,520 @@
+"""Somebody is told once when something begins and once when it is over, by each channel, whoever evaluates and restarts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import socket
+import threading
+import uuid
+from collections.abc import Iterator
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import StringIO
+from time import monotonic
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.core import mail
+from django.core.management import CommandError, call_command
+from django.db import OperationalError, connection
+
+from queueapp import signals
+from queueapp.alerts import channels, evaluating, keeping
+from queueapp.conf import settings as conf
+from queueapp.errors import InvalidOption
+from queueapp.membership import dead_peers
+from queueapp.membership.alerting import Alerting
+from queueapp.membership.dead_subscribers import release_leases_of_dead_subscribers
+from queueapp.membership.housekeeping import Housekeeping
+from queueapp.membership.leadership import Leadership
+from queueapp.models import Alert, Now, PoisonMessage, Subscriber
+from queueapp.operating import statistics
+from tests.databases import DATABASES, marks_of
+from tests.inprocess import eventually
+from tests.testapp.models import Leased, Short
+
+ON_EACH = pytest.mark.parametrize(
+    "alias", [pytest.param(alias, id=kind, marks=marks_of(alias)) for kind, alias in DATABASES.items()]
+)
+
+
+class Webhook:
+    """A real server that keeps what it is sent."""
+
+    def __init__(self) -> None:
+        self.status = 204
+        self.hangs = threading.Event()
+        self.told: list[dict[str, Any]] = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                if outer.hangs.is_set():
+                    threading.Event().wait(channels.TIMEOUT * 3)
+                if outer.status < 300:
+                    outer.told.append(json.loads(body))
+                self.send_response(outer.status)
+                if outer.status == 302:
+                    self.send_header("Location", "http://127.0.0.1:1/")
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._server.block_on_close = False
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/hook"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def webhook() -> Iterator[Webhook]:
+    one = Webhook()
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def told() -> Iterator[list[channels.Notice]]:
+    """What the signal has told."""
+    heard: list[channels.Notice] = []
+
+    def hear(alert: channels.Notice, **_: Any) -> None:
+        heard.append(alert)
+
+    signals.alerted.connect(hear)
+    yield heard
+    signals.alerted.disconnect(hear)
+
+
+def alerting(alias: str = "default") -> Alerting:
+    """One that evaluates for this database, as any leader after any restart."""
+    house = Housekeeping(alias, [Leased, Short], Leadership(alias, "tests", uuid.uuid4()))
+    return Alerting(alias, [Leased, Short], house)
+
+
+def poison(group: str, alias: str = "default", queue: str = "testapp.Leased") -> None:
+    PoisonMessage.objects.using(alias).create(
+        queue=queue, message_id=uuid.uuid4(), reason="r", group_key=group, exception_type="ValueError", consumer="pack"
+    )
+
+
+@ON_EACH
+def test_a_new_poison_group_is_told_once_and_once_when_it_is_over(
+    settings: Any, alias: str, webhook: Webhook, told: list[channels.Notice]
+) -> None:
+    settings.QUEUEAPP = {"ALERTS": {"mail": ["ops@example.org"], "webhook": webhook.url}}
+    poison("a", alias)
+    alerting(alias).look()
+    poison("a", alias)
+    alerting(alias).look()  # a leader that was restarted
+
+    (notice,) = told
+    assert notice.text == "testapp.Leased: new poison in pack: ValueError"
+    assert (notice.kind, notice.resolved, notice.database) == ("poison", False, alias)
+    (posted,) = webhook.told
+    assert posted["text"] == "Alert: testapp.Leased: new poison in pack: ValueError"
+    assert (posted["state"], posted["kind"]) == ("firing", "poison")
+    (sent,) = mail.outbox
+    assert sent.to == ["ops@example.org"]
+    assert sent.subject.endswith("Alert: testapp.Leased: new poison in pack: ValueError")
+
+    poison("b", alias)
+    alerting(alias).look()
+    assert len(told) == 2, "another group is another alert"
+
+    PoisonMessage.objects.using(alias).filter(group_key="a").delete()
+    alerting(alias).look()
+    alerting(alias).look()
+    assert [(one.name, one.resolved) for one in told] == [("a", False), ("b", False), ("a", True)]
+    assert mail.outbox[-1].subject.endswith("Over: testapp.Leased: new poison in pack: ValueError")
+    assert [one["state"] for one in webhook.told] == ["firing", "firing", "resolved"]
+    assert list(Alert.objects.using(alias).values_list("name", flat=True)) == ["b"]
+
+    poison("a", alias)
+    alerting(alias).look()
+    assert (told[-1].name, told[-1].resolved) == ("a", False), "it is new again"
+
+
+@pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
+def test_a_bound_of_age_or_depth_is_told_by_queue(settings: Any, told: list[channels.Notice]) -> None:
+    minute = timedelta(minutes=1)
+    settings.QUEUEAPP = {"ALERTS": {"max_age": {"testapp.Leased": minute, "*": 60 * minute}, "max_waiting": 2}}
+    one = alerting()
+    Leased.send_many(range(2))
+    one.look()
+    assert told == []
+
+    Leased.objects.update(enqueued_at=Now() - 10 * minute)
+    Leased.send(3)
+    one.look()
+    assert sorted(notice.kind for notice in told) == ["age", "depth"]
+    assert any(notice.text.startswith("testapp.Leased: the oldest message waits for 10m") for notice in told)
+    assert any(notice.text == "testapp.Leased: 3 messages wait, more than 2" for notice in told)
+
+    Leased.objects.all().delete()
+    one.look()
+    assert sorted(notice.kind for notice in told if notice.resolved) == ["age", "depth"]
+
+
+@pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
+def test_a_figure_that_is_not_known_raises_nothing_and_resolves_nothing(
+    settings: Any, told: list[channels.Notice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.QUEUEAPP = {"ALERTS": {"max_waiting": 0}}
+    Leased.send(1)
+    alerting().look()
+    assert len(told) == 1
+
+    unknown = [statistics.QueueFigures("testapp.Leased", "t", "default", "", error="no privilege")]
+    monkeypatch.setattr(statistics, "figures", lambda queues=None: unknown)
+    alerting().look()
+    assert len(told) == 1
+    assert Alert.objects.get().resolved_at is None
+
+
+@ON_EACH
+def test_a_dead_worker_is_told_before_it_is_buried_and_over_when_another_lives(
+    settings: Any, alias: str, told: list[channels.Notice]
+) -> None:
+    settings.QUEUEAPP = {"ALERTS": {"max_waiting": 10**6}}
+
+    def worker(**others: Any) -> None:
+        given = {"queue": "testapp.Leased", "host": "h", "process": 7, "supervisor": uuid.uuid4()}
+        Subscriber.objects.using(alias).create(**given | {"alive_until": Now() - timedelta(seconds=1)} | others)
+
+    worker()
+    worker()
+    worker(queue="testapp.Short", receives=False)
+    release_leases_of_dead_subscribers(alias)
+    one = alerting(alias)
+    one._queues = [Leased] if alias == "default" else []
+    keeping.tell(alias, {"testapp.Leased", "testapp.Short"})
+
+    assert not Subscriber.objects.using(alias).exists()
+    (notice,) = told
+    assert (notice.kind, notice.queue, notice.name) == ("dead_worker", "testapp.Leased", "h")
+    assert notice.text == "testapp.Leased: the worker h:7 died without a goodbye"
+
+    worker(process=8, alive_until=Now() + timedelta(hours=1))
+    seen = keeping.Seen()
+    keeping.reconcile(alias, seen, {"testapp.Leased"})
+    keeping.tell(alias, {"testapp.Leased", "testapp.Short"})
+    assert [each.resolved for each in told] == [False, True]
+
+
+@pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
+@pytest.mark.parametrize("status", [500, 404, 302])
+def test_a_webhook_that_fails_is_tried_again_and_the_others_are_not_told_twice(
+    settings: Any, webhook: Webhook, told: list[channels.Notice], status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.QUEUEAPP = {"ALERTS": {"mail": ["ops@example.org"], "webhook": webhook.url}}
+    webhook.status = status
+    poison("a")
+    alerting().look()
+    assert (len(told), len(mail.outbox), webhook.told) == (1, 1, [])
+    assert "could not be told by webhook" in caplog.text
+    assert webhook.url not in caplog.text, "an address is often a secret"
+    alerting().look()
+    assert Alert.objects.get().tries == 1, "not before its time"
+
+    webhook.status = 200
+    Alert.objects.update(next_try=Now())
+    alerting().look()
+    alerting().look()
+    assert (len(told), len(mail.outbox), len(webhook.told)) == (1, 1, 1)
+    assert Alert.objects.get().untold == ""
+
+
+@pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
+def test_what_begins_again_while_somebody_could_not_be_told_of_its_end_is_told_again(
+    settings: Any, webhook: Webhook, told: list[channels.Notice], caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.QUEUEAPP = {"ALERTS": {"webhook": webhook.url}}
+    poison("a")
+    alerting().look()
+    since = Alert.objects.get().since
+    webhook.status = 500
+    PoisonMessage.objects.all().delete()
+    alerting().look()
+    poison("a")
+    alerting().look()
+    assert [one.resolved for one in told] == [False, True, False], "who was told of the end is told of the beginning"
+    assert Alert.objects.get().since > since
+    assert caplog.text.count("Alert: testapp.Leased: new poison in pack: ValueError.") == 2
+
+    webhook.status = 200
+    Alert.objects.update(next_try=Now())
+    alerting().look()
+    assert [one["state"] for one in webhook.told] == ["firing", "firing"]
+
+
+@pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
+def test_what_a_process_has_told_and_did_not_live_to_end_is_ended(told: list[channels.Notice]) -> None:
+    Alert.objects.create(key="x", kind="depth", queue="testapp.Leased", text="over", resolved_at=Now(), untold="")
+    assert keeping.tell("default", {"testapp.Leased"}) == 0
+    assert not Alert.objects.exists()
+
+
+@pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
+def test_two_leaders_at_once_tell_each_alert_once(told: list[channels.Notice]) -> None:
+    for name in ("a", "b"):
+        Alert.objects.create(key=name, kind="depth", queue="testapp.Leased", text=name, untold="signal")
+
+    def another(**_: Any) -> None:
+        keeping.tell("default", {"testapp.Leased"})  # while the first one tells
+
+    signals.alerted.connect(another)
+    try:
+        assert keeping.tell("default", {"testapp.Leased"}) == 1
+    finally:
+        signals.alerted.disconnect(another)
+    assert sorted(one.text for one in told) == ["a", "b"]
+
+
+@pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
+def test_what_goes_on_before_anybody_was_told_of_its_end_is_told_to_nobody(
+    settings: Any, told: list[channels.Notice]
+) -> None:
+    settings.QUEUEAPP = {"ALERTS": {"max_waiting": 10}}
+    poison("a")
+    alerting().look()
+    keeping.reconcile("default", evaluating.Seen(known={("poison", "testapp.Leased")}), ["testapp.Leased"])
+    assert Alert.objects.get().resolved_at is not None
+    (condition,) = evaluating.look("default", [Leased]).conditions[:1]
+    assert not keeping.raise_alert("default", condition)
+    alerting().look()
+    assert (len(told), Alert.objects.get().resolved_at) == (1, None)
+
+
+@pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
+def test_poison_of_a_queue_that_only_others_know_is_neither_told_nor_over_here(
+    settings: Any, told: list[channels.Notice]
+) -> None:
+    """Of another project on the database, or of the newer version in a rolling deploy."""
+    settings.QUEUEAPP = {"ALERTS": {"max_waiting": 10**6}}
+    poison("a")
+    alerting().look()
+    other = alerting()
+    other._queues = [Short]
+    other.look()
+    poison("b")
+    other.look()
+    assert [(one.queue, one.name, one.resolved) for one in told] == [("testapp.Leased", "a", False)]
+
+    PoisonMessage.objects.all().delete()
+    other.look()
+    assert len(told) == 1
+    alerting().look()
+    assert (told[-1].name, told[-1].resolved) == ("a", True)
+
+
+@pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
+def test_whose_queue_it_is_tells_it_and_others_only_where_nobody_does(
+    settings: Any, told: list[channels.Notice]
+) -> None:
+    settings.QUEUEAPP = {"ALERTS": {"max_waiting": 10**6}}
+    Alert.objects.create(key="x", kind="depth", queue="other.Queue", text="theirs", untold="signal,mail")
+    assert keeping.tell("default", {"testapp.Leased"}) == 0
+    Alert.objects.update(next_try=Now() - keeping.AGAIN)
+    assert keeping.tell("default", {"testapp.Leased"}) == 1
+    assert [one.text for one in told] == ["theirs"]
+    assert Alert.objects.get().untold == "", "these settings have no addresses"
+
+
+@pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
+def test_a_webhook_that_answers_byte_by_byte_is_not_waited_for(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(channels, "TIMEOUT", 0.5)
+    ended = threading.Event()
+
+    def drip(server: socket.socket) -> None:
+        client, _ = server.accept()
+        with client, contextlib.suppress(OSError):
+            client.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+            while not ended.wait(0.1):
+                client.sendall(b"x")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=drip, args=(server,), daemon=True).start()
+        settings.QUEUEAPP = {"ALERTS": {"webhook": f"http://127.0.0.1:{server.getsockname()[1]}/"}}
+        poison("a")
+        alerting().look()
+        ended.set()
+    assert "could not be told by webhook: TimeoutError" in caplog.text
+    assert Alert.objects.get().untold == "webhook"
+
+
+@pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
+def test_a_webhook_that_never_answers_is_given_up_at_last(settings: Any, caplog: pytest.LogCaptureFixture) -> None:
+    settings.QUEUEAPP = {"ALERTS": {"webhook": "http://127.0.0.1:1/"}}
+    poison("a")
+    alerting().look()
+    assert Alert.objects.get().untold == "webhook"
+    assert re.search(r"told by webhook: URLError: .*refused", caplog.text)
+    Alert.objects.update(tries=keeping.MOST_TRIES - 1, next_try=Now())
+    alerting().look()
+    assert Alert.objects.get().untold == ""
+
+
+@pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
+def test_a_webhook_that_hangs_keeps_nobody_from_keeping_house(
+    settings: Any, webhook: Webhook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.QUEUEAPP = {"ALERTS": {"webhook": webhook.url, "every": timedelta(seconds=1)}, "HEARTBEAT_INTERVAL": 0.1}
+    monkeypatch.setattr(channels, "TIMEOUT", 6.0)
+    webhook.hangs.set()
+    poison("a")
+    house = Housekeeping("default", [Leased], Leadership("default", "tests", uuid.uuid4()))
+    one = Alerting("default", [Leased], house)
+    house.start()
+    try:
+        eventually(lambda: house.leads)
+        one.start()
+        eventually(lambda: Alert.objects.filter(tries=1).exists())
+        Subscriber.objects.create(
+            queue="testapp.Leased", host="h", process=1, supervisor=uuid.uuid4(), alive_until=Now() - timedelta(1)
+        )
+        eventually(lambda: not Subscriber.objects.exists(), 5)
+        assert Alert.objects.filter(kind="poison", untold="webhook").exists(), "it still waits for it"
+    finally:
+        assert one.stop(30)
+        assert house.stop(30)
+
+
+@pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
+def test_it_looks_as_often_as_the_settings_say_also_after_an_error(settings: Any) -> None:
+    settings.QUEUEAPP = {"ALERTS": {"every": timedelta(seconds=1)}}
+    looks: list[float] = []
+
+    class Looking(Alerting):
+        def look(self) -> None:
+            looks.append(monotonic())
+            if len(looks) == 1:
+                raise OperationalError("away")
+
+    one = Looking("default", [Leased], SimpleNamespace(leads=True))  # type: ignore[arg-type]
+    one.start()
+    eventually(lambda: len(looks) >= 2)
+    assert one.stop(30)
+    assert looks[1] - looks[0] > 0.9
+
+
+@pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
+def test_each_statement_of_a_look_has_its_own_time_to_be_answered(settings: Any) -> None:
+    """Of all together a busy database needs longer than one may take."""
+    settings.QUEUEAPP = {"ALERTS": {"max_waiting": 1}}
+    waited_since: list[float] = []
+
+    def note(execute: Any, *statement: Any) -> Any:
+        # The statement before.
+        waited_since.append(dead_peers._waiting.get(threading.get_ident(), (0.0,))[0])
+        return execute(*statement)
+
+    with connection.execute_wrapper(note):
+        alerting().look()
+    assert len(waited_since) > 10
+    assert len(set(waited_since)) > len(waited_since) - 5
+
+
+@pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
+def test_who_does_not_lead_evaluates_nothing(settings: Any, told: list[channels.Notice]) -> None:
+    settings.QUEUEAPP = {"ALERTS": {"every": timedelta(seconds=1)}}
+    poison("a")
+    one = alerting()
+    one.start()
+    eventually(lambda: one.breaker.trouble() is None and one.is_alive())
+    assert one.stop(30)
+    assert told == []
+
+
+@pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
+def test_what_another_project_has_raised_is_not_over_here(settings: Any, told: list[channels.Notice]) -> None:
+    settings.QUEUEAPP = {"ALERTS": {"max_waiting": 0, "poison": False, "dead_worker": False}}
+    Alert.objects.create(key="x", kind="depth", queue="other.Queue", text="theirs")
+    Alert.objects.create(key="y", kind="poison", queue="", text="not looked at here")
+    poison("a")
+    alerting().look()
+    assert told == []
+    assert Alert.objects.filter(resolved_at=None).count() == 2
+
+
+@pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
+def test_a_receiver_that_raises_is_logged_and_the_alert_is_told(
+    settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.QUEUEAPP = {"ALERTS": {"mail": ["ops@example.org"]}}
+
+    def broken(**_: Any) -> None:
+        raise ValueError("not now")
+
+    signals.alerted.connect(broken)
+    try:
+        poison("a")
+        alerting().look()
+    finally:
+        signals.alerted.disconnect(broken)
+    assert len(mail.outbox) == 1
+    assert "not now" in caplog.text
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_test_alert_says_which_way_fails(settings: Any, webhook: Webhook, told: list[channels.Notice]) -> None:
+    settings.QUEUEAPP = {"ALERTS": {"mail": ["ops@example.org"], "webhook": webhook.url}}
+    out = StringIO()
+    call_command("alerts", "--test", stdout=out)
+    assert out.getvalue().splitlines() == ["signal: told", "mail: told", "webhook: told"]
+    assert (told[0].kind, webhook.told[0]["kind"], told[0].resolved) == ("test", "test", False)
+
+    webhook.status = 500
+    with pytest.raises(CommandError, match="could not be told by webhook"):
+        call_command("alerts", "--test", stdout=out)
+    assert out.getvalue().splitlines()[-1] == "webhook: HTTP 500"
+    out = StringIO()
+    with pytest.raises(CommandError, match="could not be told by webhook"):
+        call_command("alerts", "--test", "--json", stdout=out)
+    assert [(one["channel"], one["told"], one["error"]) for one in json.loads(out.getvalue())] == [
+        ("signal", True, None),
+        ("mail", True, None),
+        ("webhook", False, "HTTP 500"),
+    ]
+    assert not Alert.objects.exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_open_alerts_are_listed(settings: Any) -> None:
+    out = StringIO()
+    call_command("alerts", stdout=out)
+    assert out.getvalue() == "Nothing is the matter.\n"
+    Alert.objects.create(key="x", kind="depth", queue="q", text="deep \x1b[2J")
+    Alert.objects.create(key="y", kind="depth", queue="q", text="over", resolved_at=Now())
+    out = StringIO()
+    call_command("alerts", stdout=out)
+    assert out.getvalue().endswith(" deep ⟨U+001B⟩[2J\n")
+    out = StringIO()
+    call_command("alerts", "--json", stdout=out)
+    assert [one["queue"] for one in json.loads(out.getvalue())] == ["q"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"mail": "ops@example.org"}, {"mail": ["nobody"]}, {"webhook": "ftp://x"}, {"max_age": 60},
+        {"max_age": timedelta(0)}, {"max_waiting": -1},
+        {"max_waiting": {"q": True}}, {"poison": 1}, {"every": timedelta(0)}, {"unknown": 1}, {"max_age": {1: timedelta(1)}},
+    ],
+)  # fmt: skip
+def test_what_is_not_accepted_is_said(settings: Any, given: Any) -> None:
+    settings.QUEUEAPP = {"ALERTS": given}
+    with pytest.raises(InvalidOption, match=r"QUEUEAPP\.ALERTS"):
+        _ = conf.ALERTS

@@ -1,0 +1,161 @@
+"""What a claim on a queue with a fairness model costs, and when it shares out."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.db.models import F
+
+from queueapp.conf import settings
+from queueapp.flow.taking import KNOWN_FOR, Taken, Taking
+from queueapp.messages import new_id
+from queueapp.models import Now, Subscriber
+from queueapp.operating import control
+from queueapp.sql import queue_sql
+from queueapp.sql.claimed import SEQ, Range
+from tests.testapp.models import Capped, InProportion
+
+pytestmark = pytest.mark.django_db
+
+
+class Told:
+    """The statements of a queue, and the names of those that were used."""
+
+    def __init__(self, sql: Any) -> None:
+        self._sql = sql
+        self.used: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        self.used.append(name)
+        return getattr(self._sql, name)
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told(queue_sql(InProportion, connection))
+
+
+@pytest.fixture
+def taking(told: Told, monkeypatch: pytest.MonkeyPatch) -> Taking:
+    """What is known of subscribers is known until the test says otherwise."""
+    monkeypatch.setattr("queueapp.flow.taking.KNOWN_FOR", 3600.0)
+    return Taking(InProportion, "default", told)  # type: ignore[arg-type]
+
+
+def subscribe(backlog: int, **columns: Any) -> uuid.UUID:
+    row = {"queue": InProportion._meta.label, "host": "h", "process": 1, "supervisor": new_id(), "backlog": backlog,
+           "alive_until": Now() + timedelta(hours=1)} | columns  # fmt: skip
+    return Subscriber.objects.create(id=new_id(), **row).pk
+
+
+def take(taking: Taking, owner: uuid.UUID, limit: int) -> Taken:
+    return taking.take(connection, [Range()], limit, new_id(), owner, 3_600_000, bounded=True)
+
+
+def test_fairness_model_costs_a_full_queue_one_look_before_each_claim(taking: Taking, told: Told) -> None:
+    one, _ = subscribe(3), subscribe(4)
+    InProportion.send_many({"n": n} for n in range(12))
+    assert len(take(taking, one, 2).rows) == 2
+    told.used.clear()
+
+    assert len(take(taking, one, 1).rows) == 1
+
+    assert told.used == ["peek", "claim_by_lease"]
+
+
+def test_fairness_model_shares_out_as_soon_as_there_is_less_than_room(taking: Taking, told: Told) -> None:
+    one, other = subscribe(3), subscribe(4)
+    InProportion.send_many({"n": n} for n in range(9))
+    assert [row[SEQ] for row in take(taking, one, 3).rows] == sorted(
+        InProportion.objects.values_list("seq", flat=True)
+    )[:3]
+    InProportion.objects.filter(lease_owner=one).delete()
+
+    taken = take(taking, one, 3)  # 6 are left, of 7 that both may hold
+
+    assert "share_out" in told.used
+    owners = list(InProportion.objects.exclude(lease_owner=None).values_list("lease_owner", flat=True))
+    assert (owners.count(one), owners.count(other)) == (3, 3)
+    assert len(taken.rows) == 3
+
+
+def test_fairness_model_what_was_shared_out_is_taken_up_though_there_is_more_than_room_now(taking: Taking) -> None:
+    one, _ = subscribe(2), subscribe(2)
+    InProportion.send_many({"n": n} for n in range(2))
+    assert take(taking, one, 2).rows  # the other one has the second
+    mine = InProportion.objects.filter(lease_owner=one)
+    mine.update(lease_token=F("lease_owner"))
+    InProportion.send_many({"n": n} for n in range(20))
+    taking._known_until = 0.0  # as after KNOWN_FOR
+
+    taken = take(taking, one, 2)
+
+    assert [row[SEQ] for row in taken.rows] == list(mine.values_list("seq", flat=True))
+    assert KNOWN_FOR < 1
+
+
+@pytest.mark.parametrize("columns", [{"filter": "/n > 3"}, {"alive_until": Now() - timedelta(hours=1)}])
+def test_fairness_model_is_asked_where_a_filter_or_a_late_heartbeat_decides(
+    taking: Taking, told: Told, columns: dict[str, Any]
+) -> None:
+    one, _ = subscribe(2, **columns), subscribe(2)
+    InProportion.send_many({"n": n} for n in range(20))
+
+    taken = take(taking, one, 2)
+
+    assert "lock_flow" in told.used
+    assert "claim_by_lease" not in told.used
+    assert len(taken.rows) == (2 if "filter" in columns else 0)
+
+
+def test_max_backlog_is_counted_however_much_there_is() -> None:
+    told = Told(queue_sql(Capped, connection))
+    Capped.send_many({"n": n} for n in range(20))
+
+    assert len(take(Taking(Capped, "default", told), new_id(), 9).rows) == 5  # type: ignore[arg-type]
+
+    assert told.used.count("claim_within") == 1
+
+
+def test_fairness_model_takes_a_subscriber_with_a_backlog_of_0_for_none(taking: Taking, told: Told) -> None:
+    one, _ = subscribe(2), subscribe(0)
+    InProportion.send_many({"n": n} for n in range(20))
+    assert len(take(taking, one, 1).rows) == 1
+    assert "lock_flow" not in told.used
+
+    filtered = subscribe(2, filter="/n > 5")
+    taking._known_until = 0.0
+    Subscriber.objects.filter(pk=one).delete()
+
+    assert len(take(taking, filtered, 2).nobodys) == 5, "what the idle one would let pass is nobody's"
+
+
+def test_fairness_model_who_is_given_something_is_woken_and_has_until_it_would_be_dead(
+    taking: Taking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = subscribe(2), subscribe(2)
+    woken: list[Any] = []
+    InProportion.send_many({"n": n} for n in range(2))
+    control.set_option(InProportion, "lease_period", timedelta(hours=1))
+    monkeypatch.setattr("queueapp.flow.taking.wakeups.sent", lambda queue, connection: woken.append(queue))
+
+    take(taking, one, 2)
+
+    assert woken == [InProportion]
+    until = InProportion.objects.filter(lease_owner=other).annotate(left=F("lease_expires") - Now()).get().left
+    assert timedelta() < until <= settings.DEAD_AFTER
+
+
+def test_max_backlog_of_a_fairness_model_that_is_reached_is_told(taking: Taking, delivery: Any) -> None:
+    delivery(InProportion, max_backlog=2)
+    one, other = subscribe(2), subscribe(2)
+    InProportion.send_many({"n": n} for n in range(9))
+    assert [len(take(taking, one, 2).rows), len(take(taking, other, 2).rows)] == [1, 1]
+
+    taken = take(taking, one, 1)
+
+    assert (taken.rows, taken.at_limit) == ([], True)

@@ -1,0 +1,418 @@
+"""Retention: what is kept for long enough goes, whole partitions where there are some, and nothing that somebody still reads."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connections, transaction
+
+from queueapp import BookmarkNotFound, publish, replay
+from queueapp.journal import letting_go, replaying
+from queueapp.journal.keeping import journal_of
+from queueapp.models import JournalCopied, JournalCursor, JournalEntry, Now
+from queueapp.sql.journal import BEGINNING, Partition
+from queueapp.topics.filling import Filler
+from tests.databases import only_on_postgresql
+from tests.inprocess import DEADLINE, eventually, real_commits
+from tests.queueapp.journal.filling import filled, numbers, put, take
+from tests.queueapp.sql.server import Server, outgoing
+from tests.testapp.models import Deep, Recovered
+
+pytestmark = real_commits
+SHORT, LONG = "journaled.nobody", "journaled.for ever"
+
+
+def age(server: Server, by: timedelta, **which: Any) -> None:
+    """Let entries be older than they are. They move to where they would have been kept."""
+    rows = JournalEntry.objects.using(server.alias).filter(**which)
+    for row in rows:
+        rows.filter(pk=row.pk).update(published_at=row.published_at - by)
+
+
+def kept(server: Server) -> list[str]:
+    return list(JournalEntry.objects.using(server.alias).order_by("seq").values_list("topic", flat=True))
+
+
+def partitions(server: Server) -> list[Partition]:
+    return journal_of(server.connection).partitions(server.connection)
+
+
+@pytest.fixture
+def yesterdays(server: Server) -> Any:
+    """Make a partition for a day that is past."""
+    if server.vendor != "postgresql":
+        pytest.skip("partitions are PostgreSQL's")
+    made: list[str] = []
+
+    def make(days: int) -> str:
+        journal = journal_of(server.connection)
+        before = {one.name for one in partitions(server)}
+        with transaction.atomic(using=server.alias):
+            assert journal.add_partition(server.connection, -days, 1000)
+        made.extend({one.name for one in partitions(server)} - before)
+        return made[-1]
+
+    yield make
+    for name in made:
+        if name in {one.name for one in partitions(server)}:
+            server.run(f'DROP TABLE "{name}"')
+
+
+def test_retention_removes_what_is_older_and_keeps_the_rest(server: Server) -> None:
+    put(server, SHORT, 1, 2)
+    age(server, timedelta(days=3))
+    put(server, SHORT, 3)
+
+    assert letting_go.let_go(server.alias) == 2
+    assert [entry.decode()["n"] for entry in replay(SHORT, using=server.alias)] == [3]
+
+
+def test_retention_for_ever_removes_nothing(server: Server) -> None:
+    put(server, LONG, 1)
+    age(server, timedelta(days=4000))
+
+    assert letting_go.let_go(server.alias) == 0
+    assert kept(server) == [LONG]
+
+
+def test_topic_that_is_not_declared_any_more_is_kept(server: Server, settings: Any) -> None:
+    put(server, SHORT, 1)
+    age(server, timedelta(days=3))
+    settings.QUEUEAPP = {"JOURNAL": {"other": timedelta(hours=1)}}
+
+    assert letting_go.let_go(server.alias) == 0
+    assert kept(server) == [SHORT]
+
+
+def test_retention_goes_in_batches(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(letting_go, "BATCH", 3)
+    put(server, SHORT, *range(10))
+    age(server, timedelta(days=3))
+    asked: list[bool] = []
+
+    assert letting_go.let_go(server.alias, lambda: not asked.append(True)) == 10
+    assert len(asked) >= 4
+
+
+def test_retention_ends_when_it_may_not_go_on(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(server, SHORT, 1)
+    age(server, timedelta(days=3))
+
+    assert letting_go.let_go(server.alias, lambda: False) == 0
+    assert kept(server) == [SHORT]
+
+
+def test_retention_never_passes_the_cursor_of_a_queue(server: Server) -> None:
+    put(server, "journaled.deep", *range(1500))
+    filled(server, Deep)
+    age(server, timedelta(days=3))
+
+    letting_go.let_go(server.alias)
+    assert len(kept(server)) in (500, 501), "those that are inactive, and where the cursor stands"
+
+    Deep.objects.using(server.alias).all().delete()
+    assert filled(server, Deep) == 500
+    letting_go.let_go(server.alias)
+    assert kept(server) == []
+
+
+def test_retention_never_passes_a_queue_that_is_about_to_be_filled(server: Server, delivery: Any) -> None:
+    delivery(Recovered, underlying_topic="nothing")
+    put(server, "journaled.orders", 1)
+    age(server, timedelta(days=3))
+    delivery(Recovered, underlying_topic="journaled.orders")
+    Filler(Recovered, server.alias).attach()
+
+    assert letting_go.let_go(server.alias) == 0
+    assert filled(server, Recovered) == 1
+    assert letting_go.let_go(server.alias) == 1
+
+
+def test_queue_that_nobody_looks_after_holds_nothing_back_after_a_week(
+    server: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is said when retention passes it, once, and when somebody looks after it again."""
+    monkeypatch.setattr(letting_go, "_named", set())
+    put(server, "journaled.deep", 1)
+    Filler(Deep, server.alias).attach()
+    age(server, timedelta(days=30))
+    JournalCursor.objects.using(server.alias).update(seen_at=Now() - letting_go.ABANDONED - timedelta(hours=1))
+
+    assert [letting_go.let_go(server.alias) for _ in range(2)] == [1, 0]
+    (passed,) = caplog.messages
+    assert "testapp.Deep has not been filled" in passed
+    assert "for 7 days" in passed
+    caplog.clear()
+    for _ in range(2):
+        Filler(Deep, server.alias).attach()
+    (back,) = caplog.messages
+    assert "testapp.Deep was not filled" in back
+    assert "what retention has removed since then it will not get" in back
+
+
+@pytest.mark.parametrize("instead", ["now", "fail"])
+def test_replay_that_retention_overtakes_says_so(
+    server: Server, caplog: pytest.LogCaptureFixture, instead: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(server, SHORT, *range(10))
+    reading = replay(SHORT, batch=4, bookmark_not_found=instead, using=server.alias)
+    next(reading)
+    monkeypatch.setattr(replaying, "READER_LIFE", timedelta(0))  # it does not read on for so long
+    JournalCursor.objects.using(server.alias).update(seen_at=Now() - timedelta(minutes=11))
+    age(server, timedelta(days=3))
+    assert letting_go.let_go(server.alias) == 10
+    put(server, SHORT, 10)
+
+    if instead == "fail":
+        with pytest.raises(BookmarkNotFound):
+            list(reading)
+        return
+    assert [entry.decode()["n"] for entry in reading] == [1, 2, 3, 10]
+    (said,) = [text for text in caplog.messages if "A replay of" in text]
+    assert f"A replay of '{SHORT}'" in said
+    assert "may have missed something" in said
+
+
+def test_replay_that_nothing_was_removed_of_says_nothing(
+    server: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(server, SHORT, *range(10))
+    monkeypatch.setattr(replaying, "READER_LIFE", timedelta(0))
+
+    assert len(list(replay(SHORT, batch=4, bookmark_not_found="fail", using=server.alias))) == 10
+    assert not [text for text in caplog.messages if "A replay of" in text]
+
+
+def test_replay_that_followed_and_slept_for_longer_than_the_retention_says_so(
+    server: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had read all; what has come and gone since nobody can name."""
+    put(server, SHORT, 1)
+    with replay(SHORT, follow=True, batch=4, using=server.alias) as following:
+        assert next(following).decode()["n"] == 1
+        assert following._fetched_at is not None
+        following._fetched_at -= 3 * 86400
+        following._note._told -= 3 * 86400
+        put(server, SHORT, 2)
+        assert next(following).decode()["n"] == 2
+    assert len([text for text in caplog.messages if "did not read on for 259" in text]) == 1
+
+
+def test_retention_never_passes_a_replay_that_reads(server: Server) -> None:
+    put(server, SHORT, *range(10))
+    age(server, timedelta(days=3))
+    with replay(SHORT, batch=4, using=server.alias) as reading:
+        next(reading)
+        assert letting_go.let_go(server.alias) == 0
+        assert len(list(reading)) == 9
+    assert letting_go.let_go(server.alias) == 10
+
+
+def test_replay_that_was_killed_holds_nothing_back_for_long(server: Server) -> None:
+    put(server, SHORT, *range(10))
+    age(server, timedelta(days=3))
+    reading = replay(SHORT, batch=4, using=server.alias)
+    next(reading)
+    JournalCursor.objects.using(server.alias).update(seen_at=Now() - timedelta(minutes=11))
+
+    assert letting_go.let_go(server.alias) == 10
+    assert not JournalCursor.objects.using(server.alias).exists(), "its note is removed"
+    reading.close()
+
+
+def test_notes_of_copies_go_with_the_entries(server: Server) -> None:
+    put(server, "journaled.deep", 1, 2)
+    filled(server, Deep)
+    age(server, timedelta(days=3))
+    put(server, "journaled.deep", 3)
+    filled(server, Deep)
+    assert JournalCopied.objects.using(server.alias).count() == 3
+
+    letting_go.let_go(server.alias)
+    letting_go.let_go(server.alias)
+    assert JournalCopied.objects.using(server.alias).count() == 1
+
+
+def test_notes_of_copies_go_though_another_topic_is_kept_for_ever(server: Server) -> None:
+    put(server, "journaled.for ever", 0)
+    put(server, "journaled.deep", 1, 2)
+    filled(server, Deep)
+    age(server, timedelta(days=3))
+
+    letting_go.let_go(server.alias)
+
+    assert JournalEntry.objects.using(server.alias).get().topic == "journaled.for ever"
+    assert not JournalCopied.objects.using(server.alias).exists()
+
+
+def test_notes_of_copies_stay_while_their_entries_do(server: Server) -> None:
+    """An entry may have a lower bookmark than the one that stands first: its transaction began later."""
+    first, then = server.another(), server.another()
+    with server.transaction(first):
+        with first.cursor() as cursor:
+            # Its number, and on SQL Server a row that is older than the other's.
+            journal_of(first).append(first, "journaled.other", [outgoing()], [""])
+            with server.transaction(then):
+                journal_of(then).append(then, "journaled.deep", [outgoing(b'{"n":2}')], [""])
+            cursor.execute("SELECT 1")
+        journal_of(first).append(first, "journaled.deep", [outgoing(b'{"n":1}')], [""])
+    assert filled(server, Deep) == 2
+
+    letting_go.let_go(server.alias)
+
+    assert JournalCopied.objects.using(server.alias).count() == 2
+    take(server, Deep, 2)
+    Filler(Deep, server.alias).rebuild(0)
+    assert filled(server, Deep) == 0, "what was acked does not come back"
+
+
+def test_notes_of_what_is_kept_are_not_looked_at(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a long journal there may be millions: only those before its first entry can be of no use."""
+    monkeypatch.setattr(letting_go, "NOTES", 1)
+
+    def rounds() -> int:
+        asked: list[bool] = []
+        letting_go.let_go(server.alias, lambda: not asked.append(True))
+        return len(asked)
+
+    put(server, "journaled.deep", 1)
+    filled(server, Deep)
+    alone = rounds()
+    put(server, "journaled.deep", *range(2, 12))
+    filled(server, Deep)
+
+    assert rounds() == alone
+
+
+# -- partitions ----------------------------------------------------------------------------------------------------
+
+
+@only_on_postgresql
+def test_partitions_are_made_ahead(server: Server) -> None:
+    today = server.backend.now(server.connection)
+    before = partitions(server)
+    letting_go.make_partitions(server.alias)
+
+    found = partitions(server)
+    assert [one.end is None for one in found] == [False] * (len(found) - 1) + [True]
+    assert {one.name for one in before} <= {one.name for one in found}
+    assert sum(one.end is not None and one.end > today for one in found) >= letting_go.AHEAD
+    assert letting_go.make_partitions(server.alias) == 0
+
+
+def test_partition_is_dropped_whole_when_all_in_it_is_over(server: Server, yesterdays: Any) -> None:
+    name = yesterdays(5)
+    put(server, SHORT, 1, 2)
+    age(server, timedelta(days=5))
+    put(server, SHORT, 3)
+    assert journal_of(server.connection).topics(server.connection, name) == [SHORT]
+
+    assert letting_go.let_go(server.alias) == 0, "not one by one"
+
+    assert name not in {one.name for one in partitions(server)}
+    assert len(kept(server)) == 1
+
+
+def test_partition_with_a_longer_topic_is_kept_without_the_shorter(server: Server, yesterdays: Any) -> None:
+    name = yesterdays(5)
+    put(server, SHORT, 1)
+    put(server, LONG, 2)
+    age(server, timedelta(days=5))
+
+    assert letting_go.let_go(server.alias) == 1
+    assert kept(server) == [LONG]
+    assert name in {one.name for one in partitions(server)}
+
+
+def test_partition_that_a_queue_still_needs_is_kept(server: Server, yesterdays: Any) -> None:
+    name = yesterdays(5)
+    put(server, "journaled.deep", 1)
+    age(server, timedelta(days=5))
+    Filler(Deep, server.alias).attach()
+
+    letting_go.let_go(server.alias)
+    assert name in {one.name for one in partitions(server)}
+    assert filled(server, Deep) == 1
+    letting_go.let_go(server.alias)
+    assert name not in {one.name for one in partitions(server)}
+    assert numbers(server, Deep) == [1]
+
+
+def test_partition_that_somebody_reads_is_dropped_another_time(server: Server, yesterdays: Any) -> None:
+    name = yesterdays(5)
+    reader = server.another()
+    with server.transaction(reader), reader.cursor() as cursor:
+        cursor.execute(f'SELECT count(*) FROM "{name}"')
+        letting_go.let_go(server.alias)
+        assert name in {one.name for one in partitions(server)}
+        publish(SHORT, {}, using=server.alias)
+    letting_go.let_go(server.alias)
+    assert name not in {one.name for one in partitions(server)}
+
+
+def test_partition_gets_an_entry_while_its_drop_waits_and_is_kept(
+    server: Server, yesterdays: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A transaction of that day may have been open until then: what it published was not to be seen before."""
+    monkeypatch.setattr(letting_go, "WAIT_MS", 30_000)
+    name = yesterdays(5)
+    put(server, SHORT, 1)
+    age(server, timedelta(days=5))
+    late = server.another()
+
+    def drop() -> None:
+        try:
+            letting_go.let_go(server.alias)
+        finally:
+            connections[server.alias].close()
+
+    dropping = threading.Thread(target=drop)
+    with server.transaction(late):
+        (seq,) = journal_of(late).append(late, LONG, [outgoing()], [""])
+        with late.cursor() as cursor:
+            cursor.execute(
+                "UPDATE queueapp_journalentry SET published_at = published_at - interval '5 d' WHERE seq = %s", [seq]
+            )
+        dropping.start()
+        waiting = "SELECT FROM pg_locks WHERE relation = 'queueapp_journalentry'::regclass AND NOT granted"
+        eventually(lambda: server.connection.cursor().execute(waiting).fetchone() is not None)
+    dropping.join(DEADLINE)
+
+    assert name in {one.name for one in partitions(server)}
+    assert LONG in kept(server)
+
+
+@only_on_postgresql
+def test_day_without_a_partition_is_kept_in_the_rest_and_purged(server: Server) -> None:
+    put(server, SHORT, 1)
+    age(server, timedelta(days=40))
+    rest = partitions(server)[-1]
+    journal = journal_of(server.connection)
+    assert journal.topics(server.connection, rest.name) == [SHORT]
+    with transaction.atomic(using=server.alias):
+        assert not journal.add_partition(server.connection, -40, 1000), "the rest has entries of that day"
+
+    assert letting_go.let_go(server.alias) == 1
+
+
+# -- a dump that was restored into another server ---------------------------------------------------------------------
+
+
+@only_on_postgresql
+def test_entries_of_another_server_stand_before_all_that_is_new(server: Server) -> None:
+    put(server, "journaled.deep", 1, 2)
+    Filler(Deep, server.alias).attach()
+    with connections[server.alias].cursor() as cursor:
+        # As after a restore: the numbers are those of another server's transactions, which were higher.
+        cursor.execute("UPDATE queueapp_journalentry SET txid = txid + 1000000000")
+    put(server, "journaled.deep", 3)
+
+    assert letting_go.renumber(server.alias) == 2
+    assert letting_go.renumber(server.alias) == 0
+    assert [entry.decode()["n"] for entry in replay("journaled.deep", using=server.alias)] == [1, 2, 3]
+    assert filled(server, Deep) == 3
+    assert numbers(server, Deep) == [1, 2, 3]
+    assert next(iter(replay("journaled.deep", using=server.alias))).kept.position > BEGINNING

@@ -1,0 +1,287 @@
+"""A queue with a priority of 64 bits: the highest first, and of one priority the oldest first."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from django.db import connections, transaction
+from hypothesis import HealthCheck, given, settings
+
+from queueapp import messages
+from queueapp.errors import InvalidMessage
+from queueapp.models import PoisonMessage
+from queueapp.poison import requeueing
+from queueapp.poison.burying import bury
+from queueapp.receiving import floors
+from queueapp.receiving.ranked import RankedFloors, floors_for
+from queueapp.sql import queue_sql
+from queueapp.sql.claimed import MAX_PLACE, Range, place_of, rank_and_seq
+from queueapp.sql.outgoing import Outgoing
+from queueapp.sql.postgresql.claims import Where
+from tests.databases import DATABASES, marks_of, only_on_postgresql
+from tests.inprocess import real_commits
+from tests.testapp.models import Addressed, Leased, Urgent
+from tests.testapp.ordering import Ranked, RankedAtMostOnce, RankedTransactional
+
+HIGHEST, LOWEST = 2**63 - 1, -(2**63)
+
+each_database = pytest.mark.parametrize(
+    "alias", [pytest.param(alias, id=name, marks=marks_of(alias)) for name, alias in DATABASES.items()]
+)
+each_semantics = pytest.mark.parametrize("queue", [Ranked, RankedTransactional, RankedAtMostOnce])
+
+
+@pytest.fixture(autouse=True)
+def no_floors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(floors, "_floors", {})
+
+
+def put(queue: Any, alias: str, *priorities: int, many: bool = False) -> None:
+    """Messages whose bodies are their priorities, as the evaluation of the expression leaves them."""
+    connection = connections[alias]
+    sql = queue_sql(queue, connection)
+    rows = [Outgoing(messages.new_id(), "{}", str(one).encode())._replace(priority=one) for one in priorities]
+    if many:
+        sql.insert_many(connection, rows)
+    else:
+        for row in rows:
+            sql.insert(connection, row)
+
+
+def take(queue: Any, alias: str, count: int) -> list[int]:
+    with queue.receive(count, using=alias) as batch:
+        got = []
+        for message in batch:
+            got.append(int(message.raw_body))
+            message.ack()
+    return got
+
+
+def test_a_place_is_one_number_in_the_order_of_the_claims() -> None:
+    ordered = [(HIGHEST, 0), (HIGHEST, 7), (5, 1), (5, 2**63 - 1), (0, 3), (-1, 1), (LOWEST, 0), (LOWEST, 2**63 - 1)]
+
+    places = [place_of(*one) for one in ordered]
+
+    assert places == sorted(places)
+    assert [(~rank, seq) for rank, seq in map(rank_and_seq, places)] == ordered
+
+
+@each_database
+@each_semantics
+@pytest.mark.parametrize("many", [False, True])
+def test_priority_of_64_bits_highest_first_and_within_one_oldest_first(queue: Any, alias: str, many: bool) -> None:
+    put(queue, alias, 0, HIGHEST, LOWEST, 2**40, 7, HIGHEST - 1, many=many)
+
+    assert take(queue, alias, 10) == [HIGHEST, HIGHEST - 1, 2**40, 7, 0, LOWEST]
+
+
+@each_database
+@each_semantics
+def test_priority_newcomer_of_the_highest_is_the_next_one(queue: Any, alias: str) -> None:
+    put(queue, alias, *range(100, 120))
+    assert take(queue, alias, 3) == [119, 118, 117]
+
+    put(queue, alias, 500)
+    put(queue, alias, 110, 400)
+
+    assert take(queue, alias, 3) == [500, 400, 116]
+    assert take(queue, alias, 30) == [115, 114, 113, 112, 111, 110, 110, *range(109, 99, -1)]
+
+
+@each_database
+def test_priority_what_is_given_back_is_next_in_its_old_place(alias: str) -> None:
+    put(Ranked, alias, 3, 9, 9, 5)
+    with Ranked.receive(2, using=alias) as batch:
+        first, second = batch
+        second.ack()
+        first.cancel()
+
+    assert take(Ranked, alias, 9) == [9, 5, 3]
+
+
+@each_database
+def test_priority_a_send_may_not_name_one_where_the_expression_decides(alias: str) -> None:
+    with pytest.raises(InvalidMessage, match=r"priority = 3 is not accepted by testapp.Ranked: its expression decides"):
+        Ranked.send({}, priority=3, using=alias)
+
+
+@each_database
+def test_priority_of_64_bits_passes_through_the_stores(alias: str) -> None:
+    put(Ranked, alias, 2**62)
+    connection = connections[alias]
+    sql = queue_sql(Ranked, connection)
+    seq = Ranked.objects.using(alias).get().seq
+    with transaction.atomic(using=alias):
+        row = sql.lock(connection, seq, None, 1000)
+        assert row is not None
+        bury(alias, "testapp.Ranked", row, "for the test", attempts=1)
+        assert sql.remove(connection, [seq]) == 1
+    poison = PoisonMessage.objects.using(alias).get()
+    assert poison.priority == 2**62
+
+    requeueing.requeue(PoisonMessage.objects.using(alias).filter(pk=poison.pk))
+
+    assert Ranked.objects.using(alias).get().priority == 2**62
+
+
+@each_database
+@given(
+    steps=st.lists(
+        st.one_of(
+            st.tuples(
+                st.just("send"), st.lists(st.integers(LOWEST, HIGHEST) | st.integers(0, 5), min_size=1, max_size=8)
+            ),
+            st.tuples(st.just("take"), st.integers(1, 6)),
+            st.tuples(st.just("return"), st.integers(1, 6)),
+        ),
+        max_size=25,
+    )
+)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_priority_order_is_that_of_a_sorted_list(alias: str, steps: list[tuple[str, Any]]) -> None:
+    """Whatever is sent, taken and given back in between."""
+    Ranked.objects.using(alias).all().delete()
+    floors._floors.clear()
+    expected: list[tuple[int, int]] = []
+    for verb, of_it in [*steps, ("take", 300)]:
+        if verb == "send":
+            put(Ranked, alias, *of_it, many=True)
+            known = {seq for _, seq in expected}
+            rows = Ranked.objects.using(alias).exclude(seq__in=known).values_list("priority", "seq")
+            expected = sorted([*expected, *rows], key=lambda one: (-one[0], one[1]))
+            continue
+        with Ranked.receive(of_it, using=alias) as batch:
+            got = [(int(message.raw_body), message) for message in batch]
+            assert [(priority, message.seq) for priority, message in got] == expected[:of_it]
+            for place, (_, message) in enumerate(got):
+                if verb == "take" or place % 2:
+                    message.ack()
+                    expected.remove((int(message.raw_body), message.seq))
+                else:
+                    message.cancel()
+
+
+@each_database
+@each_semantics
+def test_priority_is_what_the_expression_gives_and_no_number_is_the_lowest(queue: Any, alias: str) -> None:
+    for price in (5, 2**40, None, 7.9, "much", 0):
+        queue.send({"price": price}, using=alias)
+    queue.send_many([{"price": 6}, {"price": 2**63 - 1}], using=alias)
+
+    with queue.receive(10, using=alias) as batch:
+        prices = [message.body["price"] for message in batch]
+    assert prices[:4] == [2**63 - 1, 2**40, 7.9, 6]
+    assert prices[4:] == [5, 0, None, "much"]
+
+
+@each_database
+def test_priority_a_late_commit_is_found_behind_the_floor(alias: str) -> None:
+    """A message committed after others above it were claimed: the next look by the last seqs finds it."""
+    put(Ranked, alias, *range(50))
+    connection = connections[alias]
+    sql = queue_sql(Ranked, connection)
+    ranked = floors_for(Ranked, alias, (("", 0),), False)
+    assert isinstance(ranked, RankedFloors)
+    assert take(Ranked, alias, 5) == [49, 48, 47, 46, 45]
+    put(Ranked, alias, 1000)
+    ranked._looked_to = sql.last(connection)  # as if its seq had been passed while it was not committed
+
+    assert take(Ranked, alias, 2) == [1000, 44]
+
+
+@each_database
+def test_priority_what_somebody_has_in_hand_is_not_sought_before_the_floor(alias: str) -> None:
+    """What an open transaction has taken is no newcomer to be had; given back, it is found by the next look."""
+    put(Ranked, alias, *range(50))
+    assert take(Ranked, alias, 5) == [49, 48, 47, 46, 45]
+    connection, other = connections[alias], connections[alias].copy()
+    sql = queue_sql(Ranked, connection)
+    ranked = floors_for(Ranked, alias, (("", 0),), False)
+    assert isinstance(ranked, RankedFloors)
+    put(Ranked, alias, 1000, 2000)
+    of = dict(Ranked.objects.using(alias).filter(priority__gte=1000).values_list("priority", "seq"))
+    try:
+        with other.cursor():
+            other.set_autocommit(False)
+            in_hand = Range(place_of(2000, of[2000]), place_of(2000, of[2000]))
+            assert len(sql.claim_by_delete(other, [in_hand], 1)) == 1
+        ranked.look_for_arrived(sql, connection)
+        assert ranked.take(10).places == [place_of(1000, of[1000])]
+        ranked.look_behind(sql, connection)
+        assert ranked.take(10).places == [place_of(1000, of[1000])]
+    finally:
+        other.rollback()
+        other.close()
+
+    ranked.look_behind(sql, connection)
+    assert ranked.take(10).places == [place_of(2000, of[2000]), place_of(1000, of[1000])]
+    assert take(Ranked, alias, 3) == [2000, 1000, 44]
+
+
+@each_database
+def test_priority_a_backlog_of_newcomers_brings_the_floor_down(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("queueapp.receiving.ranked.MOST_HELD", 20)
+    put(Ranked, alias, *range(100), many=True)
+    assert take(Ranked, alias, 50) == list(range(99, 49, -1))
+
+    put(Ranked, alias, *range(60, 120), many=True)
+
+    assert take(Ranked, alias, 70) == [*range(119, 59, -1), *range(49, 39, -1)]
+
+
+@only_on_postgresql
+@real_commits
+def test_priority_dead_rows_of_an_old_snapshot_are_not_walked_over() -> None:
+    """Not from the floor on, and not for a newcomer before it."""
+    connection = connections["default"]
+    sql = queue_sql(Ranked, connection)
+    put(Ranked, "default", *range(0, 20_000 * 7, 7), many=True)
+    old = connections.create_connection("default")
+    old.ensure_connection()
+    try:
+        with old.cursor() as cursor:
+            cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+            cursor.execute("SELECT count(*) FROM testapp_ranked WHERE seq < 0")
+        ranked = floors_for(Ranked, "default", (("", 0),), False)
+        assert isinstance(ranked, RankedFloors)
+        ranked.look_for_arrived(sql, connection)
+        for _ in range(20):
+            taken = ranked.take(500)
+            got = sql.claim_by_delete(connection, taken.ranges, 500)
+            ranked.ended(taken, got, full=True)
+        put(Ranked, "default", 2**60)
+        ranked.look_for_arrived(sql, connection)
+        taken = ranked.take(10)
+
+        assert [place_of(2**60, Ranked.objects.get(priority=2**60).seq)] == taken.places
+        assert pages_read(sql, connection, taken.ranges) * 5 < pages_read(sql, connection, [Range(0, MAX_PLACE)])
+    finally:
+        old.close()
+
+
+def pages_read(sql: Any, connection: Any, ranges: list[Range]) -> int:
+    """Pages that a claim of ten reads. It is rolled back."""
+    statement = sql._claims[Where.SEVERAL][1]
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}", sql._range_params(ranges, 10))
+        found = cursor.fetchone()[0]
+        plan = (json.loads(found) if isinstance(found, str) else found)[0]["Plan"]
+        transaction.set_rollback(True)
+    return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+
+
+def test_queues_without_it_claim_by_the_same_statements() -> None:
+    """Nothing of a rank or of a barrier is in what plain queues, levels and recipients send, nor among their indexes."""
+    for queue in (Leased, Urgent, Addressed):
+        sql = queue_sql(queue, connections["default"])
+        texts = f"{sql._claims} {sql._peeks} {sql._heads}" if connections["default"].vendor == "postgresql" else ""
+        assert not sql.table.ranked
+        assert not sql.table.barriers
+        assert "is_barrier)" not in texts
+        assert "min(b." not in texts
+        assert "advisory" not in texts
+        assert "# -1" not in texts
+        assert not [one.name for one in queue._meta.indexes if one.name.endswith(("_rank", "_barrier"))]

@@ -1,0 +1,101 @@
+"""The T-SQL that keeps Celery's results and counts the members of its chords: a parser reads it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlglot import exp
+
+from queueapp.sql.celery import Counted, Part, Stored
+from queueapp.sql.sqlserver.backend import SqlServerBackend
+from queueapp.sql.sqlserver.locking import KEEPING
+from tests.queueapp.sql.test_tsql_parses import kinds
+from tests.queueapp.sql.tsql import Recorder, hints, never_connected, parsed, placeholders
+
+STORED = Stored("SECRET", "SUCCESS", True, '"SECRET"', None, "[]", name="SECRET", expires_ms=10**12)
+PART = Part("SECRET", "SECRET", 3, "SUCCESS", '"SECRET"')
+ALONE = set(KEEPING.split(", "))
+
+
+def _run(answers: list[Any], verb: Callable[[SqlServerBackend, Any], Any]) -> tuple[Any, list[tuple[Any, list[Any]]]]:
+    """What a verb returns, and its statements as the driver gets them and as they are parsed."""
+    recorder = Recorder(answers=[list(one) for one in answers])
+    returned = verb(SqlServerBackend(), never_connected(recorder))
+    found = []
+    for one in recorder.statements:
+        statements = parsed(one.sql)
+        assert "SECRET" not in one.sql
+        assert placeholders(statements) == len(one.params) == len(one.sizes)
+        found.append((one, statements))
+    return returned, found
+
+
+@pytest.mark.parametrize("stored", [STORED, STORED._replace(done=False, expires_ms=None)], ids=["ended", "begun"])
+def test_a_result_that_is_there_is_changed(stored: Stored) -> None:
+    returned, found = _run([[(1,)]], lambda sql, c: sql.store_result(c, "results", stored))
+
+    assert returned is True
+    assert [kinds(one) for _, one in found] == [[exp.Update]]
+    assert [given for _, given in hints(found[0][1])] == [ALONE]
+    given = next(json.loads(value) for value in found[0][0].params if str(value).startswith("{"))
+    assert (given["result"], given["name"], given["traceback"]) == ('"SECRET"', "SECRET", None)
+
+
+def test_a_result_that_is_not_there_is_inserted() -> None:
+    returned, found = _run([[], [(1,)]], lambda sql, c: sql.store_result(c, "results", STORED))
+
+    assert returned is True
+    assert [kinds(one) for _, one in found] == [[exp.Update], [exp.Insert]]
+    assert all(ALONE in [given for _, given in hints(one)] for _, one in found)
+
+
+def test_a_success_is_left_alone() -> None:
+    returned, found = _run([[], [], []], lambda sql, c: sql.store_result(c, "results", STORED))
+
+    assert returned is False
+    assert [kinds(one) for _, one in found] == [[exp.Update], [exp.Insert], [exp.Update]]
+
+
+def test_a_member_is_counted() -> None:
+    answers = [[(1,)], [(1,)], [(1, 2, 0, 0)]]
+    returned, found = _run(answers, lambda sql, c: sql.count_part(c, "groups", "parts", PART, 5))
+
+    assert returned == Counted(1, 2, 0, False)
+    assert [kinds(one) for _, one in found] == [[exp.Insert], [exp.Update], [exp.Select]]
+    assert "THEN 0 ELSE 1 END" in found[1][0].sql
+
+
+def test_a_member_that_was_counted_counts_nothing_more() -> None:
+    answers = [[(0,)], [(1,)], [(1, None, 0, 1)]]
+    returned, found = _run(answers, lambda sql, c: sql.count_part(c, "groups", "parts", PART, None))
+
+    assert returned == Counted(1, None, 0, True)
+    assert "THEN 0 ELSE 0 END" in found[1][0].sql
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        lambda sql, c: sql.set_size(c, "groups", "SECRET", 5, 10),
+        lambda sql, c: sql.add_to_size(c, "groups", "SECRET", None),
+        lambda sql, c: sql.save_group(c, "groups", "SECRET", '"SECRET"', 10),
+    ],
+    ids=["set size", "add to size", "save group"],
+)
+def test_a_group_is_changed_or_inserted(verb: Callable[[SqlServerBackend, Any], Any]) -> None:
+    assert [kinds(one) for _, one in _run([[(1,)]], verb)[1]] == [[exp.Update]]
+    found = _run([[(0,)], [(1,)]], verb)[1]
+    assert [kinds(one) for _, one in found] == [[exp.Update], [exp.Insert]]
+    assert all(ALONE in [given for _, given in hints(one)] for _, one in found)
+
+
+def test_one_that_was_inserted_in_between_is_changed_after_all() -> None:
+    found = _run([[(0,)], [(0,)], [(1,)]], lambda sql, c: sql.add_to_size(c, "groups", "SECRET", None))[1]
+    assert [kinds(one) for _, one in found] == [[exp.Update], [exp.Insert], [exp.Update]]
+
+
+def test_results_are_polled() -> None:
+    assert SqlServerBackend().ear_for_results(None) is None

@@ -1,0 +1,67 @@
+"""The T-SQL of keys and of what is processed once: what it locks, and that it finds rows by key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sqlglot import exp
+
+from queueapp.models import DelayedMessage, MessageKey, ProcessedMessage
+from queueapp.sql.sqlserver.backend import SqlServerBackend
+from queueapp.sql.sqlserver.locking import KEEPING, TAKING
+from queueapp.sql.tables import QueueTable, StoreTable
+from tests.queueapp.sql.test_tsql_parses import OWNER, TOKEN, Verb, _after, _bracketed, each_table, kinds, statements_of
+from tests.queueapp.sql.tsql import hints
+from tests.testapp.models import Keyed
+
+KEYS, DONE = MessageKey._meta.db_table, ProcessedMessage._meta.db_table
+QUEUE, STORE = QueueTable.of(Keyed), StoreTable.of(DelayedMessage, "due")
+_backend = SqlServerBackend()
+HELD = set(KEEPING.split(", "))
+VERBS: dict[str, tuple[Verb, list[type[exp.Expression]], list[set[str]]]] = {
+    "hold": (
+        _after([[(2,)], []], lambda s, c: _backend.hold_keys(c, KEYS, "q", ["b", "a"], [TOKEN, OWNER])),
+        [exp.Insert, exp.Select],
+        [HELD, {"UPDLOCK", "ROWLOCK"}],
+    ),
+    "set": (
+        _after([[(2,)]], lambda s, c: _backend.set_keys(c, KEYS, "q", ["b", "a"], [TOKEN, OWNER])),
+        [exp.Update],
+        [{"ROWLOCK"}],
+    ),
+    "stored": (
+        _after([], lambda s, c: _backend.lock_stored(c, STORE, "q", [TOKEN])),
+        [exp.Select],
+        [{"UPDLOCK", "ROWLOCK", "READCOMMITTEDLOCK"}],
+    ),
+    "forget": (
+        _after([[(2,)]], lambda s, c: _backend.forget_keys(c, KEYS, QUEUE, STORE, 10**10, 5)),
+        [exp.Delete],
+        [set(TAKING.split(", ")), {"READCOMMITTEDLOCK"}, {"READCOMMITTEDLOCK"}],
+    ),
+    "note": (_after([[(1,)]], lambda s, c: _backend.note_processed(c, DONE, "k", "q")), [exp.Insert], [HELD]),
+    "forget notes": (
+        _after([[(1,)]], lambda s, c: _backend.forget_processed(c, DONE, 10**10, 5)),
+        [exp.Delete],
+        [set(TAKING.split(", "))],
+    ),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_verb_is_the_statements_it_says_with_the_locks_it_needs(verb: str) -> None:
+    run, expected, locks = VERBS[verb]
+    statements = statements_of(QUEUE, run)
+    assert [kind for _, found in statements for kind in kinds(found)] == expected
+    found = [given for _, some in statements for _, given in hints(some) if given]
+    assert sorted(map(sorted, found)) == sorted(map(sorted, locks))
+
+
+@each_table
+def test_what_waits_is_taken_by_its_id_and_what_was_begun_is_passed_over(table: QueueTable) -> None:
+    ((statement, found),) = statements_of(table, _after([], lambda s, c: s.lock_waiting(c, [TOKEN, OWNER])))
+    assert kinds(found) == [exp.Select]
+    assert [given for _, given in hints(found) if given] == [set(TAKING.split(", "))]
+    token: Any = table.columns.get("lease_token")
+    assert token is None or f"{_bracketed(token)} IS NULL" in statement.sql

@@ -1,0 +1,43 @@
+"""The T-SQL that set consumers' statements are made of: a parser reads it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.db.models import CharField, IntegerField, TextField
+from sqlglot import exp
+
+from queueapp.consuming.sets import MessageSet
+from tests.queueapp.sql.tsql import Recorder, never_connected, parsed
+from tests.testapp.models import Effect, InSets
+
+
+def compiled(rows: Any) -> tuple[str, tuple[Any, ...]]:
+    sql, params = rows.query.get_compiler(connection=never_connected(Recorder())).as_sql()
+    return sql.replace("%s", "?"), params
+
+
+def test_a_set_is_one_parameter() -> None:
+    sql, params = compiled(MessageSet(InSets, "default", range(2500)).rows.values("seq"))
+
+    (found,) = parsed(sql)
+    assert isinstance(found, exp.Select)
+    assert len(params) == 1
+
+
+@pytest.mark.parametrize(
+    "kind", [IntegerField(), TextField(), CharField(max_length=9000)], ids=lambda kind: type(kind).__name__
+)
+def test_a_field_of_a_body(kind: Any) -> None:
+    messages = MessageSet(InSets, "default", [1, 2])
+    field = messages.body("lines", 0, "it's 100%", 'a"b', output_field=kind)
+    sql, params = compiled(messages.rows.annotate(field=field).values("field"))
+
+    (found,) = parsed(sql)
+    assert isinstance(found, exp.Select)
+    assert len(params) == 1
+    assert """'$."lines"[0]."it''s 100%%"."a\\"b"'""" in sql
+    # What is longer than 4,000 characters is NULL to JSON_VALUE; but aggregates take no subquery.
+    assert ("JSON_VALUE" in sql) == isinstance(kind, IntegerField)
+    assert Effect._meta.db_table not in sql

@@ -1,0 +1,371 @@
+"""``max_backlog`` is counted by records of claims: what they must survive, and what they must not cost."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connections, transaction
+
+from queueapp.flow import remembered
+from queueapp.messages import new_id
+from queueapp.models import ClaimRecord, Now
+from queueapp.sql import queue_sql
+from queueapp.sql.claimed import SEQ, Range
+from queueapp.sql.flowing import Seen, Within, lock_number
+from queueapp.sql.tables import QueueTable
+from tests.databases import only_on_postgresql
+from tests.inprocess import DEADLINE, eventually
+from tests.queueapp.sql.server import Server
+from tests.testapp.models import Capped, Leased
+
+ALL = [Range()]
+QUEUE = lock_number(Capped._meta.db_table)
+
+
+class Claimer:
+    """A process that claims from ``Capped``."""
+
+    def __init__(self, alias: str) -> None:
+        self.alias, self.owner, self.seen = alias, new_id(), None
+        self.seen: Seen | None = None
+
+    def claim(self, limit: int, most: int, lease_ms: int = 60_000) -> tuple[Any, list[int]]:
+        connection, token = connections[self.alias], new_id()
+        got = queue_sql(Capped, connection).claim_within(
+            connection, ALL, limit, token, self.owner, lease_ms, most, self.seen
+        )
+        self.seen = got.seen
+        return token, [row[SEQ] for row in got.rows]
+
+    def ack(self, token: Any, seqs: list[int]) -> None:
+        connection = connections[self.alias]
+        assert queue_sql(Capped, connection).ack(connection, seqs, token) == len(seqs)
+
+
+def fill(count: int, alias: str) -> None:
+    Capped.send_many(({"n": n} for n in range(count)), using=alias)
+
+
+def records(alias: str) -> Any:
+    return ClaimRecord.objects.using(alias).filter(queue=QUEUE)
+
+
+def test_what_was_leased_before_counting_began_is_counted(server: Server) -> None:
+    """By a version, or under options, that kept no records."""
+    fill(6, server.alias)
+    connection = connections[server.alias]
+    queue_sql(Capped, connection).claim_by_lease(connection, ALL, 3, new_id(), new_id(), 60_000)
+    one = Claimer(server.alias)
+    assert len(one.claim(5, 4)[1]) == 1
+    assert one.claim(5, 4)[1] == []
+    assert Claimer(server.alias).claim(5, 4)[1] == []  # another process reads it
+
+
+def test_two_claimers_know_of_each_other_what_they_must(server: Server) -> None:
+    fill(20, server.alias)
+    one, other = Claimer(server.alias), Claimer(server.alias)
+    of_one, of_other = one.claim(3, 5), other.claim(9, 5)
+    assert (len(of_one[1]), len(of_other[1])) == (3, 2)
+    one.ack(*of_one)
+    assert len(other.claim(9, 5)[1]) == 3
+    other.ack(*of_other)
+    assert len(one.claim(9, 5)[1]) == 2
+    assert Claimer(server.alias).claim(9, 5)[1] == []
+
+
+def test_a_limit_that_was_lowered_and_raised_holds_at_once(server: Server) -> None:
+    fill(20, server.alias)
+    one = Claimer(server.alias)
+    token, seqs = one.claim(5, 5)
+    assert one.claim(5, 2)[1] == []
+    one.ack(token, seqs[:3])
+    assert one.claim(5, 2)[1] == []
+    assert len(one.claim(5, 3)[1]) == 1
+    assert len(one.claim(50, 7)[1]) == 4
+
+
+def test_what_was_given_back_or_released_frees_its_place_and_is_counted_once_when_leased_again(server: Server) -> None:
+    fill(5, server.alias)
+    one, connection = Claimer(server.alias), connections[server.alias]
+    sql = queue_sql(Capped, connection)
+    token, seqs = one.claim(4, 4)
+    assert sql.give_back(connection, seqs[:1], token, handled=True) == 1
+    again = one.claim(1, 4)
+    assert again[1] == seqs[:1]  # its old place
+    assert one.claim(1, 4)[1] == []
+    assert sql.release_owner(connection, one.owner, 10, started=True) == 4
+    assert Claimer(server.alias).claim(9, 4)[1] == seqs
+
+
+def test_places_of_who_died_before_it_leased_are_free_after_a_while(server: Server) -> None:
+    fill(9, server.alias)
+    one = Claimer(server.alias)
+    assert len(one.claim(1, 5)[1]) == 1
+    dead = records(server.alias).create(queue=QUEUE, places=3)
+    assert len(one.claim(9, 5)[1]) == 1
+    assert one.claim(9, 5)[1] == []
+    records(server.alias).filter(pk=dead.pk).update(made_at=Now() - timedelta(seconds=6))
+    assert len(one.claim(9, 5)[1]) == 3
+    assert not records(server.alias).filter(pk=dead.pk).exists()
+
+
+def test_who_was_taken_for_dead_before_it_leased_gets_nothing(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its places may be somebody else's by then."""
+    fill(9, server.alias)
+    sql: Any = queue_sql(Capped, connections[server.alias])
+    reserve = sql._reserve
+
+    def reserve_and_be_late(*given: Any, **named: Any) -> Any:
+        got = reserve(*given, **named)
+        records(server.alias).filter(pk=got[1]).delete()
+        return got
+
+    monkeypatch.setattr(sql, "_reserve", reserve_and_be_late)
+    assert Claimer(server.alias).claim(3, 5)[1] == []
+    monkeypatch.undo()
+    assert not Capped.objects.using(server.alias).filter(lease_token__isnull=False).exists()
+    assert len(Claimer(server.alias).claim(9, 5)[1]) == 5
+
+
+def test_places_that_nobody_got_a_message_for_are_free(server: Server) -> None:
+    fill(2, server.alias)
+    one, other = Claimer(server.alias), Claimer(server.alias)
+    assert len(one.claim(5, 5)[1]) == 2
+    fill(9, server.alias)
+    assert len(other.claim(9, 5)[1]) == 3
+
+
+def test_what_a_transaction_saw_that_was_rolled_back_is_not_remembered(server: Server) -> None:
+    fill(20, server.alias)
+    connection, owner = connections[server.alias], new_id()
+    sql, known = queue_sql(Capped, connection), remembered.of(Capped, connection)
+
+    def claim(limit: int) -> tuple[Any, list[int]]:
+        token = new_id()
+
+        def within(seen: Seen | None) -> Within:
+            return sql.claim_within(connection, ALL, limit, token, owner, 60_000, 5, seen)
+
+        return token, [row[SEQ] for row in known.claim(sql, connection, within).rows]
+
+    token, seqs = claim(5)
+    with transaction.atomic(using=server.alias):
+        assert sql.ack(connection, seqs, token) == 5
+        assert len(claim(5)[1]) == 5  # those five are gone, as it sees it
+        transaction.set_rollback(True, using=server.alias)
+    assert claim(5)[1] == []
+    assert sql.ack(connection, seqs, token) == 5
+    assert len(claim(9)[1]) == 5
+
+
+def test_a_lease_that_is_lengthened_in_an_open_transaction_keeps_its_place(server: Server) -> None:
+    """It was alive when that was asked for; when it commits it has never lapsed."""
+    fill(2, server.alias)
+    one = Claimer(server.alias)
+    token, (seq,) = one.claim(1, 1, lease_ms=400)
+    extended, commit, got = threading.Event(), threading.Event(), list[Any]()
+
+    def lengthen() -> None:
+        connection = connections[server.alias]
+        with transaction.atomic(using=server.alias):
+            got.append(queue_sql(Capped, connection).extend(connection, [seq], token, 60_000))
+            extended.set()
+            commit.wait(30)
+        connection.close()
+
+    def claim_beside() -> None:
+        got.append(Claimer(server.alias).claim(1, 1)[1])
+        connections[server.alias].close()
+
+    lengthening = threading.Thread(target=lengthen)
+    lengthening.start()
+    assert extended.wait(30)
+    lapsed = Capped.objects.using(server.alias)
+    if connections[server.alias].vendor == "postgresql":
+        eventually(lambda: lapsed.filter(seq=seq, lease_expires__lt=Now() - timedelta(seconds=0.2)).exists())
+    claiming = threading.Thread(target=claim_beside)
+    claiming.start()
+    claiming.join(0.3)  # where it does not wait for the other
+    commit.set()
+    lengthening.join(30), claiming.join(30)
+    assert got == [[seq], []]
+
+
+def test_a_place_is_free_only_a_while_after_its_lease_has_lapsed(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who lengthens it looks at the clock, and then changes the row: between the two it is nobody else's."""
+    fill(2, server.alias)
+    holder, connection = Claimer(server.alias), connections[server.alias]
+    _, (seq,) = holder.claim(1, 1)
+    Capped.objects.using(server.alias).filter(seq=seq).update(lease_expires=Now() - timedelta(seconds=1))
+    if connection.vendor == "postgresql":
+        monkeypatch.setattr("queueapp.sql.postgresql.recorded._MARGIN", "interval '1 h'")
+    else:
+        monkeypatch.setattr("queueapp.sql.sqlserver.recorded._MARGIN_MS", 3_600_000)
+    sql = type(queue_sql(Capped, connection))(QueueTable.of(Capped))
+
+    within = sql.claim_within(connection, ALL, 1, new_id(), new_id(), 60_000, 1, holder.seen)
+
+    assert within.rows == []
+    monkeypatch.undo()
+    assert len(holder.claim(1, 1)[1]) == 1  # a second is long enough
+
+
+class Paused:
+    """A claimer of its own connection and thread, in the middle of whose statement the test does something else."""
+
+    def __init__(self, alias: str, pieces: dict[str, tuple[str, str]]) -> None:
+        """``pieces``: for the attributes that hold a statement, what of it becomes what."""
+        self.alias, self.got = alias, list[int]()
+        self._sql: Any = type(queue_sql(Capped, connections[alias]))(QueueTable.of(Capped))
+        self._sql._packed_reserving = None
+        for name, (old, new) in pieces.items():
+            texts = getattr(self._sql, name)
+            changed = (
+                texts.replace(old, new)
+                if isinstance(texts, str)
+                else {key: text.replace(old, new) for key, text in texts.items()}
+            )
+            assert changed != texts
+            setattr(self._sql, name, changed)
+
+    def __enter__(self) -> Paused:
+        with connections[self.alias].cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_lock(4711)")
+        self._thread = threading.Thread(target=self._claim)
+        self._thread.start()
+        eventually(self._waits)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        with connections[self.alias].cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_unlock(4711)")
+        self._thread.join(DEADLINE)
+
+    def _waits(self) -> bool:
+        with connections[self.alias].cursor() as cursor:
+            cursor.execute("SELECT FROM pg_locks WHERE locktype = 'advisory' AND objid = 4711 AND NOT granted")
+            return cursor.fetchone() is not None
+
+    def _claim(self) -> None:
+        connection = connections[self.alias]
+        try:
+            # A transaction of the claimer's own: its statements go one by one, and the first of them with the lock.
+            within = self._sql.claim_within(connection, ALL, 3, new_id(), new_id(), 60_000, 5, Seen(0, "{}", "{}"))
+            self.got += [row[SEQ] for row in within.rows]
+        finally:
+            connection.close()
+
+
+@only_on_postgresql
+def test_a_record_that_is_filled_in_while_somebody_takes_it_for_dead_is_counted(server: Server) -> None:
+    """He who counts saw it empty and old; it is filled in before he deletes it."""
+    fill(9, server.alias)
+    Claimer(server.alias).claim(0, 5)
+    late = records(server.alias).create(queue=QUEUE, places=3)
+    records(server.alias).filter(pk=late.pk).update(made_at=Now() - timedelta(seconds=6))
+    looked = "f.made_at < clock_timestamp()"
+    pause = "(SELECT pg_advisory_xact_lock_shared(4711)) IS NOT NULL AND f.made_at < clock_timestamp()"
+    with Paused(server.alias, {"_reserving": (looked, pause)}) as counting:
+        sql: Any = queue_sql(Capped, connections[server.alias])
+        rows = sql._in_order.fetch(
+            connections[server.alias],
+            sql._recorded[sql._where(ALL)],
+            (late.pk, new_id(), new_id(), 60_000, *sql._range_params(ALL, 3), *sql._claimant(new_id()), late.pk),
+        )
+        assert len(rows) == 3
+    assert len(counting.got) == 2, "five may be out"
+    assert records(server.alias).filter(pk=late.pk).exists()
+
+
+@only_on_postgresql
+def test_a_record_that_is_being_filled_in_is_not_taken_for_dead(server: Server) -> None:
+    """However old it is: who fills it in has it locked before a message is."""
+    fill(9, server.alias)
+    Claimer(server.alias).claim(0, 5)
+    looked = "coalesce((SELECT places FROM held), 0)"
+    pause = (
+        "coalesce((SELECT places FROM held, LATERAL (SELECT pg_advisory_xact_lock_shared(4711 + places * 0)) AS p), 0)"
+    )
+    places, old = f"(queue, places) SELECT {QUEUE}, ", "clock_timestamp() - interval '6 s'"
+    aged = f"(queue, made_at, places) SELECT {QUEUE}, {old}, "
+    with Paused(server.alias, {"_recorded": (looked, pause), "_reserving": (places, aged)}) as filling:
+        assert len(Claimer(server.alias).claim(9, 5)[1]) == 2
+    assert len(filling.got) == 3
+
+
+def test_records_of_no_use_are_dropped_and_the_first_one_stays(server: Server) -> None:
+    fill(30, server.alias)
+    one, connection = Claimer(server.alias), connections[server.alias]
+    sql = queue_sql(Capped, connection)
+    for _ in range(10):
+        one.ack(*one.claim(1, 5))
+    held = one.claim(2, 5)
+    for _ in range(3):
+        one.ack(*one.claim(1, 5))
+    pending = records(server.alias).create(queue=QUEUE, places=0)
+
+    floor = sql.drop_records(connection, 0)
+
+    assert records(server.alias).count() == 3  # the first, what is held, and what is being claimed
+    assert Claimer(server.alias).claim(9, 5)[1] != []
+    assert one.claim(9, 5)[1] == []
+    one.ack(*held)
+    records(server.alias).filter(pk=pending.pk).delete()
+    assert sql.drop_records(connection, floor) >= floor
+    assert records(server.alias).count() == 2
+
+
+def test_a_process_drops_records_now_and_then(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remembered, "DROP_EVERY", 5)
+    Capped.send_many(({"n": n} for n in range(40)), using=server.alias)
+    for _ in range(40):
+        with Capped.receive(using=server.alias) as batch:
+            for message in batch:
+                message.ack()
+    assert records(server.alias).count() <= 16
+
+
+def test_records_of_queues_without_a_limit_are_forgotten(server: Server) -> None:
+    records(server.alias).create(queue=lock_number(Leased._meta.db_table), places=1)
+    kept = records(server.alias).create(queue=QUEUE, places=1)
+    remembered.forget_uncounted(server.alias)
+    assert list(ClaimRecord.objects.using(server.alias).values_list("pk", flat=True)) == [kept.pk]
+
+
+def test_claims_read_no_more_records_under_an_old_snapshot(server: Server) -> None:
+    if connections[server.alias].vendor != "postgresql":
+        pytest.skip("statistics of PostgreSQL")
+    fill(400, server.alias)
+    connection, one = connections[server.alias], Claimer(server.alias)
+    sql: Any = queue_sql(Capped, connection)
+
+    def entries_read() -> int:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_stat_force_next_flush()")
+            cursor.execute("SELECT sum(idx_tup_read) FROM pg_stat_all_indexes WHERE relname = 'queueapp_claimrecord'")
+            return int(cursor.fetchone()[0])
+
+    def cost_of_50() -> int:
+        before = entries_read()
+        for _ in range(50):
+            one.ack(*one.claim(1, 5))
+        sql.drop_records(connection, one.seen.upto - 60 if one.seen else 0)
+        return entries_read() - before
+
+    old = connection.copy()
+    try:
+        with old.cursor() as cursor:
+            cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+            cursor.execute("SELECT 1")
+            cost_of_50()
+            first = cost_of_50()
+            for _ in range(4):
+                last = cost_of_50()
+    finally:
+        old.close()
+    assert last <= first * 1.5

@@ -1,0 +1,61 @@
+"""Queues with limits and fairness; imported by ``models``."""
+
+from datetime import timedelta
+
+from queueapp import FairnessModel, Queue, Semantics
+
+
+class Capped(Queue):
+    """At most five messages are out at a time."""
+
+    class Delivery:
+        max_backlog = 5
+        lease_period = timedelta(seconds=5)
+
+
+class CappedUrgent(Queue):
+    """The same with levels."""
+
+    class Delivery:
+        max_backlog = 5
+        priorities = 3
+
+
+class CappedTransactional(Queue):
+    class Delivery:
+        semantics = Semantics.TRANSACTIONAL
+        max_backlog = 3
+
+
+class CappedOnce(Queue):
+    class Delivery:
+        semantics = Semantics.AT_MOST_ONCE
+        max_backlog = 3
+
+
+class CappedEach(Queue):
+    """At most four messages are with one process at a time."""
+
+    class Delivery:
+        max_per_subscription_backlog = 4
+        lease_period = timedelta(seconds=5)
+
+
+class InTurns(Queue):
+    class Delivery:
+        fairness_model = FairnessModel.ROUND_ROBIN
+        max_per_subscription_backlog = 10
+        lease_period = timedelta(seconds=5)
+
+
+class InProportion(Queue):
+    class Delivery:
+        fairness_model = FairnessModel.PROPORTIONAL
+        lease_period = timedelta(seconds=5)
+
+
+class InTurnsOnce(Queue):
+    class Delivery:
+        semantics = Semantics.AT_MOST_ONCE
+        fairness_model = FairnessModel.ROUND_ROBIN
+        max_per_subscription_backlog = 10

@@ -1,0 +1,1 @@
+"""An app whose worker processes are traced by the real SDK, into a file that the test reads."""

@@ -1,0 +1,144 @@
+"""Limits and fairness among real worker processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from queueapp.models import NO_QUEUES, Now, Subscriber, UtcField
+from queueapp.operating import control
+from queueapp.sql import queue_sql
+from tests.inprocess import eventually, real_commits
+from tests.testapp.messages import Ping
+from tests.testapp.models import Capped, CappedOnce, Effect, InProportion, InTurns
+from tests.workers.trees import CHECKOUT, Tree
+
+pytestmark = real_commits
+
+
+def label(queue: Any) -> str:
+    return str(queue._meta.label)
+
+
+def by_process() -> list[int]:
+    return sorted(Counter(Effect.objects.values_list("detail", flat=True)).values())
+
+
+@pytest.mark.parametrize("queue", [Capped, CappedOnce])
+def test_max_backlog_is_never_exceeded_by_16_tasks_of_4_processes(start_tree: Callable[..., Tree], queue: Any) -> None:
+    most = queue.delivery.max_backlog
+    queue.send_many(Ping(name=str(number), sleep_ms=5) for number in range(300))
+    tree = start_tree(label(queue), "--processes", "4", "--concurrency", "4")
+    tree.wait_for_workers(4)
+    seen = []
+
+    def drained() -> bool:
+        seen.append(sum(one.messages for one in queue_sql(queue, connection).leases(connection)))
+        return not queue.objects.exists()
+
+    eventually(drained, 120)
+    assert max(seen) <= most
+    assert Effect.objects.count() == 300
+
+
+def test_max_backlog_places_of_a_killed_process_are_free_again(start_tree: Callable[..., Tree]) -> None:
+    CappedOnce.send_many(Ping(name="gone", sleep_ms=60_000) for _ in range(3))
+    tree = start_tree(label(CappedOnce), "--processes", "1", "--concurrency", "4")
+    (process,) = tree.wait_for_workers(1)
+    eventually(lambda: CappedOnce.objects.filter(lease_token__isnull=False).count() == 3)
+    CappedOnce.send_many(Ping(name=str(number)) for number in range(7))
+
+    os.kill(process, signal.SIGKILL)
+
+    eventually(lambda: not CappedOnce.objects.exists(), 60)
+    assert sorted(Effect.objects.values_list("name", flat=True)) == [str(number) for number in range(7)]
+
+
+def everybody_has_heard() -> None:
+    """Each live worker has had a heartbeat since now."""
+    live = Subscriber.objects.filter(alive_until__gt=Now(), concurrency__gt=0).exclude(queue__in=NO_QUEUES)
+    (began,) = live.annotate(now=Now(output_field=UtcField())).values_list("now", flat=True)[:1]
+    eventually(lambda: not live.filter(heartbeat_at__lte=began).exists(), 60)
+
+
+def test_max_backlog_holds_while_processes_are_killed_and_the_limit_changes(start_tree: Callable[..., Tree]) -> None:
+    most, seen = Capped.delivery.max_backlog, [0]
+    assert most is not None
+    tree = start_tree(label(Capped), "--processes", "3", "--concurrency", "3")
+
+    def out() -> int:
+        seen.append(sum(one.messages for one in queue_sql(Capped, connection).leases(connection)))
+        return seen[-1]
+
+    def handled() -> int:
+        out()
+        return Effect.objects.values("name").distinct().count()
+
+    def handle_more(messages: int) -> None:
+        wanted = handled() + messages
+        eventually(lambda: handled() >= wanted, 60)
+
+    workers = tree.wait_for_workers(3)
+    Capped.send_many(Ping(name=str(number), sleep_ms=50) for number in range(100))
+    for process in workers[:2]:
+        handle_more(5)
+        os.kill(process, signal.SIGKILL)
+    assert control.set_option(Capped, "max_backlog", 2)
+    everybody_has_heard(), everybody_has_heard()  # the first may have begun before
+    eventually(lambda: out() <= 2, 60)
+    seen_before, seen[:] = seen[:], [0]
+    Capped.send_many(Ping(name=str(number), sleep_ms=20) for number in range(100, 160))
+    handle_more(20)
+    assert max(seen) <= 2
+    assert control.set_option(Capped, "max_backlog", None)
+    eventually(lambda: handled() == 160 and not Capped.objects.exists(), 60)
+    assert max(seen_before + seen) <= most
+
+
+def test_fairness_model_round_robin_among_processes(start_tree: Callable[..., Tree]) -> None:
+    tree = start_tree(label(InTurns), "--processes", "3", "--concurrency", "4")
+    tree.wait_for_workers(3)
+    tree.wait_until_workers_know_each_other()
+    InTurns.send_many(Ping(name=str(number), sleep_ms=300) for number in range(6))
+    eventually(lambda: Effect.objects.count() == 6, 60)
+    assert by_process() == [2, 2, 2]
+
+
+def test_fairness_model_proportional_among_processes(start_tree: Callable[..., Tree]) -> None:
+    trees = [start_tree(label(InProportion), "--backlog", f"{label(InProportion)}={n}", "--no-dispatcher",
+                        "--no-housekeeping") for n in (2, 6)]  # fmt: skip
+    trees[0].wait_for_workers(2)
+    trees[0].wait_until_workers_know_each_other()
+    assert sorted(Subscriber.objects.values_list("backlog", flat=True)) == [2, 6]
+    InProportion.send_many(Ping(name=str(number), sleep_ms=500) for number in range(4))
+    eventually(lambda: Effect.objects.count() == 4)
+    assert by_process() == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--backlog", "x"], "it must be N or QUEUE=N"),
+        (["--backlog", "testapp.Nowhere=3"], "--backlog: "),
+        (["--backlog", "testapp.Leased=3"], "which is not received here"),
+        (["--filter", "testapp.Capped=/a ="], "Column "),
+        (["--filter", "nothing"], "it must be QUEUE=EXPRESSION"),
+        (["--filter", "testapp.Capped=/a = 1", "--until-empty"], "--until-empty would wait for ever"),
+    ],
+)
+def test_what_is_wrong_with_a_subscription_is_said(
+    child_environment: dict[str, str], arguments: list[str], said: str
+) -> None:
+    command = [sys.executable, "manage.py", "runqueueworker", label(Capped), *arguments]
+    done = subprocess.run(command, cwd=CHECKOUT, env=child_environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,41 @@
+"""What others insert into a queue with expressions is evaluated by the process tree, and told by ``--until-empty``."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable
+
+import pytest
+from django.db import connection
+
+from tests.testapp.models import Effect, LateFlights
+from tests.workers.trees import Tree
+from workers.processes.remaining import remaining
+
+Start = Callable[..., Tree]
+
+
+def insert(*minutes: int) -> None:
+    with connection.cursor() as cursor:
+        for each in minutes:
+            row = [str(uuid.uuid4()), "{}", json.dumps({"minutes": each}).encode()]
+            cursor.execute(f"INSERT INTO {LateFlights._meta.db_table} (id, headers, body) VALUES (%s, %s, %s)", row)
+
+
+def test_a_tree_evaluates_what_others_insert(start_tree: Start) -> None:
+    insert(5, 25)
+    LateFlights.send({"minutes": 35})
+    tree = start_tree("testapp.LateFlights", "--until-empty")
+
+    assert tree.wait() == 0
+    assert sorted(Effect.objects.values_list("name", flat=True)) == ["late 25", "late 35"]
+    assert "testapp.LateFlights: 1 messages that others had inserted do not match its filter" in tree.output
+
+
+@pytest.mark.django_db
+def test_what_is_held_is_left_and_for_nobody_where_nobody_evaluates_it() -> None:
+    insert(25)
+    assert remaining([LateFlights], purges=True)[:2] == ("testapp.LateFlights: 1 held", False)
+    left = remaining([LateFlights], purges=False)
+    assert left[:2] == ("testapp.LateFlights: 1 held, nobody here evaluates what is held", True)

@@ -1,0 +1,218 @@
+"""The pages of a process tree: they live, they are ready, and one endpoint counts for all processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.core.management import CommandError
+from prometheus_client.parser import text_string_to_metric_families
+
+from queueapp.errors import InvalidOption
+from queueapp.operating import control
+from tests.inprocess import DEADLINE, eventually, real_commits
+from tests.testapp.messages import Ping
+from tests.testapp.models import Effect, Leased
+from tests.workers.trees import Tree
+from workers.management.binding import bind
+from workers.processes.asking import Asked
+from workers.processes.http import Endpoint, Request, address_of
+from workers.processes.measured import Measured
+from workers.processes.supervisor import Supervisor
+
+pytestmark = [real_commits]
+
+
+def get(tree: Tree, path: str, **headers: str) -> tuple[int, str]:
+    """(status, body) of a page."""
+    (address,) = eventually(lambda: re.findall(r"Probes and metrics: (http://\S+)\n", tree.output)[:1], 4 * DEADLINE)
+    request = urllib.request.Request(address + path, headers={name.title(): value for name, value in headers.items()})
+    try:
+        with urllib.request.urlopen(request, timeout=DEADLINE) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def told(tree: Tree, path: str) -> tuple[int, Any]:
+    status, body = get(tree, path)
+    return status, json.loads(body)
+
+
+def value(tree: Tree, name: str, **labels: str) -> float | None:
+    """What a scrape says of a sample; None: it is not there."""
+    for family in text_string_to_metric_families(get(tree, "/metrics")[1]):
+        for sample in family.samples:
+            if sample.name == name and labels.items() <= sample.labels.items():
+                return sample.value
+    return None
+
+
+def test_one_endpoint_is_right_for_all_processes_of_a_tree_and_for_those_that_died(
+    start_tree: Callable[..., Tree],
+) -> None:
+    tree = start_tree("testapp.Leased", "--processes", "2", "--http", "0")
+    tree.wait_for_workers(2)
+    act = {"queue": "testapp.Leased", "consumer": "leased.act"}
+    Leased.send_many(Ping(str(number)) for number in range(50))
+    eventually(lambda: Effect.objects.count() == 50, 4 * DEADLINE)
+    eventually(lambda: value(tree, "queueapp_ended_total", queue="testapp.Leased") == 50)
+    assert value(tree, "queueapp_handled_total", **act) == 50
+    assert value(tree, "queueapp_handler_seconds_count", **act) == 50
+    assert value(tree, "queueapp_handler_seconds_bucket", **act, le="+Inf") == 50
+    assert (value(tree, "queueapp_handler_seconds_sum", **act) or 0) > 0
+    assert value(tree, "queueapp_tasks", queue="testapp.Leased") == 8
+    eventually(lambda: value(tree, "queueapp_messages_waiting", queue="testapp.Leased") == 0)
+    assert value(tree, "queueapp_workers", queue="testapp.Leased") == 2
+    assert value(tree, "queueapp_breaker_state", breaker="Receive from testapp.Leased") == 0
+
+    Leased.send(Ping("failing", fail=1))
+    eventually(lambda: value(tree, "queueapp_handled_total", **act) == 51)
+    assert value(tree, "queueapp_failed_total", **act, verdict="retry") == 1
+    # This one kills its process each time, which the supervisor counts.
+    Leased.send(Ping("deadly", die=True))
+    eventually(lambda: value(tree, "queueapp_failed_total", **act, verdict="poison") == 1, 4 * DEADLINE)
+    restarts = value(tree, "queueapp_process_restarts_total")
+    assert restarts == 3
+    assert value(tree, "queueapp_failed_total", **act, verdict="retry") == 1 + restarts - 1
+    assert value(tree, "queueapp_handled_total", **act) == 51, "of processes that are gone as well"
+    tree.wait_for_workers(2)
+    eventually(lambda: value(tree, "queueapp_tasks", queue="testapp.Leased") == 8)
+    assert tree.terminate() == 0, tree.output
+
+
+def test_a_tree_is_ready_when_all_of_it_is(start_tree: Callable[..., Tree]) -> None:
+    tree = start_tree("testapp.Leased", "--http", "0")
+    assert told(tree, "/healthz")[0] == 200
+    found = eventually(lambda: answer[1] if (answer := told(tree, "/readyz"))[0] == 200 else None, 4 * DEADLINE)
+    assert found["healthy"] is True
+    assert found["workers"] == 1
+    assert [one["name"] for one in found["processes"]] == ["worker 1", "dispatcher"]
+
+    control.pause(Leased)
+    eventually(lambda: "is paused" in tree.output)
+    Leased.send(Ping())
+    found = eventually(lambda: answer[1] if (answer := told(tree, "/readyz?max-waiting=0"))[0] == 503 else None)
+    assert "messages wait, more than 0" in found["unwell"][0]
+    assert told(tree, "/readyz?max-waiting=1000&max-age=3600")[0] == 200
+    for wrong in ("max-age=soon", "max-age=nan", "max-age=", "max-waiting=-1", "max_waiting=5"):
+        assert get(tree, f"/readyz?{wrong}")[0] == 400, wrong
+    assert get(tree, "/admin")[0] == 404
+    assert get(tree, "/metrics", accept="application/openmetrics-text; version=1.0.0")[1].endswith("# EOF\n")
+
+
+def test_a_process_that_does_nothing_any_more_is_seen(
+    start_tree: Callable[..., Tree],
+) -> None:
+    tree = start_tree("testapp.Leased", "--http", "0", "--no-dispatcher", "--no-housekeeping")
+    (worker,) = tree.wait_for_workers()
+    eventually(lambda: told(tree, "/healthz")[1]["processes"][0]["silent"] is not None)
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        eventually(lambda: told(tree, "/healthz")[1]["processes"][0]["silent"] > 2)
+    finally:
+        os.kill(worker, signal.SIGCONT)
+    eventually(lambda: told(tree, "/healthz")[1]["processes"][0]["silent"] < 2)
+    os.kill(worker, signal.SIGKILL)
+    eventually(lambda: told(tree, "/readyz")[0] == 503)
+    assert told(tree, "/healthz")[0] == 200, "it is replaced"
+    eventually(lambda: told(tree, "/readyz")[0] == 200, 4 * DEADLINE)
+
+
+def test_nothing_is_left_of_a_tree_that_has_ended(
+    start_tree: Callable[..., Tree], child_environment: dict[str, str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child_environment["TMPDIR"] = str(tmp_path)
+    tree = start_tree("testapp.Leased", "--http", "0", "--no-dispatcher", "--no-housekeeping")
+    tree.wait_for_workers()
+    (there,) = tmp_path.glob("queueapp-metrics-*")
+    left = tmp_path / "queueapp-metrics-killed"
+    left.mkdir()
+    (left / "lock").touch()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    Measured().close()
+    assert list(tmp_path.glob("queueapp-metrics-*")) == [there], "nobody has the other one"
+    assert tree.terminate() == 0, tree.output
+    assert list(tmp_path.glob("queueapp-metrics-*")) == []
+
+
+def test_metrics_of_a_tree_want_the_token_that_the_settings_have(settings: Any) -> None:
+    settings.QUEUEAPP = {"METRICS_TOKEN": "a token of the tests"}
+    supervisor = Supervisor([Leased], endpoint=Endpoint("127.0.0.1", 0))
+    page = supervisor.probes.pages["/metrics"]
+    try:
+        assert page(Request({}, {})).status == 401
+        assert page(Request({}, {"Authorization": "Bearer another"})).status == 401
+        assert page(Request({}, {"Authorization": "Bearer a token of the tests"})).status == 200
+    finally:
+        supervisor.close()
+
+
+def test_whether_it_lives_asks_no_database(django_assert_num_queries: Any) -> None:
+    supervisor = Supervisor([Leased], endpoint=Endpoint("127.0.0.1", 0))
+    try:
+        with django_assert_num_queries(0):
+            assert supervisor.probes.pages["/healthz"](Request({}, {})).status == 200
+        supervisor.turned_at -= 60
+        reply = supervisor.probes.pages["/healthz"](Request({}, {}))
+        assert (reply.status, json.loads(reply.body)["unwell"]) == (503, ["the supervisor is silent for 60 s"])
+    finally:
+        supervisor.close()
+
+
+@pytest.mark.parametrize("text", ["x", "70000", "-1", "a:b:1", "", "host:", "::1:80"])
+def test_an_address_that_is_none_is_a_line(text: str) -> None:
+    with pytest.raises(InvalidOption, match="--http"):
+        address_of(text)
+
+
+def test_addresses() -> None:
+    assert address_of("9100") == ("127.0.0.1", 9100)
+    assert address_of("0.0.0.0:9100") == ("0.0.0.0", 9100)
+    assert address_of("[::1]:0") == ("::1", 0)
+
+
+def test_a_port_that_is_taken_is_a_line_before_anything_runs() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(CommandError, match="the address cannot be had: Address already in use"),
+    ):
+        bind(str(taken.getsockname()[1]))
+    assert bind(None) is None
+
+
+def test_who_asks_does_not_wait_for_a_database_that_hangs() -> None:
+    import threading
+
+    answers, began = threading.Event(), []
+
+    def read() -> int:
+        began.append(1)
+        answers.wait(DEADLINE)
+        return len(began)
+
+    asked = Asked(read, seconds=60, patience=0.05)
+    assert asked() is None
+    assert asked() is None
+    assert len(began) == 1, "one thread asks, however many wait"
+    answers.set()
+    assert eventually(asked) == 1
+    assert asked() == 1
+
+
+def test_an_answer_that_failed_is_none() -> None:
+    def read() -> int:
+        raise ValueError("away")
+
+    started = time.monotonic()
+    assert Asked(read, patience=DEADLINE)() is None
+    assert time.monotonic() - started < DEADLINE

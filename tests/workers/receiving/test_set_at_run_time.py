@@ -1,0 +1,187 @@
+"""What an operator sets while a worker runs is in force for that worker, and for who sends and tops up, without a restart."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from queueapp import consumer, publish_many
+from queueapp.flow import in_force
+from queueapp.membership.leadership import Leadership
+from queueapp.models import JournalEntry, Now, Subscriber
+from queueapp.operating import control
+from queueapp.operating.journal import inactive_messages
+from queueapp.sql import queue_sql
+from tests.inprocess import DEADLINE, Worker, eventually, real_commits
+from tests.testapp.leases import Aging
+from tests.testapp.messages import Nop
+from tests.testapp.models import Capped, Deep, Leased
+from workers.services.journal import JournalService
+
+pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
+Start = Callable[..., Worker]
+
+
+@pytest.fixture(autouse=True)
+def quick(settings: Any) -> None:
+    settings.QUEUEAPP = {
+        "PEEK_DELAY": 0.1, "HEARTBEAT_INTERVAL": 0.5, "JOURNAL": {"^journaled": timedelta(days=1)}
+    }  # fmt: skip
+
+
+class Gate:
+    """A handler that holds what it is given until it is opened."""
+
+    def __init__(self, queue: Any) -> None:
+        self.open, self.inside = threading.Event(), 0
+        self._lock = threading.Lock()
+        consumer(queue, name="gate")(self._handle)
+
+    def _handle(self, message: Nop) -> None:
+        with self._lock:
+            self.inside += 1
+        self.open.wait(DEADLINE)
+        with self._lock:
+            self.inside -= 1
+
+
+@pytest.fixture
+def gate() -> Iterator[Callable[[Any], Gate]]:
+    made: list[Gate] = []
+
+    def make(queue: Any) -> Gate:
+        made.append(Gate(queue))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.open.set()
+
+
+def leased(queue: Any) -> int:
+    return sum(one.messages for one in queue_sql(queue, connection).leases(connection))
+
+
+def test_max_backlog_set_at_run_time_is_lowered_and_raised_for_a_running_worker(start_worker: Start, gate: Any) -> None:
+    held = gate(Capped)
+    start_worker(Capped, heartbeat=True, concurrency=6)
+    Capped.send_many(Nop(number, "") for number in range(40))
+    eventually(lambda: held.inside == 5)
+
+    control.set_option(Capped, "max_backlog", 2)
+    worker_has_been_told(Capped, "max_backlog", 2)
+    held.open.set()  # those five go; from now on there are two at a time
+    eventually(lambda: leased(Capped) <= 2)
+    held.open.clear()
+    Capped.send_many(Nop(number, "") for number in range(20))
+    eventually(lambda: held.inside == 2)
+    assert leased(Capped) == 2
+
+    control.set_option(Capped, "max_backlog", 4)
+    eventually(lambda: held.inside == 4)
+    held.open.set()
+    eventually(lambda: not Capped.objects.exists())
+
+
+def worker_has_been_told(queue: Any, name: str, value: Any) -> None:
+    eventually(lambda: in_force.value(queue, name, "default") == value)
+
+
+def test_lease_period_set_at_run_time_holds_for_the_next_claim_of_a_running_worker(
+    start_worker: Start, gate: Any
+) -> None:
+    held = gate(Leased)
+    start_worker(Leased, heartbeat=True, renewals=False)
+    Leased.send(Nop(1, ""))
+    eventually(lambda: held.inside == 1)
+
+    control.set_option(Leased, "lease_period", timedelta(hours=3))
+    worker_has_been_told(Leased, "lease_period", timedelta(hours=3))
+    Leased.send(Nop(2, ""))
+    eventually(lambda: held.inside == 2)
+
+    periods = [row.lease_expires - row.enqueued_at for row in Leased.objects.order_by("seq")]
+    assert periods[0] < timedelta(hours=1)
+    assert periods[1] > timedelta(hours=2)
+
+
+def test_concurrency_set_at_run_time_is_in_force_for_a_running_worker(start_worker: Start, gate: Any) -> None:
+    held = gate(Leased)
+    start_worker(Leased, heartbeat=True, concurrency=1)
+    Leased.send_many(Nop(number, "") for number in range(12))
+    eventually(lambda: held.inside == 1)
+
+    control.set_concurrency(Leased, 3)
+    eventually(lambda: held.inside == 3)
+    held.open.set()
+    eventually(lambda: not Leased.objects.exists())
+
+
+def test_paused_at_run_time_a_running_worker_takes_nothing_and_producers_send_on(
+    start_worker: Start, gate: Any
+) -> None:
+    gate(Leased).open.set()
+    worker = start_worker(Leased, heartbeat=True)
+    Leased.send(Nop(1, ""))
+    eventually(lambda: not Leased.objects.exists())
+
+    control.pause(Leased)
+    eventually(lambda: worker.pump.paused)
+    Leased.send(Nop(2, ""))
+    Leased.send_many([Nop(3, "")])
+    beaten = Subscriber.objects.get().alive_until
+    eventually(lambda: Subscriber.objects.get().alive_until > beaten)
+    assert Leased.objects.count() == 2
+
+    control.resume(Leased)
+    eventually(lambda: not Leased.objects.exists())
+
+
+def test_expiration_set_at_run_time_is_in_force_for_a_running_worker(start_worker: Start) -> None:
+    """For what waits already and for what is sent from now on; who sends need not know."""
+    handled: list[int] = []
+
+    @consumer(Aging, name="noted")
+    def note(message: Nop) -> None:
+        handled.append(message.number)
+
+    worker = start_worker(Aging, heartbeat=True)
+    control.pause(Aging)
+    eventually(lambda: worker.pump.paused)
+    Aging.send(Nop(1, ""))
+    Aging.objects.update(enqueued_at=Now() - timedelta(minutes=5))
+    Aging.send(Nop(2, ""))
+
+    control.set_option(Aging, "expiration", timedelta(minutes=1))
+    worker_has_been_told(Aging, "expiration", timedelta(minutes=1))
+    control.resume(Aging)
+    eventually(lambda: handled)
+    assert handled == [2]
+    # The first is over, and whoever keeps house removes it. The second's ack comes after its handler.
+    eventually(lambda: Aging.objects.count() == 1)
+
+    control.set_option(Aging, "expiration", None)
+    eventually(lambda: handled == [2, 1])
+    eventually(lambda: not Aging.objects.exists())
+
+
+def test_target_queue_depth_set_at_run_time_is_in_force_for_who_tops_up() -> None:
+    """And publishers write into the journal alone, whatever it is."""
+    service = JournalService("default", [Deep], Leadership("default", "journal of a test", uuid.uuid4()))
+    service.start()
+    try:
+        publish_many("journaled.deep", ({"n": n} for n in range(3000)))
+        eventually(lambda: Deep.objects.count() == 1000)
+        control.set_option(Deep, "target_queue_depth", 1500)
+        eventually(lambda: Deep.objects.count() == 1500)
+        publish_many("journaled.deep", ({"n": n} for n in range(10)))
+        assert inactive_messages(Deep, "default") == (1510, True)
+        assert JournalEntry.objects.count() == 3010
+    finally:
+        service.stop(DEADLINE)

@@ -1,0 +1,337 @@
+"""One message in the calling thread, by the receive task of its queue's semantics: eager mode and ``queueapp.testing``.
+
+Claims, judging, recording and ending are a worker's. What differs is what a thread has that is not a worker's own:
+
+* it is perhaps in a transaction (a test's, or that of whoever sends eagerly), which is neither committed nor closed here. What
+  a worker does in a transaction of its own is done in a savepoint, a handler that would run in autocommit as well, and
+  what it meant to do after its commit is done when its message is ended;
+* nobody waits: no throttle, no breaker. A database error goes to the caller;
+* each call looks from the beginning, since a test may have put anything anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from functools import lru_cache
+from typing import Any
+
+from django.db import connections
+
+from queueapp import asides, signals
+from queueapp.consuming.current import handling
+from queueapp.consuming.registry import registered
+from queueapp.errors import QueueError, UndecodableMessage, UnsupportedServer
+from queueapp.flow import in_force
+from queueapp.inline import Outcome
+from queueapp.messages import decode_headers
+from queueapp.messages.ids import as_uuid
+from queueapp.models import Now, Subscriber
+from queueapp.poison import limits
+from queueapp.receiving import barriers
+from queueapp.receiving.floors import Floors
+from queueapp.receiving.ranked import RankedFloors
+from queueapp.sql import SessionState, backend_of, queue_sql
+from queueapp.sql.claimed import BODY, HEADERS, ID, SEQ, Claimed
+from queueapp.topics.holding import evaluate_held
+
+from .connections.changes import unwatch_thread
+from .connections.handed_out import HandedOut
+from .processes.watchdog import Watchdog
+from .receiving.desk import Desk
+from .receiving.handling import Handlers
+from .receiving.strategies import Task, TransactionalTask, barrier, strategy_of
+from .receiving.strategies.base import RollBack
+from .receiving.suspects import Suspects
+
+#: Longer than a test takes.
+_ALIVE = timedelta(hours=1)
+_FEW = 3_000
+
+
+class TransactionGone(QueueError):
+    """A handler ended the transaction that it was called in, which was not its own: a test's, or its sender's."""
+
+
+def handle_next(queue: Any, alias: str) -> list[Outcome]:
+    """``queueapp.inline.Engine``."""
+    handlers = Handlers(queue)
+    if not handlers:
+        return []
+    in_force.refresh(alias)
+    if queue_sql(queue, connections[alias]).table.holds:
+        evaluate_held(queue, alias)
+    desk = _desk(queue, alias, handlers)
+    strategy: Any = strategy_of(queue.delivery, handlers)
+    task: Any = _inline(strategy)(desk, None)
+    with ExitStack() as around:
+        around.enter_context(_bound(task))
+        around.enter_context(_subscribed(desk))
+        around.enter_context(_watched(task, handlers))
+        around.enter_context(_told(task))
+        return _first_outcomes(task)
+
+
+def _first_outcomes(task: Any) -> list[Outcome]:
+    """Of the next message that is for a consumer here, or of the barriers that are released now, which may be several."""
+    desk: Desk = task.desk
+    while True:
+        if desk.fence is not None:
+            desk.fence.look()
+            barrier.receive(task, desk.fence)
+        got = 0
+        if not task.happened:
+            got = task.receive(1)
+        task.run_hooks()
+        # What makes the copies of a message that names no recipient is nobody's consumer.
+        if found := [outcome for outcome in task.happened if not outcome.consumer.startswith("queueapp.")]:
+            return found
+        task.happened.clear()
+        if not got and not task.full:
+            return []
+
+
+def _desk(queue: Any, alias: str, handlers: Handlers) -> Desk:
+    delivery = queue.delivery
+    levels = tuple((r, p) for p in range(delivery.priorities - 1, -1, -1) for r in handlers.recipients)
+    make = RankedFloors if delivery.priority else Floors
+    # Of its own, not the process': a test that is rolled back leaves no floor behind.
+    floors = make(levels, bool(queue_sql(queue, connections[alias]).table.claim_by))
+    return _InlineDesk(
+        queue,
+        alias,
+        handlers=handlers,
+        floors=floors,
+        suspects=Suspects(),
+        stopping=threading.Event(),
+        more=_nothing,
+        again=_nothing,
+        may_go_on=lambda: True,
+    )
+
+
+def _nothing() -> None:
+    """There is no pump to tell."""
+
+
+class _InlineDesk(Desk):
+    """A desk at which nobody waits."""
+
+    def failed(self) -> None:
+        self.stats.failed += 1
+
+    def survive(self, error: BaseException, breaker: Any, connection: Any) -> bool:
+        raise error
+
+
+class _Untouchable(HandedOut):
+    """In a transaction that is somebody else's: what it is handed out with is looked at as ever, but only on the own alias. On
+    others the transaction that is open is not the handler's either."""
+
+    def __init__(self, alias: str) -> None:
+        super().__init__(alias)
+        self._opened = {alias: self._connection}
+
+
+class _Inline(Task):
+    """Mixed into the task of each semantics."""
+
+    def __init__(self, desk: Desk, slot: None) -> None:
+        super().__init__(desk, slot)
+        #: The connections of this thread whose transaction is not its own: the hooks of those that sent wait elsewhere meanwhile.
+        self.borrowed: list[Any] = [
+            one for one in connections.all(initialized_only=True) if one.in_atomic_block and one.connection
+        ]
+        self.nested = connections[self.alias] in self.borrowed
+        self.happened: list[Outcome] = []
+
+    @property
+    def tasks(self) -> list[Task]:
+        """As a pump has them, for the watchdog."""
+        return [self]
+
+    def bind(self) -> None:
+        super().bind()
+        if self.nested:
+            self.handed = _Untouchable(self.alias)
+
+    def call(self, claimed: Claimed, *, leased: bool = False) -> BaseException | bool | None:
+        if isinstance(self, TransactionalTask) and not leased:
+            # The savepoint that is its task's own transaction is there already.
+            outcome = super().call(claimed, leased=leased)
+        else:
+            outcome = self._call_as_in_autocommit(claimed, leased)
+        if self.nested and self.cut_loose:
+            raise TransactionGone(f"{outcome} It was called in a transaction of somebody else's, which is gone.")
+        if outcome is not False:
+            self.happened.append(self._outcome(claimed, outcome))
+        return outcome
+
+    def gather(self, limit: int) -> int:
+        """Of consumers of several messages: nobody sends more meanwhile, and one message is what was asked for."""
+        return limit
+
+    def _call_as_in_autocommit(self, claimed: Claimed, leased: bool) -> BaseException | bool | None:
+        """What a handler did before it failed stays there, so it does here, unless the failure broke the transaction."""
+        points = [(one, one.savepoint()) for one in self.borrowed]
+        outcome = super().call(claimed, leased=leased)
+        for one, point in points:
+            if one.closed_in_transaction or not one.in_atomic_block:
+                continue
+            if one.needs_rollback or _is_failed(one):
+                one.needs_rollback = False
+                one.rollback_exc = None
+                one.savepoint_rollback(point)
+                one.run_on_commit = []
+            one.savepoint_commit(point)
+        try:
+            self.run_hooks()
+        except Exception as error:  # at the end of an atomic block of the handler's
+            return outcome if isinstance(outcome, BaseException) else error
+        return outcome
+
+    def run_hooks(self) -> None:
+        """What is to be done after a commit, when that is as good as done: in a transaction of somebody else's nobody would."""
+        for connection in self.borrowed:
+            hooks, connection.run_on_commit = connection.run_on_commit, []
+            for _, hook, robust in hooks:
+                try:
+                    hook()
+                except Exception:
+                    if not robust:
+                        raise
+                    signals.log.exception("A hook that runs after the commit failed.")
+
+    def _outcome(self, claimed: Claimed, outcome: BaseException | bool | None) -> Outcome:
+        consumer = self.consumer_of(claimed)
+        try:
+            headers = decode_headers(claimed[HEADERS])
+        except UndecodableMessage:
+            headers = {}
+        return Outcome(
+            self.queue,
+            self.alias,
+            as_uuid(claimed[ID]),
+            claimed[SEQ],
+            consumer.name if consumer else "",
+            limits.attempt_of(claimed, keeps_counts=self._keeps_counts),
+            headers,
+            claimed[BODY],
+            recipient=self.sql.table.row_of(claimed).recipient,
+            error=outcome if isinstance(outcome, BaseException) else None,
+        )
+
+    def decided(self, failure: Any, verdict: Any) -> None:
+        """The failure of an attempt was recorded."""
+        for place, one in enumerate(self.happened):
+            if one.message_id == failure.row.id and one.error is not None and one.verdict is None:
+                self.happened[place] = replace(one, verdict=verdict)
+
+    def mend(self) -> None:
+        if not self.nested:
+            super().mend()
+            return
+        self.around = None
+        self._struck = False
+
+    def _decide_in_place(self, claimed: Claimed, error: BaseException, connection: Any) -> Any:
+        if self.nested:
+            raise RollBack  # of the savepoint; then it is recorded in another one
+        return super()._decide_in_place(claimed, error, connection)  # type: ignore[misc]
+
+
+@lru_cache(maxsize=16)
+def _inline(strategy: Any) -> Any:
+    return type(f"Inline{strategy.__name__}", (_Inline, strategy), {})
+
+
+def _is_failed(connection: Any) -> bool:
+    try:
+        return backend_of(connection).session_state(connection, ask=connection.errors_occurred) is SessionState.FAILED
+    except UnsupportedServer:
+        return False
+
+
+# -- around a task ---------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _bound(task: Any) -> Iterator[None]:
+    """This thread is the task's, as long as it lasts."""
+    others = [(connection, connection.run_on_commit) for connection in task.borrowed]
+    for connection in task.borrowed:
+        connection.run_on_commit = []
+    task.bind()
+    try:
+        yield
+    finally:
+        asides.guard(None)
+        handling.set(None)
+        unwatch_thread()
+        for connection, hooks in others:
+            if connection.in_atomic_block:
+                connection.run_on_commit = hooks
+
+
+@contextmanager
+def _subscribed(desk: Desk) -> Iterator[None]:
+    """A row for it where there is nothing without one: a share of the messages, a barrier, what is sent and kept."""
+    queue, alias, delivery = desk.queue, desk.alias, desk.queue.delivery
+    if not (delivery.dispatches or delivery.keeps_sent or desk.fence is not None):
+        yield
+        return
+    rows = Subscriber.objects.using(alias)
+    rows.create(
+        id=desk.subscriber, queue=queue._meta.label, table=queue._meta.db_table, host=socket.gethostname()[:255],
+        process=os.getpid(), supervisor=desk.subscriber, alive_until=Now() + _ALIVE, backlog=1, sent=delivery.keeps_sent,
+        consumers=json.dumps([(one.name, one.type_name) for one in registered.of(queue)]),
+    )  # fmt: skip
+    try:
+        yield
+    finally:
+        connection = connections[alias]
+        if connection.is_usable():
+            while (
+                delivery.counts_leases and desk.sql.release_owner(connection, desk.subscriber, _FEW, started=True) > 0
+            ):
+                pass
+            rows.filter(pk=desk.subscriber).delete()
+            barriers.forget(alias, desk.subscriber)
+
+
+@contextmanager
+def _watched(task: Any, handlers: Handlers) -> Iterator[None]:
+    """Time limits hold here as well."""
+    if not handlers.have_limits:
+        yield
+        return
+    watchdog = Watchdog([task])
+    watchdog.start()
+    try:
+        yield
+    finally:
+        watchdog.stop()
+
+
+@contextmanager
+def _told(task: Any) -> Iterator[None]:
+    """Each verdict is told as a signal; those of this thread are the task's."""
+
+    def decided(*, failure: Any, verdict: Any, **_: Any) -> None:
+        if threading.get_ident() == task.thread_id:
+            task.decided(failure, verdict)
+
+    told = (signals.retry, signals.delayed_retry, signals.poisoned, signals.discarded)
+    for signal in told:
+        signal.connect(decided, weak=False)
+    try:
+        yield
+    finally:
+        for signal in told:
+            signal.disconnect(decided)

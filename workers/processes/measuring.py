@@ -1,0 +1,154 @@
+"""What a process of a tree counts for Prometheus, with ``prometheus-client`` in its mode for several processes: the values are
+in files of a directory of the tree, so nothing of them is lost when a process is killed, and what handlers measure with
+the same library is there as well.
+
+Imported where it is wanted and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Counts
+from collections.abc import Callable, Iterable, Sequence
+from time import perf_counter
+from typing import Any
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from queueapp import signals
+from queueapp.breakers import State
+from queueapp.consuming.registration import Registration
+from queueapp.membership.circuit_breaker import Breaker
+from queueapp.membership.delayed_dispatcher import DelayedDispatcher
+
+from ..receiving import handling
+from ..receiving.pump import QueuePump
+
+BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+
+HANDLER_SECONDS = Histogram(
+    "queueapp_handler_seconds",
+    "How long a call of a handler took, well or not.",
+    ["queue", "consumer"],
+    buckets=BUCKETS,
+)
+HANDLED = Counter("queueapp_handled", "Calls of a handler that returned.", ["queue", "consumer"])
+FAILED = Counter(
+    "queueapp_failed",
+    "Failed attempts, by what was decided: retry, delay, poison, discard.",
+    ["queue", "consumer", "verdict"],
+)
+RECEIVED = Counter("queueapp_received", "Messages that were claimed.", ["queue"])
+ENDED = Counter("queueapp_ended", "Messages that were handled and are gone from their queue.", ["queue"])
+LOST = Counter("queueapp_leases_lost", "Leases that were over before what they were for had ended.", ["queue"])
+TASKS = Gauge("queueapp_tasks", "Receive tasks that there may be at once.", ["queue"], multiprocess_mode="livesum")
+WORKING = Gauge("queueapp_tasks_working", "Receive tasks at work.", ["queue"], multiprocess_mode="livesum")
+BREAKER = Gauge(
+    "queueapp_breaker_state", "0: disarmed, 1: armed or throttled, 2: triggered; the worst of the processes.", ["breaker"],
+    multiprocess_mode="livemax",
+)  # fmt: skip
+DISPATCHED = Counter("queueapp_dispatched", "Delayed messages that were moved to their queues.", ["database"])
+
+VERDICTS = {
+    "retry": signals.retry,
+    "delay": signals.delayed_retry,
+    "poison": signals.poisoned,
+    "discard": signals.discarded,
+}
+
+
+def measured(registration: Registration, call: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """The same handler, its calls counted."""
+    labels = registration.queue._meta.label, registration.name
+    handled, observe = HANDLED.labels(*labels).inc, HANDLER_SECONDS.labels(*labels).observe
+
+    several = registration.takes_several
+
+    def timed(message: Any, context: Any) -> None:
+        started = perf_counter()
+        try:
+            call(message, context)
+        finally:
+            observe(perf_counter() - started)
+        handled(len(context) - len(context.failures) if several else 1)
+
+    return timed
+
+
+def labels_of(failure: Any, verdict: str) -> tuple[str, str, str]:
+    """The labels of a failed attempt."""
+    queue = failure.queue._meta.label if failure.queue is not None else ""
+    return queue, failure.consumer.name if failure.consumer is not None else "", verdict
+
+
+def _count_failed(verdict: str) -> Callable[..., None]:
+    def told(failure: Any, **_: Any) -> None:
+        FAILED.labels(*labels_of(failure, verdict)).inc()
+
+    return told
+
+
+class Measuring:
+    """Counts what happens in this process; ``tell`` is called from time to time for what is counted elsewhere."""
+
+    def __init__(
+        self,
+        pumps: Sequence[QueuePump] = (),
+        breakers: Iterable[Breaker] = (),
+        movers: Sequence[DelayedDispatcher] = (),
+    ) -> None:
+        self._pumps, self._breakers, self._movers = pumps, tuple(breakers), movers
+        self._before: Counts[tuple[Any, ...]] = Counts()
+        #: Breakers that were in trouble once: they are told to be well again.
+        self._known: set[str] = set()
+
+    @staticmethod
+    def install() -> None:
+        """Before handlers are looked up."""
+        if measured not in handling.watching:
+            handling.watching.append(measured)
+        for verdict, signal in VERDICTS.items():
+            signal.connect(_count_failed(verdict), weak=False, dispatch_uid=f"queueapp.measuring.{verdict}")
+
+    @staticmethod
+    def uninstall() -> None:
+        """For a process that goes on (a test run)."""
+        handling.watching[:] = [one for one in handling.watching if one is not measured]
+        for verdict, signal in VERDICTS.items():
+            signal.disconnect(dispatch_uid=f"queueapp.measuring.{verdict}")
+
+    def tell(self) -> None:
+        """What the pumps, breakers and dispatchers have counted since the last time."""
+        states: dict[str, int] = {}
+        for pump in self._pumps:
+            label = pump.queue._meta.label
+            for counter, value in (
+                (RECEIVED, pump.stats.received), (ENDED, pump.stats.handled), (LOST, pump.stats.lost)
+            ):  # fmt: skip
+                self._add(counter, label, value)
+            TASKS.labels(label).set(pump.crew.concurrency)
+            WORKING.labels(label).set(pump.crew.working)
+            for breaker in pump.desk.breakers:
+                states.setdefault(_name(breaker), 0)
+            for trouble in pump.desk.troubles():
+                states[trouble["name"]] = _severity(trouble["state"])
+        for breaker in self._breakers:
+            trouble_ = breaker.trouble()
+            states[_name(breaker)] = _severity(trouble_["state"]) if trouble_ else 0
+        self._known |= states.keys()
+        for name in self._known:
+            BREAKER.labels(name).set(states.get(name, 0))
+        for mover in self._movers:
+            self._add(DISPATCHED, mover.alias, mover.dispatched, mover)
+
+    def _add(self, counter: Counter, label: str, value: int, *of: Any) -> None:
+        key = (counter, label, *of)
+        counter.labels(label).inc(max(0, value - self._before[key]))
+        self._before[key] = value
+
+
+def _name(breaker: Breaker) -> str:
+    return str(getattr(breaker, "name", ""))
+
+
+def _severity(state: str) -> int:
+    return 2 if state == State.TRIGGERED.value else 1

@@ -1,0 +1,115 @@
+"""Where the receive tasks of one pump claim on a queue with a priority of 64 bits (``queueapp.receiving.ranked``).
+
+What is a seq in ``Claiming`` is a place here: the floor, the stretches without anything for this process, and what handlers
+have in hand. Before each claim what has arrived is read; what came back and late commits are read at each look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from typing import Any
+
+from queueapp.receiving.ranked import RankedFloors, Taken
+from queueapp.sql.claimed import MAX_PLACE, PRIORITY, SEQ, Claimed, Peek, Range, place_of
+
+from .claiming import LARGE_CLAIM, PATIENCE, Claiming, UnderWay
+
+_LEVEL = ("", 0)
+
+
+class RankedUnderWay(UnderWay):
+    """One claim, with what it began with."""
+
+    __slots__ = ("taken",)
+
+    def __init__(self, ranges: Sequence[Range], limit: int, taken: Taken) -> None:
+        super().__init__(ranges, limit, 0, -1, 0)
+        self.taken = taken
+
+
+class RankedClaiming(Claiming):
+    """The claims under way of one pump."""
+
+    floors: RankedFloors
+
+    # -- looking --------------------------------------------------------------------------------------------------
+
+    def look_for_arrived(self, sql: Any, connection: Any) -> None:
+        """Before a claim."""
+        self.floors.look_for_arrived(sql, connection)
+
+    def look_behind(self, sql: Any, connection: Any) -> None:
+        """Before a look."""
+        self.floors.look_behind(sql, connection, self._is_unknown)
+
+    def _is_unknown(self, place: int) -> bool:
+        with self._lock:
+            unknown = self._unknown.get(_LEVEL)
+            return unknown is not None and unknown.after(place) != place
+
+    def _known(self, ranges: Sequence[Range]) -> list[Range]:
+        """What has a place of its own has arrived or come back: it is wanted wherever that lies."""
+        *places, rest = ranges
+        return [*(one for one in places if one.low not in self._held), *super()._known([rest])]
+
+    def look(self) -> tuple[list[Range], list[Range]]:
+        with self._lock:
+            return self._known(self.floors.ahead()), []
+
+    def seen(self, peek: Peek, behind: Sequence[Range], seconds: float) -> None:
+        """What there is has been looked at by seq."""
+
+    # -- claiming -------------------------------------------------------------------------------------------------
+
+    def take_turn(self, limit: int) -> bool:
+        """Large ones take turns: two side by side would want the same messages."""
+        return limit >= LARGE_CLAIM and self.turn.acquire(timeout=PATIENCE)
+
+    def begin(self, limit: int) -> UnderWay:
+        taken = self.floors.take(limit)
+        with self._lock:
+            return RankedUnderWay(self._known(taken.ranges), limit, taken)
+
+    def end(self, mine: UnderWay) -> None:
+        assert isinstance(mine, RankedUnderWay)
+        rows = mine.rows
+        self.floors.ended(mine.taken, rows, rows is not None and len(rows) == mine.limit)
+
+    def hold(self, seq: int) -> None:
+        place = self.floors.place_of(seq)
+        if place is not None:
+            self._held[place] = True
+
+    def let_go(self, seq: int) -> None:
+        place = self.floors.place_of(seq)
+        if place is not None:
+            self._held.pop(place, None)
+
+    def lower(self, seq: int) -> None:
+        place = seq if seq >= 2**63 else self.floors.place_of(seq)
+        with self._lock:
+            for unknown in self._unknown.values():
+                if place is not None:
+                    unknown.remove(place)
+            self.floors.lower(seq)
+
+    def lower_all(self, seqs: Sequence[int]) -> None:
+        for seq in seqs:
+            self.lower(seq)
+
+    # -- what is not for this process -----------------------------------------------------------------------------
+
+    def leave_alone(self, mine: UnderWay, rows: Sequence[Claimed], seqs: Set[int]) -> Range | None:
+        with self._lock:
+            run: list[int] = []
+            for row in rows:
+                place = place_of(row[PRIORITY], row[SEQ])
+                if row[SEQ] in seqs:
+                    run.append(place)
+                elif run:
+                    self._add(_LEVEL, run[0], run[-1])
+                    run = []
+            if not run:
+                return None
+            self._add(_LEVEL, run[0], run[-1])
+            return Range(run[-1] + 1, MAX_PLACE)
