@@ -8,6 +8,15 @@ from typing import Any
 
 from django.db import connection
 
+from tests.inprocess import eventually
+
+
+#: An autovacuum asks whether a table is to be left alone before it locks it.
+_AUTOVACUUMS = """
+SELECT pid, backend_start FROM pg_stat_activity
+WHERE backend_type = 'autovacuum worker' AND datname = current_database()
+"""
+
 
 @contextmanager
 def without_autovacuum(queue: Any) -> Iterator[None]:
@@ -15,6 +24,15 @@ def without_autovacuum(queue: Any) -> Iterator[None]:
     table = connection.ops.quote_name(queue._meta.db_table)
     with connection.cursor() as cursor:
         cursor.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = false)")
+        cursor.execute(_AUTOVACUUMS)
+        # These may have asked before the answer was no.
+        asked = set(cursor.fetchall())
+
+        def ended() -> bool:
+            cursor.execute(_AUTOVACUUMS)
+            return asked.isdisjoint(cursor.fetchall())
+
+        eventually(ended)
     try:
         yield
     finally:
