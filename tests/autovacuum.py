@@ -10,7 +10,6 @@ from django.db import connection
 
 from tests.inprocess import eventually
 
-
 #: An autovacuum asks whether a table is to be left alone before it locks it.
 _AUTOVACUUMS = """
 SELECT pid, backend_start FROM pg_stat_activity
