@@ -23,6 +23,8 @@ from workers.receiving.handling import Interrupted, TimeLimitExceeded, WorkerSto
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers", "soon_wedged")]
 Start = Callable[..., Worker]
+#: Seconds: long for a handler that writes a row, which is not to be struck, and also on a machine that stands still for a moment.
+LIMIT = 0.8
 EVERY = pytest.mark.parametrize("queue", [Leased, Transactional, AtMostOnce])
 
 
@@ -67,7 +69,7 @@ def test_a_hook_that_hangs_is_interrupted_and_its_message_stays_handled(
 ) -> None:
     hang, after, calls = Hanging(release), [], []
 
-    @consumer(Transactional, timeout=0.1, name="tests")
+    @consumer(Transactional, timeout=LIMIT, name="tests")
     def act(message: Nop) -> None:
         calls.append(message.number)
         Effect.objects.create(name=str(message.number))
@@ -89,7 +91,7 @@ def test_a_hook_that_hangs_is_interrupted_and_its_message_stays_handled(
     assert not PoisonMessage.objects.exists()
     (late,) = messages(caplog, logging.WARNING)
     assert late.startswith("testapp.Transactional: the hook Hanging of tests, for message ")
-    assert "is over its time limit after 0." in late
+    assert "is over its time limit after " in late
     assert "Error calling Hanging in on_commit()" in caplog.text
 
 
@@ -102,7 +104,7 @@ def test_a_hook_that_uses_the_connection_leaves_it_usable(start_worker: Start, r
             with connection.cursor() as cursor:
                 cursor.execute("SELECT 1")
 
-    @consumer(Transactional, timeout=0.1, name="tests")
+    @consumer(Transactional, timeout=LIMIT, name="tests")
     def act(message: Nop) -> None:
         sessions.append(id(connection.connection))
         Effect.objects.create(name=str(message.number))
@@ -122,7 +124,7 @@ def test_a_hook_that_ignores_its_time_limit_costs_the_process(
 ) -> None:
     hang = Hanging(release, stubborn=True)
 
-    @consumer(Transactional, timeout=0.05, name="tests")
+    @consumer(Transactional, timeout=LIMIT, name="tests")
     def act(message: Nop) -> None:
         transaction.on_commit(hang)
 
@@ -177,7 +179,7 @@ def test_a_policy_that_hangs_is_interrupted_and_the_default_one_decides(
         hang()
         return Discard("the second")
 
-    @consumer(queue, timeout=0.1, name="tests", policy=policy, attempts=1)
+    @consumer(queue, timeout=LIMIT, name="tests", policy=policy, attempts=1)
     def act(message: Nop) -> None:
         raise ValueError(message.number)
 
@@ -203,7 +205,7 @@ def test_receivers_of_a_signal_that_hang_are_interrupted_and_the_verdict_stands(
     def hear(sender: Any, **kwargs: Any) -> None:
         hang()
 
-    @consumer(queue, timeout=0.1, name="tests", policy=lambda failure: Poison("seen"))
+    @consumer(queue, timeout=LIMIT, name="tests", policy=lambda failure: Poison("seen"))
     def act(message: Nop) -> None:
         raise ValueError(message.number)
 
@@ -240,7 +242,7 @@ def test_an_interruption_that_arrives_when_a_policy_has_returned_goes_no_further
             pass
         return RetryNow()
 
-    @consumer(queue, timeout=0.1, name="tests", policy=policy)
+    @consumer(queue, timeout=LIMIT, name="tests", policy=policy)
     def act(message: Nop) -> None:
         attempts.append(message.number)
         if message.number == 1 and attempts.count(1) < 2:
