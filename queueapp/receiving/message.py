@@ -14,34 +14,35 @@ from ..models.delivery.topics import content_type_of
 from ..sql.claimed import BODY, CANCELS, DELIVERIES, HEADERS, ID, SEQ, Claimed
 
 
-class Block(Protocol):
-    """The block that a message was received in."""
+class Holding(Protocol):
+    """Whoever holds a message: ``held.Held``."""
 
     queue: Any
     alias: str
     leased: bool
-    _sent: bool
+    sent: bool
 
-    def _end(self, message: Message, how: str, reason: str = "") -> None: ...
+    def end(self, message: Message, how: str, reason: str = "") -> None: ...
 
-    def _extend(self, seq: int, period: timedelta | None) -> None: ...
-    def _write_headers(self, seq: int, headers: str) -> None: ...
+    def extend(self, seq: int, period: timedelta | None) -> None: ...
+
+    def write_headers(self, seq: int, headers: str) -> None: ...
 
 
 class Message(WellKnown):
     """One message of ``Queue.receive()``."""
 
-    __slots__ = ("_claimed", "_receive", "_state", "is_barrier")
+    __slots__ = ("_claimed", "_held", "_state", "is_barrier")
 
-    def __init__(self, receive: Block, claimed: Claimed, *, barrier: bool = False) -> None:
-        self._receive = receive
+    def __init__(self, held: Holding, claimed: Claimed, *, barrier: bool = False) -> None:
+        self._held = held
         self._claimed = claimed
         self._state = ""
         #: It is a barrier: gone already, so that to end it does nothing.
         self.is_barrier = barrier
 
     def __repr__(self) -> str:
-        return f"<message {self.seq} of {self._receive.queue._meta.label}>"
+        return f"<message {self.seq} of {self._held.queue._meta.label}>"
 
     @property
     def seq(self) -> int:
@@ -56,7 +57,7 @@ class Message(WellKnown):
     @property
     def deliveries(self) -> int:
         """How often it was handed out, this time included."""
-        counted = self._receive.leased or self._receive._sent or self.is_barrier
+        counted = self._held.leased or self._held.sent or self.is_barrier
         return int(self._claimed[DELIVERIES]) + (0 if counted else 1)
 
     @property
@@ -74,7 +75,7 @@ class Message(WellKnown):
     def checkpoint(self, value: Any) -> None:
         """Keep how far the work has got, as ``Context.checkpoint``. Raises LeaseLost, InvalidMessage and, where a message is not
         leased, NoCheckpoint."""
-        self._receive._write_headers(self.seq, with_checkpoint(self._claimed[HEADERS], value))
+        self._held.write_headers(self.seq, with_checkpoint(self._claimed[HEADERS], value))
 
     @property
     def raw_body(self) -> bytes | None:
@@ -91,12 +92,12 @@ class Message(WellKnown):
         """The body as an instance of ``cls``. Raises UndecodableMessage when it does not fit."""
         kind = messages.read_kind(self._claimed[HEADERS])
         if not kind.content_type:
-            kind = kind._replace(content_type=content_type_of(self._receive.queue))
-        return messages.read_stored(self.raw_body, kind, cls, self._claimed[HEADERS], self.id, self._receive.alias)
+            kind = kind._replace(content_type=content_type_of(self._held.queue))
+        return messages.read_stored(self.raw_body, kind, cls, self._claimed[HEADERS], self.id, self._held.alias)
 
     def ack(self) -> None:
         """Done: the message goes. Raises LeaseLost when the lease is somebody else's by now."""
-        self._receive._end(self, "acked")
+        self._held.end(self, "acked")
 
     @property
     def cancels(self) -> int:
@@ -105,13 +106,13 @@ class Message(WellKnown):
 
     def cancel(self) -> None:
         """Give it back to its place in the queue; counted in ``cancels``, and poison at a limit. Raises LeaseLost."""
-        self._receive._end(self, "cancelled")
+        self._held.end(self, "cancelled")
 
     def expire(self, reason: str = "dropped by its receiver") -> None:
         """Drop it now, as if its time were over; the ``expired`` signal tells the reason. Raises LeaseLost."""
-        self._receive._end(self, "expired", reason)
+        self._held.end(self, "expired", reason)
 
     def extend(self, period: timedelta | None = None) -> None:
         """Let the lease run ``period`` from now (default: the queue's lease period). Raises LeaseLost."""
         if not self.is_barrier:
-            self._receive._extend(self.seq, period)
+            self._held.extend(self.seq, period)
