@@ -153,7 +153,7 @@ class OpenTelemetry:
     @contextmanager
     def handling(self, message: Any, consumer: str) -> Iterator[Any]:
         """See ``tracing.Tracer``."""
-        label = message._receive.queue._meta.label
+        label = message._held.queue._meta.label
         figures = words.about("process", "process", label) | ({words.CONSUMER: consumer} if consumer else {})
         parent, links = self._origin(lambda: message.headers)
         attributes = figures | {
