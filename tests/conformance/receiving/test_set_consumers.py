@@ -14,7 +14,7 @@ from django.db.models.functions import Concat
 
 from queueapp import Discard, InvalidOption, MessageSet, Poison, consumer, set_consumer
 from tests.conformance.endpoint import Endpoint, modes
-from tests.inprocess import eventually
+from tests.inprocess import DEADLINE, eventually
 from tests.killing import kill_this
 from tests.testapp.messages import Nop
 from tests.testapp.models import Addressed, Effect, ForeignPostgres, Leased, Transactional
@@ -141,16 +141,16 @@ def test_an_update_from_a_set(endpoint: Endpoint) -> None:
 
 
 @pytest.mark.parametrize(
-    ("does", "words"),
+    ("does", "limit", "words"),
     [
-        (lambda messages: messages.rows.delete(), "has deleted"),
-        (lambda messages: kill_this(connections[messages.alias]), "."),
-        (lambda messages: time.sleep(0.4), "."),
+        (lambda messages: messages.rows.delete(), DEADLINE, "has deleted"),
+        (lambda messages: kill_this(connections[messages.alias]), DEADLINE, "."),
+        (lambda messages: time.sleep(0.4), 0.2, "."),
     ],
 )
-def test_what_a_handler_leaves_behind_fails_its_set(endpoint: Endpoint, does: Act, words: str) -> None:
+def test_what_a_handler_leaves_behind_fails_its_set(endpoint: Endpoint, does: Act, limit: float, words: str) -> None:
     failures: list[Any] = []
-    Sets(endpoint, does, timeout=0.2, policy=lambda failure: failures.append(failure) or Discard("seen"))
+    Sets(endpoint, does, timeout=limit, policy=lambda failure: failures.append(failure) or Discard("seen"))
     endpoint.send_many(2)
     endpoint.start(concurrency=1)
     endpoint.wait_until_empty()
