@@ -101,4 +101,18 @@ def why(message: Delivered) -> str:
 
         if not isinstance(task, str) or task not in current_app.tasks:
             return f"This worker knows no task {task!r:.300}."
+        if (eta := message.headers.get("eta")) and (problem := _why_not_due(eta)):
+            return f"Its eta {eta!r:.100} is no time that a worker can wait for: {problem}."
     return "Rejected by its consumer."
+
+
+def _why_not_due(eta: Any) -> str:
+    """What a worker finds when it makes a time to wait for of an eta ('': nothing); then it rejects the task."""
+    from celery.utils.time import maybe_iso8601, timezone
+    from kombu.asynchronous.timer import to_timestamp
+
+    try:
+        to_timestamp(timezone.to_system(maybe_iso8601(eta)))
+    except (OverflowError, ValueError) as error:
+        return str(error)
+    return ""

@@ -21,6 +21,11 @@ STRANGE: list[tuple[dict[str, Any], Any, str]] = [
     ({"task": RECORD}, [["s"], {}, {}], "KeyError: 'id'"),
     ({"task": RECORD, "id": []}, [["s"], {}, {}], "unhashable"),
     ({"task": RECORD, "id": "x" * 300, "eta": "yesterday"}, [["s"], {}, {}], "invalid ETA value 'yesterday'"),
+    (
+        {"task": RECORD, "id": "s", "eta": "0001-01-01T00:00:00+14:00"},
+        [["s"], {}, {}],
+        "Its eta '0001-01-01T00:00:00+14:00' is no time that a worker can wait for: date value out of range",
+    ),
     ({"task": RECORD, "id": "s", "eta": ""}, [["s"], {}, {}], "AttributeError"),
     ({"task": RECORD, "id": "s", "expires": "never"}, [["s"], {}, {}], "invalid expires value 'never'"),
     ({"task": RECORD, "id": "s", "expires": {}}, [["s"], {}, {}], "AttributeError"),
