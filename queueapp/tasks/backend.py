@@ -42,11 +42,19 @@ class QueueBackend(BaseTaskBackend):
         super().__init__(alias, params)
         self.problem: InvalidOption | None = None
         try:
+            self._refuse_bad_names()
             self._configuration = Configuration(alias, self.options)
         except InvalidOption as error:
             self.problem = error  # a check says it; whoever uses the backend gets it
         else:
             self.supports_get_result = self._configuration.keeps_results
+
+    def _refuse_bad_names(self) -> None:
+        """A queue name of Django's is the recipient of its tasks here."""
+        for name in self.queues:
+            if not isinstance(name, str) or not 1 <= len(name) <= messages.MAX_RECIPIENT or "\0" in name:
+                accepted = f"names of 1 to {messages.MAX_RECIPIENT} characters"
+                raise InvalidOption(f"TASKS[{self.alias!r}]['QUEUES']", name, accepted)
 
     @property
     def configuration(self) -> Configuration:

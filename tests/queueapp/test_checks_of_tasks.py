@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from django.core.checks import Error
 
+from queueapp.tasks import running
 from queueapp.tasks.framework import task_backends
 from queueapp.tasks.models import TaskQueue
 from tests.testapp.models import AtMostOnceTasks, ForeignPostgres, Leased
@@ -51,6 +52,18 @@ def test_what_is_wrong_with_a_backend_is_said(settings: Any, options: dict[str, 
     assert [one.id for one in found] == ids
     assert all(isinstance(one, Error) == ("E" in one.id.partition(".")[2]) for one in found)
     assert all("TASKS['default']" in one.msg for one in found)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 201, "a\0b", 5])
+def test_a_name_that_no_message_can_be_addressed_to_is_said(settings: Any, name: Any) -> None:
+    settings.TASKS = {"default": {"BACKEND": "queueapp.tasks.QueueBackend", "QUEUES": ["mail", name]}}
+
+    (found,) = task_backends["default"].check()
+
+    assert found.id == "queueapp.E071"
+    assert "TASKS['default']['QUEUES']" in found.msg
+    assert "names of 1 to 200 characters" in found.msg
+    running.install()  # at the start of a process: it goes on, so that the check can say it
 
 
 def test_the_app_that_has_the_tables_is_asked_for(settings: Any) -> None:
