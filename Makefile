@@ -89,8 +89,8 @@ soak: $(VENV)/dev.installed  ## run half an hour under load and watch for growth
 	$(PY) -m tests.benchmarks.soak $(if $(filter-out file,$(origin DURATION)),--duration $(DURATION))
 
 .PHONY: chaos
-chaos: $(VENV)/dev.installed  ## kill processes and connections at random (DURATION=seconds SEED=number RUDE=name,...)
-	$(PY) -m tests.crash.chaos --duration $(DURATION) --seed $(SEED) --rude $(RUDE)
+chaos: $(VENV)/dev.installed  ## kill processes and connections at random (DURATION=seconds SEED=number RUDE=name,... SERVER=url)
+	$(PY) -m tests.crash.chaos --duration $(DURATION) --seed $(SEED) --rude $(RUDE) $(if $(SERVER),--server '$(SERVER)')
 
 .PHONY: move
 move: $(VENV)/dev.installed redis  ## move a Celery broker there and back under load and kills (TASKS=number)

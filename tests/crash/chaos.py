@@ -5,34 +5,45 @@ schedule of faults, and among the messages some whose handlers are rude. When th
 drains, and the oracle compares the ledger with effects and tables. Ctrl-C ends it early, with the verdict so far. The last
 line is one JSON object; the exit code is 0 when every promise was kept. `--rude` and `--strikes` narrow it: `--strikes none`
 shows what rude handlers do by themselves, `--rude none` what faults do.
+
+With `--server` the same happens in a database of its own on a SQL Server that is there already, by a login that may make it
+and end its sessions; what that server does not know, or what is done to private ones only, is left out and said.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import psycopg
+from django.core.exceptions import ImproperlyConfigured
+from django.db import Error
+
+from project.database import database
 
 from .rig.explaining import Explanations
+from .rig.holding import DATABASE_ERRORS
 from .rig.processes import Program, Tree
 from .rig.proxy import Proxy
 from .rig.scene import Scene, make_template
 from .rig.schedule import FAULTS, KILLS, schedule
 from .rig.server import PrivateServer
+from .rig.sqlserver import SqlServer
 from .rig.strikes import Striker
 from .rig.waiting import wait_until
 from .workload import ledger
 from .workload.producers import KINDS
 from .workload.rudeness import RUDENESSES
+from .workload.rudeness import left_out as rudenesses_left_out
 
 PRODUCERS = "tests.crash.workload.producers"
 
@@ -42,6 +53,10 @@ CONCURRENCY, BATCH = 2, 100
 #: ``lease_period`` of the test queue.
 LEASE = timedelta(seconds=5)
 DRAIN_SECONDS = 300.0
+#: `--server` for the PostgreSQL that a run starts for itself.
+PRIVATE = "private"
+#: The server of who says nothing.
+SERVER_VARIABLE = "QUEUEAPP_TEST_SQLSERVER_URL"
 LOOK_SECONDS = 1.0
 #: What a process writes that ends with code 70, and a receive task that ends with an error.
 SERVICE_ENDED, TASK_FAILED = "ended though nobody asked it to.", "a receive task failed;"
@@ -49,7 +64,8 @@ LINE_EVERY_SECONDS = 60.0
 
 
 class Run:
-    """One seeded run on one scene. ``rude``: which rudenesses there are; ``strikes``: which kinds of faults."""
+    """One seeded run on one scene. ``rude``: which rudenesses there are; ``strikes``: which kinds of faults; ``left_out``: which of
+    them the server does not allow, and why."""
 
     def __init__(
         self,
@@ -60,16 +76,18 @@ class Run:
         *,
         rude: Sequence[str] = (),
         strikes: Collection[str] = FAULTS,
+        left_out: Mapping[str, str] | None = None,
         drain_seconds: float = DRAIN_SECONDS,
     ) -> None:
         self.scene = scene
         self.proxy = proxy
         self.seed, self.seconds, self.drain_seconds = seed, seconds, drain_seconds
+        self.left_out = dict(left_out or {})
         self.stopping = threading.Event()
         queues = (*ledger.QUEUES, f"--concurrency={CONCURRENCY}")
         self.trees: list[Tree] = [
             scene.tree(*queues, "--processes=2", **SETTINGS),
-            scene.tree(*queues, port=proxy.port, parameters={"connect_timeout": 3}, **SETTINGS),
+            scene.tree(*queues, port=proxy.port, parameters=scene.server.connects_within(3), **SETTINGS),
             scene.celery_tree(f"--concurrency={CONCURRENCY}", **SETTINGS),
         ]
         self.producers: list[Program] = [
@@ -123,7 +141,9 @@ class Run:
     def _drain(self) -> bool:
         def drained() -> bool:
             self._progress()
-            return self.scene.waiting() == 0
+            with contextlib.suppress(Error):  # a SQL Server elsewhere may be out of reach for a moment
+                return self.scene.waiting() == 0
+            return False
 
         try:
             return wait_until(drained, "everything has drained", self.drain_seconds, pause=0.5)
@@ -136,15 +156,14 @@ class Run:
             return
         self._said = now
         try:
-            sent, effects = self.scene.execute(
+            sent, effects = self.scene.look(
                 "SELECT (SELECT count(*) FROM crash_sent), (SELECT count(*) FROM crash_effect)"
             )[0]
-        except psycopg.Error:
+            waiting = self.scene.waiting()
+        except DATABASE_ERRORS:
             return
         kills = sum(self.striker.struck[kind] for kind in KILLS)
-        text = (
-            f"{now - self._began:6.0f} s  {sent} sent  {effects} effects  {kills} kills  {self.scene.waiting()} waiting"
-        )
+        text = f"{now - self._began:6.0f} s  {sent} sent  {effects} effects  {kills} kills  {waiting} waiting"
         print(f"\r{text}   " if sys.stderr.isatty() else text, end="" if sys.stderr.isatty() else "\n",
               file=sys.stderr, flush=True)  # fmt: skip
 
@@ -189,6 +208,9 @@ class Run:
             "effects": verdict.effects,
             "kills": {"total": sum(kills.values()), **kills},
             "other_faults": {kind: count for kind, count in struck.items() if kind not in KILLS},
+            "missed": dict(self.striker.missed),
+            "server": self.scene.server.vendor,
+            "left_out": self.left_out,
             "lost": len(verdict.lost),
             "duplicates": verdict.duplicates,
             "unexplained_duplicates": len(bare),
@@ -224,6 +246,43 @@ def named(text: str, known: Collection[str]) -> list[str]:
     return names
 
 
+def narrowed(server: Any, chosen: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Those of the chosen strikes and rudenesses that a server allows, and why not the others."""
+    why = {**server.left_out, **rudenesses_left_out(server.vendor)}
+    return [name for name in chosen if name not in why], {name: why[name] for name in chosen if name in why}
+
+
+def server_of(url: str) -> type[PrivateServer] | SqlServer:
+    """What `--server` names: the kind that is started for the run, or one that is there. Raises ValueError; its text does not
+    have the password."""
+    if url in ("", PRIVATE):
+        return PrivateServer
+    try:
+        engine = database(url)["ENGINE"]
+    except ImproperlyConfigured as error:
+        raise ValueError(str(error).replace("DATABASE_URL", "--server")) from None
+    if engine != "mssql":
+        raise ValueError(f"a PostgreSQL is started for the run, so that it can be stopped: say {PRIVATE}, or nothing")
+    # The backend of SQL Server wants settings, also for a session that none of them is about.
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
+    return SqlServer(url)
+
+
+@contextlib.contextmanager
+def running(server: type[PrivateServer] | SqlServer) -> Iterator[PrivateServer | SqlServer]:
+    """The server, ready for scenes; SystemExit where there is none."""
+    if isinstance(server, SqlServer):
+        try:
+            server.reach()
+        except Error as error:
+            raise SystemExit(f"{server.host}:{server.port} cannot be used: {error}") from None
+        yield server
+        return
+    with server() as private:
+        make_template(private)
+        yield private
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.crash.chaos", description=__doc__)
     parser.add_argument("--duration", type=float, default=300, metavar="SECONDS")
@@ -233,11 +292,23 @@ def main() -> int:
     parser.add_argument("--drain", type=float, default=DRAIN_SECONDS, metavar="SECONDS", help="how long it may drain")
     parser.add_argument("--keep-logs", type=Path, metavar="DIRECTORY", help="where the logs go, and stay")
     parser.add_argument("--print-schedule", action="store_true", help="print the faults of this seed and end")
+    parser.add_argument(
+        "--server",
+        default=os.environ.get(SERVER_VARIABLE, PRIVATE),
+        metavar="URL",
+        help=f"mssql://..., a SQL Server, else that of {SERVER_VARIABLE}; {PRIVATE}: a PostgreSQL of its own, as without both",
+    )
     options = parser.parse_args()
     try:
         rude, strikes = named(options.rude, RUDENESSES), named(options.strikes, FAULTS)
+        server = server_of(options.server)
     except ValueError as error:
         parser.error(str(error))
+    rude, rude_left_out = narrowed(server, rude)
+    strikes, strikes_left_out = narrowed(server, strikes)
+    left_out = strikes_left_out | rude_left_out
+    for name, why in left_out.items():
+        print(f"left out: {name} ({why})", file=sys.stderr)
     if options.print_schedule:
         for fault in schedule(options.seed, options.duration, strikes):
             print(f"{fault.at:8.1f} s  {fault.kind:10}  victim at {fault.whom:.2f}")
@@ -245,14 +316,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="queueapp-chaos-") as temporary:
         directory = options.keep_logs or Path(temporary)
         directory.mkdir(parents=True, exist_ok=True)
-        with PrivateServer() as server:
-            make_template(server)
-            with Proxy(server.port) as proxy, Scene(server, directory) as scene:
-                run = Run(
-                    scene, proxy, options.seed, options.duration,
-                    rude=rude, strikes=strikes, drain_seconds=options.drain,
-                )  # fmt: skip
-                report = run.go()
+        with running(server) as there, Proxy(there.port, there.host) as proxy, Scene(there, directory) as scene:
+            run = Run(
+                scene, proxy, options.seed, options.duration,
+                rude=rude, strikes=strikes, left_out=left_out, drain_seconds=options.drain,
+            )  # fmt: skip
+            report = run.go()
     print(json.dumps(report))
     return 0 if report["kept"] else 1
 

@@ -19,7 +19,7 @@ from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from ..workload.ledger import KEY, VICTIM
+from ..workload.ledger import VICTIM, WORDS
 from .scene import Scene
 from .strikes import EVERYBODY, HOLDER, Event
 
@@ -29,6 +29,8 @@ RESTLESS = 30
 STRUCK = ("ProcessDied", "Spent", "OperationalError", "InterfaceError", "WorkerLostError")
 #: How a handler that had done its work fails when its session is struck: nothing of its own saw the error.
 LOST_BESIDE_IT = "was lost while the handler ran"
+#: What else says so of a session of SQL Server: not every driver has a class of its own for it.
+LOST_ON_SQL_SERVER = ("Communication link failure", "is in the kill state", "Connection not open", "TCP Provider:")
 #: What a handler raises that was told to.
 ON_PURPOSE = ("Failed",)
 #: The end of a process that no strike brings about: the engine's own service has ended.
@@ -102,6 +104,7 @@ class Explanations:
             for failed in self._history(key):
                 kind = failed["exception"].split(":", 1)[0]
                 struck = kind in STRUCK or (kind == "LeftBehind" and LOST_BESIDE_IT in failed["exception"])
+                struck = struck or any(text in failed["exception"] for text in LOST_ON_SQL_SERVER)
                 struck = struck and OF_ITSELF not in failed["exception"] and first is not None
                 if kind not in ON_PURPOSE and not (struck and datetime.fromisoformat(failed["at"]) >= first):
                     left.append(f"{key} ({failed['exception'][:100]})")
@@ -115,7 +118,9 @@ class Explanations:
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _effects(self, key: str) -> list[tuple[Any, ...]]:
-        return self._scene.execute("SELECT worker, process, at FROM crash_effect WHERE key = %s ORDER BY number", key)
+        sql = 'SELECT worker, process, "at" FROM crash_effect WHERE "key" = %s ORDER BY number'
+        clock = self._scene.server.on_this_clock
+        return [(worker, process, clock(at)) for worker, process, at in self._scene.execute(sql, key)]
 
     def _harmed(self, worker: str, process: int, since: datetime, until: datetime, but: Collection[str] = ()) -> bool:
         return process in self._killed or any(
@@ -129,11 +134,12 @@ class Explanations:
     def _history(self, key: str) -> list[dict[str, Any]]:
         rows = self._scene.execute(
             "SELECT failures, exception_type, exception_message, failed_at FROM queueapp_poisonmessage "
-            f"WHERE {KEY} = %s",
+            f"WHERE {WORDS[self._scene.server.vendor].key} = %s",
             key,
         )
+        clock = self._scene.server.on_this_clock
         found: list[dict[str, Any]] = []
         for failures, kind, text, at in rows:
-            last = {"exception": f"{kind.rsplit('.', 1)[-1]}: {text}", "at": at.isoformat()}
+            last = {"exception": f"{kind.rsplit('.', 1)[-1]}: {text}", "at": clock(at).isoformat()}
             found += json.loads(failures or "[]") or [last]
         return found

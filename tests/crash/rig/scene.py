@@ -118,6 +118,12 @@ class Scene:
             ledger.sent("default", key, queue._meta.label, "single")
             return queue.send(Act(key, **behaviour), delay=delay)
 
+    def rewrite(self, queue: Any, old: bytes, new: bytes) -> None:
+        """Replace a part of the body of each message that has it. Within ``as_default``."""
+        for seq, body in queue.objects.values_list("seq", "body"):
+            if old in bytes(body):
+                queue.objects.filter(seq=seq).update(body=bytes(body).replace(old, new))
+
     # -- questions ------------------------------------------------------------------------------------------------
 
     def execute(self, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
@@ -125,10 +131,15 @@ class Scene:
         rows: list[tuple[Any, ...]] = self.server.execute(sql, *parameters, database=self.name)
         return rows
 
+    def look(self, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
+        """The same for a question, which waits for nobody's locks and is answered by one moment of all tables."""
+        rows: list[tuple[Any, ...]] = self.server.look(sql, *parameters, database=self.name)
+        return rows
+
     def effects(self, key: str | None = None) -> int:
         """How many effects there are, of one message or of all."""
         where, parameters = ('WHERE "key" = %s', (key,)) if key is not None else ("", ())
-        return int(self.execute(f"SELECT count(*) FROM crash_effect {where}", *parameters)[0][0])
+        return int(self.look(f"SELECT count(*) FROM crash_effect {where}", *parameters)[0][0])
 
     def starts(self, key: str) -> list[int]:
         """The attempts of a message in which its handler was started, committed or not."""
@@ -144,7 +155,7 @@ class Scene:
         counts.append(
             f"(SELECT count(*) FROM queueapp_delayedmessage WHERE due < {ledger.WORDS[self.server.vendor].far_future})"
         )
-        return int(self.execute(f"SELECT {' + '.join(counts)}")[0][0])
+        return int(self.look(f"SELECT {' + '.join(counts)}")[0][0])
 
     def drained(self, seconds: float = 60.0) -> ledger.Verdict:
         """Wait until nothing waits any more, then let the oracle judge."""

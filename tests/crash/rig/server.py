@@ -14,8 +14,10 @@ import signal
 import socket
 import subprocess
 import tempfile
+from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import quote
 
 import psycopg
@@ -52,6 +54,8 @@ class PrivateServer:
 
     vendor = "postgresql"
     host = "127.0.0.1"
+    #: Strikes that cannot be had here, and why (see ``sqlserver``).
+    left_out: ClassVar[dict[str, str]] = {}
 
     def __init__(self) -> None:
         self._place = Path(tempfile.mkdtemp(prefix="queueapp-crash-"))
@@ -141,6 +145,37 @@ class PrivateServer:
         with self.connect(database) as connection:
             cursor = connection.execute(sql, parameters or None)  # type: ignore[arg-type]
             return cursor.fetchall() if cursor.description else []
+
+    def look(self, sql: str, *parameters: object, database: str) -> list[tuple[Any, ...]]:
+        """The same for a question, which waits for nobody's locks here in any case."""
+        return self.execute(sql, *parameters, database=database)
+
+    @staticmethod
+    def connects_within(seconds: int) -> dict[str, object]:
+        """The parameter of ``url`` that says how long a connection may take to be made."""
+        return {"connect_timeout": seconds}
+
+    @staticmethod
+    def on_this_clock(at: datetime) -> datetime:
+        """A time by the server's clock by that of this machine, which is the same."""
+        return at
+
+    def sessions(self, database: str) -> list[tuple[int, str]]:
+        """The sessions of the programs of a run in a database, each with the name of its program."""
+        return self.execute(
+            "SELECT pid, application_name FROM pg_stat_activity WHERE datname = current_database() "
+            "AND backend_type = 'client backend' AND application_name <> 'harness'",
+            database=database,
+        )  # type: ignore[return-value]
+
+    def end_sessions(self, database: str, sessions: Sequence[int]) -> int:
+        """``pg_terminate_backend`` for these; returns how many there still were."""
+        sql = "SELECT pg_terminate_backend(pid) FROM unnest(%s::int[]) pid"
+        return sum(bool(row[0]) for row in self.execute(sql, list(sessions), database=database))
+
+    def has_session(self, database: str, session: int) -> bool:
+        """Whether a session has not ended yet."""
+        return bool(self.execute("SELECT 1 FROM pg_stat_activity WHERE pid = %s", session, database=database))
 
     def terminate(self, where: str, *parameters: object) -> int:
         """``pg_terminate_backend`` for the client backends that match a condition on ``pg_stat_activity``."""

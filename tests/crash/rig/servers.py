@@ -19,4 +19,8 @@ SQLSERVER = pytest.param(
     ),
 )
 on_both = pytest.mark.parametrize("scene", [pytest.param("server", id="postgresql"), SQLSERVER], indirect=True)
+#: The same for the tests of a module that share a scene.
+shared_on_both = pytest.mark.parametrize(
+    "shared_scene", [pytest.param("server", id="postgresql"), SQLSERVER], indirect=True, scope="module"
+)
 only_on_sqlserver = pytest.mark.parametrize("scene", [SQLSERVER], indirect=True)

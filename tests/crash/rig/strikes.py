@@ -12,12 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from time import monotonic
-from typing import Any
 
 import psutil
-import psycopg
 
-from ..workload.ledger import QUEUES
+from ..workload.ledger import QUEUES, WORDS
+from .holding import DATABASE_ERRORS, Holder
 from .processes import CeleryTree, Program, Tree
 from .proxy import Proxy
 from .scene import Scene
@@ -60,7 +59,7 @@ class Striker:
         method = getattr(self, f"_{fault.kind}")
         try:
             victims: list[str] = method(fault, stopping)
-        except (psycopg.Error, psutil.Error, ProcessLookupError):
+        except (*DATABASE_ERRORS, psutil.Error, ProcessLookupError):
             victims = []  # it ended by itself in this very moment, or the server is not back yet
         (self.struck if victims else self.missed)[fault.kind] += 1
         self.events += [Event(fault.kind, victim, began, datetime.now(UTC)) for victim in victims]
@@ -120,7 +119,7 @@ class Striker:
         headers = '{"type": "tests.crash.workload.messages.Act", "content-type": "application/json"}'
         body = f'{{"key": "{key}", "die": "{how}"}}'.encode()
         with self._scene.server.connect(self._scene.name) as connection, connection.transaction():
-            connection.execute("INSERT INTO crash_sent (key, queue, how) VALUES (%s, %s, 'killer')", (key, label))
+            connection.execute(WORDS[self._scene.server.vendor].sent, (key, label, "killer"))
             connection.execute(
                 f"INSERT INTO {table} (id, headers, body) VALUES (%s, %s, %s)", (uuid.uuid4(), headers, body)
             )
@@ -130,13 +129,14 @@ class Striker:
     # -- the database and the network -----------------------------------------------------------------------------
 
     def _backend(self, fault: Fault, stopping: threading.Event) -> list[str]:
-        living = self._scene.backends()
+        server, database = self._scene.server, self._scene.name
+        living = server.sessions(database)
         if not living:
             return []
         first = int(fault.whom * len(living))
         chosen = living[first : first + 1 + int(fault.how * 3)]
-        self._scene.execute("SELECT pg_terminate_backend(pid) FROM unnest(%s::int[]) pid", [row[0] for row in chosen])
-        return sorted({row[1] for row in chosen})
+        server.end_sessions(database, [session for session, _ in chosen])
+        return sorted({name for _, name in chosen})
 
     def _server(self, fault: Fault, stopping: threading.Event) -> list[str]:
         self._scene.server.stop("immediate")
@@ -149,34 +149,32 @@ class Striker:
         can have them; other faults strike meanwhile."""
         table = list(QUEUES.values())[int(fault.whom * len(QUEUES))]
         rows, seconds = 1 + int(20 * fault.how), 1 + 4 * fault.long
-        end = "ROLLBACK TO SAVEPOINT held" if fault.how < 0.5 else "COMMIT"
-        session = self._scene.server.connect(self._scene.name)
+        holder = None
         try:
-            held = self._lock_free_rows(session, table, rows, stopping)
-        except psycopg.Error:
+            holder = Holder(self._scene.server, self._scene.name)
+            held = self._hold_free_rows(holder, table, rows, stopping)
+        except DATABASE_ERRORS:
             held = 0
-        if not held:
-            session.close()
+        if holder is None or not held:
+            if holder is not None:
+                holder.close()
             return []
 
         def let_go() -> None:
             stopping.wait(seconds)
-            with contextlib.suppress(psycopg.Error):  # the server may have been struck meanwhile
-                session.execute(end)
-            session.close()
+            with contextlib.suppress(*DATABASE_ERRORS):  # the server may have been struck meanwhile
+                holder.let_go(committed=fault.how >= 0.5)
+            holder.close()
 
         threading.Thread(target=let_go, name=HOLDER, daemon=True).start()
         return [HOLDER]
 
     @staticmethod
-    def _lock_free_rows(session: psycopg.Connection[Any], table: str, rows: int, stopping: threading.Event) -> int:
+    def _hold_free_rows(holder: Holder, table: str, rows: int, stopping: threading.Event) -> int:
         """Lock at most so many rows as soon as there are any; returns how many."""
-        session.execute("BEGIN")
-        session.execute("SAVEPOINT held")
-        sql = f"SELECT seq FROM {table} WHERE lease_token IS NULL ORDER BY seq LIMIT %s FOR UPDATE SKIP LOCKED"
         until = monotonic() + LOOK_FOR_ROWS_SECONDS
         while monotonic() < until and not stopping.wait(0.005):
-            if held := len(session.execute(sql, (rows,)).fetchall()):
+            if held := holder.hold_free(table, rows):
                 return held
         return 0
 

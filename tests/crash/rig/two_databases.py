@@ -24,7 +24,6 @@ from ..workload.messages import Act
 from ..workload.routes import WAREHOUSE
 from .processes import Program, Tree
 from .scene import Scene
-from .server import PrivateServer
 from .waiting import wait_until
 
 SETTINGS = "tests.crash.workload.two_databases"
@@ -34,7 +33,7 @@ _numbers = itertools.count(1)
 class TwoDatabases:
     """``here`` keeps the delayed messages, ``there`` has the queue; both are known to this process as well."""
 
-    def __init__(self, here: Scene, server: PrivateServer, directory: Path) -> None:
+    def __init__(self, here: Scene, server: Any, directory: Path) -> None:
         self.here = here
         directory.mkdir()
         self.there = Scene(server, directory)
@@ -100,11 +99,11 @@ class TwoDatabases:
 
     def kept(self) -> int:
         """Messages that are still in the delayed store here."""
-        return int(self.here.execute("SELECT count(*) FROM queueapp_delayedmessage")[0][0])
+        return int(self.here.look("SELECT count(*) FROM queueapp_delayedmessage")[0][0])
 
     def arrived(self) -> int:
         """Messages in the queue there."""
-        return int(self.there.execute("SELECT count(*) FROM testapp_transactional")[0][0])
+        return int(self.there.look("SELECT count(*) FROM testapp_transactional")[0][0])
 
     def drained(self, seconds: float = 120.0) -> ledger.Verdict:
         """Wait until nothing waits in either database, then let the oracle judge both."""

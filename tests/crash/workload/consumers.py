@@ -61,8 +61,7 @@ def act(message: Act, context: Context) -> None:
     if message.sleep_ms:
         time.sleep(message.sleep_ms / 1000)
     if message.query_ms:
-        with connections[context.alias].cursor() as cursor:
-            cursor.execute("SELECT pg_sleep(%s)", (message.query_ms / 1000,))
+        ledger.sleep(context.alias, message.query_ms / 1000)
     if message.elsewhere:
         with connections[ELSEWHERE].cursor() as cursor:
             cursor.execute("SELECT 1")

@@ -8,9 +8,10 @@ the engine takes part in its verdict. Rude messages are accounted for separately
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -50,6 +51,35 @@ def sent(alias: str, key: str, queue: str, how: str) -> bool:
         return bool(cursor.rowcount)
 
 
+def sent_many(alias: str, keys: Sequence[str], queue: str, how: str) -> None:
+    """Note many that are sent in the same transaction."""
+    connection = connections[alias]
+    words = WORDS[connection.vendor]
+    with connection.cursor() as cursor:
+        cursor.execute(words.sent_many.replace("{how}", how), [words.list_of(keys), queue])
+
+
+def some_of(vendor: str, table: str, most: int) -> str:
+    """SELECT of so many rows of a table, which no lock of anybody's holds up."""
+    return WORDS[vendor].some.format(table=table, most=most)
+
+
+def sleep(alias: str, seconds: float) -> None:
+    """Let the database sleep, so that the connection is busy."""
+    connection = connections[alias]
+    with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            cursor.execute("SELECT pg_sleep(%s)", (seconds,))
+        else:
+            cursor.execute(delay_in_tsql(seconds))
+
+
+def delay_in_tsql(seconds: float) -> str:
+    """WAITFOR, which takes a constant; for less than an hour."""
+    minutes, rest = divmod(seconds, 60)
+    return f"WAITFOR DELAY '00:{int(minutes):02}:{rest:06.3f}'"
+
+
 def effect(alias: str, key: str, queue: str, attempt: int) -> None:
     """Leave the effect of a handler."""
     with connections[alias].cursor() as cursor:
@@ -63,12 +93,14 @@ def effect(alias: str, key: str, queue: str, attempt: int) -> None:
 
 #: What is due after this is never going to be handled.
 FAR_FUTURE = "now() + interval '1 year'"
+#: The key in a body, on SQL Server. The bodies of this suite are ASCII, so any code page reads them.
+_BODY_IN_TSQL = "CONVERT(varchar(max), body)"
+_KEY_IN_TSQL = f"COALESCE(JSON_VALUE({_BODY_IN_TSQL}, '$.key'), JSON_VALUE({_BODY_IN_TSQL}, '$[0][0]'))"
 
 
 def _here_in_tsql() -> str:
-    """``_HERE`` on SQL Server. The bodies of this suite are ASCII, so any code page reads them."""
-    body = "CONVERT(varchar(max), body)"
-    key = f"COALESCE(JSON_VALUE({body}, '$.key'), JSON_VALUE({body}, '$[0][0]'))"
+    """``_HERE`` on SQL Server."""
+    body, key = _BODY_IN_TSQL, _KEY_IN_TSQL
     kinds = " ".join(
         f"WHEN {condition} THEN '{kind}'"
         for condition, kind in (
@@ -106,9 +138,17 @@ class Words(NamedTuple):
     tables: Sequence[str]
     #: Notes what is sent, unless it is noted already.
     sent: str
+    #: Notes many, with ``how`` in the text: a list as ``list_of`` makes it, and the queue.
+    sent_many: str
+    list_of: Callable[[Sequence[str]], Any]
+    #: So many rows of a table.
+    some: str
     far_future: str
-    #: Said first where the oracle looks.
+    #: Said where the oracle looks, for one snapshot of all tables: before its transaction, and first in it.
+    before: str
     begin: str
+    #: The key in a body.
+    key: str
     #: (key, queue, place) of everything that is in a table.
     here: str
 
@@ -117,8 +157,13 @@ WORDS = {
     "postgresql": Words(
         tables=[TABLES],
         sent="INSERT INTO crash_sent (key, queue, how) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING",
+        sent_many="INSERT INTO crash_sent (key, queue, how) SELECT unnest(%s::text[]), %s, '{how}'",
+        list_of=list,
+        some="SELECT 1 FROM {table} LIMIT {most}",
         far_future=FAR_FUTURE,
+        before="",
         begin="SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY",
+        key=KEY,
         here=_HERE,
     ),
     "microsoft": Words(
@@ -133,8 +178,16 @@ WORDS = {
         ],
         sent="INSERT INTO crash_sent ([key], queue, how) SELECT n.k, n.q, n.h FROM (VALUES (%s, %s, %s)) AS n(k, q, h) "
         "WHERE NOT EXISTS (SELECT 1 FROM crash_sent AS s WITH (FORCESEEK, UPDLOCK, HOLDLOCK) WHERE s.[key] = n.k)",
+        sent_many="INSERT INTO crash_sent ([key], queue, how) SELECT k.[value], n.q, '{how}' "
+        "FROM OPENJSON(%s) AS k CROSS JOIN (VALUES (%s)) AS n(q)",
+        list_of=json.dumps,
+        # What an open transaction has changed is passed by, whether or not the database keeps row versions for every reader.
+        some="SELECT TOP ({most}) 1 AS n FROM {table} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)",
         far_future="DATEADD(year, 1, SYSUTCDATETIME())",
-        begin="SET TRANSACTION ISOLATION LEVEL READ COMMITTED",
+        # A transaction that has begun otherwise cannot become one.
+        before="SET TRANSACTION ISOLATION LEVEL SNAPSHOT",
+        begin="",
+        key=_KEY_IN_TSQL,
         here=_here_in_tsql(),
     ),
 }
@@ -201,10 +254,15 @@ def judge(*databases: Any) -> Verdict:
     sent_rows: list[Any] = []
     effects: Counter[str] = Counter()
     here: list[Any] = []
+    vendor = "postgresql"
     for connection in databases:
-        words = WORDS[getattr(connection, "vendor", "postgresql")]
+        vendor = getattr(connection, "vendor", vendor)
+        words = WORDS[vendor]
+        if words.before:
+            connection.execute(words.before)
         with connection.transaction():
-            connection.execute(words.begin)
+            if words.begin:
+                connection.execute(words.begin)
             sent_rows += connection.execute('SELECT "key", queue, how FROM crash_sent').fetchall()
             effects.update(key for (key,) in connection.execute('SELECT "key" FROM crash_effect').fetchall())
             here += connection.execute(words.here).fetchall()
@@ -219,7 +277,10 @@ def judge(*databases: Any) -> Verdict:
     for key, queue, how in sent_rows:
         known.add(key)
         semantics, count, at = SEMANTICS[queue], effects.get(key, 0), places.get(key, [])
-        fate = _judge_rude(verdict, key, how, semantics, count, at) if how.startswith(RUDE) else Fate.HANDLED
+        rude = RUDENESSES[how.removeprefix(RUDE)].fate(semantics, vendor) if how.startswith(RUDE) else None
+        fate = Fate.HANDLED if rude is None else rude
+        if rude is not None:
+            _judge_rude(verdict, key, how, semantics, rude, count, at)
         if queue in (LATE, EARLY):
             verdict.celery["sent"] += 1
             verdict.celery["effects"] += bool(count)
@@ -245,10 +306,9 @@ def judge(*databases: Any) -> Verdict:
     return verdict
 
 
-def _judge_rude(verdict: Verdict, key: str, how: str, semantics: str, count: int, at: list[str]) -> Fate:
-    """Account for one rude message; returns what has to become of it."""
+def _judge_rude(verdict: Verdict, key: str, how: str, semantics: str, fate: Fate, count: int, at: list[str]) -> None:
+    """Account for one rude message, of which this has to become."""
     name = how.removeprefix(RUDE)
-    fate = RUDENESSES[name].fate(semantics)
     if at:
         became = "poison" if at[0].startswith("poison") else at[0] if at[0] == "delayed for ever" else "waiting"
     else:
@@ -260,4 +320,3 @@ def _judge_rude(verdict: Verdict, key: str, how: str, semantics: str, count: int
         verdict.rude_to_explain.append(key)
     elif handled_after_all or became == "delayed for ever":
         verdict.rude_wrong.append(f"{key} ({name}, {semantics}, {became})")
-    return fate

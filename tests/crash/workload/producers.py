@@ -74,17 +74,15 @@ def single(chance: random.Random, key: str) -> None:
 
 
 def bulk(chance: random.Random, key: str) -> None:
-    """A few hundred by COPY."""
-    from django.db import connection, transaction
+    """A few hundred by the bulk path."""
+    from django.db import transaction
+
+    from . import ledger
 
     queue = pick(chance)
     keys = [f"{key}-{number}" for number in range(chance.randint(20, 300))]
     with transaction.atomic():
-        with connection.cursor() as cursor:
-            cursor.execute(
-                "INSERT INTO crash_sent (key, queue, how) SELECT unnest(%s::text[]), %s, 'bulk'",
-                [keys, queue._meta.label],
-            )
+        ledger.sent_many("default", keys, queue._meta.label, "bulk")
         queue.send_many(message(chance, one) for one in keys)
 
 
@@ -196,7 +194,8 @@ def backlog(connection: Any) -> int:
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT " + " + ".join(
-                f"(SELECT count(*) FROM (SELECT 1 FROM {table} LIMIT {BACKLOG}) x)" for table in ledger.QUEUES.values()
+                f"(SELECT count(*) FROM ({ledger.some_of(connection.vendor, table, BACKLOG)}) x)"
+                for table in ledger.QUEUES.values()
             )
         )  # fmt: skip
         return int(cursor.fetchone()[0])

@@ -57,6 +57,10 @@ class Rudeness:
     #: In a transaction, and in autocommit.
     transactional: Fate
     others: Fate
+    #: In a transaction on SQL Server, where that is something else.
+    transactional_on_sqlserver: Fate | None = None
+    #: Why there is none on SQL Server.
+    not_on_sqlserver: str = ""
     #: The handler has a time limit.
     hasty: bool = False
     #: Columns besides body and headers, and headers: as a foreign producer writes them, past all checks.
@@ -68,12 +72,45 @@ class Rudeness:
     #: How long the next rude message waits for this one's work.
     rest_seconds: float = 0.0
 
-    def fate(self, semantics: str) -> Fate:
+    def fate(self, semantics: str, vendor: str) -> Fate:
         """What has to become of it on a queue of these semantics."""
-        return self.transactional if semantics == "transactional" else self.others
+        if semantics != "transactional":
+            return self.others
+        other = self.transactional_on_sqlserver if vendor == "microsoft" else None
+        return other or self.transactional
 
 
 RUDENESSES: dict[str, Rudeness] = {}
+#: What those say that SQL has to say: by rudeness and vendor. (RAISERROR of this severity ends the session that says it: for
+#: a sysadmin, as KILL is, which no session may do to itself.)
+SAID = {
+    "elsewhere-dies": {
+        "postgresql": "SELECT pg_terminate_backend(pg_backend_pid())",
+        "microsoft": "RAISERROR (N'a rude handler ends its session', 20, 1) WITH LOG",
+    },
+    "session-settings": {
+        "postgresql": "SET search_path = nowhere; SET statement_timeout = '1ms'; SET TIME ZONE 'Pacific/Kiritimati'",
+        "microsoft": "SET ROWCOUNT 1; SET LOCK_TIMEOUT 1; SET DATEFORMAT dmy",
+    },
+    "read-only": {
+        "postgresql": "SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY",
+        # It has no such setting; in transactions of this level it refuses READPAST, and so every claim.
+        "microsoft": "SET TRANSACTION ISOLATION LEVEL SERIALIZABLE",
+    },
+}
+
+
+def left_out(vendor: str) -> dict[str, str]:
+    """The rudenesses that a database does not know, and why."""
+    if vendor != "microsoft":
+        return {}
+    return {name: rudeness.not_on_sqlserver for name, rudeness in RUDENESSES.items() if rudeness.not_on_sqlserver}
+
+
+def _say(name: str, alias: str) -> None:
+    connection = connections[alias]
+    with connection.cursor() as cursor:
+        cursor.execute(SAID[name][connection.vendor])
 
 
 def _rude(transactional: Fate, others: Fate, **options: Any) -> Callable[[Callable[[Leave, Context], None]], Any]:
@@ -108,9 +145,10 @@ def swallowed_integrity(leave: Leave, context: Context) -> None:
         apps.get_model("auth", "Group").objects.using(context.alias).create(name=TAKEN)
 
 
-@_rude(Fate.POISON, Fate.HANDLED)
+@_rude(Fate.POISON, Fate.HANDLED, transactional_on_sqlserver=Fate.HANDLED)
 def swallowed_sql(leave: Leave, context: Context) -> None:
-    """The same by a cursor: Django does not know that the server will answer COMMIT with ROLLBACK."""
+    """The same by a cursor: Django does not know that the server will answer COMMIT with ROLLBACK. SQL Server does not: there
+    one statement has failed, and the transaction is as good as before."""
     leave()
     with contextlib.suppress(Error), connections[context.alias].cursor() as cursor:
         cursor.execute("SELECT 1 / 0")
@@ -173,8 +211,8 @@ def elsewhere_dies(leave: Leave, context: Context) -> None:
     """The session on another alias dies, and the handler does not care: one statement there has failed. The next ones on this
     thread that need that alias have done nothing wrong."""
     leave()
-    with contextlib.suppress(Error), connections[ELSEWHERE].cursor() as cursor:
-        cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+    with contextlib.suppress(Error):
+        _say("elsewhere-dies", ELSEWHERE)
 
 
 @_rude(Fate.EITHER, Fate.EITHER, hasty=True)
@@ -192,19 +230,17 @@ def time_limit(leave: Leave, context: Context) -> None:
 def session_settings(leave: Leave, context: Context) -> None:
     """What it sets for good on the worker's session would fail whoever has it next."""
     leave()
-    with connections[context.alias].cursor() as cursor:
-        cursor.execute("SET search_path = nowhere; SET statement_timeout = '1ms'; SET TIME ZONE 'Pacific/Kiritimati'")
+    _say("session-settings", context.alias)
 
 
 @_rude(Fate.HANDLED, Fate.HANDLED)
 def read_only(leave: Leave, context: Context) -> None:
     """The same for every transaction to come."""
     leave()
-    with connections[context.alias].cursor() as cursor:
-        cursor.execute("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY")
+    _say("read-only", context.alias)
 
 
-@_rude(Fate.POISON, Fate.HANDLED)
+@_rude(Fate.POISON, Fate.HANDLED, not_on_sqlserver="no statement there takes back all that a session has")
 def discard_all(leave: Leave, context: Context) -> None:
     """What is prepared and set is gone. In a transaction it is refused, so the handler fails."""
     leave()
@@ -273,7 +309,9 @@ def nul_header(leave: Leave, context: Context) -> None:
     raise Rudely(repr(dict(context.headers)))
 
 
-@_rude(Fate.POISON, Fate.POISON, foreign={"expires": "infinity"})
+@_rude(
+    Fate.POISON, Fate.POISON, foreign={"expires": "infinity"}, not_on_sqlserver="its datetime2 ends with the year 9999"
+)
 def infinite_expiry(leave: Leave, context: Context) -> None:
     """A foreign producer knows times that no ``datetime`` can hold."""
     raise Rudely("it lives for ever")
