@@ -40,17 +40,18 @@ def scene(request: pytest.FixtureRequest, tmp_path: Path, django_db_blocker: Dja
 
 @pytest.fixture(scope="module")
 def shared_scene(
-    server: PrivateServer, tmp_path_factory: pytest.TempPathFactory, django_db_blocker: DjangoDbBlocker
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, django_db_blocker: DjangoDbBlocker
 ) -> Iterator[Scene]:
     """The same for all tests of a module, where they need not have workers of their own."""
+    server = request.getfixturevalue(getattr(request, "param", "server"))
     with django_db_blocker.unblock(), Scene(server, tmp_path_factory.mktemp("scene")) as made, made.as_default():
         yield made
         made.print_logs()
 
 
 @pytest.fixture
-def two(scene: Scene, server: PrivateServer, tmp_path: Path) -> Iterator[TwoDatabases]:
-    """The same, and a second database, in which the queue of one model lies."""
-    made = TwoDatabases(scene, server, tmp_path / "warehouse")
+def two(scene: Scene, tmp_path: Path) -> Iterator[TwoDatabases]:
+    """The same, and a second database of its server, in which the queue of one model lies."""
+    made = TwoDatabases(scene, scene.server, tmp_path / "warehouse")
     with made.known():
         yield made

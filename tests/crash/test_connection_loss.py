@@ -1,7 +1,7 @@
 """A connection that is killed at each statement of a receive: claim, handler, ack, commit, recoverability.
 
 One worker with one receive task per queue serves all of these tests. Each holds the worker back at the statement in
-question with a lock of its own, kills the worker's backend there, and lets go.
+question with a lock of its own, kills the worker's session there, and lets go.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-import psycopg
 import pytest
 
 from queueapp.models import PoisonMessage
@@ -19,7 +18,15 @@ from tests.testapp.models import Leased, Transactional
 
 from .rig.processes import Tree
 from .rig.scene import Scene
+from .rig.servers import shared_on_both
+from .rig.standstill import WORDS, Words
 from .rig.waiting import wait_until
+
+pytestmark = shared_on_both
+
+
+def words(scene: Scene) -> Words:
+    return WORDS[scene.server.vendor]
 
 
 @pytest.fixture(scope="module")
@@ -37,30 +44,44 @@ def scene(shared_scene: Scene, tree: Tree) -> Iterator[Scene]:
 
 
 @contextlib.contextmanager
-def holding(scene: Scene, sql: str, *parameters: object) -> Iterator[psycopg.Connection[Any]]:
+def holding(scene: Scene, sql: str) -> Iterator[None]:
     """A transaction of the harness that has run ``sql`` and holds its locks."""
     with scene.server.connect(scene.name) as connection, connection.transaction():
-        connection.execute(sql, parameters)  # type: ignore[arg-type]
-        yield connection
+        connection.execute(sql)
+        yield
 
 
-def kill_backend_waiting_in(scene: Scene, statement: str) -> None:
-    """Kill the worker's backend once it waits for a lock in a statement that starts like this."""
-    where = "application_name = 'tree1' AND wait_event_type = 'Lock' AND query LIKE %s"
-    wait_until(lambda: scene.server.terminate(where, statement + "%"), f"a worker waits in {statement}", pause=0.01)
+def kill_whoever_waits_in(scene: Scene, statement: str) -> None:
+    """Kill the worker's session once it waits for a lock in a statement like this."""
+    kill(scene, "wait_event_type = 'Lock'", "LCK[_]M[_]%", statement)
 
 
-@pytest.mark.parametrize(("queue", "statement"), [(Leased, "UPDATE"), (Transactional, "DELETE")])
-def test_killed_in_the_claim_the_message_is_received_a_moment_later(
-    scene: Scene, tree: Tree, queue: Any, statement: str
-) -> None:
+def kill_whoever_sleeps(scene: Scene) -> None:
+    """Kill the worker's session once it sleeps in the database."""
+    kill(scene, "state = 'active'", "WAITFOR", words(scene).sleeping)
+
+
+def kill(scene: Scene, where: str, wait: str, statement: str) -> None:
+    server = scene.server
+
+    def killed() -> int:
+        if server.vendor == "postgresql":
+            where_exactly = f"application_name = 'tree1' AND {where} AND query LIKE %s"
+            return int(server.terminate(where_exactly, statement))
+        return int(server.end_sessions(scene.name, server.waiting(scene.name, wait, statement)))
+
+    wait_until(killed, f"a worker waits in {statement}", pause=0.01)
+
+
+@pytest.mark.parametrize("queue", [Leased, Transactional])
+def test_killed_in_the_claim_the_message_is_received_a_moment_later(scene: Scene, tree: Tree, queue: Any) -> None:
     key, table = f"claim {queue.__name__}", queue._meta.db_table
     control.pause(queue)
     wait_until(lambda: f"{queue._meta.label} is paused" in tree.log_text(), "the worker knows")
     scene.send(queue, key)
-    with holding(scene, f"LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE"):
+    with holding(scene, words(scene).from_writing.format(table)):
         control.resume(queue)
-        kill_backend_waiting_in(scene, f'{statement}%"{table}"')
+        kill_whoever_waits_in(scene, words(scene).claims[table].format(table))
 
     wait_until(lambda: scene.effects(key) == 1, "the effect")
     assert scene.starts(key) == [1]
@@ -70,8 +91,7 @@ def test_killed_in_the_claim_the_message_is_received_a_moment_later(
 def test_killed_in_a_statement_of_the_handler_the_attempt_is_counted_and_repeated(scene: Scene, queue: Any) -> None:
     key = f"handler {queue.__name__}"
     scene.send(queue, key, query_ms=1500)
-    where = "application_name = 'tree1' AND query LIKE %s AND state = 'active'"
-    wait_until(lambda: scene.server.terminate(where, "%pg_sleep%"), "the handler sleeps in the database")
+    kill_whoever_sleeps(scene)
 
     wait_until(lambda: scene.effects(key) == 1, "the effect")
     assert scene.starts(key) == [1, 2]
@@ -80,8 +100,8 @@ def test_killed_in_a_statement_of_the_handler_the_attempt_is_counted_and_repeate
 def test_killed_in_the_ack_the_ack_is_repeated_and_the_handler_is_not(scene: Scene) -> None:
     scene.send(Leased, "ack", sleep_ms=1500)
     wait_until(lambda: scene.starts("ack"), "the handler runs")
-    with holding(scene, "SELECT FROM testapp_leased FOR UPDATE"):
-        kill_backend_waiting_in(scene, 'DELETE FROM "testapp_leased"')
+    with holding(scene, words(scene).rows.format("testapp_leased")):
+        kill_whoever_waits_in(scene, words(scene).acking.format("testapp_leased"))
 
     wait_until(lambda: not Leased.objects.exists(), "it is acked")
     assert scene.effects("ack") == 1
@@ -89,6 +109,8 @@ def test_killed_in_the_ack_the_ack_is_repeated_and_the_handler_is_not(scene: Sce
 
 
 def test_killed_in_the_commit_everything_is_rolled_back_and_done_once_more(scene: Scene) -> None:
+    if scene.server.vendor != "postgresql":
+        pytest.skip("a commit that waits needs a deferred trigger, which is PostgreSQL's")
     scene.execute(
         "CREATE FUNCTION slow_commit() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
         "IF NEW.key = 'commit' AND NEW.attempt = 1 THEN PERFORM pg_sleep(60); END IF; RETURN NULL; END $$"
@@ -109,8 +131,8 @@ def test_killed_in_the_commit_everything_is_rolled_back_and_done_once_more(scene
 def test_killed_while_a_failed_lease_is_recorded_the_attempt_is_counted_once(scene: Scene) -> None:
     scene.send(Leased, "recoverability", sleep_ms=1500, fail=1)
     wait_until(lambda: scene.starts("recoverability"), "the handler runs")
-    with holding(scene, "SELECT FROM testapp_leased FOR UPDATE"):
-        kill_backend_waiting_in(scene, "SELECT%FOR UPDATE")
+    with holding(scene, words(scene).rows.format("testapp_leased")):
+        kill_whoever_waits_in(scene, words(scene).recording["testapp_leased"].format("testapp_leased"))
 
     wait_until(lambda: scene.effects("recoverability") == 1, "the effect")
     assert scene.starts("recoverability") == [1, 2]
@@ -120,8 +142,8 @@ def test_killed_while_a_failed_transaction_is_recorded_the_attempt_is_counted_on
     scene.send(Transactional, "recoverability t", sleep_ms=1500, fail=1)
     wait_until(lambda: scene.starts("recoverability t"), "the handler runs")
     # Waits for the handler's transaction, and has the table the moment that is rolled back.
-    with holding(scene, "LOCK TABLE testapp_transactional IN EXCLUSIVE MODE"):
-        kill_backend_waiting_in(scene, "%FOR UPDATE")
+    with holding(scene, words(scene).table.format("testapp_transactional")):
+        kill_whoever_waits_in(scene, words(scene).recording["testapp_transactional"].format("testapp_transactional"))
 
     wait_until(lambda: scene.effects("recoverability t") == 1, "the effect")
     assert scene.starts("recoverability t") == [1, 2]

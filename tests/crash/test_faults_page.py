@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
 from .rig.processes import CHECKOUT
 from .rig.schedule import FAULTS
-from .workload.rudeness import RUDENESSES
+from .rig.sqlserver import LEFT_OUT
+from .workload.rudeness import RUDENESSES, SAID, left_out
 
 ROOM = Path(__file__).parent
 
@@ -26,6 +28,40 @@ def test_every_crash_test_is_on_the_page() -> None:
     files = [file for file in ROOM.glob("test_*.py") if file.name not in others]
     tests = [name for file in files for name in re.findall(r"^def (test_\w+)\(", file.read_text(), re.MULTILINE)]
     assert [name for name in tests if f"::{name}`" not in page] == []
+
+
+def only_on_postgresql(file: Path) -> set[str]:
+    """The tests of a file that no SQL Server is given, by their marks and their skips."""
+    tree = ast.parse(file.read_text())
+    of_all = " ".join(ast.unparse(one) for one in tree.body if isinstance(one, ast.Assign))
+    found = set()
+    for test in tree.body:
+        if isinstance(test, ast.FunctionDef) and test.name.startswith("test_"):
+            marks = " ".join([of_all if "pytestmark" in of_all else "", *map(ast.unparse, test.decorator_list)])
+            skips = re.search(r"vendor != 'postgresql':\n\s+pytest\.skip", ast.unparse(test))
+            if not re.search("on_both|only_on_sqlserver", marks) or skips:
+                found.add(f"{file.name}::{test.name}")
+    return found
+
+
+def test_the_page_lists_what_runs_on_no_sqlserver() -> None:
+    page = (CHECKOUT / "docs" / "faults.md").read_text()
+    section = page[page.index("These tests run on PostgreSQL only:") : page.index("## Limits")]
+    listed = set(re.findall(r"`(test_\w+\.py::test_\w+)`", section))
+    others = ("test_chaos.py", "test_oracle.py", "test_tsql_of_the_rig.py", Path(__file__).name)
+    files = [file for file in ROOM.glob("test_*.py") if file.name not in others]
+    assert set().union(*map(only_on_postgresql, files)) == listed
+
+
+def test_the_page_says_what_of_a_run_is_left_out_on_sqlserver_and_why() -> None:
+    page = (CHECKOUT / "docs" / "faults.md").read_text()
+    section = page[page.index("## On a SQL Server") : page.index("## Limits")]
+    assert [kind for kind in FAULTS if f"`{kind}`" not in section] == []
+    for name in (*LEFT_OUT, *left_out("microsoft")):
+        assert f"`{name}`" in section
+    assert re.findall(r"^\| `(\w+)` .* left out: ", section, re.MULTILINE) == [*LEFT_OUT]
+    ends_otherwise = [name for name, one in RUDENESSES.items() if one.transactional_on_sqlserver is not None]
+    assert [name for name in (*ends_otherwise, *SAID) if f"`{name}`" not in section] == []
 
 
 def test_every_rudeness_and_every_strike_is_on_the_page() -> None:

@@ -11,6 +11,7 @@ from .rig.servers import on_both
 from .rig.waiting import wait_until
 
 
+@on_both
 def test_the_late_ack_of_a_lapsed_lease_changes_nothing_and_is_logged(scene: Scene) -> None:
     sleeper = scene.workers("testapp.Leased", "--no-dispatcher", "--no-housekeeping")
     scene.send(Leased, "contested", sleep_ms=1000)
@@ -20,7 +21,7 @@ def test_the_late_ack_of_a_lapsed_lease_changes_nothing_and_is_logged(scene: Sce
     try:
         first_token = Leased.objects.get().lease_token
         # The second attempt takes longer than the first one's holder is away.
-        scene.execute("UPDATE testapp_leased SET body = replace(convert_from(body, 'UTF8'), '1000', '4000')::bytea")
+        scene.rewrite(Leased, b"1000", b"4000")
         other = scene.workers("testapp.Leased", "--no-dispatcher", "--no-housekeeping")
         wait_until(lambda: scene.starts("contested") == [1, 2], "the lease lapsed and another worker has it")
     finally:

@@ -17,9 +17,12 @@ from psycopg.pq import TransactionStatus
 from tests.testapp.models import Leased
 
 from .rig.explaining import RESTLESS, Explanations
+from .rig.holding import holding
 from .rig.proxy import Proxy
 from .rig.scene import Scene
 from .rig.schedule import Fault
+from .rig.servers import on_both, shared_on_both
+from .rig.sqlserver import name_of
 from .rig.strikes import EVERYBODY, HOLDER, Event, Striker
 from .rig.waiting import wait_until
 from .workload import ledger
@@ -46,13 +49,17 @@ class Books:
         """Note a message as sent, with so many effects; returns its key."""
         key, label = str(uuid.uuid4()), LABELS[semantics]
         how = f"{ledger.RUDE}{rude}" if rude else "single"
-        self.scene.execute("INSERT INTO crash_sent (key, queue, how) VALUES (%s, %s, %s)", key, label, how)
+        self.note(key, label, how, effects, "tree1")
+        return key
+
+    def note(self, key: str, label: str, how: str, effects: int, worker: str) -> None:
+        """Note a message as sent, with so many effects that this worker has made."""
+        self.scene.execute('INSERT INTO crash_sent ("key", queue, how) VALUES (%s, %s, %s)', key, label, how)
         for attempt in range(1, effects + 1):
             self.scene.execute(
-                "INSERT INTO crash_effect (key, queue, attempt, worker, process) VALUES (%s, %s, %s, 'tree1', 1)",
-                key, label, attempt,
+                'INSERT INTO crash_effect ("key", queue, attempt, worker, process) VALUES (%s, %s, %s, %s, 1)',
+                key, label, attempt, worker,
             )  # fmt: skip
-        return key
 
     def poison(self, key: str, semantics: str, rude: str = "", *failures: str) -> None:
         """Put it into the poison table, with the exceptions of its attempts."""
@@ -65,22 +72,25 @@ class Books:
 
     def delay(self, key: str, semantics: str, rude: str, years: int) -> None:
         """Put it into the delayed store."""
+        private = self.scene.server.vendor == "postgresql"
+        due = "now() + make_interval(years => %s)" if private else "DATEADD(year, %s, SYSUTCDATETIME())"
         self.scene.execute(
-            "INSERT INTO queueapp_delayedmessage (message_id, destination, body, due) "
-            "VALUES (%s, %s, %s, now() + make_interval(years => %s))",
+            f"INSERT INTO queueapp_delayedmessage (message_id, destination, body, due) VALUES (%s, %s, %s, {due})",
             uuid.uuid4(), LABELS[semantics], msgspec.json.encode(Rude(key, rude)), years,
         )  # fmt: skip
 
     def judge(self) -> ledger.Verdict:
         """The verdict; the books are empty afterwards."""
         verdict = self.scene.verdict()
-        self.scene.execute("TRUNCATE crash_sent, crash_effect, queueapp_poisonmessage, queueapp_delayedmessage")
+        for table in ("crash_sent", "crash_effect", "queueapp_poisonmessage", "queueapp_delayedmessage"):
+            self.scene.execute(f"DELETE FROM {table}")
         return verdict
 
 
 # -- the oracle ----------------------------------------------------------------------------------------------------
 
 
+@shared_on_both
 @pytest.mark.parametrize("semantics", LABELS)
 def test_a_rude_message_that_ends_as_it_has_to_is_nobodys_fault(books: Books, semantics: str) -> None:
     effects = {"transactional": 0, "at_least_once": 3, "at_most_once": 1}[semantics]
@@ -95,6 +105,7 @@ def test_a_rude_message_that_ends_as_it_has_to_is_nobodys_fault(books: Books, se
     assert verdict.duplicates["at_least_once"] == 0
 
 
+@shared_on_both
 @pytest.mark.parametrize("semantics", ["transactional", "at_least_once"])
 def test_a_rude_message_that_is_acked_though_it_has_failed_is_wrong(books: Books, semantics: str) -> None:
     key = books.sent(semantics, "open-atomic", effects=1)
@@ -103,18 +114,21 @@ def test_a_rude_message_that_is_acked_though_it_has_failed_is_wrong(books: Books
     assert [wrong.split()[0] for wrong in verdict.rude_wrong] == [key]
 
 
+@shared_on_both
 def test_a_rude_message_without_effect_and_row_is_lost_as_any_other(books: Books) -> None:
     key = books.sent("transactional", "swallowed-sql")
     verdict = books.judge()
     assert verdict.lost == [key]
 
 
+@shared_on_both
 def test_poison_with_a_transactional_effect_is_in_two_places_however_rude(books: Books) -> None:
     key = books.sent("transactional", "close", effects=1)
     books.poison(key, "transactional", "close")
     assert books.judge().in_two_places == [key]
 
 
+@shared_on_both
 def test_two_effects_of_a_harmless_rudeness_are_a_duplicate_and_those_of_a_failing_one_are_attempts(
     books: Books,
 ) -> None:
@@ -123,6 +137,7 @@ def test_two_effects_of_a_harmless_rudeness_are_a_duplicate_and_those_of_a_faili
     assert books.judge().duplicate_keys["at_least_once"] == [handled]
 
 
+@shared_on_both
 def test_what_is_delayed_for_ever_is_not_waited_for_and_wrong(books: Books) -> None:
     key = books.sent("at_least_once", "retry-max")
     books.delay(key, "at_least_once", "retry-max", years=100)
@@ -131,6 +146,7 @@ def test_what_is_delayed_for_ever_is_not_waited_for_and_wrong(books: Books) -> N
     assert [wrong.split()[0] for wrong in verdict.rude_wrong] == [key]
 
 
+@shared_on_both
 def test_innocent_poison_and_that_of_a_harmless_rudeness_have_to_be_explained(books: Books) -> None:
     innocent, harmless = books.sent("at_least_once"), books.sent("at_most_once", "swallowed-sql")
     books.poison(innocent, "at_least_once")
@@ -146,13 +162,23 @@ def test_innocent_poison_and_that_of_a_harmless_rudeness_have_to_be_explained(bo
 def task(books: Books, label: str, effects: int = 0) -> str:
     """Note a task as sent, with so many effects; returns its key."""
     key = str(uuid.uuid4())
-    books.scene.execute("INSERT INTO crash_sent (key, queue, how) VALUES (%s, %s, 'celery')", key, label)
-    for attempt in range(1, effects + 1):
-        ledger_row = "INSERT INTO crash_effect (key, queue, attempt, worker, process) VALUES (%s, %s, %s, 'tree3', 1)"
-        books.scene.execute(ledger_row, key, label, attempt)
+    books.note(key, label, "celery", effects, "tree3")
     return key
 
 
+def in_three_tables(vendor: str) -> list[str]:
+    """Statements that put a task, by id and body, into the broker's table, the delayed store and poison."""
+    now = "now()" if vendor == "postgresql" else "SYSUTCDATETIME()"
+    return [
+        f"INSERT INTO {ledger.CELERY_TABLE} (id, recipient, body) VALUES (%s, '{ledger.CELERY_QUEUE}', %s)",
+        "INSERT INTO queueapp_delayedmessage (message_id, destination, due, body) "
+        f"VALUES (%s, '{ledger.CELERY_LABEL}', {now}, %s)",
+        "INSERT INTO queueapp_poisonmessage (message_id, queue, reason, failures, body) "
+        f"VALUES (%s, '{ledger.CELERY_LABEL}', '', '', %s)",
+    ]
+
+
+@shared_on_both
 def test_a_task_without_effect_and_row_is_lost_if_it_acks_late_and_else_gone(books: Books) -> None:
     late, early = task(books, ledger.LATE), task(books, ledger.EARLY)
     verdict = books.judge()
@@ -163,25 +189,20 @@ def test_a_task_without_effect_and_row_is_lost_if_it_acks_late_and_else_gone(boo
     assert Explanations(books.scene, [struck()], LEASE).unexplained_losses([early]) == []
 
 
+@shared_on_both
 def test_a_task_is_found_in_the_broker_in_the_delayed_store_and_in_poison(books: Books) -> None:
     waiting, later, poisoned = (task(books, ledger.LATE) for _ in range(3))
-    body = "convert_to(%s, 'UTF8')"
-    for key, statement in (
-        (waiting, f"INSERT INTO {ledger.CELERY_TABLE} (id, recipient, body) VALUES (%s, '{ledger.CELERY_QUEUE}', {body})"),
-        (later, "INSERT INTO queueapp_delayedmessage (message_id, destination, due, body) "
-                f"VALUES (%s, '{ledger.CELERY_LABEL}', now(), {body})"),
-        (poisoned, "INSERT INTO queueapp_poisonmessage (message_id, queue, reason, failures, body) "
-                   f"VALUES (%s, '{ledger.CELERY_LABEL}', '', '', {body})"),
-    ):  # fmt: skip
-        books.scene.execute(statement, uuid.uuid4(), f'[["{key}"], {{"sleep_ms": 1}}, {{}}]')
+    for key, statement in zip((waiting, later, poisoned), in_three_tables(books.scene.server.vendor), strict=True):
+        books.scene.execute(statement, uuid.uuid4(), f'[["{key}"], {{"sleep_ms": 1}}, {{}}]'.encode())
     assert books.scene.waiting() == 2
     verdict = books.judge()
-    books.scene.execute(f"TRUNCATE {ledger.CELERY_TABLE}")
+    books.scene.execute(f"DELETE FROM {ledger.CELERY_TABLE}")
     assert verdict.lost == verdict.ghosts == []
     assert verdict.waiting == 2
     assert verdict.poison_to_explain == [poisoned]
 
 
+@shared_on_both
 def test_a_killed_child_explains_two_effects_of_a_task_that_acks_late_and_none_of_one_that_acks_early(
     books: Books,
 ) -> None:
@@ -206,6 +227,7 @@ def struck(whom: str = EVERYBODY, ago: timedelta = timedelta(seconds=1)) -> Even
 LOST = "LeftBehind: The session on 'default' was lost while the handler ran, which swallowed the error: let it pass."
 
 
+@shared_on_both
 @pytest.mark.parametrize(
     ("failures", "events", "explained"),
     [
@@ -232,6 +254,7 @@ def test_poison_is_explained_by_attempts_that_a_strike_can_fail_and_by_nothing_e
     assert (left == []) is explained
 
 
+@shared_on_both
 def test_an_effect_without_poison_is_explained_by_a_strike_at_its_worker(books: Books) -> None:
     key = books.sent("at_most_once", "set-rollback", effects=1)
     assert books.scene.verdict().rude_to_explain == [key]
@@ -241,6 +264,7 @@ def test_an_effect_without_poison_is_explained_by_a_strike_at_its_worker(books: 
     books.judge()
 
 
+@shared_on_both
 def test_two_effects_are_explained_by_a_handler_that_killed_the_tree_of_the_first(books: Books) -> None:
     key = books.sent("at_least_once", effects=2)
     starts = books.scene.starts_file
@@ -257,6 +281,7 @@ def test_two_effects_are_explained_by_a_handler_that_killed_the_tree_of_the_firs
     books.judge()
 
 
+@shared_on_both
 def test_a_message_that_is_started_again_and_again_is_restless(books: Books) -> None:
     books.scene.starts_file.write_text(
         "".join(f"again label {n} 1\n" for n in range(RESTLESS + 1)) + "once label 1 1\n"
@@ -269,21 +294,54 @@ def test_a_message_that_is_started_again_and_again_is_restless(books: Books) -> 
 # -- the strike ----------------------------------------------------------------------------------------------------
 
 
+@on_both
 def test_the_savepoint_strike_holds_free_rows_and_lets_them_go(scene: Scene) -> None:
     for number in range(3):
         scene.send(Leased, f"held {number}")
-    free = "SELECT seq FROM testapp_leased FOR UPDATE SKIP LOCKED"
+
+    def free() -> int:
+        with holding(scene.server, scene.name) as other:
+            return other.hold_all("testapp_leased")
+
     stopping = threading.Event()
-    with Proxy(scene.server.port) as proxy:
+    with Proxy(scene.server.port, scene.server.host) as proxy:
         striker = Striker(scene, [], [], proxy)
         striker.strike(Fault(0.0, "savepoint", whom=0.0, how=0.99, long=1.0), stopping)
         assert striker.struck == {"savepoint": 1}
         assert [event.whom for event in striker.events] == [HOLDER]
-        assert scene.execute(free) == []
+        assert free() == 0
         stopping.set()  # it lasts some seconds, or until the run is over
-        wait_until(lambda: len(scene.execute(free)) == 3, "the rows are free again")
+        wait_until(lambda: free() == 3, "the rows are free again")
         striker.strike(Fault(0.0, "savepoint", whom=0.99, how=0.0, long=0.0), stopping)
         assert striker.missed == {"savepoint": 1}, "there is nothing to hold in an empty queue"
+
+
+@on_both
+def test_the_backend_strike_kills_sessions_of_a_program_and_names_it(scene: Scene) -> None:
+    tree = scene.workers("testapp.Leased", "--no-dispatcher", "--no-housekeeping")
+    sessions = wait_until(lambda: scene.server.sessions(scene.name), "it has a session")
+    # That is how a session of SQL Server finds its name.
+    assert {name_of(process.pid) for process in tree.children()} == {tree.name} == {name for _, name in sessions}
+    with Proxy(scene.server.port, scene.server.host) as proxy:
+        striker = Striker(scene, [tree], [], proxy)
+        striker.strike(Fault(0.0, "backend", whom=0.0, how=0.0, long=0.0), threading.Event())
+    assert striker.struck == {"backend": 1}
+    assert [event.whom for event in striker.events] == [tree.name]
+    wait_until(lambda: {*sessions} - {*scene.server.sessions(scene.name)}, "one of them is gone")
+    scene.send(Leased, "after it")
+    wait_until(lambda: scene.effects("after it") == 1, "it goes on")
+    assert tree.restarts == 0
+
+
+@on_both
+def test_the_killer_strike_sends_a_message_as_a_foreign_producer_does_and_notes_it(scene: Scene) -> None:
+    with Proxy(scene.server.port, scene.server.host) as proxy:
+        striker = Striker(scene, [], [], proxy)
+        striker.strike(Fault(0.0, "killer", whom=0.0, how=0.0, long=0.0), threading.Event())
+    assert striker.struck == {"killer": 1}
+    verdict = scene.verdict()
+    assert (verdict.sent, verdict.waiting, verdict.lost, verdict.ghosts) == (1, 1, [], [])
+    assert b'"die": "exit"' in bytes(Leased.objects.get().body)
 
 
 # -- the rudenesses ------------------------------------------------------------------------------------------------

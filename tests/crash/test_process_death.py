@@ -107,6 +107,7 @@ def test_a_neighbour_that_is_in_hand_each_time_a_killer_strikes_is_not_buried_be
     assert {poison.message_id for poison in PoisonMessage.objects.all()} == set(killers)
 
 
+@on_both
 def test_what_a_killed_worker_had_in_hand_is_counted_and_the_rest_of_its_batch_is_not(scene: Scene) -> None:
     for number in range(40):  # quick ones first, so that the batches grow
         scene.send(Leased, f"quick {number}")
@@ -120,9 +121,7 @@ def test_what_a_killed_worker_had_in_hand_is_counted_and_the_rest_of_its_batch_i
     wait_until(lambda: Leased.objects.filter(lease_token=None).count() == len(rest), "the rest is given back")
     wait_until(lambda: Leased.objects.count() == 1 + len(rest), "the quick ones are acked")
 
-    scene.execute(  # quick the next time
-        "UPDATE testapp_leased SET body = replace(convert_from(body, 'UTF8'), '120000', '0')::bytea"
-    )
+    scene.rewrite(Leased, b"120000", b"0")  # quick the next time
     tree.worker().kill()
 
     verdict = scene.drained()

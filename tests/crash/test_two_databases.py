@@ -9,6 +9,8 @@ import psutil
 
 from tests.testapp.models import Leased
 
+from .rig.servers import on_both
+from .rig.standstill import WORDS
 from .rig.two_databases import TwoDatabases
 from .rig.waiting import wait_until
 
@@ -52,12 +54,20 @@ def test_a_target_without_our_tables_gets_them_twice_and_none_is_lost(two: TwoDa
     assert two.there.execute("SELECT count(DISTINCT id) FROM testapp_transactional") == [(MANY,)]
 
 
+@on_both
 def test_a_process_that_died_before_it_committed_anything_has_delivered_nothing(two: TwoDatabases) -> None:
-    with two.there.server.connect(two.there.name) as blocker, blocker.transaction():
-        blocker.execute("LOCK TABLE testapp_transactional IN SHARE MODE")  # nobody may insert
+    server, name = two.there.server, two.there.name
+
+    def waiting() -> object:
+        if server.vendor == "postgresql":
+            return two.there.backends("wait_event_type = 'Lock'")
+        return server.waiting(name, "LCK[_]M[_]%", "%testapp_transactional%")
+
+    with server.connect(name) as blocker, blocker.transaction():
+        blocker.execute(WORDS[server.vendor].from_writing.format("testapp_transactional"))  # nobody may insert
         two.send("message")
         dispatcher = two.dispatcher()
-        wait_until(lambda: two.there.backends("wait_event_type = 'Lock'"), "the forwarder waits for the queue's table")
+        wait_until(waiting, "the forwarder waits for the queue's table")
         two.child_of(dispatcher).kill()
         assert (two.arrived(), two.kept()) == (0, 1)
 
@@ -65,6 +75,7 @@ def test_a_process_that_died_before_it_committed_anything_has_delivered_nothing(
     assert two.arrived() == 1
 
 
+@on_both
 def test_however_often_its_processes_are_killed_each_message_has_its_effect_once(two: TwoDatabases) -> None:
     workers, dispatcher = two.workers("--no-dispatcher"), two.dispatcher()
     dice = random.Random(4711)

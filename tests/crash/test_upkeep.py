@@ -8,6 +8,7 @@ from queueapp.models import DISPATCHER, HOUSEKEEPING, Subscriber
 from tests.testapp.models import Leased, Transactional
 
 from .rig.scene import Scene
+from .rig.servers import on_both
 from .rig.waiting import holds_for, wait_until
 
 LABELS = (Leased._meta.label, Transactional._meta.label)
@@ -28,6 +29,7 @@ def roles() -> list[str]:
     return sorted(Subscriber.objects.filter(queue__startswith="(").values_list("queue", flat=True))
 
 
+@on_both
 def test_a_tree_without_a_dispatcher_keeps_house(scene: Scene) -> None:
     scene.send(Leased, "later", delay=timedelta(seconds=1))
     expire(3)
@@ -46,6 +48,7 @@ def test_a_tree_without_a_dispatcher_keeps_house(scene: Scene) -> None:
     assert not roles(), "it signed off"
 
 
+@on_both
 def test_a_tree_without_housekeeping_dispatches(scene: Scene) -> None:
     scene.send(Leased, "later", delay=timedelta(seconds=1))
     expire(3)
@@ -65,25 +68,26 @@ def test_a_tree_without_housekeeping_dispatches(scene: Scene) -> None:
     wait_until(lambda: f"{HOUSEKEEPING} in 'default': one is alive again" in tree.log_text(), "that is said as well")
 
 
+@on_both
 def test_one_tree_leads_the_dispatching_and_another_one_the_housekeeping(scene: Scene) -> None:
     dispatches = scene.workers(Leased._meta.label, "--no-housekeeping", purge_interval=1)
     keeps_house = scene.workers(Leased._meta.label, "--no-dispatcher", purge_interval=1)
     stands_by = scene.tree(Leased._meta.label, purge_interval=1)
     # Who keeps house keeps the journal as well, elected for itself.
-    wait_until(lambda: len(scene.execute("SELECT role FROM queueapp_leader")) == 3, "all are elected")
+    wait_until(lambda: len(scene.look("SELECT role FROM queueapp_leader")) == 3, "all are elected")
     stands_by.keep_running()
     wait_until(lambda: roles() == sorted([DISPATCHER, HOUSEKEEPING] * 2), "the third stands by for both")
-    assert holds_for(lambda: {term for (term,) in scene.execute("SELECT term FROM queueapp_leader")} == {1}, 6)
+    assert holds_for(lambda: {term for (term,) in scene.look("SELECT term FROM queueapp_leader")} == {1}, 6)
 
     keeps_house.kill()
     expire(3)
     wait_until(gone, "the third keeps house once the lease of the dead one is over")
-    of_both = "SELECT split_part(role, ' ', 1), term FROM queueapp_leader WHERE role NOT LIKE 'journal %%'"
-    terms = dict(scene.execute(of_both))
-    assert terms == {"delayed": 1, "housekeeping": 2}, "the dispatching has stayed where it was"
+    terms = {role.split()[0]: term for role, term in scene.look("SELECT role, term FROM queueapp_leader")}
+    assert terms == {"journal": 1, "delayed": 1, "housekeeping": 2}, "the dispatching has stayed where it was"
     assert dispatches.stop() == 0
 
 
+@on_both
 def test_a_tree_that_does_neither_has_workers_alone(scene: Scene) -> None:
     tree = scene.workers(Leased._meta.label, "--no-dispatcher", "--no-housekeeping")
     scene.send(Leased, "now")

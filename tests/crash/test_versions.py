@@ -6,10 +6,12 @@ from queueapp.models import PoisonMessage
 from tests.testapp.models import Leased, Transactional
 
 from .rig.scene import Scene
+from .rig.servers import on_both
 from .rig.waiting import holds_for, wait_until
 from .workload.messages import Act, Unheard
 
 
+@on_both
 def test_messages_of_a_type_that_only_the_next_version_knows_are_left_for_it(scene: Scene) -> None:
     for number in range(20):
         for queue in (Leased, Transactional):
