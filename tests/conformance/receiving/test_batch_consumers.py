@@ -29,7 +29,7 @@ from queueapp import (
     message_type,
 )
 from tests.conformance.endpoint import Endpoint, Note, modes
-from tests.inprocess import eventually
+from tests.inprocess import DEADLINE, eventually
 from tests.testapp.messages import Nop
 from tests.testapp.models import Effect
 from workers.receiving import handling
@@ -276,13 +276,19 @@ def test_what_cannot_be_read_is_no_part_of_a_call(endpoint: Endpoint) -> None:
 
 
 def test_a_call_has_one_time_limit(endpoint: Endpoint) -> None:
-    def act(messages: list[Note], context: BatchContext) -> None:
-        while 2 in [message.number for message in messages]:
-            time.sleep(0.01)
+    hanging = threading.Event()
 
-    batches = Batches(endpoint, act, timeout=0.3, policy=lambda failure: Poison("late"))
+    def act(messages: list[Note], context: BatchContext) -> None:
+        try:
+            while 2 in [message.number for message in messages]:
+                hanging.set()
+                time.sleep(0.01)
+        finally:
+            hanging.clear()
+
+    batches = Batches(endpoint, act, timeout=0.1, policy=lambda failure: Poison("late"))
     endpoint.send_many(4)
-    endpoint.start(concurrency=1)
+    endpoint.start(concurrency=1, limits_hold=hanging.is_set)
     endpoint.wait_until_empty()
 
     late = 4 if is_once(endpoint) else 1
@@ -347,17 +353,24 @@ def test_more_are_waited_for_before_a_batch_that_is_not_full(endpoint: Endpoint)
 
 @modes("R")
 def test_all_leases_of_a_call_are_renewed(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint.queue.delivery, "lease_period", timedelta(seconds=1))
+    period = timedelta(seconds=3)
+    monkeypatch.setattr(endpoint.queue.delivery, "lease_period", period)
+    extended, release = threading.Event(), threading.Event()
 
     def act(messages: list[Note], context: BatchContext) -> None:
         context.extend()
-        time.sleep(2.5)
+        extended.set()
+        release.wait(2 * DEADLINE)
 
     batches = Batches(endpoint, act)
     endpoint.send_many(20)
     endpoint.start(concurrency=1)
-    eventually(lambda: batches.calls)
+    assert extended.wait(DEADLINE)
     other = endpoint.start(concurrency=1)
+    first = max(endpoint.rows.values_list("lease_expires", flat=True))
+    # Without a renewal they would have lapsed by the time at which the first of these ends.
+    eventually(lambda: min(endpoint.rows.values_list("lease_expires", flat=True)) > first + period)
+    release.set()
     endpoint.wait_until_empty()
 
     assert batches.calls == [list(range(20))]
