@@ -28,8 +28,9 @@ from queueapp import (
     consumer,
     message_type,
 )
+from queueapp.sql import backend_of
 from tests.conformance.endpoint import Endpoint, Note, modes
-from tests.inprocess import DEADLINE, eventually
+from tests.inprocess import eventually
 from tests.testapp.messages import Nop
 from tests.testapp.models import Effect
 from workers.receiving import handling
@@ -353,24 +354,28 @@ def test_more_are_waited_for_before_a_batch_that_is_not_full(endpoint: Endpoint)
 
 @modes("R")
 def test_all_leases_of_a_call_are_renewed(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    period = timedelta(seconds=3)
-    monkeypatch.setattr(endpoint.queue.delivery, "lease_period", period)
+    monkeypatch.setattr(endpoint.queue.delivery, "lease_period", timedelta(seconds=3))
     extended, release = threading.Event(), threading.Event()
 
     def act(messages: list[Note], context: BatchContext) -> None:
         context.extend()
         extended.set()
-        release.wait(2 * DEADLINE)
+        release.wait()
 
     batches = Batches(endpoint, act)
     endpoint.send_many(20)
     endpoint.start(concurrency=1)
-    assert extended.wait(DEADLINE)
-    other = endpoint.start(concurrency=1)
-    first = max(endpoint.rows.values_list("lease_expires", flat=True))
-    # Without a renewal they would have lapsed by the time at which the first of these ends.
-    eventually(lambda: min(endpoint.rows.values_list("lease_expires", flat=True)) > first + period)
-    release.set()
+    try:
+        eventually(extended.is_set)
+        other = endpoint.start(concurrency=1)
+        # Of the claim: what the handler has extended is not committed.
+        ends = max(endpoint.rows.values_list("lease_expires", flat=True))
+        connection = connections[endpoint.alias]
+        eventually(lambda: backend_of(connection).now(connection) > ends)
+        looks = other.pump.stats.peeks
+        eventually(lambda: other.pump.stats.peeks > looks + 1)
+    finally:
+        release.set()
     endpoint.wait_until_empty()
 
     assert batches.calls == [list(range(20))]

@@ -187,7 +187,7 @@ def test_what_waits_when_the_lease_lapses_is_not_handled_beside_its_next_owner(
                     other.ack()
 
     send(4)
-    one = receiver(act, lease_ms=100, BATCH_TARGET=target)
+    one = receiver(act, lease_ms=1_000, BATCH_TARGET=target)
 
     one.receive(4)
 
@@ -208,7 +208,7 @@ def test_what_waits_when_the_lease_lapses_and_has_no_other_owner_is_given_back_u
             until_lapsed(context)
 
     seqs = send(3)
-    one = receiver(act, lease_ms=100)
+    one = receiver(act, lease_ms=1_000)
 
     one.receive(3)
 
