@@ -22,7 +22,12 @@ from queueapp.models import Subscription
 from queueapp.sending import copies, recipients
 from queueapp.sql.postgresql.index_order import IndexOrder
 from tests.databases import url_of_database
-from tests.flushing import flush_children_first, flush_what_was_written_to, try_again_after_deadlocks
+from tests.flushing import (
+    flush_children_first,
+    flush_what_was_written_to,
+    flush_without_a_command,
+    try_again_after_deadlocks,
+)
 from tests.inprocess import Worker, starting_workers
 
 _NAME = "test_queueapp_{}"
@@ -117,6 +122,7 @@ def django_db_modify_db_settings(
         elif each.vendor == "postgresql":
             flush_what_was_written_to(each)
         try_again_after_deadlocks(each)
+    flush_without_a_command()
     if connection.settings_dict["ENGINE"] == "project.embedded_backend":
         with django_db_blocker.unblock():
             _drop_databases_of_killed_runs()
