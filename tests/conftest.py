@@ -51,6 +51,21 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"{count} x {reason}")
 
 
+#: Where the files are that take half a minute and more.
+_LONGEST = (
+    "tests/crash/", "tests/celery_suite/", "tests/docs/test_tutorial.py", "tests/typing/", "tests/packaging/",
+    "tests/queueapp/kombu/moving/test_movebroker.py", "tests/project/embedded_postgres/",
+)  # fmt: skip
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where processes share the files, the longest are first: the last ones of all processes are then over at about the same
+    time. (Of themselves those without a database would come last, and these among them.)"""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: not item.nodeid.startswith(_LONGEST))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_report_to_serializable() -> Generator[None, Any, Any]:
     """What a test said goes from its process to the first one as UTF-8, which the lone surrogates of hostile text are not."""
