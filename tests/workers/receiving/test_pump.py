@@ -311,12 +311,12 @@ def test_helpers_without_work_end(start_worker: Start, monkeypatch: pytest.Monke
 def test_slow_claims_do_not_make_batches_small(
     start_worker: Start, monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
-    settings.QUEUEAPP = settings.QUEUEAPP | {"BATCH_TARGET": 0.01}
+    settings.QUEUEAPP = settings.QUEUEAPP | {"BATCH_TARGET": 0.1}
     really_claim = statements_of(connections["default"]).claim_by_lease
     never = threading.Event()
 
     def slowly(self: Any, *arguments: Any) -> Any:
-        never.wait(0.03)  # as on a busy machine
+        never.wait(0.15)  # as on a busy machine
         return really_claim(self, *arguments)
 
     monkeypatch.setattr(statements_of(connections["default"]), "claim_by_lease", slowly)
