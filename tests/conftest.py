@@ -22,7 +22,12 @@ from queueapp.models import Subscription
 from queueapp.sending import copies, recipients
 from queueapp.sql.postgresql.index_order import IndexOrder
 from tests.databases import url_of_database
-from tests.flushing import flush_children_first, flush_what_was_written_to, try_again_after_deadlocks
+from tests.flushing import (
+    flush_children_first,
+    flush_what_was_written_to,
+    flush_without_a_command,
+    try_again_after_deadlocks,
+)
 from tests.inprocess import Worker, starting_workers
 
 _NAME = "test_queueapp_{}"
@@ -44,6 +49,21 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reasons = Counter(report.longrepr[2] for report in terminalreporter.getreports("skipped"))
     for reason, count in reasons.most_common():
         terminalreporter.write_line(f"{count} x {reason}")
+
+
+#: Where the files are that take half a minute and more.
+_LONGEST = (
+    "tests/crash/", "tests/celery_suite/", "tests/docs/test_tutorial.py", "tests/typing/", "tests/packaging/",
+    "tests/queueapp/kombu/moving/test_movebroker.py", "tests/project/embedded_postgres/",
+)  # fmt: skip
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where processes share the files, the longest are first: the last ones of all processes are then over at about the same
+    time. (Of themselves those without a database would come last, and these among them.)"""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: not item.nodeid.startswith(_LONGEST))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -117,6 +137,7 @@ def django_db_modify_db_settings(
         elif each.vendor == "postgresql":
             flush_what_was_written_to(each)
         try_again_after_deadlocks(each)
+    flush_without_a_command()
     if connection.settings_dict["ENGINE"] == "project.embedded_backend":
         with django_db_blocker.unblock():
             _drop_databases_of_killed_runs()

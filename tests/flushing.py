@@ -15,7 +15,10 @@ from collections.abc import Callable, Iterable
 from graphlib import TopologicalSorter
 from typing import Any
 
-from django.db import OperationalError
+from django.core.management.color import no_style
+from django.core.management.sql import sql_flush
+from django.db import OperationalError, connections
+from django.test import TransactionTestCase
 
 
 def children_first(tables: Iterable[str], references: Iterable[tuple[str, str]]) -> list[str]:
@@ -118,3 +121,20 @@ def flush_what_was_written_to(connection: Any) -> None:
 
     connection.ops.sql_flush = sql_flush
     connection.introspection.django_table_names = django_table_names
+
+
+def flush_without_a_command() -> None:
+    """Let a test that names its apps empty their tables without the command ``flush``: to look for all commands, which Django
+    forgets whenever the apps change, and to parse the arguments of one takes as long as to empty the tables."""
+    by_command = TransactionTestCase._fixture_teardown  # type: ignore[attr-defined]
+
+    def flush(case: Any) -> None:
+        if case.available_apps is None:
+            by_command(case)
+            return
+        for name in case._databases_names(include_mirrors=False):
+            connection = connections[name]
+            statements = sql_flush(no_style(), connection, reset_sequences=False, allow_cascade=True)
+            connection.ops.execute_sql_flush(statements)
+
+    TransactionTestCase._fixture_teardown = flush  # type: ignore[attr-defined]

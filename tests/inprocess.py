@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import uuid
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
 from typing import Any
@@ -51,6 +51,20 @@ def _share() -> float:
     return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
+class SparingWatchdog(Watchdog):
+    """Holds handlers to their limits only while a condition is true. A short limit keeps a test short, and on a machine that
+    stands still for a moment those would be over it, too, that are to end well."""
+
+    def __init__(self, pumps: Sequence[QueuePump], limits_hold: Callable[[], bool]) -> None:
+        super().__init__(pumps)
+        self._limits_hold = limits_hold
+
+    def _look(self) -> bool:
+        if self._limits_hold():
+            super()._look()
+        return True
+
+
 class Worker:
     """One worker on one queue, as ``workers.child`` puts it together, without the process around it."""
 
@@ -65,6 +79,7 @@ class Worker:
         listener: bool = False,
         renewals: bool = True,
         watchdog: bool = True,
+        limits_hold: Callable[[], bool] | None = None,
         backlog: int | None = None,
         filter: str = "",
         lane: Collection[str] = (),
@@ -77,19 +92,29 @@ class Worker:
         self.heartbeat = Heartbeat(alias, [self.pump], uuid.uuid4()) if heartbeat else None
         self.dispatcher = DelayedDispatcher(alias, uuid.uuid4()) if dispatcher else None
         self.listener = Listener(alias, lambda payload: self.pump.wake()) if listener else None
-        self._services: list[Service] = [Watchdog([self.pump])] if watchdog else []
+        self._services: list[Service] = []
+        if watchdog:
+            self._services.append(SparingWatchdog([self.pump], limits_hold) if limits_hold else Watchdog([self.pump]))
         self._services += [Renewals(alias, [self.pump])] if renewals else []
         self._services += [one for one in (self.heartbeat, self.dispatcher, self.listener) if one is not None]
 
     def start(self) -> Worker:
+        self.start_services()
+        self.start_receiving()
+        return self
+
+    def start_services(self) -> None:
+        """The first half of ``start``, for several workers that are to know each other before one of them receives."""
         for service in self._services:
             service.start()
         if self.heartbeat is not None:
             eventually(self.heartbeat.begun.is_set)
         if self.listener is not None:
             eventually(self.listener.established.is_set)
+
+    def start_receiving(self) -> None:
+        """The second half."""
         self._thread.start()
-        return self
 
     def ask_to_stop(self) -> None:
         """No more claims; what runs may finish."""

@@ -26,7 +26,6 @@ log = logging.getLogger("workers")
 
 #: Seconds between two proofs that the connection is alive, and how long one may take.
 LIVENESS = 15.0
-_SLICE = 1.0
 #: Seconds between two attempts to listen: the first two, at most, and after the server has said that it cannot be had.
 _FIRST_WAIT, _LONGEST_WAIT, _HOPELESS_WAIT = 1.0, 30.0, 300.0
 
@@ -90,7 +89,7 @@ class Listener(Service):
             self._said = False
         proved = monotonic()
         while not self.stopping:
-            for payload in ear.heard(_SLICE):
+            for payload in ear.heard(ear.slice_seconds):
                 if payload != _PROOF:
                     self._on_wake(payload)
                 if self.stopping:

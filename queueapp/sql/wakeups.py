@@ -27,6 +27,9 @@ class Ear(abc.ABC):
     Errors are Django's. ``connection`` is Django's, for whoever has to cut it.
     """
 
+    #: How many seconds ``heard`` is to be asked to wait at once: nobody can cut it short, so a stop may take as long.
+    slice_seconds = 1.0
+
     def __init__(self, connection: Any, channel: str) -> None:
         self.connection = connection
         self.channel = channel

@@ -16,7 +16,7 @@ from django.contrib.auth import get_user_model
 from django.db import connection
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
-from playwright.sync_api import Browser, ConsoleMessage, Page, Playwright, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Playwright, expect, sync_playwright
 from pytest_django.live_server_helper import LiveServer
 
 from queueapp import messages
@@ -49,6 +49,9 @@ SUBJECT = f"customer {'z' * 150} <b>0042</b>"
 LONG_NAME = "company.departments.reservations.consumers.rebooking.RebookThePassengersOfADelayedFlight"
 
 T = TypeVar("T")
+#: How long a page is waited for: two cores that others want as well draw slowly.
+PATIENCE_MS = 60_000
+expect.set_options(timeout=PATIENCE_MS)
 Scenario = Callable[[Page], T]
 
 ARGUMENTS = [
@@ -100,8 +103,8 @@ class BrowserThread:
         context = self._browser.new_context(**options)
         try:
             context.add_cookies([cookie])
+            context.set_default_timeout(PATIENCE_MS)
             page = context.new_page()
-            page.set_default_timeout(15_000)
             problems: list[str] = []
             site = cookie["url"]
             page.on("console", lambda line: problems.append(line.text) if _is_error(line) else None)

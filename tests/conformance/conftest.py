@@ -18,6 +18,7 @@ from tests.conformance.endpoint import Endpoint
 from tests.databases import DATABASES, marks_of
 from tests.inprocess import Worker, starting_workers
 from tests.testapp.models import AtMostOnce, InSets, Leased, Together, Transactional
+from workers.services import renewals
 
 QUEUES = {"N": AtMostOnce, "R": Leased, "S": Transactional, "T": Together, "I": InSets}
 
@@ -53,6 +54,12 @@ def endpoint(
     endpoint.close()
     critical = [record.getMessage() for record in caplog.get_records("call") if record.levelno >= logging.CRITICAL]
     assert critical == [], "nothing critical may be logged"
+
+
+@pytest.fixture
+def nothing_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the machine stands still for a moment, what waits behind a handler is not given to others: that costs it its place."""
+    monkeypatch.setattr(renewals, "STUCK_AFTER", 3_600.0)
 
 
 @pytest.fixture

@@ -206,7 +206,9 @@ def test_origin_defect_08_a_delay_is_taken_for_a_point_in_time(endpoint: Endpoin
 
 
 @modes("NRS")
-def test_origin_defect_09_there_is_no_order_within_a_second_and_a_retry_keeps_its_place(endpoint: Endpoint) -> None:
+def test_origin_defect_09_there_is_no_order_within_a_second_and_a_retry_keeps_its_place(
+    endpoint: Endpoint, nothing_is_stuck: None
+) -> None:
     """Here a burst is handled in the order in which it was sent, and who waits for a retry lets the others pass."""
 
     def act(message: Note, context: Context) -> None:

@@ -70,8 +70,8 @@ def test_when_cancelling_stop_on_message_should_interrupt_it_and_give_the_messag
     started = threading.Event()
 
     def act(message: Note, context: Context) -> None:
-        started.set()
         try:
+            started.set()
             spin()
         except WorkerStopped:
             interrupted.append(WorkerStopped)
@@ -80,7 +80,7 @@ def test_when_cancelling_stop_on_message_should_interrupt_it_and_give_the_messag
     endpoint.handle(act, policy=lambda failure: Discard("never asked"))
     endpoint.send(1)
     worker = endpoint.start()
-    started.wait(DEADLINE)
+    assert started.wait(DEADLINE)
 
     worker.ask_to_stop()
     assert worker.cancel() == 1
@@ -103,7 +103,7 @@ def test_when_cancelling_stop_on_message_at_most_once_should_keep_it_as_poison(e
     endpoint.handle(act, policy=lambda failure: Discard("never asked"))
     endpoint.send(1)
     worker = endpoint.start()
-    started.wait(DEADLINE)
+    assert started.wait(DEADLINE)
 
     assert worker.cancel() == 1
     worker.stop()
@@ -117,8 +117,8 @@ def test_when_stop_is_cancelled_should_interrupt_what_the_handler_made_of_it_all
     started = threading.Event()
 
     def act(message: Note, context: Context) -> None:
-        started.set()
         try:
+            started.set()
             spin()
         except Exception as error:
             raise RuntimeError("the handler's own view of it") from error
@@ -126,7 +126,7 @@ def test_when_stop_is_cancelled_should_interrupt_what_the_handler_made_of_it_all
     endpoint.handle(act, policy=lambda failure: Discard("never asked"))
     endpoint.send(1)
     worker = endpoint.start()
-    started.wait(DEADLINE)
+    assert started.wait(DEADLINE)
 
     worker.cancel()
     worker.stop()
@@ -141,8 +141,8 @@ def test_when_cancelling_stop_on_async_message_should_cancel_its_coroutine(endpo
     started = threading.Event()
 
     async def act(message: Note, context: Context) -> None:
-        started.set()
         try:
+            started.set()
             await asyncio.sleep(DEADLINE)
         except asyncio.CancelledError:
             cancelled.append(True)
@@ -151,7 +151,7 @@ def test_when_cancelling_stop_on_async_message_should_cancel_its_coroutine(endpo
     consumer(endpoint.queue, policy=lambda failure: endpoint.failures.append(failure))(act)
     endpoint.send(1)
     worker = endpoint.start()
-    started.wait(DEADLINE)
+    assert started.wait(DEADLINE)
 
     assert worker.cancel() == 1
     worker.stop()
@@ -166,14 +166,14 @@ def test_when_handler_ends_well_in_spite_of_the_cancelled_stop_should_end_the_me
     started = threading.Event()
 
     def act(message: Note, context: Context) -> None:
-        started.set()
         with contextlib.suppress(WorkerStopped):
+            started.set()
             spin()
 
     endpoint.handle(act)
     endpoint.send(1)
     worker = endpoint.start()
-    started.wait(DEADLINE)
+    assert started.wait(DEADLINE)
 
     worker.cancel()
     worker.stop()

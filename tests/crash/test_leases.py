@@ -40,8 +40,8 @@ def test_the_late_ack_of_a_lapsed_lease_changes_nothing_and_is_logged(scene: Sce
 
 @on_both
 def test_a_slow_handler_keeps_its_lease_beyond_the_lease_period(scene: Scene) -> None:
-    scene.workers("testapp.Leased", "--no-dispatcher", "--no-housekeeping")
-    scene.workers("testapp.Leased", "--no-dispatcher", "--no-housekeeping")
+    for _ in range(2):
+        scene.workers("testapp.Leased", "--no-dispatcher", "--no-housekeeping", dead_after=60)
     scene.send(Leased, "slow", sleep_ms=7000)  # the lease period is 5 s
 
     verdict = scene.drained()

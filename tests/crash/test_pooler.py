@@ -67,7 +67,7 @@ server_reset_query_always = 0
             )  # fmt: skip
         started.append(process)
         url = server.url(scene.name, port=port)
-        wait_until(lambda: answers(url), "the pooler answers", seconds=20)
+        wait_until(lambda: answers(url), "the pooler answers")
         return port
 
     yield start

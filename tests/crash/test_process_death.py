@@ -11,7 +11,7 @@ from tests.testapp.models import AtMostOnce, Leased, Transactional
 
 from .rig.scene import Scene
 from .rig.servers import on_both
-from .rig.waiting import wait_until
+from .rig.waiting import PATIENCE_SECONDS, wait_until
 
 
 def poison_of(message_id: object) -> PoisonMessage | None:
@@ -140,7 +140,7 @@ def test_children_of_a_killed_supervisor_finish_what_they_have_and_end(scene: Sc
 
     orphans = tree.children()
     psutil.Process(tree.pid).kill()
-    psutil.wait_procs(orphans, timeout=30)
+    psutil.wait_procs(orphans, timeout=PATIENCE_SECONDS)
 
     assert not any(orphan.is_running() for orphan in orphans)
     scene.send(Leased, "for the next life")
@@ -161,7 +161,7 @@ def test_a_killed_dispatcher_is_replaced_and_every_delayed_message_arrives_once(
         dispatcher = wait_until(lambda: tree.children("dispatcher"), "a dispatcher")[0]
         wait_until(lambda: "delayed dispatcher" in str(scene.execute("SELECT role FROM queueapp_leader")), "a leader")
         dispatcher.kill()
-        psutil.wait_procs([dispatcher], timeout=10)
+        psutil.wait_procs([dispatcher], timeout=PATIENCE_SECONDS)
 
     verdict = scene.drained()
     assert verdict.faultless, verdict

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from queueapp.models import DISPATCHER, HOUSEKEEPING, Subscriber
+from queueapp.models import DISPATCHER, HOUSEKEEPING, Leader, Now, Subscriber
 from tests.testapp.models import Leased, Transactional
 
 from .rig.scene import Scene
@@ -80,6 +80,7 @@ def test_one_tree_leads_the_dispatching_and_another_one_the_housekeeping(scene: 
     assert holds_for(lambda: {term for (term,) in scene.look("SELECT term FROM queueapp_leader")} == {1}, 6)
 
     keeps_house.kill()
+    Leader.objects.filter(role__startswith="housekeeping ").update(expires=Now())
     expire(3)
     wait_until(gone, "the third keeps house once the lease of the dead one is over")
     terms = {role.split()[0]: term for role, term in scene.look("SELECT role, term FROM queueapp_leader")}

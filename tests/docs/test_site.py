@@ -81,7 +81,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     built = tmp_path_factory.mktemp("site")
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(built)],
-        cwd=CHECKOUT, env=os.environ | {"NO_MKDOCS_2_WARNING": "true"}, capture_output=True, text=True, timeout=120,
+        cwd=CHECKOUT, env=os.environ | {"NO_MKDOCS_2_WARNING": "true"}, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr

@@ -1,7 +1,7 @@
 """The tutorial, as a newcomer follows it: each file is written, each command run, and what it prints compared.
 
-Once in an environment that begins empty, into which pip installs the wheel and from the registry what it needs; and once,
-for machines without one, beside the packages of this environment. Only what belongs to this machine is done otherwise, and
+In an environment that begins empty, into which pip installs the wheel and from the registry what it needs; or, on machines
+without one, beside the packages of this environment. Only what belongs to this machine is done otherwise, and
 said in ``STAND_INS``: where the database and the wheel are, and that nobody looks at the browser. In what a command prints,
 ``…`` stands for anything.
 """
@@ -124,6 +124,10 @@ STAND_INS: dict[str, Callable[[Newcomer], str | None]] = {
 }
 
 
+#: Who came to the end of it in this process.
+_followed: list[Newcomer] = []
+
+
 @pytest.fixture(params=["an empty environment", "the packages of this one"])
 def newcomer(
     request: pytest.FixtureRequest,
@@ -134,10 +138,12 @@ def newcomer(
     if connection.vendor != "postgresql":
         pytest.skip("the tutorial is about PostgreSQL")
     home, prepared = tmp_path / "mysite", None
-    home.mkdir()
     if request.param == "the packages of this one":
+        if _followed:
+            pytest.skip("the tutorial was followed in an empty environment already")
         prepared = tmp_path / "venv"
         installed(wheel, prepared, cwd=tmp_path)
+    home.mkdir()
     with django_db_blocker.unblock(), own_database() as database:
         names = {"HOST": "PGHOST", "PORT": "PGPORT", "USER": "PGUSER", "PASSWORD": "PGPASSWORD", "NAME": "PGDATABASE"}
         reached = {variable: str(database[name]) for name, variable in names.items() if database.get(name)}
@@ -169,3 +175,4 @@ def test_the_tutorial_works_as_it_is_written(newcomer: Newcomer) -> None:
             assert expected or "listpoison" not in command or not printed
     assert not newcomer.in_the_browser
     assert sum("runqueueworker" in command for command in newcomer.done) == 3
+    _followed.append(newcomer)

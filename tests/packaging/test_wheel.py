@@ -37,7 +37,7 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> str:
     """What the command prints; its output is in the error when it fails."""
     done = subprocess.run(
         [str(part) for part in command], cwd=cwd, env=ENVIRONMENT | environment, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, f"{command} failed:\n{done.stdout}\n{done.stderr}"
     return done.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from time import monotonic
 
 from queueapp import Context, Poison, RetryNow, consumer
@@ -34,14 +35,20 @@ def test_when_handler_passes_its_time_limit_should_interrupt_it(endpoint: Endpoi
 
 @modes("S")
 def test_when_handler_passes_its_time_limit_should_undo_what_it_wrote(endpoint: Endpoint) -> None:
+    spinning = threading.Event()
+
     def act(message: Note, context: Context) -> None:
         Effect.objects.using(endpoint.alias).create(name=f"attempt {context.attempt}")
         if context.attempt == 1:
-            spin()
+            spinning.set()
+            try:
+                spin()
+            finally:
+                spinning.clear()
 
     endpoint.handle(act, timeout=0.1)
     endpoint.send(1)
-    endpoint.start()
+    endpoint.start(limits_hold=spinning.is_set)
 
     endpoint.wait_until_empty()
 

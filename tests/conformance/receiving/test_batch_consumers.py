@@ -28,6 +28,7 @@ from queueapp import (
     consumer,
     message_type,
 )
+from queueapp.sql import backend_of
 from tests.conformance.endpoint import Endpoint, Note, modes
 from tests.inprocess import eventually
 from tests.testapp.messages import Nop
@@ -95,7 +96,10 @@ def test_a_handler_gets_a_list(endpoint: Endpoint) -> None:
 
 
 @modes("R")
-def test_fast_handlers_have_several_batches_claimed_at_once_and_are_called_with_one(endpoint: Endpoint) -> None:
+def test_fast_handlers_have_several_batches_claimed_at_once_and_are_called_with_one(
+    endpoint: Endpoint, settings: Any
+) -> None:
+    settings.QUEUEAPP = settings.QUEUEAPP | {"BATCH_TARGET": 30}  # however slow the machine is, they are fast
     batches = Batches(endpoint, batch=10)
     endpoint.send_many(1000)
     worker = endpoint.start(concurrency=1)
@@ -276,13 +280,19 @@ def test_what_cannot_be_read_is_no_part_of_a_call(endpoint: Endpoint) -> None:
 
 
 def test_a_call_has_one_time_limit(endpoint: Endpoint) -> None:
-    def act(messages: list[Note], context: BatchContext) -> None:
-        while 2 in [message.number for message in messages]:
-            time.sleep(0.01)
+    hanging = threading.Event()
 
-    batches = Batches(endpoint, act, timeout=0.3, policy=lambda failure: Poison("late"))
+    def act(messages: list[Note], context: BatchContext) -> None:
+        try:
+            while 2 in [message.number for message in messages]:
+                hanging.set()
+                time.sleep(0.01)
+        finally:
+            hanging.clear()
+
+    batches = Batches(endpoint, act, timeout=0.1, policy=lambda failure: Poison("late"))
     endpoint.send_many(4)
-    endpoint.start(concurrency=1)
+    endpoint.start(concurrency=1, limits_hold=hanging.is_set)
     endpoint.wait_until_empty()
 
     late = 4 if is_once(endpoint) else 1
@@ -347,17 +357,28 @@ def test_more_are_waited_for_before_a_batch_that_is_not_full(endpoint: Endpoint)
 
 @modes("R")
 def test_all_leases_of_a_call_are_renewed(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint.queue.delivery, "lease_period", timedelta(seconds=1))
+    monkeypatch.setattr(endpoint.queue.delivery, "lease_period", timedelta(seconds=3))
+    extended, release = threading.Event(), threading.Event()
 
     def act(messages: list[Note], context: BatchContext) -> None:
         context.extend()
-        time.sleep(2.5)
+        extended.set()
+        release.wait()
 
     batches = Batches(endpoint, act)
     endpoint.send_many(20)
     endpoint.start(concurrency=1)
-    eventually(lambda: batches.calls)
-    other = endpoint.start(concurrency=1)
+    try:
+        eventually(extended.is_set)
+        other = endpoint.start(concurrency=1)
+        # Of the claim: what the handler has extended is not committed.
+        ends = max(endpoint.rows.values_list("lease_expires", flat=True))
+        connection = connections[endpoint.alias]
+        eventually(lambda: backend_of(connection).now(connection) > ends)
+        looks = other.pump.stats.peeks
+        eventually(lambda: other.pump.stats.peeks > looks + 1)
+    finally:
+        release.set()
     endpoint.wait_until_empty()
 
     assert batches.calls == [list(range(20))]

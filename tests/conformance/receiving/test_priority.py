@@ -89,7 +89,7 @@ each = pytest.mark.parametrize("market", CASES, indirect=True)
 
 
 @each
-def test_priority_one_task_handles_the_highest_first_and_all_of_them(market: Market) -> None:
+def test_priority_one_task_handles_the_highest_first_and_all_of_them(market: Market, nothing_is_stuck: None) -> None:
     prices = [(n * 7_919) % 400 * 10**15 for n in range(400)]
     market.bid(*prices)
     market.handle()
@@ -100,7 +100,7 @@ def test_priority_one_task_handles_the_highest_first_and_all_of_them(market: Mar
 
 
 @each
-def test_priority_newcomer_is_handled_next(market: Market) -> None:
+def test_priority_newcomer_is_handled_next(market: Market, nothing_is_stuck: None) -> None:
     """Sent while one task works through a backlog whose every price is lower."""
     gate, at_gate = threading.Event(), threading.Event()
 

@@ -180,14 +180,20 @@ def test_a_commit_that_fails_is_the_failure_of_one(endpoint: Endpoint) -> None:
 
 
 def test_one_over_its_time_limit_takes_nobody_with_it(endpoint: Endpoint) -> None:
+    hanging = threading.Event()
+
     def act(message: Note, context: Context) -> None:
         if message.number == 5:
-            while True:
-                time.sleep(0.01)
+            hanging.set()
+            try:
+                while True:
+                    time.sleep(0.01)
+            finally:
+                hanging.clear()
 
-    Commits(endpoint, act, timeout=0.5, policy=lambda failure: Poison("seen"))
+    Commits(endpoint, act, timeout=0.1, policy=lambda failure: Poison("seen"))
     endpoint.send_many(12)
-    endpoint.start(concurrency=1)
+    endpoint.start(concurrency=1, limits_hold=hanging.is_set)
     endpoint.wait_until_empty()
 
     assert effects(endpoint) == [number for number in range(12) if number != 5]

@@ -492,14 +492,14 @@ def test_what_is_not_compressed_as_it_says_is_undecodable(suffix: str) -> None:
 
 def test_a_content_type_of_a_stranger_is_not_followed_for_ever() -> None:
     """``+zlib`` for each of 60,000 times took 9 seconds, and a worker's thread."""
-    begun = time.monotonic()
+    begun = time.thread_time()  # a machine that stands still is no fault of it
     for times, body in ((60_000, None), (wrapping.MOST_STEPS + 1, b"{}"), (60_000, zlib.compress(b"{}"))):
         content_type = "application/json" + "+zlib" * times
         assert wrapping.is_wrapped(content_type)
         assert not wrapping.is_secret(content_type)
         with pytest.raises(UndecodableMessage, match="more than 16 times"):
             wrapping.opened(body, content_type, {}, messages.new_id(), "default")
-    assert time.monotonic() - begun < 3
+    assert time.thread_time() - begun < 3
     most, body = "application/json", b"{}"
     for _ in range(wrapping.MOST_STEPS):
         most, body = f"{most}+zlib", zlib.compress(body)

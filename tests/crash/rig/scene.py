@@ -21,7 +21,7 @@ from ..workload.messages import Act
 from .migrating import migrate
 from .processes import CeleryTree, Program, Tree, environment
 from .server import TEMPLATE, PrivateServer
-from .waiting import wait_until
+from .waiting import PATIENCE_SECONDS, wait_until
 
 _numbers = itertools.count(1)
 
@@ -157,7 +157,7 @@ class Scene:
         )
         return int(self.look(f"SELECT {' + '.join(counts)}")[0][0])
 
-    def drained(self, seconds: float = 60.0) -> ledger.Verdict:
+    def drained(self, seconds: float = PATIENCE_SECONDS) -> ledger.Verdict:
         """Wait until nothing waits any more, then let the oracle judge."""
         wait_until(lambda: self.waiting() == 0, "all queues and the delayed store are empty", seconds)
         return self.verdict()

@@ -28,7 +28,7 @@ HOLDER = "holder"
 #: How long a session looks for rows that it could hold.
 LOOK_FOR_ROWS_SECONDS = 3.0
 #: How long a worker of Celery that is starting is waited for.
-START_SECONDS = 30.0
+START_SECONDS = 60.0
 
 
 @dataclass

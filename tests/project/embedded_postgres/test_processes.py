@@ -40,7 +40,7 @@ def test_server_is_shared_and_stops_after_its_last_user(data: Path, start: Calla
     assert second.ask_again() == url
     assert postmaster_of(data) == postmaster
     second.leave()
-    until(lambda: is_stopped(data), LINGER_SECONDS + 20)
+    until(lambda: is_stopped(data), LINGER_SECONDS + DEADLINE_SECONDS)
     assert not is_running(postmaster)
     assert not Path(url.partition("host=")[2]).exists()
 
@@ -65,7 +65,7 @@ def test_server_stops_when_its_only_user_is_killed(data: Path, start: Callable[.
     user = start()
     user.url()
     user.kill()
-    until(lambda: is_stopped(data), LINGER_SECONDS + 20)
+    until(lambda: is_stopped(data), LINGER_SECONDS + DEADLINE_SECONDS)
 
 
 def test_eight_first_users_at_once_get_one_server(data: Path, start: Callable[..., User]) -> None:
@@ -87,7 +87,7 @@ def test_killed_keeper_is_replaced_and_the_server_goes_on(data: Path, start: Cal
     [successor] = keepers_of(data)
     assert successor.pid != keeper.pid
     user.leave()
-    until(lambda: is_stopped(data), LINGER_SECONDS + 20)
+    until(lambda: is_stopped(data), LINGER_SECONDS + DEADLINE_SECONDS)
 
 
 def test_killed_postmaster_is_started_again_with_what_was_committed(data: Path, start: Callable[..., User]) -> None:
@@ -150,7 +150,7 @@ def test_stale_pid_file_that_names_a_living_process_does_not_hinder(data: Path, 
     user = start()
     user.url()
     user.leave()
-    until(lambda: is_stopped(data), LINGER_SECONDS + 20)
+    until(lambda: is_stopped(data), LINGER_SECONDS + DEADLINE_SECONDS)
     file = home_of(data).postmaster_file
     file.write_text(f"{os.getpid()}\n{home_of(data).data}\n1\n5432\n/tmp\n\n1 1\nready\n")
     shutil.chown(file, home_of(data).path.stat().st_uid)
@@ -179,7 +179,7 @@ def test_forked_child_is_a_user_of_its_own(data: Path, start: Callable[..., User
         assert not home_of(data).is_free("server")
         time.sleep(0.1)
     os.kill(child, signal.SIGKILL)
-    until(lambda: is_stopped(data), LINGER_SECONDS + 20)
+    until(lambda: is_stopped(data), LINGER_SECONDS + DEADLINE_SECONDS)
 
 
 FORK = """
@@ -211,7 +211,7 @@ def test_cluster_of_another_version_is_refused_in_one_line(data: Path, start: Ca
     user = start()
     user.url()
     user.leave()
-    until(lambda: is_stopped(data), LINGER_SECONDS + 20)
+    until(lambda: is_stopped(data), LINGER_SECONDS + DEADLINE_SECONDS)
     (home_of(data).data / "PG_VERSION").write_text("17\n")
     error = start().error()
     assert "was made by PostgreSQL 17" in error

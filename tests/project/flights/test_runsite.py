@@ -59,7 +59,7 @@ def test_site_admin_and_workers_run_until_they_are_stopped(
         printed = read_until(site, "Ctrl-C stops everything")
         name, password = re.search(r"user (\S+), password (\S+)", printed).groups()
         assert authenticate(username=name, password=password).is_superuser
-        assert answers(port)
+        eventually(lambda: answers(port), PATIENCE)
         FlightDelays.send(flight())
         eventually(lambda: DelayFigure.objects.filter(late=1).exists(), PATIENCE)
         workers = eventually(worker_processes, PATIENCE)

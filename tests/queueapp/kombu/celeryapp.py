@@ -82,9 +82,9 @@ def dies(path: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@app.task(soft_time_limit=0.1, time_limit=0.2)
-def overruns(name: str) -> None:
-    time.sleep(0.5)
+@app.task(soft_time_limit=0.1, time_limit=60)
+def overruns(name: str, seconds: float = 0.5) -> None:
+    time.sleep(seconds)
     _effect(name)
 
 

@@ -228,12 +228,12 @@ def test_threads_have_no_time_limits(shared: Tree) -> None:
 
 
 def test_a_rate_limit_is_kept(shared: Tree) -> None:
-    for _ in range(4):
+    for _ in range(6):
         celeryapp.limited.delay("limited")
 
-    eventually(lambda: len(effects("limited")) == 4)
+    eventually(lambda: len(effects("limited")) == 6)
     first, *_, last = Effect.objects.filter(name="limited").order_by("pk").values_list("at", flat=True)
-    assert last - first > timedelta(seconds=1), "two a second"
+    assert last - first > timedelta(seconds=1), "two a second, though the first may be late"
     eventually(lambda: not waits())
 
 

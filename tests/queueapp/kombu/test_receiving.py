@@ -321,7 +321,7 @@ def test_what_is_handed_out_too_often_is_poison(alias: str) -> None:
 
 
 def test_a_lease_is_renewed_while_the_consumer_works(alias: str) -> None:
-    with kombu.Connection(f"queueapp://{alias}", transport_options={"visibility_timeout": 1.0}) as conn:
+    with kombu.Connection(f"queueapp://{alias}", transport_options={"visibility_timeout": 3.0}) as conn:
         publish(conn, "x")
         found: list[Any] = []
         kombu.Consumer(conn.channel(), [kombu.Queue("q")], on_message=found.append).consume()
@@ -347,7 +347,7 @@ def test_what_was_read_ahead_and_not_delivered_is_for_others(conn: Any, alias: s
     consume("q", prefetch=1)
     (transport,) = {channel._transport for channel in conn.transport.channels}
     transport._looking.ahead, transport._looking.read_at = 8, time.monotonic()  # as after a burst
-    conn.drain_events(timeout=1)
+    conn.drain_events(timeout=30)
     assert rows(alias).exclude(lease_token=None).count() > 1
 
     eventually(lambda: rows(alias).exclude(lease_token=None).count() == 1)
@@ -364,7 +364,7 @@ def test_a_queue_that_is_cancelled_is_left_to_others(conn: Any, alias: str) -> N
     consumer.consume()
     looking = consumer.channel._transport._looking
     looking.ahead, looking.read_at = 8, time.monotonic()  # as after a burst
-    conn.drain_events(timeout=1)
+    conn.drain_events(timeout=30)
 
     consumer.cancel_by_queue("q")
 

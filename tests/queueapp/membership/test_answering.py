@@ -124,7 +124,7 @@ def test_nobody_watches_the_connection_of_a_task_while_its_handler_runs(
 
 @pytest.fixture
 def peer_watch(settings: Any) -> Iterator[None]:
-    settings.QUEUEAPP = {"DATABASE_TIMEOUT": 1}
+    settings.QUEUEAPP = {"DATABASE_TIMEOUT": 2}
     watch = PeerWatch()
     watch.start()
     yield

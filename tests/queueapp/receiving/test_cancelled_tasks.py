@@ -356,7 +356,8 @@ def test_a_handler_that_is_cut_off_while_it_receives_leaves_its_threads_connecti
     Transactional.send_many([{}, {}])
     open_blocks: list[bool] = []
 
-    @consumer(Leased, timeout=0.2, attempts=2, retry_delay=0)
+    # More attempts than two: on a busy machine the second one may be over its limit as well, while it connects.
+    @consumer(Leased, timeout=0.2, attempts=20, retry_delay=0)
     async def handle(message: Ping, context: Context) -> None:
         open_blocks.append(transaction.get_connection().in_atomic_block)
         if context.attempt == 1:
@@ -371,6 +372,7 @@ def test_a_handler_that_is_cut_off_while_it_receives_leaves_its_threads_connecti
     eventually(lambda: not Leased.objects.exists())
     worker.stop()
 
-    assert open_blocks == [False, False]
+    assert len(open_blocks) >= 2
+    assert not any(open_blocks)
     assert Effect.objects.get().name == "second attempt"
     assert_free(Transactional, 2)

@@ -35,7 +35,7 @@ def waiting(server: Server) -> Iterator[threading.Event]:
     try:
         yield has_it
     finally:
-        thread.join(10)
+        thread.join(60)
     assert not thread.is_alive()
 
 
@@ -46,7 +46,7 @@ def test_second_waits_until_the_first_is_done_and_not_until_its_session_ends(ser
     with waiting(server) as has_it:
         assert not has_it.wait(1.5), "two of them have it"
         server.backend.unlock_migrations(first)
-        assert has_it.wait(10), "the session is still open, and has the lock"
+        assert has_it.wait(60), "the session is still open, and has the lock"
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["migrated", "failed"])
@@ -69,7 +69,7 @@ def test_lock_is_free_after_the_command_while_its_session_lives_on(
 
     with waiting(server) as has_it:
         try:
-            assert has_it.wait(5), "the session is still open, and has the lock"
+            assert has_it.wait(60), "the session is still open, and has the lock"
         finally:
             lock.close()
 

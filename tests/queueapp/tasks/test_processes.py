@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from queueapp.models import PoisonMessage
+from queueapp.models import Now, PoisonMessage
 from queueapp.tasks.framework import TaskResultStatus, task_backends
 from queueapp.tasks.models import Result, TaskQueue
 from tests.inprocess import DEADLINE, eventually
@@ -117,6 +118,7 @@ def test_the_death_of_a_whole_tree_leaves_no_task_running(start: Any, tmp_path: 
         os.kill(process, signal.SIGKILL)
     tree.process.wait()
 
+    TaskQueue.objects.update(lease_expires=Now() - timedelta(seconds=1))  # half a minute later
     eventually(lambda: status_of(result) == TaskResultStatus.READY, 4 * DEADLINE)
     (tmp_path / "go").touch()
     start()

@@ -107,7 +107,7 @@ def test_fairness_model_round_robin_among_processes(start_tree: Callable[..., Tr
     tree = start_tree(label(InTurns), "--processes", "3", "--concurrency", "4")
     tree.wait_for_workers(3)
     tree.wait_until_workers_know_each_other()
-    InTurns.send_many(Ping(name=str(number), sleep_ms=300) for number in range(6))
+    InTurns.send_many(Ping(name=str(number), sleep_ms=1500) for number in range(6))
     eventually(lambda: Effect.objects.count() == 6, 60)
     assert by_process() == [2, 2, 2]
 
@@ -118,7 +118,7 @@ def test_fairness_model_proportional_among_processes(start_tree: Callable[..., T
     trees[0].wait_for_workers(2)
     trees[0].wait_until_workers_know_each_other()
     assert sorted(Subscriber.objects.values_list("backlog", flat=True)) == [2, 6]
-    InProportion.send_many(Ping(name=str(number), sleep_ms=500) for number in range(4))
+    InProportion.send_many(Ping(name=str(number), sleep_ms=1500) for number in range(4))
     eventually(lambda: Effect.objects.count() == 4)
     assert by_process() == [1, 3]
 

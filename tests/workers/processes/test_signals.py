@@ -35,7 +35,7 @@ print("stopped")
 def test_a_signal_in_the_middle_of_the_wait_for_it_stops_the_process() -> None:
     done = subprocess.run(
         [sys.executable, "-c", IN_THE_MIDDLE_OF_A_WAIT], cwd=CHECKOUT, env=os.environ | {"PYTHONPATH": str(CHECKOUT)},
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, timeout=120,
     )  # fmt: skip
 
     assert done.stdout == "stopped\n", done.stderr

@@ -313,13 +313,13 @@ def test_large_claims_of_a_queue_with_levels_take_turns_but_not_for_long(monkeyp
     with claims.claim(500):
         small = threading.Thread(target=second, args=(1,))
         small.start()
-        small.join(5)
+        small.join(30)
         assert began.is_set(), "a small claim does not wait"
         began.clear()
         patient = threading.Thread(target=second, args=(500,))
         patient.start()
-        assert began.wait(5), "nobody waits for long behind one that hangs"
-        patient.join(5)
+        assert began.wait(30), "nobody waits for long behind one that hangs"
+        patient.join(30)
 
 
 @settings(max_examples=300)

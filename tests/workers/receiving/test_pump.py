@@ -17,7 +17,7 @@ from queueapp.membership.circuit_breaker import CircuitBreaker, State
 from queueapp.models import Now
 from tests.conformance.gate import Gate
 from tests.databases import statements_of
-from tests.inprocess import Worker, eventually, real_commits
+from tests.inprocess import DEADLINE, Worker, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import AtMostOnce, Leased, Transactional
 from workers.receiving import crew, desk, pump
@@ -84,7 +84,7 @@ def test_after_a_task_has_ended_it_looks_once_more_soon(start_worker: Start, set
     handle(Leased, lambda message, context: handled.set())
     send(Leased, 1)
     worker = start_worker(Leased)
-    assert handled.wait(10)
+    assert handled.wait(DEADLINE)
 
     send(Leased, 1)  # and nobody tells, as if a wake-up had been throttled
 
@@ -118,7 +118,7 @@ def test_a_message_that_somebody_holds_is_not_claimed_again_and_again(start_work
 
             sender = threading.Thread(target=on_its_own_connection)
             sender.start()
-            sender.join(10)
+            sender.join(DEADLINE)
 
         send_elsewhere(1)  # a later transaction has ended: from now on a look takes the row for free
         eventually(lambda: worker.pump.stats.handled == 1)
@@ -311,12 +311,12 @@ def test_helpers_without_work_end(start_worker: Start, monkeypatch: pytest.Monke
 def test_slow_claims_do_not_make_batches_small(
     start_worker: Start, monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
-    settings.QUEUEAPP = settings.QUEUEAPP | {"BATCH_TARGET": 0.01}
+    settings.QUEUEAPP = settings.QUEUEAPP | {"BATCH_TARGET": 0.1}
     really_claim = statements_of(connections["default"]).claim_by_lease
     never = threading.Event()
 
     def slowly(self: Any, *arguments: Any) -> Any:
-        never.wait(0.03)  # as on a busy machine
+        never.wait(0.15)  # as on a busy machine
         return really_claim(self, *arguments)
 
     monkeypatch.setattr(statements_of(connections["default"]), "claim_by_lease", slowly)

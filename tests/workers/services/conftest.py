@@ -17,10 +17,10 @@ from workers.services import renewals as renewals_module
 
 @pytest.fixture
 def fast(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leases of two seconds."""
+    """Leases of three seconds."""
     settings.QUEUEAPP = {"PEEK_DELAY": 0.1, "RETRY_DELAY": 0}
     for queue in (Leased, Urgent):
-        monkeypatch.setattr(queue.delivery, "lease_period", timedelta(seconds=2))
+        monkeypatch.setattr(queue.delivery, "lease_period", timedelta(seconds=3))
 
 
 @pytest.fixture

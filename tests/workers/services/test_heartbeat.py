@@ -171,7 +171,7 @@ def test_a_worker_of_this_host_without_proof_of_life_is_a_reason_to_be_careful(s
 def test_a_worker_of_another_host_that_misses_its_heartbeats_is_a_reason_to_be_careful(
     start_worker: Start, settings: Any
 ) -> None:
-    settings.QUEUEAPP = settings.QUEUEAPP | {"HEARTBEAT_INTERVAL": 0.5}
+    settings.QUEUEAPP = settings.QUEUEAPP | {"HEARTBEAT_INTERVAL": 1}
     late = stranger()
     worker = start_worker(Leased, heartbeat=True)
     assert worker.pump.careful is False
@@ -262,7 +262,7 @@ def test_careful_workers_record_each_hand_out_and_handle_everything_once(start_w
 
     other.close()
 
-    assert handled == list(range(100))
+    assert sorted(handled) == list(range(100))
     assert min(handed_out) > 0, "others see it before the handler runs"
     assert max(handed_out) <= FEW
 

@@ -32,7 +32,7 @@ def test_a_handler_that_holds_its_own_row_is_renewed_after_it_let_go(start_worke
             gate.enter()
         gate.enter()
 
-    worker = start_worker(Leased)
+    worker = start_worker(Leased, concurrency=1)
     Leased.send(Nop(1, ""))
     eventually(lambda: gate.inside == 1)
     first = expiry(Leased, seqs[0])
@@ -85,7 +85,7 @@ def test_a_lost_connection_costs_no_lease(start_worker: Start, gate: Gate) -> No
     def handler(message: Nop) -> None:
         gate.enter()
 
-    start_worker(Leased)
+    start_worker(Leased, concurrency=1)
     Leased.send(Nop(1, ""))
     eventually(lambda: gate.inside == 1)
     (seq,) = seqs_of(Leased)

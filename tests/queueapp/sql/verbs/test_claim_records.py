@@ -165,7 +165,7 @@ def test_a_lease_that_is_lengthened_in_an_open_transaction_keeps_its_place(serve
     """It was alive when that was asked for; when it commits it has never lapsed."""
     fill(2, server.alias)
     one = Claimer(server.alias)
-    token, (seq,) = one.claim(1, 1, lease_ms=400)
+    token, (seq,) = one.claim(1, 1, lease_ms=2_000)
     extended, commit, got = threading.Event(), threading.Event(), list[Any]()
 
     def lengthen() -> None:
