@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.contrib import admin, messages
 from django.contrib.admin.options import IncorrectLookupParameters
-from django.contrib.admin.utils import quote
+from django.contrib.admin.utils import quote, unquote
 from django.contrib.admin.views.main import ERROR_FLAG, SEARCH_VAR, ChangeList
 from django.db import DatabaseError, DataError, InterfaceError, connections, router, transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
@@ -22,6 +22,7 @@ from django.utils.http import urlencode
 from .. import delayed, registry
 from ..models import QueueControl
 from ..sql import ErrorKind, backend_of
+from .showing import untrusted
 
 PARAMETER = "database"
 
@@ -68,6 +69,16 @@ class StrictChangeList(ChangeList):
         return str(self.model_admin.url_of(result))
 
 
+class Named(NamedTuple):
+    """What Django's templates ask of an object: its key, and a name. The name is one that was made harmless."""
+
+    pk: Any
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
 class OfDatabases(admin.ModelAdmin):
     """A page over a table that may be in several databases."""
 
@@ -109,6 +120,19 @@ class OfDatabases(admin.ModelAdmin):
             filters[PARAMETER] = database
         url = reverse(f"{self.admin_site.name}:{self.opts.app_label}_{self.opts.model_name}_changelist")
         return f"{url}?{urlencode(filters)}" if filters else url
+
+    def named_row(self, row: Any) -> Named:
+        """A row as Django's templates link to it: by the key that says in which database it is."""
+        return Named(self.key_of(row), untrusted.visible(str(row))[:100])
+
+    def history_title(self, row: Any) -> str:
+        return f"History of {self.opts.verbose_name} {self.named_row(row)}"
+
+    def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
+        """Who did what to a row, and when."""
+        row = self.get_object(request, unquote(object_id))
+        named = {} if row is None else {"object": self.named_row(row), "title": self.history_title(row)}
+        return super().history_view(request, object_id, {**named, **(extra_context or {})})
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return StrictChangeList

@@ -83,7 +83,7 @@ class Figures:
             if one.name == "subscriptions":
                 continue
             if one.name in ("age_of_oldest_lease", "seconds_behind"):
-                told = None if told is None else statistics.span(told)
+                told = None if told is None else display.of_seconds(told)
             found.append((one.name, UNKNOWN if told is None else f"{told:,}" if isinstance(told, int) else str(told)))
         return found
 

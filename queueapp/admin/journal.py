@@ -79,6 +79,10 @@ class JournalAdmin(MessageAdmin):
     def delete_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> Any:
         raise PermissionDenied
 
+    def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> Any:
+        """Nobody does anything to one."""
+        raise PermissionDenied
+
     def queues_of_body(self, message: JournalEntry) -> set[str]:
         """Those that it was published to, whether they took it or not. Of a message that was for no queue the permission to view
         the journal is enough."""

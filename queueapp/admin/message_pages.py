@@ -39,6 +39,15 @@ _HEAD = 8192
 #: Facts about a message, in groups: (title, [(name, value), ...]).
 Facts = list[tuple[str, list[tuple[str, Any]]]]
 
+#: What a failed attempt led to, by the name under which it is written down.
+_VERDICTS = {
+    "RetryNow": "retried at once",
+    "RetryLater": "retried later",
+    "Poison": "kept as poison",
+    "Discard": "discarded",
+    "Requeued": "requeued by hand",
+}
+
 _PART_OF_ID = re.compile(r"[0-9a-f]{4,32}")
 
 
@@ -47,16 +56,6 @@ class Button(NamedTuple):
 
     operation: Operation
     post_to: str
-
-
-class Named(NamedTuple):
-    """What Django's templates ask of an object: its key, and a name. The name is one that was made harmless."""
-
-    pk: Any
-    name: str
-
-    def __str__(self) -> str:
-        return self.name
 
 
 class MessageAdmin(OfDatabases):
@@ -194,7 +193,8 @@ class MessageAdmin(OfDatabases):
 
     def describe(self, row: Any) -> Any:
         """One line about a message, for confirm pages."""
-        return format_html("{} · {}", getattr(row, self.id_field), self.type_name(row))
+        identity = getattr(row, self.id_field)
+        return format_html("{} · {}", identity, self.type_name(row)) if self.message_type(row) else identity
 
     # -- the page of one message ----------------------------------------------------------------------------------
 
@@ -234,7 +234,8 @@ class MessageAdmin(OfDatabases):
             "title": self.title_of(message),
             "opts": self.opts,
             "selected": message.pk,
-            "original": Named(self.key_of(message), untrusted.visible(str(message))[:100]),
+            "original": self.named_row(message),
+            "has_history": bool(self.operations),
             "change": True,
             "is_popup": False,
             "has_view_permission": True,
@@ -302,6 +303,10 @@ class MessageAdmin(OfDatabases):
             raise PermissionDenied
         return self.page_of(request, object_id, ask)
 
+    def history_title(self, row: Any) -> str:
+        title = self.title_of(row)
+        return f"History of {title[0].lower()}{title[1:]}"
+
     def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> Any:
         """The log entries of one message."""
         show = super().history_view
@@ -345,10 +350,16 @@ class MessageAdmin(OfDatabases):
         if not any(field.name == "failures" for field in self.opts.local_concrete_fields):
             return []
         history = read_failures(message.failures)
-        names = ("attempt", "exception", "verdict", "host", "process")
+        names = ("attempt", "exception", "host", "process")
         return [
             {name: untrusted.visible(str(entry.get(name, "")))[:500] for name in names}
-            | {"at": display.told_moment(entry.get("at"))}
+            | {"at": display.told_moment(entry.get("at")), "then": _then(entry.get("verdict", ""))}
             for entry in history[-50:]
             if isinstance(entry, dict)
         ]
+
+
+def _then(verdict: Any) -> str:
+    """What became of the message after a failed attempt, in words."""
+    name = untrusted.visible(str(verdict))[:500]
+    return _VERDICTS.get(name, name)

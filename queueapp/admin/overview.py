@@ -7,6 +7,7 @@ history of who did what. Every button is a POST with a CSRF token and needs ``qu
 from __future__ import annotations
 
 from contextlib import nullcontext
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -24,11 +25,10 @@ from .. import registry
 from ..errors import QueueNotFound
 from ..flow import in_force
 from ..models import NO_QUEUES, DelayedMessage, PoisonMessage, QueueControl, Subscriber
-from ..operating.statistics import in_words, span
+from ..operating.statistics import in_words
 from ..sending.accepting import alias_of
-from .databases import PARAMETER, told_of
+from .databases import PARAMETER, Named, told_of
 from .figures import Figures, of_all_queues
-from .message_pages import Named
 from .operations import Options, ask
 from .queue_operations import OPERATIONS, QueueOperation
 from .read_only import ReadOnlyAdmin
@@ -157,7 +157,7 @@ class OverviewAdmin(ReadOnlyAdmin):
     @staticmethod
     def _notes(figures: Figures) -> list[str]:
         of = figures.of
-        left = [f"{one}; the oldest is {span(one.oldest_seconds)} old" for one in of.stranded]
+        left = [f"{one}; the oldest is {display.of_seconds(one.oldest_seconds)} old" for one in of.stranded]
         return [text for text in (of.error, of.note, *map(in_words, of.trouble), *left, *map(str, of.unserved)) if text]
 
     def _state(self, figures: Figures) -> SafeString:
@@ -187,7 +187,11 @@ class OverviewAdmin(ReadOnlyAdmin):
         tasks = figures.control.concurrency
         by, at = f"by {figures.changed_by or 'a script'}", display.moment(figures.control.changed_at)
         values = ((name, getattr(figures.control, name)) for name in in_force.SETTABLE)
-        set_ = [f"{name.replace('_', ' ')} {value}" for name, value in values if value is not None]
+        set_ = [
+            f"{name.replace('_', ' ')} {display.in_full(value) if isinstance(value, timedelta) else value}"
+            for name, value in values
+            if value is not None
+        ]
         return [*([f"{display.tasks(tasks)} per process"] if tasks is not None else []), *set_, by, at]
 
     @staticmethod

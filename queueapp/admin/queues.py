@@ -260,7 +260,7 @@ class QueueAdmin(MessageAdmin):
             return display.badge(state.tone, state.value)
         # The title holds what "left" and "ago" are counted from.
         tag = display.badge(state.tone, state.value, f"lease until {until.isoformat()}")
-        return display.below(tag, text)
+        return display.below(tag, untrusted.breakable(text))
 
     def holder_name(self, row: Any) -> str:
         """host:process of the lease's holder; a script's receive is no subscriber, and has only its token."""

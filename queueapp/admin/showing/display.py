@@ -15,7 +15,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.timezone import localtime
 
-from .untrusted import inline
+from .untrusted import breakable, inline
 
 Tone = Literal["quiet", "good", "busy", "warn", "bad"]
 
@@ -52,6 +52,21 @@ def duration(span: timedelta) -> str:
         if len(parts) == 2:
             break
     return " ".join(part for part in parts if not part.startswith("0 "))
+
+
+def in_full(span: timedelta) -> str:
+    """A span of time in all of its units: what is set must not look rounded. "1 d 30 s", "100 ms"."""
+    parts, rest = [], round(span.total_seconds() * 1000)
+    for unit, length in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000), ("ms", 1)):
+        count, rest = divmod(rest, length)
+        if count:
+            parts.append(f"{count} {unit}")
+    return " ".join(parts) or "0 s"
+
+
+def of_seconds(seconds: float | None) -> str:
+    """A duration that statistics give in seconds; a dash for one that is not known."""
+    return "\u2013" if seconds is None else duration(timedelta(seconds=max(0.0, seconds)))
 
 
 def moment(at: datetime | None) -> Any:
@@ -110,6 +125,11 @@ def messages(count: int, cap: int | None = None) -> str:
     return f"{number} message" if count == 1 else f"{number} messages"
 
 
+def counted(count: int, one: str, many: str) -> str:
+    """ "1 copy", "3,000 copies"."""
+    return f"{count:,} {one if count == 1 else many}"
+
+
 def tasks(count: int) -> str:
     """ "1 task", "8 tasks"."""
     return "1 task" if count == 1 else f"{count:,} tasks"
@@ -129,4 +149,4 @@ def queue_link(label: str, queue: Any, admin_site: Any, request: Any) -> Any:
         return inline(label)
     meta = queue._meta
     url = reverse(f"{admin_site.name}:{meta.app_label}_{meta.model_name}_changelist")
-    return format_html('<a href="{}">{}</a>', url, label)
+    return format_html('<a href="{}">{}</a>', url, breakable(label))

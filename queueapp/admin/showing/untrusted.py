@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import msgspec
-from django.utils.html import format_html
-from django.utils.safestring import SafeString
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString, mark_safe
 
 from ...messages.visible import visible as visible
 
@@ -27,13 +27,19 @@ SHOWN_HEADERS = 200
 SHOWN_HEADER = 4096
 #: Deeper JSON is not indented further: ``[[[[...`` would turn one kilobyte into megabytes of blanks.
 _DEEPEST_INDENT = 40
+_AFTER_DOT = re.compile(r"(?<=\w\.)(?=[^\W\d])")
 
 
 def inline(text: Any, longest: int = 80) -> SafeString:
     """One line of untrusted text: escaped, bounded, and unable to change the direction of what stands around it."""
     whole = " ".join(visible(str(text)[: 4 * longest]).split())
     short = whole if len(whole) <= longest else whole[: longest - 1] + "…"
-    return format_html('<bdi class="queueapp-untrusted" title="{}">{}</bdi>', whole, short)
+    return format_html('<bdi class="queueapp-untrusted" title="{}">{}</bdi>', whole, breakable(short))
+
+
+def breakable(name: str) -> SafeString:
+    """A name, escaped, whose lines may end after a dot: a narrow column would break it anywhere."""
+    return format_html_join(mark_safe("<wbr>"), "{}", ((part,) for part in _AFTER_DOT.split(name)))
 
 
 # -- bodies --------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from django.contrib.admin.utils import unquote
 from django.contrib.admin.views.main import ChangeList
 from django.db.models import Count, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
+from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
@@ -133,7 +134,15 @@ class DeclaredQueueAdmin(ReadOnlyAdmin, OfDatabases):
     def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
         """The read-only page of one queue."""
         show, alias = super().change_view, self.place_of(unquote(object_id))[0]
-        return self.or_note(request, alias, lambda: show(request, object_id, form_url, extra_context))
+        name = f"{self.admin_site.name}:{self.opts.app_label}_{self.opts.model_name}_history"
+        # Django's own link would leave out the database.
+        context = {"history_url": reverse(name, args=(object_id,)), **(extra_context or {})}
+        return self.or_note(request, alias, lambda: show(request, object_id, form_url, context))
+
+    def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
+        """Who did what to one queue, and when."""
+        show, alias = super().history_view, self.place_of(unquote(object_id))[0]
+        return self.or_note(request, alias, lambda: show(request, object_id, extra_context))
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
         alias, name = self.place_of(object_id)
@@ -206,15 +215,16 @@ class DeclaredQueueAdmin(ReadOnlyAdmin, OfDatabases):
     @admin.action(description="Purge", permissions=["operate"])
     def purge(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
         """Delete what waits in these queues."""
-        explanation = "Every message that waits in it, delayed ones too, is deleted for good. What a worker has stays."
+        explanation = "Every message that waits there, delayed ones too, is deleted for good. What a worker has stays."
         return self._do(request, queryset, "purge", "Purge", explanation, _purge, CHANGE)
 
     @admin.action(description="Delete", permissions=["delete_queue"])
     def delete_queues(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
         """Delete queues that nobody takes from."""
         explanation = (
-            "The queue goes, with its bindings and every message in it, delayed ones too, for good. One that a live worker takes from "
-            "is left alone. Programs that publish to it by an exchange have to declare it again, or what they publish is dropped."
+            "What is chosen goes for good, with its bindings and every message in it, delayed ones too. A queue that a live worker "
+            "takes from is left alone. Programs that publish to one by an exchange have to declare it again, or what they publish "
+            "is dropped."
         )
         return self._do(request, queryset, "delete_queues", "Delete", explanation, _delete, DELETION)
 

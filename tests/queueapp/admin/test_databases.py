@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
+from django.contrib.admin.utils import quote
 from django.db import OperationalError, connection, connections
 from django.test import Client
 
@@ -61,6 +62,12 @@ def poison(alias: str, number: int, **values: Any) -> PoisonMessage:
 
 def count(model: Any, alias: str) -> int:
     return int(model.objects.using(alias).count())
+
+
+def leads_back(operator: Client, model: Any, key: str) -> bool:
+    """Whether the history of a row links to that row, and not to one of another database."""
+    history = operator.get(url(model, "history", quote(key))).content.decode()
+    return f'href="{url(model, "change", quote(key))}"' in history
 
 
 # -- lists ---------------------------------------------------------------------------------------------------------
@@ -137,6 +144,7 @@ def test_body_history_and_edit_of_a_message_of_the_other_database(operator: Clie
     assert LogEntry.objects.get().object_id == f"{OTHER}:7"
     assert "Edited and requeued" in operator.get(url(PoisonMessage, "history", f"{OTHER}:7")).content.decode()
     assert "Edited and requeued" not in operator.get(url(PoisonMessage, "history", 7)).content.decode()
+    assert leads_back(operator, PoisonMessage, f"{OTHER}:7")
 
 
 def test_a_delayed_message_and_a_subscriber_have_their_pages(operator: Client) -> None:
@@ -147,6 +155,7 @@ def test_a_delayed_message_and_a_subscriber_have_their_pages(operator: Client) -
         queue="testapp.Urgent", host="over-there", process=1, supervisor=uuid.uuid4(), alive_until=Now()
     )
     assert "over-there" in operator.get(url(Subscriber, "change", f"{OTHER}:{row.pk}")).content.decode()
+    assert leads_back(operator, Subscriber, f"{OTHER}:{row.pk}")
     for key in (row.pk, "nonsense", f"{OTHER}:nonsense"):
         assert operator.get(url(Subscriber, "change", key)).status_code == 302
 

@@ -65,7 +65,8 @@ def test_page_of_one_entry(operator: Client, entries: list[int]) -> None:
     for expected in ("journaled.orders", "testapp.Recovered", "shop.Order", "&quot;n&quot;: 1", "c-1", "Bookmark"):
         assert expected in text
     assert operator.get(url(JournalEntry, "body", entries[2])).content == b"\0\xff"
-    assert operator.get(url(JournalEntry, "history", entries[0])).status_code == 200
+    assert operator.get(url(JournalEntry, "history", entries[0])).status_code == 403, "nothing is ever done to one"
+    assert "historylink" not in text
 
 
 def test_entry_cannot_be_added_changed_or_deleted(operator: Client, entries: list[int]) -> None:

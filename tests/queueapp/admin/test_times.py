@@ -39,6 +39,13 @@ def test_the_time_of_a_failed_attempt(operator: Client, told: Any, shown: str) -
     (number,) = poison(failures=json.dumps([{"at": told, "attempt": 1, "exception": "E", "verdict": "RetryNow"}]))
     page = operator.get(url(PoisonMessage, "change", number)).content.decode()
     assert f'data-label="At">{display.told_moment(told)}</td>' in page
+    assert 'data-label="Then">retried at once</td>' in page
+
+
+def test_a_span_that_was_set_is_not_rounded() -> None:
+    assert display.in_full(timedelta(days=1, seconds=30)) == "1 d 30 s"
+    assert display.in_full(timedelta(hours=2, minutes=3, milliseconds=4)) == "2 h 3 min 4 ms"
+    assert display.in_full(timedelta(0)) == "0 s"
 
 
 def test_an_age_says_when_that_was(operator: Client) -> None:

@@ -114,3 +114,9 @@ def test_inline_text_is_escaped_bounded_and_isolated() -> None:
         '<bdi class="queueapp-untrusted" title="&lt;b&gt; ⟨U+202E⟩x">&lt;b&gt; ⟨U+202E⟩x</bdi>'
     )
     assert untrusted.inline("y" * 1_000_000, 10).endswith(">yyyyyyyyy…</bdi>")
+
+
+def test_a_name_may_end_a_line_after_its_dots_and_nothing_else_gets_in() -> None:
+    assert untrusted.breakable("app.models.Ord<b>") == "app.<wbr>models.<wbr>Ord&lt;b&gt;"
+    for whole in ("It failed. Twice...", "2026.11.22", "10.0.0.1:80"):
+        assert untrusted.breakable(whole) == whole

@@ -86,6 +86,16 @@ def test_a_queue_has_a_page_whatever_its_name(operator: Client, queues: Any) -> 
         assert operator.get(url(DeclaredQueue, "change", key(name))).status_code == 302
 
 
+def test_a_queue_leads_to_its_history_and_back(operator: Client, queues: Any) -> None:
+    page, history = (url(DeclaredQueue, name, key(HOSTILE)) for name in ("change", "history"))
+    assert f'href="{history}"' in operator.get(page).content.decode()
+    assert "Nobody has done anything" in operator.get(history).content.decode()
+    operate(operator, DeclaredQueue, "purge", HOSTILE)
+    text = operator.get(history).content.decode()
+    assert "Purge: 3 messages." in text
+    assert f'href="{page}"' in text
+
+
 def test_a_queue_is_found_by_the_beginning_of_its_name(operator: Client, queues: Any) -> None:
     def listed(query: str) -> list[str]:
         return [row.name for row in operator.get(url(DeclaredQueue), {"q": query}).context["cl"].result_list]
