@@ -98,7 +98,7 @@ class AlertAdmin(ReadOnlyAdmin, OfDatabases):
         of = "that it is over" if row.resolved_at is not None and not left else by and f"by {by}"
         if not left:
             return display.below(when, of)
-        tries = "" if not row.tries else f", {row.tries} tries"
+        tries = "" if not row.tries else f", {display.counted(row.tries, 'try', 'tries')}"
         missing = f"not yet by {', '.join(left)}{tries}"
         then = f"next try in {display.duration(row.next_try - row.db_now)}" if row.next_try > row.db_now else ""
         return display.below(when, of, untrusted.inline(missing, 200), then)

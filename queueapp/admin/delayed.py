@@ -103,6 +103,7 @@ OPERATIONS = (
         _cancel,
         flag=DELETION,
         dangerous=True,
+        answer="Yes, cancel",
     ),
 )
 
@@ -128,7 +129,7 @@ class DelayedAdmin(MessageAdmin):
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         return super().changelist_view(request, {"title": "Delayed messages", **(extra_context or {})})
 
-    @admin.display(description="due in", ordering="due")
+    @admin.display(description="due", ordering="due")
     def due_in(self, row: Any) -> SafeString:
         return display.below(self._countdown(row), display.moment(row.due))
 

@@ -27,6 +27,7 @@ from django.db import DatabaseError, connections
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
+from django.urls import reverse
 
 from ..signals import log as operations_log
 from ..sql import looking
@@ -71,6 +72,8 @@ class Operation:
     dangerous: bool = False
     #: With "12 messages" in its place, where that does not follow the label.
     question: str = ""
+    #: What the button of the confirm page says; "": the label.
+    answer: str = ""
     #: Whether a message's own page offers it.
     offered: Callable[[Any], bool] = lambda message: True
 
@@ -195,7 +198,7 @@ def confirm_page(
         more=display.at_least(count - len(few), limits.COUNTED - len(few)) if count > len(few) else "",
         form=form or op.options(),
         hidden=hidden,
-        yes=op.label,
+        yes=op.answer or op.label,
         dangerous=op.dangerous,
         post_to=post_to,
         back_to=page.list_url(queryset.db),
@@ -204,7 +207,9 @@ def confirm_page(
 
 def ask(page: Any, request: HttpRequest, **question: Any) -> HttpResponse:
     """Render the confirm page. ``question`` is its context; the answer arrives as ``confirmed`` at ``post_to``."""
-    context = {**page.admin_site.each_context(request), "opts": page.opts, "media": page.media, **question}
+    list_url = reverse(f"{page.admin_site.name}:{page.opts.app_label}_{page.opts.model_name}_changelist")
+    about = {"opts": page.opts, "media": page.media, "list_url": list_url}
+    context = {**page.admin_site.each_context(request), **about, **question}
     request.current_app = page.admin_site.name  # type: ignore[attr-defined]
     return TemplateResponse(request, "admin/queueapp/confirm.html", context)
 

@@ -132,8 +132,8 @@ def _requeue(page: Any, request: HttpRequest, keys: list[int], options: dict[str
         try:
             # Queue by queue: one whose queue is no more must not keep the others here.
             moved += poison.requeue(chosen.filter(number__in=numbers), reset_counts=options["counts"] == "reset")
-        except QueueNotFound as error:
-            text = f"{display.messages(len(numbers))} of {untrusted.visible(label)} left here: {error}"
+        except QueueNotFound:
+            text = f"{display.messages(len(numbers))} of {untrusted.visible(label)} left here: no such queue."
             messages.error(request, text)
     return moved
 
@@ -270,8 +270,9 @@ class PoisonAdmin(MessageAdmin):
 
     @admin.display(description="reason")
     def why(self, row: Any) -> SafeString:
-        kind = untrusted.inline(row.exception_type, 50) if row.exception_type else ""
-        exception = format_html("<code>{}</code> ", kind) if kind else ""
+        # Most reasons begin with it.
+        said = row.reason.startswith(row.exception_type.rpartition(".")[2])
+        exception = "" if said else format_html("<code>{}</code> ", untrusted.inline(row.exception_type, 50))
         group = format_html("group {}", self.group(row)) if row.group_key else ""
         return display.below(format_html("{}{}", exception, untrusted.inline(row.reason, 200)), group)
 

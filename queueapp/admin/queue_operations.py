@@ -89,7 +89,7 @@ def _limits_of(queue: Any) -> type[Options]:
         )
         if not made_for_it:
             continue  # it would be refused
-        said = "none" if declared is None else declared
+        said = display.in_full(declared) if isinstance(declared, timedelta) else declared or "none"
         about: dict[str, Any] = {
             "required": False,
             "show_hidden_initial": True,
@@ -97,6 +97,9 @@ def _limits_of(queue: Any) -> type[Options]:
             "help_text": f"{option.accepted.removesuffix(', or None').capitalize()}. Empty: as declared, {said}.",
         }
         if option.kind is timedelta:
+            bounds = f"from {display.in_full(option.low)} to {display.in_full(option.high)}"
+            about["help_text"] = f"Days, then hours:minutes:seconds; {bounds}. Empty: as declared, {said}."
+            about["error_messages"] = {"invalid": "Write it as 0:05:00, or 1 0:00:00 with days."}
             fields[name] = forms.DurationField(**about)
         else:
             fields[name] = forms.IntegerField(min_value=option.low, max_value=option.high, **about)

@@ -16,6 +16,8 @@ class ReadOnlyAdmin(admin.ModelAdmin):
     """A page whose rows are neither added, nor changed, nor deleted by Django's forms. Subclasses say why."""
 
     change_form_template = "admin/queueapp/read_only.html"
+    change_list_template = "admin/queueapp/list.html"
+    empty_value_display = "\u2013"
     object_history_template = "admin/queueapp/history.html"
 
     class Media:

@@ -81,7 +81,7 @@ def read(request: HttpRequest, page: Any, message: Any, start: bytes | None) -> 
     try:
         plain, _ = opened(bytes(body), content_type, decode_headers(headers), uuid.UUID(str(identity)), alias)
     except (QueueError, Error) as error:
-        return stored(f"it cannot be read ({error})")
+        return stored(f"it cannot be read ({str(error).rstrip('.')})")
     how = "decrypted" if is_secret(content_type) else "decompressed"
     note = f"{how.capitalize()} for this page from {content_type}, {display.size(message.size)} as stored; it is {innermost(content_type)}."
     return Read(plain, None if plain is None else len(plain), note)

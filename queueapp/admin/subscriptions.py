@@ -27,7 +27,7 @@ from ..models import Subscription
 from ..operating import subscriptions
 from ..operating.live import Live, live_on
 from ..operating.reading import Reader
-from ..operating.statistics import LIMIT, span
+from ..operating.statistics import LIMIT
 from ..operating.subscriptions import ConsumerFigures
 from .databases import DatabaseFilter, OfDatabases, StrictChangeList
 from .operations import Options, ask, is_gone
@@ -164,7 +164,7 @@ class SubscriptionAdmin(ReadOnlyAdmin, OfDatabases):
         of: ConsumerFigures | None = row.figures
         if of is None:
             return display.NOTHING
-        oldest = "" if of.oldest_seconds is None else f"oldest {span(of.oldest_seconds)}"
+        oldest = "" if of.oldest_seconds is None else f"oldest {display.of_seconds(of.oldest_seconds)}"
         return display.below(f"{of.waiting:,}{'' if of.exact else '+'}", oldest if of.waiting else "")
 
     @admin.display(description="since", ordering="made_at")
@@ -182,7 +182,9 @@ class SubscriptionAdmin(ReadOnlyAdmin, OfDatabases):
             "The copies that wait for these consumers, delayed ones among them, are deleted for good. Those that somebody has leased "
             "stay, and so do the subscriptions: new copies are made."
         )
-        return self._do(request, queryset, "purge_copies", "Purge copies", "{} copies deleted.", explanation, _purge)
+        return self._do(
+            request, queryset, "purge_copies", "Purge copies", ("copy", "copies", "deleted"), explanation, _purge
+        )
 
     @admin.action(description="Move copies", permissions=["operate"])
     def move_copies(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
@@ -192,7 +194,14 @@ class SubscriptionAdmin(ReadOnlyAdmin, OfDatabases):
             "what waits for it."
         )
         return self._do(
-            request, queryset, "move_copies", "Move copies", "{} copies moved.", explanation, _move, options=MoveTo
+            request,
+            queryset,
+            "move_copies",
+            "Move copies",
+            ("copy", "copies", "moved"),
+            explanation,
+            _move,
+            options=MoveTo,
         )
 
     @admin.action(description="Remove subscriptions", permissions=["remove"])
@@ -203,7 +212,7 @@ class SubscriptionAdmin(ReadOnlyAdmin, OfDatabases):
             "selected. What waits for them stays. A process whose code has one writes it again when it starts."
         )
         return self._do(
-            request, queryset, "remove", "Remove", "{} subscriptions removed.", explanation, _remove,
+            request, queryset, "remove", "Remove", ("subscription", "subscriptions", "removed"), explanation, _remove,
             question="Remove the subscriptions",
         )  # fmt: skip
 
@@ -213,7 +222,7 @@ class SubscriptionAdmin(ReadOnlyAdmin, OfDatabases):
         queryset: QuerySet[Any],
         name: str,
         label: str,
-        done: str,
+        done: tuple[str, str, str],
         explanation: str,
         run: Run,
         options: type[Options] = Options,
@@ -244,8 +253,11 @@ class SubscriptionAdmin(ReadOnlyAdmin, OfDatabases):
             try:
                 queue = registry.queues.find(label_of_queue)
                 count += run(queue, consumer, queryset.db, request.user, form.cleaned_data)
+            except QueueNotFound:
+                self.message_user(request, f"There is no queue {untrusted.visible(label_of_queue)}.", messages.ERROR)
+                level = messages.WARNING
             except QueueError as error:
                 self.message_user(request, str(error), messages.ERROR)
                 level = messages.WARNING
-        self.message_user(request, done.format(count), level)
+        self.message_user(request, f"{display.counted(count, *done[:2])} {done[2]}.", level)
         return None

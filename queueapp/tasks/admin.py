@@ -128,7 +128,7 @@ class ResultAdmin(ResultsAdmin):
 
     @admin.display(description="queue name")
     def queue(self, row: Result) -> SafeString:
-        return display.below(untrusted.inline(row.queue_name), untrusted.inline(row.backend))
+        return display.below(untrusted.inline(row.queue_name), format_html("backend {}", untrusted.inline(row.backend)))
 
     @admin.display(description="enqueued")
     def enqueued(self, row: Any) -> Any:

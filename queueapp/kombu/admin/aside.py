@@ -81,7 +81,7 @@ class SetAsideAdmin(ResultsAdmin):
 
     @admin.display(description="out of the queue")
     def queue_name(self, row: SetAside) -> SafeString:
-        return untrusted.inline(row.queue, 80)
+        return untrusted.inline(row.queue, 255)
 
     @admin.display(description="size")
     def body_size(self, row: Any) -> str:
@@ -93,7 +93,8 @@ class SetAsideAdmin(ResultsAdmin):
 
     @admin.display(description="headers")
     def said(self, row: SetAside) -> SafeString:
-        return _text(untrusted.text(row.headers))
+        whole = row.headers.encode("utf-8", "replace")
+        return _text(untrusted.body(whole[: untrusted.SHOWN], len(whole)))
 
     @admin.display(description="body")
     def content(self, row: Any) -> SafeString | str:

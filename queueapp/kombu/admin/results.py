@@ -7,7 +7,7 @@ from typing import Any
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from ...admin.databases import DatabaseFilter
@@ -119,7 +119,7 @@ class CeleryResultAdmin(ResultsAdmin):
     def arguments(self, row: CeleryResult) -> Any:
         if row.args is None and row.kwargs is None:
             return "Not kept: result_extended is off."
-        return _block(f"{row.args}\n{row.kwargs}")
+        return format_html_join("", "{}", ((_block(part),) for part in (row.args, row.kwargs) if part is not None))
 
     @admin.display(description="result")
     def returned(self, row: CeleryResult) -> Any:

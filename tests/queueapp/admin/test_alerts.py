@@ -46,7 +46,7 @@ def test_what_is_the_matter_and_who_was_told(operator: Client) -> None:
     assert Alert.objects.get().told_at is not None
     text = page_of(operator)
     assert "by signal, mail" in text
-    assert "not yet by webhook, 1 tries" in text
+    assert "not yet by webhook, 1 try" in text
     assert "next try in" in text
     assert "new poison in &lt;b&gt;pack&lt;/b&gt;: ValueError" in text
     assert f"group={GROUP}" in text

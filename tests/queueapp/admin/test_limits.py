@@ -31,6 +31,7 @@ def test_max_backlog_is_set_logged_and_taken_back(operator: Client) -> None:
     assert (row.max_backlog, str(row.lease_period)) == (3, "0:01:30")
     page = operator.get(reverse("admin:queueapp_queuecontrol_changelist")).content.decode()
     assert "max backlog 3" in page
+    assert "lease period 1 min 30 s" in page
     history = operator.get(reverse("admin:queueapp_queuecontrol_history", args=[Capped._meta.label])).content.decode()
     assert "max_backlog set to 3." in history
 
@@ -42,6 +43,7 @@ def test_limits_are_those_of_the_declaration(operator: Client, client: Client) -
     address = reverse("admin:queueapp_queuecontrol_limits", args=[Leased._meta.label])
     asked = operator.post(address).content.decode()
     assert "Lease period" in asked
+    assert "from 100 ms to 7 d. Empty: as declared, 5 s." in asked
     for name in ("Max backlog", "Target queue depth", "Expiration"):
         assert name not in asked, "the queue declares none, and would refuse it"
     of_aging = operator.post(reverse("admin:queueapp_queuecontrol_limits", args=[Aging._meta.label])).content.decode()

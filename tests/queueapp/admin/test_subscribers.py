@@ -33,6 +33,11 @@ def test_list_tells_the_living_from_the_dead(operator: Client, pair: tuple[Subsc
         assert list(operator.get(url(Subscriber) + f"?alive={choice}").context["cl"].result_list) == shown
 
 
+def test_a_list_of_nobody_says_so(operator: Client, db: None) -> None:
+    assert "No subscribers." in operator.get(url(Subscriber)).content.decode()
+    assert "No subscribers match." in operator.get(url(Subscriber) + "?alive=yes").content.decode()
+
+
 def test_how_far_handlers_are_is_shown_as_text(operator: Client, pair: tuple[Subscriber, Subscriber]) -> None:
     one = {"id": str(uuid.uuid4()), "seq": 7, "consumer": "shop.read", "attempt": 1, "seconds": 3.5, "done": 1200}
     told = [
