@@ -1,52 +1,21 @@
-"""A real Chromium on the live site, and rows for its pages. The browser runs in a thread of its own: Playwright's
-synchronous API keeps an event loop running in its thread, and Django rightly refuses to use its ORM beside one.
+"""A real Chromium on the live site. The browser runs in a thread of its own: Playwright's synchronous API keeps an event
+loop running in its thread, and Django rightly refuses to use its ORM beside one.
 """
 
-import json
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from typing import Any, TypeVar
 
 import pytest
 from django.conf import settings
-from django.contrib.admin.utils import quote
-from django.contrib.auth import get_user_model
-from django.db import connection
+from django.contrib.auth.models import Permission, User
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from playwright.sync_api import Browser, ConsoleMessage, Page, Playwright, expect, sync_playwright
 from pytest_django.live_server_helper import LiveServer
 
-from queueapp import messages
-from queueapp.journal.keeping import journal_of
-from queueapp.kombu.models import Binding, BrokerQueue, CeleryResult, DeclaredQueue, SetAside
-from queueapp.models import (
-    DISPATCHER,
-    Alert,
-    DelayedMessage,
-    JournalEntry,
-    Now,
-    PoisonMessage,
-    SubjectKey,
-    Subscriber,
-    Subscription,
-)
-from queueapp.operating import control
-from queueapp.sql.outgoing import Outgoing
-from queueapp.tasks.models import Result
+from tests.browser import pages, rows
 from tests.chromium import find_chromium
-from tests.testapp.models import Addressed, Capped, Leased, Transactional, Urgent
-
-HOSTILE = "<script>window.pwned=1</script><img src=x onerror='window.pwned=1'>\u202e"
-#: What real failures look like: a reason as long as its column, and names that have no place to break.
-LONG_REASON = (
-    "OperationalError: consuming input failed: server closed the connection unexpectedly. This probably means the server "
-    "terminated abnormally before or while processing the request. " + "at_some_place_without_a_blank." * 11
-)[:500]
-SUBJECT = f"customer {'z' * 150} <b>0042</b>"
-LONG_NAME = "company.departments.reservations.consumers.rebooking.RebookThePassengersOfADelayedFlight"
 
 T = TypeVar("T")
 #: How long a page is waited for: two cores that others want as well draw slowly.
@@ -139,14 +108,13 @@ def chromium() -> Iterator[BrowserThread]:
 def browse(
     chromium: BrowserThread, transactional_db: None, live_server: LiveServer, settings: Any
 ) -> Callable[..., Any]:
-    """Carries a scenario out on the live site as a superuser: ``browse(lambda page: ..., color_scheme="dark")``."""
+    """Carries a scenario out on the live site as a superuser, or as somebody who has just the ``permissions``
+    (``app.codename``): ``browse(lambda page: ..., color_scheme="dark")``."""
     settings.MIDDLEWARE = [*settings.MIDDLEWARE, f"{__name__}.strict_content_security_policy"]
 
-    def run(scenario: "Scenario[T]", **context: Any) -> T:
-        users = get_user_model()
-        user = users.objects.filter(username="operator").first()
+    def run(scenario: "Scenario[T]", permissions: Sequence[str] | None = None, **context: Any) -> T:
         client = Client()
-        client.force_login(user or users.objects.create_superuser("operator", password="x"))
+        client.force_login(rows.operator() if permissions is None else _staff(permissions))
         value = client.cookies[_session_cookie()].value
         cookie = {"name": _session_cookie(), "value": value, "url": live_server.url}
         return chromium.run(scenario, cookie, **{"base_url": live_server.url, **context})
@@ -154,188 +122,24 @@ def browse(
     return run
 
 
+def _staff(permissions: Sequence[str]) -> User:
+    user = User.objects.create_user("reader", password="x", is_staff=True)
+    for app, codename in (name.split(".") for name in permissions):
+        user.user_permissions.add(Permission.objects.get(content_type__app_label=app, codename=codename))
+    return user
+
+
 def _session_cookie() -> str:
     return settings.SESSION_COOKIE_NAME
-
-
-# -- rows for every page -------------------------------------------------------------------------------------------
-
-
-def poison(count: int, **values: Any) -> None:
-    defaults = {
-        "queue": "testapp.Leased",
-        "reason": "ValueError: no gate",
-        "exception_type": "ValueError",
-        "group_key": "a",
-        "body": b"{}",
-    }
-    PoisonMessage.objects.bulk_create(
-        PoisonMessage(message_id=messages.new_id(), **{**defaults, **values}) for _ in range(count)
-    )
 
 
 @pytest.fixture
 def populated(transactional_db: None) -> None:
     """Something in every state and on every page."""
-    trouble = [{"name": "Renewal of leases of testapp.Leased", "state": "armed", "error": LONG_REASON}]
-    common = {"supervisor": uuid.uuid4(), "version": "2026.11.22+0123456789ab"}
-    live = Subscriber.objects.create(
-        queue="testapp.Leased", host="worker-1.reservations.eu-central.example.com", process=1234567,
-        received=123_456_789, handled=123_456_780, failed=9, outstanding=500, concurrency=32,
-        trouble=json.dumps(trouble), alive_until=Now() + timedelta(minutes=9), **common,
-    )  # fmt: skip
-    Subscriber.objects.create(queue="testapp.Urgent", host="w-2", process=8, alive_until=Now() - timedelta(1), **common)
-    Subscriber.objects.create(
-        queue=DISPATCHER, host="w-2", process=9, alive_until=Now() + timedelta(minutes=9), **common
-    )
-    Leased.send_many({"n": n, "text": HOSTILE} for n in range(12))
-    first, second, third, fourth, *_ = Leased.objects.values_list("pk", flat=True)
-    lease = {"lease_token": uuid.uuid4(), "lease_owner": live.pk, "deliveries": 1}
-    Leased.objects.filter(pk=first).update(lease_expires=Now() + timedelta(minutes=9), **lease)
-    Leased.objects.filter(pk=second).update(lease_expires=Now() - timedelta(minutes=9), **lease)
-    Leased.objects.filter(pk=third).update(expires=Now() - timedelta(minutes=9))
-    Leased.objects.filter(pk=fourth).update(
-        headers=json.dumps({"type": LONG_NAME, "trace": "z" * 300}), enqueued_at=Now() - timedelta(days=3, hours=4)
-    )
-    Urgent.send(b"\x00\xff" * 500, priority=2)
-    Leased.send({"n": 1}, delay=timedelta(hours=1))
-    Leased.send({"n": 2}, delay=timedelta(0))
-    DelayedMessage.objects.filter(pk=DelayedMessage.objects.latest("pk").pk).update(
-        destination=LONG_NAME, headers=json.dumps({"type": LONG_NAME})
-    )
-    poison(3)
-    for number, (kind, queue, name, text) in enumerate(
-        (
-            ("poison", "", "e" * 64, LONG_REASON),
-            ("depth", LONG_NAME, "", "testapp.Leased: 12,345 messages wait, more than 1000"),
-            ("dead_worker", LONG_NAME, "worker-1.reservations.eu-central.example.com", HOSTILE),
-            ("age", "testapp.Leased", "", "testapp.Leased: the oldest message waits for 3h 4m, more than 5m"),
-        )
-    ):
-        over = (
-            {"resolved_at": Now() - timedelta(minutes=1), "untold": ""} if number == 3 else {"untold": "webhook,email"}
-        )
-        Alert.objects.create(
-            key=str(number), kind=kind, queue=queue, name=name, text=text, tries=3,
-            told_at=Now() - timedelta(minutes=5), next_try=Now() + timedelta(minutes=1), **over,
-        )  # fmt: skip
-    SubjectKey.objects.create(subject=SUBJECT, wrapped=b"x", key="only")
-    failure = {"at": "2026-11-20T10:11:12.345678+00:00", "verdict": "DelayedRetry(seconds=10)", "host": "worker-1"}
-    history = [{**failure, "attempt": n, "process": "1234567:Thread-1", "exception": LONG_REASON} for n in (1, 2, 3)]
-    poison(
-        1, reason=LONG_REASON, consumer=LONG_NAME, message_type=LONG_NAME, exception_type=LONG_NAME, attempts=3,
-        failures=json.dumps(history), exception_message=LONG_REASON, traceback=f"Traceback:\n  {LONG_REASON}\n" * 3,
-        headers=json.dumps({"type": LONG_NAME, "trace": "z" * 300}), body=b'{"text": "' + b"long " * 200 + b'"}',
-    )  # fmt: skip
-    poison(1, status=PoisonMessage.Status.ARCHIVED, reason=HOSTILE, traceback=HOSTILE, exception_message=HOSTILE)
-    control.pause(Transactional)
-    control.set_option(Capped, "max_backlog", 3)
-    control.set_option(Leased, "lease_period", timedelta(days=1, seconds=30))
-    journal = journal_of(connection)
-    for topic, body in (("orders", b'{"n": 1}'), (LONG_NAME[:150], HOSTILE.encode())):
-        journal.append(
-            connection,
-            topic,
-            [Outgoing(messages.new_id(), json.dumps({"type": LONG_NAME}), body) for _ in range(3)],
-            3 * [""],
-        )
-    for state in (Result.Status.FAILED, Result.Status.SUCCESSFUL, Result.Status.READY):
-        Result.objects.create(
-            id=uuid.uuid4(),
-            status=state,
-            task=LONG_NAME,
-            queue_name="testapp.Leased",
-            backend="default",
-            enqueued_at=Now(),
-            started_at=Now(),
-            body=b'{"args": ["' + b"long " * 50 + b'"], "kwargs": {}}',
-            errors=json.dumps([[LONG_NAME, LONG_REASON]]),
-            worker_ids=json.dumps(["worker-1.reservations.eu-central.example.com:1234567"]),
-        )
-    celery_results()
-    celery_queues()
-    consumers()
-
-
-def consumers() -> None:
-    """One that a live worker serves, one that nobody serves while copies wait for it, and one of a queue that is no more."""
-    label, kind = Addressed._meta.label, f"tests.{LONG_NAME}"
-    Subscriber.objects.create(
-        queue=label, host="w-3", process=10, supervisor=uuid.uuid4(), alive_until=Now() + timedelta(minutes=9),
-        consumers=json.dumps([["invoices", kind]]),
-    )  # fmt: skip
-    names = [(label, "invoices"), (label, LONG_NAME), ("shop.GoneWithItsApp", HOSTILE)]
-    Subscription.objects.bulk_create(Subscription(queue=q, consumer=c, type_name=kind) for q, c in names)
-    Addressed.send_many([{"n": n} for n in range(3)], recipient=LONG_NAME)
-
-
-def celery_results() -> None:
-    """Tasks of Celery's that have ended well, badly, and not yet."""
-    names = {
-        "name": LONG_NAME,
-        "worker": "celery@worker-1.reservations.eu-central.example.com",
-        "queue": LONG_NAME[:200],
-    }
-    ends = {"expires_at": Now() + timedelta(days=1), "date_done": Now() - timedelta(seconds=90), "retries": 3}
-    CeleryResult.objects.create(
-        task_id=str(uuid.uuid4()),
-        status="SUCCESS",
-        result=json.dumps({"text": HOSTILE, "n": list(range(40))}),
-        **names,
-        **ends,
-    )
-    CeleryResult.objects.create(task_id="z" * 255, status="PROGRESS" * 6, result="{}")
-    CeleryResult.objects.create(
-        task_id=str(uuid.uuid4()), status="FAILURE", result=json.dumps({"exc_type": LONG_NAME, "exc_message": [LONG_REASON]}),
-        traceback=f"Traceback:\n  {LONG_REASON}\n" * 3, args='["' + "long " * 100 + '"]', kwargs="{}", **names, **ends,
-        children=json.dumps([[[str(uuid.uuid4()), None], None]]), meta=json.dumps({"group_id": str(uuid.uuid4())}),
-    )  # fmt: skip
-
-
-def celery_queues() -> None:
-    """Queues that programs have declared, with long and hostile names, and a message that is being moved."""
-    long = f"{LONG_NAME}.{'z' * 100}"
-    DeclaredQueue.objects.create(name=long, durable=True, arguments=json.dumps({"x-message-ttl": 5, "x": LONG_REASON}))
-    DeclaredQueue.objects.create(
-        name=f"{HOSTILE} a:b", auto_delete=True, expires_ms=60_000, expires_at=Now() + timedelta(minutes=1)
-    )
-    for number in range(5):
-        Binding.objects.create(exchange=LONG_NAME, routing_key=f"{LONG_NAME}.{number}.{'z' * 100}", queue=long)
-    BrokerQueue.send(b"{}", recipient=long)
-    BrokerQueue.send(b"{}", recipient=long, delay=timedelta(hours=1))
-    SetAside.objects.create(
-        message_id=uuid.uuid4(), queue=long, headers=json.dumps({"type": LONG_NAME, "kombu": LONG_REASON}),
-        body=json.dumps({"text": HOSTILE, "reason": LONG_REASON}).encode(),
-    )  # fmt: skip
+    rows.everything()
 
 
 @pytest.fixture
 def addresses(populated: None) -> list[str]:
     """At least one of every kind of page."""
-    found = ["/admin/", "/admin/queueapp/queuecontrol/", "/admin/queueapp/queuecontrol/testapp.Leased/history/"]
-    for model, query in (
-        (Leased, ""),
-        (Urgent, ""),
-        (DelayedMessage, ""),
-        (PoisonMessage, "?status=all"),
-        (Subscriber, ""),
-        (Addressed, ""),
-        (CeleryResult, ""),
-        (SetAside, ""),
-        (JournalEntry, ""),
-        (Result, ""),
-    ):
-        base = f"/admin/{model._meta.app_label}/{model._meta.model_name}/"
-        found += [
-            base + query,
-            *(f"{base}{pk}/change/" for pk in model.objects.order_by("-pk").values_list("pk", flat=True)[:2]),
-        ]
-    declared = "/admin/queueapp_kombu/declaredqueue/"
-    found += [declared, *(f"{declared}{quote(f'default:{one.pk}')}/change/" for one in DeclaredQueue.objects.all())]
-    found += ["/admin/queueapp/alert/", "/admin/queueapp/subjectkey/"]
-    unresolved = PoisonMessage.objects.filter(status="unresolved").latest("pk")
-    found.append(f"/admin/queueapp/poisonmessage/{unresolved.pk}/edit/")
-    leased = Leased.objects.filter(lease_token__isnull=False).earliest("pk")
-    found.append(f"/admin/testapp/leased/{leased.pk}/change/")
-    found += ["/admin/queueapp/", "/admin/queueapp/subscription/"]
-    return [*found, "/admin/testapp/leased/?q=nonsense", "/admin/testapp/leased/?state=leased"]
+    return pages.addresses()

@@ -5,25 +5,34 @@ With ``QUEUEAPP_TEST_SCREENSHOTS=<directory>`` each page is also kept as a pictu
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.contrib import admin
+from django.db import connection, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.test import Client
+from django.urls import resolve
 from playwright.sync_api import Page
 
-from queueapp.kombu.models import CeleryResult, DeclaredQueue
+from queueapp.admin.large_tables import limits
+from queueapp.admin.queues import QueueAdmin
+from queueapp.kombu.models import CeleryResult, DeclaredQueue, SetAside
 from queueapp.models import Alert, DelayedMessage, JournalEntry, PoisonMessage, Subscriber, Subscription
 from queueapp.operating import control
 from queueapp.tasks.models import Result
-from tests.browser.conftest import SUBJECT
-from tests.testapp.models import Leased
+from tests.browser import pages
+from tests.browser.rows import LONG_NAME, operator, poison
+from tests.testapp.models import Leased, Transactional, Urgent
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 Browse = Callable[..., Any]
 TELEPHONE, DESKTOP = 390, 1280
-OVERVIEW = "/admin/queueapp/queuecontrol/"
+OVERVIEW = pages.OVERVIEW
 
 #: Texts and controls that reach beyond the window, or beyond a box around them that would have to be scrolled sideways.
 CUT = """() => {
@@ -49,9 +58,13 @@ CUT = """() => {
   return found;
 }"""
 
-#: Cells of a row of a list that overlap each other.
+#: Cells of a row of a list that overlap each other, and links beside a heading that lie on its text.
 OVERLAPS = """() => {
   const found = [];
+  const lines = e => { const range = document.createRange(); range.selectNodeContents(e); return [...range.getClientRects()]; };
+  for (const link of document.querySelectorAll('.object-tools a')) for (const h of document.querySelectorAll('#content h1, #content h2'))
+    for (const [a, b] of lines(h).map(line => [line, link.getBoundingClientRect()]))
+      if (a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom) found.push(h.innerText.slice(0, 80));
   for (const row of document.querySelectorAll('#result_list tbody tr, .queueapp-failures tbody tr')) {
     const boxes = [...row.children].map(c => c.getBoundingClientRect()).filter(b => b.width * b.height > 0);
     for (const [n, a] of boxes.entries()) for (const b of boxes.slice(n + 1))
@@ -62,53 +75,163 @@ OVERLAPS = """() => {
 }"""
 
 
-def every_page(page: Page, addresses: list[str]) -> Iterator[str]:
-    """Goes through the pages, those that ask before something is done included; yields the name of each."""
-    for number, address in enumerate(addresses):
-        page.goto(address)
-        yield f"{number:02}-" + (
-            re.sub(r"/[0-9a-f-]{9,}|\W+", "-", address.removeprefix("/admin/")).strip("-") or "index"
-        )
-    for verb in ("Pause", "Concurrency", "Limits", "Purge"):
-        page.goto(OVERVIEW)
-        page.get_by_role("button", name=f"{verb} testapp.Leased", exact=True).click()
-        yield f"ask-{verb}"
-    for subject, name in (("nobody", "unknown"), (SUBJECT, "known")):
-        page.goto("/admin/queueapp/subjectkey/")
-        page.get_by_label("Subject").fill(subject)
-        page.get_by_role("button", name="Look for its keys").click()
-        yield f"ask-subject-{name}"
-    for model, operation in (
-        (PoisonMessage, "requeue"),
-        (PoisonMessage, "delete_selected"),
-        (Leased, "release_lease"),
-        (Subscription, "purge_copies"),
-        (Subscription, "move_copies"),
-        (Subscription, "remove"),
-        (DeclaredQueue, "delete_queues"),
-    ):
-        page.goto(f"/admin/{model._meta.app_label}/{model._meta.model_name}/")
-        page.get_by_label("Select all objects on this page for an action").check()
-        page.get_by_label("Action:").select_option(operation)
-        page.locator("button[name=index]").click()
-        yield f"ask-{model._meta.model_name}-{operation}"
+AWAY = "away"
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [TELEPHONE, DESKTOP])
-def test_nothing_is_cut_or_overlaps_on_any_page(browse: Browse, addresses: list[str], width: int, theme: str) -> None:
-    control.set_concurrency(Leased, 8)
+class Routes:
+    """Urgent lies in a database that does not answer."""
 
-    def measure(page: Page) -> dict[str, list[str]]:
-        wrong = {}
-        for name in every_page(page, addresses):
+    def db_for_write(self, model: Any, **hints: Any) -> str | None:
+        return AWAY if model is Urgent else None
+
+    db_for_read = db_for_write
+
+
+@pytest.fixture
+def away(transactional_db: None, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A database that cannot be reached."""
+    guarded = BaseDatabaseWrapper.ensure_connection
+
+    def ensure(connection: BaseDatabaseWrapper) -> None:
+        # Django's tests refuse databases that they were not told of before they get as far as to call.
+        if connection.alias != AWAY:
+            guarded(connection)
+        elif connection.connection is None:
+            with connection.wrap_database_errors:
+                connection.connect()
+
+    monkeypatch.setattr(BaseDatabaseWrapper, "ensure_connection", ensure)
+    settings.DATABASE_ROUTERS = [Routes()]
+    nobody = {"ENGINE": "django.db.backends.postgresql", "HOST": "127.0.0.1", "PORT": "1", "OPTIONS": {}}
+    connections.settings[AWAY] = {**connections.settings["default"], **nobody}
+    yield AWAY
+    connections.settings.pop(AWAY)
+
+
+def wrong_with(page: Page, names: Iterable[str]) -> dict[str, list[str]]:
+    """What is cut or overlaps on each of these pages, in its four versions. A page is opened once and then turned: what differs
+    between them is style alone."""
+    wrong = {}
+    for name in names:
+        for width, theme in product((TELEPHONE, DESKTOP), ("light", "dark")):
+            page.set_viewport_size({"width": width, "height": 800})
+            page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
+            version = f"{name}-{width}-{theme}"
             if directory := os.environ.get("QUEUEAPP_TEST_SCREENSHOTS"):
-                page.screenshot(path=Path(directory) / f"{name}-{width}-{theme}.png", full_page=True)
+                page.add_style_tag(content="* { transition: none !important; }")  # colours fade from theme to theme
+                page.screenshot(path=Path(directory) / f"{version}.png", full_page=True)
             if found := page.evaluate(CUT) + page.evaluate(OVERLAPS):
-                wrong[name] = found
-        return wrong
+                wrong[version] = found
+    return wrong
 
-    assert browse(measure, viewport={"width": width, "height": 800}, color_scheme=theme) == {}
+
+def test_nothing_is_cut_or_overlaps_on_any_page(browse: Browse, addresses: list[str]) -> None:
+    assert browse(lambda page: wrong_with(page, pages.opened(page, addresses))) == {}
+
+
+def test_nothing_is_cut_or_overlaps_where_something_is_asked_or_refused(browse: Browse, populated: None) -> None:
+    control.set_concurrency(Leased, 8)
+    editable = PoisonMessage.objects.get(consumer=LONG_NAME).pk
+
+    def questions(page: Page) -> Iterator[str]:
+        yield from pages.asked(page)
+        yield from pages.refused(page, editable)
+
+    assert browse(lambda page: wrong_with(page, questions(page))) == {}
+
+
+def test_nothing_is_cut_or_overlaps_where_there_is_nothing(browse: Browse) -> None:
+    lists = sorted({pages.list_of(model) for model, page in admin.site._registry.items() if not _is_djangos(page)})
+    # Of the queues one: they are alike.
+    lists = [one for one in lists if not one.startswith("/admin/testapp/") or one == pages.list_of(Leased)]
+    assert len(lists) > 12
+    assert browse(lambda page: wrong_with(page, (f"empty-{name}" for name in pages.opened(page, lists)))) == {}
+
+
+def test_nothing_is_cut_or_overlaps_on_pages_over_large_tables(
+    browse: Browse, populated: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "COUNTED", 8)
+    monkeypatch.setattr(limits, "WINDOW", 9)
+    monkeypatch.setattr(admin.site._registry[Leased], "list_per_page", 4)
+    middle = list(Leased.objects.order_by("pk").values_list("pk", flat=True))[5]
+    messages, filters = pages.list_of(Leased), ("p=1", "p=3", "state=free", f"seq__gte={middle}")
+
+    def large(page: Page) -> Iterator[str]:
+        yield from (f"large-{name}" for name in pages.opened(page, [f"{messages}?{f}" for f in filters]))
+        for name, query in (("all", ""), ("filtered", "?state=free")):
+            pages.ask(page, Leased, "delete_selected", query, everything="Select all ")
+            yield f"large-ask-{name}"
+
+    assert browse(lambda page: wrong_with(page, large(page))) == {}
+
+
+def test_nothing_is_cut_or_overlaps_when_something_cannot_be_read(browse: Browse, populated: None, away: str) -> None:
+    of_it = [f"{pages.list_of(model)}?database={away}" for model in (DelayedMessage, PoisonMessage, Subscription)]
+    poison(2, queue="gone.Shop")
+    Transactional.send({})
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE testapp_short RENAME TO elsewhere")
+    try:
+        found = browse(
+            lambda page: wrong_with(page, (f"away-{n}" for n in pages.opened(page, [pages.OVERVIEW, *of_it])))
+        )
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("ALTER TABLE elsewhere RENAME TO testapp_short")
+    assert found == {}
+
+
+def test_nothing_is_cut_or_overlaps_for_who_may_only_look(browse: Browse, addresses: list[str]) -> None:
+    may = [f"queueapp.view_{model}" for model in ("queuecontrol", "poisonmessage", "delayedmessage", "journalentry")]
+    poison_page = next(one for one in addresses if re.search(r"poisonmessage/\d+/change/", one))
+    journal_page = next(one for one in addresses if re.search(r"journalentry/\d+/change/", one))
+    aside_page = next(one for one in addresses if re.search(r"setaside/\d+/change/", one))
+    hidden_body = next(one for one in addresses if re.search(r"delayedmessage/\d+/change/", one))
+    seen = ["/admin/", pages.OVERVIEW, pages.list_of(Leased), poison_page, journal_page, aside_page, hidden_body]
+
+    def look(page: Page) -> dict[str, list[str]]:
+        return wrong_with(page, (f"reader-{name}" for name in pages.opened(page, seen)))
+
+    assert browse(look, permissions=[*may, "testapp.view_leased", "queueapp_kombu.view_setaside"]) == {}
+
+
+def test_every_page_that_can_be_opened_is_looked_at(addresses: list[str]) -> None:
+    def kind(address: str) -> tuple[type, str]:
+        found = resolve(address.partition("?")[0])
+        name = str(found.url_name)
+        page = next(
+            p for m, p in admin.site._registry.items() if name.startswith(f"{m._meta.app_label}_{m._meta.model_name}_")
+        )
+        return type(page), name.rpartition("_")[2]
+
+    of_models = [one for one in addresses if one.count("/") > 3]
+    looked_at = {kind(one) for one in of_models}
+    keys = {}
+    for address in of_models:
+        key = re.search(r"/([^/]+)/(change|history)/$", address)
+        if key and "999999" not in address:
+            keys.setdefault(kind(address)[0], (address.partition("?")[0].rsplit("/", 3)[0], key[1]))
+    client, missed = Client(), []
+    client.force_login(operator())
+    for model, page in admin.site._registry.items():
+        if _is_djangos(page) or (type(page) is QueueAdmin and model is not Leased):
+            continue
+        base, key = keys.get(type(page), (pages.list_of(model).rstrip("/"), str(model._base_manager.first().pk)))
+        names = {str(one.name).rpartition("_")[2] for one in page.get_urls() if one.name}
+        for name in names - {"changelist"}:
+            address = f"{base}/add/" if name == "add" else f"{base}/{key}/{name}/"
+            response = client.get(address)
+            is_page = response.status_code == 200 and response["Content-Type"].startswith("text/html")
+            if is_page and (type(page), name) not in looked_at:
+                missed.append(address)
+        if (type(page), "changelist") not in looked_at:
+            missed.append(pages.list_of(model))
+    assert missed == []
+
+
+def _is_djangos(page: Any) -> bool:
+    return type(page).__module__.startswith("django.")
 
 
 #: For each row of a list: whether it is a card, and by name the boxes (left, right, width) of its cells.
@@ -146,7 +269,19 @@ def test_depth_age_and_poison_of_each_queue_are_on_the_screen_of_a_telephone(bro
 
 @pytest.mark.parametrize(
     "model",
-    [Leased, DelayedMessage, PoisonMessage, Subscriber, Subscription, CeleryResult, JournalEntry, Result, Alert],
+    [
+        Leased,
+        DelayedMessage,
+        PoisonMessage,
+        Subscriber,
+        Subscription,
+        CeleryResult,
+        JournalEntry,
+        Result,
+        Alert,
+        DeclaredQueue,
+        SetAside,
+    ],
 )
 def test_each_figure_of_a_list_has_its_name_on_a_telephone(browse: Browse, populated: None, model: Any) -> None:
     rows = cells(browse, f"/admin/{model._meta.app_label}/{model._meta.model_name}/", TELEPHONE)
