@@ -145,7 +145,7 @@ class OfDatabases(admin.ModelAdmin):
         """Django's list. What Django does about an address that it does not understand is to show everything."""
         response = super().changelist_view(request, extra_context)
         if response.get("Location") == f"{request.path}?{ERROR_FLAG}=1":
-            text = "The address had a filter, or a value, that this list has not: everything is shown instead."
+            text = "The address had a filter, or a value, that this list does not have: everything is shown instead."
             self.message_user(request, text, messages.WARNING)
         return response
 

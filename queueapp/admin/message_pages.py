@@ -229,6 +229,8 @@ class MessageAdmin(OfDatabases):
     def _page(self, request: HttpRequest, message: Any, extra_context: Any) -> HttpResponse:
         may_see_body = self.may_see_body(request, message)
         offered = [op for op in self.operations if op.offered(message) and op.allowed(self, request)]
+        headers = untrusted.headers(message.start_of_headers)
+        lines = [(untrusted.breakable(name), untrusted.breakable(value)) for name, value in headers.rows]
         context = {
             **self.admin_site.each_context(request),
             "title": self.title_of(message),
@@ -243,7 +245,7 @@ class MessageAdmin(OfDatabases):
             "preserved_filters": self.get_preserved_filters(request),
             "buttons": [Button(op, self.list_with(message)) for op in offered],
             "facts": self.facts(request, message),
-            "headers": untrusted.headers(message.start_of_headers),
+            "headers": headers._replace(rows=lines),
             # Not even fetched for whoever may not see it.
             **(self._body(request, message) if may_see_body else {"body": None}),
             "body_of": [untrusted.inline(queue, 200) for queue in sorted(self.queues_of_body(message))],
