@@ -113,6 +113,7 @@ def wrong_with(page: Page, names: Iterable[str]) -> dict[str, list[str]]:
     between them is style alone."""
     wrong = {}
     for name in names:
+        page.wait_for_load_state()  # what a click leads to may still be on its way
         for width, theme in product((TELEPHONE, DESKTOP), ("light", "dark")):
             page.set_viewport_size({"width": width, "height": 800})
             page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]

@@ -99,13 +99,13 @@ def test_page_shows_the_whole_failure(operator: Client) -> None:
     for expected in (
         "File gate.py",
         "ValueError: first try",
-        "RetryLater",
+        "retried later",
         "t-1",
         "&quot;gate&quot;: null",
         "Requeue…",
     ):
         assert expected in text
-    assert f'<a href="{url(Leased)}">testapp.Leased</a>' in text
+    assert f'<a href="{url(Leased)}">testapp.<wbr>Leased</a>' in text
     assert operator.get(url(PoisonMessage, "body", number)).content == b'{"gate":null}'
 
 
