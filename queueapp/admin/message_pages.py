@@ -230,7 +230,9 @@ class MessageAdmin(OfDatabases):
         may_see_body = self.may_see_body(request, message)
         offered = [op for op in self.operations if op.offered(message) and op.allowed(self, request)]
         headers = untrusted.headers(message.start_of_headers)
-        lines = [(untrusted.breakable(name), untrusted.breakable(value)) for name, value in headers.rows]
+        lines: list[tuple[str, str]] = [
+            (untrusted.breakable(one), untrusted.breakable(two)) for one, two in headers.rows
+        ]
         context = {
             **self.admin_site.each_context(request),
             "title": self.title_of(message),

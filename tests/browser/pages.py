@@ -63,15 +63,17 @@ def name_of(address: str) -> str:
     return re.sub(r"/[0-9a-f-]{9,}|\W+", "-", address.removeprefix("/admin/"))[:80].strip("-") or "index"
 
 
-def opened(page: Page, addresses: list[str]) -> Iterator[str]:
-    """Goes through the pages; yields the name of each."""
-    for number, address in enumerate(addresses):
+def opened(page: Page, addresses: list[str], first: int = 0, step: int = 1) -> Iterator[str]:
+    """Goes through the pages, or every so many of them; yields the name of each."""
+    for number in range(first, len(addresses), step):
+        address = addresses[number]
         page.goto(address)
         yield f"{number:02}-{name_of(address)}"
 
 
-def asked(page: Page) -> Iterator[str]:
-    """Goes through the pages that ask before something is done, for each thing that can be; yields the name of each."""
+def asked_of_queues(page: Page) -> Iterator[str]:
+    """Goes through the pages that ask before something is done to a queue or a subject, for each thing that can be; yields the
+    name of each."""
     page.goto(OVERVIEW)
     buttons = page.locator(".queueapp-operate button")
     labels = buttons.evaluate_all("all => all.map(e => e.ariaLabel)")
@@ -87,7 +89,11 @@ def asked(page: Page) -> Iterator[str]:
         page.get_by_label("Subject").fill(subject)
         page.get_by_role("button", name="Look for its keys").click()
         yield f"ask-subject-{name}"
-    for model in (Leased, DelayedMessage, PoisonMessage, Subscription, DeclaredQueue):
+
+
+def asked_of_rows(page: Page, models: tuple[Any, ...]) -> Iterator[str]:
+    """Goes through the pages that ask before something is done to rows of these lists, for each thing that can be."""
+    for model in models:
         page.goto(list_of(model))
         offered = page.get_by_label("Action:").locator("option").evaluate_all("all => all.map(e => e.value)")
         for operation in filter(None, offered):

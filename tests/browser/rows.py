@@ -148,7 +148,7 @@ def everything() -> None:
 
 def edited() -> None:
     """A poison message that was edited and requeued, and its copy that has failed as well."""
-    poison(1, body=b'{"gate": ')
+    poison(1, body=b'{"gate": ', queue=Capped._meta.label)
     original = PoisonMessage.objects.latest("pk")
     copy = poison_store.edit_and_requeue(original.pk, body=b'{"gate": "B12"}')
     poison(1, edit_of=original.message_id, message_id=copy)

@@ -126,19 +126,26 @@ def wrong_with(page: Page, names: Iterable[str]) -> dict[str, list[str]]:
     return wrong
 
 
-def test_nothing_is_cut_or_overlaps_on_any_page(browse: Browse, addresses: list[str]) -> None:
-    assert browse(lambda page: wrong_with(page, pages.opened(page, addresses))) == {}
+@pytest.mark.parametrize("part", range(3))
+def test_nothing_is_cut_or_overlaps_on_any_page(browse: Browse, addresses: list[str], part: int) -> None:
+    assert browse(lambda page: wrong_with(page, pages.opened(page, addresses, part, 3))) == {}
 
 
-def test_nothing_is_cut_or_overlaps_where_something_is_asked_or_refused(browse: Browse, populated: None) -> None:
+def test_nothing_is_cut_or_overlaps_where_something_is_asked_of_queues(browse: Browse, populated: None) -> None:
     control.set_concurrency(Leased, 8)
+    assert browse(lambda page: wrong_with(page, pages.asked_of_queues(page))) == {}
+
+
+@pytest.mark.parametrize("models", [(Leased, DelayedMessage), (PoisonMessage, Subscription, DeclaredQueue)])
+def test_nothing_is_cut_or_overlaps_where_something_is_asked_of_rows(
+    browse: Browse, populated: None, models: tuple[Any, ...]
+) -> None:
+    assert browse(lambda page: wrong_with(page, pages.asked_of_rows(page, models))) == {}
+
+
+def test_nothing_is_cut_or_overlaps_where_something_is_refused(browse: Browse, populated: None) -> None:
     editable = PoisonMessage.objects.get(consumer=LONG_NAME).pk
-
-    def questions(page: Page) -> Iterator[str]:
-        yield from pages.asked(page)
-        yield from pages.refused(page, editable)
-
-    assert browse(lambda page: wrong_with(page, questions(page))) == {}
+    assert browse(lambda page: wrong_with(page, pages.refused(page, editable))) == {}
 
 
 def test_nothing_is_cut_or_overlaps_where_there_is_nothing(browse: Browse) -> None:
