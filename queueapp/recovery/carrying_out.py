@@ -33,6 +33,7 @@ from ..sql import queue_sql
 from ..sql.carried import carried_by
 from ..sql.rows import Row
 from ..sql.tables import QueueTable
+from .once import Once
 from .policy import Failure, ask
 from .verdicts import Discard, Poison, RetryLater, RetryNow, Verdict
 
@@ -98,25 +99,37 @@ def fail_taken(
     consumer: Registration | None,
     items: dict[str, Any] | None = None,
     verdict: Verdict | None = None,
-) -> Verdict:
+    once: Once | None = None,
+) -> Verdict | None:
     """The same for an AT_MOST_ONCE message, which left its table before its handler ran: it is kept as poison, and
-    never retried by itself, because that would make it at-least-once. With a ``verdict`` the policy is not asked. Raises
-    as ``fail``."""
+    never retried by itself, because that would make it at-least-once. With a ``verdict`` the policy is not asked. Who tries
+    again after an error gives each try the same ``once``; None: an earlier one has put the message elsewhere. Raises as ``fail``."""
     failure = _failure(queue, queue_sql(queue, connections[alias]).table, row, exception, consumer, None, items)
+    once = once or Once(queue, alias)
 
-    def in_full() -> Decided:
+    def in_full() -> Decided | None:
+        if not once.first():
+            return written()
         decided = verdict or _of_an_operator(exception) or ask(failure, alias)
         if isinstance(decided, RetryNow | RetryLater):
             decided = Poison("at-most-once, not retried: " + one_line(exception))
         _keep(failure, decided, _history(row, failure, decided), alias)
         wakeups.run_every_hook(connections[alias])
-        return Decided(failure, decided, connections[alias])
+        once.decided = Decided(failure, decided, connections[alias])
+        return written()
 
-    def bare(error: BaseException) -> Decided:
-        return Decided(failure, _bury_bare(failure, alias, error), connections[alias])
+    def bare(error: BaseException) -> Decided | None:
+        if once.first():
+            once.decided = Decided(failure, _bury_bare(failure, alias, error), connections[alias])
+        return written()
+
+    def written() -> Decided | None:
+        decided: Decided | None = once.decided
+        return decided
 
     decided = _recorded(alias, in_full, bare)
-    assert decided is not None
+    if decided is None:
+        return None
     decided.tell()
     return decided.verdict
 

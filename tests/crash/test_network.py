@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.testapp.models import Leased, Transactional
+from queueapp.models import PoisonMessage
+from tests.testapp.models import AtMostOnce, Leased, Transactional
 
 from .rig.processes import Tree
 from .rig.proxy import CAN_LOSE_PACKETS, Proxy
@@ -94,6 +95,31 @@ def test_a_commit_whose_answer_is_lost_is_neither_repeated_nor_counted_as_a_fail
     assert scene.starts("committed") == [1]
     assert scene.starts("acked") == [1]
     assert verdict.poisoned == 0
+
+
+def test_what_was_kept_by_a_commit_whose_answer_is_lost_is_not_kept_twice(scene: Scene, proxy: Proxy) -> None:
+    """An AT_MOST_ONCE message is in no table when its handler fails: whoever keeps it has to know whether he has."""
+    scene.execute(
+        "CREATE FUNCTION slow_commit() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(1.5); RETURN NULL; END $$"
+    )
+    scene.execute(
+        "CREATE CONSTRAINT TRIGGER slow_commit AFTER INSERT ON queueapp_poisonmessage DEFERRABLE INITIALLY DEFERRED "
+        "FOR EACH ROW EXECUTE FUNCTION slow_commit()"
+    )
+    scene.workers("testapp.AtMostOnce", "--concurrency=1", port=proxy.port)
+    scene.send(AtMostOnce, "fails", fail=1)
+    wait_until(lambda: scene.backends("query = 'COMMIT' AND wait_event = 'PgSleep'"), "it is being kept", pause=0.01)
+    proxy.stall(to_server=False, to_client=True)
+    wait_until(PoisonMessage.objects.exists, "the commit has reached the server")
+    proxy.cut()
+    proxy.resume()
+    scene.send(AtMostOnce, "after it")
+
+    wait_until(lambda: scene.effects("after it") == 1, "the worker has gone on")
+    verdict = scene.drained()
+    assert verdict.faultless, verdict
+    assert PoisonMessage.objects.count() == 1
+    assert scene.starts("fails") == [1]
 
 
 @on_both

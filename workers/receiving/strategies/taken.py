@@ -8,11 +8,12 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from django.db import Error, connections
+from django.db import Error, connections, transaction
 
 from queueapp.membership.dead_peers import Answering
 from queueapp.messages.ids import as_uuid
 from queueapp.recovery import carrying_out
+from queueapp.recovery.once import Once
 from queueapp.recovery.verdicts import Verdict
 from queueapp.sql.claimed import HEADERS, ID, Claimed
 from queueapp.sql.rows import Row
@@ -20,15 +21,24 @@ from queueapp.sql.rows import Row
 log = logging.getLogger("workers")
 
 
-def keep(task: Any, claimed: Claimed, row: Row, error: BaseException, verdict: Verdict | None = None) -> None:
+def keep(
+    task: Any,
+    claimed: Claimed,
+    row: Row,
+    error: BaseException,
+    verdict: Verdict | None = None,
+    once: Once | None = None,
+) -> None:
     """Keep it, trying again while the database is in the way. With a ``verdict`` the policy is not asked."""
     task.about = claimed
     connection = connections[task.alias]
+    once = once or Once(task.queue, task.alias)
     while True:
         try:
             with Answering(connection):
                 carrying_out.fail_taken(
-                    task.queue, task.alias, row, error, consumer=task.consumer_of(claimed), items=task.items, verdict=verdict
+                    task.queue, task.alias, row, error, consumer=task.consumer_of(claimed), items=task.items, verdict=verdict,
+                    once=once,
                 )  # fmt: skip
             task.mend()
             return
@@ -43,13 +53,15 @@ def put_back(task: Any, claimed: Claimed) -> None:
     """Put a message back, at the end of its queue, that no handler has seen: others subscribe to it since it was claimed."""
     connection = connections[task.alias]
     row = task.sql.table.row_of(claimed)
+    once = Once(task.queue, task.alias)
     while True:
         try:
-            with Answering(connection):
-                task.sql.insert_row(connection, row, same_queue=True)
+            with Answering(connection), transaction.atomic(using=task.alias):
+                if once.first():
+                    task.sql.insert_row(connection, row, same_queue=True)
             task.desk.copied()
             return
         except Error as failure:
             if not task.desk.survive(failure, task.desk.breaker, connection):
-                keep(task, claimed, row, failure)
+                keep(task, claimed, row, failure, once=once)
                 return
