@@ -151,7 +151,7 @@ def delete(queue: Any, seqs: Sequence[int], *, using: str | None = None) -> int:
     alias = alias_of(queue, using)
     with transaction.atomic(using=alias):
         keys = list(_locked(queue, alias, seqs).filter(unleased(queue)).values_list("pk", flat=True))
-        return _remove(queue, alias, keys)
+        return remove(queue, alias, keys)
 
 
 def release_leases(queue: Any, seqs: Sequence[int], *, using: str | None = None) -> int:
@@ -185,7 +185,7 @@ def _give_up_spent(queue: Any, alias: str, leased: QuerySet[Any]) -> int:
     rows = [_as_row(row) for row in leased.filter(deliveries__gte=most)] if most else []
     given = (ending.spent(queue, row) for row in rows)
     ending.give_up(queue, alias, [one for one in given if one is not None])
-    return _remove(queue, alias, [row.seq for row in rows])
+    return remove(queue, alias, [row.seq for row in rows])
 
 
 def move_to_poison(queue: Any, seqs: Sequence[int], *, reason: str, using: str | None = None) -> int:
@@ -196,7 +196,7 @@ def move_to_poison(queue: Any, seqs: Sequence[int], *, reason: str, using: str |
     with transaction.atomic(using=alias):
         rows = list(_locked(queue, alias, seqs).filter(unleased(queue)))
         PoisonMessage.objects.using(alias).bulk_create([_as_poison(row, reason) for row in rows])
-        moved = _remove(queue, alias, [row.pk for row in rows])
+        moved = remove(queue, alias, [row.pk for row in rows])
         transaction.on_commit(lambda: _tell(queue, rows, reason), using=alias, robust=True)
         return moved
 
@@ -221,7 +221,13 @@ def _locked(queue: Any, alias: str, seqs: Sequence[int]) -> QuerySet[Any]:
     return everything.select_for_update(skip_locked=True).filter(pk__in=list(seqs)).order_by("pk")
 
 
-def _remove(queue: Any, alias: str, keys: list[int]) -> int:
+def lock_free(queue: Any, alias: str, seqs: Sequence[int]) -> list[Row]:
+    """Lock those of these messages that nobody holds, and read them whole; in a transaction."""
+    return [_as_row(row) for row in _locked(queue, alias, seqs).filter(unleased(queue))]
+
+
+def remove(queue: Any, alias: str, keys: list[int]) -> int:
+    """Delete messages that the caller has locked; returns how many."""
     if not keys:
         return 0
     connection = connections[alias]

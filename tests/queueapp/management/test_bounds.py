@@ -132,6 +132,7 @@ class Terminal(StringIO):
         (["requeuepoison", "--all"], "Stopped; 2 poison messages were requeued, the others are where they were", (5, 1, 3)),
         (["purgequeue", "testapp.Leased", "--yes"], r"Stopped; 2 messages of testapp\.Leased were deleted", (1, 3, 3)),
         (["movedelayed", "gone.Shop", "testapp.Leased"], r"Stopped; 2 delayed messages go to testapp\.Leased now", (3, 3, 1)),
+        (["movemessages", "testapp.Leased", "--type", "", "--poison"], "Stopped; 2 messages without a type", (1, 5, 3)),
     ],
 )  # fmt: skip
 def test_a_long_command_that_is_interrupted_says_how_far_it_came(
@@ -141,6 +142,7 @@ def test_a_long_command_that_is_interrupted_says_how_far_it_came(
         "poison.requeueing.BATCH",
         "management.commands.purgequeue.BATCH",
         "management.commands.movedelayed.BATCH",
+        "operating.moving.BATCH",
     ):
         monkeypatch.setattr(f"queueapp.{place}", 2)
     for _ in range(3):
