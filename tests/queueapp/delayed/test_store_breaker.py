@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from time import monotonic
 from typing import Any
@@ -11,26 +12,35 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
-from queueapp import InvalidMessage, delayed
+from queueapp import InvalidMessage, RetryLater, consumer, delayed
 from queueapp.breakers import State
 from queueapp.errors import NotMigrated
 from queueapp.models import DelayedMessage
-from tests.inprocess import real_commits
+from tests.inprocess import Worker, eventually, real_commits
 from tests.queueapp.delayed.stores import SampleStore
+from tests.testapp.messages import Nop
 from tests.testapp.models import Leased
 
 pytestmark = real_commits
 HOUR = timedelta(hours=1)
 
 
-@pytest.fixture
-def no_table() -> Iterator[None]:
+@contextmanager
+def without_table() -> Iterator[None]:
     """The delayed table is not there: what the database says is real."""
     with connection.schema_editor() as editor:
         editor.alter_db_table(DelayedMessage, "queueapp_delayedmessage", "queueapp_elsewhere")
-    yield
-    with connection.schema_editor() as editor:
-        editor.alter_db_table(DelayedMessage, "queueapp_elsewhere", "queueapp_delayedmessage")
+    try:
+        yield
+    finally:
+        with connection.schema_editor() as editor:
+            editor.alter_db_table(DelayedMessage, "queueapp_elsewhere", "queueapp_delayedmessage")
+
+
+@pytest.fixture
+def no_table() -> Iterator[None]:
+    with without_table():
+        yield
 
 
 def state() -> State:
@@ -92,3 +102,29 @@ def test_what_is_the_callers_fault_does_not() -> None:
         with pytest.raises(transaction.TransactionManagementError):
             DelayedMessage.objects.exists()
     assert state() is State.DISARMED
+
+
+@pytest.mark.usefixtures("no_consumers")
+@pytest.mark.parametrize(("seconds", "then"), [(0.001, State.TRIGGERED), (3600, State.ARMED)])
+def test_delayed_retries_that_cannot_be_stored_arm_it_and_what_was_to_be_retried_stays(
+    start_worker: Callable[..., Worker], settings: Any, seconds: float, then: State
+) -> None:
+    settings.QUEUEAPP = {"TIME_TO_TRIGGER_STORE_CIRCUIT_BREAKER": seconds, "PEEK_DELAY": 0.1}
+    breaker = delayed.store_breaker("default")
+    breaker._waits = dict.fromkeys(State, 0.01)
+
+    def act(message: Nop) -> None:
+        raise KeyError
+
+    consumer(Leased, name="tests", policy=lambda failure: RetryLater(HOUR))(act)
+    Leased.send(Nop(1, ""))
+    with without_table():
+        worker = start_worker(Leased)
+        eventually(lambda: breaker.failures > 2)
+        assert breaker.state is then
+        assert worker.pump.desk.breaker.failures == 0, "receiving is not to blame"
+        assert Leased.objects.count() == 1
+
+    eventually(DelayedMessage.objects.exists)
+    eventually(lambda: breaker.state is State.DISARMED)
+    assert not Leased.objects.exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from queueapp.models import Subscriber
 from tests.inprocess import DEADLINE, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased
+from workers.processes import reporting
 from workers.processes.child import ChildOptions, Stages, run_dispatcher, run_worker
 from workers.processes.crashes import FAILED, exit_text
 from workers.processes.watchdog import Watchdog
@@ -138,3 +140,38 @@ def test_a_process_that_is_told_to_stop_ends_well(
 
     assert "nobody asked" not in caplog.text
     assert not Subscriber.objects.exists()
+
+
+def test_a_healthy_worker_says_one_line_a_minute_and_nothing_else(
+    start: Callable[[str], Process], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert reporting.EVERY == 60
+    monkeypatch.setattr(reporting, "EVERY", 0.3)
+    caplog.set_level(logging.INFO)
+
+    @consumer(Leased, name="tests")
+    def act(message: Nop) -> None:
+        pass
+
+    process = start("worker")
+
+    def said() -> list[str]:
+        ours = [one for one in caplog.records if one.name in ("queueapp", "workers")]
+        return [one.getMessage() for one in ours]
+
+    def minutes() -> list[int]:
+        return [number for number, one in enumerate(said()) if ", in 0 s: testapp.Leased " in one]
+
+    eventually(minutes)
+    for number in range(5):
+        Leased.send(Nop(number, ""))
+        known = len(minutes())
+        eventually(lambda known=known: len(minutes()) > known)
+    eventually(lambda: not Leased.objects.exists())
+    known = len(minutes())
+    eventually(lambda: len(minutes()) > known)
+    since = said()[minutes()[0] :]
+
+    assert len(since) == len(minutes()), since
+    assert sum(int(one.partition(" handled")[0].rpartition(" ")[2]) for one in since) == 5
+    assert process.stop() == 0
