@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 from django.core.management import BaseCommand, CommandError, call_command, get_commands, load_command_class
+from django.core.management.base import SystemCheckError
 from django.db import connection
 
-from queueapp import QueueNotFound
+from queueapp import QueueNotFound, consumer
 from queueapp.errors import NotMigrated, TableNotFound
 from queueapp.models import Alert, DelayedMessage, JournalEntry, PoisonMessage, QueueControl, Subscriber
+from tests.databases import only_on_postgresql
 from tests.queueapp.management.processes import manage, only_line
 from tests.testapp.models import ForeignPostgres, ForeignSqlServer, Leased
 
@@ -223,6 +225,67 @@ def test_a_database_that_is_down_is_one_line(command: list[str]) -> None:
     assert "hunter2" not in line
 
 
+#: What each command is called with that has something to ask the database.
+ARGUMENTS: dict[str, list[str]] = {
+    "alerts": [],
+    "autoscale": ["testapp.Leased"],
+    "erasesubject": ["ann", "--yes"],
+    "healthcheck": [],
+    "listconsumers": [],
+    "listpoison": [],
+    "movebroker": ["--from", "queueapp://", "--to", "redis://127.0.0.1:1/0"],
+    "movedelayed": ["gone.Shop", "testapp.Leased"],
+    "movemessages": ["testapp.Leased", "--type", "", "--poison"],
+    "pausequeue": ["testapp.Leased"],
+    "purgequeue": ["testapp.Leased", "--yes"],
+    "queuestats": ["testapp.Leased"],
+    "rebuildqueue": ["testapp.Wide"],
+    "registerconsumers": [],
+    "removeconsumer": ["testapp.Addressed", "tests.gone"],
+    "replay": ["orders"],
+    "requeuepoison": ["--all"],
+    "resumequeue": ["testapp.Leased"],
+    "rundelayeddispatcher": [],
+    "runqueueworker": ["testapp.Leased"],
+    "setconcurrency": ["testapp.Leased", "3"],
+    "setqueue": ["testapp.Leased"],
+}
+#: ``migrate`` is tried as a process above: it takes its lock on a connection of its own.
+OTHERS = {"importamps", "migrate"}
+
+
+def test_every_command_is_among_those_that_are_called_without_a_database() -> None:
+    ours = {name for name, app in get_commands().items() if app in OURS}
+    assert ARGUMENTS.keys() | OTHERS == ours
+
+
+@pytest.fixture
+def nowhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nobody listens where the database of this process should be."""
+    connection.close()
+    parameters = connection.get_connection_params
+    monkeypatch.setattr(connection, "get_connection_params", lambda: parameters() | {"host": "127.0.0.1", "port": 1})
+    yield
+    connection.close()
+
+
+@only_on_postgresql
+@pytest.mark.django_db(transaction=True, available_apps=["queueapp", "queueapp.kombu", "workers", "tests.testapp"])
+@pytest.mark.usefixtures("nowhere")
+@pytest.mark.parametrize("command", ARGUMENTS)
+def test_a_database_that_is_down_is_a_line_and_no_success(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(CommandError) as raised:
+        call_command(command, *ARGUMENTS[command])
+
+    assert raised.value.returncode != 0
+    (line,) = str(raised.value).splitlines()
+    out, err = capsys.readouterr()
+    # What shows figures says it beside each, and in its last line that not all are known.
+    said = out + err if command in ("autoscale", "listconsumers", "queuestats") else line
+    assert "cannot be reached" in said
+    assert "Traceback" not in out + err + line
+
+
 def test_where_it_was_raised_is_shown_on_demand() -> None:
     done = manage("listpoison", "--traceback", DATABASE_URL=UNREACHABLE)
 
@@ -245,6 +308,21 @@ def test_an_error_of_the_code_keeps_its_traceback(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("queueapp.management.commands.listpoison.selected", broken)
     with pytest.raises(ZeroDivisionError):
         call_command("listpoison")
+
+
+# -- what contradicts itself -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db
+def test_a_worker_does_not_start_with_a_time_limit_beyond_a_lease_that_nobody_renews(
+    monkeypatch: pytest.MonkeyPatch, no_consumers: None
+) -> None:
+    @consumer(Leased, name="tests.slow", timeout=60)
+    def slow(message: Any) -> None: ...
+
+    monkeypatch.setattr(Leased.delivery, "renew_leases", False)
+    with pytest.raises(SystemCheckError, match=r"(?s)testapp\.Leased.*queueapp\.E003.*tests\.slow"):
+        call_command("runqueueworker", "testapp.Leased", skip_checks=False)
 
 
 # -- names ---------------------------------------------------------------------------------------------------------

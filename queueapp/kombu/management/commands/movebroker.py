@@ -11,11 +11,13 @@ from time import monotonic
 from typing import Any
 
 from django.core.management.base import CommandError
+from django.db import Error
 
 from ....management.operator_command import INTERRUPTED, OperatorCommand
 from ....management.progress import Progress
 from ....membership.leadership import TERM
 from ....messages.visible import in_one_line
+from ....operating.explaining import explain
 
 #: Seconds to wait for another mover, which may be one that was killed.
 _TAKES_OVER = 20.0
@@ -158,9 +160,9 @@ def _reached(broker_at: Callable[..., Any], url: str, option: str, given: str) -
     except CommandError:
         raise
     except Exception as error:  # whatever a driver raises
-        raise CommandError(
-            f"{option} {_shown(url)} cannot be used: {type(error).__name__}: {in_one_line(str(error), 300)}"
-        ) from None
+        ours = explain(error) if isinstance(error, Error) else None
+        why = ours or f"{type(error).__name__}: {in_one_line(str(error), 300)}"
+        raise CommandError(f"{option} {_shown(url)} cannot be used: {why}") from None
 
 
 def _shown(url: str) -> str:
