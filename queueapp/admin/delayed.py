@@ -5,14 +5,14 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.contrib.admin.models import DELETION
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.safestring import SafeString
 
 from .. import delayed, registry
-from ..errors import QueueNotFound
+from ..errors import InvalidOption, QueueNotFound
 from ..models import DelayedMessage, Now
 from ..sql import looking
 from .databases import DatabaseFilter
@@ -127,7 +127,21 @@ class DelayedAdmin(MessageAdmin):
         return keys_in_store(looking(self.model.objects.using(rows.db)), self.list_order, term)
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        if request.method == "GET" and (told := self._kept_elsewhere(self.database(request))):
+            self.message_user(request, told, messages.INFO)
         return super().changelist_view(request, {"title": "Delayed messages", **(extra_context or {})})
+
+    @staticmethod
+    def _kept_elsewhere(alias: str) -> str:
+        """What this list has not: messages in a store of a third party. '' where there is none."""
+        try:
+            name = delayed.name_of_other_store(alias)
+        except InvalidOption as error:
+            return str(error)
+        return name and (
+            f"What is sent with a delay is kept by {name} and not in this list, which has the delayed retries, and what goes to "
+            "queues of other databases. The overview counts both; delayed.cancel() and delayed.reschedule() reach both."
+        )
 
     @admin.display(description="due", ordering="due")
     def due_in(self, row: Any) -> SafeString:

@@ -1,6 +1,6 @@
 """The delayed store: messages wait here until they are due, then go to their queue."""
 
-from .by_hand import address_in, addressed, cancel, make_due, readdress, reschedule
+from .by_hand import address_in, addressed, cancel, make_due, name_of_other_store, readdress, reschedule
 from .dispatching import Agenda, agenda, dispatch_due, is_idle, next_due_in, undeliverable
 from .elsewhere import addresses, stores_of
 from .forwarding import KEPT, can_tell, forget_arrivals, forward_due, next_forward_in
@@ -16,7 +16,7 @@ __all__ = [
     "KEPT", "Agenda", "Delayed", "DelayedStore", "DelayedStoreWithInfrastructure", "DispatchFailed", "Dispatched",
     "FetchFailed", "RecoveryFailed", "SqlDelayedStore", "StepFailed", "address_in", "addressed", "addresses",
     "agenda", "can_count", "can_tell", "cancel", "dispatch_due", "dispatch_next", "endpoint_of", "forget_arrivals",
-    "forward_due", "is_built_in", "is_idle", "kept_in", "make_due", "next_due_in", "next_forward_in", "open_for_any",
-    "open_for_dispatch", "open_store", "readdress", "reschedule", "step", "store_breaker", "store_breakers",
-    "store_class", "store_of", "stores_of", "storing", "undeliverable", "waiting",
+    "forward_due", "is_built_in", "is_idle", "kept_in", "make_due", "name_of_other_store", "next_due_in",
+    "next_forward_in", "open_for_any", "open_for_dispatch", "open_store", "readdress", "reschedule", "step",
+    "store_breaker", "store_breakers", "store_class", "store_of", "stores_of", "storing", "undeliverable", "waiting",
 ]  # fmt: skip

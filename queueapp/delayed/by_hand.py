@@ -95,6 +95,13 @@ def readdress(name: str, queue: Any, *, using: str = "default", limit: int = 100
     return changed
 
 
+def name_of_other_store(alias: str) -> str:
+    """The class of the store that keeps what is sent with a delay, in place of the table; '' where that is the table. It is not
+    opened."""
+    store = type(store_of(alias))
+    return "" if is_built_in(store_of(alias)) else f"{store.__module__}.{store.__qualname__}"
+
+
 def _may_have(store: DelayedStore, destination: str) -> bool:
     """Whether a store keeps messages for a destination; True also when it cannot tell."""
     try:

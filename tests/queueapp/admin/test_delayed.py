@@ -1,14 +1,16 @@
 """The delayed messages: list, page, dispatch now, cancel."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.test import Client
 
 from queueapp import delayed
-from queueapp.models import DelayedMessage, Now
+from queueapp.models import DelayedMessage, Now, QueueControl
+from tests.queueapp.delayed.stores import WholeStore
 from tests.testapp.models import Leased, Urgent
 
 from .conftest import notes, operate, url
@@ -109,3 +111,39 @@ def test_operations_are_offered_by_permission(
 def test_nobody_adds_or_edits_one(operator: Client, numbers: list[int]) -> None:
     assert operator.get(url(DelayedMessage, "add")).status_code == 403
     assert operator.post(url(DelayedMessage, "change", numbers[0]), {"destination": "x"}).status_code == 403
+
+
+@pytest.fixture
+def other_store(settings: Any) -> Iterator[None]:
+    """What is sent with a delay is kept by a store of a third party."""
+    WholeStore.reset()
+    delayed.opening._store.cache_clear()
+    settings.QUEUEAPP = {"DELAYED_STORE": "tests.queueapp.delayed.stores.WholeStore"}
+    yield
+    delayed.opening._store.cache_clear()
+
+
+@pytest.mark.usefixtures("other_store")
+def test_a_list_that_is_not_all_of_them_says_who_keeps_the_others(operator: Client) -> None:
+    Leased.send({}, delay=timedelta(hours=1))
+
+    response = operator.get(url(DelayedMessage))
+
+    assert not response.context["cl"].result_count
+    (note,) = notes(response)
+    assert "kept by tests.queueapp.delayed.stores.WholeStore and not in this list" in note
+    overview = operator.get(url(QueueControl)).context["lines"]
+    (line,) = [one["figures"] for one in overview if one["figures"].label == "testapp.Leased"]
+    assert line.delayed == "1", "the overview asks the store"
+
+
+def test_a_list_of_all_says_nothing(operator: Client) -> None:
+    Leased.send({}, delay=timedelta(hours=1))
+    assert notes(operator.get(url(DelayedMessage))) == []
+
+
+def test_a_store_that_is_none_does_not_break_the_list(operator: Client, settings: Any) -> None:
+    delayed.opening._store.cache_clear()
+    settings.QUEUEAPP = {"DELAYED_STORE": "shop.nowhere.Store"}
+    (note,) = notes(operator.get(url(DelayedMessage)))
+    assert "shop.nowhere.Store" in note

@@ -160,7 +160,9 @@ def _reached(broker_at: Callable[..., Any], url: str, option: str, given: str) -
     except CommandError:
         raise
     except Exception as error:  # whatever a driver raises
-        ours = explain(error) if isinstance(error, Error) else None
+        # What our own side raises is within the error of Celery's library.
+        cause = error if isinstance(error, Error) else error.__cause__ or error.__context__
+        ours = explain(cause) if isinstance(cause, Error) else None
         why = ours or f"{type(error).__name__}: {in_one_line(str(error), 300)}"
         raise CommandError(f"{option} {_shown(url)} cannot be used: {why}") from None
 
