@@ -24,6 +24,36 @@ def test_every_page_is_in_the_navigation_once() -> None:
     assert named == Counter(page.relative_to(DOCS).as_posix() for page in PAGES)
 
 
+def test_the_site_has_four_parts() -> None:
+    _, _, nav = (CHECKOUT / "mkdocs.yml").read_text().partition("\nnav:\n")
+    assert re.findall(r"^  - (.+?):?$", nav, re.MULTILINE) == [
+        "index.md",
+        "Tutorial",
+        "How-to",
+        "Explanation",
+        "Reference",
+    ]
+
+
+def test_each_of_the_others_has_what_it_does_better() -> None:
+    """A column in the table, and when to take it instead."""
+    text = (DOCS / "explanation" / "comparison.md").read_text()
+    _, _, *others = [cell.strip() for cell in text[text.index("\n| ") :].splitlines()[1].strip("|").split("|")]
+    assert others == ["Celery", "django-tasks-db", "procrastinate", "pgqueuer", "Oban"]
+    instead = re.findall(r"^- \*\*(.+?)\*\*, when (.+)", text, re.MULTILINE)
+    assert [name for name, _ in instead] == others
+
+
+def test_what_is_called_missing_has_no_page_of_its_own() -> None:
+    """What was built since is not called missing any more."""
+    text = (DOCS / "explanation" / "comparison.md").read_text()
+    missing = re.findall(r"^\| \*\*(.+?)\*\* \| \*\*not yet\*\*", text, re.MULTILINE)
+    assert missing == ["cron", "workflows, groups, chords", "rate limits"]
+    titles = [re.search(r"^# (.+)$", page.read_text(), re.MULTILINE) for page in PAGES]
+    words = {word for title in titles if title for word in re.findall(r"\w+", title[1].lower())}
+    assert words.isdisjoint({"cron", "schedule", "schedules", "workflow", "workflows", "groups", "rate", "rates"})
+
+
 @pytest.mark.parametrize("page", [*PAGES, *OUTSIDE], ids=lambda page: page.relative_to(CHECKOUT).as_posix())
 def test_every_link_leads_somewhere(page: Path) -> None:
     broken = []
