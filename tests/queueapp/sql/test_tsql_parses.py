@@ -385,6 +385,25 @@ def test_claim_is_an_ordered_top_of_one_range(table: QueueTable) -> None:
 
 
 @each_table
+@pytest.mark.parametrize("of_level", [False, True])
+def test_figures_read_no_more_of_a_table_than_their_limit(table: QueueTable, of_level: bool) -> None:
+    def level(sql: Any) -> tuple[Any, ...]:
+        return _level(sql) if of_level else ()
+
+    for verb in (
+        _after(COUNTED, lambda s, c: s.head(c, 10_001, level(s))),
+        _after([], lambda s, c: s.head_types(c, 10_001, level(s))),
+    ):
+        ((said, (select,)),) = statements_of(table, verb)
+        (inner,) = [one.this for one in select.find_all(exp.Subquery)]
+        assert select.args["from_" if "from_" in select.args else "from"].this is inner.parent
+        assert isinstance(inner.args["limit"].expression, exp.Placeholder)
+        assert said.params[0] == 10_001
+        assert [ordered.this.name for ordered in inner.args["order"].expressions] == [table.columns["seq"]]
+        assert len(list(select.find_all(exp.Table))) == 1, "nothing else is read"
+
+
+@each_table
 def test_claim_returns_what_the_contract_says(table: QueueTable) -> None:
     # The driver gives a datetime2 as a naive time.
     carried = {name: value.replace(tzinfo=None) if isinstance(value, datetime) else value
