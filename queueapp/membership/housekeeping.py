@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from time import monotonic
 from typing import Any
 
@@ -44,6 +44,8 @@ ELECTION_INTERVAL = 5.0
 RETENTION_INTERVAL = 600.0
 #: Seconds between two looks for delayed messages that nobody delivers.
 NAMING_INTERVAL = 60.0
+#: Until the same is named again.
+NAMED_AGAIN = 3600.0
 #: Seconds between two looks for messages whose priority no claim finds; how many of them are moved at a time, and how often
 #: the log says so.
 LEVELS_INTERVAL, LEVELS_BATCH, LEVELS_TOLD = 2.0, 1000, 3600.0
@@ -65,7 +67,8 @@ class Housekeeping(Service):
         self.left_alone: LeftAlone = {}
         #: Destinations of delayed messages that are overdue and that no queue here answers to, and how many there are.
         self.undeliverable: dict[str, int] = {}
-        self._named: set[str] = set()
+        #: What nobody takes or delivers, and when the log may name it again.
+        self._name_again: dict[Hashable, float] = {}
         #: Messages of a queue that were moved to another priority since the log said so, by what they had; and when it may again.
         self._moved: dict[Any, Counter[int]] = {}
         self._tell_at: dict[Any, float] = {}
@@ -75,7 +78,6 @@ class Housekeeping(Service):
         self._settled: dict[Any, int] = {}
         #: The first piece of this round that failed.
         self._failure: Error | None = None
-        self._stranded: set[tuple[str, str, str]] = set()
 
     def serve(self) -> None:
         interval = settings.PURGE_INTERVAL.total_seconds() if settings.PURGE_INTERVAL else None
@@ -207,20 +209,24 @@ class Housekeeping(Service):
 
     def _name_undeliverable(self) -> None:
         self.undeliverable = delayed.undeliverable(self.alias)
-        for destination in self.undeliverable.keys() - self._named:
-            self._named.add(destination)
+        for destination in filter(self._may_name, self.undeliverable):
             log.warning(
                 "%d delayed messages in %r are overdue for %r, and no queue of this project has that name. They are left "
-                "alone for whoever knows it; if the queue was removed, cancel them.",
+                "alone for whoever knows it; if the queue was removed, movedelayed lets them go to another one.",
                 self.undeliverable[destination], self.alias, destination,
             )  # fmt: skip
+
+    def _may_name(self, what: Hashable) -> bool:
+        """Whether this is to be said now: once, and again while it is still so, or so again, after a while."""
+        if monotonic() < self._name_again.get(what, 0.0):
+            return False
+        self._name_again[what] = monotonic() + NAMED_AGAIN
+        return True
 
     def _name_stranded(self) -> None:
         """One line per recipient or queue; of a type each worker that meets it says so by itself."""
         for queue, left in statistics.left_in(self.alias):
-            key = (queue, left.what, left.name)
-            if left.what != "type" and key not in self._stranded:
-                self._stranded.add(key)
+            if left.what != "type" and self._may_name((queue, left.what, left.name)):
                 log.warning("%s: %s.", in_one_line(queue, 200), left)
 
 

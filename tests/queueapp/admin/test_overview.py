@@ -18,7 +18,7 @@ from django.urls import resolve
 from queueapp.admin import figures
 from queueapp.admin.showing import untrusted
 from queueapp.conf import MAX_CONCURRENCY
-from queueapp.models import DISPATCHER, Now, PoisonMessage, QueueControl, Subscriber
+from queueapp.models import DISPATCHER, DelayedMessage, Now, PoisonMessage, QueueControl, Subscriber
 from queueapp.operating import control, statistics
 from queueapp.operating.statistics import UNKNOWN
 from tests.databases import only_on_postgresql
@@ -138,6 +138,28 @@ def test_breakers_of_the_dispatcher_and_of_who_keeps_house_are_said(operator: Cl
     assert "Housekeeping in default: triggered: deadlock detected" in text
     shown = [row for row in operator.get(url(QueueControl)).context["lines"] if row["figures"].label == DISPATCHER]
     assert "trouble" in shown[0]["state"]
+
+
+def test_what_nobody_takes_is_below_its_queue_and_what_is_kept_for_none_has_a_line(operator: Client) -> None:
+    Subscriber.objects.create(
+        queue=LABEL, host="h", process=1, supervisor=uuid.uuid4(), alive_until=Now() + timedelta(minutes=1),
+        consumers=json.dumps([["c", "known"]]), unknown_types=json.dumps([""]),
+    )  # fmt: skip
+    Leased.send({"no": "type"})
+    PoisonMessage.objects.create(message_id=uuid.uuid4(), queue="gone.Queue", reason="r")
+    for hours in (-1, 1):
+        DelayedMessage.objects.create(
+            message_id=uuid.uuid4(), destination="away.Queue", due=Now() + timedelta(hours=hours)
+        )
+    lines = {one["figures"].label: one for one in operator.get(url(QueueControl)).context["lines"]}
+
+    (told,) = map(str, lines[LABEL]["notes"])
+    assert "1 without a type, for which no live worker has a consumer; the oldest is " in told
+    assert (lines["gone.Queue"]["figures"].poison, lines["gone.Queue"]["figures"].waiting) == ("1", UNKNOWN)
+    assert lines["away.Queue"]["figures"].delayed == "1", "the other is not overdue yet"
+    for name in ("gone.Queue", "away.Queue"):
+        assert "requeuepoison --to" in str(lines[name]["notes"])
+        assert "no such queue" in str(lines[name]["state"])
 
 
 # -- pause, resume, purge ------------------------------------------------------------------------------------------

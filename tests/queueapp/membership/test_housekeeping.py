@@ -17,6 +17,7 @@ from queueapp.membership.housekeeping import Housekeeping, purge_expired
 from queueapp.membership.leadership import Leadership
 from queueapp.membership.service import stop_all
 from queueapp.models import DelayedMessage, Leader, Now, PoisonMessage, Subscriber
+from tests.clock import Clock
 from tests.inprocess import DEADLINE, eventually, real_commits
 from tests.queueapp.membership.subscribers import HOUR, subscriber
 from tests.testapp.models import Addressed, AtMostOnce, ForeignPostgres, Leased
@@ -188,16 +189,36 @@ def test_archived_poison_goes_when_its_retention_is_over(
     assert sorted(PoisonMessage.objects.values_list("reason", flat=True)) == left
 
 
-def test_what_nobody_takes_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_nobody_takes_is_said_once_and_again_after_an_hour(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(housekeeping, "monotonic", clock)
     subscriber(Addressed, dead=False)
     Subscriber.objects.update(consumers='[["tests.here", ""]]')
     for _ in range(2):
         Addressed.send({}, recipient="tests.gone", unknown_recipient=True)
     PoisonMessage.objects.create(message_id=uuid.uuid4(), queue="gone.\x1b[2J\nQueue", reason="r")
     housekeeping_ = Housekeeping("default", [], Leadership("default", "tests", uuid.uuid4()))
-    for _ in range(2):
+    Leased.send({}, delay=HOUR)
+    DelayedMessage.objects.update(destination="gone.Queue", due=Now() - HOUR)
+
+    def name() -> list[str]:
+        caplog.clear()
+        housekeeping_._name_undeliverable()
         housekeeping_._name_stranded()
-    assert [record.getMessage() for record in caplog.records] == [
+        return [record.getMessage() for record in caplog.records]
+
+    said = name()
+    assert said[0].startswith("1 delayed messages in 'default' are overdue for 'gone.Queue'")
+    assert "movedelayed" in said[0]
+    assert said[1:] == [
         "testapp.Addressed: 2 for recipient 'tests.gone', which no live worker has.",
         "gone.⟨U+001B⟩[2J Queue: 1 poison messages, and no queue here has that name.",
     ]
+    clock.now += 3599
+    assert name() == []
+    Addressed.send({}, recipient="tests.another", unknown_recipient=True)
+    assert name() == ["testapp.Addressed: 1 for recipient 'tests.another', which no live worker has."]
+    clock.now += 1
+    assert name() == said

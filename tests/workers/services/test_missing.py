@@ -1,0 +1,42 @@
+"""What nobody does is said once, again after ten minutes, and when somebody does it again."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from queueapp.models import DISPATCHER
+from tests.clock import Clock
+from workers.services import missing
+from workers.services.missing import Missing
+
+
+def test_that_nobody_does_it_is_said_once_and_again_after_ten_minutes_and_when_it_is_over(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, settings: Any
+) -> None:
+    settings.QUEUEAPP = {"DEAD_AFTER": 60}
+    caplog.set_level(logging.INFO, logger="workers")
+    clock = Clock()
+    monkeypatch.setattr(missing, "monotonic", clock)
+    one = Missing(DISPATCHER, "default")
+
+    def said(seconds: float, there: bool = False) -> list[str]:
+        """While somebody looks each second."""
+        caplog.clear()
+        for _ in range(round(seconds)):
+            clock.now += 1
+            one.looked(there)
+        return [f"{record.levelname} {record.getMessage()}" for record in caplog.records]
+
+    assert said(59) == [], "whoever is started at the same time has a minute"
+    (line,) = said(1)
+    assert line.startswith(
+        "WARNING (dispatcher) in 'default': none is alive: delayed messages wait. To mend it: start "
+    )
+    assert said(599) == []
+    assert said(1) == [line]
+    assert said(10, there=True) == ["INFO (dispatcher) in 'default': one is alive again."]
+    assert said(59) == []
+    assert said(601) == [line, line]
