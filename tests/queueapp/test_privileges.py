@@ -39,7 +39,7 @@ from queueapp.models import (
     Subscription,
 )
 from queueapp.models.delivery import Delivery
-from queueapp.operating import control, inspection, subscriptions
+from queueapp.operating import control, inspection, moving, subscriptions
 from queueapp.operating.journal import journal_figures
 from queueapp.operating.statistics import figures
 from queueapp.recovery import carrying_out, verdicts
@@ -264,6 +264,10 @@ def test_an_operator_pauses_purges_requeues_and_archives() -> None:
         with refused():
             Subscriber.objects.all().delete()
     assert Leased.objects.count() == 1
+    Leased.objects.update(headers='{"type": "tests.Strange"}')
+    with acting_as("inspector", "operator"):
+        assert moving.bury_type(Leased, "tests.Strange") == 1
+    assert not Leased.objects.exists()
 
 
 def test_wake_ups_need_nothing_but_what_is_granted() -> None:
