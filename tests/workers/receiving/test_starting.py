@@ -41,7 +41,7 @@ def test_first_messages_of_a_worker_beside_a_live_one_are_handled_at_once(
         )
     waited: list[float] = []
     # Several, because a busy machine makes one of them late.
-    for number in range(1, 6):
+    for number in range(1, 21):
         Leased.send(Nop(number, ""))
         worker = start_worker(Leased, heartbeat=True, listener=True)
         started = monotonic()
