@@ -86,9 +86,9 @@ def destinations() -> list[str]:
     return sorted({queue._meta.label for queue in queues} | {queue._meta.db_table for queue in queues} | _spellings)
 
 
-def undeliverable(alias: str, overdue: timedelta = OVERDUE) -> dict[str, int]:
+def undeliverable(alias: str, overdue: timedelta | None = OVERDUE) -> dict[str, int]:
     """Destinations that no queue of this process answers to, with messages that have been due for longer than that: how
-    many, counted up to ``COUNTED``. Another project's dispatcher would have moved them by now."""
+    many, counted up to ``COUNTED``. Another project's dispatcher would have moved them by now. None: all of them."""
     rows = looking(DelayedMessage.objects.using(alias)).order_by("destination")
     known = {*destinations(), *(one for some in addresses(alias).values() for one in some)}
     found: dict[str, int] = {}
@@ -98,7 +98,9 @@ def undeliverable(alias: str, overdue: timedelta = OVERDUE) -> dict[str, int]:
                 registry.queues.find(name)
                 _spellings.add(name)
             except QueueNotFound:
-                waiting = rows.filter(destination=name, due__lt=Now() - overdue)
+                waiting = rows.filter(destination=name)
+                if overdue is not None:
+                    waiting = waiting.filter(due__lt=Now() - overdue)
                 if count := waiting.values("pk")[:COUNTED].aggregate(n=Count("pk"))["n"]:
                     found[name] = count
     return found

@@ -224,9 +224,10 @@ class Housekeeping(Service):
         return True
 
     def _name_stranded(self) -> None:
-        """One line per recipient or queue; of a type each worker that meets it says so by itself."""
+        """One line per recipient or queue; of a type each worker that meets it says so by itself, and of a priority who gives its
+        messages another one."""
         for queue, left in statistics.left_in(self.alias):
-            if left.what != "type" and self._may_name((queue, left.what, left.name)):
+            if left.what not in ("type", "priority") and self._may_name((queue, left.what, left.name)):
                 log.warning("%s: %s.", in_one_line(queue, 200), left)
 
 

@@ -208,9 +208,9 @@ class _Database:
         return found
 
     def of_unknown_queues(self) -> list[QueueFigures]:
-        """The overdue messages that nobody delivers, and the poison messages of queues that are no more, by the queue's
+        """The delayed messages that nobody here delivers, and the poison messages of queues that are no more, by the queue's
         name. One that has a live worker is another project's."""
-        stuck, _ = self.reader.read(lambda: delayed.undeliverable(self.alias))
+        stuck, _ = self.reader.read(self.unknown_delayed)
         kept, _ = self.reader.read(self.unknown_poison)
         found = []
         for name in sorted((stuck or {}).keys() | (kept or {}).keys()):
@@ -221,6 +221,11 @@ class _Database:
                 one.poison, one.poison_exact = min(kept[name], LIMIT), kept[name] <= LIMIT  # type: ignore[index]
             found.append(one)
         return found
+
+    def unknown_delayed(self) -> dict[str, int]:
+        """Delayed messages by destination, where nobody knows that queue."""
+        found = delayed.undeliverable(self.alias, overdue=None)
+        return {name: count for name, count in found.items() if not (self.live and self.live[name].count)}
 
     def unknown_poison(self) -> dict[str, int]:
         """Unresolved poison messages by queue, where nobody knows that queue."""

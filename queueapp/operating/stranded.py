@@ -1,5 +1,5 @@
-"""Messages that nobody will ever take: of a type that no live worker knows, for a recipient that none of them has. By
-name, count and age.
+"""Messages that nobody will ever take: of a type that no live worker knows, for a recipient that none of them has, of a priority
+that their queue has no level for. By name, count and age.
 
 Workers say which types they met and do not know (``live``); the claim index says which recipients there are,
 one seek each. Counts are of the head of the table, or of the level, as all figures are.
@@ -22,7 +22,7 @@ MOST_LEVELS = 200
 
 @dataclass
 class Stranded:
-    """Messages of one kind that nobody takes. ``what``: type or recipient. ``count`` None: a worker has met some,
+    """Messages of one kind that nobody takes. ``what``: type, recipient or priority. ``count`` None: a worker has met some,
     and they are not among the rows that were looked at."""
 
     what: str
@@ -35,33 +35,40 @@ class Stranded:
         many = "some" if self.count is None else f"{self.count}{'' if self.exact else '+'}"
         if self.what == "poison":
             return f"{many} poison messages, and no queue here has that name"
+        if self.what == "priority":
+            return f"{many} of priority {self.name}, for which the queue has no level: whoever keeps house gives them the nearest"
         if self.what == "type" and not self.name:
             return f"{many} without a type, for which no live worker has a consumer"
         return f"{many} for {self.what} {self.name!r}, which no live worker has"
 
 
 def stranded(queue: Any, connection: Any, live: Live, limit: int) -> list[Stranded]:
-    """What nobody takes of a queue that has live workers, reading about ``limit`` rows; [] where none lives: then it is
-    simply not received. In a transaction."""
-    if not live.count or live.recipients is None:
-        return []
+    """What nobody takes of a queue, reading about ``limit`` rows. Of one that has no live workers only what no worker of it
+    could: the rest is simply not received. In a transaction."""
     sql = queue_sql(queue, connection)
     by = sql.table.claim_by
+    known = live.recipients if live.count else None
+    if known is None and "priority" not in by:
+        return []
     levels = _levels(sql, connection) if by else [()]
-    totals: dict[str, Stranded] = {}
+    totals: dict[tuple[str, str], Stranded] = {}
     for level in levels:
-        recipient = _recipient(by, level)
-        if not recipient or recipient in live.recipients:
+        recipient, priority = _recipient(by, level), _beyond(queue, by, level)
+        if priority:
+            key = "priority", priority
+        elif recipient and known is not None and recipient not in known:
+            key = "recipient", recipient
+        else:
             continue
         head = sql.head(connection, limit + 1, level)
         if head.waiting:
-            one = totals.setdefault(recipient, Stranded("recipient", recipient, 0, True, None))
+            one = totals.setdefault(key, Stranded(*key, 0, True, None))
             age = None if head.oldest_ms is None else head.oldest_ms / 1000
             one.count = (one.count or 0) + min(head.waiting, limit)
             one.exact = one.exact and head.rows <= limit
             one.oldest_seconds = max((it for it in (one.oldest_seconds, age) if it is not None), default=None)
     found = list(totals.values())
-    if live.unknown_types:
+    if known is not None and live.unknown_types:
         addressed = [level for level in levels if not _recipient(by, level)]
         found += _types(sql, connection, live, addressed, limit)
     return found
@@ -69,6 +76,12 @@ def stranded(queue: Any, connection: Any, live: Live, limit: int) -> list[Strand
 
 def _recipient(by: tuple[str, ...], level: Level) -> str:
     return str(dict(zip(by, level, strict=True)).get("recipient", ""))
+
+
+def _beyond(queue: Any, by: tuple[str, ...], level: Level) -> str:
+    """The priority of a level that no claim looks at; '' for the others."""
+    priority = dict(zip(by, level, strict=True)).get("priority")
+    return "" if priority is None or 0 <= priority < queue.delivery.priorities else str(priority)
 
 
 def _levels(sql: Any, connection: Any) -> list[Level]:

@@ -156,7 +156,7 @@ def test_what_nobody_takes_is_below_its_queue_and_what_is_kept_for_none_has_a_li
     (told,) = map(str, lines[LABEL]["notes"])
     assert "1 without a type, for which no live worker has a consumer; the oldest is " in told
     assert (lines["gone.Queue"]["figures"].poison, lines["gone.Queue"]["figures"].waiting) == ("1", UNKNOWN)
-    assert lines["away.Queue"]["figures"].delayed == "1", "the other is not overdue yet"
+    assert lines["away.Queue"]["figures"].delayed == "2", "the one that is not due yet as well"
     for name in ("gone.Queue", "away.Queue"):
         assert "requeuepoison --to" in str(lines[name]["notes"])
         assert "no such queue" in str(lines[name]["state"])

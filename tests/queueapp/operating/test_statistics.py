@@ -14,7 +14,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection, connections, transaction
 
-from queueapp.models import DelayedMessage, Now, PoisonMessage
+from queueapp.models import DelayedMessage, Now, PoisonMessage, Subscriber
 from queueapp.operating import statistics
 from queueapp.operating.statistics import LIMIT, UNKNOWN, QueueFigures, figures
 from tests.databases import only_on_postgresql
@@ -36,7 +36,11 @@ def stuck(destination: str, count: int, late: timedelta = timedelta(hours=1)) ->
 def test_delayed_messages_for_a_queue_that_nobody_knows_are_a_line_of_their_own() -> None:
     stuck("gone.Queue", 3)
     stuck("testapp.Leased", 2)
-    stuck("young.Queue", 1, late=timedelta(0))
+    stuck("renamed.Queue", 1, late=timedelta(days=-10))
+    stuck("other.Queue", 1)
+    Subscriber.objects.create(
+        queue="other.Queue", host="h", process=1, supervisor=uuid.uuid4(), alive_until=Now() + timedelta(hours=1)
+    )
 
     found = {one.queue: one for one in figures()}
 
@@ -44,7 +48,8 @@ def test_delayed_messages_for_a_queue_that_nobody_knows_are_a_line_of_their_own(
     assert "no such queue here" in found["gone.Queue"].note
     assert found["gone.Queue"].waiting is None, "nobody knows its table"
     assert found["testapp.Leased"].delayed == 2
-    assert "young.Queue" not in found, "another project is about to deliver it"
+    assert found["renamed.Queue"].delayed == 1, "seen before it is due"
+    assert "other.Queue" not in found, "another project delivers it"
     assert [one.queue for one in figures([Leased])] == ["testapp.Leased"]
 
 

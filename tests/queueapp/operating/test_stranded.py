@@ -173,3 +173,27 @@ def test_what_a_worker_of_another_version_says_is_shown_as_it_is() -> None:
     Subscriber.objects.update(unknown_types="", consumers="")
     (one,) = figures([Leased])
     assert [trouble["error"] for trouble in one.trouble] == ["Peek of testapp.Leased: armed: gone"]
+
+
+def test_priorities_that_a_queue_has_no_level_for_are_named_whoever_lives() -> None:
+    for priority in (9, 9, -1, 0, 2):
+        Urgent.send({})
+        Urgent.objects.filter(pk=Urgent.objects.values_list("pk", flat=True).last()).update(priority=priority)
+    expected = [("priority", "-1", 1, True), ("priority", "9", 2, True)]
+    assert sorted(left(Urgent)) == expected
+    live(Urgent)
+    assert sorted(left(Urgent)) == expected
+
+    out = StringIO()
+    call_command("queuestats", "testapp.Urgent", stdout=out)
+    assert "testapp.Urgent: 2 of priority 9, for which the queue has no level: whoever keeps house" in out.getvalue()
+
+
+def test_priorities_beyond_the_levels_are_told_apart_from_recipients() -> None:
+    live(AddressedUrgent)
+    for recipient in ("tests.known", "tests.renamed"):
+        AddressedUrgent.send({}, recipient=recipient, unknown_recipient=True)
+    AddressedUrgent.objects.update(priority=7)
+    AddressedUrgent.send({}, recipient="tests.renamed", unknown_recipient=True)
+
+    assert sorted(left(AddressedUrgent)) == [("priority", "7", 2, True), ("recipient", "tests.renamed", 1, True)]
