@@ -100,6 +100,8 @@ def nothing_told() -> None:
     sort: those of another test are none of this one's."""
     recipients.forget()
     copies.forget()
+    for alias in connections:
+        in_force.told(alias, {})  # what statements go by until somebody is told otherwise
     in_force.forget()
     for order in _orders:
         _begin(order)

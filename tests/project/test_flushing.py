@@ -11,7 +11,7 @@ from django.db import connection
 from project.database import database
 from tests.autovacuum import without_autovacuum
 from tests.databases import url_of
-from tests.flushing import children_first, flush_children_first
+from tests.flushing import children_first, flush_children_first, flush_what_was_written_to
 from tests.inprocess import real_commits
 from tests.queueapp.sql.tsql import Recorder, never_connected
 from tests.testapp.models import Deep, Leased
@@ -57,6 +57,8 @@ def test_a_table_of_one_page_loses_its_rows_and_a_larger_one_its_file(messages: 
     if connection.vendor != "postgresql":
         pytest.skip("another database's flush empties each table alike")
     file = "SELECT pg_relation_filenode(%s::regclass)"
+    state = "SELECT reltuples < 0, pg_relation_size(oid) / 8192, reltoastrelid FROM pg_class WHERE oid = %s::regclass"
+    flush_what_was_written_to(connection)  # whatever tests before this one did to the connection
     # Autovacuum counts what was written to it before: it may find the table empty at any moment, and then a flush truncates it.
     with without_autovacuum(Leased), connection.cursor() as cursor:
         cursor.execute(f"TRUNCATE {Leased._meta.db_table}")
@@ -64,13 +66,15 @@ def test_a_table_of_one_page_loses_its_rows_and_a_larger_one_its_file(messages: 
         before = cursor.fetchone()
         Leased.send_many([{}] * messages)
         Deep.send({})
+        cursor.execute(state, [Leased._meta.db_table])
+        found = cursor.fetchone()
 
         call_command("flush", verbosity=0, interactive=False, reset_sequences=False, allow_cascade=True)
 
         assert not Leased.objects.exists()
         assert not Deep.objects.exists()
         cursor.execute(file, [Leased._meta.db_table])
-        assert (cursor.fetchone() != before) == is_new
+        assert (cursor.fetchone() != before) == is_new, found
 
 
 @pytest.mark.parametrize(
