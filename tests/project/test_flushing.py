@@ -57,17 +57,21 @@ def test_a_table_of_one_page_loses_its_rows_and_a_larger_one_its_file(messages: 
     if connection.vendor != "postgresql":
         pytest.skip("another database's flush empties each table alike")
     file = "SELECT pg_relation_filenode(%s::regclass)"
-    state = "SELECT reltuples < 0, pg_relation_size(oid) / 8192, reltoastrelid FROM pg_class WHERE oid = %s::regclass"
+    state = "SELECT reltuples < 0, pg_relation_size(oid) / 8192 FROM pg_class WHERE oid = %s::regclass"
     flush_what_was_written_to(connection)  # whatever tests before this one did to the connection
     # Autovacuum counts what was written to it before: it may find the table empty at any moment, and then a flush truncates it.
     with without_autovacuum(Leased), connection.cursor() as cursor:
-        cursor.execute(f"TRUNCATE {Leased._meta.db_table}")
-        cursor.execute(file, [Leased._meta.db_table])
-        before = cursor.fetchone()
-        Leased.send_many([{}] * messages)
+        found: tuple[bool, int] = (False, 0)
+        for _ in range(20):
+            cursor.execute(f"TRUNCATE {Leased._meta.db_table}")
+            cursor.execute(file, [Leased._meta.db_table])
+            before = cursor.fetchone()
+            Leased.send_many([{}] * messages)
+            cursor.execute(state, [Leased._meta.db_table])
+            found = cursor.fetchone()
+            if found[0] and (found[1] > 1) == is_new:
+                break
         Deep.send({})
-        cursor.execute(state, [Leased._meta.db_table])
-        found = cursor.fetchone()
 
         call_command("flush", verbosity=0, interactive=False, reset_sequences=False, allow_cascade=True)
 
