@@ -98,8 +98,8 @@ def readdress(name: str, queue: Any, *, using: str = "default", limit: int = 100
 def name_of_other_store(alias: str) -> str:
     """The class of the store that keeps what is sent with a delay, in place of the table; '' where that is the table. It is not
     opened."""
-    store = type(store_of(alias))
-    return "" if is_built_in(store_of(alias)) else f"{store.__module__}.{store.__qualname__}"
+    store = store_of(alias)
+    return "" if is_built_in(store) else f"{type(store).__module__}.{type(store).__qualname__}"
 
 
 def _may_have(store: DelayedStore, destination: str) -> bool:

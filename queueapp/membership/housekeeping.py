@@ -46,9 +46,8 @@ RETENTION_INTERVAL = 600.0
 NAMING_INTERVAL = 60.0
 #: Until the same is named again.
 NAMED_AGAIN = 3600.0
-#: Seconds between two looks for messages whose priority no claim finds; how many of them are moved at a time, and how often
-#: the log says so.
-LEVELS_INTERVAL, LEVELS_BATCH, LEVELS_TOLD = 2.0, 1000, 3600.0
+#: Seconds between two looks for messages whose priority no claim finds, and how many of them are moved at a time.
+LEVELS_INTERVAL, LEVELS_BATCH = 2.0, 1000
 
 
 class Housekeeping(Service):
@@ -69,9 +68,8 @@ class Housekeeping(Service):
         self.undeliverable: dict[str, int] = {}
         #: What nobody takes or delivers, and when the log may name it again.
         self._name_again: dict[Hashable, float] = {}
-        #: Messages of a queue that were moved to another priority since the log said so, by what they had; and when it may again.
+        #: Messages of a queue that were moved to another priority since the log said so, by what they had.
         self._moved: dict[Any, Counter[int]] = {}
-        self._tell_at: dict[Any, float] = {}
         #: Queues of which the log says that they cannot be purged.
         self._unpurged: set[str] = set()
         #: Where the look for messages that came after their acks goes on.
@@ -168,8 +166,7 @@ class Housekeeping(Service):
             # A queue that this process may not write to, or that is not migrated yet.
             if backend_of(connections[self.alias]).error_kind(error) not in (ErrorKind.DENIED, ErrorKind.MISSING):
                 raise
-        if moved and monotonic() >= self._tell_at.get(queue, 0.0):
-            self._tell_at[queue] = monotonic() + LEVELS_TOLD
+        if moved and self._may_name((queue, "priorities")):
             _tell_moved(queue, moved)
             moved.clear()
 

@@ -150,7 +150,7 @@ def delete(queue: Any, seqs: Sequence[int], *, using: str | None = None) -> int:
     """Delete messages that nobody holds; returns how many went. What is leased, locked or gone is left alone."""
     alias = alias_of(queue, using)
     with transaction.atomic(using=alias):
-        keys = list(_locked(queue, alias, seqs).filter(unleased(queue)).values_list("pk", flat=True))
+        keys = list(_free(queue, alias, seqs).values_list("pk", flat=True))
         return remove(queue, alias, keys)
 
 
@@ -194,7 +194,7 @@ def move_to_poison(queue: Any, seqs: Sequence[int], *, reason: str, using: str |
     The ``poisoned`` signal is sent for each, after the commit."""
     alias = alias_of(queue, using)
     with transaction.atomic(using=alias):
-        rows = list(_locked(queue, alias, seqs).filter(unleased(queue)))
+        rows = list(_free(queue, alias, seqs))
         PoisonMessage.objects.using(alias).bulk_create([_as_poison(row, reason) for row in rows])
         moved = remove(queue, alias, [row.pk for row in rows])
         transaction.on_commit(lambda: _tell(queue, rows, reason), using=alias, robust=True)
@@ -221,9 +221,14 @@ def _locked(queue: Any, alias: str, seqs: Sequence[int]) -> QuerySet[Any]:
     return everything.select_for_update(skip_locked=True).filter(pk__in=list(seqs)).order_by("pk")
 
 
+def _free(queue: Any, alias: str, seqs: Sequence[int]) -> QuerySet[Any]:
+    """Those of them that nobody holds."""
+    return _locked(queue, alias, seqs).filter(unleased(queue))
+
+
 def lock_free(queue: Any, alias: str, seqs: Sequence[int]) -> list[Row]:
     """Lock those of these messages that nobody holds, and read them whole; in a transaction."""
-    return [_as_row(row) for row in _locked(queue, alias, seqs).filter(unleased(queue))]
+    return [_as_row(row) for row in _free(queue, alias, seqs)]
 
 
 def remove(queue: Any, alias: str, keys: list[int]) -> int:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -33,7 +32,7 @@ from ..sql import queue_sql
 from ..sql.carried import carried_by
 from ..sql.rows import Row
 from ..sql.tables import QueueTable
-from .once import Once
+from .decided import Decided, Once
 from .policy import Failure, ask
 from .verdicts import Discard, Poison, RetryLater, RetryNow, Verdict
 
@@ -109,45 +108,25 @@ def fail_taken(
 
     def in_full() -> Decided | None:
         if not once.first():
-            return written()
+            return once.decided
         decided = verdict or _of_an_operator(exception) or ask(failure, alias)
         if isinstance(decided, RetryNow | RetryLater):
             decided = Poison("at-most-once, not retried: " + one_line(exception))
         _keep(failure, decided, _history(row, failure, decided), alias)
         wakeups.run_every_hook(connections[alias])
         once.decided = Decided(failure, decided, connections[alias])
-        return written()
+        return once.decided
 
     def bare(error: BaseException) -> Decided | None:
         if once.first():
             once.decided = Decided(failure, _bury_bare(failure, alias, error), connections[alias])
-        return written()
-
-    def written() -> Decided | None:
-        decided: Decided | None = once.decided
-        return decided
+        return once.decided
 
     decided = _recorded(alias, in_full, bare)
     if decided is None:
         return None
     decided.tell()
     return decided.verdict
-
-
-@dataclass(slots=True)
-class Decided:
-    """A verdict that was carried out; ``tell`` the world once that is committed."""
-
-    failure: Failure
-    verdict: Verdict
-    connection: Any
-
-    def tell(self) -> None:
-        """Send wake-ups and signals, and log. It is committed: nothing that happens here is an error of the failure's."""
-        try:
-            _tell(self.failure, self.verdict, self.connection)
-        except BaseException:  # a receiver may call sys.exit()
-            signals.log.exception("A failed attempt was recorded, but not everybody could be told.")
 
 
 def decide_locked(
@@ -356,18 +335,3 @@ def _keep(failure: Failure, verdict: Verdict, failures: str, alias: str) -> None
         action = action_for(failure.queue.delivery.on_expired, failure.reasons)
         if isinstance(action, PublishTo) and isinstance(verdict, Discard):
             publish(failure.queue, alias, row, action, failure.reasons, verdict.reason)
-
-
-def _tell(failure: Failure, verdict: Verdict, connection: Any) -> None:
-    if isinstance(verdict, RetryLater):
-        wakeups.delayed(connection)
-        signals.send(signals.delayed_retry, failure, verdict)
-    elif isinstance(verdict, RetryNow):
-        wakeups.sent(failure.queue, connection)
-        signals.send(signals.retry, failure, verdict)
-    elif isinstance(verdict, Poison):
-        signals.send(signals.poisoned, failure, verdict)
-    else:
-        signals.send(signals.discarded, failure, verdict)
-    if failure.reasons:
-        signals.send_expired(failure.queue, [failure.row.id], "", failure.reasons)

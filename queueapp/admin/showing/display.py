@@ -132,7 +132,7 @@ def counted(count: int, one: str, many: str) -> str:
 
 def tasks(count: int) -> str:
     """ "1 task", "8 tasks"."""
-    return "1 task" if count == 1 else f"{count:,} tasks"
+    return counted(count, "task", "tasks")
 
 
 def about(count: int) -> str:

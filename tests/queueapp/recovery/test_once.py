@@ -12,7 +12,7 @@ from django.db import connection, connections, transaction
 from queueapp import Discard, Poison, signals
 from queueapp.models import PoisonMessage, ProcessedMessage
 from queueapp.recovery.carrying_out import fail_taken
-from queueapp.recovery.once import Once
+from queueapp.recovery.decided import Once
 from queueapp.sql.rows import Row
 from tests.inprocess import eventually, real_commits
 from tests.queueapp.recovery.failing import deciding

@@ -13,7 +13,7 @@ from django.db import Error, connections, transaction
 from queueapp.membership.dead_peers import Answering
 from queueapp.messages.ids import as_uuid
 from queueapp.recovery import carrying_out
-from queueapp.recovery.once import Once
+from queueapp.recovery.decided import Once
 from queueapp.recovery.verdicts import Verdict
 from queueapp.sql.claimed import HEADERS, ID, Claimed
 from queueapp.sql.rows import Row

@@ -11,6 +11,7 @@ from typing import Any
 
 from queueapp.membership.dead_peers import Answering
 from queueapp.recovery import carrying_out
+from queueapp.recovery.decided import Decided
 from queueapp.sql.claimed import SEQ, Claimed
 
 from ..desk import Desk
@@ -35,7 +36,7 @@ class TogetherSeveralTask(SeveralTask, TogetherTask):
         #: At most so many are claimed: half after each call that fails, twice after each that does not.
         self._limit = self._largest
         #: What was decided in the open transaction, to be told once it is committed.
-        self._decided: list[carrying_out.Decided] = []
+        self._decided: list[Decided] = []
 
     _whole = True
     _again = "fewer at a time"

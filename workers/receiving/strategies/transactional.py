@@ -21,6 +21,7 @@ from queueapp.errors import LeaseLost, MessageCancelled
 from queueapp.flow import in_force
 from queueapp.membership.dead_peers import Answering
 from queueapp.recovery import carrying_out, verdicts
+from queueapp.recovery.decided import Decided
 from queueapp.sql import ErrorKind
 from queueapp.sql.claimed import SEQ, Claimed
 
@@ -85,7 +86,7 @@ class TransactionalTask(LeaseTask):
         count = 0
         claimed: Claimed | None = None
         outcome: BaseException | bool | None = None
-        decided: carrying_out.Decided | None = None
+        decided: Decided | None = None
         hooks = several = False
         try:
             # To Django a streak is one atomic block. It ends with the first message that leaves it anything to do.
@@ -169,7 +170,7 @@ class TransactionalTask(LeaseTask):
         self._done()
         return claim
 
-    def _tell(self, decided: carrying_out.Decided, seq: int) -> None:
+    def _tell(self, decided: Decided, seq: int) -> None:
         """A verdict that was carried out in place is committed."""
         self.mend()
         if not isinstance(decided.failure.exception, MessageCancelled):
@@ -226,7 +227,7 @@ class TransactionalTask(LeaseTask):
     def stands(self, seq: int) -> bool:
         return self.sql.lock(connections[self.alias], seq, None, wait_ms=1000) is None
 
-    def _decide_in_place(self, claimed: Claimed, error: BaseException, connection: Any) -> carrying_out.Decided:
+    def _decide_in_place(self, claimed: Claimed, error: BaseException, connection: Any) -> Decided:
         """Undo the handler and decide, without letting go of the message: between a rollback and a transaction that
         counts the attempt, another worker would run it once more. Raises RollBack when it was taken all the same."""
         self.about = claimed
