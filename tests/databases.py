@@ -5,7 +5,8 @@ Either kind may be the default. A test that runs on each is given an alias for e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -55,6 +56,19 @@ def parametrize_alias(metafunc: pytest.Metafunc, apps: Sequence[str]) -> None:
             marks = [pytest.mark.django_db(**{**marks[0].kwargs, "available_apps": list(apps)})]
         cases.append(pytest.param(alias, id=database, marks=marks))
     metafunc.parametrize("alias", cases)
+
+
+@contextmanager
+def known_as(alias: str, of: str = "default", **changes: Any) -> Iterator[str]:
+    """Let this process know one of its databases under another alias, or with ``changes`` a different one. This thread's
+    connection goes with it: one that is left would be used by the next test that has a database of that name."""
+    connections.settings[alias] = {**connections.settings[of], **changes}
+    try:
+        yield alias
+    finally:
+        connections[alias].close()
+        del connections[alias]
+        del connections.settings[alias]
 
 
 def statements_of(connection: Any) -> type[QueueSql]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from django.contrib import admin
-from django.db import connection, connections
+from django.db import connection
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.test import Client
 from django.urls import resolve
@@ -26,6 +26,7 @@ from queueapp.operating import control
 from queueapp.tasks.models import Result
 from tests.browser import pages
 from tests.browser.rows import LONG_NAME, operator, poison
+from tests.databases import known_as
 from tests.testapp.models import Leased, Transactional, Urgent
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
@@ -103,9 +104,8 @@ def away(transactional_db: None, settings: Any, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(BaseDatabaseWrapper, "ensure_connection", ensure)
     settings.DATABASE_ROUTERS = [Routes()]
     nobody = {"ENGINE": "django.db.backends.postgresql", "HOST": "127.0.0.1", "PORT": "1", "OPTIONS": {}}
-    connections.settings[AWAY] = {**connections.settings["default"], **nobody}
-    yield AWAY
-    connections.settings.pop(AWAY)
+    with known_as(AWAY, **nobody):
+        yield AWAY
 
 
 def wrong_with(page: Page, names: Iterable[str]) -> dict[str, list[str]]:

@@ -21,6 +21,7 @@ from queueapp.operating import inspection
 from queueapp.sql import backend_of
 from queueapp.sql.definition import Remark
 from queueapp.sql.wakeups import Lack
+from tests.databases import known_as
 from tests.inprocess import real_commits
 from tests.queueapp.management.processes import manage
 from tests.queueapp.management.test_first_hour import UNREACHABLE, without_column, without_table
@@ -117,11 +118,11 @@ class Elsewhere:
 def test_a_database_that_cannot_keep_delayed_messages_for_a_queue_is_an_error(
     settings: Any, monkeypatch: pytest.MonkeyPatch, delayed_in: tuple[str, ...], found: list[str]
 ) -> None:
-    monkeypatch.setitem(connections.settings, "foreign", connections.settings["default"])
     settings.DATABASE_ROUTERS = [Elsewhere("away")]
     monkeypatch.setattr(Transactional.delivery, "delayed_in", delayed_in)
 
-    errors = checks.check_forwarding()
+    with known_as("foreign"):
+        errors = checks.check_forwarding()
 
     assert [one.id for one in errors] == found
     for one in errors:

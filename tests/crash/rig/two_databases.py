@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from django.db import connections, transaction
+from django.db import transaction
 from django.test import override_settings
 
 from project.database import database as database_entry
+from tests.databases import known_as
 from tests.testapp.models import Leased, Transactional
 
 from ..workload import ledger
@@ -44,15 +45,10 @@ class TwoDatabases:
     @contextlib.contextmanager
     def known(self) -> Iterator[None]:
         """Let this process have the second database and the router, within ``as_default``."""
-        entry = connections.settings["default"] | database_entry(self._environment["CRASH_WAREHOUSE_URL"])
-        connections.settings[WAREHOUSE] = entry
-        try:
-            with self.there, override_settings(DATABASE_ROUTERS=["tests.crash.workload.routes.Routes"]):
-                yield
-        finally:
-            connections[WAREHOUSE].close()
-            del connections[WAREHOUSE]
-            del connections.settings[WAREHOUSE]
+        entry = database_entry(self._environment["CRASH_WAREHOUSE_URL"])
+        routed = override_settings(DATABASE_ROUTERS=["tests.crash.workload.routes.Routes"])
+        with self.there, known_as(WAREHOUSE, **entry), routed:
+            yield
 
     # -- processes ------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from django.db import connections
 from django.test import Client
 
 from queueapp.models import DelayedMessage, PoisonMessage, QueueControl, Subscriber
+from tests.databases import known_as
 from tests.testapp.models import Leased, Urgent
 
 from .conftest import notes, url
@@ -32,19 +33,16 @@ class Routes:
 def away(db: None, settings: Any) -> Iterator[None]:
     settings.DATABASE_ROUTERS = [Routes()]
     nobody = {"ENGINE": "django.db.backends.postgresql", "HOST": "127.0.0.1", "PORT": "1", "OPTIONS": {}}
-    connections.settings[AWAY] = {**connections.settings["default"], **nobody}
-    connection = connections[AWAY]
+    with known_as(AWAY, **nobody):
+        connection = connections[AWAY]
 
-    def connect() -> None:
-        with connection.wrap_database_errors:
-            connection.connect()
+        def connect() -> None:
+            with connection.wrap_database_errors:
+                connection.connect()
 
-    # Django's tests refuse databases that they were not told of before they get as far as to call.
-    connection.ensure_connection = connect  # type: ignore[method-assign]
-    yield
-    connection.close()
-    del connections[AWAY]
-    connections.settings.pop(AWAY)
+        # Django's tests refuse databases that they were not told of before they get as far as to call.
+        connection.ensure_connection = connect  # type: ignore[method-assign]
+        yield
 
 
 def told(client: Client, response: Any) -> str:

@@ -13,6 +13,7 @@ from django.test import Client
 
 from queueapp.admin.poison import PoisonAdmin
 from queueapp.models import DelayedMessage, Now, PoisonMessage, QueueControl, Subscriber
+from tests.databases import known_as
 from tests.testapp.models import Leased, Urgent
 
 from .conftest import notes, operate, url
@@ -38,10 +39,8 @@ class Routes:
 
 @pytest.fixture(scope="module", autouse=True)
 def alias(django_db_setup: None) -> Iterator[None]:
-    connections.settings[OTHER] = dict(connections.settings["default"])
-    yield
-    connections[OTHER].close()
-    connections.settings.pop(OTHER)
+    with known_as(OTHER):
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import inspect
 import sys
@@ -13,9 +12,9 @@ from typing import Any
 
 import kombu
 import pytest
-from django.db import connections
 
 import queueapp.kombu  # noqa: F401 - makes the URL known
+from tests.databases import known_as
 from tests.upstream import CHECKOUT, sources
 
 MIXINS = {
@@ -67,12 +66,8 @@ def common(pytestconfig: pytest.Config) -> ModuleType:
 @pytest.fixture
 def unreachable(alias: str) -> Iterator[str]:
     """An alias whose server is not there."""
-    settings = connections[alias].settings_dict
-    connections.settings["unreachable"] = {**settings, "HOST": "127.0.0.1", "PORT": "1"}
-    yield "unreachable"
-    with contextlib.suppress(AttributeError):
-        del connections["unreachable"]
-    del connections.settings["unreachable"]
+    with known_as("unreachable", of=alias, HOST="127.0.0.1", PORT="1") as unreachable:
+        yield unreachable
 
 
 @pytest.mark.timeout(60)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 from django.db import connections
 
-from tests.databases import DATABASES, marks_of
+from tests.databases import DATABASES, known_as, marks_of
 from tests.workers.connections.desk import Desk, elsewhere
 
 
@@ -23,11 +24,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="module")
 def other_aliases(django_db_setup: None) -> Iterator[None]:
     """Further aliases of the same databases: as far as Django and the servers know, other ones."""
-    for alias in set(DATABASES.values()) & set(connections.settings):
-        connections.settings[elsewhere(alias)] = dict(connections.settings[alias])
-    yield
-    for alias in DATABASES.values():
-        connections.settings.pop(elsewhere(alias), None)
+    with ExitStack() as known:
+        for alias in set(DATABASES.values()) & set(connections.settings):
+            known.enter_context(known_as(elsewhere(alias), of=alias))
+        yield
 
 
 @pytest.fixture

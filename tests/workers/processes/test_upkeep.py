@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connections
 
 from queueapp.membership import service
 from queueapp.membership.delayed_dispatcher import DelayedDispatcher
@@ -16,6 +16,7 @@ from queueapp.membership.housekeeping import Housekeeping
 from queueapp.membership.listening import Listener
 from queueapp.membership.pulse import Pulse
 from queueapp.models import DISPATCHER, HOUSEKEEPING, Now
+from tests.databases import known_as
 from tests.testapp.models import Deep, Leased, Transactional
 from workers.processes.child import ChildOptions, Stages, run_dispatcher
 from workers.processes.supervisor import HOPELESS_LOOKS, Supervisor
@@ -30,11 +31,12 @@ class Routes:
 
 
 @pytest.fixture(autouse=True)
-def warehouse(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def warehouse(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Transactional lies there, and the default database keeps delayed messages for it."""
-    monkeypatch.setitem(connections.settings, OTHER, dict(connections.settings["default"]))
     settings.DATABASE_ROUTERS = [Routes()]
     monkeypatch.setattr(Transactional.delivery, "delayed_in", ("default",))
+    with known_as(OTHER):
+        yield
 
 
 # -- the tree ----------------------------------------------------------------------------------------------------------

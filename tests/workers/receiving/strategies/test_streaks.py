@@ -13,6 +13,7 @@ from psycopg.errors import DeadlockDetected
 
 from queueapp import Context, Poison, consumer
 from queueapp.models import PoisonMessage
+from queueapp.sql.postgresql import index_order
 from queueapp.sql.postgresql.packed import OpeningQuery
 from tests.conformance.endpoint import Endpoint, Note
 from tests.inprocess import eventually, real_commits
@@ -41,6 +42,8 @@ def followed(monkeypatch: pytest.MonkeyPatch) -> list[None]:
         return follow(self, *arguments)
 
     monkeypatch.setattr(OpeningQuery, "follow", counted)
+    # On a busy machine the plan of a slow claim is looked at; one that sorts, of a table just emptied, follows no commit.
+    monkeypatch.setattr(index_order, "SLOW", 60.0)
     return taken
 
 
