@@ -112,7 +112,7 @@ OPERATIONS = (
         "release_lease",
         "Release lease",
         "released",
-        "The lease ends now, and whoever receives next gets the message. If its holder is still at work, the message "
+        "A released lease ends now, and whoever receives next gets its message. If the holder is still at work, the message "
         "will be handled twice.",
         "not leased, or no longer there",
         "change_messages",
@@ -124,9 +124,9 @@ OPERATIONS = (
         "stop_handler",
         "Stop its handler",
         "asked to stop",
-        "Whoever handles the message at this moment is asked to stop, within a second: an async handler is cancelled, a sync one "
-        "is interrupted after the grace (CANCEL_GRACE). The message is kept among the poison messages, and no attempt is "
-        "counted. One that nobody handles now is left as it is.",
+        "A handler that is at work at this moment is asked to stop, within a second: an async one is cancelled, a sync one is "
+        "interrupted after the grace (CANCEL_GRACE). Its message is kept among the poison messages, and no attempt is counted. "
+        "A message that nobody handles now is left as it is.",
         "no longer there, or without a live worker",
         "change_messages",
         _stop,
@@ -140,7 +140,7 @@ OPERATIONS = (
         "move_to_poison",
         "Move to poison",
         "moved to poison",
-        "The message leaves the queue and is kept, whole, among the poison messages, from where it can be requeued.",
+        "Messages that are moved leave the queue and are kept, whole, among the poison messages, where they can be requeued.",
         _HELD,
         "change_messages",
         _bury,
@@ -151,7 +151,7 @@ OPERATIONS = (
         "delete_selected",
         "Delete",
         "deleted",
-        "The message is gone for good and will not be handled. Messages that are leased are left alone.",
+        "Deleted messages are gone for good and will not be handled. Those that are leased are left alone.",
         _HELD,
         "delete",
         _delete,

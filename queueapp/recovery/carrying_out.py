@@ -200,8 +200,11 @@ def _recorded(
     alias: str, in_full: Callable[[], Decided | None], bare: Callable[[BaseException], Decided | None]
 ) -> Decided | None:
     """Run ``in_full`` in a transaction, and where it cannot succeed ``bare`` in another one."""
+    connection: Any = connections[alias]
     tries = 0
     while True:
+        # Django keeps what broke an earlier transaction, and gives it as the cause where this one is refused a statement.
+        connection.rollback_exc = None
         try:
             with transaction.atomic(using=alias):
                 return in_full()

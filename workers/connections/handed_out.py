@@ -73,8 +73,7 @@ class HandedOut:
 
     __slots__ = (
         "_autocommit", "_backend", "_blocks", "_changes", "_connection", "_in_atomic", "_mark", "_opened", "_others", "_raw",
-        "_rollback_cause", "_savepoints", "_session_state", "_settings", "_settings_of", "_state", "alias", "changed",
-        "fresh", "stale",
+        "_savepoints", "_session_state", "_settings", "_settings_of", "_state", "alias", "changed", "fresh", "stale",
     )  # fmt: skip
 
     def __init__(self, alias: str) -> None:
@@ -106,7 +105,6 @@ class HandedOut:
         self._blocks: list[Any] = []
         self._savepoints: list[Any] = []
         self._mark: Any = None
-        self._rollback_cause: BaseException | None = None
 
     # -- around a handler -------------------------------------------------------------------------------------------
 
@@ -134,7 +132,8 @@ class HandedOut:
         if raw is not self._settings_of:
             self._settings, self._settings_of = self._backend.settings_of_session(connection), raw
         self._autocommit = connection.autocommit
-        self._rollback_cause = connection.rollback_exc
+        # Django keeps what broke an earlier transaction, and would give it as the cause where this handler is refused a statement.
+        connection.rollback_exc = None
         self._state = state
 
     def after(
@@ -283,7 +282,7 @@ class HandedOut:
         connection = self._connection
         # Where the driver does not know, the server is asked once something has gone wrong.
         state = self._backend.session_state(connection, ask=failed is not None or connection.errors_occurred)
-        swallowed = connection.rollback_exc if connection.rollback_exc is not self._rollback_cause else None
+        swallowed = connection.rollback_exc
         lost = self._lost(state, failed)
         doomed = self._doomed(state, stands, seq) if lost is None and failed is None and self._in_atomic else None
         if lost is not None:

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from django.db import DataError, Error, OperationalError, connection, connections
+from django.db import DataError, Error, OperationalError, connection, connections, transaction
 from django.db.models import F
 from django.db.models.signals import post_save
 from psycopg.errors import LockNotAvailable
@@ -240,6 +240,36 @@ def test_a_connection_that_is_lost_while_a_policy_decides_costs_nothing(message:
             lose_connection()
         return Poison("tests")
 
+    message.put()
+    message.fail(consumer(policy))
+
+    assert message.kept().reason == "tests"
+    assert len(asked) == 2
+
+
+def test_what_broke_an_earlier_transaction_is_no_reason_to_try_this_one_for_ever() -> None:
+    """A lost connection, say, that the handler has got over."""
+
+    def broken() -> None:
+        with transaction.atomic():
+            lose_connection()
+            with transaction.mark_for_rollback_on_error("default"):
+                Leased.objects.count()
+
+    with pytest.raises(OperationalError):
+        broken()
+    connection.close()
+    assert connection.rollback_exc is not None
+
+    asked: list[int] = []
+
+    def policy(failure: Any) -> Any:
+        asked.append(1)
+        if len(asked) == 1:
+            lose_connection()
+        return Poison("tests")
+
+    message = Message(Leased)
     message.put()
     message.fail(consumer(policy))
 
