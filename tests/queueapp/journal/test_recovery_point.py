@@ -294,6 +294,7 @@ def test_copy_of_a_barrier_is_one_whatever_the_expression_says(server: Server, d
     assert FencedByExpression.objects.using(server.alias).get().is_barrier
 
 
+@pytest.mark.usefixtures("no_consumers")
 def test_worker_is_woken_by_what_is_filled(server: Server, unknown: Any, settings: Any) -> None:
     wakeable(server.alias)
     settings.QUEUEAPP = settings.QUEUEAPP | {"PEEK_DELAY": 3600.0}

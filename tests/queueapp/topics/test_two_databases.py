@@ -23,7 +23,7 @@ TOPIC = "journaled.both"
 
 
 @pytest.fixture(autouse=True)
-def collecting(settings: Any, monkeypatch: pytest.MonkeyPatch, two: TwoDatabases) -> Iterator[None]:  # noqa: F811
+def collecting(two: TwoDatabases, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:  # noqa: F811
     """One queue here and one in the warehouse collect the topic, which is journaled."""
     settings.QUEUEAPP = {"JOURNAL": {"^journaled": timedelta(hours=1)}}
     for queue in (Leased, Transactional):
