@@ -72,7 +72,7 @@ def foreign_table(endpoints: Any) -> Iterator[Endpoint]:
 @pytest.fixture
 def only() -> Iterator[Any]:
     """Register a consumer for a queue that has no other, until the end of the test."""
-    before = dict(registered._by_queue)
+    before = {label: dict(own) for label, own in registered._by_queue.items()}
 
     def register(queue: Any, handler: Any, **options: Any) -> None:
         for own in registered.of(queue):

@@ -48,7 +48,7 @@ def followed(monkeypatch: pytest.MonkeyPatch) -> list[None]:
 
 
 @pytest.fixture
-def endpoint() -> Iterator[Endpoint]:
+def endpoint(no_consumers: None) -> Iterator[Endpoint]:
     endpoint = Endpoint(Transactional, "default", "S")
     yield endpoint
     endpoint.close()
