@@ -35,6 +35,7 @@ from tests.testapp.messages import Nop
 from tests.testapp.models import Effect
 from workers.receiving import handling
 from workers.receiving.strategies.lease_several import Multiples
+from workers.receiving.strategies.several import SeveralTask
 
 Act = Callable[[list[Note], BatchContext], Any]
 
@@ -238,6 +239,29 @@ def test_a_class_that_is_imported_late_is_handled_in_lists_too(
 
     assert not endpoint.poison.exists()
     eventually(lambda: Derived("", 2) in [one for several in calls for one in several])
+
+
+@modes("NRST")
+def test_one_whose_class_is_imported_between_two_looks_is_handled_in_lists_too(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+    consumer(endpoint.queue, batch=10, attempts=1)(_taking(list[Note], calls))
+    route_of = SeveralTask.route_of
+    looks: list[int] = []
+
+    def not_yet(task: Any, row: Any) -> Any:
+        looks.append(1)
+        return None if len(looks) < 6 else route_of(task, row)
+
+    monkeypatch.setattr(SeveralTask, "route_of", not_yet)
+    endpoint.send_many(3)
+    endpoint.start(concurrency=1)
+    endpoint.wait_until_empty()
+
+    eventually(lambda: sum(len(several) for several in calls) == 3)
+    assert all(isinstance(several, list) for several in calls)
+    assert not endpoint.poison.exists()
 
 
 def _taking(of: Any, calls: list[Any]) -> Any:

@@ -183,6 +183,8 @@ class SeveralTask(Task):
     def call(self, claimed: Claimed, *, leased: bool = False) -> BaseException | bool | None:
         route = self.route_of(claimed)
         if route is None:
+            if self._route is not None and self._route.entry.batch:
+                self._route = None  # so that ``Task.call`` looks again, and does not call a consumer of several
             return super().call(claimed, leased=leased)
         ready = self.make_ready(route, claimed, leased=leased)
         if not isinstance(ready, Ready):
