@@ -70,18 +70,15 @@ def foreign_table(endpoints: Any) -> Iterator[Endpoint]:
 
 
 @pytest.fixture
-def only() -> Iterator[Any]:
+def only(no_consumers: None) -> Any:
     """Register a consumer for a queue that has no other, until the end of the test."""
-    before = {label: dict(own) for label, own in registered._by_queue.items()}
 
     def register(queue: Any, handler: Any, **options: Any) -> None:
         for own in registered.of(queue):
             registered.remove(own.name)
         consumer(queue, name="wire", **options)(handler)
 
-    yield register
-    registered._by_queue.clear()
-    registered._by_queue.update(before)
+    return register
 
 
 @pytest.mark.parametrize("queue", [Leased, Transactional])

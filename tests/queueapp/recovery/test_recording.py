@@ -230,8 +230,8 @@ def test_a_connection_that_is_lost_is_told_and_nothing_is_changed() -> None:
     assert not PoisonMessage.objects.exists()
 
 
-@IN_ITS_TABLE
-def test_a_connection_that_is_lost_while_a_policy_decides_costs_nothing(message: Message) -> None:
+def fails_while_the_connection_is_lost(message: Message) -> None:
+    """Its policy loses the connection; asked again it decides, and the message is kept."""
     asked: list[int] = []
 
     def policy(failure: Any) -> Any:
@@ -240,11 +240,16 @@ def test_a_connection_that_is_lost_while_a_policy_decides_costs_nothing(message:
             lose_connection()
         return Poison("tests")
 
-    message.put()
     message.fail(consumer(policy))
 
     assert message.kept().reason == "tests"
     assert len(asked) == 2
+
+
+@IN_ITS_TABLE
+def test_a_connection_that_is_lost_while_a_policy_decides_costs_nothing(message: Message) -> None:
+    message.put()
+    fails_while_the_connection_is_lost(message)
 
 
 def test_what_broke_an_earlier_transaction_is_no_reason_to_try_this_one_for_ever() -> None:
@@ -261,20 +266,9 @@ def test_what_broke_an_earlier_transaction_is_no_reason_to_try_this_one_for_ever
     connection.close()
     assert connection.rollback_exc is not None
 
-    asked: list[int] = []
-
-    def policy(failure: Any) -> Any:
-        asked.append(1)
-        if len(asked) == 1:
-            lose_connection()
-        return Poison("tests")
-
     message = Message(Leased)
     message.put()
-    message.fail(consumer(policy))
-
-    assert message.kept().reason == "tests"
-    assert len(asked) == 2
+    fails_while_the_connection_is_lost(message)
 
 
 def test_a_store_that_is_away_is_told_and_nothing_is_changed() -> None:
