@@ -236,7 +236,8 @@ def clamp_priorities(queue: Any, alias: str, service: Housekeeping | None = None
     moved: Counter[int] = Counter()
     if not sql.table.levels:
         return moved
-    recipients = ["", *(one.name for one in registered.of(queue))]
+    # Copies under a former name come for as long as that subscribes.
+    recipients = ["", *(name for one in registered.of(queue) for name in (one.name, *one.aliases))]
 
     def step() -> int:
         some = sql.clamp_priorities(connection, recipients, LEVELS_BATCH)

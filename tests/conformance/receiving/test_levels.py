@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from queueapp import sql
+from queueapp import consumer, sql
 from queueapp.membership import housekeeping
 from queueapp.membership.housekeeping import Housekeeping, clamp_priorities
 from queueapp.membership.leadership import Leadership
@@ -17,7 +17,7 @@ from queueapp.membership.service import Service, stop_all
 from queueapp.receiving import floors
 from tests.conformance.endpoint import Endpoint, modes
 from tests.inprocess import DEADLINE, eventually
-from tests.testapp.models import Urgent
+from tests.testapp.models import AddressedUrgent, Urgent
 
 #: Lowest and highest that the column takes, and the neighbours of levels 0 to 2.
 STRANGE = [-(2**15), -1, 3, 2**15 - 1]
@@ -173,3 +173,13 @@ def test_when_messages_have_no_level_should_say_so_once_an_hour(
         "testapp.Urgent: 3 messages had a priority outside of the queue's levels, 0 to 2, and were moved to the nearest: "
         "2 from priority 9, 1 from priority -1."
     ]
+
+
+@pytest.mark.usefixtures("no_consumers")
+def test_when_it_is_addressed_to_a_former_name_should_be_moved_too(transactional_db: None) -> None:
+    consumer(AddressedUrgent, name="new", aliases=["old"])(lambda message: None)
+    for recipient in ("new", "old"):
+        AddressedUrgent.send(1, recipient=recipient, unknown_recipient=True)
+    AddressedUrgent.objects.update(priority=9)
+
+    assert clamp_priorities(AddressedUrgent, "default") == {9: 2}
