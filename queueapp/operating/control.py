@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from django.apps import apps
-from django.db import connections, transaction
+from django.db import DataError, connections, transaction
 from django.db.models import F, Q, QuerySet
 
 from .. import signals, wakeups
@@ -23,6 +23,7 @@ from ..flow import in_force
 from ..models import Now, PoisonMessage, QueueControl
 from ..models.queue import holds
 from ..poison import ending
+from ..poison.burying import bury, is_passing
 from ..poison.failure import Failure
 from ..poison.failures import attempts_of, clean, first_failed, type_of, where
 from ..sending.accepting import alias_of
@@ -182,7 +183,7 @@ def release_leases(queue: Any, seqs: Sequence[int], *, using: str | None = None)
 def _give_up_spent(queue: Any, alias: str, leased: QuerySet[Any]) -> int:
     """Give up what has been handed out as often as it may be: with its lease such a message's last delivery ends."""
     most = queue.delivery.max_deliveries
-    rows = [_as_row(row) for row in leased.filter(deliveries__gte=most)] if most else []
+    rows = _read(queue, alias, leased.filter(deliveries__gte=most)) if most else []
     given = (ending.spent(queue, row) for row in rows)
     ending.give_up(queue, alias, [one for one in given if one is not None])
     return remove(queue, alias, [row.seq for row in rows])
@@ -194,9 +195,18 @@ def move_to_poison(queue: Any, seqs: Sequence[int], *, reason: str, using: str |
     The ``poisoned`` signal is sent for each, after the commit."""
     alias = alias_of(queue, using)
     with transaction.atomic(using=alias):
-        rows = list(_free(queue, alias, seqs))
-        PoisonMessage.objects.using(alias).bulk_create([_as_poison(row, reason) for row in rows])
-        moved = remove(queue, alias, [row.pk for row in rows])
+        rows = lock_free(queue, alias, seqs)
+        try:
+            with transaction.atomic(using=alias):
+                PoisonMessage.objects.using(alias).bulk_create([_as_poison(queue, row, reason) for row in rows])
+        except Exception as error:
+            if is_passing(error, alias):
+                raise
+            # Something in one of them no column takes. Each by itself, as it can be kept.
+            for row in rows:
+                consumer, attempts = row.recipient or "", attempts_of(row.failures)
+                bury(alias, queue._meta.label, row, reason, attempts=attempts, consumer=consumer)
+        moved = remove(queue, alias, [row.seq for row in rows])
         transaction.on_commit(lambda: _tell(queue, rows, reason), using=alias, robust=True)
         return moved
 
@@ -228,7 +238,19 @@ def _free(queue: Any, alias: str, seqs: Sequence[int]) -> QuerySet[Any]:
 
 def lock_free(queue: Any, alias: str, seqs: Sequence[int]) -> list[Row]:
     """Lock those of these messages that nobody holds, and read them whole; in a transaction."""
-    return [_as_row(row) for row in _free(queue, alias, seqs)]
+    return _read(queue, alias, _free(queue, alias, seqs))
+
+
+def _read(queue: Any, alias: str, locking: QuerySet[Any]) -> list[Row]:
+    """What it locks, whole."""
+    try:
+        return [_as_row(row) for row in locking]
+    except DataError:
+        # A time that Python has no word for, as only a foreign writer stores it. The others are not to stay because of it.
+        connection = connections[alias]
+        keys = locking.values_list("pk", flat=True)
+        rows = (queue_sql(queue, connection).lock(connection, key, None, 0) for key in list(keys))
+        return [row for row in rows if row is not None]
 
 
 def remove(queue: Any, alias: str, keys: list[int]) -> int:
@@ -246,10 +268,9 @@ class MovedByHand(Exception):
     """Nothing was raised: somebody has decided that a message is poison."""
 
 
-def _tell(queue: Any, rows: Sequence[Any], reason: str) -> None:
+def _tell(queue: Any, rows: Sequence[Row], reason: str) -> None:
     for row in rows:
-        whole = _as_row(row)
-        failure = Failure(queue, None, whole, MovedByHand(reason), attempts_of(whole.failures))
+        failure = Failure(queue, None, row, MovedByHand(reason), attempts_of(row.failures))
         signals.send(signals.poisoned, failure, Poison(clean(reason, 500)), failed=False)
 
 
@@ -259,18 +280,17 @@ def _as_row(row: Any) -> Row:
     return Row(seq=row.pk, id=row.id, **counts, **{"body": None} | carried_by(row))
 
 
-def _as_poison(row: Any, reason: str) -> PoisonMessage:
-    columns = _columns(type(row))
+def _as_poison(queue: Any, row: Row, reason: str) -> PoisonMessage:
     return PoisonMessage(
-        queue=row._meta.label,
+        queue=queue._meta.label,
         message_id=row.id,
         message_type=type_of(row.headers),
         reason=clean(reason, 500),
-        consumer=row.recipient if "recipient" in columns else "",
+        consumer=row.recipient or "",
         attempts=attempts_of(row.failures),
         first_failed_at=first_failed(row.failures),
         **where(),
-        **{name: getattr(row, name) for name in COUNTS if name in columns},
+        **{name: getattr(row, name) for name in COUNTS},
         **carried_by(row),
     )
 

@@ -244,3 +244,51 @@ def test_move_to_poison_that_is_rolled_back_sends_no_signal() -> None:
         poisoned.disconnect(receiver)
 
     assert told == []
+
+
+@pytest.mark.django_db
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="SQL Server has no such times")
+@pytest.mark.parametrize("at", ["infinity", "20000-01-01 00:00+00"])
+def test_a_time_that_the_driver_cannot_read_keeps_no_message_from_poison(at: str) -> None:
+    Leased.send_many([1, 2])
+    with connection.cursor() as cursor:
+        cursor.execute(f'UPDATE "{Leased._meta.db_table}" SET expires = %s::timestamptz WHERE body = %s', [at, b"1"])
+
+    assert control.move_to_poison(Leased, seqs(Leased), reason="by hand") == 2
+
+    assert not Leased._base_manager.exists()
+    kept = PoisonMessage.objects.order_by("number").values_list("body", "reason", "expires")
+    assert [(bytes(body), reason, expires) for body, reason, expires in kept] == [
+        (b"1", "by hand", None),
+        (b"2", "by hand", None),
+    ]
+
+
+@pytest.mark.django_db
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="SQL Server has no such times")
+def test_a_time_that_the_driver_cannot_read_keeps_no_lease_from_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Leased.delivery, "max_deliveries", 1)
+    Leased.send_many([1, 2])
+    lease(Leased, *seqs(Leased))
+    with connection.cursor() as cursor:
+        cursor.execute(f"UPDATE \"{Leased._meta.db_table}\" SET expires = 'infinity' WHERE body = '1'")
+
+    assert control.release_leases(Leased, seqs(Leased)) == 2
+
+    assert not Leased._base_manager.exists()
+    assert PoisonMessage.objects.count() == 2
+
+
+@pytest.mark.django_db
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="the constraint is PostgreSQL's")
+def test_what_cannot_be_kept_with_its_details_is_kept_bare_and_keeps_no_other_from_poison() -> None:
+    Leased.send_many([1, 2])
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE queueapp_poisonmessage ADD CHECK (body <> '1'::bytea OR host IS NULL OR host = '')")
+
+    assert control.move_to_poison(Leased, seqs(Leased), reason="by hand") == 2
+
+    assert not Leased._base_manager.exists()
+    first, second = PoisonMessage.objects.order_by("number").values_list("reason", flat=True)
+    assert first.startswith("by hand [kept without details")
+    assert second == "by hand"
