@@ -208,6 +208,11 @@ class Claiming:
         """The reverse of ``hold``."""
         self._held.pop(seq, None)
 
+    def holds(self, seq: int) -> bool:
+        """Whether a task of this process has it in hand. Asked by one that has claimed it all the same: the ranges of its claim
+        are older than the hold, and its statement came after the other one's rollback."""
+        return seq in self._held
+
     def lower(self, seq: int) -> None:
         """A message came back: the next claim is to find it."""
         with self._lock:

@@ -85,6 +85,9 @@ class RankedClaiming(Claiming):
         if place is not None:
             self._held.pop(place, None)
 
+    def holds(self, seq: int) -> bool:
+        return bool(self._held) and self.floors.place_of(seq) in self._held
+
     def lower(self, seq: int) -> None:
         place = seq if seq >= 2**63 else self.floors.place_of(seq)
         with self._lock:

@@ -87,7 +87,7 @@ class TransactionalTask(LeaseTask):
         claimed: Claimed | None = None
         outcome: BaseException | bool | None = None
         decided: Decided | None = None
-        hooks = several = False
+        hooks = several = elsewhere = False
         try:
             # To Django a streak is one atomic block. It ends with the first message that leaves it anything to do.
             with Answering(connection) as answering, transaction.atomic(using=self.alias):
@@ -99,6 +99,9 @@ class TransactionalTask(LeaseTask):
                     )
                     claim.rows = rows
                 while rows:
+                    if self.desk.claiming.holds(rows[0][SEQ]):
+                        elsewhere = True
+                        raise RollBack
                     if self.handlers.copies and copying.parts_of(self.desk, rows):
                         several = True
                         raise RollBack
@@ -134,6 +137,10 @@ class TransactionalTask(LeaseTask):
                 raise
             decided = None
             outcome = outcome if isinstance(outcome, BaseException) else error
+        if elsewhere:
+            # Its failed attempt is being counted, by the task that has it in hand; this one would be one too many.
+            self.desk.rolled_back(rows)
+            return count
         if several:
             self.desk.rolled_back(rows)
             copying.replace_from(self.desk, rows[0])

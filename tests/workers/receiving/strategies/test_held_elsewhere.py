@@ -1,0 +1,93 @@
+"""A claim that had begun before another task of the process took the same message, and comes after that one's rollback.
+
+Between the rollback and the count of a failed attempt the row is free for a moment. No task of the process is to use it: its
+handler would run once more than is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from queueapp import consumer
+from queueapp.sql.claimed import SEQ
+from tests.inprocess import real_commits
+from tests.testapp.models import AddressedUrgent, Transactional
+from tests.testapp.ordering import RankedTransactional
+from tests.workers.receiving.batches import Receiver
+
+pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
+
+QUEUES = pytest.mark.parametrize(
+    "queue", [Transactional, AddressedUrgent, RankedTransactional], ids=lambda one: one.__name__
+)
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    yield
+    connection.close()
+
+
+def overtaken(monkeypatch: pytest.MonkeyPatch, claiming: Any, when: Callable[[], bool] = lambda: True) -> list[int]:
+    """From now on another task has in hand what is claimed; the seqs."""
+    in_hand: list[int] = []
+    end = type(claiming).end
+
+    def ended(self: Any, mine: Any) -> None:
+        end(self, mine)
+        for row in mine.rows or () if when() else ():
+            in_hand.append(row[SEQ])
+            claiming.hold(row[SEQ])
+
+    monkeypatch.setattr(type(claiming), "end", ended)
+    return in_hand
+
+
+@QUEUES
+def test_what_another_task_has_in_hand_is_left_to_it(queue: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    handled: list[int] = []
+    consumer(queue, name="one")(lambda message: handled.append(message["n"]))
+    queue.send({"n": 1}, **({"recipient": "one"} if queue is AddressedUrgent else {}))
+    receiver = Receiver(queue)
+    claiming = receiver.task.desk.claiming
+    with monkeypatch.context() as patched:
+        in_hand = overtaken(patched, claiming)
+        assert receiver.receive(1) == 0
+
+    assert handled == []
+    assert queue.objects.count() == 1
+    assert receiver.receive(1) == 0, "nor is it claimed again"
+
+    # As after its verdict: to be retried now.
+    receiver.task.desk.retried(in_hand[0])
+    claiming.let_go(in_hand[0])
+    assert receiver.receive(1) == 1
+    assert handled == [1]
+    assert not queue.objects.exists()
+
+
+def test_in_the_middle_of_a_streak_what_came_before_is_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    handled: list[int] = []
+    consumer(Transactional, name="one")(lambda message: handled.append(message["n"]))
+    Transactional.send_many({"n": number} for number in range(3))
+    receiver = Receiver(Transactional)
+    if not hasattr(receiver.task.sql, "_of_one"):
+        pytest.skip("there are no streaks on this database")
+    claiming = receiver.task.desk.claiming
+
+    with monkeypatch.context() as patched:
+        in_hand = overtaken(patched, claiming, lambda: len(handled) == 1)
+        # However slow the machine is: one streak.
+        patched.setattr("workers.receiving.strategies.transactional.STREAK_SECONDS", 60.0)
+        assert receiver.receive(3) == 1
+
+    assert handled == [0]
+    assert Transactional.objects.count() == 2
+    claiming.let_go(in_hand[0])
+    while receiver.receive(3):
+        pass
+    assert handled == [0, 1, 2]
