@@ -16,7 +16,8 @@ from ..rows import REST
 from ..tables import QueueTable
 from . import index_order
 from .index_order import IndexOrder
-from .packed import BIGINT, OpeningQuery, ready_to_open
+from .opening import OfOne, Opening
+from .packed import ready_to_open
 from .rows import read, to_utc
 from .session import load, quote, quote_table
 
@@ -32,10 +33,6 @@ def _by_priority(row: Claimed) -> tuple[int, int]:
 def _mostly(condition: str) -> str:
     """A condition that the planner takes to be true of nearly every row."""
     return f"(CASE WHEN {condition} THEN 1 END) IS NOT NULL"
-
-
-def _bounds(only: Range, limit: int) -> list[bytes]:
-    return [only.low.to_bytes(8, "big"), limit.to_bytes(8, "big")]
 
 
 class Where(enum.Enum):
@@ -86,7 +83,12 @@ class PostgresqlClaims(QueueSql):
         self._heads = {
             (where, bodies): self._build_heads(where, bodies) for where in shapes for bodies in (False, True)
         }
-        self._opening_claims = self._build_opening_claims()
+        #: As the first statement of a transaction: a claim of one, and of whole rows; none on a queue with recipients or levels.
+        self._of_one: OfOne | None = None
+        self._opening_claims: tuple[Opening, ...] = ()
+        if not (self._always_several or table.barriers):
+            self._opening_claims = tuple(map(Opening, self._claims[Where.OPEN][1:]))
+            self._of_one = OfOne(self._opening_claims[0])
         self._in_order = IndexOrder()
         #: What a lease that is lengthened must fulfil beside its token.
         self._alive = ""
@@ -161,45 +163,51 @@ class PostgresqlClaims(QueueSql):
             return []
         where = self._where(ranges)
         sql = self._claims[where][2 if whole else 1]
-        params = (*self._range_params(ranges, limit), *self._claimant(owner))
         rows = None
         if self._opening_claims and where is Where.OPEN and not self._in_order.sorts(sql) and ready_to_open(connection):
-            started = monotonic()
             rows = self._open_with_claim(connection, ranges[0], limit, whole)
-            if rows is not None:
-                self._in_order.took(monotonic() - started, connection, sql, params)
         if rows is None:
+            params = (*self._range_params(ranges, limit), *self._claimant(owner))
             rows = self._in_order.fetch(connection, sql, params)
         if len(rows) > 1:
             rows.sort(key=self._order)
         return rows
 
+    def _open_with_claim(self, connection: Any, only: Range, limit: int, whole: bool) -> list[Claimed] | None:
+        of_one = self._of_one if limit == 1 and not whole else None
+        opening = of_one.ways(self._in_order)[0] if of_one is not None else self._opening_claims[whole]
+        started = monotonic()
+        result = opening.query.fetch(connection, opening.values(only, limit))
+        if result is None:
+            return None
+        self._in_order.took(monotonic() - started, connection, opening.sql, opening.params(only, limit))
+        if of_one is not None:
+            of_one.claimed(result)
+            return _single(result)
+        return load(connection, result) if result.ntuples else []
+
     def commits_with_claim(self, connection: Any, ranges: Sequence[Range]) -> bool:
         if (
-            not self._opening_claims
+            self._of_one is None
             or self._where(ranges) is not Where.OPEN
             or self._in_order.sorts(self._claims[Where.OPEN][1])
         ):
             return False
-        return self._opening_claims[0].may_follow(connection)
+        return self._of_one.following(connection, self._in_order) is not None
 
     def commit_and_claim(self, connection: Any, ranges: Sequence[Range]) -> list[Claimed] | None:
+        assert self._of_one is not None, "commits_with_claim() has said so"
+        way = self._of_one.following(connection, self._in_order)
+        assert way is not None, "commits_with_claim() has said so"
         # Index and safety as the claim by delete, which it is. COMMIT comes first: when it fails the server skips the others.
         started = monotonic()
-        result = self._opening_claims[0].follow(connection, _bounds(ranges[0], 1))
+        result = way.query.follow(connection, way.values(ranges[0], 1))
         if result is None:
             return None
         seconds = monotonic() - started
         if seconds > index_order.SLOW:
-            self._in_order.took(seconds, connection, self._claims[Where.OPEN][1], self._range_params(ranges, 1))
-        return _single(result)
-
-    def _open_with_claim(self, connection: Any, only: Range, limit: int, whole: bool) -> list[Claimed] | None:
-        result = self._opening_claims[whole].fetch(connection, _bounds(only, limit))
-        if result is None:
-            return None
-        if whole or limit > 1:
-            return load(connection, result) if result.ntuples else []
+            self._in_order.took(seconds, connection, way.sql, way.params(ranges[0], 1))
+        self._of_one.claimed(result)
         return _single(result)
 
     # -- how they are written --------------------------------------------------------------------------------------
@@ -224,19 +232,6 @@ class PostgresqlClaims(QueueSql):
             f"DELETE FROM {self._q} WHERE {seq} = ANY(ARRAY({inner})){self._unless_barred()} RETURNING {claimed}"
         )
         return by_lease, by_delete, f"{by_delete}, {self._read(REST)}"
-
-    def _build_opening_claims(self) -> tuple[OpeningQuery, ...]:
-        """(claim by delete, the same returning the whole row) as the first statement of a transaction; none on a queue with
-        recipients or levels."""
-        if self._always_several or self.table.barriers:
-            return ()
-        opening = []
-        for sql in self._claims[Where.OPEN][1:]:
-            # Index and safety as the claim by delete: it is that statement.
-            for place in ("$1", "$2"):
-                sql = sql.replace("%s", place, 1)
-            opening.append(OpeningQuery(sql.replace("%%", "%"), (BIGINT, BIGINT)))
-        return tuple(opening)
 
     def _unless_barred(self) -> str:
         """A further condition of a claim; with the values of ``_claimant``."""

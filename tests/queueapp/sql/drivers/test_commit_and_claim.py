@@ -14,7 +14,7 @@ from psycopg.pq.abc import PGconn
 
 from queueapp.sql import queue_sql
 from queueapp.sql.claimed import BODY, Claimed, Range
-from queueapp.sql.postgresql import index_order
+from queueapp.sql.postgresql import index_order, opening
 from queueapp.sql.postgresql.index_order import IndexOrder
 from queueapp.sql.postgresql.packed import OpeningQuery
 from tests.inprocess import real_commits
@@ -25,8 +25,10 @@ pytestmark = real_commits
 ALL = [Range()]
 
 
-@pytest.fixture(autouse=True)
-def three_messages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+@pytest.fixture(autouse=True, params=[opening.DEEP, 0], ids=["planned each time", "planned once"])
+def three_messages(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
+    monkeypatch.setattr(opening, "DEEP", request.param)
+    monkeypatch.setattr(queue_sql(Transactional, connection)._of_one, "_count", 0)
     # Whether an earlier test, or a busy machine, has seen a plan that sorts is no matter here.
     for queue in (Transactional, AddressedUrgent):
         monkeypatch.setattr(queue_sql(queue, connection), "_in_order", IndexOrder())
@@ -214,3 +216,76 @@ def test_it_is_not_done_in_several_ranges_or_on_a_queue_with_levels() -> None:
         assert not queue_sql(Transactional, connection).commits_with_claim(connection, [Range(0, 5), Range(7, 9)])
         assert not queue_sql(Transactional, connection).commits_with_claim(connection, [])
         assert not queue_sql(AddressedUrgent, connection).commits_with_claim(connection, ALL)
+
+
+# -- planned once --------------------------------------------------------------------------------------------------
+
+
+def executed() -> dict[str, tuple[int, int]]:
+    """(by a plan kept for any parameters, planned anew) of each claim of one that this session knows, by its limit."""
+    query = "SELECT statement, generic_plans, custom_plans FROM pg_prepared_statements WHERE statement LIKE %s"
+    with connection.cursor() as cursor:
+        cursor.execute(query, [f'DELETE FROM "{Transactional._meta.db_table}"%'])
+        return {("1" if "LIMIT 1 " in sql else "$2"): (kept, anew) for sql, kept, anew in cursor.fetchall()}
+
+
+def take_all() -> list[Claimed]:
+    found = []
+    with transaction.atomic():
+        rows: list[Claimed] | None = [claim()]
+        while rows:
+            found += rows
+            rows = follow()
+    return found
+
+
+def test_where_many_were_claimed_one_after_another_a_session_plans_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "DEEP", 100)
+    Transactional.send_many(range(4, 301))
+    with connection.cursor() as cursor:
+        cursor.execute(f'ANALYZE "{Transactional._meta.db_table}"')
+    bodies = []
+    for _ in range(2):
+        with transaction.atomic():
+            rows: list[Claimed] | None = [claim()]
+            while rows and len(bodies) % 150 < 149:
+                bodies += [row[BODY] for row in rows]
+                rows = follow()
+            bodies += [row[BODY] for row in rows or ()]
+
+    assert bodies == [b"%d" % number for number in range(1, 301)]
+    ways = executed()
+    assert sum(ways["$2"]) == 150, "the first streak goes on as it began: its session knows no other way"
+    assert ways["1"] == (145, 5), "and the second one only until the server sees that it needs not"
+
+
+def test_a_claim_in_vain_begins_the_count_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "DEEP", 3)
+    assert len(take_all()) == 3
+    Transactional.send_many([4, 5])
+
+    assert len(take_all()) == 2
+
+    assert list(executed()) == ["$2"]
+
+
+def test_a_streak_goes_on_though_another_threads_claim_was_in_vain() -> None:
+    sql = queue_sql(Transactional, connection)
+    with transaction.atomic():
+        claim()
+        assert sql.commits_with_claim(connection, ALL)
+        sql._of_one._count = -1
+        assert [row[BODY] for row in sql.commit_and_claim(connection, ALL)] == [b"2"]
+        sql._of_one._count = opening.DEEP
+        assert [row[BODY] for row in sql.commit_and_claim(connection, ALL)] == [b"3"]
+
+
+def test_a_plan_kept_that_sorts_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was made while the queue was nearly empty, whatever came since."""
+    monkeypatch.setattr(opening, "DEEP", 0)
+    sql = queue_sql(Transactional, connection)
+    sql._in_order._sorting.add(sql._of_one._once.sql)
+
+    assert len(take_all()) == 3
+
+    assert list(executed()) == ["$2"]
