@@ -1,7 +1,8 @@
 """What everything is compared with: plain psycopg loops over the queues' own statements.
 
 One connection (or one per thread), prepared and binary, durable commits, no framework, nothing decoded but the keys.
-The claims start at a floor as the engine's do, so the base is as fast as SQL gets.
+The claims start at a floor as the engine's do, and have their limit as a parameter. One loop is by hand with Django instead
+(``delete_and_call``).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from time import monotonic
 from typing import Any
 
 import psycopg
+from django.db import connection, transaction
 
 from tests.benchmarks.rig.database import raw_connection
 
@@ -104,6 +106,36 @@ def delete_and_insert(table: str, threads: int) -> float:
     finally:
         for raw in connections:
             raw.close()
+
+
+def delete_and_call(table: str, threads: int, handler: Callable[[Any], None], read: Callable[[bytes], Any]) -> float:
+    """As ``delete_and_insert`` with a handler that uses the ORM: what one writes by hand with Django. Per transaction, which
+    is an ``atomic()``: delete one message by psycopg, read its body, call the handler."""
+    statement = DELETE.format(table=table)
+    floor = [0]
+
+    def work() -> None:
+        try:
+            connection.ensure_connection()
+            # As a worker's connections have it: what handlers repeat is prepared.
+            connection.connection.prepare_threshold = 5
+            with connection.connection.cursor(binary=True) as cursor:
+                while _one(cursor):
+                    pass
+        finally:
+            connection.close()
+
+    def _one(cursor: psycopg.Cursor[Any]) -> bool:
+        with transaction.atomic():
+            cursor.execute(statement, (floor[0], 1), prepare=True)
+            row = cursor.fetchone()
+            if row is None:
+                return False
+            floor[0] = max(floor[0], row[0] + 1)
+            handler(read(row[3]))
+        return True
+
+    return in_threads([work] * threads)
 
 
 def in_threads(bodies: Sequence[Callable[[], None]]) -> float:
