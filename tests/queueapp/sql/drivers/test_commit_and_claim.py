@@ -259,6 +259,15 @@ def test_where_many_were_claimed_one_after_another_a_session_plans_once(monkeypa
     assert ways["1"] == (145, 5), "and the second one only until the server sees that it needs not"
 
 
+def test_claims_that_follow_no_commit_count_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Handlers that leave Django something to do end each streak with its first message."""
+    monkeypatch.setattr(opening, "DEEP", 2)
+    for known in (["$2"], ["$2"], ["$2", "1"]):
+        with transaction.atomic():
+            claim()
+        assert sorted(executed()) == known
+
+
 def test_a_claim_in_vain_begins_the_count_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening, "DEEP", 3)
     assert len(take_all()) == 3
