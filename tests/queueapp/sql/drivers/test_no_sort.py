@@ -13,7 +13,7 @@ from psycopg.pq.abc import PGconn
 
 from queueapp.sql import queue_sql
 from queueapp.sql.claimed import Range
-from queueapp.sql.postgresql import index_order, unsorted
+from queueapp.sql.postgresql import index_order, opening, unsorted
 from queueapp.sql.postgresql.index_order import CALM, LOOK_AT_HARMLESS_EVERY, LOOK_EVERY, SLOW, IndexOrder
 from queueapp.sql.postgresql.packed import OpeningQuery
 from queueapp.sql.postgresql.unsorted import execute_unsorted, fetch_unsorted
@@ -328,3 +328,35 @@ def test_a_claim_that_follows_a_commit_is_looked_at_as_well(sql: Any, clock: lis
         # The clock of the claims themselves goes on, so that each took some time.
         assert len(sql.commit_and_claim(connection, [Range()])) == 1
         assert not sql.commits_with_claim(connection, [Range()])
+
+
+@pytest.fixture
+def planned_once(sql: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The claims of one of a queue of which many messages were claimed one after another."""
+    monkeypatch.setattr(opening, "DEEP", 0)
+    monkeypatch.setattr(sql._of_one, "_count", 0)
+    return sql._of_one
+
+
+def test_of_a_claim_that_is_planned_once_its_own_plan_is_looked_at(
+    sql: Any, planned_once: Any, opened: list[None]
+) -> None:
+    """And when that sorts, the claim that is planned each time opens its transaction until its plan does as well."""
+    indexes(usable=False)
+    for expected in (1, 2, 2):
+        with transaction.atomic():
+            assert len(sql.claim_by_delete(connection, [Range()], 1)) == 1
+        assert len(opened) == expected
+        assert sql._in_order.sorts(planned_once._once.sql)
+
+
+def test_of_one_that_follows_a_commit_as_well(sql: Any, planned_once: Any, clock: list[float]) -> None:
+    with transaction.atomic():
+        sql.claim_by_delete(connection, [Range()], 1)
+        assert sql.commits_with_claim(connection, [Range()])
+        indexes(usable=False)
+        clock[0] += LOOK_AT_HARMLESS_EVERY + 1
+        assert len(sql.commit_and_claim(connection, [Range()])) == 1
+
+    assert sql._in_order.sorts(planned_once._once.sql)
+    assert not sql._in_order.sorts(planned_once._each_time.sql)
