@@ -70,6 +70,23 @@ def test_what_another_task_has_in_hand_is_left_to_it(queue: Any, monkeypatch: py
     assert not queue.objects.exists()
 
 
+@QUEUES
+def test_what_nobody_has_in_hand_is_handled_meanwhile(queue: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    handled: list[int] = []
+    consumer(queue, name="one")(lambda message: handled.append(message["n"]))
+    recipient = {"recipient": "one"} if queue is AddressedUrgent else {}
+    queue.send({"n": 1}, **recipient)
+    receiver = Receiver(queue)
+    with monkeypatch.context() as patched:
+        overtaken(patched, receiver.task.desk.claiming)
+        assert receiver.receive(1) == 0
+    queue.send({"n": 2}, **recipient)
+
+    assert receiver.receive(1) == 1
+
+    assert handled == [2]
+
+
 def test_in_the_middle_of_a_streak_what_came_before_is_committed(monkeypatch: pytest.MonkeyPatch) -> None:
     handled: list[int] = []
     consumer(Transactional, name="one")(lambda message: handled.append(message["n"]))
