@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth import get_user_model
-from django.db import connection, transaction
+from django.db import OperationalError, connection, transaction
 from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
 
 from queueapp import LeaseLost, Poison, poison
 from queueapp.models import Now, PoisonMessage, QueueControl
@@ -198,6 +199,15 @@ def test_move_to_poison_reads_whatever_history_a_row_has(failures: str | None, f
     assert (kept.first_failed_at, kept.failures, kept.message_type) == (first, failures, "")
 
 
+@pytest.mark.django_db
+def test_move_to_poison_keeps_what_was_counted() -> None:
+    Leased.send({"n": 1})
+    Leased.objects.update(deliveries=3, cancels=2, failures='[{"attempt": 4}]')
+    assert control.move_to_poison(Leased, seqs(Leased), reason="by hand") == 1
+    kept = PoisonMessage.objects.get()
+    assert (kept.deliveries, kept.cancels, kept.attempts) == (3, 2, 4)
+
+
 @real_commits
 def test_move_to_poison_tells_where_it_was_done_and_sends_the_signal_after_the_commit() -> None:
     Leased.send({"a": 1}, headers={"type": "order"}, correlation_id="c")
@@ -225,6 +235,26 @@ def test_move_to_poison_tells_where_it_was_done_and_sends_the_signal_after_the_c
     assert (sender, failure.queue, failure.attempt, verdict) == (Leased, Leased, 2, Poison("by hand"))
     assert (failure.row.id, failure.row.body, failure.row.correlation_id) == (before.id, b'{"a":1}', "c")
     assert failure.message_type == moved.message_type
+
+
+@real_commits
+def test_move_to_poison_tells_of_each_message_and_calls_none_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+    Leased.send_many([1, 2])
+    told: list[Any] = []
+
+    def receiver(failure: Any, verdict: Any, **_: Any) -> None:
+        told.append((failure.row.body, repr(failure.exception), verdict))
+
+    poisoned.connect(receiver)
+    try:
+        assert control.move_to_poison(Leased, seqs(Leased), reason="x\0" * 300) == 2
+    finally:
+        poisoned.disconnect(receiver)
+
+    said = repr(control.MovedByHand("x\0" * 300))
+    kept = PoisonMessage.objects.order_by("number").values_list("reason", flat=True)
+    assert told == [(body, said, Poison(reason)) for body, reason in zip((b"1", b"2"), kept, strict=True)]
+    assert not caplog.records, "nothing has failed"
 
 
 @real_commits
@@ -266,6 +296,21 @@ def test_a_time_that_the_driver_cannot_read_keeps_no_message_from_poison(at: str
 
 @pytest.mark.django_db
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="SQL Server has no such times")
+def test_beside_a_time_that_the_driver_cannot_read_only_what_was_asked_for_and_is_free_is_moved() -> None:
+    Leased.send_many([1, 2, 3])
+    first, second, third = seqs(Leased)
+    lease(Leased, second)
+    with connection.cursor() as cursor:
+        cursor.execute(f"UPDATE \"{Leased._meta.db_table}\" SET expires = 'infinity' WHERE body = '1'")
+
+    assert control.move_to_poison(Leased, [first, second], reason="by hand") == 1
+
+    assert seqs(Leased) == [second, third]
+    assert PoisonMessage.objects.get(body=b"1").reason == "by hand"
+
+
+@pytest.mark.django_db
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="SQL Server has no such times")
 def test_a_time_that_the_driver_cannot_read_keeps_no_lease_from_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Leased.delivery, "max_deliveries", 1)
     Leased.send_many([1, 2])
@@ -292,3 +337,40 @@ def test_what_cannot_be_kept_with_its_details_is_kept_bare_and_keeps_no_other_fr
     first, second = PoisonMessage.objects.order_by("number").values_list("reason", flat=True)
     assert first.startswith("by hand [kept without details")
     assert second == "by hand"
+
+
+@pytest.mark.django_db
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="the constraint is PostgreSQL's")
+def test_of_what_is_kept_one_by_one_it_is_known_where_it_came_from_and_how_often_it_was_tried() -> None:
+    for number in (1, 2):
+        AddressedUrgent.send(number, recipient="me", unknown_recipient=True)
+    AddressedUrgent.objects.update(failures='[{"attempt": 2}]')
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE queueapp_poisonmessage ADD CHECK (body <> '1'::bytea OR host IS NULL OR host = '')")
+
+    assert control.move_to_poison(AddressedUrgent, seqs(AddressedUrgent), reason="by hand") == 2
+
+    kept = PoisonMessage.objects.values_list("queue", "consumer", "attempts")
+    assert list(kept) == [("testapp.AddressedUrgent", "me", 2)] * 2
+
+
+@real_commits
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="the locks are PostgreSQL's")
+def test_an_error_that_will_pass_is_the_callers_and_nothing_is_tried_beyond_it() -> None:
+    Leased.send_many([1, 2])
+    other = connection.copy()
+    try:
+        other.set_autocommit(False)
+        with other.cursor() as cursor:
+            cursor.execute("LOCK TABLE queueapp_poisonmessage IN EXCLUSIVE MODE")
+        with CaptureQueriesContext(connection) as done, transaction.atomic():
+            connection.cursor().execute("SET LOCAL lock_timeout = '10ms'")
+            with pytest.raises(OperationalError), transaction.atomic():
+                control.move_to_poison(Leased, seqs(Leased), reason="by hand")
+        other.rollback()
+    finally:
+        other.close()
+
+    assert len([one for one in done if one["sql"].startswith('INSERT INTO "queueapp_poisonmessage"')]) == 1
+    assert Leased.objects.count() == 2
+    assert not PoisonMessage.objects.exists()
