@@ -183,3 +183,12 @@ def test_when_it_is_addressed_to_a_former_name_should_be_moved_too(transactional
     AddressedUrgent.objects.update(priority=9)
 
     assert clamp_priorities(AddressedUrgent, "default") == {9: 2}
+
+
+@pytest.mark.usefixtures("no_consumers")
+def test_when_it_is_addressed_to_nobody_should_be_moved_too(transactional_db: None) -> None:
+    consumer(AddressedUrgent, name="somebody")(lambda message: None)
+    AddressedUrgent.send(1)
+    AddressedUrgent.objects.update(priority=9, recipient="")
+
+    assert clamp_priorities(AddressedUrgent, "default") == {9: 1}
