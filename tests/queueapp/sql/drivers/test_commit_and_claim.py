@@ -82,6 +82,19 @@ def test_what_came_before_is_committed_and_the_next_message_is_held() -> None:
     assert status() == TransactionStatus.IDLE
 
 
+def test_only_what_lies_in_the_range_is_claimed() -> None:
+    first, second, third = Transactional.objects.order_by("seq").values_list("seq", flat=True)
+    sql = queue_sql(Transactional, connection)
+    with transaction.atomic():
+        assert [row[BODY] for row in sql.claim_by_delete(connection, [Range(second)], 1)] == [b"2"]
+        assert sql.commits_with_claim(connection, [Range(third)])
+        assert [row[BODY] for row in sql.commit_and_claim(connection, [Range(third)]) or ()] == [b"3"]
+    with transaction.atomic():
+        assert sql.claim_by_delete(connection, [Range(0, first - 1)], 1) == []
+
+    assert left() == [b"1"]
+
+
 def test_at_the_end_of_the_queue_the_last_one_is_committed() -> None:
     with transaction.atomic():
         claim()
