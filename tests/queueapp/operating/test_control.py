@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth import get_user_model
-from django.db import OperationalError, connection, transaction
+from django.db import OperationalError, connection, connections, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
@@ -20,6 +20,7 @@ from queueapp.models import Now, PoisonMessage, QueueControl
 from queueapp.operating import control
 from queueapp.signals import poisoned
 from queueapp.sql import queue_sql
+from tests.databases import known_as
 from tests.inprocess import real_commits
 from tests.testapp.models import AddressedUrgent, AtMostOnce, Leased, Transactional
 
@@ -374,3 +375,42 @@ def test_an_error_that_will_pass_is_the_callers_and_nothing_is_tried_beyond_it()
     assert len([one for one in done if one["sql"].startswith('INSERT INTO "queueapp_poisonmessage"')]) == 1
     assert Leased.objects.count() == 2
     assert not PoisonMessage.objects.exists()
+
+
+@pytest.fixture(scope="module")
+def elsewhere(django_db_setup: None) -> Iterator[str]:
+    """The database under another alias: its transactions are others."""
+    with known_as("elsewhere") as alias:
+        yield alias
+
+
+@pytest.mark.django_db(**real_commits.kwargs, databases=["default", "elsewhere"])
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="the constraint is PostgreSQL's")
+def test_in_another_database_all_of_it_is_done_and_undone_there(elsewhere: str) -> None:
+    """Whatever is in its way: a time that the driver cannot read, a message that is kept bare."""
+    Leased.send_many([1, 2])
+    some = seqs(Leased)
+    told: list[Any] = []
+
+    def receiver(**given: Any) -> None:
+        told.append(given)
+
+    poisoned.connect(receiver)
+    connection.cursor().execute("SET lock_timeout = '1s'")
+    try:
+        with transaction.atomic(using=elsewhere):
+            with connections[elsewhere].cursor() as cursor:
+                cursor.execute(f"UPDATE \"{Leased._meta.db_table}\" SET expires = 'infinity' WHERE body = '1'")
+                cursor.execute(
+                    "ALTER TABLE queueapp_poisonmessage ADD CHECK (body <> '1'::bytea OR host IS NULL OR host = '')"
+                )
+            assert control.move_to_poison(Leased, some, reason="by hand", using=elsewhere) == 2
+            assert PoisonMessage.objects.using(elsewhere).count() == 2
+            transaction.set_rollback(True, using=elsewhere)
+    finally:
+        poisoned.disconnect(receiver)
+        connection.close()
+
+    assert seqs(Leased) == some
+    assert not PoisonMessage.objects.exists()
+    assert told == []
