@@ -77,6 +77,7 @@ class TransactionalTask(LeaseTask):
         finally:
             # Held since its claim: a session that is killed lets go of the row long before its failed attempt is counted.
             self.desk.claiming.let_go(self._seq)
+            self._seq = 0  # the next receive may take nothing, and another task have this message in hand by then
 
     def _receive_one_by_one(self, limit: int) -> int:
         """Messages one after another, each in a transaction of its own, for ``STREAK_SECONDS``: what commits one claims the

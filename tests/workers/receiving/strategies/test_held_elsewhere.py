@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from queueapp import consumer
+from queueapp import RetryNow, consumer
 from queueapp.sql.claimed import SEQ
 from tests.inprocess import real_commits
 from tests.testapp.models import AddressedUrgent, Transactional
@@ -85,6 +85,29 @@ def test_what_nobody_has_in_hand_is_handled_meanwhile(queue: Any, monkeypatch: p
     assert receiver.receive(1) == 1
 
     assert handled == [2]
+
+
+@QUEUES
+def test_what_its_task_had_in_hand_before_is_left_to_another_one_all_the_same(
+    queue: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts: list[int] = []
+
+    def act(message: Any) -> None:
+        attempts.append(message["n"])
+        raise ValueError
+
+    consumer(queue, name="one", policy=lambda failure: RetryNow())(act)
+    queue.send({"n": 1}, **({"recipient": "one"} if queue is AddressedUrgent else {}))
+    receiver = Receiver(queue)
+    assert receiver.receive(1) == 1
+    with monkeypatch.context() as patched:
+        (in_hand, claimed) = overtaken(patched, receiver.task.desk.claiming), receiver.receive(1)
+        assert (len(in_hand), claimed) == (1, 0)
+
+    assert receiver.receive(1) == 0
+
+    assert attempts == [1]
 
 
 def test_in_the_middle_of_a_streak_what_came_before_is_committed(monkeypatch: pytest.MonkeyPatch) -> None:
