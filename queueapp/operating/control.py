@@ -16,7 +16,7 @@ from django.apps import apps
 from django.db import DataError, connections, transaction
 from django.db.models import F, Q, QuerySet
 
-from .. import signals, wakeups
+from .. import messages, signals, wakeups
 from ..conf import MAX_CONCURRENCY, settings
 from ..errors import InvalidOption
 from ..flow import in_force
@@ -285,6 +285,7 @@ def _as_poison(queue: Any, row: Row, reason: str) -> PoisonMessage:
         queue=queue._meta.label,
         message_id=row.id,
         message_type=type_of(row.headers),
+        edit_of=messages.edit_of(row.headers),
         reason=clean(reason, 500),
         consumer=row.recipient or "",
         attempts=attempts_of(row.failures),

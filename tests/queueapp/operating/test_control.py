@@ -414,3 +414,14 @@ def test_in_another_database_all_of_it_is_done_and_undone_there(elsewhere: str) 
     assert seqs(Leased) == some
     assert not PoisonMessage.objects.exists()
     assert told == []
+
+
+@pytest.mark.django_db
+def test_what_was_edited_from_another_keeps_that_when_it_is_moved_by_hand() -> None:
+    original = uuid.uuid4()
+    Leased.send(1, headers={})
+    Leased.objects.update(headers=f'{{"edit-of": "{original}"}}')
+
+    assert control.move_to_poison(Leased, seqs(Leased), reason="by hand") == 1
+
+    assert PoisonMessage.objects.get().edit_of == original
