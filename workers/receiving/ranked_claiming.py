@@ -32,6 +32,11 @@ class RankedClaiming(Claiming):
 
     floors: RankedFloors
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        #: The places of what is held, by seq. The floors forget them, sooner than a handler of an hour ends.
+        self._place_held: dict[int, int] = {}
+
     # -- looking --------------------------------------------------------------------------------------------------
 
     def look_for_arrived(self, sql: Any, connection: Any) -> None:
@@ -79,22 +84,23 @@ class RankedClaiming(Claiming):
         place = self.floors.place_of(seq)
         if place is not None:
             self._held[place] = True
+            self._place_held[seq] = place
 
     def let_go(self, seq: int) -> None:
-        place = self.floors.place_of(seq)
+        place = self._place_held.pop(seq, None)
         if place is not None:
             self._held.pop(place, None)
 
     def holds(self, seq: int) -> bool:
-        return bool(self._held) and self.floors.place_of(seq) in self._held
+        return seq in self._place_held
 
     def lower(self, seq: int) -> None:
-        place = seq if seq >= 2**63 else self.floors.place_of(seq)
+        place = seq if seq >= 2**63 else self._place_held.get(seq, self.floors.place_of(seq))
         with self._lock:
             for unknown in self._unknown.values():
                 if place is not None:
                     unknown.remove(place)
-            self.floors.lower(seq)
+            self.floors.lower(seq if place is None else place)
 
     def lower_all(self, seqs: Sequence[int]) -> None:
         for seq in seqs:
