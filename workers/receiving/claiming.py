@@ -213,6 +213,10 @@ class Claiming:
         are older than the hold, and its statement came after the other one's rollback."""
         return seq in self._held
 
+    def holds_any(self, rows: Sequence[Claimed]) -> bool:
+        """Whether it has one of these."""
+        return bool(self._held) and any(self.holds(row[SEQ]) for row in rows)
+
     def lower(self, seq: int) -> None:
         """A message came back: the next claim is to find it."""
         with self._lock:

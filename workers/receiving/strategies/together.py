@@ -3,6 +3,7 @@
     together  --all handlers returned, committed--> together
               --a handler failed, the commit failed--> rolled back; nobody's attempt is counted --> alone
               --one of the claim has failed before--> rolled back before any handler has run --> alone
+              --another task of the process has one of the claim in hand--> rolled back, and claimed again without it
     alone     (one by one, as ever: only there is a failure judged) --as many as were rolled back--> together
 
 The messages are claimed a stage at a time, of what the handlers do in about ``STAGE_SECONDS``: what is claimed cannot be given
@@ -50,7 +51,9 @@ MOST_ALONE = 1000
 class Together:
     """One transaction of several messages, until it has ended."""
 
-    __slots__ = ("claim", "culprit", "failed", "hooks", "outcome", "parts", "places", "rows", "stage", "strangers")
+    __slots__ = (
+        "claim", "culprit", "elsewhere", "failed", "hooks", "outcome", "parts", "places", "rows", "stage", "strangers"
+    )  # fmt: skip
 
     def __init__(self) -> None:
         #: All that was claimed, and what of it was claimed last.
@@ -60,6 +63,8 @@ class Together:
         #: Why it cannot be committed: this message, and what its handler raised.
         self.culprit: Claimed | None = None
         self.outcome: BaseException | bool | None = None
+        #: The failed attempt of one of the last stage is being counted, by the task that has it in hand.
+        self.elsewhere = False
         #: Those of the last stage that nobody here takes.
         self.strangers: list[int] = []
         #: Those of the last stage that several consumers want.
@@ -141,7 +146,7 @@ class TogetherTask(TransactionalTask):
             self.handed.replace()  # it may have struck between an answer and the driver's notes of it
         elif hooks or self.handed.stale:
             self.mend()
-        if batch.culprit is not None or batch.strangers or batch.parts:
+        if batch.culprit is not None or batch.elsewhere or batch.strangers or batch.parts:
             self._rolled_back(batch)
         elif batch.rows:
             self._committed(batch)
@@ -167,6 +172,9 @@ class TogetherTask(TransactionalTask):
         self.desk.claimed(rows, self.full)
         self.size.weigh(rows)
         # Before any handler of theirs: they are for others, or are not to take others with them.
+        batch.elsewhere = self.desk.claiming.holds_any(rows)
+        if batch.elsewhere:
+            raise RollBack
         if self.handlers.copies:
             batch.parts = copying.parts_of(self.desk, rows)
         several = {seq for seqs in batch.parts.values() for seq in seqs}
@@ -249,7 +257,7 @@ class TogetherTask(TransactionalTask):
             self.desk.leave_alone(batch.claim, batch.stage, batch.strangers)
         if batch.parts:
             copying.replace_free(self.desk, batch.parts)
-        if batch.strangers or batch.parts:
+        if batch.elsewhere or batch.strangers or batch.parts:
             return
         if isinstance(batch.outcome, WorkerStopped):
             return

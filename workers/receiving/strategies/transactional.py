@@ -273,7 +273,8 @@ class TransactionalTask(LeaseTask):
         hooks = False
         try:
             with Answering(connection) as answering, transaction.atomic(using=self.alias):
-                if self._needs_permits and not self._take_permit(connection):
+                elsewhere = self.desk.claiming.holds(claimed[SEQ])  # since before it became careful
+                if elsewhere or (self._needs_permits and not self._take_permit(connection)):
                     self.sql.give_back(connection, [claimed[SEQ]], token, handled=False)
                     return
                 # From here on the row lock owns the message, however long the handler takes and the lease lasts.

@@ -7,15 +7,17 @@ handler would run once more than is counted.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from time import monotonic
 from typing import Any
 
 import pytest
 from django.db import connection
 
 from queueapp import RetryNow, consumer
+from queueapp.receiving import ranked
 from queueapp.sql.claimed import SEQ
-from tests.inprocess import real_commits
-from tests.testapp.models import AddressedUrgent, Transactional
+from tests.inprocess import DEADLINE, real_commits
+from tests.testapp.models import AddressedUrgent, SeveralTransactional, Together, Transactional
 from tests.testapp.ordering import RankedTransactional
 from tests.workers.receiving.batches import Receiver
 
@@ -108,6 +110,61 @@ def test_what_its_task_had_in_hand_before_is_left_to_another_one_all_the_same(
     assert receiver.receive(1) == 0
 
     assert attempts == [1]
+
+
+@pytest.mark.parametrize("careful", [False, True], ids=["", "careful"])
+@pytest.mark.parametrize("queue", [Transactional, Together, SeveralTransactional], ids=lambda one: one.__name__)
+def test_it_is_left_to_it_among_several_too(queue: Any, careful: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    handled: list[int] = []
+    if queue is SeveralTransactional:
+        consumer(queue, name="one", batch=10)(lambda messages, context: handled.extend(one["n"] for one in messages))
+    else:
+        consumer(queue, name="one")(lambda message: handled.append(message["n"]))
+    queue.send_many({"n": number} for number in range(3))
+    receiver = Receiver(queue)
+    receiver.pump.careful = careful
+    claiming = receiver.task.desk.claiming
+    with monkeypatch.context() as patched:
+        in_hand = overtaken(patched, claiming)
+        receiver.receive(10)
+
+    assert handled == []
+    assert queue.objects.count() == 3
+    assert set(queue.objects.values_list("deliveries", flat=True)) == {0}
+    for seq in in_hand:
+        claiming.let_go(seq)
+    claiming.lower_all(in_hand)
+    until = monotonic() + DEADLINE
+    while queue.objects.exists() and monotonic() < until:
+        receiver.receive(10)
+    assert sorted(handled) == [0, 1, 2]
+
+
+def test_what_outlasts_all_that_is_remembered_of_places_is_let_go_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ranked, "MOST_REMEMBERED", 5)
+    consumer(RankedTransactional, name="one")(lambda message: None)
+    RankedTransactional.send({"n": 1})
+    receiver = Receiver(RankedTransactional)
+    claiming = receiver.task.desk.claiming
+    with monkeypatch.context() as patched:
+        in_hand = overtaken(patched, claiming)
+        receiver.receive(1)
+    (seq,) = in_hand
+    RankedTransactional.send_many({"n": number} for number in range(20))
+    until = monotonic() + DEADLINE
+    while RankedTransactional.objects.count() > 1 and monotonic() < until:
+        receiver.receive(10)
+    assert claiming.floors.place_of(seq) is None
+    assert claiming.holds(seq)
+
+    receiver.task.desk.retried(seq)
+    claiming.let_go(seq)
+
+    assert not claiming.holds(seq)
+    assert receiver.receive(1) == 1
+    assert not RankedTransactional.objects.exists()
 
 
 def test_in_the_middle_of_a_streak_what_came_before_is_committed(monkeypatch: pytest.MonkeyPatch) -> None:
