@@ -1,7 +1,8 @@
-"""A statement that is planned without sorting, in one trip: the setting travels with it, and is put back with it.
+"""A statement that is planned without sorting or reading a table whole, in one trip: the settings travel with it, and are put
+back with it.
 
-What is prepared of it has a text of its own, and so a plan of its own, which was made under that setting and is made anew
-under it: it may be kept, unlike the plan of the statement as it is.
+What is prepared of it has a text of its own, and so a plan of its own, which was made under those settings and is made anew
+under them: it may be kept, unlike the plan of the statement as it is.
 """
 
 from __future__ import annotations
@@ -24,12 +25,15 @@ from .packed import answers
 from .session import execute, fetch, hot_cursor, load
 
 #: To the end of the transaction, which outside of one is the end of the trip.
-_OFF = b"SELECT set_config('enable_sort', 'off', true)"
-_REMEMBER_AND_OFF = (
-    b"SELECT set_config('queueapp.enable_sort', current_setting('enable_sort'), true), "
-    b"set_config('enable_sort', 'off', true)"
+_SETTINGS = (b"enable_sort", b"enable_seqscan")
+_OFF = b"SELECT " + b", ".join(b"set_config('%s', 'off', true)" % one for one in _SETTINGS)
+_REMEMBER_AND_OFF = b"SELECT " + b", ".join(
+    b"set_config('queueapp.%s', current_setting('%s'), true), set_config('%s', 'off', true)" % (one, one, one)
+    for one in _SETTINGS
 )
-_PUT_BACK = b"SELECT set_config('enable_sort', current_setting('queueapp.enable_sort'), true)"
+_PUT_BACK = b"SELECT " + b", ".join(
+    b"set_config('%s', current_setting('queueapp.%s'), true)" % (one, one) for one in _SETTINGS
+)
 
 #: A text, the parameters and their types and formats.
 _Statement = tuple[bytes, Sequence[Any], tuple[int, ...], Sequence[Format]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from time import monotonic
 
 import pytest
 from django.contrib.admin.models import CHANGE, LogEntry
@@ -302,12 +303,19 @@ def test_a_streak_goes_on_though_another_threads_claim_was_in_vain() -> None:
         assert [row[BODY] for row in sql.commit_and_claim(connection, ALL)] == [b"3"]
 
 
-def test_a_plan_kept_that_sorts_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_kept_that_sorts_is_not_used_again_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was made while the queue was nearly empty, whatever came since."""
     monkeypatch.setattr(opening, "DEEP", 0)
     sql = queue_sql(Transactional, connection)
-    sql._in_order._sorting.add(sql._of_one._once.sql)
+    once, order = sql._of_one._once.sql, sql._in_order
+    order._sorting.add(once)
+    order._calm_at[once] = monotonic() + index_order.CALM
 
     assert len(take_all()) == 3
 
     assert list(executed()) == ["$2"]
+    order._calm_at[once] = monotonic()
+    monkeypatch.setattr(sql._of_one, "_count", 0)
+    Transactional.send_many([4, 5])
+    assert len(take_all()) == 2
+    assert sorted(executed()) == ["$2", "1"], "nobody looks at a plan that is not used: it is tried again"

@@ -16,6 +16,7 @@ from queueapp.sql.claimed import Range
 from queueapp.sql.postgresql import index_order, opening, unsorted
 from queueapp.sql.postgresql.index_order import CALM, LOOK_AT_HARMLESS_EVERY, LOOK_EVERY, SLOW, IndexOrder
 from queueapp.sql.postgresql.packed import OpeningQuery
+from queueapp.sql.postgresql.session import fetch
 from queueapp.sql.postgresql.unsorted import execute_unsorted, fetch_unsorted
 from tests.databases import only_on_postgresql
 from tests.inprocess import real_commits
@@ -279,6 +280,37 @@ def test_what_has_sorted_is_kept_from_it_until_it_has_not_for_a_while(
     clock[0] += 2
     order.fetch(connection, SQL, ())
     assert len(taken) == 1
+
+
+def test_a_plan_that_is_kept_and_reads_the_whole_table_is_found_though_it_does_not_sort() -> None:
+    """It was made while the table had few pages, and is kept whatever comes."""
+    sql = f'SELECT seq FROM "{Transactional._meta.db_table}" WHERE seq >= %s LIMIT 1'
+    Transactional.send_many(range(5_000))
+    connection.cursor().execute(f'ANALYZE "{Transactional._meta.db_table}"')
+    order = IndexOrder()
+    order.took(1, connection, sql, (10**9,))
+    assert not order.sorts(sql)
+    indexes(usable=False)
+    connection.cursor().execute("SET plan_cache_mode = force_generic_plan")
+    fetch(connection, sql, (10**9,))
+    indexes(usable=True)
+    order = IndexOrder()
+
+    order.took(1, connection, sql, (10**9,))
+
+    assert order.sorts(sql)
+    explained = fetch_unsorted(connection, f"EXPLAIN {sql}", (10**9,))
+    assert not any("Seq Scan" in line for (line,) in explained)
+
+
+@pytest.mark.parametrize("before", ["on", "off"])
+def test_reading_whole_tables_is_put_back_as_well(before: str) -> None:
+    question = "SELECT current_setting('enable_seqscan')"
+    with transaction.atomic():
+        connection.cursor().execute(f"SET LOCAL enable_seqscan = {before}")
+        assert fetch_unsorted(connection, question, ()) == [("off",)]
+        assert fetch(connection, question, ()) == [(before,)]
+    assert fetch(connection, question, ()) == [("on",)]
 
 
 # -- claims that open their transaction --------------------------------------------------------------------------------
