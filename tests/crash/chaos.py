@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import json
 import os
+import shutil
 import sys
 import tempfile
 import threading
@@ -121,6 +122,8 @@ class Run:
             self.proxy.resume()
             self._stop_producers()
         codes = [tree.stop(seconds=90) for tree in self.trees]
+        events = (f"{event.began} {event.ended} {event.kind} {event.whom}\n" for event in self.striker.events)
+        (self.scene.directory / "strikes").write_text("".join(events))
         return self._report(struck_for, drained, interrupted, codes)
 
     # -- stages ---------------------------------------------------------------------------------------------------
@@ -204,6 +207,8 @@ class Run:
                             ("restless", restless)):  # fmt: skip
             if keys:
                 print(f"{title}: {', '.join(keys[:20])}", file=sys.stderr)
+        for key in bare[:20]:
+            print(f"effects of {key}: {'; '.join(map(str, why.effects(key)))}", file=sys.stderr)
         return {
             "sent": verdict.sent,
             "effects": verdict.effects,
@@ -323,6 +328,9 @@ def main() -> int:
                 rude=rude, strikes=strikes, left_out=left_out, drain_seconds=options.drain,
             )  # fmt: skip
             report = run.go()
+        if not report["kept"] and not options.keep_logs:
+            kept = shutil.copytree(directory, Path("build") / f"chaos-{options.seed}", dirs_exist_ok=True)
+            print(f"Logs, strikes and starts of handlers are in {kept}.", file=sys.stderr)
     print(json.dumps(report))
     return 0 if report["kept"] else 1
 

@@ -269,9 +269,9 @@ def test_two_effects_are_explained_by_a_handler_that_killed_the_tree_of_the_firs
     key = books.sent("at_least_once", effects=2)
     starts = books.scene.starts_file
 
-    starts.write_text(f"{key} label 1 1\n{key} label 2 1\n")
+    starts.write_text(f"{key} label 1 1 0.0\n{key} label 2 1 0.0\n")
     bare = Explanations(books.scene, [], LEASE)
-    starts.write_text(starts.read_text() + f"{ledger.VICTIM} killer-0 0 1\n" * (RESTLESS + 1))
+    starts.write_text(starts.read_text() + f"{ledger.VICTIM} killer-0 0 1 0.0\n" * (RESTLESS + 1))
     explained = Explanations(books.scene, [], LEASE)
     starts.unlink()
 
@@ -282,9 +282,26 @@ def test_two_effects_are_explained_by_a_handler_that_killed_the_tree_of_the_firs
 
 
 @shared_on_both
+def test_two_effects_are_explained_by_a_strike_while_the_first_handler_ran_however_long(books: Books) -> None:
+    key = books.sent("at_least_once", effects=2)
+    starts, ago = books.scene.starts_file, LEASE + timedelta(seconds=5)
+    during = datetime.now(UTC) - ago
+
+    def unexplained(began: datetime) -> list[str]:
+        starts.write_text(f"{key} label 1 1 {began.timestamp()}\n")
+        explained = Explanations(books.scene, [struck("tree1", ago)], LEASE).unexplained_duplicates([key])
+        starts.unlink()
+        return explained
+
+    assert unexplained(during - timedelta(seconds=1)) == []
+    assert unexplained(during + LEASE + timedelta(seconds=1)) == [key]
+    books.judge()
+
+
+@shared_on_both
 def test_a_message_that_is_started_again_and_again_is_restless(books: Books) -> None:
     books.scene.starts_file.write_text(
-        "".join(f"again label {n} 1\n" for n in range(RESTLESS + 1)) + "once label 1 1\n"
+        "".join(f"again label {n} 1 0.0\n" for n in range(RESTLESS + 1)) + "once label 1 1 0.0\n"
     )
     restless = Explanations(books.scene, [], LEASE).restless()
     books.scene.starts_file.unlink()

@@ -266,7 +266,7 @@ def test_times_of_the_server_are_brought_to_the_clock_of_the_strikes(
     scene: Any = SimpleNamespace(server=server, name="scene_1", starts_file=SimpleNamespace(read_text=lambda: ""))
     scene.execute = lambda sql, *parameters: server.execute(sql, *parameters, database="scene_1")
     why = Explanations(scene, [], timedelta(seconds=5))
-    assert why._effects("key") == [("tree1", 1, datetime(2026, 1, 1, 11, tzinfo=UTC))]
+    assert why.effects("key") == [("tree1", 1, datetime(2026, 1, 1, 11, tzinfo=UTC))]
     recorder.answers = [[(None, "django.db.utils.OperationalError", "gone", at)]]
     assert why._history("key") == [{"exception": "OperationalError: gone", "at": "2026-01-01T11:00:00+00:00"}]
     assert statements(recorder)

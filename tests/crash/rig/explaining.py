@@ -16,7 +16,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Collection, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from ..workload.ledger import VICTIM, WORDS
@@ -49,28 +49,33 @@ class Explanations:
         self._events = events
         self._lease = lease
         self._starts = Counter[str]()
+        #: When which process started a message's handler.
+        self._began: dict[tuple[str, int], list[datetime]] = {}
         #: Ids of the processes that a handler killed: its own, or all of its tree.
         self._killed: set[int] = set()
         with contextlib.suppress(FileNotFoundError):
             for line in scene.starts_file.read_text().splitlines():
-                key, _, _, process = line.rsplit(" ", 3)
+                key, _, _, process, at = line.rsplit(" ", 4)
                 if key == VICTIM:
                     self._killed.add(int(process))
                     continue
                 self._starts[key] += 1
+                self._began.setdefault((key, int(process)), []).append(datetime.fromtimestamp(float(at), UTC))
                 if key.startswith("killer-"):
                     self._killed.add(int(process))
 
     def unexplained_duplicates(self, keys: Sequence[str]) -> list[str]:
-        """The keys of AT_LEAST_ONCE messages whose first effect's worker came to no harm before the next one.
+        """The keys of AT_LEAST_ONCE messages whose first effect's worker came to no harm between the start of its handler and
+        the next one.
 
         An event counts from when it began until one lease period after its end: what a struck worker held comes back, and
-        what was stalled arrives, within that time.
+        what was stalled arrives, within that time. A handler that takes longer than a lease leaves its effect after that.
         """
         left = []
         for key in keys:
-            for (worker, process, at), (_, _, next_at) in itertools.pairwise(self._effects(key)):
-                if not self._harmed(worker, process, at, next_at):
+            for (worker, process, at), (_, _, next_at) in itertools.pairwise(self.effects(key)):
+                began = max((one for one in self._began.get((key, process), ()) if one <= at), default=at)
+                if not self._harmed(worker, process, began, next_at):
                     left.append(key)
                     break
         return left
@@ -80,7 +85,7 @@ class Explanations:
         but the main process and its session does, so a killed child explains none."""
         left = []
         for key in keys:
-            for (worker, _, at), (_, _, next_at) in itertools.pairwise(self._effects(key)):
+            for (worker, _, at), (_, _, next_at) in itertools.pairwise(self.effects(key)):
                 if not self._harmed(worker, 0, at, next_at, but=CHILDREN):
                     left.append(key)
                     break
@@ -93,7 +98,7 @@ class Explanations:
     def unexplained_ends(self, keys: Sequence[str]) -> list[str]:
         """The keys of rude AT_MOST_ONCE messages whose worker came to no harm between their effect and its recording."""
         moment = timedelta(seconds=2)
-        return [key for key in keys if not any(self._harmed(w, p, at, at + moment) for w, p, at in self._effects(key))]
+        return [key for key in keys if not any(self._harmed(w, p, at, at + moment) for w, p, at in self.effects(key))]
 
     def unexplained_poison(self, keys: Sequence[str]) -> list[str]:
         """The keys of poison with an attempt that failed otherwise than by a strike, or before the first one; with what it
@@ -115,12 +120,13 @@ class Explanations:
         """The keys of messages that were started too often for anybody to have counted."""
         return [f"{key} ({starts} starts)" for key, starts in self._starts.items() if starts > RESTLESS]
 
-    # -- inside ---------------------------------------------------------------------------------------------------
-
-    def _effects(self, key: str) -> list[tuple[Any, ...]]:
+    def effects(self, key: str) -> list[tuple[Any, ...]]:
+        """(Tree, process, when) of each effect of a message, in their order."""
         sql = 'SELECT worker, process, "at" FROM crash_effect WHERE "key" = %s ORDER BY number'
         clock = self._scene.server.on_this_clock
         return [(worker, process, clock(at)) for worker, process, at in self._scene.execute(sql, key)]
+
+    # -- inside ---------------------------------------------------------------------------------------------------
 
     def _harmed(self, worker: str, process: int, since: datetime, until: datetime, but: Collection[str] = ()) -> bool:
         return process in self._killed or any(

@@ -144,8 +144,8 @@ class Scene:
     def starts(self, key: str) -> list[int]:
         """The attempts of a message in which its handler was started, committed or not."""
         with contextlib.suppress(FileNotFoundError):
-            lines = [line.rsplit(" ", 3) for line in self.starts_file.read_text().splitlines()]
-            return [int(attempt) for started, _, attempt, _ in lines if started == key]
+            lines = [line.rsplit(" ", 4) for line in self.starts_file.read_text().splitlines()]
+            return [int(attempt) for started, _, attempt, _, _ in lines if started == key]
         return []
 
     def waiting(self) -> int:

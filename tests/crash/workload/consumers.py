@@ -54,7 +54,7 @@ _starts = _Starts()
 def act(message: Act, context: Context) -> None:
     """Misbehave as told, then leave the effect."""
     label, attempt = context.queue._meta.label, context.attempt
-    _starts.write(f"{message.key} {label} {attempt} {os.getpid()}")
+    _starts.write(f"{message.key} {label} {attempt} {os.getpid()} {time.time():.3f}")
     if message.die and attempt <= message.deaths:
         time.sleep(message.die_after_ms / 1000)
         _die(message)
@@ -83,7 +83,7 @@ def act(message: Act, context: Context) -> None:
 def misbehave(message: Rude, context: Context) -> None:
     """Be rude as told, and leave the effect before or after it."""
     label, attempt = context.queue._meta.label, context.attempt
-    _starts.write(f"{message.key} {label} {attempt} {os.getpid()}")
+    _starts.write(f"{message.key} {label} {attempt} {os.getpid()} {time.time():.3f}")
     RUDENESSES[message.rude].act(lambda: ledger.effect(context.alias, message.key, label, attempt), context)
 
 
@@ -108,7 +108,7 @@ def _die(message: Act) -> None:
     if how == "tree":
         supervisor = psutil.Process(os.getppid())
         for process in (supervisor, *(child for child in supervisor.children() if child.pid != os.getpid())):
-            _starts.write(f"{ledger.VICTIM} {message.key} 0 {process.pid}")
+            _starts.write(f"{ledger.VICTIM} {message.key} 0 {process.pid} {time.time():.3f}")
             with contextlib.suppress(psutil.Error):
                 process.kill()
         how = "SIGKILL"
