@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.autovacuum import without_autovacuum
-from tests.benchmarks.figures import Beside, Figure, Samples, Scale, measures
+from tests.benchmarks.figures import Beside, Figure, Ratio, Samples, Scale, measures
 from tests.benchmarks.messages import Nop
 from tests.benchmarks.models import AtMostOnce, Leased, Transactional
 from tests.benchmarks.rig import raw
@@ -25,13 +25,15 @@ WARM_UP = 2_000
 def _figures(name: str, bar: str, semantics: str, loop: str) -> tuple[Figure, ...]:
     return (
         Figure(f"wal-{name}", bar, "B", f"WAL per message sent in bulk and handled, {semantics}; beside it raw {loop}"),
+        # What a row and its end take is the server's. The engine's part is what is written beyond that.
+        Figure(f"wal-{name}-vs-raw", "<= 1.05", "ratio", "the same / the raw loop's"),
         Figure(f"wal-{name}-receive", "", "B", "of these, from the claim on"),
         Figure(f"wal-{name}-records", "", "", "WAL records of the same"),
         Figure(f"wal-{name}-rows", "", "", "rows inserted, updated and deleted by the same"),
     )
 
 
-@measures(*_figures("transactional", "<= 450", "TRANSACTIONAL", "COPY, and DELETE of 1 a transaction"))
+@measures(*_figures("transactional", "", "TRANSACTIONAL", "COPY, and DELETE of 1 a transaction"))
 def wal_transactional(scale: Scale) -> Samples:
     return _lives("transactional", Transactional, scale.count(10_000), lambda table: raw.delete(table, 1), scale)
 
@@ -41,7 +43,7 @@ def wal_leased(scale: Scale) -> Samples:
     return _lives("leased", Leased, scale.count(MESSAGES), raw.lease_and_ack, scale)
 
 
-@measures(*_figures("at-most-once", "<= 450", "AT_MOST_ONCE", "COPY and DELETE of 100"))
+@measures(*_figures("at-most-once", "", "AT_MOST_ONCE", "COPY and DELETE of 100"))
 def wal_at_most_once(scale: Scale) -> Samples:
     return _lives("at-most-once", AtMostOnce, scale.count(MESSAGES), raw.delete, scale)
 
@@ -58,6 +60,7 @@ def _lives(name: str, queue: Any, count: int, loop: Callable[[str], float], scal
             base = meter.life(count, lambda: raw.copy(sender, table, rows), lambda: loop(table))
             yield {
                 f"wal-{name}": Beside(ours.bytes, base.bytes),
+                f"wal-{name}-vs-raw": Ratio(ours.bytes, base.bytes),
                 f"wal-{name}-receive": Beside(ours.received_bytes, base.received_bytes),
                 f"wal-{name}-records": Beside(ours.records, base.records),
                 f"wal-{name}-rows": Beside(ours.rows, base.rows),
