@@ -299,6 +299,23 @@ def test_two_effects_are_explained_by_a_strike_while_the_first_handler_ran_howev
 
 
 @shared_on_both
+def test_two_effects_of_a_task_are_explained_by_a_strike_after_its_first_start_which_was_retried(books: Books) -> None:
+    keys = [task(books, label, effects=2) for label in (ledger.LATE, ledger.EARLY)]
+    starts, ago = books.scene.starts_file, LEASE + timedelta(seconds=5)
+    main = Event("celery", "tree3", datetime.now(UTC) - ago, datetime.now(UTC) - ago)
+
+    def unexplained(began: datetime) -> list[str]:
+        starts.write_text("".join(f"{key} label 1 7 {began.timestamp()}\n" for key in keys))
+        why = Explanations(books.scene, [main], LEASE)
+        starts.unlink()
+        return why.unexplained_late_duplicates(keys[:1]) + why.unexplained_early_duplicates(keys[1:])
+
+    assert unexplained(main.began - timedelta(seconds=1)) == []
+    assert unexplained(main.ended + LEASE + timedelta(seconds=1)) == keys
+    books.judge()
+
+
+@shared_on_both
 def test_a_message_that_is_started_again_and_again_is_restless(books: Books) -> None:
     books.scene.starts_file.write_text(
         "".join(f"again label {n} 1 0.0\n" for n in range(RESTLESS + 1)) + "once label 1 1 0.0\n"

@@ -14,8 +14,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-from collections import Counter
-from collections.abc import Collection, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -48,9 +48,8 @@ class Explanations:
         self._scene = scene
         self._events = events
         self._lease = lease
-        self._starts = Counter[str]()
-        #: When which process started a message's handler.
-        self._began: dict[tuple[str, int], list[datetime]] = {}
+        #: Which process started a message's handler, and when.
+        self._starts = defaultdict[str, list[tuple[int, datetime]]](list)
         #: Ids of the processes that a handler killed: its own, or all of its tree.
         self._killed: set[int] = set()
         with contextlib.suppress(FileNotFoundError):
@@ -59,8 +58,7 @@ class Explanations:
                 if key == VICTIM:
                     self._killed.add(int(process))
                     continue
-                self._starts[key] += 1
-                self._began.setdefault((key, int(process)), []).append(datetime.fromtimestamp(float(at), UTC))
+                self._starts[key].append((int(process), datetime.fromtimestamp(float(at), UTC)))
                 if key.startswith("killer-"):
                     self._killed.add(int(process))
 
@@ -71,25 +69,21 @@ class Explanations:
         An event counts from when it began until one lease period after its end: what a struck worker held comes back, and
         what was stalled arrives, within that time. A handler that takes longer than a lease leaves its effect after that.
         """
-        left = []
-        for key in keys:
-            for (worker, process, at), (_, _, next_at) in itertools.pairwise(self.effects(key)):
-                began = max((one for one in self._began.get((key, process), ()) if one <= at), default=at)
-                if not self._harmed(worker, process, began, next_at):
-                    left.append(key)
-                    break
-        return left
+
+        def began(key: str, process: int, at: datetime) -> datetime:
+            return max((one for by, one in self._starts[key] if by == process and one <= at), default=at)
+
+        return self._unexplained(keys, began)
+
+    def unexplained_late_duplicates(self, keys: Sequence[str]) -> list[str]:
+        """The same of tasks that ack when they have ended. A task that is retried is a new message each time, so that two effects
+        may come of one that was started twice, long before either: from its first start on."""
+        return self._unexplained(keys, self._first_start)
 
     def unexplained_early_duplicates(self, keys: Sequence[str]) -> list[str]:
         """The keys of tasks that ack before they begin and were run twice, though what wrote their acks came to no harm: nobody
         but the main process and its session does, so a killed child explains none."""
-        left = []
-        for key in keys:
-            for (worker, _, at), (_, _, next_at) in itertools.pairwise(self.effects(key)):
-                if not self._harmed(worker, 0, at, next_at, but=CHILDREN):
-                    left.append(key)
-                    break
-        return left
+        return self._unexplained(keys, self._first_start, but=CHILDREN)
 
     def unexplained_losses(self, keys: Sequence[str]) -> list[str]:
         """The keys of tasks that ack before they begin and are gone, where nothing at all was struck."""
@@ -118,7 +112,7 @@ class Explanations:
 
     def restless(self) -> list[str]:
         """The keys of messages that were started too often for anybody to have counted."""
-        return [f"{key} ({starts} starts)" for key, starts in self._starts.items() if starts > RESTLESS]
+        return [f"{key} ({len(starts)} starts)" for key, starts in self._starts.items() if len(starts) > RESTLESS]
 
     def effects(self, key: str) -> list[tuple[Any, ...]]:
         """(Tree, process, when) of each effect of a message, in their order."""
@@ -127,6 +121,21 @@ class Explanations:
         return [(worker, process, clock(at)) for worker, process, at in self._scene.execute(sql, key)]
 
     # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _unexplained(
+        self, keys: Sequence[str], began: Callable[[str, int, datetime], datetime], but: Collection[str] = ()
+    ) -> list[str]:
+        left = []
+        for key in keys:
+            for (worker, process, at), (_, _, next_at) in itertools.pairwise(self.effects(key)):
+                # Where a child explains nothing, one that was killed by its own task does not either.
+                if not self._harmed(worker, 0 if but else process, began(key, process, at), next_at, but):
+                    left.append(key)
+                    break
+        return left
+
+    def _first_start(self, key: str, process: int, at: datetime) -> datetime:
+        return min((one for _, one in self._starts[key]), default=at)
 
     def _harmed(self, worker: str, process: int, since: datetime, until: datetime, but: Collection[str] = ()) -> bool:
         return process in self._killed or any(

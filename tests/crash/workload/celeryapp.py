@@ -13,7 +13,7 @@ from celery import Celery
 
 import queueapp.kombu  # noqa: F401 - makes the URL known
 
-from . import ledger
+from . import ledger, starts
 
 app = Celery("crash")
 app.conf.update(
@@ -36,6 +36,7 @@ class Failed(Exception):
 
 
 def _act(task: Any, key: str, label: str, sleep_ms: int, fail: bool, retry: bool) -> None:
+    starts.note(key, label, task.request.retries + 1)
     if sleep_ms:
         time.sleep(sleep_ms / 1000)
     if fail:

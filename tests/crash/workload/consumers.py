@@ -3,8 +3,8 @@ leave other things behind as well (``rudeness``).
 
 `CRASH_ATTEMPTS` is how often each is tried (3); with `CRASH_VERSION` 2 there is a consumer more.
 
-Each start of a handler is a line in the file ``CRASH_STARTS``, written before anything else and by one ``write``: it
-survives the death of the process, the rollback of the transaction and the loss of the database.
+Each start of a handler is noted before anything else (``starts``): that survives the death of the process, the rollback of the
+transaction and the loss of the database.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from queueapp.recovery.policy import Failure, default_policy
 from queueapp.recovery.verdicts import Verdict
 from tests.testapp.models import AtMostOnce, Leased, Transactional
 
-from . import ledger
+from . import ledger, starts
 from .messages import Act, HastyRude, Rude, Unheard
 from .rudeness import ELSEWHERE, HASTE, RUDENESSES, Asked
 
@@ -34,27 +34,10 @@ class Failed(Exception):
     """What a handler raises when it is told to."""
 
 
-class _Starts:
-    """The file of starts, opened by the first handler of a process."""
-
-    descriptor: int | None = None
-
-    def write(self, line: str) -> None:
-        path = os.environ.get("CRASH_STARTS")
-        if path is None:
-            return
-        if self.descriptor is None:
-            self.descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.write(self.descriptor, f"{line}\n".encode())
-
-
-_starts = _Starts()
-
-
 def act(message: Act, context: Context) -> None:
     """Misbehave as told, then leave the effect."""
     label, attempt = context.queue._meta.label, context.attempt
-    _starts.write(f"{message.key} {label} {attempt} {os.getpid()} {time.time():.3f}")
+    starts.note(message.key, label, attempt)
     if message.die and attempt <= message.deaths:
         time.sleep(message.die_after_ms / 1000)
         _die(message)
@@ -83,7 +66,7 @@ def act(message: Act, context: Context) -> None:
 def misbehave(message: Rude, context: Context) -> None:
     """Be rude as told, and leave the effect before or after it."""
     label, attempt = context.queue._meta.label, context.attempt
-    _starts.write(f"{message.key} {label} {attempt} {os.getpid()} {time.time():.3f}")
+    starts.note(message.key, label, attempt)
     RUDENESSES[message.rude].act(lambda: ledger.effect(context.alias, message.key, label, attempt), context)
 
 
@@ -108,7 +91,7 @@ def _die(message: Act) -> None:
     if how == "tree":
         supervisor = psutil.Process(os.getppid())
         for process in (supervisor, *(child for child in supervisor.children() if child.pid != os.getpid())):
-            _starts.write(f"{ledger.VICTIM} {message.key} 0 {process.pid} {time.time():.3f}")
+            starts.note(ledger.VICTIM, message.key, 0, process.pid)
             with contextlib.suppress(psutil.Error):
                 process.kill()
         how = "SIGKILL"
