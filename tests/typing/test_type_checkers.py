@@ -35,7 +35,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_mypy_finds_what_is_wrong_and_nothing_else() -> None:
     done = run(sys.executable, "-m", "mypy", "--show-absolute-path", "--no-error-summary", str(EXAMPLE))
 
@@ -44,7 +44,7 @@ def test_mypy_finds_what_is_wrong_and_nothing_else() -> None:
     assert {(Path(file).name, int(line)) for file, line in found} == marked(), done.stdout
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_pyright_finds_what_is_wrong_and_nothing_else() -> None:
     pyright = (
         [sys.executable, "-m", "pyright"] if importlib.util.find_spec("pyright") else [shutil.which("pyright") or ""]

@@ -27,7 +27,7 @@ from tests.testapp.models import Transactional
 from .commands import PATIENCE, command, kill_hard, parent_of, wait_for_the_end, worker_processes
 from .examples import flight
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(600)]
 
 #: Enough rows for a kill in the middle, few enough for a test: 930 messages of them.
 ROWS = 5_000

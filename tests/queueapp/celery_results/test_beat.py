@@ -16,7 +16,7 @@ from tests.workers.trees import Tree
 
 from .conftest import APPS
 
-pytestmark = [pytest.mark.django_db(transaction=True, available_apps=APPS), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.django_db(transaction=True, available_apps=APPS), pytest.mark.timeout(600)]
 
 _SCHEDULE = """
 import django; django.setup()

@@ -23,7 +23,7 @@ from . import celeryapp
 from .celeryapp import app
 from .conftest import APPS
 
-pytestmark = [pytest.mark.django_db(transaction=True, available_apps=APPS), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.django_db(transaction=True, available_apps=APPS), pytest.mark.timeout(600)]
 
 
 @pytest.fixture

@@ -70,7 +70,7 @@ def unreachable(alias: str) -> Iterator[str]:
         yield unreachable
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("name", NAMES)
 def test_of_kombu(name: str, alias: str, unreachable: str, common: ModuleType) -> None:
     mixin, _, method = name.partition(".")

@@ -39,7 +39,7 @@ from .strange import assert_kept, send_strange
 #: What is emptied after each test are the tables of these apps: none that the worker uses.
 pytestmark = [
     pytest.mark.django_db(transaction=True, available_apps=["django.contrib.sessions"]),
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(600),
 ]
 
 LABEL = BrokerQueue._meta.label

@@ -25,7 +25,7 @@ from .conftest import APPS
 from .starting import begin, wait_until_ready
 from .strange import assert_kept, send_strange
 
-pytestmark = [pytest.mark.django_db(transaction=True, available_apps=APPS), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.django_db(transaction=True, available_apps=APPS), pytest.mark.timeout(600)]
 
 POOLS = ["solo", "threads", "prefork", "gevent"]
 #: A project that has no other queues, and Celery's own time for the queues of remote control.

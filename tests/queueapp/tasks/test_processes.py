@@ -23,7 +23,7 @@ from .conftest import APPS
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, available_apps=APPS),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
 ]
 
 
