@@ -183,6 +183,7 @@ class Run:
         doubled = verdict.duplicate_keys
         bare = why.unexplained_duplicates(doubled["at_least_once"])
         bare += why.unexplained_late_duplicates(doubled["acks_late"])
+        bare += why.unexplained_kept_twice(verdict.kept_twice, self.trees[-1].name)
         bare += why.unexplained_early_duplicates(doubled["acks_early"]) + why.unexplained_losses(verdict.early_gone)
         poison = why.unexplained_poison(verdict.poison_to_explain)
         rude_wrong = [*verdict.rude_wrong, *why.unexplained_ends(verdict.rude_to_explain)]

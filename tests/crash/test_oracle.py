@@ -316,6 +316,25 @@ def test_two_effects_of_a_task_are_explained_by_a_strike_after_its_first_start_w
 
 
 @shared_on_both
+def test_a_task_that_failed_in_two_hand_outs_is_explained_by_what_struck_its_worker(books: Books) -> None:
+    key = task(books, ledger.EARLY)
+    poison = in_three_tables(books.scene.server.vendor)[2]
+    for _ in range(2):
+        books.scene.execute(poison, uuid.uuid4(), f'[["{key}"], {{}}, {{}}]'.encode())
+    verdict = books.judge()
+    assert (verdict.kept_twice, verdict.in_two_places) == ([key], [])
+    starts, now = books.scene.starts_file, datetime.now(UTC)
+
+    starts.write_text("".join(f"{key} label 1 7 {now.timestamp() + after}\n" for after in (0, 1)))
+    whys = [
+        Explanations(books.scene, events, LEASE) for events in ([], [struck()], [struck("tree1")], [struck("tree3")])
+    ]
+    starts.unlink()
+
+    assert [why.unexplained_kept_twice([key], "tree3") for why in whys] == [[key], [], [key], []]
+
+
+@shared_on_both
 def test_a_message_that_is_started_again_and_again_is_restless(books: Books) -> None:
     books.scene.starts_file.write_text(
         "".join(f"again label {n} 1 0.0\n" for n in range(RESTLESS + 1)) + "once label 1 1 0.0\n"

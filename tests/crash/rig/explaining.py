@@ -85,6 +85,15 @@ class Explanations:
         but the main process and its session does, so a killed child explains none."""
         return self._unexplained(keys, self._first_start, but=CHILDREN)
 
+    def unexplained_kept_twice(self, keys: Sequence[str], tree: str) -> list[str]:
+        """The keys of tasks that failed in two hand-outs, of a tree that came to no harm between the first and the last."""
+        left = []
+        for key in keys:
+            starts = [at for _, at in self._starts[key]]
+            if not (starts and self._harmed(tree, 0, min(starts), max(starts))):
+                left.append(key)
+        return left
+
     def unexplained_losses(self, keys: Sequence[str]) -> list[str]:
         """The keys of tasks that ack before they begin and are gone, where nothing at all was struck."""
         return [] if any(event.whom != HOLDER for event in self._events) else list(keys)

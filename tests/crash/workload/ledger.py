@@ -224,6 +224,8 @@ class Verdict:
     waiting: int = 0
     #: In two tables at once, or an effect of a TRANSACTIONAL message that is also in a table.
     in_two_places: list[str] = field(default_factory=list)
+    #: Tasks that were handed out twice and failed both times, so that poison has them twice: to be explained as two effects are.
+    kept_twice: list[str] = field(default_factory=list)
     #: An effect, or a message, whose sender was rolled back.
     ghosts: list[str] = field(default_factory=list)
 
@@ -291,7 +293,9 @@ def judge(*databases: Any) -> Verdict:
         if count > 1 and (fate is Fate.HANDLED or semantics != "at_least_once"):
             verdict.duplicates[semantics] += count - 1
             verdict.duplicate_keys[semantics].append(key)
-        if len(at) > 1 or (at and count and semantics == "transactional"):
+        if len(at) > 1 and queue in (LATE, EARLY) and all(place.startswith("poison") for place in at):
+            verdict.kept_twice.append(key)
+        elif len(at) > 1 or (at and count and semantics == "transactional"):
             verdict.in_two_places.append(key)
         if at and at[0].startswith("poison"):
             kind = at[0].removeprefix("poison: ")
