@@ -16,16 +16,16 @@ from django.apps import apps
 from django.db import DataError, connections, transaction
 from django.db.models import F, Q, QuerySet
 
-from .. import messages, signals, wakeups
+from .. import signals, wakeups
 from ..conf import MAX_CONCURRENCY, settings
 from ..errors import InvalidOption
 from ..flow import in_force
 from ..models import Now, PoisonMessage, QueueControl
 from ..models.queue import holds
 from ..poison import ending
-from ..poison.burying import bury, is_passing
+from ..poison.burying import bury, is_passing, whole_record
 from ..poison.failure import Failure
-from ..poison.failures import attempts_of, clean, first_failed, type_of, where
+from ..poison.failures import attempts_of, clean
 from ..sending.accepting import alias_of
 from ..sql import queue_sql
 from ..sql.carried import COUNTS, carried_by
@@ -204,8 +204,7 @@ def move_to_poison(queue: Any, seqs: Sequence[int], *, reason: str, using: str |
                 raise
             # Something in one of them no column takes. Each by itself, as it can be kept.
             for row in rows:
-                consumer, attempts = row.recipient or "", attempts_of(row.failures)
-                bury(alias, queue._meta.label, row, reason, attempts=attempts, consumer=consumer)
+                bury(alias, queue._meta.label, row, reason, **_ended(row))
         moved = remove(queue, alias, [row.seq for row in rows])
         transaction.on_commit(lambda: _tell(queue, rows, reason), using=alias, robust=True)
         return moved
@@ -281,19 +280,12 @@ def _as_row(row: Any) -> Row:
 
 
 def _as_poison(queue: Any, row: Row, reason: str) -> PoisonMessage:
-    return PoisonMessage(
-        queue=queue._meta.label,
-        message_id=row.id,
-        message_type=type_of(row.headers),
-        edit_of=messages.edit_of(row.headers),
-        reason=clean(reason, 500),
-        consumer=row.recipient or "",
-        attempts=attempts_of(row.failures),
-        first_failed_at=first_failed(row.failures),
-        **where(),
-        **{name: getattr(row, name) for name in COUNTS},
-        **carried_by(row),
-    )
+    return PoisonMessage(**whole_record(queue._meta.label, row, reason, **_ended(row)))
+
+
+def _ended(row: Row) -> dict[str, Any]:
+    """What a record says of attempts that nobody makes any more, and for whom they were."""
+    return {"attempts": attempts_of(row.failures), "consumer": row.recipient or ""}
 
 
 def _columns(queue: Any) -> set[str]:

@@ -14,7 +14,7 @@ from django.db import Error, connections, transaction
 from .. import messages
 from ..models import PoisonMessage
 from ..sql import ErrorKind, backend_of
-from ..sql.carried import BY_NAME, Kind, carried_by
+from ..sql.carried import BY_NAME, COUNTS, Kind, carried_by
 from ..sql.rows import Row
 from .failures import clean, describe, first_failed, one_line, type_of, where
 
@@ -42,27 +42,30 @@ def bury(
     """Keep a message as poison, in the caller's transaction; it is the caller who takes it out of its queue. ``queue``: the
     label it came from. ``columns``: others, or these otherwise. Raises what ``is_passing``, and what makes even the bare
     record impossible."""
-    counts = {"deliveries": row.deliveries, "cancels": row.cancels, "failures": row.failures}
     try:
-        _insert(
-            alias,
-            queue=clean(queue, 200),
-            consumer=clean(consumer, 200),
-            reason=clean(reason, 500),
-            attempts=attempts,
-            message_id=row.id,
-            message_type=type_of(row.headers),
-            edit_of=messages.edit_of(row.headers),
-            **(describe(exception) if exception is not None else {}),
-            **where(),
-            **counts,
-            **carried_by(row),
-            **{"first_failed_at": first_failed(row.failures)} | columns,
-        )
+        described = describe(exception) if exception is not None else {}
+        _insert(alias, **whole_record(queue, row, reason, attempts=attempts, consumer=consumer) | described | columns)
     except Exception as error:
         if is_passing(error, alias):
             raise
         bury_bare(alias, queue, row, reason, error, attempts=attempts, consumer=consumer)
+
+
+def whole_record(queue: str, row: Row, reason: str, *, attempts: int, consumer: str = "") -> dict[str, Any]:
+    """The columns of a message's record, but for what an exception tells."""
+    return {
+        "queue": clean(queue, 200),
+        "consumer": clean(consumer, 200),
+        "reason": clean(reason, 500),
+        "attempts": attempts,
+        "message_id": row.id,
+        "message_type": type_of(row.headers),
+        "edit_of": messages.edit_of(row.headers),
+        "first_failed_at": first_failed(row.failures),
+        **where(),
+        **{name: getattr(row, name) for name in COUNTS},
+        **carried_by(row),
+    }
 
 
 def bury_bare(

@@ -353,13 +353,18 @@ def test_a_claim_that_opens_its_transaction_does_so_until_its_plan_sorts(sql: An
 
 def test_a_claim_that_follows_a_commit_is_looked_at_as_well(sql: Any, clock: list[float]) -> None:
     with transaction.atomic():
-        sql.claim_by_delete(connection, [Range()], 1)
-        assert sql.commits_with_claim(connection, [Range()])
-        indexes(usable=False)
-        clock[0] += LOOK_AT_HARMLESS_EVERY + 1
-        # The clock of the claims themselves goes on, so that each took some time.
-        assert len(sql.commit_and_claim(connection, [Range()])) == 1
+        follow_when_it_would_sort(sql, clock)
         assert not sql.commits_with_claim(connection, [Range()])
+
+
+def follow_when_it_would_sort(sql: Any, clock: list[float]) -> None:
+    """Claim one, and the next with its commit, a while after the planner has begun to sort."""
+    sql.claim_by_delete(connection, [Range()], 1)
+    assert sql.commits_with_claim(connection, [Range()])
+    indexes(usable=False)
+    clock[0] += LOOK_AT_HARMLESS_EVERY + 1
+    # The clock of the claims themselves goes on, so that each took some time.
+    assert len(sql.commit_and_claim(connection, [Range()])) == 1
 
 
 @pytest.fixture
@@ -384,11 +389,7 @@ def test_of_a_claim_that_is_planned_once_its_own_plan_is_looked_at(
 
 def test_of_one_that_follows_a_commit_as_well(sql: Any, planned_once: Any, clock: list[float]) -> None:
     with transaction.atomic():
-        sql.claim_by_delete(connection, [Range()], 1)
-        assert sql.commits_with_claim(connection, [Range()])
-        indexes(usable=False)
-        clock[0] += LOOK_AT_HARMLESS_EVERY + 1
-        assert len(sql.commit_and_claim(connection, [Range()])) == 1
+        follow_when_it_would_sort(sql, clock)
 
     assert sql._in_order.sorts(planned_once._once.sql)
     assert not sql._in_order.sorts(planned_once._each_time.sql)
