@@ -97,6 +97,8 @@ class Claiming:
         self.turn = threading.Lock()
         self._open: list[UnderWay] = []
         self._behind: list[Range] = []
+        #: A claim that another one had given way to left something to be found, or may have: not for long, see ``QueuePump``.
+        self.left = False
         #: When the next part of the rescan is due.
         self._rescan_at = 0.0
         self._unknown: dict[Level, Unknown] = {}
@@ -199,6 +201,7 @@ class Claiming:
             if other.low > hole:
                 other.hole = hole if other.hole is None else min(other.hole, hole)
         self.floors.lower(hole, told=False)
+        self.left = True
 
     def hold(self, seq: int) -> None:
         """No task of this process claims this message until it is let go, whatever becomes of the transaction."""

@@ -7,7 +7,8 @@ runs a handler; a task claims, handles and ends its own batches on its own conne
               --n messages--> calls as many tasks as they are worth, each for its share --> asleep
     a task    --a full claim--> goes on and needs nobody's leave; while it handles, the pump looks for more (GROW_WAIT)
               --its share was there--> idle; the pump looks at once
-              --a claim that was not full--> idle; the pump looks once more soon, for what a throttled wake-up did not tell
+              --a claim that was not full--> idle; the pump looks once more soon, for what a throttled wake-up did not tell,
+                and sooner (GROW_WAIT) where another claim had given way to it
               --an empty claim--> idle; the pump looks again after a wait that doubles from EMPTY_WAIT to the peek delay
 
 What a look saw is a hint: a message may be gone, or in somebody's hands, when it is claimed. So a wake-up always calls a
@@ -50,7 +51,8 @@ from .suspects import Suspects
 EMPTY_WAIT = 0.01
 #: So many empty claims in a row are followed by looks that come sooner than what a throttled wake-up did not tell is covered.
 COVERING = 3
-#: So long after a full claim, in seconds, whether more tasks are of use is looked at.
+#: So long after a full claim, in seconds, whether more tasks are of use is looked at, and after one that came back short
+#: below another one what was sent meanwhile: it came too late for the one, and the other one looked above it.
 GROW_WAIT = 0.005
 #: What a look saw is believed for so long, in seconds, where other workers look as well: eight of them on two cores that take
 #: one message at a time were in vain 1.4 % of the time with it, 3 % with 10 ms, 5 % with 20 ms.
@@ -124,7 +126,7 @@ class QueuePump:
         self._wake = threading.Event()
         #: It is to look at once; after so long, for what a throttled wake-up did not tell; a wake-up found no free task.
         self._now, self._covered_at, self._unserved = True, 0.0, False
-        #: When it looks whether more tasks are of use, while one of them handles what a full claim gave it.
+        #: When it looks whether more tasks are of use, while one of them handles what a full claim gave it; or what was left.
         self._grow_at: float | None = None
         self._empty_claims = 0
         self._deferred = 0
@@ -198,8 +200,10 @@ class QueuePump:
                     self._wake.clear()
                     next_look = self._cover(next_look)
                     continue
-                growing = self._grow_at is not None and monotonic() < next_look and not self._now
-                self._now, self._grow_at = False, None
+                claiming = self.desk.claiming
+                hinted = self._grow_at is not None and monotonic() < next_look and not self._now
+                growing = hinted and not claiming.left
+                self._now, self._grow_at, claiming.left = False, None, False
                 if self.paused or (growing and not self.crew.working):
                     next_look = max(next_look, monotonic() + (self.peek_delay if self.paused else 0))
                     continue
@@ -422,6 +426,8 @@ class QueuePump:
 
     def _task_ended(self) -> None:
         self._covered_at = monotonic() + settings.WAKE_UP_INTERVAL.total_seconds()
+        if self.desk.claiming.left and self._grow_at is None:
+            self._grow_at = monotonic() + GROW_WAIT
         # Many workers on one backlog: what the others of this one were promised is not to be given away meanwhile.
         if self._used_up and (self.workers == 1 or not self.crew.working):
             self._used_up, self._now = False, True

@@ -20,7 +20,7 @@ from tests.databases import statements_of
 from tests.inprocess import DEADLINE, Worker, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import AtMostOnce, Leased, Transactional
-from workers.receiving import crew, desk, pump
+from workers.receiving import claiming, crew, desk, pump
 from workers.receiving.pump import QueuePump
 from workers.receiving.strategies import LeaseTask
 
@@ -177,6 +177,44 @@ def test_a_wake_up_while_all_tasks_are_busy_is_not_lost(start_worker: Start, set
     send(Transactional, 1)
     worker.pump.wake()
     gate.let(2)
+
+    eventually(lambda: worker.pump.stats.handled == 2)
+
+
+def test_what_a_claim_came_too_early_for_and_the_next_one_gave_way_to_is_found_at_once(
+    start_worker: Start, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message is committed while one claim, which did not see it, is on its way back; the one that the wake-up calls looks
+    above what that one might have got. Nobody else would look within an hour."""
+    settings.QUEUEAPP = {"PEEK_DELAY": 3600}
+    monkeypatch.setattr(QueuePump, "_cover", lambda self, next_look: next_look)
+    monkeypatch.setattr(claiming, "PATIENCE", DEADLINE)
+    handle(Transactional)
+    send(Transactional, 1)  # after which the floor is next to what comes
+    worker = start_worker(Transactional, concurrency=2)
+    on_its_way, arrives = threading.Event(), threading.Event()
+    sql = worker.pump.desk.sql
+    claim = sql.claim_by_delete
+
+    def answer_late(*args: Any, **options: Any) -> Any:
+        rows = claim(*args, **options)
+        if not on_its_way.is_set():
+            on_its_way.set()
+            arrives.wait(DEADLINE)
+        return rows
+
+    eventually(lambda: worker.pump.stats.handled == 1)
+    eventually(lambda: not worker.pump.crew.working)
+    monkeypatch.setattr(sql, "claim_by_delete", answer_late)
+    worker.pump.wake()
+    assert on_its_way.wait(DEADLINE)
+
+    empty = worker.pump.stats.empty
+    send(Transactional, 1)
+    worker.pump.wake()
+    eventually(lambda: worker.pump.stats.empty > empty)
+    assert worker.pump.stats.handled == 1, "it lies in what the first one might have got"
+    arrives.set()
 
     eventually(lambda: worker.pump.stats.handled == 2)
 
