@@ -426,7 +426,7 @@ class QueuePump:
 
     def _task_ended(self) -> None:
         self._covered_at = monotonic() + settings.WAKE_UP_INTERVAL.total_seconds()
-        if self.desk.claiming.left and self._grow_at is None:
+        if self.desk.claiming.left and self._grow_at is None and self._empty_claims <= COVERING:
             self._grow_at = monotonic() + GROW_WAIT
         # Many workers on one backlog: what the others of this one were promised is not to be given away meanwhile.
         if self._used_up and (self.workers == 1 or not self.crew.working):

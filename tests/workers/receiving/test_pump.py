@@ -147,6 +147,21 @@ def test_after_empty_claims_in_a_row_it_looks_no_sooner_than_their_wait_says(set
     assert one._cover(far) == far
 
 
+def test_after_empty_claims_in_a_row_what_claims_left_to_each_other_is_nothing_to_look_for(settings: Any) -> None:
+    """Tasks that are called for rows that another session holds all come back empty, and each leaves a hole to the others: looked
+    for 5 ms later, that was 600 claims in vain in five seconds."""
+    one = idle_pump(concurrency=2)
+    one.desk.claiming.left = True
+
+    one._empty_claims = pump.COVERING + 1
+    one._task_ended()
+    assert one._grow_at is None
+
+    one._empty_claims = pump.COVERING
+    one._task_ended()
+    assert one._grow_at is not None
+
+
 def test_a_new_message_does_not_wait_for_the_handlers_of_others(start_worker: Start, settings: Any) -> None:
     settings.QUEUEAPP = {"PEEK_DELAY": 3600}
     gate = Gate()

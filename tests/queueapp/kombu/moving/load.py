@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import kombu
 import redis
 from celery import Celery
+from django.db import connections
 
 from queueapp.kombu.models import BrokerQueue, SetAside
 from tests.inprocess import eventually
@@ -41,6 +42,8 @@ class Plan(NamedTuple):
     eta_seconds: float
     #: Seconds after which a killed mover is gone.
     term: float = 15.0
+    #: Seconds between two tasks of a producer that sends meanwhile: a slow machine takes longer for the move, and has more to do.
+    pause: float = 0.005
     seed: int = 1
 
 
@@ -111,9 +114,10 @@ class Load:
         def work() -> None:
             with _celery(url) as app, app.producer_pool.acquire(block=True) as producer:
                 number = 0
-                while not stop.wait(0.005):
+                while not stop.wait(self.plan.pause):
                     self._send(app, producer, f"{what} {number}")
                     number += 1
+            connections.close_all()
 
         thread = threading.Thread(target=work)
         thread.start()
