@@ -416,7 +416,10 @@ class QueuePump:
         """How many messages are this worker's to take, by a look of the task's own."""
         seen = self._peek()
         waiting = 0 if seen is None else min(seen.ahead + seen.behind, self.peek_limit)
-        return part_of(waiting, seen.first, self.rank, self.workers) if seen is not None and waiting else 0
+        if seen is None or not waiting:
+            return 0
+        # What others left longer than our place in the line is still ours; or where looks are slow nobody ever takes it.
+        return part_of(waiting, seen.first, self.rank, self.workers) or int(seen.first == self._deferred)
 
     def _more(self) -> None:
         """A claim was full: there may be more, and its handlers may take long."""

@@ -15,8 +15,22 @@ from queueapp.models import Now, Subscriber
 from tests.inprocess import Worker, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased
+from workers.receiving import pump
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
+
+
+def three_busy_workers() -> None:
+    """They live, and take nothing."""
+    for _ in range(3):
+        Subscriber.objects.create(
+            queue=Leased._meta.label,
+            table=Leased._meta.db_table,
+            host="elsewhere",
+            process=1,
+            supervisor=uuid.uuid4(),
+            alive_until=Now() + timedelta(hours=1),
+        )
 
 
 def test_first_messages_of_a_worker_beside_a_live_one_are_handled_at_once(
@@ -30,15 +44,7 @@ def test_first_messages_of_a_worker_beside_a_live_one_are_handled_at_once(
         handled.append(monotonic())
 
     consumer(Leased, name="tests")(act)
-    for _ in range(3):
-        Subscriber.objects.create(
-            queue=Leased._meta.label,
-            table=Leased._meta.db_table,
-            host="elsewhere",
-            process=1,
-            supervisor=uuid.uuid4(),
-            alive_until=Now() + timedelta(hours=1),
-        )
+    three_busy_workers()
     waited: list[float] = []
     # Several, because a busy machine makes one of them late.
     for number in range(1, 21):
@@ -52,3 +58,24 @@ def test_first_messages_of_a_worker_beside_a_live_one_are_handled_at_once(
             break
 
     assert min(waited) <= 0.3, waited
+
+
+def test_what_busy_workers_leave_is_taken_where_every_look_is_old_by_the_time_of_the_claim(
+    start_worker: Callable[..., Worker], settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task that comes late looks anew, and finds a message that is another worker's by its number, as the look before."""
+    settings.QUEUEAPP = {"PEEK_DELAY": 3600}
+    monkeypatch.setattr(pump, "LOOK_LIFETIME", 0.0)
+    handled: list[int] = []
+
+    def act(message: Nop) -> None:
+        handled.append(message.number)
+
+    consumer(Leased, name="tests")(act)
+    three_busy_workers()
+    start_worker(Leased, heartbeat=True, listener=True)
+
+    # One after the other: of four numbers in a row three are the busy ones'.
+    for number in range(4):
+        Leased.send(Nop(number, ""))
+        eventually(lambda number=number: len(handled) == number + 1)
