@@ -84,7 +84,9 @@ def test_one_tree_leads_the_dispatching_and_another_one_the_housekeeping(scene: 
     expire(3)
     wait_until(gone, "the third keeps house once the lease of the dead one is over")
     terms = {role.split()[0]: term for role, term in scene.look("SELECT role, term FROM queueapp_leader")}
-    assert terms == {"journal": 1, "delayed": 1, "housekeeping": 2}, "the dispatching has stayed where it was"
+    # The dead one kept the journal as well, and that lease may be over by now.
+    assert terms.pop("journal") in (1, 2)
+    assert terms == {"delayed": 1, "housekeeping": 2}, "the dispatching has stayed where it was"
     assert dispatches.stop() == 0
 
 
