@@ -80,6 +80,23 @@ def test_a_service_can_be_stopped_before_it_was_started_and_twice() -> None:
     assert one.stop() is True
 
 
+def test_a_service_whose_thread_is_just_being_started_can_be_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Waiting()
+    seen: list[tuple[bool, bool]] = []
+    really_start = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        seen.append((one.is_alive(), one.join(DEADLINE)))
+        really_start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    one.start()
+
+    assert seen == [(False, True)], "it has not begun"
+    assert one.is_alive()
+    assert one.stop(DEADLINE)
+
+
 def test_a_wake_up_during_a_round_is_not_lost() -> None:
     one = Waiting()
     one.start()

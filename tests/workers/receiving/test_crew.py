@@ -172,3 +172,55 @@ def test_a_task_whose_thread_is_left_with_a_running_loop_is_not_waited_for(
     crew._work = work
     assert crew.call(1) == 1
     eventually(lambda: len(work.calls) == 1)
+
+
+class Door(threading.Condition):
+    """Tells when somebody has to wait for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.somebody_waits = threading.Event()
+
+    def __enter__(self) -> bool:
+        if not self.acquire(blocking=False):
+            self.somebody_waits.set()
+            self.acquire()
+        return True
+
+
+def test_one_that_is_stopped_while_a_thread_is_being_started_waits_for_its_handlers_all_the_same(
+    make: Callable[[int], Crew], work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that was known before it ran could not be joined: the process ended by that error, and cut its handlers."""
+    crew = make(2)
+    crew._cond = door = Door()
+    crew.call(1)
+    eventually(lambda: len(work.calls) == 1)
+    door.somebody_waits.clear()
+    joined: list[bool | RuntimeError] = []
+
+    def stop() -> None:
+        try:
+            joined.append(crew.join(0))
+            crew.close()
+            joined.append(crew.join(0))
+        except RuntimeError as error:
+            joined.append(error)
+
+    stopper = threading.Thread(target=stop)
+    really_start = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if thread is not stopper:
+            stopper.start()
+            eventually(lambda: joined or door.somebody_waits.is_set())
+        really_start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    crew.call(1)
+    stopper.join(DEADLINE)
+
+    assert joined == [False, False], "a handler still runs"
+    work.may_end.release(2)
+    assert crew.join(DEADLINE)
+    assert work.ended == len(work.calls)
