@@ -36,7 +36,7 @@ def insert(queue: Any, connection: Any, **options: Any) -> None:
     queue_sql(queue, connection).insert(connection, outgoing(**options))
 
 
-#: By the packed way, and by that of a cursor.
+#: Without an option, and with one: two statements. Both are packed, but for the first one of a transaction (a cursor's).
 WAYS: list[dict[str, Any]] = [{}, {"correlation_id": "c"}]
 
 
