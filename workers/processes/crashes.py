@@ -5,8 +5,8 @@ a handler that segfaults, is OOM-killed or calls ``os._exit`` does not block its
 not started is given back uncounted. Failing to write this down (the database is away) keeps the crash for another try.
 
 A TRANSACTIONAL message is free again when the server rolls its dead receiver back, and counted when the supervisor, which
-learns of the death a moment later, has its row. (From when it waits for that row nobody can take it: claims skip what is
-locked.) In between another process may take it and die of it as well, so a message that kills runs at most
+learns of the death a moment later, has its row. In between another process may take it and die of it as well (also while
+the supervisor waits for the row: a claim that comes by when it becomes free is first), so a message that kills runs at most
 ``attempts`` + processes - 1 times, counting all worker processes of its queue: each of them is replaced only when its
 crash was counted (or the database was in the way), so each has at most one death that was not, and the last count is one
 of theirs. A leased message is counted before its handler runs: at most ``attempts`` times.

@@ -162,6 +162,20 @@ def test_after_empty_claims_in_a_row_what_claims_left_to_each_other_is_nothing_t
     assert one._grow_at is not None
 
 
+def test_a_wake_up_ends_the_longer_and_longer_waits_of_empty_claims(settings: Any) -> None:
+    """Else what is sent after it, and not told because it is throttled, would wait as long as what is held."""
+    settings.QUEUEAPP = {"PEEK_DELAY": 7, "WAKE_UP_INTERVAL": 0.05}
+    one = idle_pump(concurrency=1)
+    one.workers = 2
+    one._empty_claims = pump.COVERING + 5
+    far = monotonic() + 7
+
+    one.wake()
+    one._task_ended()
+
+    assert one._cover(far) < far
+
+
 def test_a_new_message_does_not_wait_for_the_handlers_of_others(start_worker: Start, settings: Any) -> None:
     settings.QUEUEAPP = {"PEEK_DELAY": 3600}
     gate = Gate()
