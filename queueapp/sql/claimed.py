@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 from .carried import COUNTS, LAST_TIME
 
 MAX_SEQ = 2**63 - 1
+#: The highest of 64 bits. (PostgreSQL reads the lowest one as the negative of a numeric, and would compare as that.)
+MAX_PRIORITY = 2**63 - 1
 #: When a lease ends that never lapses: NULL means free, and Python cannot hold an infinity that a server knows.
 FOREVER = LAST_TIME
 #: What ends after this is for ever: a lease that never lapses, and a message that never expires though its queue says so.

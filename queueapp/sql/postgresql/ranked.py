@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..claimed import Range, place_of, rank_and_seq
+from ..claimed import MAX_PRIORITY, Range, place_of, rank_and_seq
 from .claims import Where
 from .queue import PostgresqlQueueSql
 
@@ -28,7 +28,9 @@ class PostgresqlRankedQueueSql(PostgresqlQueueSql):
             (f"l.{end}_rank, l.{end}_seq" if where is Where.SEVERAL else "%s::bigint, %s::bigint")
             for end in ("low", "high")
         )
-        return f"({keys}) >= ({low}) AND ({keys}) <= ({high})", keys
+        # First the index's own condition, which makes it this statement's: see ``RankIndex``.
+        mine = f"{self._c['priority']} <= {MAX_PRIORITY}"
+        return f"{mine} AND ({keys}) >= ({low}) AND ({keys}) <= ({high})", keys
 
     def _range_params(self, ranges: Sequence[Range], limit: int) -> tuple[Any, ...]:
         lows, highs = [rank_and_seq(one.low) for one in ranges], [rank_and_seq(one.high) for one in ranges]
