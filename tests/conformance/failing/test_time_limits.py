@@ -6,6 +6,8 @@ import asyncio
 import threading
 from time import monotonic
 
+from django.db import transaction
+
 from queueapp import Context, Poison, RetryNow, consumer
 from tests.conformance.endpoint import Endpoint, Note, modes
 from tests.inprocess import DEADLINE, eventually
@@ -53,6 +55,42 @@ def test_when_handler_passes_its_time_limit_should_undo_what_it_wrote(endpoint: 
     endpoint.wait_until_empty()
 
     assert Effect.objects.using(endpoint.alias).get().name == "attempt 2"
+
+
+@modes("NRS")
+def test_when_time_limit_strikes_while_an_atomic_block_is_entered_should_not_touch_the_next_message(
+    endpoint: Endpoint,
+) -> None:
+    entered = threading.Event()
+
+    class Entering(transaction.Atomic):
+        """Struck before ``with`` has it: nobody leaves it."""
+
+        def __enter__(self) -> None:
+            super().__enter__()
+            entered.set()
+            try:
+                spin()
+            finally:
+                entered.clear()
+
+    def act(message: Note, context: Context) -> None:
+        Effect.objects.using(endpoint.alias).create(name=f"message {message.number}")
+        if message.number == 0:
+            with Entering(endpoint.alias, savepoint=True, durable=False):
+                raise AssertionError("nobody interrupted the handler")
+
+    endpoint.handle(act, timeout=0.1, policy=lambda failure: Poison("late"))
+    endpoint.send_many(10)
+    endpoint.start(concurrency=1, limits_hold=entered.is_set)
+
+    endpoint.wait_until_empty()
+
+    (failure,) = endpoint.failures
+    assert isinstance(failure.exception, TimeLimitExceeded)
+    assert endpoint.numbers == list(range(10)), "each of the others was handled once"
+    names = set(Effect.objects.using(endpoint.alias).values_list("name", flat=True))
+    assert names >= {f"message {number}" for number in range(1, 10)}, "and what it wrote is committed"
 
 
 @modes("RS")
