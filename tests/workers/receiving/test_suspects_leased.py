@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import uuid
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db import connection
 
 from queueapp import Context, consumer
+from queueapp.models import Now, QueueControl
 from queueapp.sql import queue_sql
 from queueapp.sql.claimed import Range
 from tests.inprocess import eventually, real_commits
@@ -81,6 +83,23 @@ def test_what_was_lost_twice_is_alone_in_hand(handled: Any, start_worker: Any) -
     lost = [at_once for number, at_once in handled if number < 10]
     assert max(lost) <= 2, "one, and what the other task has claimed and not begun"
     assert sorted(number for number, _ in handled) == list(range(100))
+
+
+def test_after_a_death_only_what_may_have_caused_it_is_leased_in_small_batches(
+    handled: Any, start_worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queue is careful for long after; what is sent meanwhile has killed nobody."""
+    monkeypatch.setattr(suspects, "LASTS", 0.0)
+    QueueControl.objects.create(queue=Leased._meta.label, careful_until=Now() + timedelta(hours=1))
+    Leased.send_many(Nop(number, "") for number in range(2000))
+    lose(1, 10)
+    worker = start_worker(Leased, heartbeat=True, concurrency=1)
+
+    eventually(lambda: len(handled) == 2000)
+
+    assert worker.pump.careful
+    assert max(at_once for number, at_once in handled if number < 10) <= FEW
+    assert max(at_once for number, at_once in handled if number >= 10) > FEW
 
 
 @pytest.mark.parametrize(("times", "kept"), [(1, FEW), (2, 0)])
