@@ -9,7 +9,9 @@ import pytest
 from django.db import OperationalError, connection, transaction
 
 from queueapp import consumer, wakeups
+from queueapp.membership import listening
 from queueapp.membership.listening import Listener
+from queueapp.membership.outages import outage_of
 from queueapp.membership.service import stop_all
 from queueapp.sql import backend_of
 from queueapp.sql.wakeups import Ear, NoWakeUps
@@ -104,6 +106,23 @@ def test_a_listener_whose_connection_is_cut_listens_again(
     eventually(lambda: heard == ["testapp.Leased"])
     assert "No wake-ups from 'default', its queues are polled meanwhile" in caplog.text
     assert "Wake-ups from 'default' work again" in caplog.text
+
+
+def test_a_listener_that_waits_listens_again_with_the_first_connection_that_works(
+    listen: Callable[..., Listener], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "_FIRST_WAIT", 3600.0)
+    listener = listen([])
+    eventually(listener.established.is_set)
+    cut_ears(connection)
+    eventually(lambda: outage_of("default").lasts)
+
+    other = connection.copy()
+    other.connect()
+    other.close()
+
+    eventually(listener.established.is_set)
+    assert not outage_of("default").lasts
 
 
 def test_where_listening_does_not_work_that_is_said_once_and_polling_goes_on(
