@@ -41,6 +41,8 @@ def release_leases_of_dead_subscribers(alias: str, left_alone: LeftAlone | None 
     dead = Subscriber.objects.using(alias).filter(alive_until__lt=Now()).exclude(pk__in=list(left_alone))
     for row in dead:
         again()
+        if not _is_dead(alias, row):
+            continue
         if row.queue in NO_QUEUES:
             # It held nothing. By its time: it may have said meanwhile that it is alive.
             if Subscriber.objects.using(alias).filter(pk=row.pk, alive_until__lt=Now()).delete()[0]:
@@ -61,25 +63,34 @@ def release_leases_of_dead_subscribers(alias: str, left_alone: LeftAlone | None 
         )
         try:
             spent = _give_up_spent(sql, alias, row)
-            count = spent + _release(sql, connection, row)
+            count = spent + _release(sql, alias, row)
         except Error as error:
             if backend_of(connection).error_kind(error) is not ErrorKind.DENIED:
                 raise
             # Whoever may write to that table keeps house as well; nobody has to wait for this one.
             _leave_alone(row, left_alone, str(error).split("\n", 1)[0])
             continue
-        if _has_barriers(row):
+        lives = Subscriber.objects.using(alias).filter(pk=row.pk, alive_until__gte=Now()).exists()
+        if not lives and _has_barriers(row):
             barriers.forget(alias, row.pk)
         # Only now: if this process dies before, the next housekeeper finds the row and does it again.
         Subscriber.objects.using(alias).filter(pk=row.pk, alive_until__lt=Now()).delete()
         log.warning(
-            "%s: worker %s:%s is dead; %d of its leases were released%s.", row.queue, row.host, row.process, count,
+            "%s: worker %s:%s is %s; %d of its leases were released%s.", row.queue, row.host, row.process,
+            "back from the dead" if lives else "dead", count,
             f", {spent} of them of messages that have reached a limit of their queue with it" if spent else "",
         )  # fmt: skip
         released += count
         if count:
             wakeups.sent_to(row.queue, connection)
     return released
+
+
+def _is_dead(alias: str, row: Subscriber) -> bool:
+    """Whether it still is. Asked again before each thing that is done to one: others were buried meanwhile, and it may have come
+    back (a network that stood still for as long as one is missed) and have new leases, which another worker would handle as well
+    (seen: its heartbeat was back 0.2 s before its leases were released)."""
+    return Subscriber.objects.using(alias).filter(pk=row.pk, alive_until__lt=Now()).exists()
 
 
 def _sql_of(row: Subscriber, connection: Any) -> QueueSql | None:
@@ -107,15 +118,16 @@ def _give_up_spent(sql: QueueSql, alias: str, row: Subscriber) -> int:
     if not most or not sql.table.has("lease_owner", "deliveries"):
         return 0
     total = 0
-    while True:
+    while _is_dead(alias, row):
         with transaction.atomic(using=alias):
             rows = sql.take_owned(connections[alias], row.id, most, BATCH)
             given = (ending.spent(queue, one) for one in rows)
             ending.give_up(queue, alias, [one for one in given if one is not None])
         total += len(rows)
         if not rows:
-            return total
+            break
         again()
+    return total
 
 
 def _has_barriers(row: Subscriber) -> bool:
@@ -125,17 +137,17 @@ def _has_barriers(row: Subscriber) -> bool:
         return False
 
 
-def _release(sql: QueueSql, connection: Any, row: Subscriber) -> int:
+def _release(sql: QueueSql, alias: str, row: Subscriber) -> int:
     """End the leases of a dead subscriber; returns how many there were."""
     if not sql.table.has("lease_owner"):
         return 0
-    count = 0
+    connection, count = connections[alias], 0
     try:
-        while row.sent and sql.delete_sent(connection, row.id, BATCH):
+        while row.sent and _is_dead(alias, row) and sql.delete_sent(connection, row.id, BATCH):
             again()  # at most once: it goes with whom it was sent to
         # Of a batch nobody knows which message was in hand. That they were handed out and nobody ended it stays on the rows: it
         # costs none of them an attempt, and says which are to be received with care.
-        while (some := sql.release_owner(connection, row.id, BATCH, started=True)) > 0:
+        while _is_dead(alias, row) and (some := sql.release_owner(connection, row.id, BATCH, started=True)) > 0:
             count += some
             again()
     except Error as error:

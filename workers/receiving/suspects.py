@@ -13,6 +13,9 @@ be counted against fewer, and everything else goes on at full speed:
 A TRANSACTIONAL message that is rolled back with its whole tree tells nothing: while its queue is ``careful`` (the heartbeat
 says so) its hand-outs are recorded as leases, and then it does.
 
+Whoever starts knows nothing yet, and a killer strikes just then: what the other queues of the process have leased at that
+moment, to look what it is, would be counted each time. So the first message of each queue is leased alone, until it is known.
+
 Nobody waits longer than ``PATIENCE``, and nobody for a suspect that is in hand for longer: this is about who is counted, not
 about safety. While there is none it costs each message a look at ``wanted``.
 """
@@ -87,36 +90,58 @@ class Suspects:
         return any(task.inside for crew in self.crews for task in crew.tasks)
 
     @contextmanager
-    def leasing_alone(self, stopping: threading.Event) -> Iterator[bool]:
+    def leasing_alone(self, stopping: threading.Event) -> Iterator[Turn | None]:
         """From before the claim to the end: a message that waited in hand for its turn would be counted with the killer that
-        had it. False: stopping."""
+        had it. Waits for no longer than ``PATIENCE``. None: stopping."""
         deadline = monotonic() + PATIENCE
-        mine = False
-        while not stopping.is_set() and not mine and monotonic() < deadline:
-            mine = self._leasing.acquire(timeout=0.1)
+        turn = Turn(self._leasing)
+        while not stopping.is_set() and not turn.take(0.1) and monotonic() < deadline:
+            pass
         try:
-            yield not stopping.is_set()
+            yield None if stopping.is_set() else turn
         finally:
-            if mine:
-                self._leasing.release()
+            turn.end()
+
+
+class Turn:
+    """To lease alone in a process."""
+
+    __slots__ = ("_leasing", "_taken")
+
+    def __init__(self, leasing: threading.Lock) -> None:
+        self._leasing = leasing
+        self._taken = False
+
+    def take(self, seconds: float) -> bool:
+        """Wait for it so long."""
+        self._taken = self._leasing.acquire(timeout=seconds)
+        return self._taken
+
+    def end(self) -> None:
+        """The others may lease. Once is enough."""
+        if self._taken:
+            self._taken = False
+            self._leasing.release()
 
 
 class Caution:
     """How carefully to lease; one per queue and process. Written by several tasks without a lock: the worst that a lost update
     costs is a batch."""
 
-    __slots__ = ("_level", "_until")
+    __slots__ = ("_level", "_until", "knows")
 
     def __init__(self) -> None:
         self._level = 0
         self._until = 0.0
+        #: Whether anything was leased yet that says how careful to be.
+        self.knows = False
 
     @property
     def level(self) -> int:
         """How careful to be now."""
         if self._level and monotonic() > self._until:
             self._level = 0
-        return self._level
+        return self._level if self.knows else 2
 
     def needed(self, rows: Sequence[Claimed]) -> int:
         """How careful these rows, just leased, ask to be; from now on everybody is."""
@@ -127,4 +152,5 @@ class Caution:
                 level = max(level, min(2, limits.unended(row, attempt, leased=True)))
         if level and level >= self._level:
             self._level, self._until = level, monotonic() + LASTS
+        self.knows = True
         return level

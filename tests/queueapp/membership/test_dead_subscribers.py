@@ -88,6 +88,47 @@ def test_one_that_shows_that_it_lives_while_it_is_buried_is_not_forgotten(monkey
     assert Subscriber.objects.exists()
 
 
+def test_one_that_shows_that_it_lives_while_others_are_buried_keeps_what_it_has(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its heartbeat is back, and it has leased again since: another worker would handle the same messages beside it."""
+    first, second = (subscriber(dead=True) for _ in range(2))
+    really_release = dead_subscribers._release
+
+    def release(sql: Any, alias: str, row: Subscriber) -> int:
+        back = Subscriber.objects.get(pk=({first.pk, second.pk} - {row.pk}).pop())
+        Subscriber.objects.filter(pk=back.pk).update(alive_until=Now() + HOUR)
+        lease(back, 2)
+        return really_release(sql, alias, row)
+
+    monkeypatch.setattr(dead_subscribers, "_release", release)
+
+    assert release_leases_of_dead_subscribers("default") == 0
+
+    assert Leased.objects.filter(lease_owner=Subscriber.objects.get().pk).count() == 2
+    assert caplog.text.count("is dead") == 1
+
+
+def test_one_that_shows_that_it_lives_between_two_batches_keeps_the_rest(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(dead_subscribers, "BATCH", 2)
+    back = subscriber(dead=True)
+    lease(back, 5)
+    monkeypatch.setattr(
+        dead_subscribers,
+        "again",
+        lambda: (
+            Leased.objects.filter(lease_token=None).exists() and Subscriber.objects.update(alive_until=Now() + HOUR)
+        ),
+    )
+
+    assert release_leases_of_dead_subscribers("default") == 2
+
+    assert Leased.objects.filter(lease_owner=back.pk).count() == 3
+    assert "is back from the dead; 2 of its leases were released" in caplog.text
+
+
 def test_a_pause_survives_a_death() -> None:
     QueueControl.objects.create(queue="testapp.Leased", paused=True)
     subscriber(dead=True)

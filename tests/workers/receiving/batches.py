@@ -15,11 +15,12 @@ from workers.receiving.strategies import Batch, strategy_of
 
 
 class Receiver:
-    """The task of a queue. Its consumers have to be registered before."""
+    """The task of a queue. Its consumers have to be registered before. ``starts``: its process has received nothing yet."""
 
-    def __init__(self, queue: Any, alias: str = "default") -> None:
+    def __init__(self, queue: Any, alias: str = "default", *, starts: bool = False) -> None:
         self.pump = QueuePump(queue, alias, stopping=threading.Event())
         self.pump.floors.reset()
+        self.pump.desk.caution.knows = not starts
         self.alias = alias
         self.task = strategy_of(queue.delivery, self.pump.handlers)(self.pump.desk, None)
         self.pump.crew.tasks = [self.task]

@@ -173,11 +173,11 @@ def test_who_leases_alone_does_so_from_the_claim_to_the_end_of_the_handler() -> 
     ward, stopping, happened = Ward(), threading.Event(), []
 
     def next_one() -> None:
-        with ward.leasing_alone(stopping) as may:
-            happened.append(may)
+        with ward.leasing_alone(stopping) as turn:
+            happened.append(turn is not None)
 
-    with ward.leasing_alone(stopping) as may:
-        assert may
+    with ward.leasing_alone(stopping) as turn:
+        assert turn
         following = in_thread(next_one)
         following.join(0.2)
         assert following.is_alive()
@@ -190,8 +190,8 @@ def test_leasing_alone_has_an_end_and_a_stop_ends_it_at_once(monkeypatch: pytest
     ward, stopping, happened = Ward(), threading.Event(), []
 
     def next_one() -> None:
-        with ward.leasing_alone(stopping) as may:
-            happened.append(may)
+        with ward.leasing_alone(stopping) as turn:
+            happened.append(turn is not None)
 
     monkeypatch.setattr(suspects, "PATIENCE", DEADLINE + 10)
     with ward.leasing_alone(stopping):

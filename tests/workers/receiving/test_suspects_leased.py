@@ -14,7 +14,7 @@ from queueapp import Context, consumer
 from queueapp.models import Now, QueueControl
 from queueapp.sql import queue_sql
 from queueapp.sql.claimed import Range
-from tests.inprocess import eventually, real_commits
+from tests.inprocess import DEADLINE, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased
 from tests.workers.receiving.batches import Receiver
@@ -102,6 +102,46 @@ def test_after_a_death_only_what_may_have_caused_it_is_leased_in_small_batches(
     assert max(at_once for number, at_once in handled if number >= 10) > FEW
 
 
+def test_whoever_starts_leases_no_suspect_beside_others_just_to_see_that_it_is_one(
+    handled: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A killer of another queue of its process, which strikes at each start, would be counted against it each time."""
+    Leased.send_many(Nop(number, "") for number in range(20))
+    lose(2, 20)
+    one = Receiver(Leased, starts=True)
+    sql, leasing = one.task.sql, one.pump.desk.suspects._leasing
+    really_claim = sql.claim_by_lease
+    alone: list[bool] = []
+
+    def claim(*arguments: Any) -> Any:
+        alone.append(leasing.locked())
+        return really_claim(*arguments)
+
+    monkeypatch.setattr(sql, "claim_by_lease", claim)
+
+    assert one.receive(100) == 1
+
+    assert alone == [True]
+    assert handled == [(0, 1)]
+
+
+def test_first_messages_that_are_harmless_wait_for_nobodys_handler(
+    start_worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suspects, "PATIENCE", 3600.0)
+    together = threading.Barrier(3)
+
+    def handler(message: Nop) -> None:
+        together.wait(DEADLINE)
+
+    consumer(Leased, name="tests")(handler)
+    Leased.send_many(Nop(number, "") for number in range(3))
+    start_worker(Leased, concurrency=3)
+
+    eventually(lambda: not Leased.objects.exists())
+    assert not together.broken
+
+
 @pytest.mark.parametrize(("times", "kept"), [(1, FEW), (2, 0)])
 def test_suspects_in_a_large_claim_send_the_others_back_as_they_were(handled: Any, times: int, kept: int) -> None:
     """The claim was made before anybody knew. Those that were lost twice are claimed again one by one, and alone."""
@@ -127,7 +167,7 @@ def test_caution_outlasts_the_last_of_them_for_a_while(monkeypatch: pytest.Monke
     rows = queue_sql(Leased, connection).claim_by_lease(connection, [Range()], 3, uuid.uuid4(), uuid.uuid4(), 60_000)
     one = Caution()
 
-    assert one.level == 0
+    assert one.level == 2, "nobody knows yet"
     assert one.needed(rows[1:]) == 0
     assert one.needed(rows) == 1
     assert one.level == 1

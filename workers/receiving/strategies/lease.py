@@ -32,7 +32,7 @@ from ..claiming import UnderWay
 from ..desk import Desk
 from ..sizing import BatchSize
 from ..slot import Slot
-from ..suspects import FEW
+from ..suspects import FEW, Turn
 from .base import Task
 from .recovering import recover
 
@@ -105,13 +105,17 @@ class LeaseTask(Task):
     def receive(self, limit: int) -> int:
         self.full = False
         level = self._caution.level
-        if level < 2:
-            return self._receive(min(limit, FEW) if level else limit, level)
-        # What is leased is in hand, so that a crash of everything counts against this message and no other.
-        with self.desk.suspects.leasing_alone(self.desk.stopping) as may:
-            return self._receive(1, level) if may else 0
+        if level == 2:
+            # What is leased is in hand, so that a crash of everything counts against this message and no other.
+            with self.desk.suspects.leasing_alone(self.desk.stopping) as turn:
+                if turn is None:
+                    return 0
+                # While this one waited it may have become known that there is no reason.
+                if (level := self._caution.level) == 2:
+                    return self._receive(1, level, turn)
+        return self._receive(min(limit, FEW) if level else limit, level)
 
-    def _receive(self, limit: int, level: int) -> int:
+    def _receive(self, limit: int, level: int, turn: Turn | None = None) -> int:
         connection = connections[self.alias]
         token = new_id()
         lease_ms, taking = self.desk.lease_ms, self.desk.taking
@@ -142,7 +146,10 @@ class LeaseTask(Task):
         if self.slot is not None:
             self.slot.lease(token)
         try:
+            knew = self._caution.knows
             needed = self._caution.needed(rows)
+            if turn is not None and not knew and needed < 2:
+                turn.end()  # it is none, and its handler may take long
             if needed > level and len(rows) > (keep := FEW if needed == 1 else 0):
                 # Claimed as if they were harmless: most go back unhandled and uncounted, and are claimed again with care.
                 self._give_back(batch, keep)
