@@ -89,13 +89,24 @@ def _die(message: Act) -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         ctypes.string_at(0)
     if how == "tree":
-        supervisor = psutil.Process(os.getppid())
-        for process in (supervisor, *(child for child in supervisor.children() if child.pid != os.getpid())):
+        for process in _others_of_the_tree():
             starts.note(ledger.VICTIM, message.key, 0, process.pid)
             with contextlib.suppress(psutil.Error):
                 process.kill()
         how = "SIGKILL"
     os.kill(os.getpid(), signal.Signals[how])
+
+
+def _others_of_the_tree() -> list[psutil.Process]:
+    """The supervisor and its other children. None, where it is dead already: the parent is whoever adopts orphans then, and its
+    children are everybody's (seen: a run of faults that killed the shell it was started from)."""
+    supervisor = psutil.Process(os.getppid())
+    try:
+        if supervisor.environ().get("CRASH_NAME") != os.environ["CRASH_NAME"]:
+            return []
+        return [supervisor, *(child for child in supervisor.children() if child.pid != os.getpid())]
+    except psutil.Error:
+        return []
 
 
 _ATTEMPTS = int(os.environ.get("CRASH_ATTEMPTS", "3"))

@@ -57,6 +57,8 @@ class LeaseSeveralTask(SeveralTask, LeaseTask):
         #: The message before was handled alone, since it may be one that kills.
         self._suspected = False
         self._with_others = self._handle_with_others
+        # One message alone, to know what it is, would be a call that nobody asked for.
+        self._caution.knows = True
 
     def receive(self, limit: int) -> int:
         limit = self.gather(limit)
