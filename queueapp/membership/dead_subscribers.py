@@ -11,6 +11,7 @@ import uuid
 from typing import Any
 
 from django.db import Error, connections, transaction
+from django.db.models import QuerySet
 
 from .. import registry, wakeups
 from ..alerts import keeping as alerts
@@ -41,12 +42,12 @@ def release_leases_of_dead_subscribers(alias: str, left_alone: LeftAlone | None 
     dead = Subscriber.objects.using(alias).filter(alive_until__lt=Now()).exclude(pk__in=list(left_alone))
     for row in dead:
         again()
-        if not _is_dead(alias, row):
-            continue
         if row.queue in NO_QUEUES:
-            # It held nothing. By its time: it may have said meanwhile that it is alive.
-            if Subscriber.objects.using(alias).filter(pk=row.pk, alive_until__lt=Now()).delete()[0]:
+            # It held nothing.
+            if _if_dead(alias, row).delete()[0]:
                 log.warning("%s %s:%s is dead.", row.queue, row.host, row.process)
+            continue
+        if not _is_dead(alias, row):
             continue
         sql = _sql_of(row, connection)
         if sql is None:
@@ -74,7 +75,7 @@ def release_leases_of_dead_subscribers(alias: str, left_alone: LeftAlone | None 
         if not lives and _has_barriers(row):
             barriers.forget(alias, row.pk)
         # Only now: if this process dies before, the next housekeeper finds the row and does it again.
-        Subscriber.objects.using(alias).filter(pk=row.pk, alive_until__lt=Now()).delete()
+        _if_dead(alias, row).delete()
         log.warning(
             "%s: worker %s:%s is %s; %d of its leases were released%s.", row.queue, row.host, row.process,
             "back from the dead" if lives else "dead", count,
@@ -86,11 +87,16 @@ def release_leases_of_dead_subscribers(alias: str, left_alone: LeftAlone | None 
     return released
 
 
+def _if_dead(alias: str, row: Subscriber) -> QuerySet[Subscriber]:
+    """Its row, or nothing if it has said meanwhile that it is alive."""
+    return Subscriber.objects.using(alias).filter(pk=row.pk, alive_until__lt=Now())
+
+
 def _is_dead(alias: str, row: Subscriber) -> bool:
     """Whether it still is. Asked again before each thing that is done to one: others were buried meanwhile, and it may have come
     back (a network that stood still for as long as one is missed) and have new leases, which another worker would handle as well
     (seen: its heartbeat was back 0.2 s before its leases were released)."""
-    return Subscriber.objects.using(alias).filter(pk=row.pk, alive_until__lt=Now()).exists()
+    return _if_dead(alias, row).exists()
 
 
 def _sql_of(row: Subscriber, connection: Any) -> QueueSql | None:

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ..claimed import PRIORITY, WINDOW_ROWS, Claimed, Peek, Range, place_of, rank_and_seq
+from ..claimed import MAX_PRIORITY, PRIORITY, WINDOW_ROWS, Claimed, Peek, Range, place_of, rank_and_seq
 from .claims import Claim, Claims
 from .locking import KEYS, LOOKING, MAX_BATCH, TAKING
 from .rows import Returned
 from .session import fetch, json_of
 
-_LOWEST, _HIGHEST = -(2**63), 2**63 - 1
+_LOWEST, _HIGHEST = -MAX_PRIORITY - 1, MAX_PRIORITY
 
 
 class Stretch(NamedTuple):

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable
-from datetime import timedelta
 from time import monotonic
 from typing import Any
 
 import pytest
 
 from queueapp import consumer
-from queueapp.models import Now, Subscriber
 from tests.inprocess import Worker, eventually, real_commits
+from tests.queueapp.membership.subscribers import subscriber
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased
 from workers.receiving import pump
@@ -23,14 +21,7 @@ pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
 def three_busy_workers() -> None:
     """They live, and take nothing."""
     for _ in range(3):
-        Subscriber.objects.create(
-            queue=Leased._meta.label,
-            table=Leased._meta.db_table,
-            host="elsewhere",
-            process=1,
-            supervisor=uuid.uuid4(),
-            alive_until=Now() + timedelta(hours=1),
-        )
+        subscriber(dead=False)
 
 
 def test_first_messages_of_a_worker_beside_a_live_one_are_handled_at_once(

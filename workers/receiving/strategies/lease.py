@@ -146,10 +146,9 @@ class LeaseTask(Task):
         if self.slot is not None:
             self.slot.lease(token)
         try:
-            knew = self._caution.knows
             needed = self._caution.needed(rows)
-            if turn is not None and not knew and needed < 2:
-                turn.end()  # it is none, and its handler may take long
+            if turn is not None and self._caution.level < 2:
+                turn.end()  # it is none, nor was there one before it; its handler may take long
             if needed > level and len(rows) > (keep := FEW if needed == 1 else 0):
                 # Claimed as if they were harmless: most go back unhandled and uncounted, and are claimed again with care.
                 self._give_back(batch, keep)
