@@ -40,10 +40,16 @@ class Tree:
 
     def wait_for_workers(self, count: int = 1) -> list[int]:
         """Until so many workers have said that they are alive; their process ids."""
-        eventually(lambda: self.process.poll() is not None or len(self.workers) >= count, 4 * DEADLINE)
+        alive: list[int] = []
+
+        def are_there() -> bool:
+            alive[:] = self.workers
+            return self.process.poll() is not None or len(alive) >= count
+
+        eventually(are_there, 4 * DEADLINE)
         assert self.process.poll() is None, self.output
         self._family |= _family_of(self.process.pid)
-        return self.workers
+        return alive
 
     def wait_until_workers_know_each_other(self) -> None:
         """Until each has had a heartbeat after the last one began: they share a small backlog by their number, and are
