@@ -139,8 +139,8 @@ class Context(Answering, WellKnown, msgspec.Struct, eq=False):
         return self._asked is not None
 
     def extend(self, period: timedelta | None = None) -> None:
-        """Let the lease run ``period`` (default: the queue's lease period) from now. Raises LeaseLost when it is
-        somebody else's by now. Nothing to do where a message is not leased."""
+        """Let the lease run ``period`` (default: the queue's lease period) from now, whatever becomes of the handler's
+        transaction. Raises LeaseLost when it is somebody else's by now. Nothing to do where a message is not leased."""
         self._receiving.extend(self._claimed[SEQ], period)
 
     async def aextend(self, period: timedelta | None = None) -> None:

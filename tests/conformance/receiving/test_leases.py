@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from datetime import timedelta
+from contextlib import suppress
+from datetime import datetime, timedelta
 from time import monotonic
 
 import msgspec
@@ -33,6 +34,13 @@ def short_lease(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> timedelt
 def lapse(endpoint: Endpoint) -> None:
     """The leases are over, by the database's clock."""
     endpoint.rows.update(lease_expires=Now() - timedelta(seconds=1))
+
+
+def lock_own_row(context: Context) -> None:
+    """In the handler's transaction, so that nobody can renew its lease until that ends; and not to be taken by others in the
+    moment after, which is what a lease is that has lapsed by then."""
+    context.checkpoint(1)
+    context.extend(timedelta(minutes=10))
 
 
 def lease_left(endpoint: Endpoint) -> timedelta:
@@ -144,7 +152,56 @@ def test_when_handler_shortened_its_lease_should_renew_it_before_it_lapses(
 
 
 @modes("R")
-def test_when_handler_extends_its_lease_in_its_transaction_should_renew_the_others_meanwhile(
+@pytest.mark.parametrize("failed", [False, True], ids=["committed", "rolled-back"])
+def test_when_handler_extends_its_lease_in_its_transaction_should_renew_it_as_any_other(
+    endpoint: Endpoint, short_lease: timedelta, failed: bool
+) -> None:
+    gate = Gate()
+    after: list[datetime] = []
+    expires = endpoint.rows.values_list("lease_expires", flat=True).get
+
+    def act(message: Note, context: Context) -> None:
+        with suppress(ZeroDivisionError), transaction.atomic(using=endpoint.alias):
+            context.extend()
+            gate.enter()
+            if failed:
+                raise ZeroDivisionError
+        after.append(expires())
+
+    endpoint.handle(act)
+    endpoint.send(1)
+    endpoint.start(concurrency=1)  # nobody else takes what lapses while the machine stands still
+    eventually(lambda: gate.inside == 1)
+    first = expires()
+
+    eventually(lambda: expires() > first + 2 * short_lease)
+
+    gate.let(1)
+    endpoint.wait_until_empty()
+    assert after[0] > first + 2 * short_lease
+    assert endpoint.calls == [(1, 1)]
+
+
+@modes("R")
+def test_when_handler_extends_what_it_has_locked_in_its_transaction_should_extend_it_there(endpoint: Endpoint) -> None:
+    left: list[timedelta] = []
+
+    def act(message: Note, context: Context) -> None:
+        with transaction.atomic(using=endpoint.alias):
+            context.checkpoint(1)
+            context.extend(timedelta(hours=1))
+        left.append(lease_left(endpoint))
+
+    endpoint.handle(act)
+    endpoint.send(1)
+    endpoint.start()
+
+    endpoint.wait_until_empty()
+    assert timedelta(minutes=59) < left[0] <= timedelta(hours=1)
+
+
+@modes("R")
+def test_when_handler_locks_its_message_in_its_transaction_should_renew_the_others_meanwhile(
     endpoint: Endpoint, short_lease: timedelta
 ) -> None:
     gate = Gate()
@@ -153,7 +210,7 @@ def test_when_handler_extends_its_lease_in_its_transaction_should_renew_the_othe
     def act(message: Note, context: Context) -> None:
         if message.number == 1:
             with transaction.atomic(using=endpoint.alias):
-                context.extend()  # from here on the row is locked
+                lock_own_row(context)
                 gate.enter()
         else:
             seqs[message.number] = context.seq
@@ -177,7 +234,7 @@ def test_when_handler_extends_its_lease_in_its_transaction_should_renew_the_othe
 
 
 @modes("R")
-def test_when_handler_extends_its_lease_in_its_transaction_should_keep_the_time_limits_of_others(
+def test_when_handler_locks_its_message_in_its_transaction_should_keep_the_time_limits_of_others(
     endpoint: Endpoint, short_lease: timedelta
 ) -> None:
     gate = Gate()
@@ -185,7 +242,7 @@ def test_when_handler_extends_its_lease_in_its_transaction_should_keep_the_time_
 
     def hold(message: Note, context: Context) -> None:
         with transaction.atomic(using=endpoint.alias):
-            context.extend()
+            lock_own_row(context)
             gate.enter()
 
     def limited(message: Limited) -> None:

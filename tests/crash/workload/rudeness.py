@@ -337,6 +337,7 @@ def extend_in_atomic(leave: Leave, context: Context) -> None:
     """The handler's own transaction holds the row of its own lease, and for longer than that lease; the leases of slow
     ones beside it have to be renewed all the same."""
     with transaction.atomic(using=context.alias):
+        context.checkpoint(1)
         context.extend(EXTENDED)
         sleep(SLOW_SECONDS)
         leave()

@@ -23,6 +23,7 @@ from queueapp.flow.taking import Taking
 from queueapp.membership.dead_peers import Answering
 from queueapp.messages import new_id
 from queueapp.models.delivery import Leasing
+from queueapp.sending.isolation import atomic_on, isolated_connection
 from queueapp.sql import backend_of
 from queueapp.sql.bookmarks import Holder
 from queueapp.sql.claimed import FOREVER_MS, SEQ, Claimed
@@ -38,6 +39,8 @@ from .recovering import recover
 
 log = logging.getLogger("workers")
 
+#: A table that is locked as a whole is waited for so long by what has another way.
+EXTEND_WAIT_MS = 100
 
 #: A message of a batch, what its handler raised, and what it had left in ``Context.items``.
 Failed = tuple[Claimed, BaseException, dict[str, Any] | None]
@@ -328,7 +331,22 @@ class LeaseTask(Task):
         if batch.period == math.inf:
             return  # it has more than it asks for
         seconds = batch.period if period is None else period.total_seconds()
+        if not connections[self.alias].get_autocommit() and self._extend_beside(seq, batch, seconds):
+            return
         if not self.sql.extend(connections[self.alias], [seq], batch.token, int(seconds * 1000)):
             raise LeaseLost(self.queue._meta.label, seq)
         if seconds < batch.period:
             batch.again.add(seq)  # it ends before the others of its batch are due
+
+    def _extend_beside(self, seq: int, batch: Batch, seconds: float) -> bool:
+        """Outside of the handler's transaction, in which the row would be locked: nobody could renew it until that ends, and in
+        the moment after others would see it lapsed (seen: handled twice). False: that is not to be done, since the handler has
+        locked it there already, say, or asks for less, or since all of this is a test's transaction, or a pool may have no
+        other connection for us."""
+        if seconds < batch.period or connections[self.alias].settings_dict["OPTIONS"].get("pool"):
+            return False
+        try:
+            with isolated_connection(self.alias) as connection, atomic_on(connection):
+                return bool(self.sql.renew(connection, [seq], batch.token, int(seconds * 1000), EXTEND_WAIT_MS))
+        except Error:
+            return False  # of the spare connection; the handler's own says whether the lease is lost
