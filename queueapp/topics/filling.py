@@ -48,12 +48,13 @@ SAVE_EVERY = 30.0
 
 
 class Filled(NamedTuple):
-    """What one step did. ``more``: there was more to read, or there may be; do it again at once. ``full``: the queue has no room."""
+    """What one step did. ``more``: there was more to read, or there may be; do it again at once. ``full_with``: the queue has no
+    room, because no more than so many messages were to be in it."""
 
     read: int = 0
     copied: int = 0
     more: bool = False
-    full: bool = False
+    full_with: int | None = None
 
 
 def is_over_journal(queue: Any) -> bool:
@@ -196,10 +197,11 @@ class Filler:
             cursor = self._rows().select_for_update(skip_locked=True).filter(name=self.label).first()
             if cursor is None:
                 return Filled()
-            room = self._room(limit)
+            depth = in_force.value(self.queue, "target_queue_depth", self.alias) if is_fed(self.queue) else None
+            room = limit if depth is None else self._room(limit, depth)
             if room <= 0:
                 self._save(cursor, None)
-                return Filled(full=True)
+                return Filled(full_with=depth)
             horizon = journal.horizon(connection)
             topics = among(journal.topics(connection), cursor.topic)
             position = self._position_of(cursor)
@@ -217,11 +219,8 @@ class Filler:
                 self._save(cursor, None)
         return Filled(len(found), copied, len(found) >= room)
 
-    def _room(self, limit: int) -> int:
-        if not is_fed(self.queue):
-            return limit
+    def _room(self, limit: int, depth: int) -> int:
         connection = connections[self.alias]
-        depth = in_force.value(self.queue, "target_queue_depth", self.alias)
         return min(limit, depth - journal_of(connection).rows_up_to(connection, self.queue._meta.db_table, depth))
 
     def _without(self, cursor: JournalCursor) -> Sequence[str]:

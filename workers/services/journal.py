@@ -117,10 +117,11 @@ class JournalService(Service):
         filled = one.filler.fill()
         while filled.more and self.goes_on():
             filled = one.filler.fill()
-        one.full_with = in_force.value(one.queue, "target_queue_depth", self.alias) if filled.full else None
+        # By what it was filled: when an operator raised the depth just now, it is not full with that.
+        one.full_with = filled.full_with
         if not is_fed(one.queue):
             one.due = monotonic() + (0.0 if filled.more else LOOK_OTHERS)
-        elif filled.full or filled.more or monotonic() < self._awake_until:
+        elif filled.full_with is not None or filled.more or monotonic() < self._awake_until:
             one.due = monotonic() + LOOK_AGAIN
         else:
             one.due = monotonic() + settings.PEEK_DELAY.total_seconds()

@@ -76,7 +76,7 @@ Can be stopped and run again at any time: nothing is put in twice."""
         with self.counting("entries", stopped, filler.left(COUNTED)) as progress:
             while True:
                 total = self._add(total, filler.fill(), progress)
-                if not total.more or total.full:
+                if not total.more or total.full_with is not None:
                     break
             for one in filler.again(point) if options["again"] else ():
                 total = self._add(total, one, progress)
@@ -84,7 +84,7 @@ Can be stopped and run again at any time: nothing is put in twice."""
 
     def _add(self, total: Filled, one: Filled, progress: Progress) -> Filled:
         progress.at(total.read + one.read)
-        return Filled(total.read + one.read, total.copied + one.copied, one.more, one.full)
+        return Filled(total.read + one.read, total.copied + one.copied, one.more, one.full_with)
 
     def _tell(self, label: str, filler: Filler, total: Filled, as_json: bool) -> None:
         left = filler.left(COUNTED)

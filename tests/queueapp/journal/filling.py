@@ -35,5 +35,5 @@ def filled(server: Server, queue: Any, *, limit: int = 1000) -> int:
     while True:
         one = filler.fill(limit)
         total += one.copied
-        if not one.more or one.full:
+        if not one.more or one.full_with is not None:
             return total

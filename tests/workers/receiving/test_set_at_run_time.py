@@ -18,6 +18,7 @@ from queueapp.models import JournalEntry, Now, Subscriber
 from queueapp.operating import control
 from queueapp.operating.journal import inactive_messages
 from queueapp.sql import queue_sql
+from queueapp.topics.filling import Filled, Filler
 from tests.inprocess import DEADLINE, Worker, eventually, real_commits
 from tests.testapp.leases import Aging
 from tests.testapp.messages import Nop
@@ -183,5 +184,27 @@ def test_target_queue_depth_set_at_run_time_is_in_force_for_who_tops_up() -> Non
         publish_many("journaled.deep", ({"n": n} for n in range(10)))
         assert inactive_messages(Deep, "default") == (1510, True)
         assert JournalEntry.objects.count() == 3010
+    finally:
+        service.stop(DEADLINE)
+
+
+def test_target_queue_depth_raised_when_the_queue_has_just_been_found_full_is_in_force(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Seen to fail: the queue was taken to be full with the new depth, and stayed as it was until it was half empty."""
+    fill, raised = Filler.fill, []
+
+    def fill_and_raise(filler: Filler) -> Filled:
+        filled = fill(filler)
+        if filled.full_with is not None and not raised:
+            raised.append(control.set_option(Deep, "target_queue_depth", 1500))
+        return filled
+
+    monkeypatch.setattr(Filler, "fill", fill_and_raise)
+    service = JournalService("default", [Deep], Leadership("default", "journal of a test", uuid.uuid4()))
+    service.start()
+    try:
+        publish_many("journaled.deep", ({"n": n} for n in range(3000)))
+        eventually(lambda: Deep.objects.count() == 1500)
     finally:
         service.stop(DEADLINE)
