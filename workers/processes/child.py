@@ -3,7 +3,8 @@
 Stopping goes in stages: SIGTERM (or the supervisor's death, seen as the end of a pipe) -> no more claims, what was not
 started is given back uncounted -> running handlers get ``SHUTDOWN_GRACE`` -> they are interrupted -> the process ends.
 A second SIGTERM goes straight to the interruption. A service or a pump that ends unasked stops the process in the same
-stages, and its exit code says so: the supervisor starts another one.
+stages, and its exit code says so: the supervisor starts another one. A SIGTERM before there is anything to stop, while
+the process is still imported and set up, ends it at once.
 """
 
 from __future__ import annotations
@@ -70,15 +71,22 @@ class ChildOptions:
 
 
 class Stages:
-    """The stages of stopping, advanced by signals and by the supervisor's death: the end of the pipe ``life_fd``."""
+    """The stages of stopping, advanced by ``signals`` and by the supervisor's death: the end of the pipe ``life_fd``."""
 
-    def __init__(self, life_fd: int = -1) -> None:
+    def __init__(self, life_fd: int = -1, signals: Sequence[int] = ()) -> None:
+        self._numbers = signals
         self.stopping = threading.Event()
         self.hurry = threading.Event()
         #: A service ended unasked: the process has to be replaced.
         self.failed = False
         self._signals = Signals(life_fd)
         threading.Thread(target=self._follow, name="stages", daemon=True).start()
+
+    def begin(self) -> None:
+        """From now on there is something to stop in stages. Until then a signal does what it does by default: nothing is claimed
+        yet, and imports and ``AppConfig.ready()`` take as long as they take, on a busy machine longer than who stops it waits."""
+        for number in self._numbers:
+            signal.signal(number, self.advance)
 
     def advance(self, *_: Any) -> None:
         """First call: stop. Second: do not wait for handlers. A signal handler, so it only leaves a note."""
@@ -124,9 +132,7 @@ def main(text: str) -> int:
     """Run one child process until told to stop; returns its exit code."""
     options = ChildOptions(**json.loads(text))
     faulthandler.enable()
-    stages = Stages(options.life_fd)
-    signal.signal(signal.SIGTERM, stages.advance)
-    signal.signal(signal.SIGINT, stages.advance)
+    stages = Stages(options.life_fd, (signal.SIGTERM, signal.SIGINT))
 
     import django
 
@@ -237,6 +243,7 @@ def run_worker(options: ChildOptions, stages: Stages) -> int:
     if settings.WAKE_UPS:
         services += [Listener(alias, on_wake) for alias in by_alias]
     receiving = [Job(f"the pump of {pump.queue._meta.label}", pump.run, stages.stopping) for pump in pumps]
+    stages.begin()
     for service in services:
         service.start(stages.fail)
     for heartbeat in heartbeats:
@@ -343,6 +350,7 @@ def run_dispatcher(options: ChildOptions, stages: Stages) -> int:
 
             services.append(Listener(alias, on_wake))
     services += _signing(options, breakers=all_breakers, movers=all_movers)
+    stages.begin()
     for service in services:
         service.start(stages.fail)
     stages.wait()

@@ -9,13 +9,14 @@ import os
 import signal
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 
 import msgspec
 import pytest
 from django.core.management import CommandError, call_command
 
 from queueapp.models import Now, Subscriber
-from tests.inprocess import eventually
+from tests.inprocess import DEADLINE, eventually
 from tests.testapp.messages import Ping
 from tests.testapp.models import Addressed, AtMostOnce, Effect, Leased, Transactional, Urgent
 from tests.workers.trees import Tree, children_of
@@ -81,7 +82,7 @@ def test_a_tree_that_works_until_empty_says_what_it_waits_for(start_tree: Start)
         )
     )
     assert tree.process.poll() is None, "the delayed message is to be handled here"
-    assert tree.terminate() == 0
+    assert tree.terminate() == 0, tree.output
 
 
 @pytest.mark.django_db
@@ -121,6 +122,31 @@ def test_the_children_end_when_their_supervisor_is_killed(start_tree: Start) -> 
     tree.process.kill()
 
     eventually(lambda: not any(os.path.exists(f"/proc/{child}/cmdline") and _runs(child) for child in children))
+
+
+SLOW = """
+import os, pathlib, sys, threading
+from tests.settings import *
+
+if "workers.processes.child" in sys.orig_argv:
+    pathlib.Path(__file__).with_name(f"{os.getpid()}.begun").touch()
+    threading.Event().wait()
+"""
+
+
+def test_children_that_are_still_being_set_up_end_at_once_when_they_are_told_to(
+    start_tree: Start, child_environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Seen beside four busy loops: one that had been told to stop during its imports went on with them until it was killed, and
+    the tree ended with 1. Here the user's settings never come to an end."""
+    (tmp_path / "slow.py").write_text(SLOW)
+    child_environment["DJANGO_SETTINGS_MODULE"] = "slow"
+    child_environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), child_environment.get("PYTHONPATH", "")])
+    tree = start_tree("testapp.Leased")
+    eventually(lambda: len(list(tmp_path.glob("*.begun"))) == 2, 4 * DEADLINE)
+
+    assert tree.terminate() == 0, tree.output
+    assert "did not stop" not in tree.output
 
 
 def _runs(process: int) -> bool:
