@@ -10,6 +10,8 @@ a queue of which nothing was ever set costs nothing of its own.
 from __future__ import annotations
 
 import logging
+import os
+import threading
 from collections.abc import Mapping
 from contextlib import nullcontext
 from datetime import timedelta
@@ -40,6 +42,17 @@ _SET_HERE = "_queueapp_set_here"
 Overrides = Mapping[str, Any]
 _NOTHING: Overrides = {}
 _known: dict[str, tuple[float, Mapping[str, Overrides]]] = {}
+#: When what is known was asked for, or something was set here: what was asked for before that says nothing any more.
+_asked: dict[str, float] = {}
+_learning = threading.Lock()
+
+
+def _forked() -> None:
+    global _learning
+    _learning = threading.Lock()  # somebody may have held it who is not here
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def value(queue: Any, name: str, alias: str) -> Any:
@@ -56,10 +69,10 @@ def matters(queue: Any) -> bool:
     return leases or delivery.expires_by_age or delivery.max_backlog is not None
 
 
-def told(alias: str, found: Mapping[str, Overrides]) -> None:
-    """A heartbeat has read what is set in a database, by label: nobody else of this process has to."""
-    _known[alias] = monotonic() + AGE_OF_TOLD, found
-    _pass_on(alias, found)
+def told(alias: str, found: Mapping[str, Overrides], asked: float | None = None) -> None:
+    """A heartbeat has read what is set in a database, by label: nobody else of this process has to. ``asked``: the ``monotonic``
+    time when it began to; now, if not given."""
+    _learn(alias, found, AGE_OF_TOLD, monotonic() if asked is None else asked)
 
 
 def refresh(alias: str) -> None:
@@ -69,19 +82,24 @@ def refresh(alias: str) -> None:
 
 def forget(alias: str | None = None) -> None:
     """Read anew at the next question: something was just set here."""
-    if alias is None:
-        _known.clear()
-    else:
-        _known.pop(alias, None)
+    with _learning:
+        for one in connections if alias is None else (alias,):
+            _known.pop(one, None)
+            _asked[one] = monotonic()
 
 
 def set_here(alias: str) -> None:
     """Something was just set by this connection. Until its transaction has ended what it reads is true of itself alone."""
     forget(alias)
     connection = connections[alias]
+
+    def committed() -> None:
+        connection.__dict__.pop(_SET_HERE, None)
+        forget(alias)  # others of this process may have read meanwhile what is no longer so
+
     if connection.in_atomic_block:
         connection.__dict__[_SET_HERE] = True
-        transaction.on_commit(lambda: connection.__dict__.pop(_SET_HERE, None), using=alias)
+        transaction.on_commit(committed, using=alias)
 
 
 def _is_unsure(connection: Any) -> bool:
@@ -100,12 +118,12 @@ def read(alias: str) -> dict[str, Overrides]:
 
 def read_anew(alias: str) -> Mapping[str, Overrides]:
     """The same, which the statements of this process go by from now on."""
-    found = read(alias)
+    asked, found = monotonic(), read(alias)
     if _is_unsure(connections[alias]):
         return found
-    if alias not in _known or _known[alias][0] < monotonic() + AGE:  # else a heartbeat tells it
-        _known[alias] = monotonic() + AGE, found
-        _pass_on(alias, found)
+    known = _known.get(alias)
+    if known is None or known[0] < monotonic() + AGE:  # else a heartbeat tells it
+        _learn(alias, found, AGE, asked)
     return found
 
 
@@ -159,7 +177,7 @@ def milliseconds(period: timedelta) -> int:
 
 
 def _overrides(alias: str) -> Mapping[str, Overrides]:
-    known = _known.get(alias)
+    asked, known = monotonic(), _known.get(alias)
     unsure = _is_unsure(connections[alias])
     if known is not None and monotonic() < known[0] and not unsure:
         return known[1]
@@ -168,9 +186,20 @@ def _overrides(alias: str) -> Mapping[str, Overrides]:
         return found
     if found is None:  # as before, for a while
         found = known[1] if known is not None else {}
-    _known[alias] = monotonic() + AGE, found
-    _pass_on(alias, found)
+    _learn(alias, found, AGE, asked)
     return found
+
+
+def _learn(alias: str, found: Mapping[str, Overrides], age: float, asked: float) -> None:
+    """Believe for ``age`` seconds what was asked for at a time. Threads read beside each other, and one that was held up comes
+    with what was so before somebody set something: seen on a busy machine, where a heartbeat took back for a second what had
+    just been set."""
+    with _learning:
+        if asked < _asked.get(alias, asked):
+            return
+        _asked[alias] = asked
+        _known[alias] = monotonic() + age, found
+        _pass_on(alias, found)
 
 
 def _pass_on(alias: str, found: Mapping[str, Overrides]) -> None:

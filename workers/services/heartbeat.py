@@ -168,6 +168,7 @@ class Heartbeat(Service):
             one.looked(bool(live[one.name]))
 
     def _read_controls(self) -> None:
+        began = monotonic()
         controls = QueueControl.objects.using(self.alias).annotate(
             now_careful=Q(careful_until__gt=Now()), now=Now(output_field=UtcField())
         )
@@ -186,7 +187,7 @@ class Heartbeat(Service):
                 paused.add(queue)
             if is_careful:
                 careful.add(queue)
-        in_force.told(self.alias, overrides)
+        in_force.told(self.alias, overrides, began)
         careful |= self.strangers.queues()
         for pump in self._pumps:
             label = pump.queue._meta.label

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from io import StringIO
 
 import pytest
@@ -16,7 +17,7 @@ from queueapp.models import QueueControl, Subscriber
 from queueapp.operating import control, statistics
 from queueapp.sql import queue_sql
 from queueapp.sql.claimed import Range
-from tests.inprocess import real_commits
+from tests.inprocess import DEADLINE, real_commits
 from tests.testapp.models import Capped, Leased, Recovered
 
 pytestmark = real_commits
@@ -111,3 +112,18 @@ def test_what_was_set_and_rolled_back_is_believed_by_nobody() -> None:
         assert in_force.value(Capped, "max_backlog", "default") == 1
     assert in_force.value(Capped, "max_backlog", "default") == 1
     assert control.set_option(Capped, "max_backlog", None)
+
+
+def test_what_was_committed_is_believed_at_once_by_a_thread_that_read_before() -> None:
+    seen: list[int] = []
+
+    def look() -> None:
+        seen.append(in_force.value(Capped, "max_backlog", "default"))
+        connection.close()
+
+    with ThreadPoolExecutor() as thread:
+        with transaction.atomic():
+            control.set_option(Capped, "max_backlog", 1)
+            thread.submit(look).result(DEADLINE)
+        thread.submit(look).result(DEADLINE)
+    assert seen == [5, 1]
