@@ -6,9 +6,9 @@ since. It then expects one, and to read "all of them" and to sort costs less tha
 whole backlog, until a vacuum comes by (seen: 100,000 messages in 3.7 s instead of 0.7; of a million a claim would take half a
 second). PostgreSQL has no hints; ``enable_sort`` for one statement is one (``unsorted``). It makes two statements more of
 one, so it is used only while the plan says that it would sort, which is looked at when a statement was slow, once a second at
-most. The plan that a session keeps of a prepared statement is looked at as well, which does not heed ``enable_sort`` (seen:
-20,000 rows read for each look at ten, after a queue had been idle), and one that was made while the table had few pages reads
-all of it even where it does not sort (seen: 51 ms for each claim of one out of 300,000).
+most, and while it is kept from it every ten. The plan that a session keeps of a prepared statement is looked at as well, which
+does not heed ``enable_sort`` (seen: 20,000 rows read for each look at ten, after a queue had been idle), and one that was made
+while the table had few pages reads all of it even where it does not sort (seen: 51 ms for each claim of one out of 300,000).
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ LOOK_EVERY = 1.0
 #: The same while it takes no more than twice as long as when a look found nothing: an idle process' few statements are slow
 #: because nothing of them is in a cache any more (3 ms), and a third of its statements were such looks.
 LOOK_AT_HARMLESS_EVERY = 10.0
-#: The same where only a plan that one session keeps sorts: the others would say that nothing does.
-LOOK_AT_KEPT_EVERY = 10.0
+#: The same while a statement is kept from sorting. By then another second of it costs nothing, and one that is run once a second
+#: (the peek at an idle queue: to the planner an empty table is sorted as soon as read) would have a look beside each. Where
+#: only a plan that one session keeps sorts, the others would say that nothing does.
+LOOK_AT_SORTING_EVERY = 10.0
 #: So long after the last plan that sorted a statement is kept from it all the same, in seconds. Under old snapshots each
 #: vacuum, every few seconds, changes what the planner thinks of a table, and to find it out costs a read of the backlog by each
 #: task; to be kept from it costs 0.2 ms.
@@ -103,7 +105,7 @@ class IndexOrder:
         now = monotonic()
         if now < self._look_at.get(sql, 0.0):
             return None
-        self._look_at[sql] = now + LOOK_EVERY
+        self._look_at[sql] = now + (LOOK_AT_SORTING_EVERY if now < self._calm_at.get(sql, 0.0) else LOOK_EVERY)
         try:
             with _unharmed(hot_cursor(connection).connection) as cursor:
                 plans = _plan_has(cursor, f"EXPLAIN {sql}", params, _SORTS)
@@ -116,10 +118,9 @@ class IndexOrder:
         if plans or kept:
             self._sorting.add(sql)
             self._calm_at[sql] = now + CALM
+            self._look_at[sql] = now + LOOK_AT_SORTING_EVERY
         else:
             self._sorting.discard(sql)
-        if kept:
-            self._look_at[sql] = now + LOOK_AT_KEPT_EVERY
         return plans or kept
 
 

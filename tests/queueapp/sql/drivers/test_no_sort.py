@@ -14,7 +14,14 @@ from psycopg.pq.abc import PGconn
 from queueapp.sql import queue_sql
 from queueapp.sql.claimed import Range
 from queueapp.sql.postgresql import index_order, opening, unsorted
-from queueapp.sql.postgresql.index_order import CALM, LOOK_AT_HARMLESS_EVERY, LOOK_EVERY, SLOW, IndexOrder
+from queueapp.sql.postgresql.index_order import (
+    CALM,
+    LOOK_AT_HARMLESS_EVERY,
+    LOOK_AT_SORTING_EVERY,
+    LOOK_EVERY,
+    SLOW,
+    IndexOrder,
+)
 from queueapp.sql.postgresql.packed import OpeningQuery
 from queueapp.sql.postgresql.session import fetch
 from queueapp.sql.postgresql.unsorted import execute_unsorted, fetch_unsorted
@@ -214,7 +221,7 @@ def test_a_plan_is_looked_at_when_a_statement_was_slow_and_once_in_a_while(clock
     assert order.sorts(SQL)
 
     indexes(usable=True)
-    clock[0] += LOOK_EVERY - 0.1
+    clock[0] += LOOK_AT_SORTING_EVERY - 0.1
     order.took(2 * SLOW, connection, SQL, ())
     assert order.sorts(SQL), "it is too early for another look"
     clock[0] += 0.2
@@ -251,11 +258,28 @@ def test_while_it_would_sort_the_plan_is_looked_at_again(clock: list[float]) -> 
     indexes(usable=True)
     order.fetch(connection, SQL, ())
     assert order.sorts(SQL)
-    clock[0] += LOOK_EVERY
+    clock[0] += LOOK_AT_SORTING_EVERY
 
     order.fetch(connection, SQL, ())
 
     assert not order.sorts(SQL)
+
+
+@pytest.mark.parametrize("usable", [False, True], ids=["it sorts", "it has sorted"])
+def test_what_is_kept_from_sorting_is_looked_at_seldom(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch, usable: bool
+) -> None:
+    """Seen: an idle worker sent an EXPLAIN beside each of its peeks."""
+    order, looks, explain = IndexOrder(), [], index_order._plan_has
+    monkeypatch.setattr(index_order, "_plan_has", lambda *given: looks.append(clock[0]) or explain(*given))
+    indexes(usable=False)
+    order.took(1, connection, SQL, ())
+    indexes(usable=usable)
+    looks.clear()
+    for _ in range(50):
+        clock[0] += 1
+        order.fetch(connection, SQL, ())
+    assert len(looks) == 5
 
 
 def test_what_has_sorted_is_kept_from_it_until_it_has_not_for_a_while(
