@@ -201,22 +201,28 @@ def test_expiration_set_at_run_time_is_in_force_for_a_running_worker(start_worke
     eventually(lambda: not Aging.objects.exists())
 
 
-def test_target_queue_depth_set_at_run_time_is_in_force_for_who_tops_up() -> None:
-    """And publishers write into the journal alone, whatever it is."""
+@pytest.fixture
+def topped_up() -> Iterator[None]:
+    """Deep is filled from the journal."""
     service = JournalService("default", [Deep], Leadership("default", "journal of a test", uuid.uuid4()))
     service.start()
-    try:
-        publish_many("journaled.deep", ({"n": n} for n in range(3000)))
-        eventually(lambda: Deep.objects.count() == 1000)
-        control.set_option(Deep, "target_queue_depth", 1500)
-        eventually(lambda: Deep.objects.count() == 1500)
-        publish_many("journaled.deep", ({"n": n} for n in range(10)))
-        assert inactive_messages(Deep, "default") == (1510, True)
-        assert JournalEntry.objects.count() == 3010
-    finally:
-        service.stop(DEADLINE)
+    yield
+    service.stop(DEADLINE)
 
 
+@pytest.mark.usefixtures("topped_up")
+def test_target_queue_depth_set_at_run_time_is_in_force_for_who_tops_up() -> None:
+    """And publishers write into the journal alone, whatever it is."""
+    publish_many("journaled.deep", ({"n": n} for n in range(3000)))
+    eventually(lambda: Deep.objects.count() == 1000)
+    control.set_option(Deep, "target_queue_depth", 1500)
+    eventually(lambda: Deep.objects.count() == 1500)
+    publish_many("journaled.deep", ({"n": n} for n in range(10)))
+    assert inactive_messages(Deep, "default") == (1510, True)
+    assert JournalEntry.objects.count() == 3010
+
+
+@pytest.mark.usefixtures("topped_up")
 def test_target_queue_depth_raised_when_the_queue_has_just_been_found_full_is_in_force(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -230,10 +236,6 @@ def test_target_queue_depth_raised_when_the_queue_has_just_been_found_full_is_in
         return filled
 
     monkeypatch.setattr(Filler, "fill", fill_and_raise)
-    service = JournalService("default", [Deep], Leadership("default", "journal of a test", uuid.uuid4()))
-    service.start()
-    try:
-        publish_many("journaled.deep", ({"n": n} for n in range(3000)))
-        eventually(lambda: Deep.objects.count() == 1500)
-    finally:
-        service.stop(DEADLINE)
+    publish_many("journaled.deep", ({"n": n} for n in range(3000)))
+    eventually(lambda: Deep.objects.count() == 1500)
+    assert raised == [True]
