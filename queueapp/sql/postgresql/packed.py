@@ -207,14 +207,18 @@ def answers(pgconn: PGconn) -> PQGen[list[PGresult]]:
 
 class LockedQuery(OpeningQuery):
     """A query under an advisory lock of its transaction. The lock travels before it, as a statement of its own: the query's
-    snapshot is taken when the lock is had. Outside of a transaction both are one, which ends with the query. ``lasting``: it
-    ends when that is on disk; else it may be lost in a crash of the server, together with all that comes after it."""
+    snapshot is taken when the lock is had. Outside of a transaction both are one, which ends with the query, and for which
+    ``options`` of the server are set: constants of ours, as they become part of a text."""
 
-    __slots__ = ("_lasting",)
+    __slots__ = ("_options",)
 
-    def __init__(self, sql: str, parameters: Sequence[tuple[int, Format]], *, lasting: bool = True) -> None:
+    def __init__(
+        self, sql: str, parameters: Sequence[tuple[int, Format]], options: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__(sql, parameters)
-        self._lasting = lasting
+        self._options = "".join(
+            f", set_config('{name}', '{value}', true)" for name, value in (options or {}).items()
+        ).encode()
 
     def fetch_locked(self, connection: Any, lock: int, values: Sequence[bytes | None]) -> PGresult | None:
         """Run both on a connection that is ``ready``; None, and nothing was done, where the query cannot be prepared. Errors
@@ -232,8 +236,8 @@ class LockedQuery(OpeningQuery):
                 return None
             # No table: see ``PostgresqlFlowing.lock_flow``. Nothing but an integer of ours is written into the text.
             locking = b"SELECT pg_advisory_xact_lock(%d::bigint)" % lock
-            if not self._lasting and raw.pgconn.transaction_status == TransactionStatus.IDLE:
-                locking += b", set_config('synchronous_commit', 'off', true)"
+            if raw.pgconn.transaction_status == TransactionStatus.IDLE:
+                locking += self._options
             result = _failed_or_last(self._converse(raw, (locking,), name, values))
             if result.status != ExecStatus.TUPLES_OK:
                 error = errors.error_from_result(result, encoding=raw.info.encoding)

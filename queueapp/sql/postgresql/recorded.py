@@ -30,6 +30,9 @@ _MARGIN = "interval '100 ms'"
 _PATIENCE = "interval '5 s'"
 #: Records that are looked at together.
 _WINDOW = 5_000
+#: Of the transaction in which places are taken. It may be lost in a crash of the server, together with the claim after it. And
+#: its plan is kept: one that was made while the table had a page would read all of what an old snapshot lets it grow to.
+_OPTIONS = {"synchronous_commit": "off", "enable_seqscan": "off"}
 
 
 def _big(number: int) -> bytes:
@@ -58,7 +61,7 @@ class PostgresqlRecorded(PostgresqlClaims):
             types = (BIGINT, TEXT, TEXT, BIGINT, BIGINT)
             for number in range(1, len(types) + 1):
                 packed = packed.replace("%s", f"${number}", 1)
-            self._packed_reserving = LockedQuery(packed.replace("%%", "%"), types, lasting=False)
+            self._packed_reserving = LockedQuery(packed.replace("%%", "%"), types, _OPTIONS)
 
     # -- statements -----------------------------------------------------------------------------------------------
 

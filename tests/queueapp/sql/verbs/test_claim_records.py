@@ -342,6 +342,8 @@ def test_claims_read_no_more_records_under_an_old_snapshot(server: Server) -> No
         pytest.skip("statistics of PostgreSQL")
     fill(400, server.alias)
     connection, one = connections[server.alias], Claimer(server.alias)
+    connection.close()  # and with it the plans that were made of a table with a page, which read all of it, and no index
+    connection.cursor().execute("SET enable_seqscan = off")
     sql: Any = queue_sql(Capped, connection)
 
     def entries_read() -> int:
@@ -368,4 +370,25 @@ def test_claims_read_no_more_records_under_an_old_snapshot(server: Server) -> No
                 last = cost_of_50()
     finally:
         old.close()
+        connection.close()
+    assert first > 50
     assert last <= first * 1.5
+
+
+@only_on_postgresql
+def test_places_are_taken_without_reading_all_records(server: Server) -> None:
+    """A plan is kept: one that was made while the table had a page read all of it for as long, however many pages it had by then."""
+    connection, one = connections[server.alias], Claimer(server.alias)
+    one.claim(0, 5)
+
+    def read_whole() -> int:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_stat_force_next_flush()")
+            cursor.execute("SELECT seq_scan FROM pg_stat_all_tables WHERE relname = 'queueapp_claimrecord'")
+            return int(cursor.fetchone()[0])
+
+    connection.cursor().execute("ANALYZE queueapp_claimrecord")
+    before = read_whole()
+    for _ in range(10):
+        one.claim(0, 5)
+    assert read_whole() == before
