@@ -28,7 +28,7 @@ from .patience import PostgresqlPatience
 from .queue import PostgresqlQueueSql
 from .ranked import PostgresqlRankedQueueSql
 from .rights import PostgresqlRights
-from .session import execute, fetch, name_statements, quote, quote_table
+from .session import fetch, name_statements, quote, quote_table
 from .session_state import PostgresqlSessions
 from .wakeups import PostgresqlWakeUps
 
@@ -176,7 +176,7 @@ class PostgresqlBackend(
     def delete_keys(self, connection: Any, table: StoreTable, keys: Sequence[int]) -> int:
         # Primary key.
         sql = f"DELETE FROM {quote_table(table.db_table)} WHERE {quote(table.key)} = ANY(%s)"
-        return execute(connection, sql, (list(keys),))
+        return self._in_order.execute_by_key(connection, sql, (list(keys),))
 
     # -- liveness -------------------------------------------------------------------------------------------------
 

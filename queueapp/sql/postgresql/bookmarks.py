@@ -13,7 +13,7 @@ from ..claimed import LAST_END
 from ..rows import Row
 from .claims import PostgresqlClaims
 from .holding import held
-from .session import execute, fetch
+from .session import fetch
 
 
 class PostgresqlBookmarks(PostgresqlClaims, Bookmarks):
@@ -24,7 +24,7 @@ class PostgresqlBookmarks(PostgresqlClaims, Bookmarks):
         # Primary key. Safe: whose it is is asked again of the row's latest version, so a message that was leased anew
         # meanwhile is judged by that lease.
         sql = f"DELETE FROM {self._q} WHERE {self._c['seq']} = ANY(%s){may}"
-        return execute(connection, sql, (list(seqs), *params))
+        return self._in_order.execute_by_key(connection, sql, (list(seqs), *params))
 
     def take_held(
         self, connection: Any, seqs: Sequence[int], holder: Holder, *, leased: bool = False, limits: Limits = NO_LIMITS
@@ -34,7 +34,7 @@ class PostgresqlBookmarks(PostgresqlClaims, Bookmarks):
             may += f" AND {reached}"
         # Primary key. Safe: as the ack.
         sql = f"DELETE FROM {self._q} WHERE {self._c['seq']} = ANY(%s){may} RETURNING {self._read(Row._fields)}"
-        return self._rows_of(fetch(connection, sql, (list(seqs), *params)))
+        return self._rows_of(self._in_order.fetch_by_key(connection, sql, (list(seqs), *params)))
 
     def cancel_held(self, connection: Any, seqs: Sequence[int], holder: Holder, limits: Limits) -> list[int]:
         c = self._c
@@ -46,7 +46,7 @@ class PostgresqlBookmarks(PostgresqlClaims, Bookmarks):
             f"UPDATE {self._q} SET {c['lease_token']} = NULL, {c['lease_owner']} = NULL, {c['lease_expires']} = NULL, "
             f"{c['cancels']} = {c['cancels']} + 1 WHERE {c['seq']} = ANY(%s){may} RETURNING {c['seq']}"
         )
-        return sorted(seq for (seq,) in fetch(connection, sql, (list(seqs), *params)))
+        return sorted(seq for (seq,) in self._in_order.fetch_by_key(connection, sql, (list(seqs), *params)))
 
     def extend_held(self, connection: Any, seqs: Sequence[int], holder: Holder, lease_ms: int) -> list[int]:
         c = self._c
@@ -57,7 +57,8 @@ class PostgresqlBookmarks(PostgresqlClaims, Bookmarks):
             f"UPDATE {self._q} SET {until} = CASE WHEN {until} > %s THEN {until} "
             f"ELSE clock_timestamp() + %s * interval '1 ms' END WHERE {c['seq']} = ANY(%s){may} RETURNING {c['seq']}"
         )
-        return sorted(seq for (seq,) in fetch(connection, sql, (LAST_END, lease_ms, list(seqs), *params)))
+        params = (LAST_END, lease_ms, list(seqs), *params)
+        return sorted(seq for (seq,) in self._in_order.fetch_by_key(connection, sql, params))
 
     def take_owned(self, connection: Any, owner: uuid.UUID, deliveries: int, limit: int) -> list[Row]:
         seq, c = self._c["seq"], self._c
@@ -88,7 +89,7 @@ class PostgresqlBookmarks(PostgresqlClaims, Bookmarks):
         there = f" AND ({self._c['lease_expires']} IS NULL OR NOT {held(self._c)})" if self.table.holds else ""
         # The index on id. No lock.
         sql = f"SELECT {identity}, {seq} FROM {self._q} WHERE {identity} = ANY(%s){there} ORDER BY {seq}"
-        return [(as_uuid(one), number) for one, number in fetch(connection, sql, (list(ids),))]
+        return [(as_uuid(one), number) for one, number in self._in_order.fetch_by_key(connection, sql, (list(ids),))]
 
     def _rows_of(self, found: Iterable[Any]) -> list[Row]:
         """What was read as ``Row._fields``, in the order of the queue."""

@@ -21,7 +21,7 @@ from .claims import Where
 from .holding import held
 from .queue import PostgresqlQueueSql
 from .rows import to_utc
-from .session import execute, fetch, quote, quote_table
+from .session import fetch, quote, quote_table
 
 
 class PostgresqlFencedQueueSql(FencedInserts, PostgresqlQueueSql):
@@ -108,7 +108,7 @@ class PostgresqlFencedQueueSql(FencedInserts, PostgresqlQueueSql):
             f"SELECT {self._read(Row._fields)} FROM {self._q} WHERE {self._c['seq']} = %s AND {self._c['is_barrier']} "
             "FOR UPDATE SKIP LOCKED"
         )
-        rows = fetch(connection, sql, (seq,))
+        rows = self._in_order.fetch_by_key(connection, sql, (seq,))
         return Row(*rows[0])._replace(id=uuid.UUID(bytes=rows[0][1])) if rows else None
 
     def first_before(self, connection: Any, low: int, high: int) -> int | None:
@@ -125,4 +125,4 @@ class PostgresqlFencedQueueSql(FencedInserts, PostgresqlQueueSql):
             f"UPDATE {self._q} SET {c['lease_token']} = %s, {c['lease_owner']} = NULL, "
             f"{c['lease_expires']} = clock_timestamp() + %s * interval '1 ms' WHERE {c['seq']} = %s"
         )
-        return execute(connection, sql, (new_id(), hold_ms, seq))
+        return self._in_order.execute_by_key(connection, sql, (new_id(), hold_ms, seq))

@@ -144,7 +144,7 @@ class PostgresqlFlowing(PostgresqlRecorded):
             f"{c['lease_expires']} = clock_timestamp() + %s * interval '1 ms' "
             f"FROM unnest(%s::bigint[], %s::uuid[]) AS s(seq, owner) WHERE q.{c['seq']} = s.seq"
         )
-        return execute(connection, sql, (lease_ms, list(seqs), list(owners)))
+        return self._in_order.execute_by_key(connection, sql, (lease_ms, list(seqs), list(owners)))
 
     def count_shared_out(self, connection: Any, owner: uuid.UUID) -> int:
         c = self._c

@@ -10,8 +10,9 @@ from ..claimed import FOREVER
 from ..holding import Holding
 from ..rows import Row
 from ..tables import QueueTable
+from .index_order import IndexOrder
 from .rows import read
-from .session import execute, fetch
+from .session import fetch
 
 
 def held(columns: dict[str, str]) -> str:
@@ -25,6 +26,7 @@ class PostgresqlHolding(Holding):
     table: QueueTable
     _q: str
     _c: dict[str, str]
+    _in_order: IndexOrder
 
     def lock_held(self, connection: Any, limit: int) -> list[Row]:
         seq = self._c["seq"]
@@ -47,7 +49,8 @@ class PostgresqlHolding(Holding):
             f"UPDATE {self._q} AS q SET {setting} FROM unnest({arrays}) AS v({names}) "
             f"WHERE q.{c['seq']} = v.seq AND q.{c['seq']} = ANY(%s) AND {held({name: f'q.{column}' for name, column in c.items()})}"
         )
-        return execute(connection, sql, (list(seqs), *(values for _, _, values in used), list(seqs)))
+        params = (list(seqs), *(values for _, _, values in used), list(seqs))
+        return self._in_order.execute_by_key(connection, sql, params)
 
     def count_held(self, connection: Any, limit: int) -> int:
         # The partial index on what is held. Safe: a plain read.

@@ -141,7 +141,7 @@ class PostgresqlQueueSql(
     def ack(self, connection: Any, seqs: Sequence[int], token: uuid.UUID) -> int:
         # Primary key; the token fences: a stale ack deletes nothing.
         sql = f"DELETE FROM {self._q} WHERE {self._fenced} AND {self._c['seq']} = ANY(%s)"
-        return execute(connection, sql, (token, list(seqs)))
+        return self._in_order.execute_by_key(connection, sql, (token, list(seqs)))
 
     def give_back(self, connection: Any, seqs: Sequence[int], token: uuid.UUID, *, handled: bool) -> int:
         c = self._c
@@ -151,7 +151,7 @@ class PostgresqlQueueSql(
             f"UPDATE {self._q} SET {c['lease_token']} = NULL, {c['lease_owner']} = NULL, {c['lease_expires']} = NULL, "
             f"{counts} WHERE {self._fenced} AND {c['seq']} = ANY(%s)"
         )
-        return execute(connection, sql, (token, list(seqs)))
+        return self._in_order.execute_by_key(connection, sql, (token, list(seqs)))
 
     def extend(self, connection: Any, seqs: Sequence[int], token: uuid.UUID, lease_ms: int) -> list[int]:
         c = self._c
@@ -160,13 +160,13 @@ class PostgresqlQueueSql(
             f"UPDATE {self._q} SET {c['lease_expires']} = clock_timestamp() + %s * interval '1 ms' "
             f"WHERE {self._fenced} AND {c['seq']} = ANY(%s){self._alive} RETURNING {c['seq']}"
         )
-        return [row[0] for row in fetch(connection, sql, (lease_ms, token, list(seqs)))]
+        return [row[0] for row in self._in_order.fetch_by_key(connection, sql, (lease_ms, token, list(seqs)))]
 
     def write_headers(self, connection: Any, seq: int, token: uuid.UUID, headers: str) -> int:
         # Primary key, fenced by the token: what a stale handler writes beside it in its transaction is refused with it. No index
         # holds headers, so the update is HOT where the page has room.
         sql = f"UPDATE {self._q} SET {self._c['headers']} = %s WHERE {self._fenced} AND {self._c['seq']} = %s"
-        return execute(connection, sql, (headers, token, seq))
+        return self._in_order.execute_by_key(connection, sql, (headers, token, seq))
 
     # -- after a failure ------------------------------------------------------------------------------------------
 
@@ -178,7 +178,7 @@ class PostgresqlQueueSql(
         before = fetch(connection, set_timeout, (f"{max(1, wait_ms)}ms",))[0][0]
         fence = f" AND {self._c['lease_token']} = %s" if token else ""
         sql = f"SELECT {self._read(Row._fields)} FROM {self._q} WHERE {self._c['seq']} = %s{fence} FOR UPDATE"
-        rows = fetch(connection, sql, (seq, token) if token else (seq,))
+        rows = self._in_order.fetch_by_key(connection, sql, (seq, token) if token else (seq,))
         execute(connection, "SELECT set_config('lock_timeout', %s, true)", (before,))
         return Row(*rows[0])._replace(id=uuid.UUID(bytes=rows[0][1])) if rows else None
 
@@ -219,11 +219,12 @@ class PostgresqlQueueSql(
         # Primary key. The caller holds the row's lock from ``lock``.
         sql = f"UPDATE {self._q} SET {', '.join(f'{c[name]} = %s' for name in values)} WHERE {c['seq']} = %s{fence}"
         params = (*values.values(), seq)
-        return execute(connection, sql, (*params, token) if token else params)
+        return self._in_order.execute_by_key(connection, sql, (*params, token) if token else params)
 
     def remove(self, connection: Any, seqs: Sequence[int]) -> int:
         # Primary key.
-        return execute(connection, f"DELETE FROM {self._q} WHERE {self._c['seq']} = ANY(%s)", (list(seqs),))
+        sql = f"DELETE FROM {self._q} WHERE {self._c['seq']} = ANY(%s)"
+        return self._in_order.execute_by_key(connection, sql, (list(seqs),))
 
     # -- housekeeping ---------------------------------------------------------------------------------------------
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from ..results import Outcome, Results
 from ..tables import QueueTable
-from .session import execute, fetch, quote_table
+from .index_order import IndexOrder
+from .session import execute, quote_table
 
 _TYPES = {
     "seq": "bigint", "id": "uuid", "task": "text", "queue_name": "text", "backend": "text", "first_started": "timestamptz",
@@ -35,6 +36,7 @@ class PostgresqlResults(Results):
     table: QueueTable
     _q: str
     _c: dict[str, str]
+    _in_order: IndexOrder
     _fenced: str
 
     def ack_and_keep(
@@ -67,7 +69,7 @@ class PostgresqlResults(Results):
             f"kept AS (INSERT INTO {quote_table(results)} ({_KEPT}) SELECT DISTINCT ON (id) {_VALUES} FROM gone "
             f"ORDER BY id, seq DESC ON CONFLICT (id) DO UPDATE SET {_OVER}) SELECT seq FROM gone"
         )
-        return [seq for (seq,) in fetch(connection, sql, params)]
+        return [seq for (seq,) in self._in_order.fetch_by_key(connection, sql, params)]
 
     def keep(self, connection: Any, results: str, outcome: Outcome) -> None:
         names = [name for name in Outcome._fields if name != "enqueued_at" or outcome.enqueued_at is not None]

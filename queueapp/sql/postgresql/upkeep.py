@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..upkeep import LeaseUpkeep
-from .session import execute, fetch
+from .index_order import IndexOrder
+from .session import execute
 
 
 class PostgresqlUpkeep(LeaseUpkeep):
@@ -15,6 +16,7 @@ class PostgresqlUpkeep(LeaseUpkeep):
 
     _q: str
     _c: dict[str, str]
+    _in_order: IndexOrder
     _alive: str
     _fenced: str
 
@@ -50,8 +52,7 @@ class PostgresqlUpkeep(LeaseUpkeep):
             f"FOR UPDATE SKIP LOCKED))"
         )
 
-    @staticmethod
-    def _within(connection: Any, wait_ms: int, sql: str, params: Sequence[Any]) -> list[int]:
+    def _within(self, connection: Any, wait_ms: int, sql: str, params: Sequence[Any]) -> list[int]:
         # For the transaction alone: a pooler hands the session on to others.
         execute(connection, "SELECT set_config('lock_timeout', %s, true)", (f"{max(1, wait_ms)}ms",))
-        return sorted(seq for (seq,) in fetch(connection, sql, params))
+        return sorted(seq for (seq,) in self._in_order.fetch_by_key(connection, sql, params))

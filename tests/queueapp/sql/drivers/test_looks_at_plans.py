@@ -137,24 +137,28 @@ def test_what_has_sorted_is_kept_from_it_until_it_has_not_for_a_while(
     assert len(taken) == 1
 
 
-def test_a_plan_that_is_kept_and_reads_the_whole_table_is_found_though_it_does_not_sort() -> None:
-    """It was made while the table had few pages, and is kept whatever comes."""
+@pytest.mark.parametrize("numbers", [(10**10,), (5, 10**5, 10**10)], ids=["one", "one for each size"])
+def test_a_plan_that_is_kept_and_reads_the_whole_table_is_found_though_it_does_not_sort(
+    numbers: tuple[int, ...],
+) -> None:
+    """It was made while the table had few pages, and is kept whatever comes. For smaller numbers the session keeps others."""
     sql = f'SELECT seq FROM "{Transactional._meta.db_table}" WHERE seq >= %s LIMIT 1'
     Transactional.send_many(range(5_000))
     connection.cursor().execute(f'ANALYZE "{Transactional._meta.db_table}"')
     order = IndexOrder()
-    order.took(1, connection, sql, (10**9,))
+    order.took(1, connection, sql, (10**10,))
     assert not order.sorts(sql)
     indexes(usable=False)
     connection.cursor().execute("SET plan_cache_mode = force_generic_plan")
-    fetch(connection, sql, (10**9,))
+    for number in numbers:
+        fetch(connection, sql, (number,))
     indexes(usable=True)
     order = IndexOrder()
 
-    order.took(1, connection, sql, (10**9,))
+    order.took(1, connection, sql, (10**10,))
 
     assert order.sorts(sql)
-    explained = fetch_unsorted(connection, f"EXPLAIN {sql}", (10**9,))
+    explained = fetch_unsorted(connection, f"EXPLAIN {sql}", (10**10,))
     assert not any("Seq Scan" in line for (line,) in explained)
 
 
