@@ -9,11 +9,14 @@ from typing import Any
 
 from ...messages.ids import as_uuid
 from ..deferred import Deferred
+from .index_order import IndexOrder
 from .session import execute, fetch, quote_table
 
 
 class PostgresqlDeferred(Deferred):
     """The table of deferred acks."""
+
+    _in_order: IndexOrder
 
     def lock_name(self, connection: Any, name: str, *, shared: bool = False) -> None:
         # No index. Of names whose digests are the same two wait for each other, which harms neither.
@@ -38,4 +41,5 @@ class PostgresqlDeferred(Deferred):
             f"DELETE FROM {quote_table(db_table)} WHERE queue = %s AND message_id = ANY(%s) "
             "RETURNING message_id, expires > clock_timestamp()"
         )
-        return [as_uuid(one) for one, in_time in fetch(connection, sql, (queue, list(ids))) if in_time]
+        rows = self._in_order.fetch_by_key(connection, sql, (queue, list(ids)))
+        return [as_uuid(one) for one, in_time in rows if in_time]

@@ -25,7 +25,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from .session import execute, fetch, hot_cursor
-from .unsorted import execute_unsorted, fetch_unsorted
+from .unsorted import execute_by_key, execute_unsorted, fetch_by_key, fetch_unsorted
 
 _T = TypeVar("_T")
 #: What runs a statement on a connection with these parameters.
@@ -85,11 +85,11 @@ class IndexOrder:
 
     def fetch_by_key(self, connection: Any, sql: str, params: Sequence[Any]) -> list[Any]:
         """As ``session.fetch``: a statement that finds its rows by a key. It may sort what it found."""
-        return self._run(fetch, fetch_unsorted, connection, sql, params, by_key=True)
+        return self._run(fetch, fetch_by_key, connection, sql, params, by_key=True)
 
     def execute_by_key(self, connection: Any, sql: str, params: Sequence[Any]) -> int:
         """As ``session.execute``, otherwise as ``fetch_by_key``."""
-        return self._run(execute, execute_unsorted, connection, sql, params, by_key=True)
+        return self._run(execute, execute_by_key, connection, sql, params, by_key=True)
 
     def _run(
         self,

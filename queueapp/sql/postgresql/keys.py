@@ -9,11 +9,14 @@ from typing import Any
 from ...messages.ids import as_uuid
 from ..keys import Keys, Waiting
 from ..tables import QueueTable, StoreTable
+from .index_order import IndexOrder
 from .session import execute, fetch, quote, quote_table
 
 
 class PostgresqlKeys(Keys):
     """The two tables that all queues of a database share."""
+
+    _in_order: IndexOrder
 
     def hold_keys(
         self, connection: Any, db_table: str, queue: str, keys: Sequence[str], ids: Sequence[uuid.UUID]
@@ -35,7 +38,7 @@ class PostgresqlKeys(Keys):
             f"UPDATE {quote_table(db_table)} t SET message_id = u.id, changed_at = clock_timestamp() "
             "FROM unnest(%s::text[], %s::uuid[]) AS u(key, id) WHERE t.queue = %s AND t.key = u.key"
         )
-        return execute(connection, sql, (list(keys), list(ids), queue))
+        return self._in_order.execute_by_key(connection, sql, (list(keys), list(ids), queue))
 
     def lock_stored(
         self, connection: Any, table: StoreTable, destination: str, ids: Sequence[uuid.UUID]
@@ -50,7 +53,8 @@ class PostgresqlKeys(Keys):
             f"SELECT {key}, {identity} FROM {quote_table(table.db_table)} WHERE {identity} = ANY(%s) AND {where} = %s "
             f"ORDER BY {key} FOR UPDATE"
         )
-        return [(number, as_uuid(one)) for number, one in fetch(connection, sql, (list(ids), destination))]
+        rows = self._in_order.fetch_by_key(connection, sql, (list(ids), destination))
+        return [(number, as_uuid(one)) for number, one in rows]
 
     def forget_keys(
         self, connection: Any, db_table: str, queue: QueueTable, store: StoreTable, keep_ms: int, limit: int
@@ -90,6 +94,7 @@ class PostgresqlWaiting(Waiting):
     _q: str
     _c: dict[str, str]
     _free: str
+    _in_order: IndexOrder
 
     def lock_waiting(self, connection: Any, ids: Sequence[uuid.UUID]) -> list[tuple[int, uuid.UUID]]:
         seq, identity = self._c["seq"], self._c["id"]
@@ -100,4 +105,4 @@ class PostgresqlWaiting(Waiting):
             f"SELECT {seq}, {identity} FROM {self._q} WHERE {identity} = ANY(%s) AND {self._free}{begun} ORDER BY {seq} "
             "FOR UPDATE SKIP LOCKED"
         )
-        return [(number, as_uuid(one)) for number, one in fetch(connection, sql, (list(ids),))]
+        return [(number, as_uuid(one)) for number, one in self._in_order.fetch_by_key(connection, sql, (list(ids),))]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 from psycopg import errors
@@ -24,16 +24,27 @@ from .naming import SIGNS, content_of, distrust, take_over
 from .packed import answers
 from .session import execute, fetch, hot_cursor, load
 
-#: To the end of the transaction, which outside of one is the end of the trip.
-_SETTINGS = (b"enable_sort", b"enable_seqscan")
-_OFF = b"SELECT " + b", ".join(b"set_config('%s', 'off', true)" % one for one in _SETTINGS)
-_REMEMBER_AND_OFF = b"SELECT " + b", ".join(
-    b"set_config('queueapp.%s', current_setting('%s'), true), set_config('%s', 'off', true)" % (one, one, one)
-    for one in _SETTINGS
-)
-_PUT_BACK = b"SELECT " + b", ".join(
-    b"set_config('%s', current_setting('queueapp.%s'), true)" % (one, one) for one in _SETTINGS
-)
+
+class _Off(NamedTuple):
+    """What the planner is to do without: to the end of the transaction, which outside of one is the end of the trip."""
+
+    #: Behind each text that is prepared under it.
+    mark: str
+    off: bytes
+    remember_and_off: bytes
+    put_back: bytes
+
+
+def _without(mark: str, *settings: bytes) -> _Off:
+    off = [b"set_config('%s', 'off', true)" % one for one in settings]
+    remember = [b"set_config('queueapp.%s', current_setting('%s'), true)" % (one, one) for one in settings]
+    put_back = [b"set_config('%s', current_setting('queueapp.%s'), true)" % (one, one) for one in settings]
+    return _Off(mark, *(b"SELECT " + b", ".join(one) for one in (off, [*remember, *off], put_back)))
+
+
+_UNSORTED = _without("unsorted", b"enable_sort", b"enable_seqscan")
+#: What is found by its key may be sorted: it would rather be read by the index that has its order, all of it.
+_BY_KEY = _without("by key", b"enable_seqscan")
 
 #: A text, the parameters and their types and formats.
 _Statement = tuple[bytes, Sequence[Any], tuple[int, ...], Sequence[Format]]
@@ -43,19 +54,37 @@ def fetch_unsorted(connection: Any, sql: str, params: Sequence[Any]) -> list[Any
     """As ``session.fetch``: the statement takes its order from an index, if there is one. In a transaction, which may be the
     user's, what was set is put back, by itself if the statement fails; outside of one nothing outlives the trip, since
     behind a pooler the session is somebody else's the moment after."""
-    result = _run(connection, sql, params)
+    return _fetch(connection, sql, params, _UNSORTED)
+
+
+def execute_unsorted(connection: Any, sql: str, params: Sequence[Any]) -> int:
+    """As ``session.execute``, otherwise as ``fetch_unsorted``."""
+    return _execute(connection, sql, params, _UNSORTED)
+
+
+def fetch_by_key(connection: Any, sql: str, params: Sequence[Any]) -> list[Any]:
+    """As ``fetch_unsorted``, of a statement that finds its rows by a key: it reads no table whole, and sorts if it likes."""
+    return _fetch(connection, sql, params, _BY_KEY)
+
+
+def execute_by_key(connection: Any, sql: str, params: Sequence[Any]) -> int:
+    """As ``session.execute``, otherwise as ``fetch_by_key``."""
+    return _execute(connection, sql, params, _BY_KEY)
+
+
+def _fetch(connection: Any, sql: str, params: Sequence[Any], without: _Off) -> list[Any]:
+    result = _run(connection, sql, params, without)
     if result is None:
         return fetch(connection, sql, params)
     return load(connection, result) if result.ntuples else []
 
 
-def execute_unsorted(connection: Any, sql: str, params: Sequence[Any]) -> int:
-    """As ``session.execute``, otherwise as ``fetch_unsorted``."""
-    result = _run(connection, sql, params)
+def _execute(connection: Any, sql: str, params: Sequence[Any], without: _Off) -> int:
+    result = _run(connection, sql, params, without)
     return execute(connection, sql, params) if result is None else result.command_tuples or 0
 
 
-def _run(connection: Any, sql: str, params: Sequence[Any]) -> PGresult | None:
+def _run(connection: Any, sql: str, params: Sequence[Any], without: _Off) -> PGresult | None:
     """None, and nothing was done: the user is in a pipeline, where no setting can be put back in time."""
     connection.validate_no_broken_transaction()
     cursor = hot_cursor(connection)
@@ -64,23 +93,23 @@ def _run(connection: Any, sql: str, params: Sequence[Any]) -> PGresult | None:
         return None
     transformer = Transformer(cursor)
     values = transformer.dump_sequence(params, [PyFormat.AUTO] * len(params))
-    statement = (_marked(sql), values, transformer.types or (), transformer.formats or ())
+    statement = (_marked(sql, without.mark), values, transformer.types or (), transformer.formats or ())
     with connection.wrap_database_errors, raw.lock:
         try:
-            return _in_one_trip(raw, statement)
+            return _in_one_trip(raw, statement, without)
         except SIGNS as error:
             # As in ``packed``: nothing was done, and if nothing was broken by it, it is done now, without a name.
             if not distrust(raw, error):
                 raise
-            return _in_one_trip(raw, statement)
+            return _in_one_trip(raw, statement, without)
 
 
-def _in_one_trip(raw: psycopg.Connection[Any], statement: _Statement) -> PGresult:
+def _in_one_trip(raw: psycopg.Connection[Any], statement: _Statement, without: _Off) -> PGresult:
     # The statements of one trip are one transaction, also without a BEGIN.
-    before, after = [_OFF], []
+    before, after = [without.off], []
     begin = b""
     if not raw.autocommit or raw.pgconn.transaction_status != TransactionStatus.IDLE:
-        before, after = [_REMEMBER_AND_OFF], [_PUT_BACK]
+        before, after = [without.remember_and_off], [without.put_back]
         if raw.pgconn.transaction_status == TransactionStatus.IDLE:
             begin = raw._get_tx_start_command()
     statements: list[_Statement] = [(sql, (), (), ()) for sql in before]
@@ -133,8 +162,8 @@ def _prepared(raw: psycopg.Connection[Any], sql: bytes, types: tuple[int, ...]) 
 
 
 @lru_cache(maxsize=500)
-def _marked(sql: str) -> bytes:
+def _marked(sql: str, mark: str) -> bytes:
     """The statement as the server takes it, with a text that is not the other's."""
     pieces = sql.split("%s")
     text = "".join(f"{piece}${number}" for number, piece in enumerate(pieces[:-1], 1)) + pieces[-1]
-    return f"{text.replace('%%', '%')} /* unsorted */".encode()
+    return f"{text.replace('%%', '%')} /* {mark} */".encode()

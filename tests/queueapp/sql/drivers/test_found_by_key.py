@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 from django.db import connection, transaction
+from django.db.models import Model
 from django.utils import timezone
 
-from queueapp.models import DelayedMessage
+from queueapp.models import DelayedMessage, MessageKey
+from queueapp.models.deferred_ack import DeferredAck
 from queueapp.sql import backend_of, queue_sql
 from queueapp.sql.bookmarks import Holder
 from queueapp.sql.claimed import SEQ, Range
@@ -26,12 +28,12 @@ from queueapp.tasks.models import Result
 from tests.databases import only_on_postgresql
 from tests.inprocess import real_commits
 from tests.queueapp.sql.drivers.test_index_order import FEW, MESSAGES, rows_read
-from tests.testapp.models import Leased
+from tests.testapp.keyed import Keyed
 
 pytestmark = [only_on_postgresql, real_commits, pytest.mark.usefixtures("own_session")]
 
 STORE = StoreTable.of(DelayedMessage, "due")
-RESULTS = Result._meta.db_table
+RESULTS, KEYS, EARLY = (one._meta.db_table for one in (Result, MessageKey, DeferredAck))
 
 Verb = Callable[[Any, list[int], uuid.UUID], object]
 VERBS: dict[str, Verb] = {
@@ -50,7 +52,7 @@ VERBS: dict[str, Verb] = {
     "take_held": lambda sql, seqs, token: sql.take_held(connection, seqs, Holder("FENCED", token)),
     "extend_held": lambda sql, seqs, token: sql.extend_held(connection, seqs, Holder("FENCED", token), 60_000),
     "ack_and_keep": lambda sql, seqs, token: sql.ack_and_keep(connection, RESULTS, [outcome(*seqs)], token),
-    "delete_keys": lambda _, seqs, __: backend_of(connection).delete_keys(connection, STORE, seqs),
+    "lock_waiting": lambda sql, *_: sql.lock_waiting(connection, [uuid.uuid4()]),
 }
 
 
@@ -58,36 +60,67 @@ def outcome(seq: int) -> Outcome:
     return Outcome(seq, "a.task", "a", "default", None, 1, 0, "null", "[]", "[]")
 
 
-@pytest.mark.parametrize("name", VERBS)
-def test_what_is_read_does_not_depend_on_what_waits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seen: 12 ms for each ack out of 100,000."""
-    store = name == "delete_keys"
-    sql: Any = queue_sql(Leased, connection)
-    order = IndexOrder()
-    monkeypatch.setattr(backend_of(connection) if store else sql, "_in_order", order)
-    monkeypatch.setattr(index_order, "SLOW", 10.0)
-    table = DelayedMessage if store else Leased
+def waiting() -> DelayedMessage:
+    return DelayedMessage(message_id=uuid.uuid4(), destination="a", headers="{}", body=b"", due=timezone.now())
 
-    def fill(count: int) -> None:
-        if store:
-            due = timezone.now()
-            waiting = [
-                DelayedMessage(message_id=uuid.uuid4(), destination="a", headers="{}", body=b"", due=due)
-                for _ in range(count)
-            ]
-            DelayedMessage.objects.bulk_create(waiting, batch_size=2000)
-        else:
-            Leased.send_many(range(count))
+
+def key() -> MessageKey:
+    return MessageKey(queue="a", key=uuid.uuid4().hex, message_id=uuid.uuid4())
+
+
+def early() -> DeferredAck:
+    return DeferredAck(queue="a", message_id=uuid.uuid4(), kind="ack", expires=timezone.now())
+
+
+#: Of tables that all queues share: what makes a row, and a verb that is given one.
+SHARED: dict[str, tuple[Callable[[], Model], Callable[[Any, Any], object]]] = {
+    "delete_keys": (waiting, lambda backend, row: backend.delete_keys(connection, STORE, [row.pk])),
+    "lock_stored": (waiting, lambda backend, row: backend.lock_stored(connection, STORE, "a", [row.message_id])),
+    "set_keys": (key, lambda backend, row: backend.set_keys(connection, KEYS, "a", [row.key], [row.message_id])),
+    "take_deferred": (early, lambda backend, row: backend.take_deferred(connection, EARLY, "a", [row.message_id])),
+}
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_of_a_queue_what_is_read_does_not_depend_on_what_waits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen: 12 ms for each ack out of 100,000."""
+    sql: Any = queue_sql(Keyed, connection)
 
     def one() -> Callable[[], object]:
         token = uuid.uuid4()
-        if store:
-            seqs = list(DelayedMessage.objects.order_by("pk").values_list("pk", flat=True)[:1])
-        else:
-            seqs = [row[SEQ] for row in sql.claim_by_lease(connection, [Range()], 1, token, uuid.uuid4(), 60_000)]
+        seqs = [row[SEQ] for row in sql.claim_by_lease(connection, [Range()], 1, token, uuid.uuid4(), 60_000)]
         assert len(seqs) == 1
         return lambda: VERBS[name](sql, seqs, token)
 
+    check(monkeypatch, sql, Keyed, lambda count: Keyed.send_many(range(count)), one)
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_of_a_shared_table_neither(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, verb = SHARED[name]
+    backend: Any = backend_of(connection)
+    rows: Any = type(make()).objects  # type: ignore[attr-defined]
+
+    def one() -> Callable[[], object]:
+        row = rows.order_by("pk").first()
+        return lambda: verb(backend, row)
+
+    check(
+        monkeypatch, backend, rows.model, lambda n: rows.bulk_create([make() for _ in range(n)], batch_size=2000), one
+    )
+
+
+def check(
+    monkeypatch: pytest.MonkeyPatch,
+    verbs: Any,
+    table: type[Model],
+    fill: Callable[[int], object],
+    one: Callable[[], Callable[[], object]],
+) -> None:
+    """``one``: what is run on one row more."""
+    order = IndexOrder()
+    monkeypatch.setattr(verbs, "_in_order", order)
+    monkeypatch.setattr(index_order, "SLOW", 10.0)
     fill(20)
     connection.cursor().execute(f'ANALYZE "{table._meta.db_table}"')
     for _ in range(12):  # from the sixth on by a plan for any parameters
