@@ -150,7 +150,7 @@ class PostgresqlFlowing(PostgresqlRecorded):
         c = self._c
         # The partial index on what is leased, by owner. No lock.
         sql = f"SELECT count(*) FROM {self._q} WHERE {c['lease_owner']} = %s AND {c['lease_token']} = %s{self._alive}"
-        return int(fetch(connection, sql, (owner, owner))[0][0])
+        return int(self._in_order.fetch_by_key(connection, sql, (owner, owner))[0][0])
 
     def take_up(
         self, connection: Any, owner: uuid.UUID, limit: int, token: uuid.UUID, lease_ms: int | None
@@ -167,7 +167,8 @@ class PostgresqlFlowing(PostgresqlRecorded):
             f"ORDER BY {order} LIMIT %s FOR UPDATE SKIP LOCKED)){self._unless_barred()} RETURNING {self._read(self.table.claimed)}"
         )
         until = FOREVER_MS if lease_ms is None else lease_ms
-        rows = fetch(connection, sql, (token, until, owner, owner, limit, *self._claimant(owner)))
+        params = (token, until, owner, owner, limit, *self._claimant(owner))
+        rows = self._in_order.fetch_by_key(connection, sql, params)
         rows.sort(key=self._order)
         return rows
 

@@ -211,7 +211,7 @@ class PostgresqlJournalSql(JournalSql):
                 f"SELECT e.* FROM unnest(%s::text[]) AS t(topic) CROSS JOIN LATERAL ({one.format('t.topic')}) AS e "
                 "ORDER BY e.txid, e.seq LIMIT %s"
             )
-            rows = fetch(connection, sql, [list(topics), *rest, limit])
+            rows = self._in_order.fetch_by_key(connection, sql, [list(topics), *rest, limit])
         return [Kept(*row) for row in rows]
 
     def count(self, connection: Any, topics: Sequence[str], after: Position, without: Sequence[str], limit: int) -> int:
@@ -255,7 +255,7 @@ class PostgresqlJournalSql(JournalSql):
 
     def find(self, connection: Any, seq: int) -> Position | None:
         # Primary key, a step in each partition. Locks nothing.
-        rows = fetch(connection, f"SELECT txid, seq FROM {self._t} WHERE seq = %s", (seq,))
+        rows = self._in_order.fetch_by_key(connection, f"SELECT txid, seq FROM {self._t} WHERE seq = %s", (seq,))
         return Position(*rows[0]) if rows else None
 
     def edge(self, connection: Any, topic: str, *, last: bool, source: str = "") -> tuple[Position, datetime] | None:
@@ -284,7 +284,8 @@ class PostgresqlJournalSql(JournalSql):
 
     def present(self, connection: Any, seqs: Sequence[int]) -> set[int]:
         # Primary key, a step for each in each partition. Locks nothing.
-        return {row[0] for row in fetch(connection, f"SELECT seq FROM {self._t} WHERE seq = ANY(%s)", (list(seqs),))}
+        sql = f"SELECT seq FROM {self._t} WHERE seq = ANY(%s)"
+        return {row[0] for row in self._in_order.fetch_by_key(connection, sql, (list(seqs),))}
 
     def renumber(self, connection: Any, cursor_table: str) -> int:
         # One at a time, until the end of the transaction.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -12,8 +13,8 @@ import pytest
 from queueapp import replay
 from queueapp.journal.keeping import journal_of
 from queueapp.sql.journal import BEGINNING, Position
-from queueapp.sql.postgresql import journal as postgresql_journal
 from queueapp.sql.postgresql.index_order import IndexOrder
+from queueapp.sql.postgresql.session import fetch
 from tests.databases import only_on_postgresql
 from tests.inprocess import DEADLINE, eventually, real_commits
 from tests.queueapp.sql.server import Server, outgoing
@@ -216,26 +217,19 @@ class CaptureStatements:
         self._plans: list[str] = []
 
     def __enter__(self) -> list[str]:
-        fetch = self._fetch = postgresql_journal.fetch
-        in_order = self._in_order = IndexOrder.fetch
-
-        def explained(connection: Any, sql: str, params: Any) -> None:
-            rows = fetch(connection, f"EXPLAIN {sql}", params)
-            self._plans.append("\n".join(row[0] for row in rows))
-
-        def plain(connection: Any, sql: str, params: Any, **options: Any) -> list[Any]:
-            if "CROSS JOIN LATERAL" in sql:
-                explained(connection, sql, params)
-            return fetch(connection, sql, params, **options)
-
-        def ordered(order: Any, connection: Any, sql: str, params: Any) -> list[Any]:
-            explained(connection, sql, params)
-            return in_order(order, connection, sql, params)
-
-        postgresql_journal.fetch = plain
-        IndexOrder.fetch = ordered  # type: ignore[method-assign]
+        self._ways = {name: getattr(IndexOrder, name) for name in ("fetch", "fetch_by_key")}
+        for name, way in self._ways.items():
+            setattr(IndexOrder, name, self._explained(way))
         return self._plans
 
+    def _explained(self, way: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        def explained(order: IndexOrder, connection: Any, sql: str, params: Any) -> list[Any]:
+            rows = fetch(connection, f"EXPLAIN {sql}", params)
+            self._plans.append("\n".join(row[0] for row in rows))
+            return way(order, connection, sql, params)
+
+        return explained
+
     def __exit__(self, *_: Any) -> None:
-        postgresql_journal.fetch = self._fetch
-        IndexOrder.fetch = self._in_order  # type: ignore[method-assign]
+        for name, way in self._ways.items():
+            setattr(IndexOrder, name, way)

@@ -15,11 +15,14 @@ from django.db import connection, transaction
 from django.db.models import Model
 from django.utils import timezone
 
+from queueapp.journal.keeping import journal_of
 from queueapp.models import DelayedMessage, MessageKey
 from queueapp.models.deferred_ack import DeferredAck
+from queueapp.models.journal import JournalEntry
 from queueapp.sql import backend_of, queue_sql
 from queueapp.sql.bookmarks import Holder
 from queueapp.sql.claimed import SEQ, Range
+from queueapp.sql.journal import Position
 from queueapp.sql.postgresql import index_order
 from queueapp.sql.postgresql.index_order import IndexOrder
 from queueapp.sql.results import Outcome
@@ -28,6 +31,8 @@ from queueapp.tasks.models import Result
 from tests.databases import only_on_postgresql
 from tests.inprocess import real_commits
 from tests.queueapp.sql.drivers.test_index_order import FEW, MESSAGES, rows_read
+from tests.queueapp.sql.server import outgoing
+from tests.testapp.flow import InTurns
 from tests.testapp.keyed import Keyed
 
 pytestmark = [only_on_postgresql, real_commits, pytest.mark.usefixtures("own_session")]
@@ -108,6 +113,40 @@ def test_of_a_shared_table_neither(name: str, monkeypatch: pytest.MonkeyPatch) -
     check(
         monkeypatch, backend, rows.model, lambda n: rows.bulk_create([make() for _ in range(n)], batch_size=2000), one
     )
+
+
+@pytest.mark.parametrize("name", ["take_up", "count_shared_out"])
+def test_of_messages_that_are_shared_out_neither(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sql: Any = queue_sql(InTurns, connection)
+
+    def one() -> Callable[[], object]:
+        owner = uuid.uuid4()
+        with transaction.atomic():
+            heads = sql.lock_heads(connection, [Range()], 1, bodies=False)
+            assert sql.share_out(connection, [heads[0][SEQ]], [owner], 60_000) == 1
+        if name == "take_up":
+            return lambda: sql.take_up(connection, owner, 1, uuid.uuid4(), 60_000)
+        return lambda: sql.count_shared_out(connection, owner)
+
+    check(monkeypatch, sql, InTurns, lambda count: InTurns.send_many(range(count)), one)
+
+
+JOURNAL: dict[str, Callable[[Any], object]] = {
+    "read": lambda journal: journal.read(connection, ["a", "b"], Position(2**60, 0), Position(2**61, 0), 10),
+    "present": lambda journal: journal.present(connection, [1]),
+    "find": lambda journal: journal.find(connection, 1),
+}
+
+
+@pytest.mark.parametrize("name", JOURNAL)
+def test_of_the_journal_neither(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal: Any = journal_of(connection)
+
+    def fill(count: int) -> None:
+        for topic in ("a", "b"):
+            journal.append(connection, topic, [outgoing() for _ in range(count)], [""] * count)
+
+    check(monkeypatch, journal, JournalEntry, fill, lambda: lambda: JOURNAL[name](journal))
 
 
 def check(
