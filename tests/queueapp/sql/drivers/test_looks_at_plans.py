@@ -18,7 +18,6 @@ from queueapp.sql.postgresql.index_order import (
     SLOW,
     IndexOrder,
 )
-from queueapp.sql.postgresql.packed import OpeningQuery
 from queueapp.sql.postgresql.session import fetch
 from queueapp.sql.postgresql.unsorted import fetch_unsorted
 from tests.databases import only_on_postgresql
@@ -173,20 +172,6 @@ def sql(monkeypatch: pytest.MonkeyPatch) -> Any:
     found = queue_sql(Transactional, connection)
     monkeypatch.setattr(found, "_in_order", IndexOrder())
     return found
-
-
-@pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """One entry for each time that BEGIN went with the claim."""
-    taken: list[None] = []
-    fetch = OpeningQuery.fetch
-
-    def counted(self: OpeningQuery, *arguments: Any) -> Any:
-        taken.append(None)
-        return fetch(self, *arguments)
-
-    monkeypatch.setattr(OpeningQuery, "fetch", counted)
-    return taken
 
 
 def test_a_claim_that_opens_its_transaction_does_so_until_its_plan_sorts(sql: Any, opened: list[None]) -> None:

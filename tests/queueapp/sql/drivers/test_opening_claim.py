@@ -17,7 +17,6 @@ from queueapp.sql import queue_sql
 from queueapp.sql.claimed import Claimed, Range
 from queueapp.sql.postgresql import index_order
 from queueapp.sql.postgresql.index_order import IndexOrder
-from queueapp.sql.postgresql.packed import OpeningQuery
 from tests.inprocess import real_commits
 from tests.testapp.models import Transactional
 
@@ -25,21 +24,12 @@ pytestmark = real_commits
 
 
 @pytest.fixture(autouse=True)
-def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[None]]:
-    """One entry for each time the short way was taken."""
-    taken: list[None] = []
-    fetch = OpeningQuery.fetch
-
-    def counted(self: OpeningQuery, *arguments: Any) -> Any:
-        taken.append(None)
-        return fetch(self, *arguments)
-
-    monkeypatch.setattr(OpeningQuery, "fetch", counted)
+def plans_that_do_not_sort(monkeypatch: pytest.MonkeyPatch, opened: list[None]) -> Iterator[None]:
     # Whether an earlier test, or a busy machine, has seen a plan that sorts is no matter here.
     monkeypatch.setattr(queue_sql(Transactional, connection), "_in_order", IndexOrder())
     monkeypatch.setattr(index_order, "SLOW", 10.0)
     connection.close()
-    yield taken
+    yield
     connection.close()
 
 
