@@ -31,13 +31,17 @@ from queueapp.sql.tables import StoreTable
 from queueapp.tasks.models import Result
 from tests.autovacuum import without_autovacuum
 from tests.databases import only_on_postgresql
-from tests.inprocess import real_commits
 from tests.queueapp.sql.drivers.test_index_order import FEW, MESSAGES, rows_read
 from tests.queueapp.sql.server import outgoing
+from tests.queueapp.tasks.conftest import APPS
 from tests.testapp.flow import InTurns
 from tests.testapp.keyed import Keyed
 
-pytestmark = [only_on_postgresql, real_commits, pytest.mark.usefixtures("own_session")]
+pytestmark = [
+    only_on_postgresql,
+    pytest.mark.django_db(transaction=True, available_apps=APPS),  # whose tables are emptied: results are kept as well
+    pytest.mark.usefixtures("own_session"),
+]
 
 STORE = StoreTable.of(DelayedMessage, "due")
 RESULTS, KEYS, EARLY = (one._meta.db_table for one in (Result, MessageKey, DeferredAck))
