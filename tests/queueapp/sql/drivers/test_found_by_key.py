@@ -21,7 +21,7 @@ from queueapp.models import DelayedMessage, MessageKey
 from queueapp.models.deferred_ack import DeferredAck
 from queueapp.models.journal import JournalEntry
 from queueapp.sql import backend_of, queue_sql
-from queueapp.sql.bookmarks import Holder
+from queueapp.sql.bookmarks import FENCED, NO_LIMITS, Holder
 from queueapp.sql.claimed import SEQ, Range
 from queueapp.sql.journal import Position
 from queueapp.sql.postgresql import index_order
@@ -36,6 +36,8 @@ from tests.queueapp.sql.server import outgoing
 from tests.queueapp.tasks.conftest import APPS
 from tests.testapp.flow import InTurns
 from tests.testapp.keyed import Keyed
+from tests.testapp.leases import Deferring
+from tests.testapp.ordering import Fenced, FencedByExpression
 
 pytestmark = [
     only_on_postgresql,
@@ -59,9 +61,10 @@ VERBS: dict[str, Verb] = {
     "remove": lambda sql, seqs, _: sql.remove(connection, seqs),
     "try_ack": lambda sql, seqs, token: sql.try_ack(connection, seqs, token, 1000),
     "try_give_back": lambda sql, seqs, token: sql.try_give_back(connection, seqs, token, 1000),
-    "ack_held": lambda sql, seqs, token: sql.ack_held(connection, seqs, Holder("FENCED", token)),
-    "take_held": lambda sql, seqs, token: sql.take_held(connection, seqs, Holder("FENCED", token)),
-    "extend_held": lambda sql, seqs, token: sql.extend_held(connection, seqs, Holder("FENCED", token), 60_000),
+    "ack_held": lambda sql, seqs, token: sql.ack_held(connection, seqs, Holder(FENCED, token)),
+    "take_held": lambda sql, seqs, token: sql.take_held(connection, seqs, Holder(FENCED, token)),
+    "extend_held": lambda sql, seqs, token: sql.extend_held(connection, seqs, Holder(FENCED, token), 60_000),
+    "cancel_held": lambda sql, seqs, token: sql.cancel_held(connection, seqs, Holder(FENCED, token), NO_LIMITS),
     "ack_and_keep": lambda sql, seqs, token: sql.ack_and_keep(connection, RESULTS, [outcome(*seqs)], token),
     "lock_waiting": lambda sql, *_: sql.lock_waiting(connection, [uuid.uuid4()]),
 }
@@ -121,7 +124,7 @@ def test_of_a_shared_table_neither(name: str, monkeypatch: pytest.MonkeyPatch) -
     )
 
 
-@pytest.mark.parametrize("name", ["take_up", "count_shared_out"])
+@pytest.mark.parametrize("name", ["share_out", "take_up", "count_shared_out"])
 def test_of_messages_that_are_shared_out_neither(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sql: Any = queue_sql(InTurns, connection)
 
@@ -129,12 +132,35 @@ def test_of_messages_that_are_shared_out_neither(name: str, monkeypatch: pytest.
         owner = uuid.uuid4()
         with transaction.atomic():
             heads = sql.lock_heads(connection, [Range()], 1, bodies=False)
+            if name == "share_out":
+                return lambda: sql.share_out(connection, [heads[0][SEQ]], [owner], 60_000)
             assert sql.share_out(connection, [heads[0][SEQ]], [owner], 60_000) == 1
         if name == "take_up":
             return lambda: sql.take_up(connection, owner, 1, uuid.uuid4(), 60_000)
         return lambda: sql.count_shared_out(connection, owner)
 
     check(monkeypatch, sql, InTurns, lambda count: InTurns.send_many(range(count)), one)
+
+
+#: Of one message, by its seq or its id; a queue that has the verb.
+OTHERS: dict[str, tuple[Any, Callable[[Any, Any], object]]] = {
+    "seqs_of": (Deferring, lambda sql, row: sql.seqs_of(connection, [row.id])),
+    "lock_barrier": (Fenced, lambda sql, row: sql.lock_barrier(connection, row.seq)),
+    "hold_back": (Fenced, lambda sql, row: sql.hold_back(connection, row.seq, 1)),
+    "free_held": (FencedByExpression, lambda sql, row: sql.free_held(connection, [row.seq], None, [False])),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_of_one_message_that_nobody_has_neither(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, verb = OTHERS[name]
+    sql: Any = queue_sql(queue, connection)
+
+    def one() -> Callable[[], object]:
+        row = queue.objects.order_by("seq").first()
+        return lambda: verb(sql, row)
+
+    check(monkeypatch, sql, queue, lambda count: queue.send_many(range(count)), one)
 
 
 JOURNAL: dict[str, Callable[[Any], object]] = {
