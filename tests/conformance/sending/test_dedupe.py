@@ -7,10 +7,8 @@ import contextlib
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 import uuid
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -38,6 +36,7 @@ from queueapp.sql import queue_sql
 from queueapp.testing import Kit
 from tests.inprocess import eventually, real_commits
 from tests.testapp.models import Addressed, Effect, Keyed, KeyedOnce, KeyedTransactional, Leased
+from tests.wire import traced
 
 pytestmark = real_commits
 HOUR = timedelta(hours=1)
@@ -57,22 +56,6 @@ def body(n: int, key: str | None = None) -> dict[str, Any]:
 def there(queue: Any) -> list[int]:
     """The numbers of what waits in the queue, in order."""
     return [messages.decode_body(row.body, messages.JSON)["n"] for row in queue.objects.order_by("seq")]
-
-
-@contextlib.contextmanager
-def traced() -> Iterator[list[str]]:
-    """Fills a list with what went over the wire of PostgreSQL in the block, a line for each message."""
-    connection.ensure_connection()
-    lines: list[str] = []
-    with tempfile.TemporaryFile("w+b") as file:
-        pgconn = connection.connection.pgconn
-        pgconn.trace(file.fileno())
-        try:
-            yield lines
-        finally:
-            pgconn.untrace()
-            file.seek(0)
-            lines += file.read().decode(errors="replace").splitlines()
 
 
 def asked(wire: list[str]) -> int:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterator
 from datetime import date, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -42,13 +44,15 @@ class Counted:
     text: str = "none"
 
 
-def failing_source(snapshot: Snapshot, kind: str) -> type[QueueDataSource]:
-    """A data source "failing_queue" whose write misbehaves in the way of ``kind``."""
-    return type("FailingSource", (FailingSource,), {"snapshot": snapshot, "kind": kind, "__module__": __name__})
+def failing_source(snapshot: Snapshot, kind: str, marks: Path) -> type[QueueDataSource]:
+    """A data source "failing_queue" whose write misbehaves in the way of ``kind``; ``marks`` is an empty folder."""
+    given = {"snapshot": snapshot, "kind": kind, "marks": str(marks), "__module__": __name__}
+    return type("FailingSource", (FailingSource,), given)
 
 
 class FailingSource(QueueDataSource):
     kind = ""
+    marks = ""
 
     @classmethod
     def name(cls) -> str:
@@ -56,13 +60,14 @@ class FailingSource(QueueDataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         writer = super().writer(schema, overwrite)
-        return FailingWriter(writer, self.kind)
+        return FailingWriter(writer, self.kind, self.marks)
 
 
 class FailingWriter(BatchWriter):
-    def __init__(self, writer: BatchWriter, kind: str) -> None:
+    def __init__(self, writer: BatchWriter, kind: str, marks: str) -> None:
         self.__dict__.update(writer.__dict__)
         self.kind = kind
+        self.marks = marks
 
     def write(self, iterator: Iterator[Any]) -> Any:
         context = TaskContext.get()
@@ -74,9 +79,19 @@ class FailingWriter(BatchWriter):
         message = super().write(iter(batches))
         if self.kind == "first attempt" and context.attemptNumber() == 0:
             raise RuntimeError("the first attempt fails after it has written")
+        Path(self.marks, str(context.partitionId())).touch()
         if self.kind == "partition 1" and context.partitionId() == 1:
+            self._wait_for("0", "2")
             raise RuntimeError("one partition never succeeds")
         return message
+
+    def _wait_for(self, *partitions: str) -> None:
+        """What is still under way when a job is aborted stages its rows all the same, and nobody drops them for a day."""
+        deadline = time.monotonic() + 300
+        while not all(Path(self.marks, one).exists() for one in partitions):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"Waited 300 s in vain for partitions {partitions}.")
+            time.sleep(0.05)
 
     def commit(self, messages: list[Any]) -> None:
         super().commit(messages)

@@ -6,6 +6,8 @@ import dataclasses
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -33,9 +35,10 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 
 def publish_badly(spark: SparkSession, kind: str, **options: Any) -> None:
-    spark.dataSource.register(failing_source(take_snapshot(), kind))
     frame = spark.range(0, 300, 1, 3).selectExpr("cast(id as string) as body")
-    frame.write.format("failing_queue").option("queue", "testapp.Leased").options(**options).mode("append").save()
+    with TemporaryDirectory() as marks:
+        spark.dataSource.register(failing_source(take_snapshot(), kind, Path(marks)))
+        frame.write.format("failing_queue").option("queue", "testapp.Leased").options(**options).mode("append").save()
 
 
 def bodies() -> list[int]:

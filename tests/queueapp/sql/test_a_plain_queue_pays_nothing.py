@@ -4,10 +4,8 @@ same columns and indexes, the same statements with the same plans, the same byte
 from __future__ import annotations
 
 import re
-import tempfile
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import pytest
@@ -18,11 +16,11 @@ from queueapp.messages import new_id
 from queueapp.sql import queue_sql
 from queueapp.sql.claimed import SEQ, Range
 from queueapp.sql.postgresql.claims import Where
-from queueapp.sql.postgresql.index_order import IndexOrder
 from tests.autovacuum import without_autovacuum
 from tests.databases import only_on_postgresql
 from tests.inprocess import real_commits
 from tests.testapp.models import AtMostOnce, Capped, Leased, Transactional
+from tests.wire import statements
 
 pytestmark = [real_commits, only_on_postgresql]
 
@@ -111,33 +109,6 @@ def test_its_statements_and_their_plans_are_those_that_one_would_write(by_hand: 
         assert not any("Seq Scan" in line or "Sort" in line for line in lines)
 
 
-@contextmanager
-def traced() -> Iterator[list[str]]:
-    """What this connection says to its server, statement by statement, by libpq's own trace. Without the looks at plans of
-    statements that a busy machine is slow with, and what comes of them."""
-    connection.ensure_connection()
-    pgconn, said = connection.connection.pgconn, list[str]()
-    with tempfile.TemporaryFile("w+b") as file, pytest.MonkeyPatch.context() as patched:
-        patched.setattr(IndexOrder, "_run", lambda _, run, __, *statement, **___: run(*statement))
-        patched.setattr(IndexOrder, "took", lambda *_, **__: None)
-        pgconn.trace(file.fileno())
-        try:
-            yield said
-        finally:
-            pgconn.untrace()
-            file.seek(0)
-            with connection.cursor() as cursor:
-                cursor.execute("SELECT name, statement FROM pg_prepared_statements")
-                names: dict[str, str] = dict(cursor.fetchall())
-            for line in file.read().decode(errors="replace").splitlines():
-                if found := re.search(r'\tF\t\d+\tParse\t "([^"]*)" "(.*)" \d+', line):
-                    names[found[1]] = found[2]
-                elif found := re.search(r'\tF\t\d+\tBind\t "[^"]*" "([^"]*)"', line):
-                    said.append(names.get(found[1], found[1]))
-                elif found := re.search(r'\tF\t\d+\tQuery\t "(.*)"', line):
-                    said.append(found[1])
-
-
 def test_its_life_is_an_insert_an_update_and_a_delete(settings: Any) -> None:
     settings.QUEUEAPP = {"WAKE_UPS": False}
     for _ in range(2):  # the first time statements are prepared, and what an operator set is read
@@ -148,7 +119,7 @@ def test_its_life_is_an_insert_an_update_and_a_delete(settings: Any) -> None:
         connection.ensure_connection()
         with Leased.receive() as batch:
             assert len(batch) == 0
-        with traced() as said:
+        with statements() as said:
             Leased.send({"n": 1})
             with Leased.receive() as batch:
                 for message in batch:
@@ -165,10 +136,10 @@ def test_its_life_is_an_insert_an_update_and_a_delete(settings: Any) -> None:
 def test_receive_asks_what_an_operator_set_only_where_that_matters(queue: Any, reads: int, settings: Any) -> None:
     settings.QUEUEAPP = {"WAKE_UPS": False}
     in_force.forget()
-    with traced() as said, queue.receive() as batch:
+    with statements() as said, queue.receive() as batch:
         assert len(batch) == 0
     assert len([one for one in said if "queueapp_queuecontrol" in one]) == reads
-    with traced() as said, queue.receive(lease_period=None):  # again within five seconds
+    with statements() as said, queue.receive(lease_period=None):  # again within five seconds
         pass
     assert not [one for one in said if "queueapp_queuecontrol" in one]
 

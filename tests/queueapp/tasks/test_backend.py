@@ -23,8 +23,8 @@ from queueapp.tasks.framework import InvalidTask, TaskResultDoesNotExist, TaskRe
 from queueapp.tasks.models import TaskQueue
 from queueapp.tasks.wire import body_of
 from tests.databases import only_on_postgresql
-from tests.queueapp.sql.test_a_plain_queue_pays_nothing import traced
 from tests.testapp.models import Leased
+from tests.wire import statements
 
 from . import declared
 from .framework import TaskResultMismatch, task
@@ -47,7 +47,7 @@ def test_an_enqueued_task_is_ready(backend: Any, which: str) -> None:
 @only_on_postgresql
 def test_enqueueing_is_one_statement(backend: Any, alias: str) -> None:
     declared.noop.enqueue()
-    with traced() as said:
+    with statements() as said:
         declared.noop.using(priority=5, queue_name="queue-1").enqueue(1)
 
     assert [one.split()[:3] for one in said if "notify" not in one] == [["INSERT", "INTO", '"queueapp_task"']]
