@@ -86,7 +86,8 @@ class Member(Service):
         self._woken: list[Service] = []
         self._acks_since: float | None = None
         self._alone_since: float | None = None
-        self._next_beat = self._next_reap = self._next_refresh = 0.0
+        self._next_beat = self._next_reap = 0.0
+        self._refreshed_at = float("-inf")
         self._has_row = False
         self._beats = 0
 
@@ -138,8 +139,7 @@ class Member(Service):
         if now >= self._next_beat:
             self._next_beat = now + settings.HEARTBEAT_INTERVAL.total_seconds()
             self._beat()
-        if now >= self._next_refresh:
-            self._next_refresh = now + self._refresh()
+        self._refresh(now)
         if now >= self._next_reap:
             self._next_reap = now + REAP_EVERY
             for name in declared.reap(self.alias):
@@ -174,15 +174,17 @@ class Member(Service):
             log.info("%s is %s.", BrokerQueue._meta.label, "paused" if paused else "resumed")
             self._wake_transports()
 
-    def _refresh(self) -> float:
-        """Say that the queues of consumers are in use; returns after how many seconds again."""
-        shortest = 60_000
-        for transport in list(self.transports):
-            used = transport.used_declarations()
-            shortest = min([shortest, *(one.expires_ms for one in used if one.expires_ms is not None)])
-            for name in declared.refresh(self.alias, used):
+    def _refresh(self, now: float) -> None:
+        """Say that the queues of consumers are in use, twice in the time that the one of them stays that goes first. Which that is
+        is looked at each time: a consumer of a queue that stays for less than the others may have come since."""
+        used = [(transport, transport.used_declarations()) for transport in list(self.transports)]
+        shortest = min([60_000, *(one.expires_ms for _, many in used for one in many if one.expires_ms is not None)])
+        if now - self._refreshed_at < shortest / 2000:
+            return
+        self._refreshed_at = now
+        for transport, declarations in used:
+            for name in declared.refresh(self.alias, declarations):
                 transport.declare_again(name)
-        return shortest / 2000
 
     def _serve_others(self, now: float) -> None:
         """Take part in what some process has to do: once this one has consumed for a while."""
