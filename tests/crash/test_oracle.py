@@ -56,10 +56,14 @@ class Books:
         """Note a message as sent, with so many effects that this worker has made."""
         self.scene.execute('INSERT INTO crash_sent ("key", queue, how) VALUES (%s, %s, %s)', key, label, how)
         for attempt in range(1, effects + 1):
-            self.scene.execute(
-                'INSERT INTO crash_effect ("key", queue, attempt, worker, process) VALUES (%s, %s, %s, %s, 1)',
-                key, label, attempt, worker,
-            )  # fmt: skip
+            self.effect(key, label, attempt, worker, 1)
+
+    def effect(self, key: str, label: str, attempt: int, worker: str, process: int) -> None:
+        """Note an effect that this process of this worker has made now."""
+        self.scene.execute(
+            'INSERT INTO crash_effect ("key", queue, attempt, worker, process) VALUES (%s, %s, %s, %s, %s)',
+            key, label, attempt, worker, process,
+        )  # fmt: skip
 
     def poison(self, key: str, semantics: str, rude: str = "", *failures: str) -> None:
         """Put it into the poison table, with the exceptions of its attempts."""
@@ -295,6 +299,29 @@ def test_two_effects_are_explained_by_a_strike_while_the_first_handler_ran_howev
 
     assert unexplained(during - timedelta(seconds=1)) == []
     assert unexplained(during + LEASE + timedelta(seconds=1)) == [key]
+    books.judge()
+
+
+@shared_on_both
+def test_two_effects_are_explained_by_what_stalled_whoever_began_first_though_its_effect_came_last(
+    books: Books,
+) -> None:
+    key = books.sent("at_least_once", effects=0)
+    starts, now = books.scene.starts_file, datetime.now(UTC)
+    ago = now - LEASE - timedelta(seconds=2)
+    for worker, process in (("tree2", 2), ("tree1", 1)):
+        books.effect(key, LABELS["at_least_once"], 1, worker, process)
+    starts.write_text(f"{key} label 1 1 {ago.timestamp()}\n{key} label 2 2 {now.timestamp()}\n")
+
+    def unexplained(tree: str) -> list[str]:
+        stall = Event("stall", tree, ago + timedelta(seconds=1), now)
+        return Explanations(books.scene, [stall], LEASE).unexplained_duplicates([key])
+
+    stalled, other = unexplained("tree1"), unexplained("tree2")
+    starts.unlink()
+
+    assert stalled == []
+    assert other == [key], "the one that began second has made no other of it"
     books.judge()
 
 

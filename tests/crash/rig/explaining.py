@@ -1,7 +1,7 @@
 """What the strikes of a run explain, and what they do not: by the record of what was done to whom and when, and by the file
 in which every start of a handler is written down.
 
-duplicates      of an AT_LEAST_ONCE message: something must have happened to the worker that made the first effect, between
+duplicates      of an AT_LEAST_ONCE message: something must have happened to the worker that began first, between the start of
                 its handler and its ack
 poison          that a message has not earned: each failed attempt must be one that a strike can cause
 rude ones       of an AT_MOST_ONCE queue that left an effect and are not poison: struck between the two
@@ -17,6 +17,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 from typing import Any
 
 from ..workload.ledger import VICTIM, WORDS
@@ -63,8 +64,8 @@ class Explanations:
                     self._killed.add(int(process))
 
     def unexplained_duplicates(self, keys: Sequence[str]) -> list[str]:
-        """The keys of AT_LEAST_ONCE messages whose first effect's worker came to no harm between the start of its handler and
-        the next one.
+        """The keys of AT_LEAST_ONCE messages of which a worker came to no harm between the start of its handler and the effect
+        of the one that began next. (Of one that is stalled the effect may be the last to arrive.)
 
         An event counts from when it began until one lease period after its end: what a struck worker held comes back, and
         what was stalled arrives, within that time. A handler that takes longer than a lease leaves its effect after that.
@@ -136,9 +137,11 @@ class Explanations:
     ) -> list[str]:
         left = []
         for key in keys:
-            for (worker, process, at), (_, _, next_at) in itertools.pairwise(self.effects(key)):
+            effects = [(began(key, process, at), worker, process, at) for worker, process, at in self.effects(key)]
+            effects.sort(key=itemgetter(0))
+            for (since, worker, process, _), (*_, until) in itertools.pairwise(effects):
                 # Where a child explains nothing, one that was killed by its own task does not either.
-                if not self._harmed(worker, 0 if but else process, began(key, process, at), next_at, but):
+                if not self._harmed(worker, 0 if but else process, since, until, but):
                     left.append(key)
                     break
         return left
