@@ -101,6 +101,17 @@ def test_while_it_would_sort_the_plan_is_looked_at_again(clock: list[float]) -> 
     assert not order.sorts(SQL)
 
 
+def test_what_is_found_by_its_key_may_sort_what_it_found() -> None:
+    sql = f'SELECT seq FROM "{Transactional._meta.db_table}" WHERE seq >= %s ORDER BY body'
+    by_key, in_order = IndexOrder(), IndexOrder()
+
+    by_key.took(1, connection, sql, (10**10,), by_key=True)
+    in_order.took(1, connection, sql, (10**10,))
+
+    assert not by_key.sorts(sql)
+    assert in_order.sorts(sql)
+
+
 @pytest.mark.parametrize("kept", [False, True], ids=["a new plan", "one that the session keeps"])
 def test_of_a_small_table_any_plan_is_a_good_one_until_it_has_grown(
     clock: list[float], monkeypatch: pytest.MonkeyPatch, kept: bool
