@@ -19,6 +19,7 @@ from psycopg.types.string import ByteaBinaryLoader
 from ...conf import settings
 from ...errors import TableNotFound
 from ...registry import queues
+from .arrays import ListOfIntegersDumper
 from .naming import SIGNS, distrust, take_over
 
 _HOT = "_queueapp_hot_cursor"
@@ -50,6 +51,7 @@ def hot_cursor(connection: Any) -> psycopg.Cursor[Any]:
     cursor.format = Format.BINARY
     # A uuid stays its 16 bytes: making ``uuid.UUID`` costs 0.8 µs a message, and most handlers never look.
     cursor.adapters.register_loader(_UUID_OID, ByteaBinaryLoader)
+    cursor.adapters.register_dumper(list, ListOfIntegersDumper)
     if settings.PREPARED_STATEMENTS:
         name_statements(connection)
         if raw.prepare_threshold is None:
