@@ -16,8 +16,8 @@ from ..rows import REST
 from ..tables import QueueTable
 from . import index_order
 from .index_order import IndexOrder
-from .opening import OfOne, Opening
-from .packed import ready_to_open
+from .opening import Leasing, OfOne, Opening
+from .packed import ready, ready_to_open
 from .rows import read, to_utc
 from .session import load, quote, quote_table
 
@@ -86,9 +86,13 @@ class PostgresqlClaims(QueueSql):
         #: As the first statement of a transaction: a claim of one, and of whole rows; none on a queue with recipients or levels.
         self._of_one: OfOne | None = None
         self._opening_claims: tuple[Opening, ...] = ()
+        #: The claim by lease of such a queue: most claims are that.
+        self._packed_lease: Leasing | None = None
         if not (self._always_several or table.barriers):
             self._opening_claims = tuple(map(Opening, self._claims[Where.OPEN][1:]))
             self._of_one = OfOne(self._opening_claims[0])
+            if by_lease := self._claims[Where.OPEN][0]:
+                self._packed_lease = Leasing(by_lease)
         self._in_order = IndexOrder()
         #: What a lease that is lengthened must fulfil beside its token.
         self._alive = ""
@@ -145,8 +149,17 @@ class PostgresqlClaims(QueueSql):
     ) -> list[Claimed]:
         if not ranges:
             return []
+        where = self._where(ranges)
+        sql = self._claims[where][0]
         params = (token, owner, lease_ms, *self._range_params(ranges, limit), *self._claimant(owner))
-        rows = self._in_order.fetch(connection, self._claims[self._where(ranges)][0], params)
+        packed = self._packed_lease if where is Where.OPEN else None
+        if packed is not None and not self._in_order.keeps_from_it(sql) and ready(connection):
+            started = monotonic()
+            result = packed.run(connection, params)
+            self._in_order.took(monotonic() - started, connection, sql, params)
+            rows = _single(result) if result.ntuples < 2 else load(connection, result)
+        else:
+            rows = self._in_order.fetch(connection, sql, params)
         if len(rows) > 1:
             rows.sort(key=self._order)  # RETURNING has no order of its own
         return rows

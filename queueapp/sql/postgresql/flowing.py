@@ -208,9 +208,7 @@ class PostgresqlFlowing(PostgresqlRecorded):
     def _pack(self, where: Where, sql: str) -> LockedQuery:
         kinds = {Where.OPEN: 2 * [BIGINT], Where.CLOSED: 3 * [BIGINT], Where.SEVERAL: [*4 * [TEXT], BIGINT, BIGINT]}
         types = [BIGINT, UUID, UUID, BIGINT, *kinds[where], *([UUID] if self._unless_barred() else [])]
-        for number in range(1, len(types) + 1):
-            sql = sql.replace("%s", f"${number}", 1)
-        return LockedQuery(sql.replace("%%", "%"), types)
+        return LockedQuery(sql, types)
 
 
 def _packed(params: Sequence[Any]) -> list[bytes]:

@@ -26,6 +26,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.types.string import TextLoader
 
+from .packed import numbered
 from .session import execute, fetch, hot_cursor
 from .unsorted import execute_by_key, execute_unsorted, fetch_by_key, fetch_unsorted
 
@@ -73,6 +74,10 @@ class IndexOrder:
         """Whether the planner would sort, as far as was seen."""
         return sql in self._sorting
 
+    def keeps_from_it(self, sql: str) -> bool:
+        """Whether the statement is not to be run as it is: the planner would sort, or did within ``CALM``."""
+        return sql in self._sorting or monotonic() < self._calm_at.get(sql, 0.0)
+
     def sorted_lately(self, sql: str) -> bool:
         """The same for a statement that is not run meanwhile, so that nobody looks at its plan: after ``CALM`` it may be tried
         again."""
@@ -105,9 +110,9 @@ class IndexOrder:
         by_key: bool = False,
     ) -> _T:
         started = monotonic()
-        if sql in self._sorting or started < self._calm_at.get(sql, 0.0):
+        if self.keeps_from_it(sql):
             self._look(connection, sql, params, by_key)
-            if sql in self._sorting or started < self._calm_at.get(sql, 0.0):
+            if self.keeps_from_it(sql):
                 return unsorted(connection, sql, params)
             started = monotonic()
         done = run(connection, sql, params)
@@ -210,13 +215,10 @@ def _steps(step: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _kept_plans(cursor: psycopg.Cursor[Any], sql: str, params: int) -> Iterator[_Plan]:
     """What this session has prepared of a statement with so many parameters, and runs by a plan for any of them."""
-    text = sql
-    for number in range(1, params + 1):
-        text = text.replace("%s", f"${number}", 1)
     # No table is read; safe: it is the session's own memory.
     cursor.execute(
         "SELECT name FROM pg_prepared_statements WHERE statement = %s AND generic_plans > 0",
-        (text.replace("%%", "%"),),
+        (numbered(sql),),
         prepare=False,
     )
     # Of any type: small numbers and large ones are prepared apart, and what is prepared for the small refuses the large.

@@ -34,8 +34,8 @@ class PostgresqlJournalSql(JournalSql):
         self._in_order = in_order
         self._t = quote_table(table)
         self._rest = f"{table}_rest"
-        plain = f"INSERT INTO {self._t} (txid, topic, queues, message_id, headers, body) VALUES ({_NUMBER}, $1, $2, $3, $4, $5)"
-        self._plain = PackedStatement(plain.replace("%%", "%"), (TEXT, TEXT, UUID, TEXT, BYTES))
+        plain = f"INSERT INTO {self._t} (txid, topic, queues, message_id, headers, body) VALUES ({_NUMBER}, %s, %s, %s, %s, %s)"
+        self._plain = PackedStatement(plain, (TEXT, TEXT, UUID, TEXT, BYTES))
 
     # -- the table ------------------------------------------------------------------------------------------------
 

@@ -45,13 +45,20 @@ PACKED: Mapping[Kind, tuple[tuple[int, Format], Callable[[Any], bytes | None]]] 
 }
 
 
+def numbered(sql: str) -> str:
+    """A statement of a cursor's, with ``%s``, as the server takes it: with ``$1`` to ``$n``."""
+    pieces = sql.split("%s")
+    text = "".join(f"{piece}${number}" for number, piece in enumerate(pieces[:-1], 1)) + pieces[-1]
+    return text.replace("%%", "%")
+
+
 class PackedStatement:
-    """One statement with ``$1`` to ``$n``, prepared once per connection. It returns no rows."""
+    """One statement, its parameters marked as for a cursor; prepared once per connection."""
 
     __slots__ = ("_content", "_formats", "_key", "_sql", "_types")
 
     def __init__(self, sql: str, parameters: Sequence[tuple[int, Format]]) -> None:
-        self._sql = sql.encode()
+        self._sql = numbered(sql).encode()
         self._types = tuple(oid for oid, _ in parameters)
         self._formats = [format_ for _, format_ in parameters]  # psycopg 3.2 takes lists, of these and of the values
         self._key = (self._sql, self._types)
@@ -59,6 +66,10 @@ class PackedStatement:
 
     def execute(self, connection: Any, values: Sequence[bytes | None]) -> int:
         """Run it on a connection that is ``ready``; returns how many rows it touched. Errors are ``django.db``'s."""
+        return self.run(connection, values).command_tuples or 0
+
+    def run(self, connection: Any, values: Sequence[bytes | None]) -> PGresult:
+        """The same; returns the rows, if it has any, in binary."""
         connection.validate_no_broken_transaction()
         raw = connection.connection
         with connection.wrap_database_errors, raw.lock:
@@ -71,13 +82,13 @@ class PackedStatement:
                     raise
                 return self._run(raw, values)
 
-    def _run(self, raw: psycopg.Connection[Any], values: Sequence[bytes | None]) -> int:
+    def _run(self, raw: psycopg.Connection[Any], values: Sequence[bytes | None]) -> PGresult:
         pgconn = raw.pgconn
         name = self._prepared(raw) if settings.PREPARED_STATEMENTS else None
         if name is not None:
-            pgconn.send_query_prepared(name, values, self._formats)
+            pgconn.send_query_prepared(name, values, self._formats, Format.BINARY)
         else:
-            pgconn.send_query_params(self._sql, values, self._types, self._formats)
+            pgconn.send_query_params(self._sql, values, self._types, self._formats, Format.BINARY)
         return _check(raw, raw.wait(results_of(pgconn)))
 
     def _prepared(self, raw: psycopg.Connection[Any]) -> bytes | None:
@@ -276,8 +287,8 @@ def ready(connection: Any) -> bool:
     return may and raw.pgconn.pipeline_status == PipelineStatus.OFF  # type: ignore[no-any-return]
 
 
-def _check(raw: psycopg.Connection[Any], results: list[Any]) -> int:
+def _check(raw: psycopg.Connection[Any], results: list[PGresult]) -> PGresult:
     result = results[-1]
     if result.status not in (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK):
         raise errors.error_from_result(result, encoding=raw.info.encoding)
-    return result.command_tuples or 0
+    return result

@@ -63,8 +63,7 @@ class PostgresqlQueueSql(
         #: Options that the table has columns for, by their places; and the packed statement of each combination.
         self._places = tuple(place for place, has in enumerate(self._optional) if has)
         self._packed_inserts: dict[tuple[int, ...], tuple[PackedStatement, Any]] = {}
-        plain = self._insert_into((), ("$1", "$2", "$3")).replace("%%", "%")
-        self._plain_insert = PackedStatement(plain, (UUID, TEXT, BYTES))
+        self._plain_insert = PackedStatement(self._insert_into((), ("%s", "%s", "%s")), (UUID, TEXT, BYTES))
 
     # -- putting in -----------------------------------------------------------------------------------------------
 
@@ -112,12 +111,8 @@ class PostgresqlQueueSql(
     def _packed_insert(self, said: tuple[int, ...]) -> tuple[PackedStatement, Any]:
         names = [OPTIONS[place] for place in said]
         kinds = [kind_of(BY_NAME[name], ranked=self.table.ranked) for name in names]
-        marks = [f"${number}" for number in range(4, 4 + len(names))]
-        values = [
-            f"{self._clock} + {mark} * interval '1 ms'" if kind is Kind.TIME else mark
-            for mark, kind in zip(marks, kinds, strict=True)
-        ]
-        sql = self._insert_into(names, ["$1", "$2", "$3", *values]).replace("%%", "%")
+        values = [f"{self._clock} + %s * interval '1 ms'" if kind is Kind.TIME else "%s" for kind in kinds]
+        sql = self._insert_into(names, ["%s", "%s", "%s", *values])
         types = [PACKED[kind][0] for kind in kinds]
         packers = tuple((place, PACKED[kind][1]) for place, kind in zip(said, kinds, strict=True))
         return PackedStatement(sql, (UUID, TEXT, BYTES, *types)), packers

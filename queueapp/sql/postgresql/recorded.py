@@ -57,11 +57,9 @@ class PostgresqlRecorded(PostgresqlClaims):
         self._recorded: dict[Where, str] = {}
         if table.claims is not None:
             self._recorded = {where: self._build_recorded(where) for where in self._claims}
-            self._reserving = packed = self._build_reserving()
+            self._reserving = self._build_reserving()
             types = (BIGINT, TEXT, TEXT, BIGINT, BIGINT)
-            for number in range(1, len(types) + 1):
-                packed = packed.replace("%s", f"${number}", 1)
-            self._packed_reserving = LockedQuery(packed.replace("%%", "%"), types, _OPTIONS)
+            self._packed_reserving = LockedQuery(self._reserving, types, _OPTIONS)
 
     # -- statements -----------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from psycopg.pq.abc import PGresult
 
 from ...conf import settings
 from .naming import SIGNS, content_of, distrust, take_over
-from .packed import answers
+from .packed import answers, numbered
 from .session import execute, fetch, hot_cursor, load
 
 
@@ -164,6 +164,4 @@ def _prepared(raw: psycopg.Connection[Any], sql: bytes, types: tuple[int, ...]) 
 @lru_cache(maxsize=500)
 def _marked(sql: str, mark: str) -> bytes:
     """The statement as the server takes it, with a text that is not the other's."""
-    pieces = sql.split("%s")
-    text = "".join(f"{piece}${number}" for number, piece in enumerate(pieces[:-1], 1)) + pieces[-1]
-    return f"{text.replace('%%', '%')} /* {mark} */".encode()
+    return f"{numbered(sql)} /* {mark} */".encode()

@@ -11,7 +11,7 @@ from ..wakeups import Ear, Lack, WakeUps
 from .packed import TEXT, PackedStatement, ready
 from .session import execute
 
-_NOTIFY = PackedStatement("SELECT pg_notify($1, $2)", (TEXT, TEXT))
+_NOTIFY = PackedStatement("SELECT pg_notify(%s, %s)", (TEXT, TEXT))
 
 
 class PostgresqlEar(Ear):
