@@ -6,7 +6,9 @@ of which there is one per message. The wait is psycopg's own, so a Ctrl-C ends i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 import psycopg
@@ -25,6 +27,8 @@ from .naming import SIGNS, StatementNames, content_of, distrust, take_over
 
 #: Parameters: oid and format, as psycopg sends them. A text has no type of its own: it becomes what its column is.
 UUID, TEXT, BYTES, BIGINT = (2950, Format.BINARY), (0, Format.TEXT), (17, Format.BINARY), (20, Format.BINARY)
+
+_MARK = re.compile("%[%s]")
 
 
 def _packed_text(value: str | None) -> bytes | None:
@@ -46,10 +50,9 @@ PACKED: Mapping[Kind, tuple[tuple[int, Format], Callable[[Any], bytes | None]]] 
 
 
 def numbered(sql: str) -> str:
-    """A statement of a cursor's, with ``%s``, as the server takes it: with ``$1`` to ``$n``."""
-    pieces = sql.split("%s")
-    text = "".join(f"{piece}${number}" for number, piece in enumerate(pieces[:-1], 1)) + pieces[-1]
-    return text.replace("%%", "%")
+    """A statement of a cursor's, with ``%s`` and ``%%``, as the server takes it: with ``$1`` to ``$n`` and ``%``."""
+    numbers = count(1)
+    return _MARK.sub(lambda found: f"${next(numbers)}" if found[0] == "%s" else "%", sql)
 
 
 class PackedStatement:

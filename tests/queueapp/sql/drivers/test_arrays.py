@@ -37,6 +37,10 @@ def test_integers_of_any_size_are_bigints(given: list[int]) -> None:
     assert _arrives(given) == ("bigint[]", given)
 
 
+def test_first_one_is_number_one() -> None:
+    assert _arrives([5, 6], "SELECT array_lower(%s, 1), (%s)[1]") == (1, 5)
+
+
 class _Number(enum.IntEnum):
     ONE = 1
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from django.db import OperationalError, ProgrammingError, connection, connections, transaction
+from django.db import OperationalError, ProgrammingError, connection, transaction
 
 from queueapp.messages import new_id
 from queueapp.sql import queue_sql
@@ -16,6 +15,7 @@ from queueapp.sql.postgresql import index_order
 from queueapp.sql.postgresql.index_order import IndexOrder
 from queueapp.sql.postgresql.opening import Leasing
 from tests.inprocess import real_commits
+from tests.killing import kill_this
 from tests.testapp.models import Leased
 
 pytestmark = real_commits
@@ -134,13 +134,35 @@ def test_it_is_prepared_once_for_floors_of_any_size() -> None:
         assert cursor.fetchall() == [("{uuid,uuid,bigint,bigint,bigint}",)]
 
 
-def test_a_name_that_is_gone_costs_no_claim() -> None:
-    Leased.send({})
-    assert _claim(1, MAX_SEQ) == []
-    with connection.cursor() as cursor:
-        cursor.execute("DEALLOCATE ALL")
+@pytest.mark.usefixtures("trusting")
+def test_a_name_that_is_gone_costs_no_claim(packed: list[Any]) -> None:
+    for number in range(3):
+        Leased.send({"n": number})
+    connection.ensure_connection()
+    assert [row[3] for row in _claim()] == [b'{"n":0}']
+    connection.connection.pgconn.exec_(b"DEALLOCATE ALL")  # psycopg would heed it
 
-    assert len(_claim()) == 1
+    assert [row[3] for row in _claim()] == [b'{"n":1}']
+    ((seq, identity, *_),) = _claim(5)  # without a name, from now on
+    last = Leased.objects.latest("seq")
+    assert (seq, identity) == (last.seq, last.id.bytes)
+    assert len(packed) == 3
+
+
+def test_they_come_in_their_order_though_the_table_has_another(packed: list[Any]) -> None:
+    for number in range(3):
+        Leased.send({"n": number})
+    with connection.cursor() as cursor:
+        cursor.execute("SET enable_indexscan = off; SET enable_bitmapscan = off; SET enable_indexonlyscan = off")
+        cursor.execute(f'UPDATE "{Leased._meta.db_table}" SET cancels = 1 WHERE body = %s', [b'{"n":0}'])
+
+    assert [row[3] for row in _claim(3)] == [b'{"n":0}', b'{"n":1}', b'{"n":2}']
+    assert len(packed) == 1
+
+
+def test_a_floor_below_zero_is_one() -> None:
+    Leased.send({})
+    assert len(_claim(1, -5)) == 1
 
 
 def test_where_a_plan_was_bad_it_goes_the_way_that_keeps_from_it(
@@ -166,16 +188,7 @@ def test_a_slow_one_has_its_plan_looked_at(packed: list[Any], monkeypatch: pytes
 
 def test_a_lost_session_and_a_missing_table_are_djangos_errors(packed: list[Any]) -> None:
     _claim()
-    ended = connection.connection.info.backend_pid
-
-    def end() -> None:
-        with connections["default"].cursor() as cursor:
-            cursor.execute("SELECT pg_terminate_backend(%s, 5000)", [ended])
-        connections["default"].close()
-
-    other = threading.Thread(target=end)
-    other.start()
-    other.join()
+    kill_this(connection)
     with pytest.raises(OperationalError):
         _claim()
     connection.close()

@@ -8,7 +8,9 @@ from psycopg.pq import TransactionStatus
 
 from queueapp.errors import QueueNotFound
 from queueapp.sql import queue_sql
+from queueapp.sql.postgresql.packed import numbered
 from tests.inprocess import real_commits
+from tests.killing import kill_this
 from tests.queueapp.sql.server import outgoing
 from tests.testapp.models import AddressedUrgent, Leased
 
@@ -124,8 +126,7 @@ def test_works_on_after_reconnecting(insert) -> None:
 
 def test_lost_connection_is_an_error_of_django(insert) -> None:
     insert()
-    with connections["default"].copy().cursor() as other:
-        other.execute("SELECT pg_terminate_backend(%s)", [connections["default"].connection.info.backend_pid])
+    kill_this(connections["default"])
 
     with pytest.raises(DatabaseError):
         insert()
@@ -145,3 +146,10 @@ def test_missing_table_is_a_missing_queue(insert, monkeypatch) -> None:
     for _ in range(2):
         with pytest.raises(QueueNotFound):
             insert()
+
+
+def test_parameters_are_numbered_and_percent_signs_are_none() -> None:
+    assert numbered("SELECT %s, %s::text[] FROM \"of %%s\" WHERE a LIKE '%%%%'") == (
+        "SELECT $1, $2::text[] FROM \"of %s\" WHERE a LIKE '%%'"
+    )
+    assert numbered("SELECT 1") == "SELECT 1"
