@@ -46,8 +46,8 @@ _UNSORTED = _without("unsorted", b"enable_sort", b"enable_seqscan")
 #: What is found by its key may be sorted: it would rather be read by the index that has its order, all of it.
 _BY_KEY = _without("by key", b"enable_seqscan")
 
-#: A text, the parameters and their types and formats.
-_Statement = tuple[bytes, Sequence[Any], tuple[int, ...], Sequence[Format]]
+#: A text, the parameters and their types and formats; psycopg 3.2 takes lists of them and nothing else.
+_Statement = tuple[bytes, list[Any], tuple[int, ...], list[Format]]
 
 
 def fetch_unsorted(connection: Any, sql: str, params: Sequence[Any]) -> list[Any]:
@@ -92,8 +92,8 @@ def _run(connection: Any, sql: str, params: Sequence[Any], without: _Off) -> PGr
     if raw.pgconn.pipeline_status != PipelineStatus.OFF:
         return None
     transformer = Transformer(cursor)
-    values = transformer.dump_sequence(params, [PyFormat.AUTO] * len(params))
-    statement = (_marked(sql, without.mark), values, transformer.types or (), transformer.formats or ())
+    values = list(transformer.dump_sequence(params, [PyFormat.AUTO] * len(params)))
+    statement = (_marked(sql, without.mark), values, transformer.types or (), transformer.formats or [])
     with connection.wrap_database_errors, raw.lock:
         try:
             return _in_one_trip(raw, statement, without)
@@ -112,8 +112,8 @@ def _in_one_trip(raw: psycopg.Connection[Any], statement: _Statement, without: _
         before, after = [without.remember_and_off], [without.put_back]
         if raw.pgconn.transaction_status == TransactionStatus.IDLE:
             begin = raw._get_tx_start_command()
-    statements: list[_Statement] = [(sql, (), (), ()) for sql in before]
-    statements += [statement, *((sql, (), (), ()) for sql in after)]
+    statements: list[_Statement] = [(sql, [], (), []) for sql in before]
+    statements += [statement, *((sql, [], (), []) for sql in after)]
     names = [_prepared(raw, sql, types) for sql, _, types, _ in statements]
     try:
         results = raw.wait(_conversation(raw, begin, list(zip(names, statements, strict=True))))
