@@ -18,6 +18,8 @@ from ..sql.claimed import MAX_SEQ, PRIORITY, RECIPIENT, SEQ, Claimed, Range
 WINDOW_TARGET = timedelta(milliseconds=10).total_seconds()
 FIRST_WINDOW = 50_000
 _SMALLEST_WINDOW = 1_000
+#: A half of all seqs there are: somebody may insert one of the highest, and all others then lie behind the floor.
+_LARGEST_WINDOW = 1 << 62
 #: Where messages come back all the time, the rescan goes on after so many looks just behind the floor.
 _NEARS_IN_A_ROW = 8
 #: Where they come back with every claim, a floor that stayed so often rises; looks just behind it find the rest.
@@ -116,7 +118,7 @@ class Floors:
         else:
             self._position += self._span
         if seconds < WINDOW_TARGET / 2:
-            self._span = min(self._span * 2, 1 << 40)
+            self._span = min(self._span * 2, _LARGEST_WINDOW)
         elif seconds > WINDOW_TARGET * 2:
             self._span = max(self._span // 2, _SMALLEST_WINDOW)
         if self._position >= max(self._low):
@@ -143,14 +145,15 @@ class Floors:
                 return
         self._stayed = 0
         low = self._low
+        # The highest seq of all, which somebody may insert, has none above it, and would hide all others.
         if not self.leveled:
-            seq = rows[-1][SEQ] + 1
-            if seq > low[0]:
-                low[0] = seq
+            seq = rows[-1][SEQ]
+            if low[0] <= seq < MAX_SEQ:
+                low[0] = seq + 1
             return
         for row in rows:
             place = self._place.get((row[RECIPIENT], row[PRIORITY]))
-            if place is not None and row[SEQ] >= low[place]:
+            if place is not None and low[place] <= row[SEQ] < MAX_SEQ:
                 low[place] = row[SEQ] + 1
 
     def level_of(self, row: Claimed) -> Level:
@@ -164,11 +167,11 @@ class Floors:
         """Move a level's floor to the place that ``after`` gives for it: what lies between is not for this process."""
         place = self._place.get(level)
         if place is not None:
-            self._low[place] = max(self._low[place], after(self._low[place]))
+            self._low[place] = min(max(self._low[place], after(self._low[place])), MAX_SEQ)
 
     def seen(self, first: int) -> None:
         """A peek ahead found nothing below ``first``: no claim needs to walk there again."""
-        if not self.leveled and first > self._low[0]:
+        if not self.leveled and self._low[0] < first < MAX_SEQ:
             self._low[0] = first
 
     def lower(self, seq: int, *, told: bool = True) -> None:

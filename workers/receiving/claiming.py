@@ -154,7 +154,7 @@ class Claiming:
                         other.followed = True
                         # Only where it covers the floor: what came back below it is nobody's yet.
                         if other.started > since and other.low <= low:
-                            low = max(low, other.low + other.limit)
+                            low = min(max(low, other.low + other.limit), MAX_SEQ)
                     ahead = [Range(low, *ahead[0][1:])]
             behind = self._behind
             ranges = self._known([*behind, *ahead])

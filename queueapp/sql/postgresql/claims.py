@@ -57,8 +57,9 @@ def _single(result: Any) -> list[Claimed]:
     number = int.from_bytes
     return [
         (
-            number(seq or b"", "big"), identity, (headers or b"").decode(), body, number(deliveries or b"", "big"),
-            number(cancels or b"", "big"), None if failures is None else failures.decode(),
+            number(seq or b"", "big", signed=True), identity, (headers or b"").decode(), body,
+            number(deliveries or b"", "big", signed=True), number(cancels or b"", "big", signed=True),
+            None if failures is None else failures.decode(),
         )
     ]  # fmt: skip
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import sys
 import threading
 import uuid
 from functools import lru_cache
@@ -143,6 +144,10 @@ def take_over(raw: psycopg.Connection[Any]) -> StatementNames:
             shown = f"{pgconn.db.decode()!r} at {pgconn.host.decode()}:{pgconn.port.decode()}"
             route = _routes.setdefault(address, Route(shown))
         names = raw._prepared = StatementNames(names, route)
+    if names.prepare_threshold is None:
+        # Without one psycopg ignores prepare=True, and heeds no DISCARD ALL or ALTER. This one is never reached: what else runs
+        # on the connection is the user's, and is prepared only if the user says so.
+        names.prepare_threshold = sys.maxsize
     if (
         names.route.prepares is None
         and pgconn.pipeline_status == PipelineStatus.OFF

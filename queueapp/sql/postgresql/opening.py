@@ -9,7 +9,7 @@ from psycopg.pq.abc import PGresult
 
 from ..claimed import Range
 from .index_order import IndexOrder
-from .packed import BIGINT, UUID, OpeningQuery, PackedStatement
+from .packed import BIGINT, UUID, OpeningQuery, PackedStatement, marks_in
 
 #: So many claims of one, of all sessions of this process and none of them in vain, before they are planned once for all (see
 #: ``OfOne``).
@@ -39,7 +39,7 @@ class Opening:
 
     def __init__(self, sql: str) -> None:
         # Index and safety as the claim by delete: it is that statement.
-        self.sql, self._count = sql, sql.count("%s")
+        self.sql, self._count = sql, marks_in(sql)
         self.query = OpeningQuery(sql, (BIGINT,) * self._count)
 
     def values(self, only: Range, limit: int) -> list[bytes]:

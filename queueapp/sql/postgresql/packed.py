@@ -51,8 +51,13 @@ PACKED: Mapping[Kind, tuple[tuple[int, Format], Callable[[Any], bytes | None]]] 
 
 def numbered(sql: str) -> str:
     """A statement of a cursor's, with ``%s`` and ``%%``, as the server takes it: with ``$1`` to ``$n`` and ``%``."""
-    numbers = count(1)
+    numbers = count(1)  # a name may hold ``%%s``
     return _MARK.sub(lambda found: f"${next(numbers)}" if found[0] == "%s" else "%", sql)
+
+
+def marks_in(sql: str) -> int:
+    """How many parameters such a statement has."""
+    return _MARK.findall(sql).count("%s")
 
 
 class PackedStatement:
@@ -273,6 +278,7 @@ def ready_to_open(connection: Any) -> bool:
         and (connection.health_check_done or not connection.health_check_enabled)
         and not raw.autocommit
         and settings.PREPARED_STATEMENTS
+        and _is_utf8(raw)
         and raw.isolation_level is raw.read_only is raw.deferrable is None
         and raw.pgconn.transaction_status == TransactionStatus.IDLE
         and raw.pgconn.pipeline_status == PipelineStatus.OFF
@@ -287,7 +293,12 @@ def ready(connection: Any) -> bool:
         return False
     status = raw.pgconn.transaction_status
     may = status == TransactionStatus.INTRANS or (status == TransactionStatus.IDLE and raw.autocommit)
-    return may and raw.pgconn.pipeline_status == PipelineStatus.OFF  # type: ignore[no-any-return]
+    return may and raw.pgconn.pipeline_status == PipelineStatus.OFF and _is_utf8(raw)  # type: ignore[no-any-return]
+
+
+def _is_utf8(raw: psycopg.Connection[Any]) -> bool:
+    """Django's sessions are, but for those in which the user has changed it; a cursor heeds that."""
+    return raw.pgconn.parameter_status(b"client_encoding") == b"UTF8"
 
 
 def _check(raw: psycopg.Connection[Any], results: list[PGresult]) -> PGresult:

@@ -6,7 +6,6 @@ Django's cursor binds on the client and never prepares; planning is most of the 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -54,10 +53,6 @@ def hot_cursor(connection: Any) -> psycopg.Cursor[Any]:
     cursor.adapters.register_dumper(list, ListOfIntegersDumper)
     if settings.PREPARED_STATEMENTS:
         name_statements(connection)
-        if raw.prepare_threshold is None:
-            # Without a threshold psycopg ignores prepare=True. This one is never reached: what else runs on the connection
-            # is the user's, and is prepared only if the user says so.
-            raw.prepare_threshold = sys.maxsize
     connection.__dict__[_HOT] = (raw, cursor)
     return cursor
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -240,3 +241,25 @@ def test_where_the_transaction_is_not_the_usual_one_the_long_way_is_taken(
     assert len(claim()) == 1, "outside of a transaction"
 
     assert opened == []
+
+
+def test_a_table_whose_name_looks_like_a_mark_is_claimed_from(opened: list[None]) -> None:
+    Transactional.send({"n": 1})
+    Transactional.send({"n": 2})
+    Transactional.send({"n": 3})
+    model_table = Transactional._meta.db_table
+    with connection.cursor() as cursor:
+        cursor.execute(f'CREATE TABLE "50%s %" (LIKE "{model_table}" INCLUDING ALL)')
+        cursor.execute(f'INSERT INTO "50%s %" OVERRIDING SYSTEM VALUE SELECT * FROM "{model_table}"')
+    try:
+        sql = type(queue_sql(Transactional, connection))(
+            replace(queue_sql(Transactional, connection).table, db_table="50%s %")
+        )
+        for limit, whole in ((1, False), (1, True), (5, False)):
+            with transaction.atomic():
+                assert len(sql.claim_by_delete(connection, [Range()], limit, whole)) == 1
+        assert len(opened) == 3
+        assert sql.claim_by_lease(connection, [Range()], 1, new_id(), new_id(), 1) == []
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute('DROP TABLE "50%s %"')

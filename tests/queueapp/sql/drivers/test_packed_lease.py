@@ -198,3 +198,43 @@ def test_a_lost_session_and_a_missing_table_are_djangos_errors(packed: list[Any]
     with pytest.raises(ProgrammingError, match=Leased._meta.db_table):
         _claim()
     assert len(packed) == 3
+
+
+def test_counts_that_somebody_made_negative_are(packed: list[Any]) -> None:
+    Leased.send({})
+    Leased.objects.update(deliveries=-5, cancels=-1)
+
+    ((_, _, _, _, deliveries, cancels, _),) = _claim()
+
+    assert (deliveries, cancels) == (-4, -1)
+
+
+def test_a_session_of_another_encoding_is_left_to_the_cursor(packed: list[Any]) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SET client_encoding TO latin1")
+    Leased.send({}, headers={"x": "é"})
+
+    ((_, _, headers, *_),) = _claim()
+
+    assert packed == []
+    assert "é" in headers
+    assert Leased.objects.filter(headers__contains="é").exists()
+
+
+@pytest.mark.usefixtures("trusting")
+def test_what_the_user_does_to_the_session_is_heeded(packed: list[Any]) -> None:
+    connection.close()
+    assert Leased.objects.count() == 0  # the ORM opens it
+    assert _claim() == []
+    for statement in ("DISCARD ALL", f'ALTER TABLE "{Leased._meta.db_table}" ALTER COLUMN cancels TYPE bigint'):
+        with connection.cursor() as cursor:
+            cursor.execute(statement)
+        assert _claim() == _claim() == []
+
+    with connection.cursor() as cursor:
+        cursor.execute(f'ALTER TABLE "{Leased._meta.db_table}" ALTER COLUMN cancels TYPE integer')
+        cursor.execute("SELECT count(*) FROM pg_prepared_statements")
+        assert _claim() == []
+        cursor.execute("SELECT count(*) FROM pg_prepared_statements")
+        assert cursor.fetchone() == (1,), "and it is prepared all the same"
+    assert len(packed) == 6
