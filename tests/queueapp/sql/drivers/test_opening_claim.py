@@ -263,3 +263,15 @@ def test_a_table_whose_name_looks_like_a_mark_is_claimed_from(opened: list[None]
     finally:
         with connection.cursor() as cursor:
             cursor.execute('DROP TABLE "50%s %"')
+
+
+def test_a_session_of_another_encoding_is_left_to_the_cursor(opened: list[None]) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SET client_encoding TO latin1")
+    Transactional.send({}, headers={"x": "é"})
+
+    with transaction.atomic():
+        ((_, _, headers, *_),) = claim()
+
+    assert opened == []
+    assert "é" in headers
