@@ -11,6 +11,7 @@ from queueapp.sql.claimed import MAX_SEQ, Range
 from tests.inprocess import eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased
+from workers.receiving.claiming import Claiming
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
 
@@ -85,3 +86,12 @@ def test_the_rescan_comes_round_soon() -> None:
     while not floors.rescanned(0.0):
         looks += 1
         assert looks < 100
+
+
+def test_claims_beside_each_other_look_no_higher() -> None:
+    floors = Floors()
+    floors.passed([(MAX_SEQ - 1,)], 0)
+    claiming = Claiming(floors)
+    claiming.begin(500)
+
+    assert claiming.begin(500).ranges == [Range(MAX_SEQ, MAX_SEQ)]
