@@ -28,8 +28,11 @@ from psycopg.pq.abc import PGconn, PGresult
 
 log = logging.getLogger("queueapp")
 
-#: What a statement meets whose name the session does not know (26000), or knows already (42P05).
-SIGNS = (errors.InvalidSqlStatementName, errors.DuplicatePreparedStatement)
+#: What a statement meets whose name the session does not know (26000), or knows already (42P05); or whose rows have other
+#: columns since it was prepared (0A000), because another session has altered the table.
+SIGNS = (errors.InvalidSqlStatementName, errors.DuplicatePreparedStatement, errors.FeatureNotSupported)
+#: Where the server says the last of these; it says it in its own language.
+_ALTERED = "RevalidateCachedQuery"
 
 _TEXT_OID = 25
 _YES, _NO = Prepare.YES, (Prepare.NO, b"")
@@ -158,12 +161,15 @@ def take_over(raw: psycopg.Connection[Any]) -> StatementNames:
 
 
 def distrust(raw: psycopg.Connection[Any], error: psycopg.Error) -> bool:
-    """A statement met one of the ``SIGNS`` on this connection: prepare no more, on none that goes the same way. Returns
-    whether it can simply be run again: it was outside of a transaction."""
+    """A statement met one of the ``SIGNS`` on this connection: prepare no more, on none that goes the same way; where a table
+    was altered, prepare anew on this one. Returns whether it can simply be run again: it was outside of a transaction."""
     names = raw._prepared
     if not isinstance(names, StatementNames):
         return False  # nothing of ours was prepared
-    names.route.distrust(error)
+    if not isinstance(error, errors.FeatureNotSupported):
+        names.route.distrust(error)
+    elif error.diag.source_function != _ALTERED:
+        return False
     names.clear()
     return raw.pgconn.transaction_status == TransactionStatus.IDLE
 

@@ -9,12 +9,15 @@ from typing import Any
 
 import psycopg
 import pytest
-from django.db import DatabaseError, connections, transaction
+from django.db import DatabaseError, NotSupportedError, connections, transaction
 from psycopg import _connection_base
 
+from queueapp.messages import new_id
 from queueapp.sql import ErrorKind, backend_of, queue_sql
+from queueapp.sql.claimed import Range
+from queueapp.sql.postgresql.index_order import IndexOrder
 from queueapp.sql.postgresql.naming import StatementNames, content_of
-from queueapp.sql.postgresql.session import hot_cursor
+from queueapp.sql.postgresql.session import execute, hot_cursor
 from tests.inprocess import real_commits
 from tests.queueapp.sql.server import outgoing
 from tests.testapp.models import Leased, Transactional, Urgent
@@ -259,3 +262,44 @@ def test_turned_off_nothing_of_ours_is_prepared_even_where_the_user_prepares(con
         insert(Leased, connection, **options)
 
     assert prepared(connection) == {}
+
+
+@pytest.mark.parametrize(
+    "way", ["lease", "lease in a closed range", "lease, kept from sorting", "delete", "peek", "ack"]
+)
+def test_a_table_that_another_session_has_altered_is_used_as_before(
+    connection: Any, way: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    sql, token = queue_sql(Leased, connection), new_id()
+    if way == "lease, kept from sorting":
+        monkeypatch.setattr(IndexOrder, "keeps_from_it", lambda self, sql: True)
+
+    def run() -> int:
+        if way == "peek":
+            return sql.peek(connection, [Range()], [], 5).ahead
+        if way == "ack":
+            return sql.ack(connection, [1], token)
+        if way == "delete":
+            with transaction.atomic():
+                return len(sql.claim_by_delete(connection, [Range()], 1))
+        only = Range(0, 2**40) if way == "lease in a closed range" else Range()
+        return len(sql.claim_by_lease(connection, [only], 1, token, new_id(), 60_000))
+
+    assert run() == run() == 0
+    for kind in ("bigint", "integer"):
+        other = connection.copy()
+        try:
+            with other.cursor() as cursor:
+                cursor.execute(f'ALTER TABLE "{Leased._meta.db_table}" ALTER COLUMN cancels TYPE {kind}')
+        finally:
+            other.close()
+        assert run() == run() == 0
+
+    assert not caplog.records, "and is prepared all the same"
+    assert connection.connection._prepared.route.prepares
+
+
+def test_what_else_a_server_does_not_support_is_told(connection: Any) -> None:
+    with pytest.raises(NotSupportedError):
+        execute(connection, "SELECT 1 FROM pg_class GROUP BY 1 FOR UPDATE", ())
+    assert connection.connection._prepared.route.prepares
