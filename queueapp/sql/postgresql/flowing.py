@@ -13,18 +13,13 @@ from ..claimed import FOREVER_MS, Claimed, Range
 from ..flowing import Leased, Seen, Within
 from ..tables import QueueTable
 from .claims import Where
-from .packed import BIGINT, TEXT, UUID, LockedQuery, ready
+from .packed import BIGINT, TEXT, UUID, LockedQuery, packed, ready
 from .recorded import PostgresqlRecorded
 from .session import execute, fetch, hot_cursor, load
 
 #: All uuids: an inequality of which the planner believes that it is true of few rows. Of a table that it has not analyzed it
 #: would believe that every row is leased, and count by reading all of them.
 _ANY_OWNER = "BETWEEN '00000000-0000-0000-0000-000000000000' AND 'ffffffff-ffff-ffff-ffff-ffffffffffff'"
-
-
-def _text_array(values: Sequence[Any]) -> bytes:
-    escaped = (str(value).replace("\\", "\\\\").replace('"', '\\"') for value in values)
-    return ("{" + ",".join(f'"{value}"' for value in escaped) + "}").encode()
 
 
 class PostgresqlFlowing(PostgresqlRecorded):
@@ -67,7 +62,7 @@ class PostgresqlFlowing(PostgresqlRecorded):
         rows: list[Any] | None = None
         if not self._in_order.sorts(sql) and ready(connection):
             started = monotonic()
-            result = self._packed_within[where].fetch_locked(connection, self._lock, _packed(params))
+            result = self._packed_within[where].fetch_locked(connection, self._lock, packed(params))
             if result is not None:
                 rows = load(connection, result) if result.ntuples else []
                 self._in_order.took(monotonic() - started, connection, sql, params)
@@ -209,12 +204,3 @@ class PostgresqlFlowing(PostgresqlRecorded):
         kinds = {Where.OPEN: 2 * [BIGINT], Where.CLOSED: 3 * [BIGINT], Where.SEVERAL: [*4 * [TEXT], BIGINT, BIGINT]}
         types = [BIGINT, UUID, UUID, BIGINT, *kinds[where], *([UUID] if self._unless_barred() else [])]
         return LockedQuery(sql, types)
-
-
-def _packed(params: Sequence[Any]) -> list[bytes]:
-    return [
-        one.bytes if isinstance(one, uuid.UUID)
-        else _text_array(one) if isinstance(one, list)
-        else int(one).to_bytes(8, "big", signed=True)
-        for one in params
-    ]  # fmt: skip

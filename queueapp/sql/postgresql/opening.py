@@ -9,7 +9,7 @@ from psycopg.pq.abc import PGresult
 
 from ..claimed import Range
 from .index_order import IndexOrder
-from .packed import BIGINT, UUID, OpeningQuery, PackedStatement, marks_in
+from .packed import BIGINT, UUID, OpeningQuery, PackedStatement, marks_in, packed
 
 #: So many claims of one, of all sessions of this process and none of them in vain, before they are planned once for all (see
 #: ``OfOne``).
@@ -27,9 +27,7 @@ class Leasing:
 
     def run(self, connection: Any, params: tuple[Any, ...]) -> PGresult:
         """The rows, on a connection that is ``ready``; the parameters as the cursor takes them."""
-        token, owner, *numbers = params
-        values = [token.bytes, owner.bytes, *[one.to_bytes(8, "big", signed=True) for one in numbers]]
-        return self._statement.run(connection, values)
+        return self._statement.run(connection, packed(params))
 
 
 class Opening:
@@ -43,7 +41,7 @@ class Opening:
         self.query = OpeningQuery(sql, (BIGINT,) * self._count)
 
     def values(self, only: Range, limit: int) -> list[bytes]:
-        return [one.to_bytes(8, "big") for one in self.params(only, limit)]
+        return packed(self.params(only, limit))
 
     def params(self, only: Range, limit: int) -> tuple[int, ...]:
         return (only.low, limit)[: self._count]

@@ -7,6 +7,7 @@ of which there is one per message, and for claims. The wait is psycopg's own, so
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any
@@ -47,6 +48,21 @@ PACKED: Mapping[Kind, tuple[tuple[int, Format], Callable[[Any], bytes | None]]] 
     Kind.BOOL: (TEXT, lambda value: None if value is None else b"t" if value else b"f"),
     Kind.TIME: (BIGINT, lambda value: None if value is None else value.to_bytes(8, "big", signed=True)),
 }
+
+
+def _text_array(values: Sequence[Any]) -> bytes:
+    escaped = (str(value).replace("\\", "\\\\").replace('"', '\\"') for value in values)
+    return ("{" + ",".join(f'"{value}"' for value in escaped) + "}").encode()
+
+
+def packed(params: Sequence[Any]) -> list[bytes]:
+    """Parameters of a claim, as a cursor takes them: keys and owners, integers, and lists as texts."""
+    return [
+        one.bytes if isinstance(one, uuid.UUID)
+        else _text_array(one) if isinstance(one, list)
+        else int(one).to_bytes(8, "big", signed=True)
+        for one in params
+    ]  # fmt: skip
 
 
 def numbered(sql: str) -> str:
