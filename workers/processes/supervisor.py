@@ -75,6 +75,7 @@ class Child:
         #: What it has beside the environment of its supervisor.
         self.environment: dict[str, str] = {}
         self.started_at = 0.0
+        #: It died, which was counted, and is started again then; 0: neither.
         self.restart_at = 0.0
         self._backoff = FIRST_BACKOFF
 
@@ -351,6 +352,8 @@ class Supervisor:
                     child.signal(signal.SIGTERM)  # once more: do not wait for handlers
         code = 1 if self._failed else 0
         for child in self.children:
+            if child.restart_at:
+                continue  # counted when it died: once more, and its message would lose two attempts by one death
             if child.alive:
                 log.error("%s did not stop in %.0f s and is killed.", child.name, grace)
                 child.signal(signal.SIGKILL)
