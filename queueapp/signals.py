@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -40,13 +40,7 @@ TIME_IS_OVER = "its time was over"
 
 def send(signal: Signal, failure: Any, verdict: Any, *, failed: bool = True) -> None:
     """Send a failure's signal; the sender is the queue class. ``failed=False``: nothing has, so it is not logged as that."""
-    told = partial(signal.send_robust, sender=failure.queue, failure=failure, verdict=verdict)
-    try:
-        for receiver, result in asides.run("the receivers of a signal", told):
-            if isinstance(result, Exception):
-                log.error("A receiver of a queueapp signal failed: %r: %r", receiver, result)
-    except Exception as error:
-        log.error("The receivers of a queueapp signal were interrupted, and perhaps not all told: %r", error)
+    _tell(partial(signal.send_robust, sender=failure.queue, failure=failure, verdict=verdict))
     if failed:
         _log(failure, verdict)
 
@@ -65,12 +59,12 @@ def send_expired(queue: Any, ids: Sequence[uuid.UUID], reason: str, reasons: Seq
         reason=words,
         reasons=tuple(reasons),
     )
-    try:
-        for receiver, result in asides.run("the receivers of a signal", told):
-            if isinstance(result, Exception):
-                log.error("A receiver of a queueapp signal failed: %r: %r", receiver, result)
-    except Exception as error:
-        log.error("The receivers of a queueapp signal were interrupted, and perhaps not all told: %r", error)
+    _tell(told)
+
+
+def send_crashed(queue: Any, seq: int, text: str, reason: str) -> None:
+    """Tell of an AT_MOST_ONCE message that was lost with its process."""
+    _tell(partial(crashed.send_robust, sender=queue, queue=queue, seq=seq, text=text, reason=reason))
 
 
 def send_alert(alert: Any) -> None:
@@ -79,6 +73,15 @@ def send_alert(alert: Any) -> None:
     for receiver, result in asides.run("the receivers of a signal", told):
         if isinstance(result, Exception):
             log.error("A receiver of a queueapp signal failed: %r: %r", receiver, result)
+
+
+def _tell(told: Callable[[], Sequence[tuple[Any, Any]]]) -> None:
+    try:
+        for receiver, result in asides.run("the receivers of a signal", told):
+            if isinstance(result, Exception):
+                log.error("A receiver of a queueapp signal failed: %r: %r", receiver, result)
+    except Exception as error:
+        log.error("The receivers of a queueapp signal were interrupted, and perhaps not all told: %r", error)
 
 
 #: An attempt that is repeated is told softer than one that is the last.

@@ -1,6 +1,18 @@
 """Message types of the test app."""
 
+import os
+import signal
+import sys
+
 import msgspec
+
+#: A message of this name kills the worker that reads it, before its handler is called.
+DEADLY = "deadly to read"
+
+
+def die_of(name: str) -> None:
+    if name == DEADLY and "workers.processes.child" in sys.orig_argv:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Ping(msgspec.Struct):
@@ -11,6 +23,9 @@ class Ping(msgspec.Struct):
     sleep_ms: int = 0
     die: bool = False  # kill the process
     hang: bool = False  # ignore everything for a long time
+
+    def __post_init__(self) -> None:
+        die_of(self.name)
 
 
 class Pong(msgspec.Struct):
@@ -24,6 +39,9 @@ class Many(msgspec.Struct):
 
     name: str
     die: bool = False
+
+    def __post_init__(self) -> None:
+        die_of(self.name)
 
 
 class Turn(msgspec.Struct):

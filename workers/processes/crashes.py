@@ -45,6 +45,8 @@ log = logging.getLogger("workers")
 FAILED = 70
 #: Exit code of a child that could not end all of its handlers.
 WEDGED = 75
+#: How long to wait for the row of a message that its process had in hand, and from the second try on.
+PATIENCE, IMPATIENCE = timedelta(seconds=30), timedelta(milliseconds=500)
 
 
 @dataclass
@@ -54,6 +56,19 @@ class Crash:
     in_hand: list[tuple[Any, InHand]]
     subscribers: list[tuple[Any, uuid.UUID]]
     text: str
+    #: How often it was tried to be written down.
+    tries: int = 0
+
+    @property
+    def patience(self) -> timedelta:
+        """How long to wait for a row. A TRANSACTIONAL receive is rolled back when the server notices that its client is gone; who
+        holds the row for longer is another receiver, whose handler may take as long as it likes."""
+        return patience(PATIENCE if self.tries == 0 else IMPATIENCE)
+
+    def in_words(self) -> str:
+        """How it ended, and what is not counted of it yet."""
+        seqs = ", ".join(f"{queue._meta.label} seq {one.seq}" for queue, one in self.in_hand)
+        return f"a worker process that {self.text}, {seqs or 'nothing in hand'}"
 
     @classmethod
     def of(cls, slots: Slots, queues: Sequence[Any], returncode: int) -> Crash:
@@ -66,7 +81,7 @@ class Crash:
 def exit_text(returncode: int) -> str:
     """How a process ended, in words."""
     if returncode == WEDGED:
-        return "was replaced because a handler ignored its time limit"
+        return "ended with a handler that could not be interrupted"
     if returncode == FAILED:
         return "was replaced because one of its services ended"
     if returncode < 0:
@@ -78,7 +93,8 @@ def exit_text(returncode: int) -> str:
 
 
 def account(pending: Sequence[Crash], breaker: CircuitBreaker) -> tuple[list[Crash], float]:
-    """Write these crashes down. Returns the ones that could not be, and how many seconds to wait before the next try."""
+    """Write these crashes down. Returns the ones of which something could not be, and how many seconds to wait before the next
+    try."""
     left, wait = [], 0.0
     for crash in pending:
         try:
@@ -87,48 +103,80 @@ def account(pending: Sequence[Crash], breaker: CircuitBreaker) -> tuple[list[Cra
             wait = max(wait, breaker.failure(error))
             connections.close_all()
             left.append(crash)
+        finally:
+            crash.tries += 1
     if not left:
         breaker.success()
     return left, wait
 
 
 def _account(crash: Crash) -> None:
-    while crash.in_hand:
-        queue, one = crash.in_hand[-1]
-        with Answering(connections[router.db_for_write(queue)]):
-            if one.several and queue.delivery.semantics is not Semantics.AT_MOST_ONCE:
-                _count_several(queue, one, crash.text)
-            else:
-                _count(queue, one, ProcessDied(f"The worker process {crash.text} while handling this message."))
-        crash.in_hand.pop()
-    while crash.subscribers:
-        queue, key = crash.subscribers[-1]
+    """All of it that can be: a row that somebody holds, or a database that is away, is not to hold up the others. Raises the
+    last error where something is left."""
+    failed: Error | None = None
+    away: set[str] = set()
+    for entry in crash.in_hand[::-1]:
+        queue, one = entry
         alias = router.db_for_write(queue)
-        connection = connections[alias]
-        sql = queue_sql(queue, connection)
-        with Answering(connection) as answering:
-            if queue.delivery.keeps_sent:
-                while sql.delete_sent(connection, key, 3000):
-                    answering.again()
-            if sql.table.has("lease_owner"):
-                while sql.release_owner(connection, key, 3000, started=False):
-                    answering.again()
-                wakeups.sent(queue, connection)
-            if sql.table.barriers:
-                barriers.forget(alias, key)
-            Subscriber.objects.using(alias).filter(pk=key).delete()
-        crash.subscribers.pop()
+        if alias in away:
+            continue
+        try:
+            with Answering(connections[alias]):
+                if one.several and queue.delivery.semantics is not Semantics.AT_MOST_ONCE:
+                    _count_several(crash, entry)
+                else:
+                    error = ProcessDied(f"The worker process {crash.text} while handling this message.")
+                    _count(queue, one, error, crash.patience)
+        except Error as error:
+            failed = error
+            if backend_of(connections[alias]).error_kind(error) is not ErrorKind.LOCKED:
+                away.add(alias)
+        else:
+            crash.in_hand.remove(entry)
+    counting = {one.subscriber for _, one in crash.in_hand}
+    for queue, key in crash.subscribers[::-1]:
+        alias = router.db_for_write(queue)
+        if key in counting or alias in away:
+            continue  # its leases are what tells whose the message is that is still to be counted
+        try:
+            _sign_off(queue, alias, key)
+        except Error as error:
+            failed = error
+            away.add(alias)
+        else:
+            crash.subscribers.remove((queue, key))
+    if failed is not None:
+        raise failed
 
 
-def _count_several(queue: Any, one: InHand, text: str) -> None:
+def _sign_off(queue: Any, alias: str, key: uuid.UUID) -> None:
+    """Give back what a dead subscriber held and had not begun."""
+    connection = connections[alias]
+    sql = queue_sql(queue, connection)
+    with Answering(connection) as answering:
+        if queue.delivery.keeps_sent:
+            while sql.delete_sent(connection, key, 3000):
+                answering.again()
+        if sql.table.has("lease_owner"):
+            while sql.release_owner(connection, key, 3000, started=False):
+                answering.again()
+            wakeups.sent(queue, connection)
+        if sql.table.barriers:
+            barriers.forget(alias, key)
+        Subscriber.objects.using(alias).filter(pk=key).delete()
+
+
+def _count_several(crash: Crash, entry: tuple[Any, InHand]) -> None:
     """A handler was given all of these, and nobody knows which of them it was: nobody's attempt is counted. Each was handed out
     once more, and is handled alone from then on (``receiving.strategies.several``)."""
+    queue, one = entry
     alias = router.db_for_write(queue)
     connection, sql = connections[alias], queue_sql(queue, connections[alias])
     token = one.token if one.token.int else None
-    for seq in one.several:
-        with transaction.atomic(using=alias):
-            row = sql.lock(connection, seq, token, patience(timedelta(seconds=30)) // timedelta(milliseconds=1))
+    # All or none: one that was counted and is tried again with the others would be counted once more.
+    with transaction.atomic(using=alias):
+        for seq in one.several:
+            row = sql.lock(connection, seq, token, crash.patience // timedelta(milliseconds=1))
             if row is not None:
                 # What is leased was counted when it was.
                 deliveries = row.deliveries + (token is None)
@@ -136,27 +184,23 @@ def _count_several(queue: Any, one: InHand, text: str) -> None:
                     connection, seq, deliveries=deliveries, cancels=row.cancels, failures=row.failures, token=token
                 )
     log.warning("%s: a worker process %s in a call with %d messages (from seq %d on); they are handled one by one.",
-                queue._meta.label, text, len(one.several), one.seq)  # fmt: skip
+                queue._meta.label, crash.text, len(one.several), one.seq)  # fmt: skip
 
 
-def _count(queue: Any, one: InHand, error: ProcessDied) -> None:
+def _count(queue: Any, one: InHand, error: ProcessDied, wait: timedelta) -> None:
     alias = router.db_for_write(queue)
     if queue.delivery.semantics is Semantics.AT_MOST_ONCE:
         # By contract it left the queue before its handler ran; what can still be done is to say which one it was.
         for seq in one.several or (one.seq,):
             log.critical("%s: at-most-once message is gone: seq %d, %s. %s", queue._meta.label, seq, one.text, error)
-            signals.crashed.send_robust(sender=queue, queue=queue, seq=seq, text=one.text, reason=str(error))
+            signals.send_crashed(queue, seq, one.text, str(error))
         return
     # A TRANSACTIONAL message has a token only if it was received carefully.
     token = one.token if one.token.int else None
     connection = connections[alias]
     while True:
         try:
-            # A TRANSACTIONAL receive is rolled back when the server notices that its client is gone: wait for that.
-            carrying_out.fail(
-                queue, alias, one.seq, error, consumer=_consumer(queue, one), token=token,
-                wait=patience(timedelta(seconds=30)),
-            )  # fmt: skip
+            carrying_out.fail(queue, alias, one.seq, error, consumer=_consumer(queue, one), token=token, wait=wait)
             return
         except Error as failure:
             if backend_of(connection).error_kind(failure) is not ErrorKind.DEADLOCK:

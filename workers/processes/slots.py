@@ -21,8 +21,9 @@ _SLOT_BYTES = 4096
 _WORDS = _SLOT_BYTES // 8
 # Words of a slot: 0 seq in hand (0: none), 1-2 lease token, 3-4 subscriber, 5 index of the queue, 6 bytes of headers. An
 # AT_MOST_ONCE message is nowhere else by then: its id is in the place of the token, its headers follow. 7 how many messages the
-# handler was given, where it takes several: their seqs follow, in the place of the headers.
-_QUEUE, _LENGTH, _SEVERAL, _HEADERS = 5, 6, 7, 64
+# handler was given, where it takes several: their seqs follow, in the place of the headers. 8 whether what it has claimed, or is
+# about to, is in no table (AT_MOST_ONCE).
+_QUEUE, _LENGTH, _SEVERAL, _ONLY_HERE, _HEADERS = 5, 6, 7, 8, 72
 
 
 #: There are slots for so many tasks of a queue at least, so that its concurrency can be raised while it is received.
@@ -90,6 +91,10 @@ class Slots:
                 found[owner] = self._words[index * _WORDS + _QUEUE]
         return [(queue, owner) for owner, queue in found.items()]
 
+    def only_here(self) -> bool:
+        """Whether the child may have messages that are in no table."""
+        return any(self._words[index * _WORDS + _ONLY_HERE] for index in range(self.count))
+
     def clear(self) -> None:
         """Forget everything: a new child will use the slots."""
         self._map[:] = b"\0" * len(self._map)
@@ -144,8 +149,12 @@ class Slot:
         self._words[first : first + len(seqs)] = array("q", seqs)
         self._words[self._base + _SEVERAL] = len(seqs)
 
+    def only_here(self, so: bool) -> None:
+        """What is about to be claimed will be in no table; or nothing is any more."""
+        self._words[self._base + _ONLY_HERE] = so
+
     def begin(self, seq: int) -> None:
-        """A handler is about to run."""
+        """A message is in hand: it is read, and handled."""
         self._words[self._base] = seq
 
     def end(self) -> None:

@@ -23,13 +23,13 @@ from django.db import connections, router
 
 from queueapp import delayed
 from queueapp.conf import settings
-from queueapp.membership.circuit_breaker import CircuitBreaker
 from queueapp.membership.dead_peers import prepare_connections
 from queueapp.membership.peer_watch import PeerWatch
 from queueapp.membership.service import Service
 from queueapp.models import DISPATCHER, HOUSEKEEPING, NO_QUEUES
 
 from . import crashes
+from .accounting import Accounting
 from .child import ChildOptions
 from .http import Endpoint
 from .probes import Probes
@@ -45,6 +45,8 @@ log = logging.getLogger("workers")
 #: A child that lived shorter than this is restarted with growing delay.
 SHORT_LIFE = 5.0
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.1, 30.0
+#: Seconds that its restart waits for its death to be counted at the most.
+UNCOUNTED = 30.0
 #: Exit codes of a tree that worked until empty: what is left is for nobody here; the database does not let its user.
 NOT_FOR_US, REFUSED = 3, 4
 #: Seconds between two looks at what is left, and how many in a row have to find nothing for anybody here.
@@ -77,6 +79,8 @@ class Child:
         self.started_at = 0.0
         #: It died, which was counted, and is started again then; 0: neither.
         self.restart_at = 0.0
+        #: That death, until it is started again.
+        self.crash: crashes.Crash | None = None
         self._backoff = FIRST_BACKOFF
 
     def start(self, life_fd: int) -> None:
@@ -116,6 +120,16 @@ class Child:
         lived = monotonic() - self.started_at
         self._backoff = FIRST_BACKOFF if lived > SHORT_LIFE else min(self._backoff * 2, LONGEST_BACKOFF)
         return self._backoff
+
+    def failed_to_start(self) -> float:
+        """It could not be started again: returns how many seconds to wait before the next try."""
+        self._backoff = min(self._backoff * 2, LONGEST_BACKOFF)
+        return self._backoff
+
+    def is_counted(self) -> bool:
+        """Whether its death was tried to be counted, or that takes too long to wait for. Before that it is not started again: a
+        message that kills would run more often than its attempts say (``crashes``)."""
+        return self.crash is None or self.crash.tries > 0 or monotonic() > self.restart_at + UNCOUNTED
 
     def signal(self, number: int) -> None:
         """Send a signal, if it still runs."""
@@ -197,9 +211,7 @@ class Supervisor:
                 child.options.signs_fd, child.options.sign = self._signs.fd, number
                 child.options.measured = self._measured is not None
                 child.environment = self._measured.environment if self._measured is not None else {}
-        self._unaccounted: list[crashes.Crash] = []
-        self._breaker = CircuitBreaker("Accounting for crashes")
-        self._account_at = 0.0
+        self._accounting = Accounting(self._floors.came_back)
 
     def stop(self, *_: Any) -> None:
         """Stop the tree; called again: do not wait for handlers. Safe in a signal handler and from any thread."""
@@ -211,12 +223,18 @@ class Supervisor:
         as_before = prepare_connections()
         peer_watch = PeerWatch()
         peer_watch.start(self._fail)
+        self._accounting.start(self._fail)
         try:
             if self._endpoint is not None:
                 self._endpoint.start(self.probes.pages)
                 log.info("Probes and metrics: %s", self._endpoint.address)
             with self._signals.installed(children=True):
-                return self._run(life_read, on_started)
+                try:
+                    return self._run(life_read, on_started)
+                except BaseException:
+                    log.critical("The supervisor has failed; its processes are stopped in order.")
+                    self._stop_children()
+                    raise
         finally:
             for child in self.children:
                 if child.alive:
@@ -275,11 +293,18 @@ class Supervisor:
                 self._forget(child)
                 self._account(child)
                 child.restart_at = monotonic() + wait
-            if monotonic() >= child.restart_at:
-                child.restart_at = 0.0
-                child.start(life_read)
-        if self._unaccounted and monotonic() >= self._account_at:
-            self._settle(self._unaccounted)
+            if monotonic() >= child.restart_at and child.is_counted():
+                self._restart(child, life_read)
+
+    def _restart(self, child: Child, life_read: int) -> None:
+        try:
+            child.start(life_read)
+        except OSError as error:  # no more processes or no more memory: that is no end of those that run
+            wait = child.failed_to_start()
+            log.error("%s cannot be started: %s; trying again in %.1f s.", child.name, error, wait)
+            child.restart_at = monotonic() + wait
+        else:
+            child.restart_at, child.crash = 0.0, None
 
     @property
     def stopping(self) -> bool:
@@ -305,18 +330,15 @@ class Supervisor:
         if child.slots is None:
             return
         assert child.process is not None
-        crash = crashes.Crash.of(child.slots, self.queues, child.process.returncode)
-        self._settle([*self._unaccounted, crash])
-
-    def _settle(self, open_crashes: list[crashes.Crash]) -> None:
-        self._unaccounted, wait = crashes.account(open_crashes, self._breaker)
-        self._account_at = monotonic() + wait
-        if len(self._unaccounted) < len(open_crashes):
-            self._floors.came_back()
+        child.crash = crashes.Crash.of(child.slots, self.queues, child.process.returncode)
+        self._accounting.add(child.crash)
 
     def _is_done(self) -> bool:
         """Whether the queues are empty, or what is left is not for anybody here. Says from time to time what it waits for."""
-        if is_empty(self.queues):
+        empty = is_empty(self.queues)
+        # Asked after that: what was in no table then was claimed before, and is handled by now or seen here.
+        at_work = any(child.alive and child.slots is not None and child.slots.only_here() for child in self.children)
+        if empty and not at_work:
             self._empty_looks += 1
             # Twice in a row: a message on its way from the delayed store to its queue is in neither for a moment
             # only between two statements of ours, not of the database; the second look sees it.
@@ -328,13 +350,14 @@ class Supervisor:
         self._look_at = now + LOOK_INTERVAL
         left = remaining(self.queues, purges=self._purges and settings.PURGE_INTERVAL is not None)
         # Some looks in a row: what somebody has taken may come back, and what a handler sends may be on its way.
-        self._hopeless_looks = self._hopeless_looks + 1 if left.hopeless else 0
+        self._hopeless_looks = self._hopeless_looks + 1 if left.hopeless and not at_work else 0
         if self._hopeless_looks >= HOPELESS_LOOKS:
             self.left, self.refused = left.words, left.refused
             return True
-        if now >= self._say_at and (left.words != self._said or now >= self._say_at + SAY_AGAIN):
-            self._say_at, self._said = now + SAY_INTERVAL, left.words
-            log.info("Waiting until this is gone: %s.", left.words)
+        words = left.words or "what handlers were given for once"
+        if now >= self._say_at and (words != self._said or now >= self._say_at + SAY_AGAIN):
+            self._say_at, self._said = now + SAY_INTERVAL, words
+            log.info("Waiting until this is gone: %s.", words)
         return False
 
     def _stop_children(self) -> int:
@@ -361,8 +384,10 @@ class Supervisor:
                 child.process.wait()
             # -SIGTERM: it was asked to stop before it had its handlers, so before it had claimed anything.
             if child.process is not None and child.process.returncode not in (0, -signal.SIGTERM):
+                log.error("%s (%d) %s.", child.name, child.process.pid, crashes.exit_text(child.process.returncode))
                 self._account(child)
                 code = 1
-        if self._unaccounted:
-            self._settle(self._unaccounted)
+        for crash in self._accounting.end():
+            log.error("Not counted, because the database or a row was not to be had: %s.", crash.in_words())
+            code = 1
         return code

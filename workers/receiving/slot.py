@@ -21,7 +21,7 @@ class Slot(Protocol):
         """Id and headers of the message that follows, for one that is nowhere else by then (AT_MOST_ONCE)."""
 
     def begin(self, seq: int) -> None:
-        """A handler is about to run."""
+        """A message is in hand: it is read, and handled."""
 
     def several(self, seqs: Sequence[int]) -> None:
         """What the handler that is about to run, or the one that has ended, was given beside the message that begins; none of
@@ -29,3 +29,6 @@ class Slot(Protocol):
 
     def end(self) -> None:
         """It has ended, well or not."""
+
+    def only_here(self, so: bool) -> None:
+        """What is about to be claimed will be in no table until it was handled (AT_MOST_ONCE); or nothing is any more."""

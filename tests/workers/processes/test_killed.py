@@ -18,7 +18,7 @@ from queueapp import Semantics
 from queueapp.models import PoisonMessage
 from tests.inprocess import eventually, real_commits
 from tests.killing import kill, kill_all_others, session_of
-from tests.testapp.messages import Many, Ping
+from tests.testapp.messages import DEADLY, Many, Ping
 from tests.testapp.models import AtMostOnce, Effect, Leased, Several, SeveralTransactional, Together, Transactional
 from tests.workers.trees import Tree
 
@@ -127,6 +127,38 @@ def test_who_kills_a_call_with_several_is_found_and_nobody_else_is_blamed(start_
     assert (poison.attempts, bytes(poison.body).count(b'"killer"'), PoisonMessage.objects.count()) == (3, 1, 1)
     assert set(effects()) == set(innocent)
     assert queue is Several or max(effects().values()) == 1
+
+
+@pytest.mark.parametrize(
+    ("queue", "kind"),
+    [(Transactional, Ping), (Leased, Ping), (Together, Ping), (Several, Many), (SeveralTransactional, Many)],
+    ids=lambda one: one.__name__,
+)
+def test_a_message_that_kills_whoever_reads_it_is_poison_as_if_its_handler_had_done_so(
+    start_tree: Start, queue: Any, kind: Any
+) -> None:
+    """A codec or a class of the user's may do that; such deaths were counted against nobody, and had no end."""
+    innocent = [f"{n}" for n in range(6)]
+    queue.send_many([*map(kind, innocent[:3]), kind(DEADLY), *map(kind, innocent[3:])])
+    tree = start_tree(queue._meta.label, "--concurrency", "2")
+
+    poison = eventually(PoisonMessage.objects.first, LONG)
+    eventually(lambda: not queue.objects.exists(), LONG)
+
+    assert tree.terminate() == 0, tree.output
+    assert PoisonMessage.objects.count() == 1
+    assert (poison.attempts, bytes(poison.body).count(DEADLY.encode())) == (3, 1)
+    assert set(effects()) == set(innocent)
+    assert tree.output.count("was killed by SIGKILL; restarting") == 3
+
+
+def test_an_at_most_once_message_that_kills_whoever_reads_it_is_named(start_tree: Start) -> None:
+    message = AtMostOnce.send(Ping(DEADLY))
+    tree = start_tree("testapp.AtMostOnce")
+
+    eventually(lambda: f"at-most-once message is gone: seq 1, id {message}" in tree.output, LONG)
+
+    assert tree.terminate() == 0, tree.output
 
 
 def test_a_session_that_was_killed_is_gone_on_either_database(transactional_db: None) -> None:

@@ -5,13 +5,11 @@ What becomes of the messages of a process that dies is the business of tests/cra
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -44,33 +42,6 @@ def test_a_worker_that_dies_is_replaced(start_tree: Start) -> None:
     assert not Subscriber.objects.exists(), "the dead one was signed off by its supervisor, the other by itself"
 
 
-PATIENT = """
-import sys
-import django
-django.setup()
-from tests.testapp import models
-from workers.processes import supervisor
-supervisor.FIRST_BACKOFF = supervisor.LONGEST_BACKOFF = 600.0
-sys.exit(supervisor.Supervisor([getattr(models, sys.argv[1])]).run())
-"""
-
-
-@pytest.mark.parametrize("queue", [Transactional, Leased], ids=lambda queue: queue.__name__)
-def test_a_worker_that_died_is_counted_once_though_the_tree_is_stopped_before_it_is_replaced(
-    start_tree: Start, queue: Any
-) -> None:
-    """Seen beside four busy loops, where a test stopped a tree in the tenth of a second before it had replaced a worker: it ended
-    with 1, and had counted that death twice."""
-    queue.send(Ping("killer", die=True))
-    tree = start_tree(queue.__name__, command=("-c", PATIENT))
-    eventually(lambda: "restarting in 600.0 s" in tree.output, 4 * DEADLINE)
-
-    assert tree.terminate() == 0, tree.output
-    (row,) = queue.objects.all()
-    assert len(json.loads(row.failures)) == 1
-    assert not PoisonMessage.objects.exists()
-
-
 def test_a_tree_works_until_the_queues_and_their_delayed_messages_are_gone(start_tree: Start) -> None:
     AtMostOnce.send(Ping("now"))
     AtMostOnce.send(Ping("later"), delay=timedelta(seconds=1))
@@ -78,6 +49,28 @@ def test_a_tree_works_until_the_queues_and_their_delayed_messages_are_gone(start
 
     assert tree.wait() == 0
     assert sorted(Effect.objects.values_list("name", flat=True)) == ["later", "now"]
+
+
+SHORT_GRACE = """
+from tests.settings import *
+
+QUEUEAPP = {**QUEUEAPP, "SHUTDOWN_GRACE": 1}
+"""
+
+
+def test_a_tree_that_works_until_empty_waits_for_handlers_whose_messages_are_in_no_table(
+    start_tree: Start, child_environment: dict[str, str], tmp_path: Path
+) -> None:
+    """It ended when the table was empty, and what took longer than ``SHUTDOWN_GRACE`` was interrupted though nobody had asked."""
+    (tmp_path / "short_grace.py").write_text(SHORT_GRACE)
+    child_environment["DJANGO_SETTINGS_MODULE"] = "short_grace"
+    child_environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), child_environment.get("PYTHONPATH", "")])
+    AtMostOnce.send(Ping("slow", sleep_ms=4000))
+    tree = start_tree("testapp.AtMostOnce", "--until-empty")
+
+    assert tree.wait() == 0, tree.output
+    assert [*Effect.objects.values_list("name", flat=True)] == ["slow"]
+    assert not PoisonMessage.objects.exists()
 
 
 class Strange(msgspec.Struct):

@@ -161,7 +161,10 @@ class Command(OperatorCommand):
         if code == NOT_FOR_US:
             raise CommandError(f"What is left nobody here can handle: {supervisor.left}.", returncode=code)
         if code:
-            raise CommandError("A worker process did not stop cleanly; what it held was given back.", returncode=code)
+            raise CommandError(
+                "A worker process did not stop cleanly; what it held was given back, unless the log says otherwise.",
+                returncode=code,
+            )
 
     def _require_rights(self, alias: str, queues: list[Any]) -> None:
         """End where the database user may not receive; say what else it may not, which is met later."""

@@ -41,6 +41,16 @@ class AtMostOnceTask(Task):
         self._filter = None  # asked for the whole batch, before any of it is gone
 
     def receive(self, limit: int) -> int:
+        if self.slot is None:
+            return self._receive(limit)
+        # From before the claim, so that whoever sees the table empty sees this.
+        self.slot.only_here(True)
+        try:
+            return self._receive(limit)
+        finally:
+            self.slot.only_here(False)
+
+    def _receive(self, limit: int) -> int:
         self.full = False
         connection = connections[self.alias]
         rows: list[Claimed] = []
@@ -102,10 +112,14 @@ class AtMostOnceTask(Task):
     ) -> Iterator[tuple[Claimed, BaseException | bool | None]]:
         """Handle them; each with what ``call`` says of it, one after the other."""
         for row in rows:
-            if self.slot is not None:
-                identity = row[ID]
-                self.slot.keep(identity if type(identity) is bytes else as_uuid(identity).bytes, row[HEADERS])
+            self.note(row)
             yield row, self.call(row, leased=leased)
+
+    def note(self, row: Claimed) -> None:
+        """Write down what it is, for whoever has to say what was lost with this process."""
+        if self.slot is not None:
+            identity = row[ID]
+            self.slot.keep(identity if type(identity) is bytes else as_uuid(identity).bytes, row[HEADERS])
 
     def _keep(self, claimed: Claimed, error: BaseException) -> None:
         self._keep_row(claimed, self.sql.table.row_of(claimed), error)

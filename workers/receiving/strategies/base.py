@@ -10,7 +10,8 @@ import logging
 import sys
 import threading
 from asyncio import _get_running_loop, _set_running_loop
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import Context as Variables
 from contextvars import copy_context
 from datetime import timedelta
@@ -164,57 +165,86 @@ class Task:
     def call(self, claimed: Claimed, *, leased: bool = False) -> BaseException | bool | None:
         """Run the handler of a message. None: done. False: nobody here knows the type, or the filter does not let it pass. Else
         what it raised. ``leased``: this hand-out is counted in its deliveries."""
-        seq = claimed[SEQ]
         self.cut_loose = False
-        if self._filter is not None and not self._filter.passes(claimed[HEADERS], claimed[BODY]):
-            return False
-        try:
-            route = self._route
-            if route is None or claimed[HEADERS] != route.headers:
-                route = self._find(claimed)
-                # A consumer of several is not called here: its class was imported since it was asked for a moment ago.
-                if route is None or route.entry.batch:
-                    return False
-            entry, body, decode = route.entry, claimed[BODY], route.decode
-            try:
-                message = decode(body) if decode is not None and body else None
-            except Exception:  # not this type, or a byte order mark
-                message = None
-            if message is None:
-                message = route.read(body, claimed[HEADERS], as_uuid(claimed[ID]), self.alias)
-        except (
-            BaseException
-        ) as error:  # UndecodableMessage; or sys.exit() where an instance of the user's class is made
-            self.items = None
-            return error
         attempt, suspect = 1, False
         before = claimed[DELIVERIES] - leased
         if before > 0 or not self._keeps_counts:
             attempt = limits.attempt_of(claimed, keeps_counts=self._keeps_counts)
-            exhausted = limits.spent(claimed, attempt, entry.attempts, self.queue.delivery, leased=leased)
-            if exhausted is not None:
-                self.items = None
-                return exhausted
             suspicion = limits.suspicion(claimed, attempt, leased=leased, keeps_counts=self._keeps_counts)
             suspect = suspicion > 1
-            attempt += limits.unended(claimed, attempt, leased=leased)
-        return self.run(entry, message, Context(route.receiving, claimed, attempt), seq, suspect)
+        try:
+            self.begin(claimed[SEQ], suspect)
+            if self._filter is not None and not self._filter.passes(claimed[HEADERS], claimed[BODY]):
+                return False
+            try:
+                route = self._route
+                if route is None or claimed[HEADERS] != route.headers:
+                    route = self._find(claimed)
+                    # A consumer of several is not called here: its class was imported since it was asked for a moment ago.
+                    if route is None or route.entry.batch:
+                        return False
+                entry, body, decode = route.entry, claimed[BODY], route.decode
+                try:
+                    message = decode(body) if decode is not None and body else None
+                except Exception:  # not this type, or a byte order mark
+                    message = None
+                if message is None:
+                    message = route.read(body, claimed[HEADERS], as_uuid(claimed[ID]), self.alias)
+            except (
+                BaseException
+            ) as error:  # UndecodableMessage; or sys.exit() where an instance of the user's class is made
+                self.items = None
+                return error
+            if before > 0 or not self._keeps_counts:
+                exhausted = limits.spent(claimed, attempt, entry.attempts, self.queue.delivery, leased=leased)
+                if exhausted is not None:
+                    self.items = None
+                    return exhausted
+                attempt += limits.unended(claimed, attempt, leased=leased)
+            return self.run(entry, message, Context(route.receiving, claimed, attempt), claimed[SEQ])
+        finally:
+            self.end(suspect)
 
-    def run(
-        self, entry: Entry, message: Any, context: Context | BatchContext, seq: int, suspect: bool
-    ) -> BaseException | None:
-        """Call a handler: None when it has ended well, else what it raised or left behind."""
+    def begin(self, seq: int, suspect: bool) -> None:
+        """A message is in hand until ``end``: what reads it (a codec, a class of the user's) may kill the process as well as its
+        handler does. Waits for its turn first: one that waited in hand would be counted with the killer that had it."""
         suspects = self._suspects
         self.inside = True
         if suspect or suspects.wanted:
             suspects.enter(self, suspect)
+        if self.slot is not None:
+            self.slot.begin(seq)
+
+    def end(self, suspect: bool) -> None:
+        """It is not in hand any more."""
+        if self.slot is not None:
+            self.slot.end()
+        self.inside = False
+        suspects = self._suspects
+        if suspects.wanted:
+            suspects.leave(suspect)
+
+    @contextmanager
+    def in_hand(self, seqs: Sequence[int], suspect: bool) -> Iterator[None]:
+        """As from ``begin`` to ``end``, for messages that one call takes; nobody knows which of several it was."""
+        several = self.slot if len(seqs) > 1 else None
+        if several is not None:
+            several.several(seqs)
+        try:
+            self.begin(seqs[0], suspect)
+            yield
+        finally:
+            self.end(suspect)
+            if several is not None:
+                several.several(())
+
+    def run(self, entry: Entry, message: Any, context: Context | BatchContext, seq: int) -> BaseException | None:
+        """Call a handler with what is in hand: None when it has ended well, else what it raised or left behind."""
         started = monotonic()
         timeout = entry.timeout
-        slot, handed = self.slot, self.handed
+        handed = self.handed
         failed: BaseException | None = None
         try:
-            if slot is not None:
-                slot.begin(seq)
             if not handed.fresh:
                 handed.before()
             self.variables = variables = copy_context()
@@ -242,12 +272,6 @@ class Task:
             # Sent while the handler ran, delivered after it had returned, here or in ``_absorb``: it was late all the same.
             self.running = None
             failed = error
-        finally:
-            if slot is not None:
-                slot.end()
-            self.inside = False
-            if suspects.wanted:
-                suspects.leave(suspect)
         # Nothing can strike any more.
         if _get_running_loop() is not None:
             # Of a handler, perhaps struck while its loop came to its end: Django would refuse the thread for ever.

@@ -30,6 +30,7 @@ class _Once(SeveralTask):
                 continue
             ready: list[Ready] = []
             for row in mine:
+                self.note(row)  # type: ignore[attr-defined]
                 made = self.make_ready(route, row, leased=leased)
                 if isinstance(made, Ready):
                     ready.append(made)

@@ -113,15 +113,9 @@ class SetTask(TransactionalTask):
         context = BatchContext(self._receiving, rows, [1] * len(rows), self._extend_none)
         seqs = [row[SEQ] for row in rows]
         messages = MessageSet(self.queue, self.alias, seqs)
-        several = self.slot is not None and len(rows) > 1
-        if several:
-            # If this process dies of one of them, these are handled alone from then on.
-            self.slot.several(seqs[:MOST_IN_A_BATCH])  # type: ignore[union-attr]
-        try:
-            return self.run(self._entry, messages, context, seqs[0], False)
-        finally:
-            if several:
-                self.slot.several(())  # type: ignore[union-attr]
+        # If this process dies of one of them, these are handled alone from then on.
+        with self.in_hand(seqs[:MOST_IN_A_BATCH], suspect=False):
+            return self.run(self._entry, messages, context, seqs[0])
 
     def _extend_none(self, *_: Any) -> None:
         """A row lock owns them."""

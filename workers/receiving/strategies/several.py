@@ -138,6 +138,14 @@ class SeveralTask(Task):
 
     def make_ready(self, route: Route, row: Claimed, *, leased: bool) -> Ready | BaseException | None:
         """The message, read; or why its attempt has failed; None: this subscriber does not take it."""
+        suspect = self.is_suspect(row, leased=leased)
+        try:
+            self.begin(row[SEQ], suspect)
+            return self._read(route, row, leased=leased)
+        finally:
+            self.end(suspect)
+
+    def _read(self, route: Route, row: Claimed, *, leased: bool) -> Ready | BaseException | None:
         if self._filter is not None and not self._filter.passes(row[HEADERS], row[BODY]):
             return None
         own = route if row[HEADERS] == route.headers else self.route_of(row) or route
@@ -163,15 +171,9 @@ class SeveralTask(Task):
         rows = [one.row for one in ready]
         contexts = BatchContext(route.receiving, rows, [one.attempt for one in ready], self.extend_several)
         self._contexts = contexts
-        several = len(ready) > 1 and self.slot is not None
-        if several:
-            self.slot.several([row[SEQ] for row in rows])  # type: ignore[union-attr]
         suspect = len(ready) == 1 and self.is_suspect(rows[0], leased=leased)
-        try:
-            failed = self.run(route.entry, [one.message for one in ready], contexts, rows[0][SEQ], suspect)
-        finally:
-            if several:
-                self.slot.several(())  # type: ignore[union-attr]
+        with self.in_hand([row[SEQ] for row in rows], suspect):
+            failed = self.run(route.entry, [one.message for one in ready], contexts, rows[0][SEQ])
         if failed is None and contexts.failures:
             return contexts.failures
         return failed

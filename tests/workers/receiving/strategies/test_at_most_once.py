@@ -138,10 +138,15 @@ def test_its_slot_knows_what_is_nowhere_else(handled: list[int]) -> None:
         def end(self) -> None:
             pass
 
+        def only_here(self, so: bool) -> None:
+            told.append((so, AtMostOnce.objects.count()))
+
+    told: list[tuple[bool, int]] = []
     send(3)
     identities = [as_uuid(one).bytes for one in AtMostOnce.objects.order_by("seq").values_list("id", flat=True)]
     one = Receiver(AtMostOnce)
     one.task.slot = Slot()  # type: ignore[assignment]
     one.receive(3)
 
+    assert told == [(True, 3), (False, 0)], "from before they were claimed"
     assert kept == identities

@@ -1,0 +1,228 @@
+"""Deaths of worker processes are counted once each, and whatever is in the way of that is in nobody else's."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+
+from queueapp.membership.circuit_breaker import CircuitBreaker
+from queueapp.models import PoisonMessage
+from tests.inprocess import DEADLINE, eventually, real_commits
+from tests.testapp.messages import Many, Ping
+from tests.testapp.models import AtMostOnce, Effect, Leased, SeveralTransactional, Transactional
+from tests.workers.trees import Tree
+from workers.processes import crashes
+from workers.processes.accounting import Accounting
+from workers.processes.crashes import Crash, account
+from workers.processes.slots import InHand
+
+pytestmark = real_commits
+Start = Callable[..., Tree]
+NONE = uuid.UUID(int=0)
+
+
+def script(before: str = "", options: str = "") -> tuple[str, str]:
+    """A supervisor of the queue that is named first, with something done to it."""
+    lines = ["import sys", "import django", "django.setup()", "from tests.testapp import models",
+             "from workers.processes import supervisor", before,
+             f"sys.exit(supervisor.Supervisor([getattr(models, sys.argv[1])], {options}).run())"]  # fmt: skip
+    return "-c", "\n".join(lines)
+
+
+def failures_of(row: Any) -> list[Any]:
+    found: list[Any] = json.loads(row.failures or "[]")
+    return found
+
+
+@pytest.mark.parametrize("queue", [Transactional, Leased], ids=lambda queue: queue.__name__)
+def test_a_worker_that_died_is_counted_once_though_the_tree_is_stopped_before_it_is_replaced(
+    start_tree: Start, queue: Any
+) -> None:
+    """Seen beside four busy loops, where a test stopped a tree in the tenth of a second before it had replaced a worker: it ended
+    with 1, and had counted that death twice."""
+    queue.send(Ping("killer", die=True))
+    patient = script("supervisor.FIRST_BACKOFF = supervisor.LONGEST_BACKOFF = 600.0")
+    tree = start_tree(queue.__name__, command=patient)
+    eventually(lambda: "restarting in 600.0 s" in tree.output, 4 * DEADLINE)
+
+    assert tree.terminate() == 0, tree.output
+    (row,) = queue.objects.all()
+    assert len(failures_of(row)) == 1
+    assert not PoisonMessage.objects.exists()
+
+
+NO_MORE_PROCESSES = """
+import errno, os, subprocess
+Popen = subprocess.Popen
+def refusing(*args, **kwargs):
+    if os.path.exists(sys.argv[2]):
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+    return Popen(*args, **kwargs)
+supervisor.subprocess.Popen = refusing
+"""
+
+
+def test_where_no_process_can_be_started_the_others_go_on_and_it_is_tried_again(
+    start_tree: Start, tmp_path: Path
+) -> None:
+    """It was the end of the tree: all of the others were killed, with what they had in hand."""
+    no_more = tmp_path / "no more"
+    tree = start_tree("Leased", str(no_more), command=script(NO_MORE_PROCESSES, "processes=2"))
+    dead, alive = tree.wait_for_workers(2)
+    no_more.touch()
+    os.kill(dead, signal.SIGKILL)
+    eventually(lambda: "cannot be started: [Errno 11] Resource temporarily unavailable" in tree.output)
+
+    Leased.send(Ping("still handled"))
+    eventually(Effect.objects.exists)
+    assert tree.workers == [alive]
+    no_more.unlink()
+    eventually(lambda: len(tree.workers) == 2, 4 * DEADLINE)
+
+    assert tree.terminate() == 0, tree.output
+
+
+FAILING = """
+watch = supervisor.Supervisor._watch
+def failing(self, life_read):
+    import os
+    if os.path.exists(sys.argv[2]):
+        raise LookupError("an error in the supervisor")
+    watch(self, life_read)
+supervisor.Supervisor._watch = failing
+"""
+
+
+def test_a_supervisor_that_fails_lets_handlers_end(start_tree: Start, tmp_path: Path) -> None:
+    fail = tmp_path / "fail"
+    AtMostOnce.send(Ping("in hand", sleep_ms=2000))
+    tree = start_tree("AtMostOnce", str(fail), command=script(FAILING))
+    eventually(lambda: not AtMostOnce.objects.exists(), 4 * DEADLINE)
+
+    fail.touch()
+
+    assert tree.wait() == 1
+    assert "LookupError: an error in the supervisor" in tree.output
+    assert [*Effect.objects.values_list("name", flat=True)] == ["in hand"]
+
+
+def test_a_receiver_that_ends_its_process_does_not_end_the_tree(start_tree: Start) -> None:
+    """What is told of a message that was lost with its process is told by the supervisor."""
+    exiting = script("from queueapp import signals; signals.crashed.connect(lambda **_: sys.exit(0), weak=False)")
+    AtMostOnce.send(Ping("killer", die=True))
+    tree = start_tree("AtMostOnce", command=exiting)
+    eventually(lambda: "at-most-once message is gone" in tree.output, 4 * DEADLINE)
+    AtMostOnce.send(Ping("next"))
+    eventually(Effect.objects.exists, 4 * DEADLINE)
+
+    assert tree.terminate() == 0, tree.output
+    assert "SystemExit in the receivers of a signal" in tree.output
+
+
+def test_a_tree_that_ends_before_a_death_could_be_counted_says_so(start_tree: Start) -> None:
+    """The loop waited for the row, and SIGTERM for the loop."""
+    Leased.send(Ping("in hand", sleep_ms=3_600_000))
+    tree = start_tree("testapp.Leased")
+    (worker,) = tree.wait_for_workers()
+    eventually(lambda: Leased.objects.filter(deliveries=1).exists())
+    with transaction.atomic():
+        seq = Leased.objects.select_for_update().get().seq
+        os.kill(worker, signal.SIGKILL)
+        eventually(lambda: "restarting in" in tree.output)
+        assert tree.terminate() == 1
+    assert f"was killed by SIGKILL, testapp.Leased seq {seq}." in tree.output
+
+
+# -- the accounts themselves ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crashes, "PATIENCE", timedelta(milliseconds=200))
+
+
+@contextmanager
+def held(queue: Any, seq: int) -> Iterator[None]:
+    """Somebody has this row."""
+    other = connection.copy()
+    try:
+        other.set_autocommit(False)
+        with other.cursor() as cursor:
+            cursor.execute(f"UPDATE {queue._meta.db_table} SET deliveries = deliveries WHERE seq = %s", [seq])
+        yield
+    finally:
+        other.close()
+
+
+def crash_of(queue: Any, *in_hand: Sequence[int]) -> Crash:
+    owner = uuid.uuid4()
+    found = [InHand(0, seqs[0], NONE, owner, "", tuple(seqs) if len(seqs) > 1 else ()) for seqs in in_hand]
+    return Crash([(queue, one) for one in found], [(queue, owner)], "was killed")
+
+
+def test_a_row_that_somebody_holds_does_not_hold_up_the_rest_of_a_crash() -> None:
+    Transactional.send_many([Ping("one"), Ping("two"), Ping("three")])
+    first, second, third = Transactional.objects.order_by("seq")
+    crash = crash_of(Transactional, [first.seq], [second.seq], [third.seq])
+    breaker = CircuitBreaker("accounts")
+
+    with held(Transactional, second.seq):
+        assert account([crash], breaker)[0] == [crash]
+        assert [one.seq for _, one in crash.in_hand] == [second.seq]
+        assert len(crash.subscribers) == 1, "its leases tell whose the row is"
+        assert [len(failures_of(row)) for row in Transactional.objects.order_by("seq")] == [1, 0, 1]
+    assert account([crash], breaker) == ([], 0.0)
+
+    assert [len(failures_of(row)) for row in Transactional.objects.order_by("seq")] == [1, 1, 1]
+    assert not crash.subscribers
+
+
+def test_a_call_with_several_is_counted_whole_or_not_yet() -> None:
+    SeveralTransactional.send_many([Many("one"), Many("two"), Many("three")])
+    seqs = [*SeveralTransactional.objects.order_by("seq").values_list("seq", flat=True)]
+    crash = crash_of(SeveralTransactional, seqs)
+    breaker = CircuitBreaker("accounts")
+    deliveries = SeveralTransactional.objects.order_by("seq").values_list("deliveries", flat=True)
+
+    with held(SeveralTransactional, seqs[-1]):
+        for _ in range(2):
+            assert account([crash], breaker)[0] == [crash]
+            assert [*deliveries.all()] == [0, 0, 0]
+    assert account([crash], breaker) == ([], 0.0)
+
+    assert [*deliveries.all()] == [1, 1, 1]
+
+
+def test_what_cannot_be_counted_does_not_keep_anybody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy of the user's is asked there, and may never answer."""
+    asked, answer = threading.Event(), threading.Event()
+
+    def hanging(pending: Sequence[Crash], breaker: CircuitBreaker) -> tuple[list[Crash], float]:
+        asked.set()
+        answer.wait(DEADLINE)
+        return [], 0.0
+
+    monkeypatch.setattr(crashes, "account", hanging)
+    counted = threading.Event()
+    accounting = Accounting(counted.set)
+    accounting.start()
+    first, second = crash_of(Transactional, [1]), crash_of(Transactional, [2])
+    accounting.add(first)
+    eventually(asked.is_set)
+    accounting.add(second)
+
+    assert accounting.end(0.1) == [first, second]
+    answer.set()
+    assert accounting.join(DEADLINE)
+    assert counted.is_set()

@@ -1,0 +1,66 @@
+"""The accounts of worker processes that died, on a thread of their own.
+
+Writing a crash down may take long: a row that somebody holds, a database that does not answer, a policy or a receiver of the
+user's. The supervisor's loop waits for none of it: it goes on to watch, to restart, to answer its probes and to stop.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from queueapp import asides
+from queueapp.membership.circuit_breaker import CircuitBreaker
+from queueapp.membership.dead_peers import at_rest
+from queueapp.membership.service import Service
+
+from . import crashes
+
+log = logging.getLogger("workers")
+
+#: Seconds for what is not counted yet when everybody else has ended.
+LAST_TRY = 5.0
+
+
+class Accounting(Service):
+    """Counts crashes in the order in which they came; what cannot be written down is tried again after a while."""
+
+    def __init__(self, on_counted: Callable[[], None]) -> None:
+        """``on_counted``: what a dead process held is free again; called on this thread."""
+        super().__init__("accounting")
+        self._on_counted = on_counted
+        self._breaker = CircuitBreaker("Accounting for crashes")
+        self._guard = threading.Lock()
+        self._open: list[crashes.Crash] = []
+
+    def add(self, crash: crashes.Crash) -> None:
+        """Count this one, soon. Safe from any thread."""
+        with self._guard:
+            self._open.append(crash)
+        self.wake()
+
+    def end(self, seconds: float = LAST_TRY) -> list[crashes.Crash]:
+        """Count what is left, at most for so long; returns what could not be."""
+        self.stop(seconds)
+        with self._guard:
+            return list(self._open)
+
+    def serve(self) -> None:
+        asides.guard(at_rest)
+        while True:
+            # Before the look at what there is: what was added until then is tried once more.
+            last = self.stopping
+            with self._guard:
+                before = list(self._open)
+            left, wait = crashes.account(before, self._breaker) if before else ([], 0.0)
+            with self._guard:
+                # By themselves: others may have been added meanwhile.
+                self._open = [*left, *self._open[len(before) :]]
+                more = len(self._open) > len(left)
+            if len(left) < len(before):
+                self._on_counted()
+            if last:
+                return
+            if not more:
+                self.pause(wait or 3600.0)
