@@ -226,3 +226,4 @@ def test_what_cannot_be_counted_does_not_keep_anybody_waiting(monkeypatch: pytes
     answer.set()
     assert accounting.join(DEADLINE)
     assert counted.is_set()
+    assert accounting.end(0) == [], "what came meanwhile was counted, too"

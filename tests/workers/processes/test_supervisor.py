@@ -58,17 +58,20 @@ QUEUEAPP = {**QUEUEAPP, "SHUTDOWN_GRACE": 1}
 """
 
 
+@pytest.mark.parametrize("is_left", [False, True], ids=["nothing is left", "something is left"])
 def test_a_tree_that_works_until_empty_waits_for_handlers_whose_messages_are_in_no_table(
-    start_tree: Start, child_environment: dict[str, str], tmp_path: Path
+    start_tree: Start, child_environment: dict[str, str], tmp_path: Path, is_left: bool
 ) -> None:
     """It ended when the table was empty, and what took longer than ``SHUTDOWN_GRACE`` was interrupted though nobody had asked."""
     (tmp_path / "short_grace.py").write_text(SHORT_GRACE)
     child_environment["DJANGO_SETTINGS_MODULE"] = "short_grace"
     child_environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), child_environment.get("PYTHONPATH", "")])
-    AtMostOnce.send(Ping("slow", sleep_ms=4000))
+    AtMostOnce.send(Ping("slow", sleep_ms=8000 if is_left else 4000))
+    if is_left:
+        AtMostOnce.send(Strange())
     tree = start_tree("testapp.AtMostOnce", "--until-empty")
 
-    assert tree.wait() == 0, tree.output
+    assert tree.wait() == (NOT_FOR_US if is_left else 0), tree.output
     assert [*Effect.objects.values_list("name", flat=True)] == ["slow"]
     assert not PoisonMessage.objects.exists()
 
