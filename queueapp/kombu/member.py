@@ -239,15 +239,16 @@ class Member(Service):
         return monotonic() - self._alone_since > LINGER and self.leases.idle and _leave(self)
 
     def _end(self) -> None:
-        stop_all([*self._services, *self._helpers])
         connection = connections[self.alias]
         try:
+            # First: at the end of a process there are seconds for this, of which the others may need all on a busy machine.
             with Answering(connection):
                 self.leases.flush(connection)
                 self.leases.settle(connection)
                 Subscriber.objects.using(self.alias).filter(pk=self.leases.owner).delete()
         except Error as error:
             log.info("Celery's process could not sign off from %r: %s", self.alias, error)
+        stop_all([*self._services, *self._helpers])
 
     @property
     def stopping(self) -> bool:
@@ -280,7 +281,7 @@ def _leave(member: Member) -> bool:
         return True
 
 
-def stop_members(seconds: float = 5.0) -> None:
+def stop_members(seconds: float = 10.0) -> None:
     """End all of them: at the end of the process, and in tests."""
     with _lock:
         members = list(_members.values())

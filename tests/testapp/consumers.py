@@ -37,6 +37,8 @@ class Broken(Exception):
 
 def act(message: Ping, context: Context) -> None:
     """Do what the message says, then leave an effect."""
+    if message.tell:
+        Effect.objects.create(name=f"{message.name} has begun")
     if message.die:
         os.kill(os.getpid(), signal.SIGKILL)
     if message.sleep_ms:

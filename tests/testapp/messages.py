@@ -23,6 +23,7 @@ class Ping(msgspec.Struct):
     sleep_ms: int = 0
     die: bool = False  # kill the process
     hang: bool = False  # ignore everything for a long time
+    tell: bool = False  # write an Effect "… has begun" first
 
     def __post_init__(self) -> None:
         die_of(self.name)

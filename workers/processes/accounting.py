@@ -19,6 +19,8 @@ from . import crashes
 
 log = logging.getLogger("workers")
 
+#: Seconds between two looks while there is nothing to count: it is woken for what comes.
+IDLE = 3600.0
 #: Seconds for what is not counted yet when everybody else has ended.
 LAST_TRY = 5.0
 
@@ -44,7 +46,7 @@ class Accounting(Service):
         """Count what is left, at most for so long; returns what could not be."""
         self.stop(seconds)
         with self._guard:
-            return list(self._open)
+            return [crash for crash in self._open if crash.open_ends]
 
     def serve(self) -> None:
         asides.guard(at_rest)
@@ -53,14 +55,16 @@ class Accounting(Service):
             last = self.stopping
             with self._guard:
                 before = list(self._open)
-            left, wait = crashes.account(before, self._breaker) if before else ([], 0.0)
+            ends = sum(crash.open_ends for crash in before)
+            left, wait = crashes.account(before, self._breaker)
             with self._guard:
                 # By themselves: others may have been added meanwhile.
                 self._open = [*left, *self._open[len(before) :]]
                 more = len(self._open) > len(left)
-            if len(left) < len(before):
+                wait = wait if left else IDLE
+            if sum(crash.open_ends for crash in left) < ends:
                 self._on_counted()
             if last:
                 return
-            if not more:
-                self.pause(wait or 3600.0)
+            if not more and wait:
+                self.pause(wait)

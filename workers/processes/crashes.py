@@ -18,8 +18,9 @@ import logging
 import signal
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
+from time import monotonic
 from typing import Any
 
 from django.db import Error, connections, router, transaction
@@ -45,8 +46,8 @@ log = logging.getLogger("workers")
 FAILED = 70
 #: Exit code of a child that could not end all of its handlers.
 WEDGED = 75
-#: How long to wait for the row of a message that its process had in hand, and from the second try on.
-PATIENCE, IMPATIENCE = timedelta(seconds=30), timedelta(milliseconds=500)
+#: How long to wait for the rows of what its process had in hand, and for one of them at a time: others are not to wait for it.
+PATIENCE, AT_A_TIME = timedelta(seconds=30), timedelta(milliseconds=500)
 
 
 @dataclass
@@ -56,14 +57,23 @@ class Crash:
     in_hand: list[tuple[Any, InHand]]
     subscribers: list[tuple[Any, uuid.UUID]]
     text: str
-    #: How often it was tried to be written down.
-    tries: int = 0
+    since: float = field(default_factory=monotonic)
+    #: All of it is written down.
+    counted: bool = False
+    #: The database would not have it.
+    refused: bool = False
 
     @property
-    def patience(self) -> timedelta:
-        """How long to wait for a row. A TRANSACTIONAL receive is rolled back when the server notices that its client is gone; who
-        holds the row for longer is another receiver, whose handler may take as long as it likes."""
-        return patience(PATIENCE if self.tries == 0 else IMPATIENCE)
+    def is_tried(self) -> bool:
+        """Whether it was counted, or cannot be for now. A TRANSACTIONAL receive is rolled back when the server notices that its
+        client is gone, which is waited for; who holds the row for longer is another receiver, whose handler may take as long as it
+        likes."""
+        return self.counted or self.refused or monotonic() > self.since + patience(PATIENCE).total_seconds()
+
+    @property
+    def open_ends(self) -> int:
+        """How much of it is not written down."""
+        return len(self.in_hand) + len(self.subscribers)
 
     def in_words(self) -> str:
         """How it ended, and what is not counted of it yet."""
@@ -100,19 +110,30 @@ def account(pending: Sequence[Crash], breaker: CircuitBreaker) -> tuple[list[Cra
         try:
             _account(crash)
         except Error as error:
+            left.append(crash)
+            if _is_locked(error) and not crash.is_tried:
+                continue  # the next round waits for it again
+            crash.refused = not _is_locked(error)
             wait = max(wait, breaker.failure(error))
             connections.close_all()
-            left.append(crash)
-        finally:
-            crash.tries += 1
+        else:
+            crash.counted = True
     if not left:
         breaker.success()
     return left, wait
 
 
+def _is_locked(error: Error) -> bool:
+    return any(_is(alias, error, ErrorKind.LOCKED) for alias in connections)
+
+
+def _is(alias: str, error: Error, kind: ErrorKind) -> bool:
+    return backend_of(connections[alias]).error_kind(error) is kind
+
+
 def _account(crash: Crash) -> None:
-    """All of it that can be: a row that somebody holds, or a database that is away, is not to hold up the others. Raises the
-    last error where something is left."""
+    """All of it that can be: a row that somebody holds, or a database that is away, is not to hold up the others. Raises where
+    something is left, of a lock that was waited for in vain only if that is all that was in the way."""
     failed: Error | None = None
     away: set[str] = set()
     for entry in crash.in_hand[::-1]:
@@ -122,14 +143,11 @@ def _account(crash: Crash) -> None:
             continue
         try:
             with Answering(connections[alias]):
-                if one.several and queue.delivery.semantics is not Semantics.AT_MOST_ONCE:
-                    _count_several(crash, entry)
-                else:
-                    error = ProcessDied(f"The worker process {crash.text} while handling this message.")
-                    _count(queue, one, error, crash.patience)
+                while not _is_counted(queue, one, crash.text):
+                    pass  # the victim of a deadlock: nothing has happened
         except Error as error:
-            failed = error
-            if backend_of(connections[alias]).error_kind(error) is not ErrorKind.LOCKED:
+            failed = error if failed is None or _is_locked(failed) else failed
+            if _is(alias, error, ErrorKind.CONNECTION):
                 away.add(alias)
         else:
             crash.in_hand.remove(entry)
@@ -141,8 +159,9 @@ def _account(crash: Crash) -> None:
         try:
             _sign_off(queue, alias, key)
         except Error as error:
-            failed = error
-            away.add(alias)
+            failed = error if failed is None or _is_locked(failed) else failed
+            if _is(alias, error, ErrorKind.CONNECTION):
+                away.add(alias)
         else:
             crash.subscribers.remove((queue, key))
     if failed is not None:
@@ -166,17 +185,29 @@ def _sign_off(queue: Any, alias: str, key: uuid.UUID) -> None:
         Subscriber.objects.using(alias).filter(pk=key).delete()
 
 
-def _count_several(crash: Crash, entry: tuple[Any, InHand]) -> None:
+def _is_counted(queue: Any, one: InHand, text: str) -> bool:
+    try:
+        if one.several and queue.delivery.semantics is not Semantics.AT_MOST_ONCE:
+            _count_several(queue, one, text)
+        else:
+            _count(queue, one, ProcessDied(f"The worker process {text} while handling this message."))
+    except Error as failure:
+        if not _is(router.db_for_write(queue), failure, ErrorKind.DEADLOCK):
+            raise
+        return False
+    return True
+
+
+def _count_several(queue: Any, one: InHand, text: str) -> None:
     """A handler was given all of these, and nobody knows which of them it was: nobody's attempt is counted. Each was handed out
     once more, and is handled alone from then on (``receiving.strategies.several``)."""
-    queue, one = entry
     alias = router.db_for_write(queue)
     connection, sql = connections[alias], queue_sql(queue, connections[alias])
     token = one.token if one.token.int else None
     # All or none: one that was counted and is tried again with the others would be counted once more.
     with transaction.atomic(using=alias):
         for seq in one.several:
-            row = sql.lock(connection, seq, token, crash.patience // timedelta(milliseconds=1))
+            row = sql.lock(connection, seq, token, AT_A_TIME // timedelta(milliseconds=1))
             if row is not None:
                 # What is leased was counted when it was.
                 deliveries = row.deliveries + (token is None)
@@ -184,10 +215,10 @@ def _count_several(crash: Crash, entry: tuple[Any, InHand]) -> None:
                     connection, seq, deliveries=deliveries, cancels=row.cancels, failures=row.failures, token=token
                 )
     log.warning("%s: a worker process %s in a call with %d messages (from seq %d on); they are handled one by one.",
-                queue._meta.label, crash.text, len(one.several), one.seq)  # fmt: skip
+                queue._meta.label, text, len(one.several), one.seq)  # fmt: skip
 
 
-def _count(queue: Any, one: InHand, error: ProcessDied, wait: timedelta) -> None:
+def _count(queue: Any, one: InHand, error: ProcessDied) -> None:
     alias = router.db_for_write(queue)
     if queue.delivery.semantics is Semantics.AT_MOST_ONCE:
         # By contract it left the queue before its handler ran; what can still be done is to say which one it was.
@@ -197,14 +228,7 @@ def _count(queue: Any, one: InHand, error: ProcessDied, wait: timedelta) -> None
         return
     # A TRANSACTIONAL message has a token only if it was received carefully.
     token = one.token if one.token.int else None
-    connection = connections[alias]
-    while True:
-        try:
-            carrying_out.fail(queue, alias, one.seq, error, consumer=_consumer(queue, one), token=token, wait=wait)
-            return
-        except Error as failure:
-            if backend_of(connection).error_kind(failure) is not ErrorKind.DEADLOCK:
-                raise
+    carrying_out.fail(queue, alias, one.seq, error, consumer=_consumer(queue, one), token=token, wait=AT_A_TIME)
 
 
 def _consumer(queue: Any, one: InHand) -> Any:

@@ -129,7 +129,7 @@ class Child:
     def is_counted(self) -> bool:
         """Whether its death was tried to be counted, or that takes too long to wait for. Before that it is not started again: a
         message that kills would run more often than its attempts say (``crashes``)."""
-        return self.crash is None or self.crash.tries > 0 or monotonic() > self.restart_at + UNCOUNTED
+        return self.crash is None or self.crash.is_tried or monotonic() > self.restart_at + UNCOUNTED
 
     def signal(self, number: int) -> None:
         """Send a signal, if it still runs."""
@@ -242,6 +242,7 @@ class Supervisor:
             os.close(life_write)
             os.close(life_read)
             peer_watch.stop()
+            self._accounting.stop(0.0)
             self.close()
             connections.close_all()
             as_before()

@@ -78,19 +78,19 @@ def test_where_no_process_can_be_started_the_others_go_on_and_it_is_tried_again(
 ) -> None:
     """It was the end of the tree: all of the others were killed, with what they had in hand."""
     no_more = tmp_path / "no more"
-    tree = start_tree("Leased", str(no_more), command=script(NO_MORE_PROCESSES, "processes=2"))
-    dead, alive = tree.wait_for_workers(2)
+    tree = start_tree("AtMostOnce", str(no_more), command=script(NO_MORE_PROCESSES, "processes=2"))
+    tree.wait_for_workers(2)
     no_more.touch()
-    os.kill(dead, signal.SIGKILL)
-    eventually(lambda: "cannot be started: [Errno 11] Resource temporarily unavailable" in tree.output)
+    AtMostOnce.send(Ping("killer", die=True))
+    eventually(lambda: "cannot be started: [Errno 11] Resource temporarily unavailable" in tree.output, 4 * DEADLINE)
 
-    Leased.send(Ping("still handled"))
-    eventually(Effect.objects.exists)
-    assert tree.workers == [alive]
+    AtMostOnce.send(Ping("still handled"))
+    eventually(Effect.objects.exists, 4 * DEADLINE)
     no_more.unlink()
-    eventually(lambda: len(tree.workers) == 2, 4 * DEADLINE)
+    eventually(lambda: tree.output.count("receives testapp.AtMostOnce") == 3, 4 * DEADLINE)
 
     assert tree.terminate() == 0, tree.output
+    assert tree.output.count("at-most-once message is gone") == 1, "its death is no other one each time"
 
 
 FAILING = """
@@ -132,10 +132,10 @@ def test_a_receiver_that_ends_its_process_does_not_end_the_tree(start_tree: Star
 
 def test_a_tree_that_ends_before_a_death_could_be_counted_says_so(start_tree: Start) -> None:
     """The loop waited for the row, and SIGTERM for the loop."""
-    Leased.send(Ping("in hand", sleep_ms=3_600_000))
+    Leased.send(Ping("in hand", sleep_ms=3_600_000, tell=True))
     tree = start_tree("testapp.Leased")
     (worker,) = tree.wait_for_workers()
-    eventually(lambda: Leased.objects.filter(deliveries=1).exists())
+    eventually(Effect.objects.exists, 4 * DEADLINE)
     with transaction.atomic():
         seq = Leased.objects.select_for_update().get().seq
         os.kill(worker, signal.SIGKILL)
@@ -144,12 +144,40 @@ def test_a_tree_that_ends_before_a_death_could_be_counted_says_so(start_tree: St
     assert f"was killed by SIGKILL, testapp.Leased seq {seq}." in tree.output
 
 
+TELLING = """
+supervisor.FIRST_BACKOFF = 0.0
+watch = supervisor.Supervisor._watch
+def telling(self, life_read):
+    watch(self, life_read)
+    print("turned", flush=True)
+supervisor.Supervisor._watch = telling
+"""
+
+
+def test_a_process_is_not_replaced_before_its_death_was_tried_to_be_counted(start_tree: Start) -> None:
+    Leased.send(Ping("in hand", sleep_ms=3_600_000, tell=True))
+    tree = start_tree("Leased", command=script(TELLING))
+    (worker,) = tree.wait_for_workers()
+    eventually(Effect.objects.exists, 4 * DEADLINE)
+    with transaction.atomic():
+        Leased.objects.select_for_update().get()
+        os.kill(worker, signal.SIGKILL)
+        eventually(lambda: "restarting in 0.0 s" in tree.output)
+        turns = tree.output.count("turned")
+        eventually(lambda: tree.output.count("turned") > turns + 5)
+        assert tree.output.count("receives testapp.Leased") == 1
+    eventually(lambda: tree.output.count("receives testapp.Leased") == 2, 4 * DEADLINE)
+
+    assert len(failures_of(Leased.objects.get())) == 1
+
+
 # -- the accounts themselves ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crashes, "PATIENCE", timedelta(milliseconds=200))
+    monkeypatch.setattr(crashes, "PATIENCE", timedelta(0))
+    monkeypatch.setattr(crashes, "AT_A_TIME", timedelta(milliseconds=200))
 
 
 @contextmanager
@@ -183,6 +211,7 @@ def test_a_row_that_somebody_holds_does_not_hold_up_the_rest_of_a_crash() -> Non
         assert len(crash.subscribers) == 1, "its leases tell whose the row is"
         assert [len(failures_of(row)) for row in Transactional.objects.order_by("seq")] == [1, 0, 1]
     assert account([crash], breaker) == ([], 0.0)
+    assert crash.counted
 
     assert [len(failures_of(row)) for row in Transactional.objects.order_by("seq")] == [1, 1, 1]
     assert not crash.subscribers
@@ -209,9 +238,12 @@ def test_what_cannot_be_counted_does_not_keep_anybody_waiting(monkeypatch: pytes
     asked, answer = threading.Event(), threading.Event()
 
     def hanging(pending: Sequence[Crash], breaker: CircuitBreaker) -> tuple[list[Crash], float]:
+        seen.extend(pending)
         asked.set()
         answer.wait(DEADLINE)
         return [], 0.0
+
+    seen: list[Crash] = []
 
     monkeypatch.setattr(crashes, "account", hanging)
     counted = threading.Event()
@@ -226,4 +258,4 @@ def test_what_cannot_be_counted_does_not_keep_anybody_waiting(monkeypatch: pytes
     answer.set()
     assert accounting.join(DEADLINE)
     assert counted.is_set()
-    assert accounting.end(0) == [], "what came meanwhile was counted, too"
+    assert (seen, accounting.end(0)) == ([first, second], []), "what came meanwhile was counted, too"

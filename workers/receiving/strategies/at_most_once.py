@@ -41,14 +41,12 @@ class AtMostOnceTask(Task):
         self._filter = None  # asked for the whole batch, before any of it is gone
 
     def receive(self, limit: int) -> int:
-        if self.slot is None:
-            return self._receive(limit)
         # From before the claim, so that whoever sees the table empty sees this.
-        self.slot.only_here(True)
+        self.tell_only_here(True)
         try:
             return self._receive(limit)
         finally:
-            self.slot.only_here(False)
+            self.tell_only_here(False)
 
     def _receive(self, limit: int) -> int:
         self.full = False

@@ -22,15 +22,24 @@ from . import taken
 
 def receive(task: Any, fence: Fence) -> None:
     """Handle the barriers that wait for this process; what fails is kept as poison for the record."""
-    connection = connections[task.alias]
     with fence.gate:
-        while task.desk.may_go_on():
-            with Answering(connection):
-                row = fence.take()
-            if row is None:
-                return
-            for copy in _copies(task, row):
-                _handle(task, copy)
+        while task.desk.may_go_on() and _receive_one(task, fence):
+            pass
+
+
+def _receive_one(task: Any, fence: Fence) -> bool:
+    # From before it is taken, as for AT_MOST_ONCE.
+    task.tell_only_here(True)
+    try:
+        with Answering(connections[task.alias]):
+            row = fence.take()
+        if row is None:
+            return False
+        for copy in _copies(task, row):
+            _handle(task, copy)
+        return True
+    finally:
+        task.tell_only_here(False)
 
 
 def _copies(task: Any, row: Row) -> list[Row]:

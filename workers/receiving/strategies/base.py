@@ -190,9 +190,8 @@ class Task:
                     message = None
                 if message is None:
                     message = route.read(body, claimed[HEADERS], as_uuid(claimed[ID]), self.alias)
-            except (
-                BaseException
-            ) as error:  # UndecodableMessage; or sys.exit() where an instance of the user's class is made
+            except BaseException as error:
+                # UndecodableMessage; or sys.exit() where an instance of the user's class is made.
                 self.items = None
                 return error
             if before > 0 or not self._keeps_counts:
@@ -204,6 +203,11 @@ class Task:
             return self.run(entry, message, Context(route.receiving, claimed, attempt), claimed[SEQ])
         finally:
             self.end(suspect)
+
+    def tell_only_here(self, so: bool) -> None:
+        """What is claimed from now on is in no table until it was handled; or nothing is any more."""
+        if self.slot is not None:
+            self.slot.only_here(so)
 
     def begin(self, seq: int, suspect: bool) -> None:
         """A message is in hand until ``end``: what reads it (a codec, a class of the user's) may kill the process as well as its
