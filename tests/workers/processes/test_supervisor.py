@@ -19,6 +19,7 @@ from queueapp.models import Now, PoisonMessage, Subscriber
 from tests.inprocess import DEADLINE, eventually
 from tests.testapp.messages import Ping
 from tests.testapp.models import Addressed, AtMostOnce, Effect, Leased, Transactional, Urgent
+from tests.testapp.ordering import Fenced
 from tests.workers.trees import Tree, children_of
 from workers.processes.remaining import NOTHING, remaining
 from workers.processes.supervisor import NOT_FOR_US
@@ -73,6 +74,20 @@ def test_a_tree_that_works_until_empty_waits_for_handlers_whose_messages_are_in_
 
     assert tree.wait() == (NOT_FOR_US if is_left else 0), tree.output
     assert [*Effect.objects.values_list("name", flat=True)] == ["slow"]
+    assert not PoisonMessage.objects.exists()
+
+
+def test_a_tree_that_works_until_empty_waits_for_the_handlers_of_barriers(
+    start_tree: Start, child_environment: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "short_grace.py").write_text(SHORT_GRACE)
+    child_environment["DJANGO_SETTINGS_MODULE"] = "short_grace"
+    child_environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), child_environment.get("PYTHONPATH", "")])
+    Fenced.send(Ping("barrier", sleep_ms=4000), is_barrier=True)
+    tree = start_tree("testapp.Fenced", "--until-empty")
+
+    assert tree.wait() == 0, tree.output
+    assert [*Effect.objects.values_list("name", flat=True)] == ["barrier"]
     assert not PoisonMessage.objects.exists()
 
 
