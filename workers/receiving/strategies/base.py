@@ -172,8 +172,14 @@ class Task:
             attempt = limits.attempt_of(claimed, keeps_counts=self._keeps_counts)
             suspicion = limits.suspicion(claimed, attempt, leased=leased, keeps_counts=self._keeps_counts)
             suspect = suspicion > 1
+        # ``begin`` and ``end``, written out: with the calls ``drain`` was 1.56, without them 1.72 and 1.77.
+        suspects, slot, seq = self._suspects, self.slot, claimed[SEQ]
+        self.inside = True
+        if suspect or suspects.wanted:
+            suspects.enter(self, suspect)
         try:
-            self.begin(claimed[SEQ], suspect)
+            if slot is not None:
+                slot.begin(seq)
             if self._filter is not None and not self._filter.passes(claimed[HEADERS], claimed[BODY]):
                 return False
             try:
@@ -200,9 +206,13 @@ class Task:
                     self.items = None
                     return exhausted
                 attempt += limits.unended(claimed, attempt, leased=leased)
-            return self.run(entry, message, Context(route.receiving, claimed, attempt), claimed[SEQ])
+            return self.run(entry, message, Context(route.receiving, claimed, attempt), seq)
         finally:
-            self.end(suspect)
+            if slot is not None:
+                slot.end()
+            self.inside = False
+            if suspects.wanted:
+                suspects.leave(suspect)
 
     def tell_only_here(self, so: bool) -> None:
         """What is claimed from now on is in no table until it was handled; or nothing is any more."""
