@@ -64,7 +64,7 @@ class Accounting(Service):
                 wait = wait if left else IDLE
             if sum(crash.open_ends for crash in left) < ends:
                 self._on_counted()
-            if last:
-                return
+            if last and wait:
+                return  # nothing is left, or nothing can be done about it; a row is waited for, as long as ``end`` does
             if not more and wait:
                 self.pause(wait)

@@ -234,6 +234,32 @@ def test_a_call_with_several_is_counted_whole_or_not_yet() -> None:
     assert [*deliveries.all()] == [1, 1, 1]
 
 
+def test_a_row_is_waited_for_when_everybody_else_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server may take a moment to notice that a receiver is gone."""
+    monkeypatch.setattr(crashes, "PATIENCE", timedelta(seconds=DEADLINE))
+    Transactional.send(Ping("one"))
+    (row,) = Transactional.objects.all()
+    waited = threading.Event()
+    account = crashes.account
+
+    def telling(*given: Any) -> tuple[list[Crash], float]:
+        found = account(*given)
+        if found[0]:
+            waited.set()
+        return found
+
+    monkeypatch.setattr(crashes, "account", telling)
+    accounting = Accounting(lambda: None)
+    accounting.start()
+    with held(Transactional, row.seq):
+        accounting.add(crash_of(Transactional, [row.seq]))
+        accounting.ask_to_stop()
+        eventually(waited.is_set)
+
+    assert accounting.end(DEADLINE) == []
+    assert len(failures_of(Transactional.objects.get())) == 1
+
+
 def test_what_cannot_be_counted_does_not_keep_anybody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """A policy of the user's is asked there, and may never answer."""
     asked, answer = threading.Event(), threading.Event()
