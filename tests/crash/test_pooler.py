@@ -95,7 +95,7 @@ def test_behind_a_pooler_everything_works_and_wake_ups_degrade_loudly(scene: Sce
             queue, f"message {number}", delay=delay, fail=fail, send_key=f"{number} on", send_to="testapp.Leased"
         )
 
-    verdict = scene.drained()
+    verdict = scene.drained(effects=600)
     assert verdict.faultless, verdict
     assert (verdict.effects, verdict.poisoned) == (600, 0)
     assert verdict.duplicates["at_least_once"] == 0

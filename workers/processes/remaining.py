@@ -145,7 +145,9 @@ def _of(queue: Any, alias: str, purges: bool) -> Remaining:
             parts.append("nobody here evaluates what is held")
         if inactive:
             parts.append("nobody here fills queues from the journal")
-    return Remaining(", ".join(parts) or "messages that others have locked", unknown is not None)
+    # What is unknown of none is a barrier, or behind one: nobody can claim that, and its turn comes.
+    hopeless = unknown is not None and bool(unknown or head.expired or held or inactive)
+    return Remaining(", ".join(parts) or "messages that others have locked", hopeless)
 
 
 def _unknown(sql: QueueSql, connection: Any, queue: Any) -> Counter[str] | None:

@@ -157,9 +157,16 @@ class Scene:
         )
         return int(self.look(f"SELECT {' + '.join(counts)}")[0][0])
 
-    def drained(self, seconds: float = PATIENCE_SECONDS) -> ledger.Verdict:
-        """Wait until nothing waits any more, then let the oracle judge."""
-        wait_until(lambda: self.waiting() == 0, "all queues and the delayed store are empty", seconds)
+    def drained(self, seconds: float = PATIENCE_SECONDS, *, effects: int = 0, poisoned: int = 0) -> ledger.Verdict:
+        """Wait until nothing waits any more, then let the oracle judge. An AT_MOST_ONCE message is in no table while its handler
+        runs, so who sends such ones says how many effects and how much poison there will be."""
+
+        def is_over() -> bool:
+            if self.waiting() or self.effects() < effects:
+                return False
+            return not poisoned or self.look("SELECT count(*) FROM queueapp_poisonmessage")[0][0] >= poisoned
+
+        wait_until(is_over, "all queues and the delayed store are empty, and all effects are there", seconds)
         return self.verdict()
 
     def verdict(self) -> ledger.Verdict:

@@ -144,6 +144,14 @@ def test_what_is_left_and_whether_it_is_for_anybody_here() -> None:
 
 
 @pytest.mark.django_db
+def test_a_barrier_that_waits_for_a_worker_is_for_somebody_here() -> None:
+    """Nobody can claim it, so no type was found, and a tree whose workers took long to start had ended with 3."""
+    Fenced.send(Ping("barrier"), is_barrier=True)
+    Fenced.send(Ping("behind"))
+    assert remaining([Fenced], purges=True) == ("testapp.Fenced: 2 waiting", False, False)
+
+
+@pytest.mark.django_db
 def test_what_is_left_may_be_behind_much_that_is_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workers.processes.remaining.PIECE", 2)
     Leased.send_many([Strange()] * 5)
