@@ -58,13 +58,10 @@ class Accounting(Service):
             ends = sum(crash.open_ends for crash in before)
             left, wait = crashes.account(before, self._breaker)
             with self._guard:
-                # By themselves: others may have been added meanwhile.
+                # Others may have been added meanwhile.
                 self._open = [*left, *self._open[len(before) :]]
-                more = len(self._open) > len(left)
-                wait = wait if left else IDLE
             if sum(crash.open_ends for crash in left) < ends:
                 self._on_counted()
-            if last and wait:
+            if last and (wait or not left):
                 return  # nothing is left, or nothing can be done about it; a row is waited for, as long as ``end`` does
-            if not more and wait:
-                self.pause(wait)
+            self.pause(wait if left else IDLE)

@@ -17,9 +17,10 @@ from __future__ import annotations
 import logging
 import signal
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -58,8 +59,6 @@ class Crash:
     subscribers: list[tuple[Any, uuid.UUID]]
     text: str
     since: float = field(default_factory=monotonic)
-    #: All of it is written down.
-    counted: bool = False
     #: The database would not have it.
     refused: bool = False
 
@@ -74,6 +73,11 @@ class Crash:
     def open_ends(self) -> int:
         """How much of it is not written down."""
         return len(self.in_hand) + len(self.subscribers)
+
+    @property
+    def counted(self) -> bool:
+        """Whether all of it is written down."""
+        return not self.open_ends
 
     def in_words(self) -> str:
         """How it ended, and what is not counted of it yet."""
@@ -116,8 +120,6 @@ def account(pending: Sequence[Crash], breaker: CircuitBreaker) -> tuple[list[Cra
             crash.refused = not _is_locked(error)
             wait = max(wait, breaker.failure(error))
             connections.close_all()
-        else:
-            crash.counted = True
     if not left:
         breaker.success()
     return left, wait
@@ -136,33 +138,28 @@ def _account(crash: Crash) -> None:
     something is left, of a lock that was waited for in vain only if that is all that was in the way."""
     failed: Error | None = None
     away: set[str] = set()
-    for entry in crash.in_hand[::-1]:
-        queue, one = entry
-        alias = router.db_for_write(queue)
+
+    def written(alias: str, write: Callable[[], None]) -> bool:
+        nonlocal failed
         if alias in away:
-            continue
+            return False
         try:
-            with Answering(connections[alias]):
-                while not _is_counted(queue, one, crash.text):
-                    pass  # the victim of a deadlock: nothing has happened
+            write()
         except Error as error:
             failed = error if failed is None or _is_locked(failed) else failed
             if _is(alias, error, ErrorKind.CONNECTION):
                 away.add(alias)
-        else:
-            crash.in_hand.remove(entry)
+            return False
+        return True
+
+    for queue, one in crash.in_hand[::-1]:
+        if written(router.db_for_write(queue), partial(_count_one, queue, one, crash.text)):
+            crash.in_hand.remove((queue, one))
+    # The leases of a subscriber are what tells whose the message is that is still to be counted.
     counting = {one.subscriber for _, one in crash.in_hand}
     for queue, key in crash.subscribers[::-1]:
         alias = router.db_for_write(queue)
-        if key in counting or alias in away:
-            continue  # its leases are what tells whose the message is that is still to be counted
-        try:
-            _sign_off(queue, alias, key)
-        except Error as error:
-            failed = error if failed is None or _is_locked(failed) else failed
-            if _is(alias, error, ErrorKind.CONNECTION):
-                away.add(alias)
-        else:
+        if key not in counting and written(alias, partial(_sign_off, queue, alias, key)):
             crash.subscribers.remove((queue, key))
     if failed is not None:
         raise failed
@@ -185,17 +182,20 @@ def _sign_off(queue: Any, alias: str, key: uuid.UUID) -> None:
         Subscriber.objects.using(alias).filter(pk=key).delete()
 
 
-def _is_counted(queue: Any, one: InHand, text: str) -> bool:
-    try:
-        if one.several and queue.delivery.semantics is not Semantics.AT_MOST_ONCE:
-            _count_several(queue, one, text)
-        else:
-            _count(queue, one, ProcessDied(f"The worker process {text} while handling this message."))
-    except Error as failure:
-        if not _is(router.db_for_write(queue), failure, ErrorKind.DEADLOCK):
-            raise
-        return False
-    return True
+def _count_one(queue: Any, one: InHand, text: str) -> None:
+    connection = connections[router.db_for_write(queue)]
+    while True:
+        try:
+            with Answering(connection):
+                if one.several and queue.delivery.semantics is not Semantics.AT_MOST_ONCE:
+                    _count_several(queue, one, text)
+                else:
+                    _count(queue, one, ProcessDied(f"The worker process {text} while handling this message."))
+            return
+        except Error as failure:
+            if not _is(connection.alias, failure, ErrorKind.DEADLOCK):
+                raise
+            # The victim of a deadlock: nothing has happened.
 
 
 def _count_several(queue: Any, one: InHand, text: str) -> None:

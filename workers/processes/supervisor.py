@@ -45,8 +45,6 @@ log = logging.getLogger("workers")
 #: A child that lived shorter than this is restarted with growing delay.
 SHORT_LIFE = 5.0
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.1, 30.0
-#: Seconds that its restart waits for its death to be counted at the most.
-UNCOUNTED = 30.0
 #: Exit codes of a tree that worked until empty: what is left is for nobody here; the database does not let its user.
 NOT_FOR_US, REFUSED = 3, 4
 #: Seconds between two looks at what is left, and how many in a row have to find nothing for anybody here.
@@ -129,7 +127,7 @@ class Child:
     def is_counted(self) -> bool:
         """Whether its death was tried to be counted, or that takes too long to wait for. Before that it is not started again: a
         message that kills would run more often than its attempts say (``crashes``)."""
-        return self.crash is None or self.crash.is_tried or monotonic() > self.restart_at + UNCOUNTED
+        return self.crash is None or self.crash.is_tried
 
     def signal(self, number: int) -> None:
         """Send a signal, if it still runs."""

@@ -52,6 +52,13 @@ def test_a_tree_works_until_the_queues_and_their_delayed_messages_are_gone(start
     assert sorted(Effect.objects.values_list("name", flat=True)) == ["later", "now"]
 
 
+def set_up(child_environment: dict[str, str], directory: Path, name: str, settings: str) -> None:
+    """Give the tree settings of its own."""
+    (directory / f"{name}.py").write_text(settings)
+    child_environment["DJANGO_SETTINGS_MODULE"] = name
+    child_environment["PYTHONPATH"] = os.pathsep.join([str(directory), child_environment.get("PYTHONPATH", "")])
+
+
 SHORT_GRACE = """
 from tests.settings import *
 
@@ -64,9 +71,7 @@ def test_a_tree_that_works_until_empty_waits_for_handlers_whose_messages_are_in_
     start_tree: Start, child_environment: dict[str, str], tmp_path: Path, is_left: bool
 ) -> None:
     """It ended when the table was empty, and what took longer than ``SHUTDOWN_GRACE`` was interrupted though nobody had asked."""
-    (tmp_path / "short_grace.py").write_text(SHORT_GRACE)
-    child_environment["DJANGO_SETTINGS_MODULE"] = "short_grace"
-    child_environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), child_environment.get("PYTHONPATH", "")])
+    set_up(child_environment, tmp_path, "short_grace", SHORT_GRACE)
     AtMostOnce.send(Ping("slow", sleep_ms=8000 if is_left else 4000))
     if is_left:
         AtMostOnce.send(Strange())
@@ -80,9 +85,7 @@ def test_a_tree_that_works_until_empty_waits_for_handlers_whose_messages_are_in_
 def test_a_tree_that_works_until_empty_waits_for_the_handlers_of_barriers(
     start_tree: Start, child_environment: dict[str, str], tmp_path: Path
 ) -> None:
-    (tmp_path / "short_grace.py").write_text(SHORT_GRACE)
-    child_environment["DJANGO_SETTINGS_MODULE"] = "short_grace"
-    child_environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), child_environment.get("PYTHONPATH", "")])
+    set_up(child_environment, tmp_path, "short_grace", SHORT_GRACE)
     Fenced.send(Ping("barrier", sleep_ms=4000), is_barrier=True)
     tree = start_tree("testapp.Fenced", "--until-empty")
 
@@ -187,9 +190,7 @@ def test_children_that_are_still_being_set_up_end_at_once_when_they_are_told_to(
 ) -> None:
     """Seen beside four busy loops: one that had been told to stop during its imports went on with them until it was killed, and
     the tree ended with 1. Here the user's settings never come to an end."""
-    (tmp_path / "slow.py").write_text(SLOW)
-    child_environment["DJANGO_SETTINGS_MODULE"] = "slow"
-    child_environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), child_environment.get("PYTHONPATH", "")])
+    set_up(child_environment, tmp_path, "slow", SLOW)
     tree = start_tree("testapp.Leased")
     eventually(lambda: len(list(tmp_path.glob("*.begun"))) == 2, 4 * DEADLINE)
 

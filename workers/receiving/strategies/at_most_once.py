@@ -41,12 +41,8 @@ class AtMostOnceTask(Task):
         self._filter = None  # asked for the whole batch, before any of it is gone
 
     def receive(self, limit: int) -> int:
-        # From before the claim, so that whoever sees the table empty sees this.
-        self.tell_only_here(True)
-        try:
+        with self.only_here():
             return self._receive(limit)
-        finally:
-            self.tell_only_here(False)
 
     def _receive(self, limit: int) -> int:
         self.full = False

@@ -28,9 +28,7 @@ def receive(task: Any, fence: Fence) -> None:
 
 
 def _receive_one(task: Any, fence: Fence) -> bool:
-    # From before it is taken, as for AT_MOST_ONCE.
-    task.tell_only_here(True)
-    try:
+    with task.only_here():
         with Answering(connections[task.alias]):
             row = fence.take()
         if row is None:
@@ -38,8 +36,6 @@ def _receive_one(task: Any, fence: Fence) -> bool:
         for copy in _copies(task, row):
             _handle(task, copy)
         return True
-    finally:
-        task.tell_only_here(False)
 
 
 def _copies(task: Any, row: Row) -> list[Row]:

@@ -214,10 +214,18 @@ class Task:
             if suspects.wanted:
                 suspects.leave(suspect)
 
-    def tell_only_here(self, so: bool) -> None:
-        """What is claimed from now on is in no table until it was handled; or nothing is any more."""
-        if self.slot is not None:
-            self.slot.only_here(so)
+    @contextmanager
+    def only_here(self) -> Iterator[None]:
+        """What is claimed in here is in no table until it was handled. Said from before the claim, so that whoever sees the table
+        empty sees this."""
+        if self.slot is None:
+            yield
+            return
+        self.slot.only_here(True)
+        try:
+            yield
+        finally:
+            self.slot.only_here(False)
 
     def begin(self, seq: int, suspect: bool) -> None:
         """A message is in hand until ``end``: what reads it (a codec, a class of the user's) may kill the process as well as its
