@@ -19,6 +19,7 @@ from pytest_django import DjangoDbBlocker
 from queueapp.consuming.registry import registered
 from queueapp.flow import in_force
 from queueapp.models import Subscription
+from queueapp.receiving import floors
 from queueapp.sending import copies, recipients
 from queueapp.sql.postgresql.index_order import IndexOrder
 from tests.databases import url_of_database
@@ -96,8 +97,9 @@ IndexOrder.__init__ = _remembered  # type: ignore[method-assign]
 
 @pytest.fixture(autouse=True)
 def nothing_told() -> None:
-    """A process remembers the consumers that live workers had, what was set for queues, and which statements the planner would
-    sort: those of another test are none of this one's."""
+    """A process remembers the consumers that live workers had, what was set for queues, which statements the planner would sort,
+    and up to where each queue is empty: those of another test are none of this one's, whose seqs may begin at 1 again."""
+    floors._floors.clear()
     recipients.forget()
     copies.forget()
     for alias in connections:

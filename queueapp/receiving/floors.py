@@ -8,18 +8,23 @@ by the rescan, which walks from zero to the floor in windows sized by the time t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, MutableSequence, Sequence
 from datetime import timedelta
 from typing import Any
 
 from ..sql.claimed import MAX_SEQ, PRIORITY, RECIPIENT, SEQ, Claimed, Range
 
-#: A rescan window should take about this long; it is halved above twice, doubled below half of it.
+#: A rescan window should take about this long, beside the way to the server and back; it is halved above twice, doubled below
+#: half of it.
 WINDOW_TARGET = timedelta(milliseconds=10).total_seconds()
 FIRST_WINDOW = 50_000
 _SMALLEST_WINDOW = 1_000
 #: A half of all seqs there are: somebody may insert one of the highest, and all others then lie behind the floor.
 _LARGEST_WINDOW = 1 << 62
+#: However slow its looks are a cycle takes so many at most: on a machine that is busy elsewhere a smaller window is no quicker, and
+#: with windows of 1,000 a late commit behind a floor at a million waited for a thousand looks.
+_LOOKS_OF_A_CYCLE = 16
 #: Where messages come back all the time, the rescan goes on after so many looks just behind the floor.
 _NEARS_IN_A_ROW = 8
 #: Where they come back with every claim, a floor that stayed so often rises; looks just behind it find the rest.
@@ -42,6 +47,7 @@ class Floors:
         "_returns_seen",
         "_span",
         "_stayed",
+        "_trip",
         "_turn",
         "leveled",
         "levels",
@@ -62,6 +68,8 @@ class Floors:
         self._place = {level: place for place, level in enumerate(self.levels)}
         self._position = 0
         self._span = FIRST_WINDOW
+        #: What the quickest of its looks took, in seconds: the way to the server and back, which no smaller window shortens.
+        self._trip = math.inf
         self._turn = 0
         #: Claims in a row that did not raise a floor because something had come back.
         self._stayed = 0
@@ -105,8 +113,8 @@ class Floors:
         return found
 
     def rescanned(self, seconds: float, reached: int = 0) -> bool:
-        """The window was looked at, up to the seq ``reached`` if not to its end, and took so long: go on to the next. True
-        when that completed a cycle."""
+        """The window was looked at, up to the seq ``reached`` if not to its end, and took so long (0: it is known without a look):
+        go on to the next. True when that completed a cycle."""
         if self._near is not None:
             self._near = reached + 1 if reached else None
             return False
@@ -117,14 +125,22 @@ class Floors:
             self._position = reached + 1
         else:
             self._position += self._span
-        if seconds < WINDOW_TARGET / 2:
-            self._span = min(self._span * 2, _LARGEST_WINDOW)
-        elif seconds > WINDOW_TARGET * 2:
-            self._span = max(self._span // 2, _SMALLEST_WINDOW)
-        if self._position >= max(self._low):
+        end = max(self._low)
+        self._resize(seconds, end)
+        if self._position >= end:
             self._position = 0
             return True
         return False
+
+    def _resize(self, seconds: float, end: int) -> None:
+        """Make the next window as large as the time of the last one allows; a cycle goes over all up to ``end``."""
+        if seconds:
+            self._trip = min(self._trip, seconds)
+            seconds -= self._trip
+        if seconds < WINDOW_TARGET / 2:
+            self._span = min(self._span * 2, _LARGEST_WINDOW)
+        elif seconds > WINDOW_TARGET * 2:
+            self._span = max(self._span // 2, _SMALLEST_WINDOW, end // _LOOKS_OF_A_CYCLE)
 
     @property
     def told(self) -> bool:

@@ -23,7 +23,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from ..sql.claimed import MAX_PLACE, MAX_SEQ, PRIORITY, SEQ, WINDOW_ROWS, Claimed, Range, place_of
-from .floors import WINDOW_TARGET, Floors, Level, floors_of
+from .floors import Floors, Level, floors_of
 
 #: Seqs read at once for what has arrived, and how many times before one claim.
 ARRIVED_AT_ONCE, ARRIVED_PIECES = 5_000, 4
@@ -35,7 +35,6 @@ MOST_REMEMBERED = 20_000
 NEAR = 1_000
 #: Places held that a look counts.
 WINDOW_PLACES = 500
-_SMALLEST_WINDOW = 1_000
 #: After a window no other for so many times as long.
 REST = 9
 
@@ -176,10 +175,7 @@ class RankedFloors(Floors):
 
     def _next_window(self, position: int, seconds: float, end: int) -> None:
         self._position = 0 if position > end else position
-        if seconds < WINDOW_TARGET / 2:
-            self._span = min(self._span * 2, 1 << 40)
-        elif seconds > WINDOW_TARGET * 2:
-            self._span = max(self._span // 2, _SMALLEST_WINDOW)
+        self._resize(seconds, end)
 
     def ahead(self) -> list[Range]:
         """Where something may be had, in order, without taking it: for a look."""

@@ -19,7 +19,6 @@ from queueapp.operating import control, statistics
 from queueapp.operating.deferring import settle
 from queueapp.operating.deferring import waiting as deferred_acks
 from queueapp.operating.expiring import delete_expired, in_time
-from queueapp.receiving import floors
 from queueapp.topics.filling import Filler
 from queueapp.topics.holding import evaluate_held
 from tests.databases import DATABASES, marks_of
@@ -49,10 +48,8 @@ class Note(msgspec.Struct):
 
 @pytest.fixture(params=[pytest.param(alias, id=kind, marks=marks_of(alias)) for kind, alias in DATABASES.items()])
 def alias(request: pytest.FixtureRequest) -> Iterator[str]:
-    floors._floors.clear()
     in_force.forget()
     yield request.param
-    floors._floors.clear()
     in_force.told(request.param, {})
     in_force.forget()
 

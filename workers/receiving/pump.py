@@ -201,9 +201,12 @@ class QueuePump:
                     next_look = self._cover(next_look)
                     continue
                 claiming = self.desk.claiming
-                hinted = self._grow_at is not None and monotonic() < next_look and not self._now
+                asked = self._now
+                if asked:
+                    self._now = False  # and not else: somebody may be asking now, and would not be heard
+                hinted = self._grow_at is not None and monotonic() < next_look and not asked
                 growing = hinted and not claiming.left
-                self._now, self._grow_at, claiming.left = False, None, False
+                self._grow_at, claiming.left = None, False
                 if self.paused or (growing and not self.crew.working):
                     next_look = max(next_look, monotonic() + (self.peek_delay if self.paused else 0))
                     continue

@@ -15,7 +15,7 @@ from django.db import connections, transaction
 from queueapp import Context, RetryLater, consumer
 from queueapp.consuming.registry import registered
 from queueapp.models import BarrierDelivery, DelayedMessage, PoisonMessage
-from queueapp.receiving import barriers, floors
+from queueapp.receiving import barriers
 from queueapp.sql import queue_sql
 from queueapp.sql.claimed import FOREVER_MS, Range
 from queueapp.sql.rows import Row
@@ -102,7 +102,6 @@ class Field:
 def field(request: pytest.FixtureRequest, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Field]:
     settings.QUEUEAPP = {"PEEK_DELAY": 0.1, "RETRY_DELAY": 0, "DISPATCH_POLL": 0.1}
     monkeypatch.setattr(registered, "_by_queue", {})
-    monkeypatch.setattr(floors, "_floors", {})
     monkeypatch.setattr(barriers, "_looked", {})
     field = Field(*request.param)
     yield field

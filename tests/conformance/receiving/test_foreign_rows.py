@@ -19,7 +19,6 @@ from queueapp.membership.dead_subscribers import release_leases_of_dead_subscrib
 from queueapp.membership.service import stop_all
 from queueapp.models.delivery import Delivery
 from queueapp.operating import control, statistics
-from queueapp.receiving import floors
 from queueapp.sending import entering
 from queueapp.topics import holding
 from queueapp.topics.holding import Evaluated, evaluate_held
@@ -38,11 +37,9 @@ def filtered(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> Iterator[En
     """A queue with a filter, in the semantics of ``endpoint``."""
     delivery = Delivery(Filtered.delivery.given | {"semantics": endpoint.queue.delivery.semantics}, "a test's ")
     monkeypatch.setattr(Filtered, "delivery", delivery)
-    floors._floors.clear()
     filtered = Endpoint(Filtered, endpoint.alias, endpoint.tag)
     yield filtered
     filtered.close()
-    floors._floors.clear()
 
 
 @pytest.fixture

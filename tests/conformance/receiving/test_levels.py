@@ -14,7 +14,6 @@ from queueapp.membership import housekeeping
 from queueapp.membership.housekeeping import Housekeeping, clamp_priorities
 from queueapp.membership.leadership import Leadership
 from queueapp.membership.service import Service, stop_all
-from queueapp.receiving import floors
 from tests.conformance.endpoint import Endpoint, modes
 from tests.inprocess import DEADLINE, eventually
 from tests.testapp.models import AddressedUrgent, Urgent
@@ -44,11 +43,9 @@ def set_levels() -> Iterator[Callable[[int], None]]:
 def urgent(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, set_levels: Any) -> Iterator[Endpoint]:
     """A queue with three levels, in the semantics of ``endpoint``."""
     monkeypatch.setattr(Urgent.delivery, "semantics", endpoint.queue.delivery.semantics)
-    floors._floors.clear()
     urgent = Endpoint(Urgent, endpoint.alias, endpoint.tag)
     yield urgent
     urgent.close()
-    floors._floors.clear()
 
 
 @pytest.fixture

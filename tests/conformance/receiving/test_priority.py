@@ -13,7 +13,6 @@ from django.db import connections
 from queueapp import Context, consumer, messages
 from queueapp.consuming.registry import registered
 from queueapp.messages import encode
-from queueapp.receiving import floors
 from queueapp.sql import queue_sql
 from queueapp.sql.outgoing import Outgoing
 from queueapp.sql.rows import Row
@@ -79,7 +78,6 @@ class Market:
 def market(request: pytest.FixtureRequest, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Market]:
     settings.QUEUEAPP = {"PEEK_DELAY": 0.1, "RETRY_DELAY": 0}
     monkeypatch.setattr(registered, "_by_queue", {})
-    monkeypatch.setattr(floors, "_floors", {})
     market = Market(*request.param)
     yield market
     market.close()

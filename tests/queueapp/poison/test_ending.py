@@ -16,7 +16,6 @@ from queueapp.models import Now, PoisonMessage, Subscriber
 from queueapp.operating import control
 from queueapp.operating.expiring import delete_expired
 from queueapp.poison import ending
-from queueapp.receiving import floors
 from queueapp.sql import queue_sql
 from tests.databases import DATABASES, marks_of
 from tests.testapp.leases import Aging
@@ -26,10 +25,8 @@ HOUR = timedelta(hours=1)
 
 
 @pytest.fixture(params=[pytest.param(alias, id=kind, marks=marks_of(alias)) for kind, alias in DATABASES.items()])
-def alias(request: pytest.FixtureRequest) -> Iterator[str]:
-    floors._floors.clear()
-    yield request.param
-    floors._floors.clear()
+def alias(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Generator, Iterator
+from collections.abc import Callable, Coroutine, Generator
 from contextlib import suppress
 from datetime import timedelta
 from itertools import count
@@ -23,7 +23,6 @@ from queueapp import Context, LeaseLost, consumer
 from queueapp.consuming.registry import registered
 from queueapp.consuming.uninterrupted import run_to_its_end
 from queueapp.models import Now
-from queueapp.receiving import floors
 from queueapp.receiving.receive import Receive
 from tests.inprocess import DEADLINE, Worker, eventually, real_commits
 from tests.testapp.messages import Ping
@@ -31,13 +30,6 @@ from tests.testapp.models import Effect, Leased, Transactional
 
 pytestmark = real_commits
 LEASING = pytest.mark.parametrize("queue", [Leased, Transactional])
-
-
-@pytest.fixture(autouse=True)
-def no_floors_of_other_tests() -> Iterator[None]:
-    floors._floors.clear()
-    yield
-    floors._floors.clear()
 
 
 class Stepping:

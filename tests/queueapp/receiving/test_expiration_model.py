@@ -15,7 +15,6 @@ from queueapp.flow import in_force
 from queueapp.models import Now, PoisonMessage
 from queueapp.operating.expiring import delete_expired, in_time
 from queueapp.poison import find, requeue
-from queueapp.receiving import floors
 from queueapp.sql import backend_of, queue_sql
 from queueapp.sql.claimed import Range
 from queueapp.sql.expiry import expires_at
@@ -63,9 +62,7 @@ GRID = [
 
 @pytest.fixture(params=[pytest.param(alias, id=kind, marks=marks_of(alias)) for kind, alias in DATABASES.items()])
 def alias(request: pytest.FixtureRequest) -> Iterator[str]:
-    floors._floors.clear()
     yield request.param
-    floors._floors.clear()
     in_force.told(request.param, {})
     in_force.forget()
 

@@ -77,15 +77,57 @@ def test_the_rescan_looks_behind_the_floor_only() -> None:
 
 def test_the_rescan_goes_in_windows_that_follow_the_time_they_take() -> None:
     floors = Floors()
-    floors.passed([row(10 * FIRST_WINDOW)], floors.returns)
+    floors.passed([row(100 * FIRST_WINDOW)], floors.returns)
     assert floors.behind() == [Range(0, FIRST_WINDOW - 1)]
 
-    assert floors.rescanned(seconds=1.0) is False
+    assert floors.rescanned(seconds=0.0001) is False
 
-    assert floors.behind() == [Range(FIRST_WINDOW, FIRST_WINDOW + FIRST_WINDOW // 2 - 1)]
-    floors.rescanned(seconds=0.0001)
+    assert floors.behind() == [Range(FIRST_WINDOW, 3 * FIRST_WINDOW - 1)]
+    for _ in range(3):
+        floors.rescanned(seconds=0.0001)
+    floors.rescanned(seconds=1.0)
     (window,) = floors.behind()
-    assert window.high - window.low + 1 == FIRST_WINDOW
+    assert window.high - window.low + 1 == 8 * FIRST_WINDOW
+
+
+def test_behind_a_distant_server_windows_grow_as_they_do_near_it() -> None:
+    floors = Floors()
+    floors.passed([row(10_000_000)], floors.returns)
+
+    for _ in range(20):  # each look takes what its way takes
+        floors.rescanned(seconds=0.12)
+    while floors.behind()[0].low:
+        floors.rescanned(seconds=0.12)
+
+    assert floors.behind() == [Range(0, 10_000_000)]
+
+
+@given(st.floats(0.001, 0.2), st.lists(st.floats(0.03, 1.0), min_size=200, max_size=200))
+def test_a_cycle_takes_few_looks_however_slow_they_are(quickest: float, busy: list[float]) -> None:
+    floors = Floors()
+    floors.passed([row(1_000_000)], floors.returns)
+    times = iter([quickest, *(quickest + seconds for seconds in busy)])
+    while not floors.rescanned(next(times)):
+        pass
+
+    looks = 1
+    while not floors.rescanned(next(times)):
+        looks += 1
+
+    assert looks <= 17
+
+
+def test_what_is_known_without_a_look_says_nothing_of_the_way_to_the_server() -> None:
+    floors = Floors()
+    floors.passed([row(10_000_000)], floors.returns)
+    floors.rescanned(seconds=0.12)
+    floors.rescanned(seconds=0.0)
+    before = floors.behind()[0]
+
+    floors.rescanned(seconds=0.12)
+
+    after = floors.behind()[0]
+    assert after.high - after.low + 1 == 2 * (before.high - before.low + 1)
 
 
 def test_after_the_last_window_the_rescan_begins_again() -> None:
@@ -216,7 +258,7 @@ def test_the_rescan_goes_on_where_messages_come_back_all_the_time() -> None:
         starts.add(window.low)
         floors.rescanned(0.008)
 
-    assert {0, FIRST_WINDOW, 2 * FIRST_WINDOW} <= starts
+    assert {0, FIRST_WINDOW, 3 * FIRST_WINDOW} <= starts
 
 
 def test_a_claim_begins_where_the_peek_saw_the_first_message() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -15,7 +14,6 @@ from django.db.models import F
 from queueapp import InvalidOption, LeaseLost, Leasing, QueueError
 from queueapp.models import DelayedMessage, Now, PoisonMessage
 from queueapp.operating.expiring import delete_expired
-from queueapp.receiving import floors
 from queueapp.sql import queue_sql
 from queueapp.sql.claimed import SEQ, Range
 from tests.databases import DATABASES, marks_of
@@ -27,10 +25,8 @@ ALL = [Leasing.STRICT, Leasing.SUBLET, Leasing.FENCED]
 
 
 @pytest.fixture(params=[pytest.param(alias, id=kind, marks=marks_of(alias)) for kind, alias in DATABASES.items()])
-def alias(request: pytest.FixtureRequest) -> Iterator[str]:
-    floors._floors.clear()
-    yield request.param
-    floors._floors.clear()
+def alias(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(params=ALL, ids=[one.value for one in ALL])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -11,19 +10,11 @@ from django.db import connection, transaction
 
 from queueapp import LeaseLost
 from queueapp.models import Now, PoisonMessage
-from queueapp.receiving import floors
 from tests.inprocess import real_commits
 from tests.testapp.models import Leased, Transactional
 
 pytestmark = real_commits
 LEASING = pytest.mark.parametrize("queue", [Leased, Transactional])
-
-
-@pytest.fixture(autouse=True)
-def no_floors_of_other_tests() -> Iterator[None]:
-    floors._floors.clear()
-    yield
-    floors._floors.clear()
 
 
 def send(queue: Any, count: int) -> None:

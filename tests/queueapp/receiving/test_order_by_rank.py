@@ -34,11 +34,6 @@ each_database = pytest.mark.parametrize(
 each_semantics = pytest.mark.parametrize("queue", [Ranked, RankedTransactional, RankedAtMostOnce])
 
 
-@pytest.fixture(autouse=True)
-def no_floors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(floors, "_floors", {})
-
-
 def put(queue: Any, alias: str, *priorities: int, many: bool = False) -> None:
     """Messages whose bodies are their priorities, as the evaluation of the expression leaves them."""
     connection = connections[alias]
@@ -303,3 +298,11 @@ def test_queues_without_it_claim_by_the_same_statements() -> None:
         assert "advisory" not in texts
         assert "# -1" not in texts
         assert not [one.name for one in queue._meta.indexes if one.name.endswith(("_rank", "_barrier"))]
+
+
+def test_windows_of_the_rescan_grow_behind_a_distant_server_too() -> None:
+    ranked = RankedFloors()
+    for _ in range(20):
+        ranked._next_window(0, 0.12, 1_000_000)
+
+    assert ranked._span >= 1_000_000

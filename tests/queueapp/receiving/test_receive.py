@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -15,7 +15,6 @@ from django.db.models import F
 
 from queueapp import InvalidMessage, InvalidOption, LeaseLost, QueueError, UndecodableMessage, signals
 from queueapp.models import Now
-from queueapp.receiving import floors
 from tests.inprocess import real_commits
 from tests.testapp.messages import Ping
 from tests.testapp.models import Addressed, AtMostOnce, Effect, Leased, Transactional, Urgent
@@ -23,13 +22,6 @@ from tests.testapp.models import Addressed, AtMostOnce, Effect, Leased, Transact
 pytestmark = real_commits
 LEASING = pytest.mark.parametrize("queue", [Leased, Transactional])
 EVERY = pytest.mark.parametrize("queue", [Leased, Transactional, AtMostOnce])
-
-
-@pytest.fixture(autouse=True)
-def no_floors_of_other_tests() -> Iterator[None]:
-    floors._floors.clear()
-    yield
-    floors._floors.clear()
 
 
 def numbers(batch: Any) -> list[int]:

@@ -290,6 +290,41 @@ def test_a_wake_up_ends_one_wait_and_not_those_that_follow(monkeypatch: pytest.M
     assert woken == [False, False, False]
 
 
+def test_a_wake_up_while_the_pump_finds_that_it_has_nothing_to_look_for_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    """It was to look whether more tasks are of use, and none works any more."""
+    settings.QUEUEAPP = {"PEEK_DELAY": 3600}
+    one = idle_pump()
+    waits: list[float] = []
+    looks: list[float] = []
+
+    class WokenWhileAsked(claiming.Claiming):
+        @property
+        def left(self) -> bool:
+            if len(waits) == 1 and len(looks) == 1:
+                one._look_now()
+            return False
+
+        @left.setter
+        def left(self, left: bool) -> None: ...
+
+    def wait(seconds: float) -> bool:
+        waits.append(seconds)
+        if len(waits) == 1:
+            one._grow_at = monotonic()
+        else:
+            one.stopping.set()
+        return True
+
+    one.desk.claiming.__class__ = WokenWhileAsked
+    monkeypatch.setattr(one, "_wait", wait)
+    monkeypatch.setattr(one, "_look", lambda: looks.append(monotonic()))
+    one.run()
+
+    assert len(looks) == 2
+
+
 def test_a_wake_up_ends_the_wait(start_worker: Start, settings: Any) -> None:
     settings.QUEUEAPP = {"PEEK_DELAY": 3600}
     handle(Leased)
