@@ -40,15 +40,15 @@ def eventually(condition: Callable[[], Any], seconds: float = DEADLINE) -> Any:
     """
     begun = monotonic()
     while not (value := condition()):
-        if monotonic() > begun + seconds * _share():
+        if monotonic() > begun + patience(seconds):
             raise AssertionError(f"Still not so after {seconds} s: {condition.__qualname__}, last value {value!r}")
         _tick.wait(0.005)
     return value
 
 
-def _share() -> float:
-    """How many want each core, one at least."""
-    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+def patience(seconds: float) -> float:
+    """How long what takes so many seconds at most may take now: longer by how many want each core, one at least."""
+    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 class SparingWatchdog(Watchdog):

@@ -11,7 +11,7 @@ import pytest
 from django.db import connection
 
 from queueapp.kombu.broker import BrokerQueue
-from tests.inprocess import DEADLINE, eventually
+from tests.inprocess import DEADLINE, eventually, patience
 from tests.workers.trees import Tree
 
 from .conftest import APPS
@@ -61,7 +61,11 @@ def test_django_celery_beat_sends_by_its_table(beat: Callable[..., Tree], child_
     settings = {"DJANGO_SETTINGS_MODULE": "tests.queueapp.celery_results.beat_settings"}
     for command in (["-m", "django", "migrate", "django_celery_beat"], ["-c", _SCHEDULE]):
         subprocess.run(
-            [sys.executable, *command], env=child_environment | settings, check=True, capture_output=True, timeout=120
+            [sys.executable, *command],
+            env=child_environment | settings,
+            check=True,
+            capture_output=True,
+            timeout=patience(60),
         )
     try:
         tree = beat("--scheduler", "django_celery_beat.schedulers:DatabaseScheduler", **settings)
@@ -70,6 +74,10 @@ def test_django_celery_beat_sends_by_its_table(beat: Callable[..., Tree], child_
     finally:
         command = ["-m", "django", "migrate", "django_celery_beat", "zero"]
         subprocess.run(
-            [sys.executable, *command], env=child_environment | settings, check=True, capture_output=True, timeout=120
+            [sys.executable, *command],
+            env=child_environment | settings,
+            check=True,
+            capture_output=True,
+            timeout=patience(60),
         )
     assert "django_celery_beat_periodictask" not in connection.introspection.table_names()

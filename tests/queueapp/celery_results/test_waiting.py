@@ -18,7 +18,7 @@ from django.test.utils import CaptureQueriesContext
 
 from queueapp.kombu import waiting
 from queueapp.sql import backend_of
-from tests.inprocess import eventually
+from tests.inprocess import eventually, patience
 
 
 @pytest.fixture
@@ -212,6 +212,6 @@ def test_processes_that_fork_and_greenlets_wait(app: Celery, alias: str, script:
     if not _hears(alias):
         pytest.skip("results are polled there")
     done = subprocess.run(
-        [sys.executable, "-c", script], env=child_environment, capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", script], env=child_environment, capture_output=True, text=True, timeout=patience(60)
     )
     assert done.returncode == 0, done.stderr

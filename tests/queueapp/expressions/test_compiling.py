@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from queueapp.expressions import Expression, ParsedMessage, compile_expression
+from tests.inprocess import patience
 
 CHECKOUT = Path(__file__).parents[3]
 
@@ -77,7 +78,9 @@ def test_threads_share_the_parser_and_the_expressions() -> None:
         "[thread.start() for thread in threads]; [thread.join() for thread in threads]\n"
         "print(wrong)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=CHECKOUT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=CHECKOUT, capture_output=True, text=True, timeout=patience(60)
+    )
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
@@ -100,20 +103,26 @@ def test_importing_queueapp_and_its_models_loads_neither_the_parser_nor_re2() ->
         "import os, sys, django; os.environ['DJANGO_SETTINGS_MODULE'] = 'tests.settings'; django.setup()\n"
         "import queueapp.queue; print([name for name in ('lark', 're2') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=CHECKOUT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=CHECKOUT, capture_output=True, text=True, timeout=patience(60)
+    )
     assert done.stdout.strip() == "[]", done.stderr
 
 
 @pytest.mark.parametrize("missing", ["lark", "re2"])
 def test_without_the_extra_its_name_is_said(missing: str) -> None:
     code = f"import sys; sys.modules[{missing!r}] = None; import queueapp.expressions"
-    done = subprocess.run([sys.executable, "-c", code], cwd=CHECKOUT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=CHECKOUT, capture_output=True, text=True, timeout=patience(60)
+    )
     assert "ImportError: queueapp.expressions needs the extra queueapp[expressions]" in done.stderr
 
 
 def test_an_expression_needs_no_settings() -> None:
     code = "from queueapp.expressions import *; print(compile_expression('1 + 1').evaluate(ParsedMessage()))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=CHECKOUT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=CHECKOUT, capture_output=True, text=True, timeout=patience(60)
+    )
     assert done.stdout.strip() == "2", done.stderr
 
 

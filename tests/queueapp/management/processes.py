@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.inprocess import patience
+
 CHECKOUT = Path(__file__).parents[3]
 
 
@@ -19,7 +21,7 @@ def manage(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=80,
+        timeout=patience(60),
         check=False,
     )
 

@@ -16,7 +16,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from queueapp.models import PoisonMessage, QueueControl
-from tests.inprocess import eventually
+from tests.inprocess import eventually, patience
 from tests.queueapp.management.processes import CHECKOUT
 from tests.testapp.models import Leased
 
@@ -38,7 +38,7 @@ def shell(line: str, environment: Environment) -> subprocess.CompletedProcess[st
         stdin=subprocess.DEVNULL,
         capture_output=True,
         encoding="utf-8",
-        timeout=100,
+        timeout=patience(60),
         check=False,
     )
 

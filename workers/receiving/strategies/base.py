@@ -10,8 +10,7 @@ import logging
 import sys
 import threading
 from asyncio import _get_running_loop, _set_running_loop
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import Context as Variables
 from contextvars import copy_context
 from datetime import timedelta
@@ -39,6 +38,7 @@ from ..desk import Desk
 from ..handling import Entry, Handlers, Interrupted, TimeLimitExceeded, WorkerStopped
 from ..sizing import BatchSize
 from ..slot import Slot
+from .in_hand import TakesInHand
 
 log = logging.getLogger("workers")
 _T = TypeVar("_T")
@@ -83,17 +83,17 @@ class RollBack(Exception):
     """Leaves the receive's transaction without a commit; what failed is kept beside it."""
 
 
-class Task:
+class Task(TakesInHand):
     """What the three strategies share."""
 
     def __init__(self, desk: Desk, slot: Slot | None) -> None:
+        super().__init__(slot, desk.suspects)
         self.desk = desk
         self.queue: Any = desk.queue
         self.alias: str = desk.alias
         self.handlers: Handlers = desk.handlers
         self._route: Route | None = None
         self._keeps_counts = self.sql.table.keeps_counts
-        self.slot = slot
         self.thread_id = 0
         self.running: Running | None = None
         self.aside: Aside | None = None
@@ -114,9 +114,6 @@ class Task:
         self.around: Variables | None = None
         #: The session in which the last handler ran is gone, and with it what it held.
         self.cut_loose = False
-        #: Its handler runs or is about to; and whose turn it is, where one may be the killer of its process.
-        self.inside = False
-        self._suspects = desk.suspects
         #: See ``Backlog``: places that a claim under way has taken.
         self.reserved = 0
         self._filter = desk.filter
@@ -213,52 +210,6 @@ class Task:
             self.inside = False
             if suspects.wanted:
                 suspects.leave(suspect)
-
-    @contextmanager
-    def only_here(self) -> Iterator[None]:
-        """What is claimed in here is in no table until it was handled. Said from before the claim, so that whoever sees the table
-        empty sees this."""
-        if self.slot is None:
-            yield
-            return
-        self.slot.only_here(True)
-        try:
-            yield
-        finally:
-            self.slot.only_here(False)
-
-    def begin(self, seq: int, suspect: bool) -> None:
-        """A message is in hand until ``end``: what reads it (a codec, a class of the user's) may kill the process as well as its
-        handler does. Waits for its turn first: one that waited in hand would be counted with the killer that had it."""
-        suspects = self._suspects
-        self.inside = True
-        if suspect or suspects.wanted:
-            suspects.enter(self, suspect)
-        if self.slot is not None:
-            self.slot.begin(seq)
-
-    def end(self, suspect: bool) -> None:
-        """It is not in hand any more."""
-        if self.slot is not None:
-            self.slot.end()
-        self.inside = False
-        suspects = self._suspects
-        if suspects.wanted:
-            suspects.leave(suspect)
-
-    @contextmanager
-    def in_hand(self, seqs: Sequence[int], suspect: bool) -> Iterator[None]:
-        """As from ``begin`` to ``end``, for messages that one call takes; nobody knows which of several it was."""
-        several = self.slot if len(seqs) > 1 else None
-        if several is not None:
-            several.several(seqs)
-        try:
-            self.begin(seqs[0], suspect)
-            yield
-        finally:
-            self.end(suspect)
-            if several is not None:
-                several.several(())
 
     def run(self, entry: Entry, message: Any, context: Context | BatchContext, seq: int) -> BaseException | None:
         """Call a handler with what is in hand: None when it has ended well, else what it raised or left behind."""

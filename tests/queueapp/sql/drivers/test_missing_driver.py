@@ -17,6 +17,7 @@ from queueapp.errors import UnsupportedServer
 from queueapp.sql.sqlserver.backend import SqlServerBackend
 from queueapp.sql.sqlserver.errors import missing_driver
 from tests import odbc
+from tests.inprocess import patience
 from tests.queueapp.sql.drivers.test_error_kinds import sql_server_at
 
 
@@ -59,7 +60,7 @@ def test_system_library_that_is_not_installed(library: str) -> None:
     child = subprocess.run(
         ["unshare", "--mount", "sh", "-c", f'mount --bind /dev/null "$(readlink -f {found[0]})" && exec "$0" -c "$1"',
          sys.executable, _CONNECT],
-        capture_output=True, text=True, timeout=120, check=False, cwd=Path(__file__).parents[4],
+        capture_output=True, text=True, timeout=patience(60), check=False, cwd=Path(__file__).parents[4],
         env=os.environ | {"DJANGO_SETTINGS_MODULE": "tests.settings"},
     )  # fmt: skip
     if "mount:" in child.stderr:
