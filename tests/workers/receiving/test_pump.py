@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connections, transaction
+from django.db import OperationalError, connection, connections, transaction
 
 from queueapp import Context, InvalidOption, RetryNow, consumer
 from queueapp.membership.circuit_breaker import CircuitBreaker, State
@@ -26,6 +26,8 @@ from workers.receiving.strategies import LeaseTask
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
 Start = Callable[..., Worker]
+#: Never set.
+_far_away = threading.Event()
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +44,16 @@ def handle(queue: Any, act: Callable[[Nop, Context], Any] = lambda message, cont
 
 def send(queue: Any, count: int) -> None:
     queue.send_many(Nop(number, "") for number in range(count))
+
+
+def jump(queue: Any, seq: int) -> None:
+    """The next message has a higher number than this."""
+    if connection.vendor == "microsoft":
+        statement, parameters = "DBCC CHECKIDENT (%s, RESEED, %s)", [queue._meta.db_table, seq]
+    else:
+        statement, parameters = "SELECT setval(pg_get_serial_sequence(%s, 'seq'), %s)", [queue._meta.db_table, seq]
+    with connection.cursor() as cursor:
+        cursor.execute(statement, parameters)
 
 
 def idle_pump(queue: Any = Leased, **options: Any) -> QueuePump:
@@ -376,6 +388,44 @@ def test_what_came_back_behind_the_floor_is_found(start_worker: Start) -> None:
 
 
 # -- the number of tasks -------------------------------------------------------------------------------------------
+
+
+def test_what_was_committed_late_is_found_soon_where_each_look_takes_long(
+    start_worker: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a distant server. Its number lies a million below the floor; in the pieces of 1,000 that looks once shrank to it
+    took five minutes."""
+    handled: list[int] = []
+    handle(Leased, lambda message, context: handled.append(message.number))
+    peek = statements_of(connections["default"]).peek
+
+    def from_afar(self: Any, *arguments: Any) -> Any:
+        _far_away.wait(0.03)
+        return peek(self, *arguments)
+
+    monkeypatch.setattr(statements_of(connections["default"]), "peek", from_afar)
+    sent, commit = threading.Event(), threading.Event()
+
+    def send_late() -> None:
+        with transaction.atomic():
+            Leased.send(Nop(-1, ""))
+            sent.set()
+            commit.wait(DEADLINE)
+        connection.close()
+
+    sender = threading.Thread(target=send_late)
+    sender.start()
+    assert sent.wait(DEADLINE)
+    jump(Leased, 1_000_000)
+    worker = start_worker(Leased)
+    Leased.send(Nop(1, ""))
+    eventually(lambda: handled == [1])
+    looks = worker.pump.stats.peeks
+    eventually(lambda: worker.pump.stats.peeks > looks + 15)
+    commit.set()
+    sender.join()
+
+    eventually(lambda: handled == [1, -1], 10)
 
 
 @pytest.mark.parametrize("queue", [Leased, Transactional, AtMostOnce])
