@@ -302,10 +302,12 @@ def test_a_wake_up_ends_one_wait_and_not_those_that_follow(monkeypatch: pytest.M
     assert woken == [False, False, False]
 
 
+@pytest.mark.parametrize("before", [True, False])
 def test_a_wake_up_while_the_pump_finds_that_it_has_nothing_to_look_for_is_not_lost(
-    monkeypatch: pytest.MonkeyPatch, settings: Any
+    monkeypatch: pytest.MonkeyPatch, settings: Any, before: bool
 ) -> None:
-    """It was to look whether more tasks are of use, and none works any more."""
+    """It was to look whether more tasks are of use, and none works any more. The wake-up comes right before it finds that out, or
+    in the middle."""
     settings.QUEUEAPP = {"PEEK_DELAY": 3600}
     one = idle_pump()
     waits: list[float] = []
@@ -314,7 +316,7 @@ def test_a_wake_up_while_the_pump_finds_that_it_has_nothing_to_look_for_is_not_l
     class WokenWhileAsked(claiming.Claiming):
         @property
         def left(self) -> bool:
-            if len(waits) == 1 and len(looks) == 1:
+            if len(waits) == 1 and len(looks) == 1 and not before:
                 one._look_now()
             return False
 
@@ -325,6 +327,8 @@ def test_a_wake_up_while_the_pump_finds_that_it_has_nothing_to_look_for_is_not_l
         waits.append(seconds)
         if len(waits) == 1:
             one._grow_at = monotonic()
+            if before:
+                one._look_now()
         else:
             one.stopping.set()
         return True
