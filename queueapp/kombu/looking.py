@@ -96,7 +96,7 @@ class Looking:
         if rows:
             floors.passed(rows, returns)
             leases.took(token, [row[SEQ] for row in rows], asked, period, self._options.use_lock_renewal)
-        if behind and not any(row[SEQ] <= behind[0].high for row in rows):
+        if behind and not floors.count_in(behind, rows):
             floors.rescanned(monotonic() - asked)
         return [(row, Held(row[SEQ], token)) for row in rows]
 

@@ -142,6 +142,19 @@ class Floors:
         elif seconds > WINDOW_TARGET * 2:
             self._span = max(self._span // 2, _SMALLEST_WINDOW, end // _LOOKS_OF_A_CYCLE)
 
+    def is_present(self, only: Range) -> bool:
+        """Whether it is of the present window: two may have looked at one, and go on from it once."""
+        start, span = (self._position, self._span) if self._near is None else (self._near, FIRST_WINDOW)
+        return start <= only.low < start + span
+
+    def count_in(self, ranges: Sequence[Range], rows: Sequence[Claimed]) -> int:
+        """How many of the rows lie in these ranges, each of its own level."""
+        found = 0
+        for row in rows:
+            level, seq = self.level_of(row), row[SEQ]
+            found += any(only.low <= seq <= only.high and (only.recipient, only.priority) == level for only in ranges)
+        return found
+
     @property
     def told(self) -> bool:
         """Whether something came back just behind the floor, which is looked for before the rescan goes on."""

@@ -28,7 +28,7 @@ from ..flow.taking import Subscription, Taking
 from ..models.delivery import Semantics
 from ..sending import accepting, copies
 from ..sql import QueueSql, queue_sql
-from ..sql.claimed import FOREVER_MS, MAX_PLACE, SEQ, Claimed, Range
+from ..sql.claimed import FOREVER_MS, MAX_PLACE, Claimed, Range
 from ..topics.holding import evaluate_held
 from . import barriers
 from .held import Held
@@ -193,7 +193,7 @@ class Receive:
         left = self._limit - len(rows) if self._recipient and delivery.recipients else 0
         if left > 0 and copies.replace_waiting(self.queue, connection, self._recipient, left):
             take(looks[-1])
-        if behind and (self._taking is None or rows) and not any(row[SEQ] <= behind[0].high for row in rows):
+        if behind and (self._taking is None or rows) and not floors.count_in(behind, rows):
             floors.rescanned(monotonic() - started)
         return rows
 

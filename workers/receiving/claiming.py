@@ -39,11 +39,11 @@ class UnderWay:
 
     __slots__ = ("behind", "followed", "hole", "limit", "low", "ranges", "returns", "rows", "started")
 
-    def __init__(self, ranges: Sequence[Range], limit: int, low: int, behind: int, returns: int) -> None:
+    def __init__(self, ranges: Sequence[Range], limit: int, low: int, behind: Sequence[Range], returns: int) -> None:
         self.ranges = ranges
         self.limit = limit
         self.low = low
-        #: The highest place behind the floors that it looks at; -1: it does not look there.
+        #: Where it looks behind the floors; empty: it does not look there.
         self.behind = behind
         #: How often messages had come back when it began.
         self.returns = returns
@@ -112,8 +112,10 @@ class Claiming:
         """(ahead, behind): where the next look goes."""
         with self._lock:
             due = self.floors.told or monotonic() >= self._rescan_at
-            behind = self.floors.behind() if due else []
-            return self._known(self.floors.ahead()), self._known(behind)
+            behind = self._known(self.floors.behind()) if due else []
+            if due and not behind:
+                self.floors.rescanned(0.0)  # above the floors, or nothing in it is for this process
+            return self._known(self.floors.ahead()), behind
 
     def seen(self, peek: Peek, behind: Sequence[Range], seconds: float) -> None:
         """A look saw this, behind the floors in these ranges."""
@@ -123,12 +125,19 @@ class Claiming:
                 ends = [only._replace(high=min(only.high, peek.reached)) for only in behind] if peek.reached else behind
                 self._behind = [only for only in ends if only.low <= only.high]
                 return
-            self._behind = []
-            if behind or monotonic() >= self._rescan_at:
+            # One that was not due has seen nothing of it. (Where looks follow each other without a pause it often comes due while one
+            # is under way: that passed for a look at the window, and what lay there was found after six seconds.)
+            if behind and self.floors.is_present(behind[0]):
+                self._behind = []
                 self._rescan_at = max(self._rescan_at, monotonic() + REST * seconds)
                 self.floors.rescanned(seconds, peek.reached)
             if peek.ahead and not self._unknown:
                 self.floors.seen(peek.first)
+
+    def skip(self) -> None:
+        """What lies behind the floors in the present window is of no interest for now: the next look goes on."""
+        with self._lock:
+            self.floors.rescanned(0.0)
 
     # -- claiming -------------------------------------------------------------------------------------------------
 
@@ -161,8 +170,7 @@ class Claiming:
             if behind and self.floors.leveled:
                 # Stable: behind before ahead within a priority, and recipients in their turns.
                 ranges.sort(key=lambda one: -one.priority)
-            highest = max(only.high for only in behind) if behind else -1
-            mine = UnderWay(ranges, limit, low, highest, self.floors.returns)
+            mine = UnderWay(ranges, limit, low, behind, self.floors.returns)
             self._open.append(mine)
         return mine
 
@@ -171,7 +179,7 @@ class Claiming:
         rows = mine.rows
         with self._lock:
             self._open.remove(mine)
-            if mine.behind >= 0 and rows is not None:
+            if mine.behind and rows is not None:
                 self._looked_behind(mine, rows)
             if rows:
                 self.floors.passed(rows, mine.returns)
@@ -186,9 +194,11 @@ class Claiming:
 
     def _looked_behind(self, mine: UnderWay, rows: Sequence[Claimed]) -> None:
         """After a claim that looked behind the floors as well: is anything left there?"""
-        found = [row[SEQ] for row in rows if row[SEQ] <= mine.behind]
-        cut_off = len(found) == len(rows) if not self.floors.leveled else bool(found)
-        if not self._behind or (cut_off and len(rows) == mine.limit):
+        if self._behind != mine.behind:
+            return  # another one has found it clear meanwhile, and a look has found something elsewhere
+        found = self.floors.count_in(mine.behind, rows)
+        cut_off = found == len(rows) if not self.floors.leveled else bool(found)
+        if cut_off and len(rows) == mine.limit:
             return
         # It came to the end of the window, or took nothing there. Look elsewhere before looking there again.
         self._behind = []

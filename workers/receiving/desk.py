@@ -149,7 +149,12 @@ class Desk:
     def look(self) -> tuple[list[Range], list[Range]]:
         """(ahead, behind): where the next look goes."""
         ahead, behind = self.claiming.look()
-        return (ahead, behind) if self.places is None else self.places.visible(ahead, behind)
+        if self.places is None:
+            return ahead, behind
+        visible = self.places.visible(ahead, behind)
+        if behind and not visible[1]:
+            self.claiming.skip()
+        return visible
 
     def look_behind(self) -> None:
         """Before a look, what that does not do itself: where priorities have 64 bits late commits and what came back; barriers."""
@@ -275,9 +280,11 @@ class Desk:
             if self.handlers.copies:
                 self.handlers.learn(connection)  # somebody may subscribe by now
             heads = self._heads(connection, stretch, WALK)
-            for head in heads:
-                if not self._is_strange(head, stretch):
-                    self.claiming.lower(head[0])
+            wanted = [head[0] for head in heads if not self._is_strange(head, stretch)]
+            if wanted:
+                for seq in wanted:
+                    self.claiming.lower(seq)
+                self._again()  # the look that this is a part of has seen nothing of them
             longest = WALK if self.filter is None else FILTERED_WALK
             self.claiming.reread(stretch, heads[-1][0] if len(heads) == longest else stretch.high)
         self._reread_at = monotonic() + REST * (monotonic() - started)

@@ -70,8 +70,8 @@ class Places:
         with claim as mine:
             if full:
                 left = self._without(mine.ranges, full)
-                if mine.behind >= 0 and any(one.high != MAX_SEQ for one in mine.ranges if one not in left):
-                    mine.behind = -1  # it does not say that nothing is there
+                if mine.behind and any(one.high != MAX_SEQ for one in mine.ranges if one not in left):
+                    mine.behind = ()  # it does not say that nothing is there
                 mine.ranges = left
             yield mine
 

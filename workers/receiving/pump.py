@@ -38,6 +38,7 @@ from queueapp.sql import queue_sql
 from queueapp.sql.claimed import Peek
 
 from .backlog import Backlog
+from .claiming import PATIENCE
 from .crew import Crew
 from .desk import Desk
 from .handling import Handlers
@@ -130,8 +131,8 @@ class QueuePump:
         self._grow_at: float | None = None
         self._empty_claims = 0
         self._deferred = 0
-        #: When it looked last.
-        self._seen_at = 0.0
+        #: When its last look began; and the last one that saw something, its own or a task's.
+        self._looked_at = self._seen_at = 0.0
         #: A task had all of its share.
         self._used_up = False
 
@@ -227,7 +228,7 @@ class QueuePump:
         twenty times a second."""
         if self._empty_claims > COVERING:
             return next_look
-        return min(next_look, self._covered_at) if self._covered_at > monotonic() else next_look
+        return min(next_look, self._covered_at) if self._covered_at > self._looked_at else next_look
 
     def _until_next_look(self) -> float:
         if not self._empty_claims:
@@ -251,6 +252,7 @@ class QueuePump:
 
     def _look(self) -> None:
         """Look once, and call the tasks that what was seen is worth."""
+        self._looked_at = monotonic()
         if self._take_up():
             return
         while not self.stopping.is_set():
@@ -303,9 +305,13 @@ class QueuePump:
 
     def _promised(self) -> int:
         """What was counted by a look and is promised to tasks at work; of what a slow one was promised others may take."""
-        since = monotonic() - GROW_WAIT
-        shares = ((task.running or task.aside, task.share) for task in self.crew.tasks)
-        return self.crew.promised + sum(share for running, share in shares if not running or running.started > since)
+        now = monotonic()
+        shares = ((task.running or task.aside, task) for task in self.crew.tasks)
+        return self.crew.promised + sum(
+            task.share
+            for running, task in shares
+            if (running.started > now - GROW_WAIT if running else task.share_at > now - PATIENCE)
+        )
 
     def _call_for(self, messages: int) -> None:
         """Call tasks for so many messages, each for its share: one for each, or for each batch where handlers are fast. Of many
@@ -353,7 +359,7 @@ class QueuePump:
 
     def _work(self, task: Task, messages: int | None) -> None:
         """What a called task does: claim and handle until a claim is not full, or it has had its share."""
-        task.share = messages or 0
+        task.share, task.share_at = messages or 0, monotonic()
         try:
             self._receive(task, messages)
         finally:
@@ -375,7 +381,7 @@ class QueuePump:
             limit = 1 if desk.throttled else task.most
             if messages is not None:
                 limit = min(limit, messages)
-                task.share = messages
+                task.share, task.share_at = messages, monotonic()
             try:
                 if desk.fence is not None:
                     barrier.receive(task, desk.fence)  # which no backlog bounds
@@ -396,6 +402,7 @@ class QueuePump:
             if count:
                 self._empty_claims = 0
             else:
+                desk.breaker.success()  # it was answered; or one failure, and nobody is called beside a long handler
                 desk.stats.empty += 1
                 self._empty_claims += 1
                 if desk.places is not None:

@@ -23,7 +23,7 @@ class RankedUnderWay(UnderWay):
     __slots__ = ("taken",)
 
     def __init__(self, ranges: Sequence[Range], limit: int, taken: Taken) -> None:
-        super().__init__(ranges, limit, 0, -1, 0)
+        super().__init__(ranges, limit, 0, (), 0)
         self.taken = taken
 
 

@@ -278,3 +278,12 @@ def test_a_peek_says_nothing_about_single_levels() -> None:
     floors.seen(500)
 
     assert floors.lowest == 0
+
+
+def test_what_was_found_in_a_window_is_told_by_its_own_level() -> None:
+    floors = Floors(LEVELS, leveled=True)
+    behind = [Range(0, 49_999, "", 1), Range(0, 9, "", 0)]
+
+    assert floors.count_in(behind, [row(10, priority=0), row(50_000, priority=1)]) == 0
+    assert floors.count_in(behind, [row(9, priority=0), row(10, priority=1), row(11, priority=0)]) == 2
+    assert Floors().count_in([Range(5, 9)], [(seq, b"", "", b"", 1, 0, None) for seq in (4, 5, 9, 10)]) == 2

@@ -353,3 +353,57 @@ def test_whatever_the_order_nothing_free_is_behind_the_floor_when_all_have_ended
         claim.__exit__(None, None, None)
 
     assert min(free, default=last + 1) >= floors.lowest
+
+
+def test_a_window_that_comes_due_while_a_look_is_under_way_was_not_looked_at(floors: Floors) -> None:
+    floors.passed(rows(1_000_000), floors.returns)
+    claims = Claiming(floors)
+    _, first = claims.look()
+    claims.seen(Peek(0, 0, 0), first, 3600.0)
+    _, none = claims.look()
+    assert none == []
+
+    claims._rescan_at = 0.0
+    claims.seen(Peek(0, 0, 0), none, 0.001)
+
+    assert claims.look()[1][0].low == first[0].high + 1
+
+
+def test_a_window_that_two_looked_at_is_passed_once(floors: Floors) -> None:
+    floors.passed(rows(1_000_000), floors.returns)
+    claims = Claiming(floors)
+    windows = [claims.look()[1], claims.look()[1]]
+    assert windows[0] == windows[1]
+
+    for window in windows:
+        claims.seen(Peek(0, 0, 0), window, 0.0)
+
+    assert claims.look()[1][0].low == windows[0][0].high + 1
+
+
+def test_a_window_of_which_nothing_is_for_this_process_is_passed(floors: Floors) -> None:
+    floors.passed(rows(1_000_000), floors.returns)
+    claims = Claiming(floors)
+    claims.extend_unknown(Range(0), 60_000)
+
+    windows = [claims.look()[1] for _ in range(2)]
+
+    assert windows[0] == []
+    assert windows[1][0].low == 60_001
+
+
+def test_a_claim_that_is_late_does_not_clear_a_window_that_it_has_not_looked_at(floors: Floors) -> None:
+    floors.passed(rows(1_000_000), floors.returns)
+    claims = Claiming(floors)
+    _, window = claims.look()
+    claims.seen(Peek(0, 1, 5), window, 0.0)
+    late, quick = claims.begin(10), claims.begin(10)
+    quick.rows = []
+    claims.end(quick)
+    _, window = claims.look()
+    claims.seen(Peek(0, 1, 60_000), window, 0.0)
+
+    late.rows = []
+    claims.end(late)
+
+    assert claims.begin(10).behind == window

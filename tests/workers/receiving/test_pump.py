@@ -15,6 +15,7 @@ from django.db import OperationalError, connection, connections, transaction
 from queueapp import Context, InvalidOption, RetryNow, consumer
 from queueapp.membership.circuit_breaker import CircuitBreaker, State
 from queueapp.models import Now
+from queueapp.sql.claimed import Range
 from tests.conformance.gate import Gate
 from tests.databases import statements_of
 from tests.inprocess import DEADLINE, Worker, eventually, real_commits
@@ -569,3 +570,93 @@ def test_without_the_throttle_failures_change_nothing(start_worker: Start) -> No
     eventually(lambda: worker.pump.stats.failed == 30)
 
     assert not worker.pump.throttled
+
+
+def test_after_one_claim_that_failed_a_message_does_not_wait_for_the_handlers_of_others(
+    start_worker: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it would have taken somebody else has by then, so that the next claim gets nothing."""
+    gate, handled = Gate(), []
+
+    def act(message: Nop, context: Context) -> None:
+        if message.number == 0:
+            gate.enter()
+        handled.append(message.number)
+
+    handle(Leased, act)
+    worker = start_worker(Leased)
+    send(Leased, 1)
+    eventually(lambda: worker.pump.crew.working == 1 and any(task.running for task in worker.pump.tasks))
+    claim = statements_of(connections["default"]).claim_by_lease
+    failed: list[int] = []
+
+    def fail_once(self: Any, *arguments: Any) -> Any:
+        if not failed:
+            failed.append(1)
+            raise OperationalError("terminating connection")
+        return claim(self, *arguments)
+
+    monkeypatch.setattr(statements_of(connections["default"]), "claim_by_lease", fail_once)
+    worker.pump.wake()
+    eventually(lambda: failed and worker.pump.crew.working == 1)
+    Leased.send(Nop(1, ""))
+
+    eventually(lambda: handled == [1], 10)
+    gate.let(1)
+
+
+def test_what_was_sent_while_a_long_look_was_under_way_is_looked_for_again(
+    start_worker: Start, monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    """A task ends during a look that takes longer than the interval of wake-ups, and what was sent then told nobody."""
+    settings.QUEUEAPP = {"PEEK_DELAY": 3600, "WAKE_UP_INTERVAL": 0.02}
+    one = idle_pump()
+    looks: list[float] = []
+    waits: list[float] = []
+
+    def look() -> None:
+        one._looked_at = monotonic()
+        looks.append(one._looked_at)
+        if len(looks) == 1:
+            one._task_ended()
+            one._wake.clear()
+            eventually(lambda: monotonic() > one._covered_at)
+
+    def wait(seconds: float) -> bool:
+        waits.append(seconds)
+        one.stopping.set()
+        return False
+
+    monkeypatch.setattr(one, "_look", look)
+    monkeypatch.setattr(one, "_wait", wait)
+    one.run()
+
+    assert len(looks) == 2
+    assert waits[0] > 3000
+
+
+def test_what_is_read_again_and_wanted_is_looked_for_at_once() -> None:
+    """It came back in a stretch that held nothing for this process, and the look that the reading is a part of has not seen it."""
+    handle(Leased)
+    one = idle_pump()
+    send(Leased, 1)
+    one.desk.claiming.extend_unknown(Range(0), 1 << 40)
+    one._now = False
+
+    one.desk.reread(1)
+    assert one._now
+    one._now, one.desk._reread_at = False, 0.0
+    one.desk.reread(1)
+    assert not one._now
+
+
+def test_the_share_of_a_task_that_hangs_in_a_statement_is_not_promised_for_long() -> None:
+    one = idle_pump()
+    task = one.crew._make(None)
+    one.crew.tasks = [task]
+    task.share, task.share_at = 8, monotonic()
+    assert one._promised() == 8
+
+    task.share_at -= claiming.PATIENCE
+
+    assert one._promised() == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -89,7 +90,7 @@ def test_what_is_promised_to_tasks_at_work_is_not_given_to_others(monkeypatch: p
     monkeypatch.setattr(one, "_peek", lambda: Peek(6, 0, 1))
     calls = calls_of(one, monkeypatch)
     at_work = LeaseTask(one.desk, None)
-    at_work.share = 5
+    at_work.share, at_work.share_at = 5, monotonic()
     one.crew.tasks = [at_work]
 
     one._look()

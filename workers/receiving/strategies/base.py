@@ -117,8 +117,8 @@ class Task(TakesInHand):
         #: See ``Backlog``: places that a claim under way has taken.
         self.reserved = 0
         self._filter = desk.filter
-        #: What is left of the share that the pump called it for; the pump's business.
-        self.share = 0
+        #: What is left of the share that the pump called it for, and since when; the pump's business.
+        self.share, self.share_at = 0, 0.0
         self.size = BatchSize(1, settings.BATCH_TARGET.total_seconds())
         #: Whether the last claim got all that it asked for, so that there may be more.
         self.full = False

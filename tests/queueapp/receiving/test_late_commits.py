@@ -1,0 +1,113 @@
+"""A message of a high level that was committed late lies behind its floor, among the seqs of a backlog of a lower one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import kombu
+from django.db import connection, transaction
+
+import queueapp.kombu  # noqa: F401 (registers the transport)
+from queueapp.kombu.broker import BrokerQueue
+from queueapp.kombu.member import stop_members
+from tests.databases import only_on_postgresql
+from tests.inprocess import DEADLINE, real_commits
+from tests.testapp.models import Urgent
+
+pytestmark = [real_commits, only_on_postgresql]
+
+
+def jump(queue: Any, seq: int) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT setval(pg_get_serial_sequence(%s, 'seq'), %s)", [queue._meta.db_table, seq])
+
+
+@contextmanager
+def committed_late(send: Callable[[], object]) -> Iterator[Callable[[], None]]:
+    """Send in a transaction that stays open until what is yielded is called."""
+    sent, commit = threading.Event(), threading.Event()
+
+    def run() -> None:
+        with transaction.atomic():
+            send()
+            sent.set()
+            commit.wait(DEADLINE)
+        connection.close()
+
+    sender = threading.Thread(target=run)
+    sender.start()
+    assert sent.wait(DEADLINE)
+
+    def end() -> None:
+        commit.set()
+        sender.join()
+
+    try:
+        yield end
+    finally:
+        end()
+
+
+def test_receive_finds_it_before_the_backlog() -> None:
+    jump(Urgent, 1)
+    Urgent.send_many([{"number": number} for number in range(50)], priority=0)
+    jump(Urgent, 100_000)
+    found: list[int] = []
+
+    def receive_one() -> None:
+        with Urgent.receive(1) as batch:
+            for message in batch:
+                found.append(message.body["number"])
+                message.ack()
+
+    with committed_late(lambda: Urgent.send({"number": -1}, priority=2)) as commit:
+        jump(Urgent, 1_000_000)
+        Urgent.send({"number": -2}, priority=2)
+        receive_one()
+        commit()
+    for _ in range(10):
+        receive_one()
+
+    assert found[0] == -2
+    assert -1 in found[1:10]
+
+
+def test_kombu_finds_it_before_the_backlog_of_another_queue() -> None:
+    found: list[Any] = []
+
+    def on_message(message: Any) -> None:
+        found.append(message.payload)
+        message.ack()
+
+    def publish_late() -> None:
+        with kombu.Connection("queueapp://default") as other:
+            other.Producer().publish("late", routing_key="a")
+
+    jump(BrokerQueue, 1)
+    try:
+        with kombu.Connection("queueapp://default") as client:
+            channel = client.channel()
+            producer = client.Producer()
+            for name in ("z", "a"):
+                kombu.Queue(name)(channel).declare()
+            with transaction.atomic():
+                for number in range(1_000):
+                    producer.publish(number, routing_key="z")
+            jump(BrokerQueue, 100_000)
+            queues = [kombu.Queue("a"), kombu.Queue("z")]
+            with committed_late(publish_late) as commit:
+                jump(BrokerQueue, 1_000_000)
+                producer.publish("first", routing_key="a")
+                kombu.Consumer(channel, queues, on_message=on_message, prefetch_count=1).consume()
+                while "first" not in found:
+                    client.drain_events(timeout=DEADLINE)
+                commit()
+            while len(found) < 900 and "late" not in found:
+                client.drain_events(timeout=DEADLINE)
+    finally:
+        stop_members()
+
+    assert "late" in found
