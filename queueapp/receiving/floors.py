@@ -104,8 +104,8 @@ class Floors:
             self._returns_seen = self._returns[0]
             self._nears += 1
             self._near = max(0, max(self._low) - FIRST_WINDOW)
-        start = self._position if self._near is None else self._near
-        end = start + (self._span if self._near is None else FIRST_WINDOW) - 1
+        start, span = self._window
+        end = start + span - 1
         floors = zip(self.levels, self._low, strict=False)
         found = [Range(start, min(end, low - 1), *level) for level, low in floors if start < low]
         if self.leveled:
@@ -142,9 +142,14 @@ class Floors:
         elif seconds > WINDOW_TARGET * 2:
             self._span = max(self._span // 2, _SMALLEST_WINDOW, end // _LOOKS_OF_A_CYCLE)
 
+    @property
+    def _window(self) -> tuple[int, int]:
+        """Where the present window begins, and how many seqs it has."""
+        return (self._position, self._span) if self._near is None else (self._near, FIRST_WINDOW)
+
     def is_present(self, only: Range) -> bool:
         """Whether it is of the present window: two may have looked at one, and go on from it once."""
-        start, span = (self._position, self._span) if self._near is None else (self._near, FIRST_WINDOW)
+        start, span = self._window
         return start <= only.low < start + span
 
     def count_in(self, ranges: Sequence[Range], rows: Sequence[Claimed]) -> int:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-import threading
 from datetime import timedelta
 from typing import Any
 
 import msgspec
 import pytest
-from django.db import connections, transaction
 
 from queueapp import Context, InvalidMessage, InvalidOption, consumer
 from queueapp.consuming.registry import registered
@@ -17,7 +15,8 @@ from queueapp.messages import encode_headers, new_id, type_name
 from queueapp.models import Now
 from tests.conformance.endpoint import Endpoint, Note, modes
 from tests.conformance.gate import Gate
-from tests.inprocess import DEADLINE, eventually, real_commits
+from tests.inprocess import eventually, real_commits
+from tests.late_commits import committed_late
 from tests.testapp.models import Addressed, AddressedUrgent, Urgent
 
 
@@ -238,23 +237,11 @@ def test_when_many_messages_are_committed_late_should_not_keep_an_urgent_one_wai
             gate.enter(message, context)
 
     consumer(Urgent, name="only")(handle)
-    committed, taken = threading.Event(), threading.Event()
-
-    def send_late() -> None:
-        with transaction.atomic():
-            Urgent.send_many(Note("", 0) for _ in range(8000))
-            taken.set()
-            committed.wait(DEADLINE)
-        connections.close_all()
-
-    late = threading.Thread(target=send_late)
-    late.start()
-    assert taken.wait(DEADLINE)
-    worker = work(Urgent, concurrency=1)
-    Urgent.send(Note("wait", 1))
-    eventually(lambda: calls)
-    committed.set()
-    late.join(DEADLINE)
+    with committed_late(lambda: Urgent.send_many(Note("", 0) for _ in range(8000))) as commit:
+        worker = work(Urgent, concurrency=1)
+        Urgent.send(Note("wait", 1))
+        eventually(lambda: calls)
+        commit()
     gate.let(1)
     eventually(lambda: len(calls) > 100)
 

@@ -2,53 +2,20 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import kombu
-from django.db import connection, transaction
+from django.db import transaction
 
 import queueapp.kombu  # noqa: F401 (registers the transport)
 from queueapp.kombu.broker import BrokerQueue
 from queueapp.kombu.member import stop_members
 from tests.databases import only_on_postgresql
 from tests.inprocess import DEADLINE, real_commits
+from tests.late_commits import committed_late, jump
 from tests.testapp.models import Urgent
 
 pytestmark = [real_commits, only_on_postgresql]
-
-
-def jump(queue: Any, seq: int) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT setval(pg_get_serial_sequence(%s, 'seq'), %s)", [queue._meta.db_table, seq])
-
-
-@contextmanager
-def committed_late(send: Callable[[], object]) -> Iterator[Callable[[], None]]:
-    """Send in a transaction that stays open until what is yielded is called."""
-    sent, commit = threading.Event(), threading.Event()
-
-    def run() -> None:
-        with transaction.atomic():
-            send()
-            sent.set()
-            commit.wait(DEADLINE)
-        connection.close()
-
-    sender = threading.Thread(target=run)
-    sender.start()
-    assert sent.wait(DEADLINE)
-
-    def end() -> None:
-        commit.set()
-        sender.join()
-
-    try:
-        yield end
-    finally:
-        end()
 
 
 def test_receive_finds_it_before_the_backlog() -> None:

@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connection, connections, transaction
+from django.db import OperationalError, connections, transaction
 
 from queueapp import Context, InvalidOption, RetryNow, consumer
 from queueapp.membership.circuit_breaker import CircuitBreaker, State
@@ -19,6 +19,7 @@ from queueapp.sql.claimed import Range
 from tests.conformance.gate import Gate
 from tests.databases import statements_of
 from tests.inprocess import DEADLINE, Worker, eventually, real_commits
+from tests.late_commits import committed_late, jump
 from tests.testapp.messages import Nop
 from tests.testapp.models import AtMostOnce, Leased, Transactional
 from workers.receiving import claiming, crew, desk, pump
@@ -45,16 +46,6 @@ def handle(queue: Any, act: Callable[[Nop, Context], Any] = lambda message, cont
 
 def send(queue: Any, count: int) -> None:
     queue.send_many(Nop(number, "") for number in range(count))
-
-
-def jump(queue: Any, seq: int) -> None:
-    """The next message has a higher number than this."""
-    if connection.vendor == "microsoft":
-        statement, parameters = "DBCC CHECKIDENT (%s, RESEED, %s)", [queue._meta.db_table, seq]
-    else:
-        statement, parameters = "SELECT setval(pg_get_serial_sequence(%s, 'seq'), %s)", [queue._meta.db_table, seq]
-    with connection.cursor() as cursor:
-        cursor.execute(statement, parameters)
 
 
 def idle_pump(queue: Any = Leased, **options: Any) -> QueuePump:
@@ -392,9 +383,6 @@ def test_what_came_back_behind_the_floor_is_found(start_worker: Start) -> None:
     eventually(lambda: worker.pump.stats.handled == 50)
 
 
-# -- the number of tasks -------------------------------------------------------------------------------------------
-
-
 def test_what_was_committed_late_is_found_soon_where_each_look_takes_long(
     start_worker: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -409,28 +397,19 @@ def test_what_was_committed_late_is_found_soon_where_each_look_takes_long(
         return peek(self, *arguments)
 
     monkeypatch.setattr(statements_of(connections["default"]), "peek", from_afar)
-    sent, commit = threading.Event(), threading.Event()
+    with committed_late(lambda: Leased.send(Nop(-1, ""))) as commit:
+        jump(Leased, 1_000_000)
+        worker = start_worker(Leased)
+        Leased.send(Nop(1, ""))
+        eventually(lambda: handled == [1])
+        looks = worker.pump.stats.peeks
+        eventually(lambda: worker.pump.stats.peeks > looks + 15)
+        commit()
 
-    def send_late() -> None:
-        with transaction.atomic():
-            Leased.send(Nop(-1, ""))
-            sent.set()
-            commit.wait(DEADLINE)
-        connection.close()
+        eventually(lambda: handled == [1, -1], 10)
 
-    sender = threading.Thread(target=send_late)
-    sender.start()
-    assert sent.wait(DEADLINE)
-    jump(Leased, 1_000_000)
-    worker = start_worker(Leased)
-    Leased.send(Nop(1, ""))
-    eventually(lambda: handled == [1])
-    looks = worker.pump.stats.peeks
-    eventually(lambda: worker.pump.stats.peeks > looks + 15)
-    commit.set()
-    sender.join()
 
-    eventually(lambda: handled == [1, -1], 10)
+# -- the number of tasks -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("queue", [Leased, Transactional, AtMostOnce])
