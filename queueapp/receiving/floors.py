@@ -57,9 +57,9 @@ class Floors:
         self.levels: list[Level] = list(levels)
         self.leveled = leveled
         self._low: MutableSequence[int] | memoryview[int] = [0] * len(self.levels)
-        #: One place: how often rows came back that were taken lately, told by who gave them back. The floor alone does not
-        #: tell: a claim that was under way meanwhile raises it again.
-        self._returns: MutableSequence[int] | memoryview[int] = [0]
+        #: Two places. How often rows came back that were taken lately, told by who gave them back: the floor alone does not
+        #: tell, a claim that was under way meanwhile raises it again. And how often it came down for another reason.
+        self._returns: MutableSequence[int] | memoryview[int] = [0, 0]
         self._returns_seen = 0
         #: Where the look for them has got to, just behind the floor; None: no look is due.
         self._near: int | None = None
@@ -78,8 +78,8 @@ class Floors:
         self, places: memoryview[int] | MutableSequence[int], returns: memoryview[int] | MutableSequence[int]
     ) -> None:
         """Keep the floors in these places from now on, where other processes with the same levels keep theirs: a claim
-        then starts above what any of them has taken, and does not walk over it. ``returns`` is one place: a change of
-        it says that rows came back that were taken lately."""
+        then starts above what any of them has taken, and does not walk over it. ``returns`` is two places: a change of
+        the first says that rows came back that were taken lately, of the second that a floor came down otherwise."""
         for place, low in enumerate(self._low):
             places[place] = max(places[place], low)
         self._low, self._returns = places, returns
@@ -140,7 +140,12 @@ class Floors:
         if seconds < WINDOW_TARGET / 2:
             self._span = min(self._span * 2, _LARGEST_WINDOW)
         elif seconds > WINDOW_TARGET * 2:
-            self._span = max(self._span // 2, _SMALLEST_WINDOW, end // _LOOKS_OF_A_CYCLE)
+            # (Of a span beyond the floor a half is no less to look at.)
+            self._span = max(min(self._span, end) // 2, _SMALLEST_WINDOW, end // _LOOKS_OF_A_CYCLE)
+
+    def connected_anew(self) -> None:
+        """The next look may go to another server, which may be farther away."""
+        self._trip = math.inf
 
     @property
     def _window(self) -> tuple[int, int]:
@@ -161,6 +166,11 @@ class Floors:
         return found
 
     @property
+    def rescanning(self) -> bool:
+        """Whether a part of what lies behind the floors is still to be looked at."""
+        return self._near is not None or self._position > 0
+
+    @property
     def told(self) -> bool:
         """Whether something came back just behind the floor, which is looked for before the rescan goes on."""
         return self._near is not None or self._returns[0] != self._returns_seen
@@ -169,6 +179,11 @@ class Floors:
     def returns(self) -> int:
         """How often rows have come back that were taken lately, in all processes that share these floors."""
         return self._returns[0]
+
+    @property
+    def came_down(self) -> int:
+        """How often a floor came down, for whatever reason, in all processes that share these floors."""
+        return self._returns[0] + self._returns[1]
 
     def passed(self, rows: Sequence[Claimed], returns: int) -> None:
         """These rows were claimed: their levels' floors are above them now. ``returns``: as it was when the claim began. If
@@ -214,8 +229,7 @@ class Floors:
         for place, low in enumerate(self._low):
             if seq < low:
                 self._low[place] = seq
-        if told:
-            self._returns[0] += 1
+        self._returns[0 if told else 1] += 1
 
     def lower_all(self, seqs: Sequence[int]) -> None:
         """These came back."""

@@ -57,7 +57,7 @@ class Taken(NamedTuple):
 class RankedFloors(Floors):
     """The floor of such a queue in one process; safe from any thread."""
 
-    __slots__ = ("_held", "_lock", "_looked_to", "_places", "_rescan_at", "floor", "lowered")
+    __slots__ = ("_held", "_lock", "_looked_to", "_places", "floor", "lowered", "rescan_at")
 
     def __init__(self, levels: Iterable[Level] = (("", 0),), leveled: bool = True) -> None:
         super().__init__(levels, leveled=True)
@@ -70,7 +70,8 @@ class RankedFloors(Floors):
         #: The highest seq that was looked at; None: nobody has looked yet.
         self._looked_to: int | None = None
         self._places: OrderedDict[int, int] = OrderedDict()
-        self._rescan_at = 0.0
+        #: When the rescan goes on, by the monotonic clock.
+        self.rescan_at = 0.0
 
     # -- claiming -----------------------------------------------------------------------------------------------------
 
@@ -141,10 +142,12 @@ class RankedFloors(Floors):
             with self._lock:
                 self._looked_to = last if self._looked_to is None else self._looked_to
         for _ in range(ARRIVED_PIECES):
-            after = self._looked_to or 0
-            places, last, count = sql.look_through(connection, after + 1, MAX_SEQ, self.floor, ARRIVED_AT_ONCE)
+            after, floor = self._looked_to or 0, self.floor
+            places, last, count = sql.look_through(connection, after + 1, MAX_SEQ, floor, ARRIVED_AT_ONCE)
             with self._lock:
                 self._hold(places)
+                if self.floor > floor:
+                    continue  # between the two something may have arrived that is neither held nor ahead
                 self._looked_to = max(after, self._looked_to or 0, last)
             if count < ARRIVED_AT_ONCE:
                 return
@@ -157,7 +160,7 @@ class RankedFloors(Floors):
         places, _, _ = sql.look_through(connection, looked_to - NEAR, looked_to, self.floor, NEAR + 1)
         self._hold_wanted(places, unwanted)
         started = monotonic()
-        if started < self._rescan_at and self._returns[0] == self._returns_seen:
+        if started < self.rescan_at and self._returns[0] == self._returns_seen:
             return
         self._returns_seen = self._returns[0]
         low, high = self._position, self._position + self._span - 1
@@ -165,7 +168,7 @@ class RankedFloors(Floors):
         seconds = monotonic() - started
         self._hold_wanted(places, unwanted)
         with self._lock:
-            self._rescan_at = started + seconds * (1 + REST)
+            self.rescan_at = started + seconds * (1 + REST)
             self._next_window(last + 1 if count == WINDOW_ROWS else high + 1, seconds, looked_to)
 
     def _hold_wanted(self, places: Sequence[int], unwanted: Callable[[int], bool]) -> None:

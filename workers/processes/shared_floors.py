@@ -13,7 +13,8 @@ from zlib import crc32
 
 from queueapp.receiving.floors import Floors
 
-#: Places of one queue: what its levels are, how often messages came back, then a floor for each level.
+#: Places of one queue: what its levels are, how often messages came back, how often a floor came down otherwise, then a floor for
+#: each level.
 PLACES = 512
 
 
@@ -35,10 +36,10 @@ class SharedFloors:
         levels = len(floors.levels)
         start = queue * PLACES
         what = crc32(repr(floors.levels).encode()) + 1
-        if levels + 2 > PLACES or self._places[start] not in (0, what):
+        if levels + 3 > PLACES or self._places[start] not in (0, what):
             return False
         self._places[start] = what
-        floors.share(self._places[start + 2 : start + 2 + levels], self._places[start + 1 : start + 2])
+        floors.share(self._places[start + 3 : start + 3 + levels], self._places[start + 1 : start + 3])
         return True
 
     def came_back(self) -> None:

@@ -117,8 +117,13 @@ class Claiming:
                 self.floors.rescanned(0.0)  # above the floors, or nothing in it is for this process
             return self._known(self.floors.ahead()), behind
 
-    def seen(self, peek: Peek, behind: Sequence[Range], seconds: float) -> None:
-        """A look saw this, behind the floors in these ranges."""
+    @property
+    def goes_on_at(self) -> float | None:
+        """When the rescan goes on that has begun, by the monotonic clock; None: all that lies behind the floors was looked at."""
+        return self._rescan_at if self.floors.rescanning else None
+
+    def seen(self, peek: Peek, behind: Sequence[Range], seconds: float, came_down: int | None = None) -> None:
+        """A look saw this, behind the floors in these ranges; ``came_down``: as it was before it (None: as it is)."""
         with self._lock:
             if peek.behind:
                 # First these, together with what is ahead; the window stays until a claim finds it clear.
@@ -131,8 +136,8 @@ class Claiming:
                 self._behind = []
                 self._rescan_at = max(self._rescan_at, monotonic() + REST * seconds)
                 self.floors.rescanned(seconds, peek.reached)
-            if peek.ahead and not self._unknown:
-                self.floors.seen(peek.first)
+            if peek.ahead and not self._unknown and came_down in (None, self.floors.came_down):
+                self.floors.seen(peek.first)  # else it may have passed what has become free since
 
     def skip(self) -> None:
         """What lies behind the floors in the present window is of no interest for now: the next look goes on."""
@@ -183,6 +188,9 @@ class Claiming:
                 self._looked_behind(mine, rows)
             if rows:
                 self.floors.passed(rows, mine.returns)
+            if rows is None:
+                # What it had taken is free again, and claims of other processes may have passed it meanwhile.
+                self.floors.lower(MAX_SEQ if self.floors.leveled else mine.low)
             if self.floors.leveled:
                 return
             holes = [] if mine.hole is None else [mine.hole]

@@ -88,14 +88,15 @@ class Crew:
         with self._cond:
             if self._closed:
                 return 0
-            count = min(tasks, self.concurrency - self._working)
-            for _ in range(count):
+            called = 0
+            while called < tasks and self._working < self.concurrency:
                 if len(self._calls) >= self._idle and not self._start():
                     break
                 self._working += 1
                 self._calls.append(messages)
                 self._cond.notify()
-            return max(0, count)
+                called += 1
+            return called
 
     def _start(self) -> bool:
         """Start one more thread. Under ``_cond``, so that nobody sees it before it runs."""
@@ -106,7 +107,7 @@ class Crew:
             thread.start()
         except RuntimeError as error:
             log.error("%s: no further receive task can be started: %s", self._label, error)
-            return self._live > 0
+            return self._working < self._live  # else all there are may be in long handlers
         self._live += 1
         self._threads.add(thread)
         return True
@@ -150,13 +151,14 @@ class Crew:
     def _run(self) -> None:
         me = threading.current_thread()
         index = None
-        called = failed = False
+        called = failed = ready = False
         try:
             index = self._take_slot()
             task = self._make(self._slots[index] if self._slots is not None else None)
             task.bind()
             with self._cond:
                 self.tasks = [*self.tasks, task]
+            ready = True
             try:
                 while True:
                     called = False
@@ -178,6 +180,10 @@ class Crew:
             with self._cond:
                 self._live -= 1
                 self._working -= called
+                while self._calls and self._working > self._live:
+                    # It was counted on for a call. Those that are left may be in long handlers: the next look calls again.
+                    self._calls.pop()
+                    self._working -= 1
         finally:
             self._close_connections()
             with self._cond:
@@ -185,8 +191,8 @@ class Crew:
                     self._free_slots.append(index)
                 self._threads.discard(me)
                 self._cond.notify_all()
-            if failed:
-                self._ended()
+            if failed and ready:
+                self._ended()  # where none can be made the next look tries again, and no sooner: each tells why
 
     def _close_connections(self) -> None:
         """Whatever the last handler has made of this thread: who is not counted out would be waited for at the end."""

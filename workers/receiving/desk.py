@@ -109,7 +109,7 @@ class Desk:
         self.gathering = threading.Lock()
         self._more, self._again = more, again
         self.may_go_on = may_go_on
-        self._consecutive_failures = 0
+        self._consecutive_failures, self._failing_since = 0, 0.0
         #: Types that nobody here takes, and how many messages of each were seen.
         self.unknown_types: dict[str, int] = {}
         #: Consumers of which the log says that they change their session.
@@ -186,6 +186,8 @@ class Desk:
     def failed(self) -> None:
         """An attempt failed; if many did in a row, wait before the next one."""
         self.stats.failed += 1
+        if not self.throttled:
+            self._failing_since = monotonic()
         self._consecutive_failures += 1
         if self.throttled:
             if self._consecutive_failures == settings.THROTTLE_AFTER:
@@ -199,6 +201,15 @@ class Desk:
     def throttled(self) -> bool:
         """Whether an outage of something that the handlers need is assumed."""
         return 0 < settings.THROTTLE_AFTER <= self._consecutive_failures
+
+    @property
+    def in_trouble_since(self) -> float | None:
+        """When its claims began to fail, or an outage was assumed, by the monotonic clock; None: all is well. From then on one task
+        feels its way."""
+        since = [self._failing_since] if self.throttled else []
+        if (failing := self.breaker.failing_since) is not None:
+            since.append(failing)
+        return min(since, default=None)
 
     def came_back(self, seqs: Sequence[int]) -> None:
         """These messages were given back unhandled by this process: somebody is to take them."""

@@ -58,7 +58,7 @@ GROW_WAIT = 0.005
 #: What a look saw is believed for so long, in seconds, where other workers look as well: eight of them on two cores that take
 #: one message at a time were in vain 1.4 % of the time with it, 3 % with 10 ms, 5 % with 20 ms.
 LOOK_LIFETIME = 0.005
-#: Pieces of stretches without anything for this process that a look reads again, when nothing has come back elsewhere.
+#: Pieces of stretches without anything for this process that a look reads again.
 REREADS = 3
 
 
@@ -232,7 +232,9 @@ class QueuePump:
 
     def _until_next_look(self) -> float:
         if not self._empty_claims:
-            return self.peek_delay
+            # A fresh process on an old queue looks through it in windows: not for as many peek delays.
+            due = self.desk.claiming.goes_on_at
+            return self.peek_delay if due is None else min(max(due - monotonic(), GROW_WAIT), self.peek_delay)
         wait: float = EMPTY_WAIT * 2 ** min(self._empty_claims, 20) * random.uniform(0.5, 1.0)
         return min(wait, self.peek_delay)
 
@@ -245,16 +247,13 @@ class QueuePump:
         return self._may_work() and not self.backlog.takes_none
 
     def _may_work(self) -> bool:
-        """In trouble, one task feels its way."""
-        desk = self.desk
-        trouble = desk.breaker.failures or desk.throttled
-        return not (self.paused or self.stopping.is_set() or (trouble and self.crew.working))
+        return not (self.paused or self.stopping.is_set() or (self._in_trouble() and self._feeling()))
 
     def _look(self) -> None:
         """Look once, and call the tasks that what was seen is worth."""
         self._looked_at = monotonic()
-        if self._take_up():
-            return
+        if self._take_up() and self._looked_at - self._seen_at < PATIENCE:
+            return  # where something is shared out at each look the rescan goes on all the same
         while not self.stopping.is_set():
             seen = self._peek()
             waiting = 0 if seen is None else seen.ahead + seen.behind
@@ -326,7 +325,14 @@ class QueuePump:
         return max((task.size.n for task in self.crew.tasks), default=1)
 
     def _in_trouble(self) -> bool:
-        return bool(self.desk.breaker.failures or self.desk.throttled)
+        return self.desk.in_trouble_since is not None
+
+    def _feeling(self) -> int:
+        """In trouble one task feels its way: how many are at work, but for those in a handler that began before it. That may last
+        an hour."""
+        since = self.desk.in_trouble_since or 0.0
+        started = [running.started for task in self.crew.tasks if (running := task.running) is not None]
+        return self.crew.working - sum(one < since for one in started)
 
     def _peek(self) -> Peek | None:
         """Peek ahead of the floors and into the rescan window; None when the database failed."""
@@ -336,18 +342,19 @@ class QueuePump:
         try:
             with Answering(connection):
                 desk.look_behind()
+                came_down = self.floors.came_down
                 ahead, behind = desk.look()
                 seen = desk.sql.peek(connection, ahead, behind, self.peek_limit)
-                if not seen.behind:
-                    desk.reread(REREADS)
+                desk.reread(REREADS)
         except Error as error:
             desk.survive(error, self.peek_breaker, connection)
+            self.floors.connected_anew()
             self._now = True
             return None
         self._seen_at = started
         desk.stats.peeks += 1
         desk.peek_breaker.success()
-        desk.claiming.seen(seen, behind, monotonic() - started)
+        desk.claiming.seen(seen, behind, monotonic() - started, came_down)
         return seen
 
     @property
@@ -376,7 +383,7 @@ class QueuePump:
                 seen_at, messages = monotonic(), self._share_anew()
                 if not messages:
                     return
-            if desk.throttled and self.crew.working > 1:
+            if desk.throttled and self._feeling() > 1:
                 break
             limit = 1 if desk.throttled else task.most
             if messages is not None:

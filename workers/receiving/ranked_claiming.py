@@ -61,7 +61,11 @@ class RankedClaiming(Claiming):
         with self._lock:
             return self._known(self.floors.ahead()), []
 
-    def seen(self, peek: Peek, behind: Sequence[Range], seconds: float) -> None:
+    @property
+    def goes_on_at(self) -> float | None:
+        return self.floors.rescan_at if self.floors.rescanning else None
+
+    def seen(self, peek: Peek, behind: Sequence[Range], seconds: float, came_down: int | None = None) -> None:
         """What there is has been looked at by seq."""
 
     # -- claiming -------------------------------------------------------------------------------------------------

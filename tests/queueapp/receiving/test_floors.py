@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -180,7 +181,7 @@ def test_a_reset_looks_from_the_very_beginning() -> None:
 
 
 def test_shared_floors_rise_and_fall_together() -> None:
-    places, returns = [0], [0]
+    places, returns = [0], [0, 0]
     one, other = Floors(), Floors()
     one.passed([row(10)], one.returns)
     one.share(places, returns)
@@ -194,7 +195,7 @@ def test_shared_floors_rise_and_fall_together() -> None:
 
 
 def test_what_another_process_gave_back_is_looked_for_just_behind_the_floor() -> None:
-    places, returns = [0], [0]
+    places, returns = [0], [0, 0]
     floors = Floors()
     floors.share(places, returns)
     floors.passed([row(10 * FIRST_WINDOW)], floors.returns)
@@ -287,3 +288,47 @@ def test_what_was_found_in_a_window_is_told_by_its_own_level() -> None:
     assert floors.count_in(behind, [row(10, priority=0), row(50_000, priority=1)]) == 0
     assert floors.count_in(behind, [row(9, priority=0), row(10, priority=1), row(11, priority=0)]) == 2
     assert Floors().count_in([Range(5, 9)], [(seq, b"", "", b"", 1, 0, None) for seq in (4, 5, 9, 10)]) == 2
+
+
+def test_behind_a_server_that_is_farther_away_than_the_last_one_windows_grow_again() -> None:
+    floors = Floors()
+    floors.passed([row(10_000_000)], floors.returns)
+    floors.rescanned(seconds=0.001)
+    for _ in range(20):
+        floors.rescanned(seconds=0.12)
+    assert floors.behind()[0].high - floors.behind()[0].low < 1_000_000
+
+    floors.connected_anew()
+
+    for _ in range(20):
+        floors.rescanned(seconds=0.12)
+    while floors.behind()[0].low:
+        floors.rescanned(seconds=0.12)
+    assert floors.behind() == [Range(0, 10_000_000)]
+
+
+def test_a_look_at_all_there_is_that_took_too_long_is_followed_by_one_at_half_of_it() -> None:
+    floors = Floors()
+    floors.passed([row(10_000_000)], floors.returns)
+    for _ in range(40):
+        floors.rescanned(seconds=0.001)
+    while not floors.rescanned(seconds=0.001):
+        pass
+
+    floors.rescanned(seconds=0.3)
+
+    assert floors.behind() == [Range(0, 5_000_000 - 1)]
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_that_a_floor_came_down_is_known_in_all_processes_that_share_it(told: bool) -> None:
+    places, returns = [0], [0, 0]
+    one, other = Floors(), Floors()
+    one.share(places, returns)
+    other.share(places, returns)
+    before = other.came_down
+
+    one.lower(5, told=told)
+
+    assert other.came_down != before
+    assert (other.returns == 0) is not told

@@ -311,3 +311,26 @@ def test_windows_of_the_rescan_grow_behind_a_distant_server_too() -> None:
         ranked._next_window(0, 1.0, 1_000_000)
 
     assert ranked._span == 1_000_000 // 16
+
+
+@pytest.mark.django_db
+def test_priority_what_arrives_while_the_floor_rises_over_it_is_held() -> None:
+    """A claim that began before it was sent ends while it is looked for."""
+    connection = connections["default"]
+    sql = queue_sql(Ranked, connection)
+    ranked = RankedFloors()
+    ranked.look_for_arrived(sql, connection)
+    ranked.floor = place_of(5, 0)
+    put(Ranked, "default", 3)
+    look_through = sql.look_through
+
+    class RisesMeanwhile:
+        def look_through(self, *arguments: Any) -> Any:
+            seen = look_through(*arguments)
+            ranked.floor = max(ranked.floor, place_of(1, 0))
+            return seen
+
+    ranked.look_for_arrived(RisesMeanwhile(), connection)
+
+    (place,) = ranked.take(10).places
+    assert rank_and_seq(place)[0] == rank_and_seq(place_of(3, 0))[0]

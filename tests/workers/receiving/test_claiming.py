@@ -407,3 +407,55 @@ def test_a_claim_that_is_late_does_not_clear_a_window_that_it_has_not_looked_at(
     claims.end(late)
 
     assert claims.begin(10).behind == window
+
+
+def test_a_look_raises_no_floor_over_what_became_free_while_it_was_under_way(floors: Floors) -> None:
+    """To the look it was in the hands of a claim."""
+    claims = Claiming(floors)
+    lower, higher = claims.begin(500), claims.begin(500)
+    before = floors.came_down
+    claims.look()
+    lower.rows, higher.rows = rows(*range(100, 151)), rows()
+    claims.end(lower)
+    claims.end(higher)
+    assert floors.lowest == 151
+
+    claims.seen(Peek(1, 0, 700), [], 0.001, before)
+    assert floors.lowest == 151
+
+    claims.seen(Peek(1, 0, 700), [], 0.001, floors.came_down)
+    assert floors.lowest == 700
+
+
+@pytest.mark.parametrize("leveled", [False, True])
+def test_what_a_failed_claim_had_taken_is_looked_for_behind_the_floors(leveled: bool) -> None:
+    """A claim of another process has passed it and raised the floor that they share."""
+    floors = Floors(LEVELS, leveled=True) if leveled else Floors()
+    claims = Claiming(floors)
+    failed = claims.begin(500)
+    for level in floors.levels:
+        floors.step_over(level, lambda low: 601)
+
+    claims.end(failed)
+
+    assert floors.told
+    assert floors.lowest == (601 if leveled else 0), "of several levels only the look behind them is of use"
+
+
+def test_a_rescan_that_has_begun_goes_on_when_it_has_rested(floors: Floors) -> None:
+    claims = Claiming(floors)
+    assert claims.goes_on_at is None
+    floors.passed(rows(10_000_000), floors.returns)
+    looks = 0
+    while True:
+        _, window = claims.look()
+        looks += 1
+        claims.seen(Peek(0, 0, 0), window, 0.001)
+        if claims.goes_on_at is None:
+            break
+        assert claims.goes_on_at == claims._rescan_at > 0
+        claims._rescan_at = 0.0
+
+    assert 5 < looks < 12
+    claims._rescan_at = 0.0
+    assert claims.look()[1][0].low == 0

@@ -224,3 +224,40 @@ def test_one_that_is_stopped_while_a_thread_is_being_started_waits_for_its_handl
     work.may_end.release(2)
     assert crew.join(DEADLINE)
     assert work.ended == len(work.calls)
+
+
+def test_a_task_that_cannot_be_made_leaves_no_call_behind(make: Callable[[int], Crew], work: Work) -> None:
+    """With a concurrency of one nobody was ever called again."""
+    crew = make(1)
+    makes = crew._make
+
+    def breaks(slot: Any) -> Any:
+        raise MemoryError
+
+    crew._make = breaks
+    crew.call(1, 7)
+    eventually(lambda: not crew._threads)
+    assert (crew.promised, crew.working, crew.free) == (0, 0, 1)
+
+    crew._make = makes
+    assert crew.call(1, 3) == 1
+    eventually(lambda: work.calls == [3])
+
+
+def test_nobody_is_called_whom_only_tasks_in_handlers_could_stand_in_for(
+    make: Callable[[int], Crew], work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crew = make(3)
+    crew.call(1)
+    eventually(lambda: len(work.calls) == 1)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        assert crew.call(2, 7) == 0
+        assert (crew.promised, crew.working) == (0, 1)
+
+    assert crew.call(2) == 2
+    eventually(lambda: len(work.calls) == 3)

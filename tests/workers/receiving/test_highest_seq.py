@@ -61,7 +61,7 @@ def test_receive_takes_it_and_those_that_come_after_it() -> None:
 
 def test_a_floor_is_a_seq_and_never_the_highest_one_by_a_claim() -> None:
     floors = Floors()
-    floors.share(memoryview(bytearray(8)).cast("q"), [0])
+    floors.share(memoryview(bytearray(8)).cast("q"), [0, 0])
     floors.passed([(MAX_SEQ,)], 0)
     floors.seen(MAX_SEQ)
     assert floors.ahead() == [Range(0, MAX_SEQ)]

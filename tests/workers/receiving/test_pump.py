@@ -22,6 +22,7 @@ from tests.inprocess import DEADLINE, Worker, eventually, real_commits
 from tests.late_commits import committed_late, jump
 from tests.testapp.messages import Nop
 from tests.testapp.models import AtMostOnce, Leased, Transactional
+from tests.testapp.ordering import Ranked
 from workers.receiving import claiming, crew, desk, pump
 from workers.receiving.pump import QueuePump
 from workers.receiving.strategies import LeaseTask
@@ -639,3 +640,124 @@ def test_the_share_of_a_task_that_hangs_in_a_statement_is_not_promised_for_long(
     task.share_at -= claiming.PATIENCE
 
     assert one._promised() == 0
+
+
+def test_what_others_share_out_at_each_look_keeps_no_look_from_going_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = idle_pump()
+    monkeypatch.setattr(one, "_take_up", lambda: True)
+    looks = one.stats.peeks
+    one._look()
+    one._look()
+    assert one.stats.peeks == looks + 1
+
+    one._seen_at -= claiming.PATIENCE
+
+    one._look()
+    assert one.stats.peeks == looks + 2
+
+
+@pytest.mark.parametrize("queue", [Leased, Ranked])
+def test_a_fresh_process_looks_through_an_old_queue_without_waiting_for_peek_delays(
+    queue: Any, monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    settings.QUEUEAPP = {"PEEK_DELAY": 7}
+    one = idle_pump(queue)
+    one.floors._position, one.floors._span = 50_000, 50_000
+    at = "_rescan_at" if queue is Leased else "rescan_at"
+    holder = one.desk.claiming if queue is Leased else one.floors
+
+    setattr(holder, at, monotonic() + 2)
+    assert one._until_next_look() == pytest.approx(2, abs=1)
+    setattr(holder, at, monotonic() - 2)
+    assert one._until_next_look() == pump.GROW_WAIT
+    setattr(holder, at, monotonic() + 20)
+    assert one._until_next_look() == 7
+
+    one.floors._position = 0
+    setattr(holder, at, monotonic() - 2)
+    assert one._until_next_look() == 7
+
+
+def test_a_look_behind_does_not_end_at_a_row_that_always_looks_free() -> None:
+    """Locked in a savepoint; what came back in a stretch without anything for this process is read again all the same."""
+    handle(Leased)
+    one = idle_pump()
+    send(Leased, 2)
+    first, last = Leased.objects.order_by("seq").values_list("seq", flat=True)
+    one.floors.passed([(first,)], one.floors.returns)
+    one.desk.claiming.extend_unknown(Range(last), 1 << 40)
+    one._now = False
+
+    one._peek()
+
+    assert one._now
+
+
+def test_a_look_that_saw_a_floor_come_down_raises_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = idle_pump()
+    jump(Leased, 700)
+    send(Leased, 1)
+    peek = one.desk.sql.peek
+
+    def comes_down(*arguments: Any) -> Any:
+        seen = peek(*arguments)
+        one.floors.lower(151, told=False)
+        return seen
+
+    one.floors.passed([(299,)], one.floors.returns)
+    monkeypatch.setattr(type(one.desk.sql), "peek", lambda self, *arguments: comes_down(*arguments))
+    one._peek()
+    assert one.floors.lowest == 151
+
+    monkeypatch.undo()
+    one._peek()
+    assert one.floors.lowest > 700
+
+
+def test_after_a_look_that_failed_the_way_to_the_server_is_measured_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = idle_pump()
+    one._peek()
+    one.stopping.set()  # no rest after it
+    one.floors._trip = 0.001
+
+    def fails(self: Any, *arguments: Any) -> Any:
+        raise OperationalError("terminating connection")
+
+    monkeypatch.setattr(type(one.desk.sql), "peek", fails)
+    one._peek()
+
+    assert one.floors._trip > 1
+
+
+def test_who_feels_the_way_is_called_beside_a_handler_that_began_before_the_outage(
+    start_worker: Start, settings: Any
+) -> None:
+    settings.QUEUEAPP = settings.QUEUEAPP | {"THROTTLE_AFTER": 2, "THROTTLE_WAIT": 0.01}
+    gate, handled, outage = Gate(), [], threading.Event()
+    outage.set()
+
+    def act(message: Nop, context: Context) -> None:
+        if message.number == 0:
+            gate.enter()
+        elif outage.is_set():
+            raise ConnectionError("somebody else's server")
+        handled.append(message.number)
+
+    handle(Leased, act, attempts=1000, policy=lambda failure: RetryNow())
+    worker = start_worker(Leased, concurrency=2)
+    send(Leased, 1)
+    eventually(lambda: gate.inside == 1)
+    for number in (1, 2):
+        Leased.send(Nop(number, ""))
+    eventually(lambda: worker.pump.throttled)
+    failed = worker.pump.stats.failed
+    eventually(lambda: worker.pump.stats.failed > failed + 2, 10)
+
+    outage.clear()
+
+    eventually(lambda: sorted(handled) == [1, 2], 10)
+    gate.let(1)

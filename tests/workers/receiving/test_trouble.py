@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from time import monotonic
 from typing import Any
 
+import msgspec
 import pytest
 from django.db import OperationalError
 
@@ -12,6 +14,7 @@ from tests.inprocess import real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased
 from workers.receiving.pump import QueuePump
+from workers.receiving.strategies.base import Running
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
 
@@ -102,3 +105,20 @@ def test_a_full_claim_has_the_pump_look_for_more_and_in_trouble_it_does_not(pump
     pump.desk.failed()
     pump.desk.claimed([], full=True)
     assert pump._grow_at is None
+
+
+def test_who_feels_the_way_is_none_of_those_whose_handlers_began_before_the_trouble(
+    pump: QueuePump, calls: list[Any]
+) -> None:
+    """Such a handler may last an hour, and nothing is learnt from it meanwhile."""
+    task = pump.crew._make(None)
+    task.running = running = Running(1, None, None, monotonic(), None)  # type: ignore[arg-type]
+    pump.crew.tasks, pump.crew._working = [task], 1
+    pump.desk.breaker.failure(OperationalError("away"))
+
+    pump._look()
+    assert len(calls) == 1
+
+    task.running = msgspec.structs.replace(running, started=monotonic())  # a message that was claimed since then
+    pump._look()
+    assert len(calls) == 1
