@@ -15,7 +15,7 @@ from django.db import OperationalError, connections, transaction
 from queueapp import Context, InvalidOption, RetryNow, consumer
 from queueapp.membership.circuit_breaker import CircuitBreaker, State
 from queueapp.models import Now
-from queueapp.sql.claimed import Range
+from queueapp.sql.claimed import MAX_SEQ, Range
 from tests.conformance.gate import Gate
 from tests.databases import statements_of
 from tests.inprocess import DEADLINE, Worker, eventually, real_commits
@@ -687,6 +687,7 @@ def test_a_look_behind_does_not_end_at_a_row_that_always_looks_free() -> None:
     send(Leased, 2)
     first, last = Leased.objects.order_by("seq").values_list("seq", flat=True)
     one.floors.passed([(first,)], one.floors.returns)
+    one.floors.lower(MAX_SEQ)  # just behind the floor
     one.desk.claiming.extend_unknown(Range(last), 1 << 40)
     one._now = False
 
