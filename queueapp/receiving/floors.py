@@ -24,7 +24,7 @@ _SMALLEST_WINDOW = 1_000
 _LARGEST_WINDOW = 1 << 62
 #: However slow its looks are a cycle takes so many at most: on a machine that is busy elsewhere a smaller window is no quicker, and
 #: with windows of 1,000 a late commit behind a floor at a million waited for a thousand looks.
-_LOOKS_OF_A_CYCLE = 16
+LOOKS_OF_A_CYCLE = 16
 #: Where messages come back all the time, the rescan goes on after so many looks just behind the floor.
 _NEARS_IN_A_ROW = 8
 #: Where they come back with every claim, a floor that stayed so often rises; looks just behind it find the rest.
@@ -141,7 +141,7 @@ class Floors:
             self._span = min(self._span * 2, _LARGEST_WINDOW)
         elif seconds > WINDOW_TARGET * 2:
             # (Of a span beyond the floor a half is no less to look at.)
-            self._span = max(min(self._span, end) // 2, _SMALLEST_WINDOW, end // _LOOKS_OF_A_CYCLE)
+            self._span = max(min(self._span, end) // 2, _SMALLEST_WINDOW, end // LOOKS_OF_A_CYCLE)
 
     def connected_anew(self) -> None:
         """The next look may go to another server, which may be farther away."""

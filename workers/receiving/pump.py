@@ -31,7 +31,7 @@ from queueapp.conf import settings
 from queueapp.flow.filters import SubscriberFilter
 from queueapp.membership.circuit_breaker import CircuitBreaker
 from queueapp.membership.dead_peers import Answering
-from queueapp.receiving.floors import Floors
+from queueapp.receiving.floors import LOOKS_OF_A_CYCLE, Floors
 from queueapp.receiving.ranked import floors_for
 from queueapp.sending.isolation import close_isolated
 from queueapp.sql import queue_sql
@@ -210,9 +210,11 @@ class QueuePump(Receives):
 
     def _until_next_look(self) -> float:
         if not self._empty_claims:
-            # A fresh process on an old queue looks through it in windows: not for as many peek delays.
+            # A fresh process on an old queue looks through it in windows: all of them within a peek delay, not one.
             due = self.desk.claiming.goes_on_at
-            return self.peek_delay if due is None else min(max(due - monotonic(), GROW_WAIT), self.peek_delay)
+            if due is None:
+                return self.peek_delay
+            return min(max(due - monotonic(), self.peek_delay / LOOKS_OF_A_CYCLE), self.peek_delay)
         wait: float = EMPTY_WAIT * 2 ** min(self._empty_claims, 20) * random.uniform(0.5, 1.0)
         return min(wait, self.peek_delay)
 

@@ -15,6 +15,7 @@ from django.db import OperationalError, connections, transaction
 from queueapp import Context, InvalidOption, RetryNow, consumer
 from queueapp.membership.circuit_breaker import CircuitBreaker, State
 from queueapp.models import Now
+from queueapp.receiving.floors import LOOKS_OF_A_CYCLE
 from queueapp.sql.claimed import MAX_SEQ, Range
 from tests.conformance.gate import Gate
 from tests.databases import statements_of
@@ -671,7 +672,7 @@ def test_a_fresh_process_looks_through_an_old_queue_without_waiting_for_peek_del
     setattr(holder, at, monotonic() + 2)
     assert one._until_next_look() == pytest.approx(2, abs=1)
     setattr(holder, at, monotonic() - 2)
-    assert one._until_next_look() == pump.GROW_WAIT
+    assert one._until_next_look() == 7 / LOOKS_OF_A_CYCLE
     setattr(holder, at, monotonic() + 20)
     assert one._until_next_look() == 7
 
