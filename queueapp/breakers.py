@@ -77,11 +77,6 @@ class CircuitBreaker:
         """The present state."""
         return self._state
 
-    @property
-    def failing_since(self) -> float | None:
-        """When its first failure was, by the monotonic clock; None: it works."""
-        return self._first_failure
-
     def success(self) -> None:
         """Something worked: disarm."""
         if self._first_failure is None:  # the hot path: no lock

@@ -81,9 +81,14 @@ class RankedFloors(Floors):
             held, self._held = self._held[:limit], self._held[limit:]
             return Taken(held, self.floor, self.lowered, self._looked_to)
 
-    def ended(self, taken: Taken, rows: Sequence[Claimed] | None, full: bool) -> None:
-        """A claim that began so got these rows; None: it failed."""
+    def ended(self, taken: Taken, rows: Sequence[Claimed] | None, full: bool, *, failed: bool = False) -> None:
+        """A claim that began so got these rows; None: nothing is known of what is there. ``failed``: what it had taken is free again,
+        and others may have passed it."""
         with self._lock:
+            if failed:
+                self.floor = min(self.floor, taken.floor)
+                self.lowered += 1
+                self._returns[0] += 1
             if rows is None:
                 self._hold(taken.places)
                 return

@@ -37,7 +37,7 @@ REST = 9
 class UnderWay:
     """One claim, from before its statement until its rows are known."""
 
-    __slots__ = ("behind", "followed", "hole", "limit", "low", "ranges", "returns", "rows", "started")
+    __slots__ = ("behind", "failed", "followed", "hole", "limit", "low", "ranges", "returns", "rows", "started")
 
     def __init__(self, ranges: Sequence[Range], limit: int, low: int, behind: Sequence[Range], returns: int) -> None:
         self.ranges = ranges
@@ -48,8 +48,10 @@ class UnderWay:
         #: How often messages had come back when it began.
         self.returns = returns
         self.started = monotonic()
-        #: What it got; None: it failed.
+        #: What it got; None: that is not known, or says nothing of what is there.
         self.rows: Sequence[Claimed] | None = None
+        #: Its statement has failed: what that had taken is free again.
+        self.failed = False
         #: Another one began above it meanwhile.
         self.followed = False
         #: From where on a claim below this one has left messages to be found.
@@ -76,7 +78,9 @@ class Claim:
             raise
         return self._mine
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:
+            self._mine.failed = True
         try:
             self._claiming.end(self._mine)
         finally:
@@ -188,8 +192,8 @@ class Claiming:
                 self._looked_behind(mine, rows)
             if rows:
                 self.floors.passed(rows, mine.returns)
-            if rows is None:
-                # What it had taken is free again, and claims of other processes may have passed it meanwhile.
+            if mine.failed:
+                # Claims of other processes may have passed what it had taken.
                 self.floors.lower(MAX_SEQ if self.floors.leveled else mine.low)
             if self.floors.leveled:
                 return

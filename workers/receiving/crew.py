@@ -64,6 +64,8 @@ class Crew:
         self._live = 0  # threads that still take calls
         self._threads: set[threading.Thread] = set()  # those that have not ended
         self._closed = False
+        #: The last thread could not be started, and the log says so.
+        self._refused = False
 
     # -- from the pump and from other threads ------------------------------------------------------------------------
 
@@ -106,8 +108,11 @@ class Crew:
         try:
             thread.start()
         except RuntimeError as error:
-            log.error("%s: no further receive task can be started: %s", self._label, error)
+            if not self._refused:  # a wake-up tries for each message
+                log.error("%s: no further receive task can be started: %s", self._label, error)
+            self._refused = True
             return self._working < self._live  # else all there are may be in long handlers
+        self._refused = False
         self._live += 1
         self._threads.add(thread)
         return True

@@ -109,7 +109,7 @@ class Desk:
         self.gathering = threading.Lock()
         self._more, self._again = more, again
         self.may_go_on = may_go_on
-        self._consecutive_failures, self._failing_since = 0, 0.0
+        self._consecutive_failures, self._throttled_at = 0, 0.0
         #: Types that nobody here takes, and how many messages of each were seen.
         self.unknown_types: dict[str, int] = {}
         #: Consumers of which the log says that they change their session.
@@ -187,7 +187,7 @@ class Desk:
         """An attempt failed; if many did in a row, wait before the next one."""
         self.stats.failed += 1
         if not self.throttled:
-            self._failing_since = monotonic()
+            self._throttled_at = monotonic()
         self._consecutive_failures += 1
         if self.throttled:
             if self._consecutive_failures == settings.THROTTLE_AFTER:
@@ -203,13 +203,14 @@ class Desk:
         return 0 < settings.THROTTLE_AFTER <= self._consecutive_failures
 
     @property
-    def in_trouble_since(self) -> float | None:
-        """When its claims began to fail, or an outage was assumed, by the monotonic clock; None: all is well. From then on one task
-        feels its way."""
-        since = [self._failing_since] if self.throttled else []
-        if (failing := self.breaker.failing_since) is not None:
-            since.append(failing)
-        return min(since, default=None)
+    def in_trouble(self) -> bool:
+        """Whether claims or endings fail, or an outage is assumed: one task feels its way."""
+        return bool(self.breaker.failures) or self.throttled
+
+    def feels_its_way(self, handling_since: float | None) -> bool:
+        """Whether a task at work does so that has been in a handler since then; None: it is in none. Nothing is learnt of the database
+        by who is in a handler, nor of an outage by one that began before it: either may last an hour."""
+        return handling_since is None or (self.throttled and handling_since >= self._throttled_at)
 
     def came_back(self, seqs: Sequence[int]) -> None:
         """These messages were given back unhandled by this process: somebody is to take them."""

@@ -223,7 +223,7 @@ class QueuePump(Receives):
         return self._may_work() and not self.backlog.takes_none
 
     def _may_work(self) -> bool:
-        return not (self.paused or self.stopping.is_set() or (self._in_trouble() and self._feeling()))
+        return not (self.paused or self.stopping.is_set() or (self.desk.in_trouble and self._feeling()))
 
     def _look(self) -> None:
         """Look once, and call the tasks that what was seen is worth."""
@@ -244,7 +244,7 @@ class QueuePump(Receives):
                 return
             if waiting >= self.peek_limit:
                 # More than was counted: all for themselves, each until its claims are not full any more.
-                self.crew.call(1 if self._in_trouble() else self.crew.concurrency)
+                self.crew.call(1 if self.desk.in_trouble else self.crew.concurrency)
                 return
             assert seen is not None
             waiting -= self._promised()
@@ -292,7 +292,7 @@ class QueuePump(Receives):
         """Call tasks for so many messages, each for its share: one for each, or for each batch where handlers are fast. Of many
         workers each calls one: what they saw is old by the time of their claims, and one task is in vain once at most."""
         tasks = min(-(-messages // self._batch_size()), self.crew.free)
-        if self.workers > 1 or self._in_trouble():
+        if self.workers > 1 or self.desk.in_trouble:
             tasks = min(tasks, 1)
         if tasks:
             self.crew.call(tasks, -(-messages // tasks))

@@ -82,7 +82,7 @@ class RankedClaiming(Claiming):
     def end(self, mine: UnderWay) -> None:
         assert isinstance(mine, RankedUnderWay)
         rows = mine.rows
-        self.floors.ended(mine.taken, rows, rows is not None and len(rows) == mine.limit)
+        self.floors.ended(mine.taken, rows, rows is not None and len(rows) == mine.limit, failed=mine.failed)
 
     def hold(self, seq: int) -> None:
         place = self.floors.place_of(seq)

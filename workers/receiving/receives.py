@@ -66,15 +66,11 @@ class Receives:
         self._now = True
         self._wake.set()
 
-    def _in_trouble(self) -> bool:
-        return self.desk.in_trouble_since is not None
-
     def _feeling(self) -> int:
-        """In trouble one task feels its way: how many are at work, but for those in a handler that began before it. That may last
-        an hour."""
-        since = self.desk.in_trouble_since or 0.0
-        started = [running.started for task in self.crew.tasks if (running := task.running) is not None]
-        return self.crew.working - sum(one < since for one in started)
+        """In trouble one task feels its way: how many do."""
+        busy = [task.running or task.aside for task in self.crew.tasks]
+        elsewhere = sum(one is not None and not self.desk.feels_its_way(one.started) for one in busy)
+        return max(0, self.crew.working - elsewhere)
 
     def _work(self, task: Task, messages: int | None) -> None:
         """What a called task does: claim and handle until a claim is not full, or it has had its share."""
@@ -152,7 +148,7 @@ class Receives:
 
     def _more(self) -> None:
         """A claim was full: there may be more, and its handlers may take long."""
-        if self._grow_at is None and self.crew.free and not self._in_trouble():
+        if self._grow_at is None and self.crew.free and not self.desk.in_trouble:
             self._grow_at = monotonic() + GROW_WAIT * self.workers
             self._wake.set()
 

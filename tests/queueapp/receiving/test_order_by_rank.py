@@ -334,3 +334,23 @@ def test_priority_what_arrives_while_the_floor_rises_over_it_is_held() -> None:
 
     (place,) = ranked.take(10).places
     assert rank_and_seq(place)[0] == rank_and_seq(place_of(3, 0))[0]
+
+
+@pytest.mark.django_db
+def test_priority_what_a_failed_claim_had_taken_is_next_though_another_one_has_passed_it() -> None:
+    connection = connections["default"]
+    ranked = RankedFloors()
+    put(Ranked, "default", 9, 5, 4, 3)
+    ranked.look_for_arrived(queue_sql(Ranked, connection), connection)
+    ranked.floor = place_of(10, 0)
+    failed, other = ranked.take(1), ranked.take(1)
+    began = ranked.returns
+    passed = place_of(5, 2**62)
+    ranked.step_over(None, lambda low: passed)
+
+    ranked.ended(failed, None, False, failed=True)
+    ranked.ended(other, [], False)
+
+    assert ranked.floor == place_of(10, 0)
+    assert ranked.returns == began + 1, "other processes have passed it as well"
+    assert ranked.take(1).lowered == other.lowered + 1

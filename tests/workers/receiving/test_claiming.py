@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 import pytest
+from django.db import OperationalError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -432,14 +433,25 @@ def test_what_a_failed_claim_had_taken_is_looked_for_behind_the_floors(leveled: 
     """A claim of another process has passed it and raised the floor that they share."""
     floors = Floors(LEVELS, leveled=True) if leveled else Floors()
     claims = Claiming(floors)
-    failed = claims.begin(500)
+    failing = claims.claim(500)
+    failing.__enter__()
     for level in floors.levels:
         floors.step_over(level, lambda low: 601)
 
-    claims.end(failed)
+    failing.__exit__(OperationalError)
 
     assert floors.told
     assert floors.lowest == (601 if leveled else 0), "of several levels only the look behind them is of use"
+
+
+def test_a_claim_of_which_nothing_is_known_has_not_failed(floors: Floors) -> None:
+    """It was not made after all, or the queue was at its limit: to look just behind the floors for nothing each time kept the rescan
+    from going on."""
+    with Claiming(floors).claim(1) as mine:
+        assert mine.rows is None
+
+    assert not floors.told
+    assert floors.lowest == 100
 
 
 def test_a_rescan_that_has_begun_goes_on_when_it_has_rested(floors: Floors) -> None:

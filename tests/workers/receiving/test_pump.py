@@ -763,3 +763,37 @@ def test_who_feels_the_way_is_called_beside_a_handler_that_began_before_the_outa
 
     eventually(lambda: sorted(handled) == [1, 2], 10)
     gate.let(1)
+
+
+def test_after_an_ack_that_failed_once_a_message_does_not_wait_for_the_next_handler_of_its_batch(
+    start_worker: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, handled = Gate(), []
+    monkeypatch.setattr(LeaseTask, "_flush_at", lambda self, batch, started: started)  # each message is acked by itself
+
+    def act(message: Nop, context: Context) -> None:
+        if message.number == 1:
+            gate.enter()
+        handled.append(message.number)
+
+    handle(Leased, act)
+    delete = LeaseTask._delete
+    failed: list[int] = []
+
+    def fails_once(self: LeaseTask, seqs: list[int], token: Any) -> int:
+        if not failed:
+            failed.extend(seqs)
+            raise OperationalError("terminating connection")
+        return delete(self, seqs, token)
+
+    monkeypatch.setattr(LeaseTask, "_delete", fails_once)
+    monkeypatch.setattr(LeaseTask, "_give_back", lambda self, batch, keep: None)
+    send(Leased, 2)
+    worker = start_worker(Leased, concurrency=2)
+    eventually(lambda: failed and gate.inside == 1)
+    assert worker.pump.trouble() == "", "it was answered since"
+
+    Leased.send(Nop(2, ""))
+
+    eventually(lambda: handled == [0, 2], 10)
+    gate.let(1)

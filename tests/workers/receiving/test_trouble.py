@@ -107,18 +107,64 @@ def test_a_full_claim_has_the_pump_look_for_more_and_in_trouble_it_does_not(pump
     assert pump._grow_at is None
 
 
-def test_who_feels_the_way_is_none_of_those_whose_handlers_began_before_the_trouble(
-    pump: QueuePump, calls: list[Any]
-) -> None:
-    """Such a handler may last an hour, and nothing is learnt from it meanwhile."""
+@pytest.fixture
+def task(pump: QueuePump) -> Any:
+    """The one task at work."""
     task = pump.crew._make(None)
-    task.running = running = Running(1, None, None, monotonic(), None)  # type: ignore[arg-type]
     pump.crew.tasks, pump.crew._working = [task], 1
+    return task
+
+
+def test_while_the_database_fails_nobody_in_a_handler_feels_the_way(
+    pump: QueuePump, calls: list[Any], task: Any
+) -> None:
+    """It may last an hour, and nothing is learnt meanwhile; the claim or the ack that failed may have been its own."""
     pump.desk.breaker.failure(OperationalError("away"))
-
     pump._look()
-    assert len(calls) == 1
+    assert calls == [], "that one asks the database"
 
-    task.running = msgspec.structs.replace(running, started=monotonic())  # a message that was claimed since then
+    task.running = Running(1, None, None, monotonic(), None)  # type: ignore[arg-type]
     pump._look()
-    assert len(calls) == 1
+    assert calls == [(1, 20)]
+
+
+@pytest.mark.parametrize("inside", ["running", "aside"])
+def test_in_an_outage_who_was_in_a_handler_before_it_does_not_feel_the_way(
+    pump: QueuePump, calls: list[Any], task: Any, inside: str, settings: Any
+) -> None:
+    settings.QUEUEAPP = {"THROTTLE_AFTER": 2, "THROTTLE_WAIT": 30}
+    began = monotonic()
+    pump.desk.failed()
+    pump.desk.failed()
+    pump.desk.failed()
+    now = Running(1, None, None, monotonic(), None)  # type: ignore[arg-type]
+    setattr(task, inside, now)
+    pump._look()
+    assert calls == [], "its handler began after it, and says how things are"
+
+    setattr(task, inside, msgspec.structs.replace(now, started=began))
+    pump._look()
+    assert calls == [(1, 20)]
+
+
+def test_the_end_of_an_outage_is_not_the_beginning_of_the_next_one(pump: QueuePump, task: Any, settings: Any) -> None:
+    settings.QUEUEAPP = {"THROTTLE_AFTER": 2, "THROTTLE_WAIT": 30}
+    pump.desk.failed()
+    pump.desk.failed()
+    between = Running(1, None, None, monotonic(), None)  # type: ignore[arg-type]
+    pump.desk.succeeded(1)
+    task.running = between
+
+    pump.desk.failed()
+    pump.desk.failed()
+
+    assert pump._feeling() == 0
+
+
+def test_more_handlers_seen_than_tasks_at_work_is_nobody_who_feels_the_way(pump: QueuePump, task: Any) -> None:
+    """It has just ended: the two are not counted in one breath."""
+    pump.desk.breaker.failure(OperationalError("away"))
+    task.running = Running(1, None, None, monotonic(), None)  # type: ignore[arg-type]
+    pump.crew._working = 0
+
+    assert pump._feeling() == 0

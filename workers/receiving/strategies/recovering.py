@@ -64,6 +64,7 @@ def recover(
             breaker = task.desk.store_breaker if storing else task.desk.breaker
             if not task.desk.survive(failure, breaker, connection):
                 raise
+    task.desk.breaker.success()
     task.mend()
     if storing or isinstance(verdict, verdicts.RetryLater):
         task.desk.store_breaker.success()

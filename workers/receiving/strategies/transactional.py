@@ -175,6 +175,7 @@ class TransactionalTask(LeaseTask):
             if not self.sql.commits_with_claim(connection, claim.ranges):
                 return None
             claim.rows = self.sql.commit_and_claim(connection, claim.ranges)
+            claim.failed = claim.rows is None
         self._done()
         return claim
 
