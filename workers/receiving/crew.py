@@ -185,7 +185,7 @@ class Crew:
             with self._cond:
                 self._live -= 1
                 self._working -= called
-                while self._calls and self._working > self._live:
+                if self._calls and self._working > self._live:
                     # It was counted on for a call. Those that are left may be in long handlers: the next look calls again.
                     self._calls.pop()
                     self._working -= 1

@@ -332,3 +332,29 @@ def test_that_a_floor_came_down_is_known_in_all_processes_that_share_it(told: bo
 
     assert other.came_down != before
     assert (other.returns == 0) is not told
+
+
+def test_what_came_back_is_looked_for_just_behind_the_floor_however_small_windows_are() -> None:
+    floors = Floors()
+    floors.passed([row(1_000_000)], floors.returns)
+    floors.rescanned(seconds=0.001)
+    for _ in range(20):
+        floors.rescanned(seconds=1.0)
+
+    floors.lower(MAX_SEQ)
+
+    assert floors.behind() == [Range(1_000_001 - FIRST_WINDOW, 1_000_000)]
+
+
+def test_a_look_just_behind_the_floor_that_did_not_reach_its_end_goes_on() -> None:
+    floors = Floors()
+    floors.passed([row(1_000_000)], floors.returns)
+    floors.lower(MAX_SEQ)
+    (window,) = floors.behind()
+    floors.rescanned(0.001, reached=window.low + 10)
+    assert floors.rescanning
+    assert floors.behind()[0].low == window.low + 11
+
+    floors.rescanned(0.001)
+
+    assert not floors.rescanning

@@ -13,7 +13,7 @@ from queueapp.kombu.member import stop_members
 from tests.databases import only_on_postgresql
 from tests.inprocess import DEADLINE, real_commits
 from tests.late_commits import committed_late, jump
-from tests.testapp.models import Urgent
+from tests.testapp.models import Leased, Urgent
 
 pytestmark = [real_commits, only_on_postgresql]
 
@@ -78,3 +78,25 @@ def test_kombu_finds_it_before_the_backlog_of_another_queue() -> None:
         stop_members()
 
     assert "late" in found
+
+
+def test_of_two_that_were_committed_late_the_second_is_received_right_after_the_first() -> None:
+    """A window in which something was found is looked at once more before the rescan goes on."""
+    jump(Leased, 100_000)
+    found: list[int] = []
+
+    def receive_one() -> None:
+        with Leased.receive(1) as batch:
+            for message in batch:
+                found.append(message.body["number"])
+                message.ack()
+
+    with committed_late(lambda: Leased.send_many([{"number": -1}, {"number": -2}])) as commit:
+        jump(Leased, 1_000_000)
+        Leased.send_many({"number": number} for number in range(50))
+        receive_one()
+        commit()
+    for _ in range(20):
+        receive_one()
+
+    assert found.index(-2) == found.index(-1) + 1

@@ -471,3 +471,68 @@ def test_a_rescan_that_has_begun_goes_on_when_it_has_rested(floors: Floors) -> N
     assert 5 < looks < 12
     claims._rescan_at = 0.0
     assert claims.look()[1][0].low == 0
+
+
+def test_the_last_window_that_two_looked_at_is_passed_once(floors: Floors) -> None:
+    """The rescan is at the beginning again by then."""
+    floors.passed(rows(120_000), floors.returns)
+    claims = Claiming(floors)
+    for _ in range(2):
+        _, last = claims.look()
+        if last[0].high < 120_000:
+            claims.seen(Peek(0, 0, 0), last, 0.011)
+            claims._rescan_at = 0.0
+    claims.seen(Peek(0, 0, 0), last, 0.011)
+    first = floors.behind()
+    assert first[0].low == 0
+    assert last[0].low > 0
+
+    claims.seen(Peek(0, 0, 0), last, 0.011)
+
+    assert floors.behind() == first
+
+
+def test_what_a_second_look_finds_gone_is_nothing_to_claim(floors: Floors) -> None:
+    floors.passed(rows(1_000_000), floors.returns)
+    claims = Claiming(floors)
+    _, window = claims.look()
+    claims.seen(Peek(0, 1, 7), window, 0.0)
+    claims.seen(Peek(0, 0, 0), window, 0.0)
+    now = floors.behind()
+
+    with claims.claim(1) as mine:
+        mine.rows = []
+
+    assert mine.behind == []
+    assert floors.behind() == now, "the next window was not looked at"
+
+
+def test_a_short_claim_that_found_something_passes_no_window(floors: Floors) -> None:
+    floors.passed(rows(1_000_000), floors.returns)
+    claims = Claiming(floors)
+    _, window = claims.look()
+    claims.seen(Peek(0, 2, 7, reached=100), window, 0.0)
+
+    with claims.claim(5) as mine:
+        mine.rows = rows(7)
+
+    assert floors.behind() == window, "above 100 nobody has looked"
+
+
+def test_a_full_claim_of_a_high_level_leaves_what_was_found_of_a_lower_one() -> None:
+    floors = Floors(LEVELS, leveled=True)
+    for level in LEVELS:
+        floors.step_over(level, lambda low: 1000)
+    claims = Claiming(floors)
+    found = [Range(7, 50, priority=1), Range(7, 50, priority=0)]
+    claims.seen(Peek(0, 2, 7), found, 0.001)
+
+    def row(seq: int) -> Any:
+        one: list[Any] = [0] * 9
+        one[SEQ], one[RECIPIENT], one[PRIORITY] = seq, "", 1
+        return tuple(one)
+
+    with claims.claim(2) as claim:
+        claim.rows = [row(7), row(1000)]
+
+    assert claims.begin(2).behind == found

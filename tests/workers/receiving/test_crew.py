@@ -229,7 +229,8 @@ def test_one_that_is_stopped_while_a_thread_is_being_started_waits_for_its_handl
 def test_a_task_that_cannot_be_made_leaves_no_call_behind(make: Callable[[int], Crew], work: Work) -> None:
     """With a concurrency of one nobody was ever called again."""
     crew = make(1)
-    makes = crew._make
+    makes, ended = crew._make, list[int]()
+    crew._ended = lambda: ended.append(1)
 
     def breaks(slot: Any) -> Any:
         raise MemoryError
@@ -238,6 +239,7 @@ def test_a_task_that_cannot_be_made_leaves_no_call_behind(make: Callable[[int], 
     crew.call(1, 7)
     eventually(lambda: not crew._threads)
     assert (crew.promised, crew.working, crew.free) == (0, 0, 1)
+    assert not ended, "the next look tries again, and no sooner: each tells why"
 
     crew._make = makes
     assert crew.call(1, 3) == 1
@@ -263,3 +265,30 @@ def test_nobody_is_called_whom_only_tasks_in_handlers_could_stand_in_for(
 
     assert crew.call(2) == 2
     eventually(lambda: len(work.calls) == 3)
+
+
+def test_a_task_that_breaks_while_another_one_is_idle_leaves_it_the_call(
+    make: Callable[[int], Crew], work: Work
+) -> None:
+    crew = make(2)
+    crew.call(1)
+    eventually(lambda: len(work.calls) == 1)
+    makes, may_break = crew._make, threading.Event()
+
+    def breaks(slot: Any) -> Any:
+        assert may_break.wait(DEADLINE)
+        raise MemoryError
+
+    crew._make = breaks
+    crew.call(1, 7)
+    work.may_end.release()
+    eventually(lambda: work.calls == [None, 7])
+    work.may_end.release()
+    eventually(lambda: crew._idle == 1)
+    with crew._cond:
+        crew._calls.append(3)  # and it has not heard of it yet
+        crew._working += 1
+    may_break.set()
+
+    eventually(lambda: work.calls == [None, 7, 3])
+    crew._make = makes

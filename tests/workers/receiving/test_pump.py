@@ -9,6 +9,7 @@ from datetime import timedelta
 from time import monotonic
 from typing import Any
 
+import msgspec
 import pytest
 from django.db import OperationalError, connections, transaction
 
@@ -22,11 +23,12 @@ from tests.databases import statements_of
 from tests.inprocess import DEADLINE, Worker, eventually, real_commits
 from tests.late_commits import committed_late, jump
 from tests.testapp.messages import Nop
-from tests.testapp.models import AtMostOnce, Leased, Transactional
+from tests.testapp.models import Addressed, AtMostOnce, Leased, Transactional
 from tests.testapp.ordering import Ranked
 from workers.receiving import claiming, crew, desk, pump
 from workers.receiving.pump import QueuePump
 from workers.receiving.strategies import LeaseTask
+from workers.receiving.strategies.base import Running
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
 Start = Callable[..., Worker]
@@ -797,3 +799,73 @@ def test_after_an_ack_that_failed_once_a_message_does_not_wait_for_the_next_hand
 
     eventually(lambda: handled == [0, 2], 10)
     gate.let(1)
+
+
+def test_what_a_slow_handler_was_promised_others_may_take_and_what_a_quick_one_was_not() -> None:
+    one = idle_pump()
+    task = one.crew._make(None)
+    one.crew.tasks = [task]
+    task.share, task.share_at = 8, monotonic() - claiming.PATIENCE / 2
+    assert one._promised() == 8
+    now = Running(1, None, None, monotonic() + 60, None)  # type: ignore[arg-type]
+    for inside in ("running", "aside"):
+        setattr(task, inside, now)
+        assert one._promised() == 8
+
+        setattr(task, inside, msgspec.structs.replace(now, started=monotonic() - 1))
+
+        assert one._promised() == 0
+        setattr(task, inside, None)
+
+
+def test_the_share_of_a_task_is_promised_anew_with_each_of_its_claims() -> None:
+    one = idle_pump()
+    task = one.crew._make(None)
+    one.crew.tasks, one.workers = [task], 1
+    promised: list[int] = []
+
+    def receive(limit: int) -> int:
+        promised.append(one._promised())
+        task.share_at -= claiming.PATIENCE
+        task.full = True
+        return 1
+
+    task.receive = receive
+    one._work(task, 3)
+
+    assert promised == [3, 2, 1]
+    assert one._promised() == 0
+
+
+def test_a_window_whose_messages_nobody_may_have_now_is_passed(no_consumers: None) -> None:
+    handle(Addressed, concurrency=1)
+    consumer(Addressed, name="free")(lambda message: None)
+    one = idle_pump(Addressed)
+    one.floors.step_over(("tests", 0), lambda low: 200_000)
+    hold = threading.Thread(target=lambda: one.desk.places._take())  # type: ignore[union-attr]
+    hold.start()
+    hold.join()
+
+    _, behind = one.desk.look()
+
+    assert behind == []
+    assert one.floors.behind()[0].low == 50_000
+
+
+def test_a_claim_that_may_not_have_what_lies_behind_does_not_say_that_nothing_does(no_consumers: None) -> None:
+    handle(Addressed, concurrency=1)
+    consumer(Addressed, name="free")(lambda message: None)
+    one = idle_pump(Addressed)
+    one.floors.step_over(("tests", 0), lambda low: 200_000)
+    hold = threading.Thread(target=lambda: one.desk.places._take())  # type: ignore[union-attr]
+    hold.start()
+    hold.join()
+    one.desk.claiming._behind = found = [Range(10, 50, "tests")]
+    before = one.floors.behind()
+
+    with one.desk.claim(5) as mine:
+        assert found[0] not in mine.ranges
+        mine.rows = []
+
+    assert one.desk.claiming._behind == found
+    assert one.floors.behind() == before

@@ -168,3 +168,25 @@ def test_more_handlers_seen_than_tasks_at_work_is_nobody_who_feels_the_way(pump:
     pump.crew._working = 0
 
     assert pump._feeling() == 0
+
+
+def test_an_outage_begins_once_however_many_attempts_fail_in_it(pump: QueuePump, task: Any, settings: Any) -> None:
+    settings.QUEUEAPP = {"THROTTLE_AFTER": 2, "THROTTLE_WAIT": 30}
+    pump.desk.failed()
+    pump.desk.failed()
+    task.running = Running(1, None, None, monotonic(), None)  # type: ignore[arg-type]
+
+    pump.desk.failed()
+
+    assert pump._feeling() == 1
+
+
+def test_a_claim_that_is_answered_has_worked_though_it_got_nothing(pump: QueuePump) -> None:
+    Leased.objects.all().delete()
+    pump.desk.breaker.failure(OperationalError("away"))
+    task = pump.crew._make(None)
+    task.bind()
+
+    pump._receive(task, None)
+
+    assert pump.trouble() == ""
