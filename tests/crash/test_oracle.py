@@ -222,12 +222,13 @@ def test_a_killed_child_explains_two_effects_of_a_task_that_acks_late_and_none_o
 # -- explanations --------------------------------------------------------------------------------------------------
 
 
-def struck(whom: str = EVERYBODY, ago: timedelta = timedelta(seconds=1)) -> Event:
+def struck(whom: str = EVERYBODY, ago: timedelta = timedelta(seconds=1), kind: str = "child") -> Event:
     """Something that happened a moment ago."""
     at = datetime.now(UTC) - ago
-    return Event("child", whom, at, at)
+    return Event(kind, whom, at, at)
 
 
+CUT_OFF = "WorkerStopped: crash.atmostonce was interrupted: the worker stops."
 LOST = "LeftBehind: The session on 'default' was lost while the handler ran, which swallowed the error: let it pass."
 
 
@@ -246,6 +247,11 @@ LOST = "LeftBehind: The session on 'default' was lost while the handler ran, whi
         ((DIED, "InternalError: current transaction is aborted"), [struck()], False),
         (("ProcessDied: It was replaced because one of its services ended",), [struck()], False),
         (("Failed: attempt 1",), [], True),
+        ((CUT_OFF,), [struck(kind="supervisor")], True),
+        ((CUT_OFF,), [struck(kind="deploy")], True),
+        ((CUT_OFF,), [struck()], False),
+        ((CUT_OFF,), [struck(ago=timedelta(minutes=1), kind="deploy")], False),
+        ((CUT_OFF.replace("atmostonce", "leased"),), [struck(kind="deploy")], False),
     ],
 )
 def test_poison_is_explained_by_attempts_that_a_strike_can_fail_and_by_nothing_else(

@@ -38,6 +38,13 @@ ON_PURPOSE = ("Failed",)
 OF_ITSELF = "one of its services ended"
 
 
+#: Strikes after which a worker stops: its supervisor is gone, or has been asked to end.
+STOPPING = ("supervisor", "deploy")
+#: What a handler of an AT_MOST_ONCE queue fails with that has not ended when the worker's grace has: nobody may begin it again.
+CUT_OFF = "WorkerStopped: crash.atmostonce"
+#: The grace of ``chaos``, and as much again as a busy machine takes for the rest of the way.
+GRACE = timedelta(seconds=15)
+
 #: Strikes that leave a main process of Celery's, and so its acks, as they are.
 CHILDREN = ("child", "deploy")
 
@@ -115,7 +122,9 @@ class Explanations:
                 struck = kind in STRUCK or (kind == "LeftBehind" and LOST_BESIDE_IT in failed["exception"])
                 struck = struck or any(text in failed["exception"] for text in LOST_ON_SQL_SERVER)
                 struck = struck and OF_ITSELF not in failed["exception"] and first is not None
-                if kind not in ON_PURPOSE and not (struck and datetime.fromisoformat(failed["at"]) >= first):
+                at = datetime.fromisoformat(failed["at"])
+                cut_off = failed["exception"].startswith(CUT_OFF) and self._stopping(at)
+                if kind not in ON_PURPOSE and not cut_off and not (struck and at >= first):
                     left.append(f"{key} ({failed['exception'][:100]})")
                     break
         return left
@@ -145,6 +154,10 @@ class Explanations:
                     left.append(key)
                     break
         return left
+
+    def _stopping(self, at: datetime) -> bool:
+        """Whether a worker may have been in its grace then."""
+        return any(one.kind in STOPPING and one.began <= at <= one.ended + GRACE for one in self._events)
 
     def _first_start(self, key: str, process: int, at: datetime) -> datetime:
         return min((one for _, one in self._starts[key]), default=at)

@@ -475,17 +475,15 @@ def test_a_rescan_that_has_begun_goes_on_when_it_has_rested(floors: Floors) -> N
 
 def test_the_last_window_that_two_looked_at_is_passed_once(floors: Floors) -> None:
     """The rescan is at the beginning again by then."""
-    floors.passed(rows(120_000), floors.returns)
+    floors.passed(rows(240_000), floors.returns)
     claims = Claiming(floors)
-    for _ in range(2):
+    for seconds in (0.001, 0.011, 0.011):
+        claims._rescan_at = 0.0
         _, last = claims.look()
-        if last[0].high < 120_000:
-            claims.seen(Peek(0, 0, 0), last, 0.011)
-            claims._rescan_at = 0.0
-    claims.seen(Peek(0, 0, 0), last, 0.011)
+        claims.seen(Peek(0, 0, 0), last, seconds)
+    assert last == [Range(150_000, 240_000)]
     first = floors.behind()
-    assert first[0].low == 0
-    assert last[0].low > 0
+    assert first == [Range(0, 99_999)]
 
     claims.seen(Peek(0, 0, 0), last, 0.011)
 

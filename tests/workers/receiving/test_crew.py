@@ -263,7 +263,12 @@ def test_nobody_is_called_whom_only_tasks_in_handlers_could_stand_in_for(
             assert (crew.promised, crew.working) == (0, 1)
         assert caplog.text.count("can be started") == 1, "and not for each message that is sent"
 
-    assert crew.call(2) == 2
+    assert crew.call(1) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        assert crew.call(1) == 0
+    assert caplog.text.count("can be started") == 2
+    assert crew.call(1) == 1
     eventually(lambda: len(work.calls) == 3)
 
 
