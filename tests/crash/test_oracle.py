@@ -222,10 +222,12 @@ def test_a_killed_child_explains_two_effects_of_a_task_that_acks_late_and_none_o
 # -- explanations --------------------------------------------------------------------------------------------------
 
 
-def struck(whom: str = EVERYBODY, ago: timedelta = timedelta(seconds=1), kind: str = "child") -> Event:
+def struck(
+    whom: str = EVERYBODY, ago: timedelta = timedelta(seconds=1), kind: str = "child", lasts: timedelta = timedelta()
+) -> Event:
     """Something that happened a moment ago."""
     at = datetime.now(UTC) - ago
-    return Event(kind, whom, at, at)
+    return Event(kind, whom, at, at + lasts)
 
 
 CUT_OFF = "WorkerStopped: crash.atmostonce was interrupted: the worker stops."
@@ -247,11 +249,11 @@ LOST = "LeftBehind: The session on 'default' was lost while the handler ran, whi
         ((DIED, "InternalError: current transaction is aborted"), [struck()], False),
         (("ProcessDied: It was replaced because one of its services ended",), [struck()], False),
         (("Failed: attempt 1",), [], True),
-        ((CUT_OFF,), [struck(kind="supervisor")], True),
-        ((CUT_OFF,), [struck(kind="deploy")], True),
-        ((CUT_OFF,), [struck()], False),
+        ((CUT_OFF,), [struck(kind="supervisor", lasts=timedelta(hours=1))], True),
+        ((CUT_OFF,), [struck(kind="deploy", lasts=timedelta(hours=1))], True),
+        ((CUT_OFF,), [struck(lasts=timedelta(hours=1))], False),
         ((CUT_OFF,), [struck(ago=timedelta(minutes=1), kind="deploy")], False),
-        ((CUT_OFF.replace("atmostonce", "leased"),), [struck(kind="deploy")], False),
+        ((CUT_OFF.replace("atmostonce", "leased"),), [struck(kind="deploy", lasts=timedelta(hours=1))], False),
     ],
 )
 def test_poison_is_explained_by_attempts_that_a_strike_can_fail_and_by_nothing_else(

@@ -190,3 +190,24 @@ def test_a_claim_that_is_answered_has_worked_though_it_got_nothing(pump: QueuePu
     pump._receive(task, None)
 
     assert pump.trouble() == ""
+
+
+def test_in_an_outage_a_task_that_is_not_alone_gives_way(pump: QueuePump, task: Any, settings: Any) -> None:
+    settings.QUEUEAPP = {"THROTTLE_AFTER": 2, "THROTTLE_WAIT": 30}
+    pump.desk.failed()
+    pump.desk.failed()
+    limits: list[int] = []
+
+    def receive(limit: int) -> int:
+        limits.append(limit)
+        return 0
+
+    task.receive = receive
+    pump.crew._working = 2
+
+    pump._receive(task, None)
+    assert limits == []
+
+    pump.crew._working = 1
+    pump._receive(task, None)
+    assert limits == [1]
