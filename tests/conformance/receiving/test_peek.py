@@ -121,9 +121,9 @@ def test_when_message_receive_takes_long_should_not_block_the_peek(endpoint: End
 def test_when_more_messages_are_estimated_than_present_should_receive_in_vain_twice_at_most(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    really_peek = QueuePump._peek
+    # No other look: on a busy machine one would fall between a claim and its commit, and see once more what that has taken.
     estimates = iter([Peek(1000, 0, 1)])
-    monkeypatch.setattr(QueuePump, "_peek", lambda pump: next(estimates, None) or really_peek(pump))
+    monkeypatch.setattr(QueuePump, "_peek", lambda pump: next(estimates, None))
     endpoint.handle()
     endpoint.send_many(46)
     worker = endpoint.start(concurrency=2)
