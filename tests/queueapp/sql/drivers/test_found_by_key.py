@@ -31,6 +31,7 @@ from queueapp.sql.tables import StoreTable
 from queueapp.tasks.models import Result
 from tests.autovacuum import without_autovacuum
 from tests.databases import only_on_postgresql
+from tests.filling import fill_up
 from tests.queueapp.sql.drivers.test_index_order import FEW, MESSAGES, rows_read
 from tests.queueapp.sql.server import outgoing
 from tests.queueapp.tasks.conftest import APPS
@@ -119,9 +120,7 @@ def test_of_a_shared_table_neither(name: str, monkeypatch: pytest.MonkeyPatch) -
         row = rows.order_by("pk").first()
         return lambda: verb(backend, row)
 
-    check(
-        monkeypatch, backend, rows.model, lambda n: rows.bulk_create([make() for _ in range(n)], batch_size=2000), one
-    )
+    check(monkeypatch, backend, rows.model, lambda count: fill_up(make(), count), one)
 
 
 @pytest.mark.parametrize("name", ["share_out", "take_up", "count_shared_out"])

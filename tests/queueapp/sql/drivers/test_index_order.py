@@ -16,6 +16,7 @@ from queueapp.sql.claimed import Range
 from queueapp.sql.postgresql import index_order
 from queueapp.sql.postgresql.index_order import IndexOrder
 from queueapp.sql.tables import StoreTable
+from tests.filling import fill_up
 from tests.inprocess import real_commits
 from tests.testapp.models import AddressedUrgent, Leased, Transactional
 
@@ -49,7 +50,7 @@ def run(request: pytest.FixtureRequest) -> Iterator[Callable[[], object]]:
     """A verb of a queue, or of the delayed store, that was seen empty and filled up since then."""
     queue, verb = VERBS[request.param]
     if queue is None:
-        fill_store()
+        fill_up(stored(), MESSAGES)
     else:
         options = {"recipient": "somebody", "unknown_recipient": True} if queue.delivery.recipients else {}
         queue.send_many(range(MESSAGES), **({} if queue is not AddressedUrgent else options))
@@ -60,20 +61,8 @@ def run(request: pytest.FixtureRequest) -> Iterator[Callable[[], object]]:
     connection.close()
 
 
-def fill_store() -> None:
-    """(By the server: with 20,000 objects of Django's it takes minutes on a busy machine.)"""
-    DelayedMessage.objects.create(
-        message_id=uuid.uuid4(), destination="a.Queue", headers="{}", body=b"", due=timezone.now()
-    )
-    table = DelayedMessage._meta.db_table
-    names = [f'"{one.column}"' for one in DelayedMessage._meta.concrete_fields if not one.primary_key]
-    values = ["gen_random_uuid()" if name == '"message_id"' else name for name in names]
-    with connection.cursor() as cursor:
-        cursor.execute(
-            f'INSERT INTO "{table}" ({", ".join(names)}) '
-            f'SELECT {", ".join(values)} FROM "{table}", generate_series(2, %s)',
-            [MESSAGES],
-        )
+def stored() -> DelayedMessage:
+    return DelayedMessage(message_id=uuid.uuid4(), destination="a.Queue", headers="{}", body=b"", due=timezone.now())
 
 
 def forget_looks(order: IndexOrder) -> None:
@@ -163,7 +152,7 @@ def test_so_is_one_that_only_a_session_has_and_no_new_plan_would_be(
     store = DelayedMessage._meta.db_table
     verb = VERBS["lock_due"][1]
 
-    fill_store()
+    fill_up(stored(), MESSAGES)
     vacuum(store)
     DelayedMessage.objects.all().delete()
     vacuum(store)
@@ -173,7 +162,7 @@ def test_so_is_one_that_only_a_session_has_and_no_new_plan_would_be(
         with transaction.atomic():
             verb(None)
     monkeypatch.setattr(index_order, "SLOW", 0.0)
-    fill_store()
+    fill_up(stored(), MESSAGES)
     rows_read(lambda: verb(None))
 
     assert rows_read(lambda: verb(None)) <= 10 * FEW
