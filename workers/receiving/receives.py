@@ -117,7 +117,7 @@ class Receives:
             if count:
                 self._empty_claims = 0
             else:
-                desk.breaker.success()  # it was answered; or one failure, and nobody is called beside a long handler
+                desk.breaker.success()  # it was answered; or the trouble would last until there is a message
                 desk.stats.empty += 1
                 self._empty_claims += 1
                 if desk.places is not None:

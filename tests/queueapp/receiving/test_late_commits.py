@@ -1,4 +1,4 @@
-"""A message of a high level that was committed late lies behind its floor, among the seqs of a backlog of a lower one."""
+"""What was committed late lies behind its floor, perhaps among the seqs of a backlog of a lower level."""
 
 from __future__ import annotations
 
@@ -18,25 +18,29 @@ from tests.testapp.models import Leased, Urgent
 pytestmark = [real_commits, only_on_postgresql]
 
 
+def receive_one(queue: Any) -> list[int]:
+    """Its number, or nothing."""
+    found = []
+    with queue.receive(1) as batch:
+        for message in batch:
+            found.append(message.body["number"])
+            message.ack()
+    return found
+
+
 def test_receive_finds_it_before_the_backlog() -> None:
     jump(Urgent, 1)
     Urgent.send_many([{"number": number} for number in range(50)], priority=0)
     jump(Urgent, 100_000)
     found: list[int] = []
 
-    def receive_one() -> None:
-        with Urgent.receive(1) as batch:
-            for message in batch:
-                found.append(message.body["number"])
-                message.ack()
-
     with committed_late(lambda: Urgent.send({"number": -1}, priority=2)) as commit:
         jump(Urgent, 1_000_000)
         Urgent.send({"number": -2}, priority=2)
-        receive_one()
+        found += receive_one(Urgent)
         commit()
     for _ in range(10):
-        receive_one()
+        found += receive_one(Urgent)
 
     assert found[0] == -2
     assert -1 in found[1:10]
@@ -85,18 +89,12 @@ def test_of_two_that_were_committed_late_the_second_is_received_right_after_the_
     jump(Leased, 100_000)
     found: list[int] = []
 
-    def receive_one() -> None:
-        with Leased.receive(1) as batch:
-            for message in batch:
-                found.append(message.body["number"])
-                message.ack()
-
     with committed_late(lambda: Leased.send_many([{"number": -1}, {"number": -2}])) as commit:
         jump(Leased, 1_000_000)
         Leased.send_many({"number": number} for number in range(50))
-        receive_one()
+        found += receive_one(Leased)
         commit()
     for _ in range(20):
-        receive_one()
+        found += receive_one(Leased)
 
     assert found.index(-2) == found.index(-1) + 1

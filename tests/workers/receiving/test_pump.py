@@ -854,7 +854,8 @@ def test_the_share_of_a_task_is_promised_anew_with_each_of_its_claims(monkeypatc
     assert one._promised() == 0
 
 
-def test_a_window_whose_messages_nobody_may_have_now_is_passed(no_consumers: None) -> None:
+def pump_without_a_place() -> QueuePump:
+    """A pump of two consumers, of which the one whose floor is at 200,000 may have no message: another task has its place."""
     handle(Addressed, concurrency=1)
     consumer(Addressed, name="free")(lambda message: None)
     one = idle_pump(Addressed)
@@ -862,6 +863,11 @@ def test_a_window_whose_messages_nobody_may_have_now_is_passed(no_consumers: Non
     hold = threading.Thread(target=lambda: one.desk.places._take())  # type: ignore[union-attr]
     hold.start()
     hold.join()
+    return one
+
+
+def test_a_window_whose_messages_nobody_may_have_now_is_passed() -> None:
+    one = pump_without_a_place()
 
     _, behind = one.desk.look()
 
@@ -869,14 +875,8 @@ def test_a_window_whose_messages_nobody_may_have_now_is_passed(no_consumers: Non
     assert one.floors.behind()[0].low == 50_000
 
 
-def test_a_claim_that_may_not_have_what_lies_behind_does_not_say_that_nothing_does(no_consumers: None) -> None:
-    handle(Addressed, concurrency=1)
-    consumer(Addressed, name="free")(lambda message: None)
-    one = idle_pump(Addressed)
-    one.floors.step_over(("tests", 0), lambda low: 200_000)
-    hold = threading.Thread(target=lambda: one.desk.places._take())  # type: ignore[union-attr]
-    hold.start()
-    hold.join()
+def test_a_claim_that_may_not_have_what_lies_behind_does_not_say_that_nothing_does() -> None:
+    one = pump_without_a_place()
     one.desk.claiming._behind = found = [Range(10, 50, "tests")]
     before = one.floors.behind()
 

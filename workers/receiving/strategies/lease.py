@@ -292,7 +292,7 @@ class LeaseTask(Task):
         except Error:
             batch.done.extend(seqs)
             raise
-        self.desk.breaker.success()  # the next handler of the batch may take an hour
+        self.desk.breaker.success()  # or the trouble would last until the next claim, behind handlers of an hour
         self.desk.succeeded(ended)
         if self.desk.at_limit:
             self.desk.made_room()
