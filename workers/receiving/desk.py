@@ -207,10 +207,10 @@ class Desk:
         """Whether claims or endings fail, or an outage is assumed: one task feels its way."""
         return bool(self.breaker.failures) or self.throttled
 
-    def feels_its_way(self, handling_since: float | None) -> bool:
-        """Whether a task at work does so that has been in a handler since then; None: it is in none. Nothing is learnt of the database
-        by who is in a handler, nor of an outage by one that began before it: either may last an hour."""
-        return handling_since is None or (self.throttled and handling_since >= self._throttled_at)
+    def feels_its_way(self, handling_since: float) -> bool:
+        """Whether a task does so that has been in a handler since then. Nothing is learnt of the database by who is in a handler, nor
+        of an outage by one that began before it: either may last an hour."""
+        return self.throttled and handling_since >= self._throttled_at
 
     def came_back(self, seqs: Sequence[int]) -> None:
         """These messages were given back unhandled by this process: somebody is to take them."""
