@@ -31,7 +31,7 @@ from .flow_figures import FlowFigures, flow_figures, told_by_subscribers
 from .journal import inactive_messages
 from .live import Live, live_on
 from .reading import Reader, hint
-from .stranded import Stranded, stranded
+from .stranded import Stranded, may_strand, stranded
 from .subscriptions import ConsumerFigures, consumer_figures
 
 #: So many rows of a table are looked at; counts of other tables stop here.
@@ -129,7 +129,7 @@ def left_in(alias: str) -> list[tuple[str, Stranded]]:
     found = []
     for queue in registry.queues:
         if (router.db_for_read(queue) or "default") == alias:
-            found += [(queue._meta.label, left) for left in database.figures_of(queue).stranded]
+            found += [(queue._meta.label, left) for left in database.stranded_in(queue)]
     for name, count in (database.reader.read(database.unknown_poison)[0] or {}).items():
         found.append((name, Stranded("poison", "no such queue", min(count, LIMIT), count <= LIMIT, None)))
     return found
@@ -182,6 +182,15 @@ class _Database:
             if queue.delivery.recipients and one.waiting is not None:
                 self._count_consumers(queue, one, live)
         return one
+
+    def stranded_in(self, queue: Any) -> list[Stranded]:
+        """What nobody takes of a queue, without its other figures: who keeps house asks once a minute, of every queue of the
+        project, and with the figures that was two fifths of what an idle worker sent. What cannot be read is not told."""
+        live = self.live[queue._meta.label] if self.live is not None else None
+        connection = connections[self.alias]
+        if live is None or not may_strand(queue, connection, live):
+            return []
+        return self.reader.read(lambda: stranded(queue, connection, live, LIMIT))[0] or []
 
     def _count_consumers(self, queue: Any, one: QueueFigures, live: Live) -> None:
         """Who subscribes, and what waits for each."""

@@ -45,11 +45,11 @@ class Stranded:
 def stranded(queue: Any, connection: Any, live: Live, limit: int) -> list[Stranded]:
     """What nobody takes of a queue, reading about ``limit`` rows. Of one that has no live workers only what no worker of it
     could: the rest is simply not received. In a transaction."""
+    if not may_strand(queue, connection, live):
+        return []
     sql = queue_sql(queue, connection)
     by = sql.table.claim_by
     known = live.recipients if live.count else None
-    if known is None and "priority" not in by:
-        return []
     levels = _levels(sql, connection) if by else [()]
     totals: dict[tuple[str, str], Stranded] = {}
     for level in levels:
@@ -72,6 +72,13 @@ def stranded(queue: Any, connection: Any, live: Live, limit: int) -> list[Strand
         addressed = [level for level in levels if not _recipient(by, level)]
         found += _types(sql, connection, live, addressed, limit)
     return found
+
+
+def may_strand(queue: Any, connection: Any, live: Live) -> bool:
+    """Whether a queue can have any, by what is known without a look at its table: it has levels, or its workers have consumers
+    by name, or have met a type that they do not know."""
+    by = queue_sql(queue, connection).table.claim_by
+    return "priority" in by or bool(live.count and ("recipient" in by or live.unknown_types))
 
 
 def _recipient(by: tuple[str, ...], level: Level) -> str:

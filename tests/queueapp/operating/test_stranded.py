@@ -12,9 +12,10 @@ import msgspec
 import pytest
 from django.core.management import call_command
 from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
 
 from queueapp.models import DISPATCHER, HOUSEKEEPING, Now, PoisonMessage, Subscriber
-from queueapp.operating import statistics
+from queueapp.operating import statistics, stranded
 from queueapp.operating.statistics import figures
 from tests.inprocess import real_commits
 from tests.testapp.models import Addressed, AddressedUrgent, Leased, Urgent
@@ -197,3 +198,45 @@ def test_priorities_beyond_the_levels_are_told_apart_from_recipients() -> None:
     AddressedUrgent.send({}, recipient="tests.renamed", unknown_recipient=True)
 
     assert sorted(left(AddressedUrgent)) == [("priority", "7", 2, True), ("recipient", "tests.renamed", 1, True)]
+
+
+def test_what_housekeeping_names_is_looked_for_only_where_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[Any] = []
+    look = stranded.stranded
+
+    def noted(queue: Any, *given: Any) -> list[stranded.Stranded]:
+        looked_at.append(queue)
+        return look(queue, *given)
+
+    monkeypatch.setattr(statistics, "stranded", noted)
+
+    def tables() -> list[Any]:
+        looked_at.clear()
+        statistics.left_in("default")
+        return [queue for queue in (Leased, Addressed, Urgent) if queue in looked_at]
+
+    assert tables() == [Urgent]  # of which no worker has to say anything
+    live(Leased)
+    assert tables() == [Urgent]
+    live(Addressed)
+    assert tables() == [Addressed, Urgent]
+    live(Leased, unknown=[STRANGE])
+    assert tables() == [Leased, Addressed, Urgent]
+
+
+def test_housekeeping_names_what_the_figures_show_and_counts_nothing_else() -> None:
+    live(Leased, unknown=[STRANGE])
+    live(Addressed)
+    Leased.send(Strange())
+    Addressed.send({}, recipient="tests.gone", unknown_recipient=True)
+    PoisonMessage.objects.create(message_id=uuid.uuid4(), queue="testapp.Leased", reason="r")
+
+    with CaptureQueriesContext(connection) as context:
+        found = statistics.left_in("default")
+
+    shown = [(one.queue, left) for one in figures([Addressed, Leased]) for left in one.stranded]
+    assert sorted((queue, left.what, left.count) for queue, left in found) == sorted(
+        (queue, left.what, left.count) for queue, left in shown
+    )
+    assert {left.what for _, left in found} == {"recipient", "type"}
+    assert not [one["sql"] for one in context if "COUNT(" in one["sql"] and "poison" in one["sql"]]
