@@ -8,10 +8,10 @@ what is leased, lapsed or expired is at least so much. What cannot be read is No
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from django.db import connections, router
@@ -128,8 +128,9 @@ def left_in(alias: str) -> list[tuple[str, Stranded]]:
     database = _Database(alias)
     found = []
     for queue in registry.queues:
-        if (router.db_for_read(queue) or "default") == alias:
-            found += [(queue._meta.label, left) for left in database.stranded_in(queue)]
+        if database.live is not None and (router.db_for_read(queue) or "default") == alias:
+            label = queue._meta.label
+            found += [(label, left) for left in database.stranded_in(queue, database.live[label])[0] or ()]
     for name, count in (database.reader.read(database.unknown_poison)[0] or {}).items():
         found.append((name, Stranded("poison", "no such queue", min(count, LIMIT), count <= LIMIT, None)))
     return found
@@ -140,16 +141,29 @@ _NO_SUCH_QUEUE = "no such queue here: movedelayed and requeuepoison --to take it
 
 
 class _Database:
-    """One database: what is known for all of its queues is read once."""
+    """One database: what is known for all of its queues is read once, and what nobody asks for is not read."""
 
     def __init__(self, alias: str) -> None:
         self.alias = alias
         self.reader = Reader(alias)
         self._readers: dict[str, Reader] = {}
-        self.paused, self.paused_error = self.reader.read(self._read_paused)
         self.live, self.live_error = self.reader.read(lambda: live_on(alias))
-        self.overrides, _ = self.reader.read(lambda: in_force.read_anew(alias))
-        self.told, _ = self.reader.read(lambda: told_by_subscribers(alias))
+
+    @cached_property
+    def paused(self) -> tuple[set[str] | None, str]:
+        """The queues that are, or why it is not known."""
+        rows = QueueControl.objects.using(self.alias).filter(paused=True)
+        return self.reader.read(lambda: set(rows.values_list("queue", flat=True)))
+
+    @cached_property
+    def overrides(self) -> Mapping[str, Any]:
+        """What operators have changed, by queue; none where it cannot be read."""
+        return self.reader.read(lambda: in_force.read_anew(self.alias))[0] or {}
+
+    @cached_property
+    def told(self) -> dict[str, Any]:
+        """What workers say of their queues, likewise."""
+        return self.reader.read(lambda: told_by_subscribers(self.alias))[0] or {}
 
     def figures_of(self, queue: Any) -> QueueFigures:
         label = queue._meta.label
@@ -165,17 +179,18 @@ class _Database:
         self._count_delayed(queue, one, stores)
         refused = (self._refused(store, queue) for store in stores)
         one.poison, one.poison_exact = self._capped(one, "poison", (self.reader, kept), *refused)
-        if self.paused is None:
-            one.fail("whether it is paused", self.paused_error)
+        paused, cause = self.paused
+        if paused is None:
+            one.fail("whether it is paused", cause)
         else:
-            one.paused = label in self.paused
+            one.paused = label in paused
         if self.live is None:
             one.fail("its workers", self.live_error)
         else:
             live = self.live[label]
             one.subscribers, one.trouble, one.heartbeat_seconds = live.count, live.trouble, _seconds(live.heartbeat)
             if one.waiting:
-                left, cause = self.reader.read(lambda: stranded(queue, connections[self.alias], live, LIMIT))
+                left, cause = self.stranded_in(queue, live)
                 if left is None:
                     one.fail("what nobody takes", cause)
                 one.stranded = left or []
@@ -183,14 +198,13 @@ class _Database:
                 self._count_consumers(queue, one, live)
         return one
 
-    def stranded_in(self, queue: Any) -> list[Stranded]:
-        """What nobody takes of a queue, without its other figures: who keeps house asks once a minute, of every queue of the
-        project, and with the figures that was two fifths of what an idle worker sent. What cannot be read is not told."""
-        live = self.live[queue._meta.label] if self.live is not None else None
+    def stranded_in(self, queue: Any, live: Live) -> tuple[list[Stranded] | None, str]:
+        """What nobody takes of a queue, or why it is not known. Only where there can be any is its table read: who keeps house asks
+        once a minute, of every queue of the project."""
         connection = connections[self.alias]
-        if live is None or not may_strand(queue, connection, live):
-            return []
-        return self.reader.read(lambda: stranded(queue, connection, live, LIMIT))[0] or []
+        if not may_strand(queue, connection, live):
+            return [], ""
+        return self.reader.read(lambda: stranded(queue, connection, live, LIMIT))
 
     def _count_consumers(self, queue: Any, one: QueueFigures, live: Live) -> None:
         """Who subscribes, and what waits for each."""
@@ -275,7 +289,7 @@ class _Database:
 
     def _count_flow(self, queue: Any, one: QueueFigures) -> None:
         """What AMPS names; why its table cannot be read was said already."""
-        live, overrides = (self.told or {}).get(one.queue, []), (self.overrides or {}).get(one.queue, {})
+        live, overrides = self.told.get(one.queue, []), self.overrides.get(one.queue, {})
         found, cause = self.reader.read(
             lambda: flow_figures(
                 queue,
@@ -346,9 +360,6 @@ class _Database:
                 return None, None
             total += count
         return min(total, LIMIT), total <= LIMIT
-
-    def _read_paused(self) -> set[str]:
-        return set(QueueControl.objects.using(self.alias).filter(paused=True).values_list("queue", flat=True))
 
 
 def _is_known(name: str) -> bool:

@@ -44,9 +44,7 @@ class Stranded:
 
 def stranded(queue: Any, connection: Any, live: Live, limit: int) -> list[Stranded]:
     """What nobody takes of a queue, reading about ``limit`` rows. Of one that has no live workers only what no worker of it
-    could: the rest is simply not received. In a transaction."""
-    if not may_strand(queue, connection, live):
-        return []
+    could: the rest is simply not received. In a transaction, and in vain unless it ``may_strand`` any."""
     sql = queue_sql(queue, connection)
     by = sql.table.claim_by
     known = live.recipients if live.count else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from time import monotonic, sleep
 
@@ -71,26 +71,22 @@ def at_most_once(scale: Scale) -> Samples:
     ),
 )
 def transactional(scale: Scale) -> Samples:
-    count = scale.count(20_000)
+    count, table = scale.count(20_000), Transactional._meta.db_table
+
+    def seconds(empty: Callable[[], float]) -> float:
+        fill(Transactional, Row, count)
+        took = empty()
+        assert Entry.objects.count() == count, "every message leaves one row"
+        Entry.objects.all()._raw_delete(using="default")
+        return took
+
     with Workers(Transactional) as workers:
         workers.warm_up()
         for _ in range(scale.runs):
-            fill(Transactional, Row, count)
-            ours = drain(Transactional)
-            assert Entry.objects.count() == count, "every message leaves one row"
-            Entry.objects.all()._raw_delete(using="default")
-            fill(Transactional, Row, count)
-            base = raw.delete_and_insert(Transactional._meta.db_table, THREADS)
-            Entry.objects.all()._raw_delete(using="default")
-            fill(Transactional, Row, count)
-            by_hand = raw.delete_and_call(Transactional._meta.db_table, THREADS, insert_row, _ROW.decode)
-            assert Entry.objects.count() == count, "and so does each of them by hand"
-            Entry.objects.all()._raw_delete(using="default")
-            fill(Transactional, Row, count)
-            table = Transactional._meta.db_table
-            ceiling = raw.delete_and_call_in_one_trip(table, THREADS, insert_row, _ROW.decode)
-            assert Entry.objects.count() == count, "and in fewer trips"
-            Entry.objects.all()._raw_delete(using="default")
+            ours = seconds(lambda: drain(Transactional))
+            base = seconds(lambda: raw.delete_and_insert(table, THREADS))
+            by_hand = seconds(lambda: raw.delete_and_call(table, THREADS, insert_row, _ROW.decode))
+            ceiling = seconds(lambda: raw.delete_and_call_in_fewer_trips(table, THREADS, insert_row, _ROW.decode))
             yield {
                 "transactional": Ratio(count / ours, count / base),
                 "transactional-by-hand": Ratio(count / ours, count / by_hand),

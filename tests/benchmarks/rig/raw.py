@@ -8,14 +8,16 @@ The claims start at a floor as the engine's do, and have their limit as a parame
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from time import monotonic
 from typing import Any
 
 import psycopg
 from django.db import connection, transaction
 
-from queueapp.sql.postgresql.packed import BIGINT, OpeningQuery, packed
+from queueapp.sql.claimed import Range
+from queueapp.sql.postgresql.opening import Opening
 from tests.benchmarks.rig.database import raw_connection
 
 _FREE = (
@@ -116,15 +118,9 @@ def delete_and_call(table: str, threads: int, handler: Callable[[Any], None], re
     floor = [0]
 
     def work() -> None:
-        try:
-            connection.ensure_connection()
-            # As a worker's connections have it: what handlers repeat is prepared.
-            connection.connection.prepare_threshold = 5
-            with connection.connection.cursor(binary=True) as cursor:
-                while _one(cursor):
-                    pass
-        finally:
-            connection.close()
+        with _connected(), connection.connection.cursor(binary=True) as cursor:
+            while _one(cursor):
+                pass
 
     def _one(cursor: psycopg.Cursor[Any]) -> bool:
         with transaction.atomic():
@@ -139,28 +135,34 @@ def delete_and_call(table: str, threads: int, handler: Callable[[Any], None], re
     return in_threads([work] * threads)
 
 
-def delete_and_call_in_one_trip(
+def delete_and_call_in_fewer_trips(
     table: str, threads: int, handler: Callable[[Any], None], read: Callable[[bytes], Any]
 ) -> float:
-    """As ``delete_and_call`` with the trips of a worker and nothing else of it: the commit of a message takes the next DELETE
-    along, by the same packed statement, and to Django all of it is one ``atomic()``. No worker can be faster."""
-    query = OpeningQuery(DELETE.format(table=table).replace("LIMIT %s", "LIMIT 1"), (BIGINT,))
+    """As ``delete_and_call`` with the trips of a worker and nothing else of it, which is what a worker could reach at best: the commit of
+    a message takes the next DELETE along, by the same packed statement, and to Django all of it is one ``atomic()``."""
+    claim = Opening(DELETE.format(table=table).replace("LIMIT %s", "LIMIT 1"))
     floor = [0]
 
     def work() -> None:
-        try:
-            connection.ensure_connection()
-            connection.connection.prepare_threshold = 5
-            with transaction.atomic():
-                result = query.fetch(connection, packed([floor[0]]))
-                while result is not None and result.ntuples:
-                    floor[0] = max(floor[0], int.from_bytes(result.get_value(0, 0) or b"", "big") + 1)
-                    handler(read(result.get_value(0, 3) or b""))
-                    result = query.follow(connection, packed([floor[0]]))
-        finally:
-            connection.close()
+        with _connected(), transaction.atomic():
+            result = claim.query.fetch(connection, claim.values(Range(floor[0]), 1))
+            while result is not None and result.ntuples:
+                floor[0] = max(floor[0], int.from_bytes(result.get_value(0, 0) or b"", "big") + 1)
+                handler(read(result.get_value(0, 3) or b""))
+                result = claim.query.follow(connection, claim.values(Range(floor[0]), 1))
 
     return in_threads([work] * threads)
+
+
+@contextmanager
+def _connected() -> Iterator[None]:
+    """The thread has a connection of Django's, as a worker's threads have it: what handlers repeat is prepared."""
+    try:
+        connection.ensure_connection()
+        connection.connection.prepare_threshold = 5
+        yield
+    finally:
+        connection.close()
 
 
 def in_threads(bodies: Sequence[Callable[[], None]]) -> float:
