@@ -148,17 +148,15 @@ class _Database:
         self.reader = Reader(alias)
         self._readers: dict[str, Reader] = {}
         self.live, self.live_error = self.reader.read(lambda: live_on(alias))
+        #: What operators have changed, by queue; none where it cannot be read. Before anything is counted: reading it is what
+        #: makes the statements go by it (which messages are past their time).
+        self.overrides: Mapping[str, Any] = self.reader.read(lambda: in_force.read_anew(alias))[0] or {}
 
     @cached_property
     def paused(self) -> tuple[set[str] | None, str]:
         """The queues that are, or why it is not known."""
         rows = QueueControl.objects.using(self.alias).filter(paused=True)
         return self.reader.read(lambda: set(rows.values_list("queue", flat=True)))
-
-    @cached_property
-    def overrides(self) -> Mapping[str, Any]:
-        """What operators have changed, by queue; none where it cannot be read."""
-        return self.reader.read(lambda: in_force.read_anew(self.alias))[0] or {}
 
     @cached_property
     def told(self) -> dict[str, Any]:
