@@ -130,14 +130,15 @@ class QueueSql(
         priority of 64 bits."""
         raise NotImplementedError
 
-    def commits_with_claim(self, connection: Any, ranges: Sequence[Range]) -> bool:
-        """Whether the open transaction can be committed and the next message claimed in one round trip, in these ranges."""
-        return False
+    def commits_with_claim(self, connection: Any, ranges: Sequence[Range]) -> Any:
+        """How the open transaction can be committed and the next message claimed in one round trip, in these ranges, for
+        ``commit_and_claim``; None: it cannot."""
+        return None
 
-    def commit_and_claim(self, connection: Any, ranges: Sequence[Range]) -> list[Claimed] | None:
+    def commit_and_claim(self, connection: Any, ranges: Sequence[Range], way: Any) -> list[Claimed] | None:
         """Two statements: commit, and ``claim_by_delete`` of one message in a transaction of its own, which stays open. None:
         the commit is done, and the claim, whatever was in its way, is not. An error: nothing was committed, or the connection
-        is lost and nobody knows. Only where ``commits_with_claim``."""
+        is lost and nobody knows. ``way``: as ``commits_with_claim`` said just now."""
         raise NotImplementedError
 
     # -- barriers (only on a queue that has them) --------------------------------------------------------------------

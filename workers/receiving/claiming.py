@@ -19,6 +19,8 @@ import threading
 from collections.abc import Sequence, Set
 from time import monotonic
 
+import msgspec
+
 from queueapp.receiving.floors import Floors, Level
 from queueapp.sql.claimed import MAX_SEQ, SEQ, Claimed, Peek, Range
 
@@ -34,28 +36,25 @@ PATIENCE = 0.1
 REST = 9
 
 
-class UnderWay:
+class UnderWay(msgspec.Struct, eq=False):
     """One claim, from before its statement until its rows are known."""
 
-    __slots__ = ("behind", "failed", "followed", "hole", "limit", "low", "ranges", "returns", "rows", "started")
-
-    def __init__(self, ranges: Sequence[Range], limit: int, low: int, behind: Sequence[Range], returns: int) -> None:
-        self.ranges = ranges
-        self.limit = limit
-        self.low = low
-        #: Where it looks behind the floors; empty: it does not look there.
-        self.behind = behind
-        #: How often messages had come back when it began.
-        self.returns = returns
-        self.started = monotonic()
-        #: What it got; None: that is not known, or says nothing of what is there.
-        self.rows: Sequence[Claimed] | None = None
-        #: Its statement has failed: what that had taken is free again.
-        self.failed = False
-        #: Another one began above it meanwhile.
-        self.followed = False
-        #: From where on a claim below this one has left messages to be found.
-        self.hole: int | None = None
+    ranges: Sequence[Range]
+    limit: int
+    low: int = 0
+    #: Where it looks behind the floors; empty: it does not look there.
+    behind: Sequence[Range] = ()
+    #: How often messages had come back when it began.
+    returns: int = 0
+    started: float = msgspec.field(default_factory=monotonic)
+    #: What it got; None: that is not known, or says nothing of what is there.
+    rows: Sequence[Claimed] | None = None
+    #: Its statement has failed: what that had taken is free again.
+    failed: bool = False
+    #: Another one began above it meanwhile.
+    followed: bool = False
+    #: From where on a claim below this one has left messages to be found.
+    hole: int | None = None
 
 
 class Claim:
@@ -69,7 +68,7 @@ class Claim:
 
     def __enter__(self) -> UnderWay:
         claiming = self._claiming
-        self._turn = claiming.take_turn(self._limit)
+        self._turn = self._limit >= LARGE_CLAIM and claiming.take_turn()
         try:
             self._mine = claiming.begin(self._limit)
         except BaseException:
@@ -155,33 +154,38 @@ class Claiming:
         it got."""
         return Claim(self, limit)
 
-    def take_turn(self, limit: int) -> bool:
-        """Whether a claim of so many takes turns, and its turn has come: ``turn.release()`` ends it."""
-        return self.floors.leveled and limit >= LARGE_CLAIM and self.turn.acquire(timeout=PATIENCE)
+    def take_turn(self) -> bool:
+        """Whether a large claim takes turns, and its turn has come: ``turn.release()`` ends it."""
+        return self.floors.leveled and self.turn.acquire(timeout=PATIENCE)
 
     def begin(self, limit: int) -> UnderWay:
         """A claim is under way until its ``end``."""
         with self._lock:
-            ahead = self.floors.ahead()
-            low = 0
-            if not self.floors.leveled:
-                low = ahead[0].low
+            floors, behind, low = self.floors, self._behind, 0
+            if floors.leveled:
+                ahead = floors.ahead()
+            else:
+                low = floors.lowest
                 if self._open:
-                    since = monotonic() - PATIENCE
-                    for other in sorted(self._open, key=_low):
-                        other.followed = True
-                        # Only where it covers the floor: what came back below it is nobody's yet.
-                        if other.started > since and other.low <= low:
-                            low = min(max(low, other.low + other.limit), MAX_SEQ)
-                    ahead = [Range(low, *ahead[0][1:])]
-            behind = self._behind
-            ranges = self._known([*behind, *ahead])
-            if behind and self.floors.leveled:
+                    low = self._above_those_under_way(low)
+                ahead = [Range(low, MAX_SEQ, *floors.levels[0])]
+            ranges = self._known([*behind, *ahead] if behind else ahead)
+            if behind and floors.leveled:
                 # Stable: behind before ahead within a priority, and recipients in their turns.
                 ranges.sort(key=lambda one: -one.priority)
-            mine = UnderWay(ranges, limit, low, behind, self.floors.returns)
+            mine = UnderWay(ranges, limit, low, behind, floors.returns)
             self._open.append(mine)
         return mine
+
+    def _above_those_under_way(self, low: int) -> int:
+        """Where the claims will end that are under way at a floor, if there are no gaps. Another one begins above them."""
+        since = monotonic() - PATIENCE
+        for other in sorted(self._open, key=_low):
+            other.followed = True
+            # Only where it covers the floor: what came back below it is nobody's yet.
+            if other.started > since and other.low <= low:
+                low = min(max(low, other.low + other.limit), MAX_SEQ)
+        return low
 
     def end(self, mine: UnderWay) -> None:
         """Its rows are known, or that it has failed."""
@@ -310,18 +314,19 @@ class Claiming:
         unknown.add(low, high)
         self.floors.step_over(level, unknown.after)
 
-    def _known(self, ranges: Sequence[Range]) -> list[Range]:
-        found = list(ranges)
+    def _known(self, ranges: list[Range]) -> list[Range]:
+        """What of these, which the caller has no other use for, may hold something for this process."""
         if self._unknown:
             found = []
             for only in ranges:
                 unknown = self._unknown.get((only.recipient, only.priority))
                 found += unknown.outside(only) if unknown else [only]
+            ranges = found
         # Nearly always all of them are below: a floor is raised past what is claimed. (``max`` holds on to Python's lock.)
-        if found and max(self._held, default=-1) >= min(only.low for only in found):
+        if ranges and max(self._held, default=-1) >= min(ranges)[0]:
             for seq in sorted(self._held):
-                found = [part for only in found for part in _without(only, seq)]
-        return found
+                ranges = [part for only in ranges for part in _without(only, seq)]
+        return ranges
 
 
 def _without(only: Range, seq: int) -> list[Range]:

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
+from itertools import cycle
 from time import monotonic
 from typing import Any
 
@@ -38,6 +39,7 @@ from .handling import Handlers
 from .ranked_claiming import RankedClaiming
 from .stats import Stats
 from .suspects import Caution, Suspects
+from .turns import AT_ONCE, Turn
 
 log = logging.getLogger("workers")
 
@@ -107,6 +109,8 @@ class Desk:
         self.apart: set[int] = set()
         #: Held by a task that lets more messages come (``batch_wait``).
         self.gathering = threading.Lock()
+        #: Of quick handlers: each task shares the next one.
+        self.turns = cycle([Turn() for _ in range(AT_ONCE)])
         self._more, self._again = more, again
         self.may_go_on = may_go_on
         self._consecutive_failures, self._throttled_at = 0, 0.0

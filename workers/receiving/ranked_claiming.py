@@ -12,19 +12,15 @@ from typing import Any
 from queueapp.receiving.ranked import RankedFloors, Taken
 from queueapp.sql.claimed import MAX_PLACE, PRIORITY, SEQ, Claimed, Peek, Range, place_of
 
-from .claiming import LARGE_CLAIM, PATIENCE, Claiming, UnderWay
+from .claiming import PATIENCE, Claiming, UnderWay
 
 _LEVEL = ("", 0)
 
 
-class RankedUnderWay(UnderWay):
+class RankedUnderWay(UnderWay, kw_only=True):
     """One claim, with what it began with."""
 
-    __slots__ = ("taken",)
-
-    def __init__(self, ranges: Sequence[Range], limit: int, taken: Taken) -> None:
-        super().__init__(ranges, limit, 0, (), 0)
-        self.taken = taken
+    taken: Taken
 
 
 class RankedClaiming(Claiming):
@@ -52,7 +48,7 @@ class RankedClaiming(Claiming):
             unknown = self._unknown.get(_LEVEL)
             return unknown is not None and unknown.after(place) != place
 
-    def _known(self, ranges: Sequence[Range]) -> list[Range]:
+    def _known(self, ranges: list[Range]) -> list[Range]:
         """What has a place of its own has arrived or come back: it is wanted wherever that lies."""
         *places, rest = ranges
         return [*(one for one in places if one.low not in self._held), *super()._known([rest])]
@@ -70,14 +66,14 @@ class RankedClaiming(Claiming):
 
     # -- claiming -------------------------------------------------------------------------------------------------
 
-    def take_turn(self, limit: int) -> bool:
-        """Large ones take turns: two side by side would want the same messages."""
-        return limit >= LARGE_CLAIM and self.turn.acquire(timeout=PATIENCE)
+    def take_turn(self) -> bool:
+        """They do: two side by side would want the same messages."""
+        return self.turn.acquire(timeout=PATIENCE)
 
     def begin(self, limit: int) -> UnderWay:
         taken = self.floors.take(limit)
         with self._lock:
-            return RankedUnderWay(self._known(taken.ranges), limit, taken)
+            return RankedUnderWay(self._known(taken.ranges), limit, taken=taken)
 
     def end(self, mine: UnderWay) -> None:
         assert isinstance(mine, RankedUnderWay)

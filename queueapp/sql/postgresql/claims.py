@@ -200,19 +200,14 @@ class PostgresqlClaims(QueueSql):
             return _single(result)
         return load(connection, result) if result.ntuples else []
 
-    def commits_with_claim(self, connection: Any, ranges: Sequence[Range]) -> bool:
-        if (
-            self._of_one is None
-            or self._where(ranges) is not Where.OPEN
-            or self._in_order.sorts(self._claims[Where.OPEN][1])
-        ):
-            return False
-        return self._of_one.following(connection, self._in_order) is not None
+    def commits_with_claim(self, connection: Any, ranges: Sequence[Range]) -> Opening | None:
+        of_one = self._of_one
+        if of_one is None or self._where(ranges) is not Where.OPEN or self._in_order.sorts(of_one.sql):
+            return None
+        return of_one.following(connection, self._in_order)
 
-    def commit_and_claim(self, connection: Any, ranges: Sequence[Range]) -> list[Claimed] | None:
+    def commit_and_claim(self, connection: Any, ranges: Sequence[Range], way: Opening) -> list[Claimed] | None:
         assert self._of_one is not None, "commits_with_claim() has said so"
-        way = self._of_one.following(connection, self._in_order)
-        assert way is not None, "commits_with_claim() has said so"
         # Index and safety as the claim by delete, which it is. COMMIT comes first: when it fails the server skips the others.
         started = monotonic()
         result = way.query.follow(connection, way.values(ranges[0], 1))

@@ -96,8 +96,12 @@ class StatementNames(PrepareManager):
         """psycopg's question before each statement: is it prepared, or should it be, and under which name."""
         if not self.route.prepares:
             return _NO
-        if prepare and (known := self._names.get((query.query, query.types))) and self.prepare_threshold is not None:
-            return _YES, known  # as psycopg answers, in less time: this is asked before each statement of ours
+        if (
+            prepare is not False
+            and self.prepare_threshold is not None
+            and (known := self._names.get((query.query, query.types)))
+        ):
+            return _YES, known  # as psycopg answers, in less time: this is asked before each statement
         found, name = super().get(query, prepare)
         if found is Prepare.SHOULD:
             if self._to_flush:

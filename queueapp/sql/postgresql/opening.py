@@ -3,6 +3,7 @@ and BEGIN."""
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 from psycopg.pq.abc import PGresult
@@ -14,6 +15,8 @@ from .packed import BIGINT, UUID, OpeningQuery, PackedStatement, marks_in, packe
 #: So many claims of one, of all sessions of this process and none of them in vain, before they are planned once for all (see
 #: ``OfOne``).
 DEEP = 1000
+
+_bigint = struct.Struct("!q").pack
 
 
 class Leasing:
@@ -41,7 +44,8 @@ class Opening:
         self.query = OpeningQuery(sql, (BIGINT,) * self._count)
 
     def values(self, only: Range, limit: int) -> list[bytes]:
-        return packed(self.params(only, limit))
+        low = _bigint(only.low)
+        return [low] if self._count == 1 else [low, _bigint(limit)]
 
     def params(self, only: Range, limit: int) -> tuple[int, ...]:
         return (only.low, limit)[: self._count]
@@ -59,11 +63,13 @@ class OfOne:
     planned each time again, for as long as its ``CALM`` lasts.
     """
 
-    __slots__ = ("_count", "_each_time", "_once")
+    __slots__ = ("_count", "_each_time", "_once", "sql")
 
     def __init__(self, each_time: Opening) -> None:
         #: Shared by threads without a lock: what a lost update costs is a plan.
         self._count = 0
+        #: As it is planned each time.
+        self.sql = each_time.sql
         self._each_time, self._once = each_time, Opening(each_time.sql.replace("LIMIT %s", "LIMIT 1"))
 
     def ways(self, order: IndexOrder) -> tuple[Opening, Opening]:

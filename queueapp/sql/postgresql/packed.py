@@ -29,6 +29,11 @@ from .naming import SIGNS, StatementNames, content_of, distrust, take_over
 #: Parameters: oid and format, as psycopg sends them. A text has no type of its own: it becomes what its column is.
 UUID, TEXT, BYTES, BIGINT = (2950, Format.BINARY), (0, Format.TEXT), (17, Format.BINARY), (20, Format.BINARY)
 
+#: What is asked of each answer and each session: a member of an enum takes ten times as long to be found.
+_COMMAND_OK, _TUPLES_OK, _SYNCED = ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK, ExecStatus.PIPELINE_SYNC
+_IDLE, _INTRANS, _OFF = TransactionStatus.IDLE, TransactionStatus.INTRANS, PipelineStatus.OFF
+_BINARY = Format.BINARY
+
 _MARK = re.compile("%[%s]")
 
 
@@ -110,9 +115,9 @@ class PackedStatement:
         pgconn = raw.pgconn
         name = self._prepared(raw) if settings.PREPARED_STATEMENTS else None
         if name is not None:
-            pgconn.send_query_prepared(name, values, self._formats, Format.BINARY)
+            pgconn.send_query_prepared(name, values, self._formats, _BINARY)
         else:
-            pgconn.send_query_params(self._sql, values, self._types, self._formats, Format.BINARY)
+            pgconn.send_query_params(self._sql, values, self._types, self._formats, _BINARY)
         return _check(raw, raw.wait(results_of(pgconn)))
 
     def _prepared(self, raw: psycopg.Connection[Any]) -> bytes | None:
@@ -158,7 +163,7 @@ class OpeningQuery(PackedStatement):
             if name is None:
                 return None
             result = _failed_or_last(self._converse(raw, (b"BEGIN",), name, values))
-            if result.status != ExecStatus.TUPLES_OK:
+            if result.status != _TUPLES_OK:
                 error = errors.error_from_result(result, encoding=raw.info.encoding)
                 if not isinstance(error, SIGNS):
                     raise error
@@ -174,8 +179,8 @@ class OpeningQuery(PackedStatement):
         raw = connection.connection
         known = raw._prepared
         return (
-            raw.pgconn.transaction_status == TransactionStatus.INTRANS
-            and raw.pgconn.pipeline_status == PipelineStatus.OFF
+            raw.pgconn.transaction_status == _INTRANS
+            and raw.pgconn.pipeline_status == _OFF
             and raw.isolation_level is raw.read_only is raw.deferrable is None
             and not known._to_flush
             and self._key in known._names
@@ -189,12 +194,13 @@ class OpeningQuery(PackedStatement):
         raw = connection.connection
         with connection.wrap_database_errors, raw.lock:
             name = raw._prepared._names[self._key]
-            committed, *results = self._converse(raw, (b"COMMIT", b"BEGIN"), name, values)
-            if committed.status != ExecStatus.COMMAND_OK:
-                raise errors.error_from_result(committed, encoding=raw.info.encoding)
-            result = _failed_or_last(results)
-            if result.status == ExecStatus.TUPLES_OK:
+            results = self._converse(raw, (b"COMMIT", b"BEGIN"), name, values)
+            result = results[-1]
+            if result.status == _TUPLES_OK:
                 return result
+            if results[0].status != _COMMAND_OK:
+                raise errors.error_from_result(results[0], encoding=raw.info.encoding)
+            result = _failed_or_last(results)
             error = errors.error_from_result(result, encoding=raw.info.encoding)
             if isinstance(error, SIGNS):
                 distrust(raw, error)
@@ -218,7 +224,7 @@ class OpeningQuery(PackedStatement):
         pgconn.enter_pipeline_mode()
         for statement in before:
             pgconn.send_query_params(statement, None)
-        pgconn.send_query_prepared(name, values, self._formats, result_format=Format.BINARY)
+        pgconn.send_query_prepared(name, values, self._formats, _BINARY)
         return (yield from answers(pgconn))
 
 
@@ -234,7 +240,7 @@ def answers(pgconn: PGconn) -> PQGen[list[PGresult]]:
         if not found:
             raise psycopg.OperationalError("the connection was lost in the middle of a trip")
         results += found
-        if found[-1].status == ExecStatus.PIPELINE_SYNC:
+        if found[-1].status == _SYNCED:
             break
     pgconn.exit_pipeline_mode()
     return results[:-1]
@@ -271,10 +277,10 @@ class LockedQuery(OpeningQuery):
                 return None
             # No table: see ``PostgresqlFlowing.lock_flow``. Nothing but an integer of ours is written into the text.
             locking = b"SELECT pg_advisory_xact_lock(%d::bigint)" % lock
-            if raw.pgconn.transaction_status == TransactionStatus.IDLE:
+            if raw.pgconn.transaction_status == _IDLE:
                 locking += self._options
             result = _failed_or_last(self._converse(raw, (locking,), name, values))
-            if result.status != ExecStatus.TUPLES_OK:
+            if result.status != _TUPLES_OK:
                 error = errors.error_from_result(result, encoding=raw.info.encoding)
                 if isinstance(error, SIGNS) and distrust(raw, error):
                     return None
@@ -296,8 +302,8 @@ def ready_to_open(connection: Any) -> bool:
         and settings.PREPARED_STATEMENTS
         and _is_utf8(raw)
         and raw.isolation_level is raw.read_only is raw.deferrable is None
-        and raw.pgconn.transaction_status == TransactionStatus.IDLE
-        and raw.pgconn.pipeline_status == PipelineStatus.OFF
+        and raw.pgconn.transaction_status == _IDLE
+        and raw.pgconn.pipeline_status == _OFF
     )
 
 
@@ -308,8 +314,8 @@ def ready(connection: Any) -> bool:
     if raw is None or (connection.health_check_enabled and not connection.health_check_done):
         return False
     status = raw.pgconn.transaction_status
-    may = status == TransactionStatus.INTRANS or (status == TransactionStatus.IDLE and raw.autocommit)
-    return may and raw.pgconn.pipeline_status == PipelineStatus.OFF and _is_utf8(raw)  # type: ignore[no-any-return]
+    may = status == _INTRANS or (status == _IDLE and raw.autocommit)
+    return may and raw.pgconn.pipeline_status == _OFF and _is_utf8(raw)  # type: ignore[no-any-return]
 
 
 def _is_utf8(raw: psycopg.Connection[Any]) -> bool:
@@ -319,6 +325,6 @@ def _is_utf8(raw: psycopg.Connection[Any]) -> bool:
 
 def _check(raw: psycopg.Connection[Any], results: list[PGresult]) -> PGresult:
     result = results[-1]
-    if result.status not in (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK):
+    if result.status not in (_COMMAND_OK, _TUPLES_OK):
         raise errors.error_from_result(result, encoding=raw.info.encoding)
     return result

@@ -32,6 +32,7 @@ from ..handling import WorkerStopped
 from ..sizing import BatchSize
 from ..slot import Slot
 from ..suspects import FEW
+from ..turns import InTurn
 from .base import RollBack, Task
 from .lease import Batch, LeaseTask
 from .recovering import recover
@@ -55,6 +56,7 @@ class TransactionalTask(LeaseTask):
         self.size = self._one
         self._seq = 0
         self._deadlocks: dict[int, int] = {}
+        self._in_turn = InTurn(next(desk.turns))
         self._needs_permits = desk.needs_permits
         self._can_lease = self.sql.table.has("lease_token", "lease_owner", "lease_expires", "deliveries")
 
@@ -110,10 +112,11 @@ class TransactionalTask(LeaseTask):
                     self.desk.claimed(rows, full=True)
                     count += 1
                     answering.pause()
-                    outcome = self.call(claimed)
+                    with self._in_turn:
+                        outcome = self.call(claimed)
                     answering.again()
                     if outcome is None:
-                        hooks = self._run_every_hook(claimed, answering)
+                        hooks = bool(connection.run_on_commit) and self._run_every_hook(claimed, answering)
                         following = None
                         if count < limit and self._may_follow(connection, until):
                             following = self._commit_and_claim(connection)
@@ -172,9 +175,11 @@ class TransactionalTask(LeaseTask):
         """Commit the message in hand and claim the next one; None: not in one trip, and nothing was done. Its ``rows`` are None
         where the commit is done and the claim is not."""
         with self.desk.claim(1) as claim:
-            if not self.sql.commits_with_claim(connection, claim.ranges):
+            sql = self.sql
+            way = sql.commits_with_claim(connection, claim.ranges)
+            if way is None:
                 return None
-            claim.rows = self.sql.commit_and_claim(connection, claim.ranges)
+            claim.rows = sql.commit_and_claim(connection, claim.ranges, way)
             claim.failed = claim.rows is None
         self._done()
         return claim

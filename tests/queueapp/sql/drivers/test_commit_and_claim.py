@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from time import monotonic
 
@@ -47,9 +47,14 @@ def claim() -> Claimed:
 
 
 def follow() -> list[Claimed] | None:
+    return follow_in(ALL)
+
+
+def follow_in(ranges: Sequence[Range]) -> list[Claimed] | None:
     sql = queue_sql(Transactional, connection)
-    assert sql.commits_with_claim(connection, ALL)
-    return sql.commit_and_claim(connection, ALL)
+    way = sql.commits_with_claim(connection, ranges)
+    assert way is not None
+    return sql.commit_and_claim(connection, ranges, way)
 
 
 def left() -> list[bytes]:
@@ -88,8 +93,7 @@ def test_only_what_lies_in_the_range_is_claimed() -> None:
     sql = queue_sql(Transactional, connection)
     with transaction.atomic():
         assert [row[BODY] for row in sql.claim_by_delete(connection, [Range(second)], 1)] == [b"2"]
-        assert sql.commits_with_claim(connection, [Range(third)])
-        assert [row[BODY] for row in sql.commit_and_claim(connection, [Range(third)]) or ()] == [b"3"]
+        assert [row[BODY] for row in follow_in([Range(third)]) or ()] == [b"3"]
     with transaction.atomic():
         assert sql.claim_by_delete(connection, [Range(0, first - 1)], 1) == []
 
@@ -296,11 +300,11 @@ def test_a_streak_goes_on_though_another_threads_claim_was_in_vain() -> None:
     sql = queue_sql(Transactional, connection)
     with transaction.atomic():
         claim()
-        assert sql.commits_with_claim(connection, ALL)
+        way = sql.commits_with_claim(connection, ALL)
         sql._of_one._count = -1
-        assert [row[BODY] for row in sql.commit_and_claim(connection, ALL)] == [b"2"]
+        assert [row[BODY] for row in sql.commit_and_claim(connection, ALL, way)] == [b"2"]
         sql._of_one._count = opening.DEEP
-        assert [row[BODY] for row in sql.commit_and_claim(connection, ALL)] == [b"3"]
+        assert [row[BODY] for row in follow() or ()] == [b"3"]
 
 
 def test_a_plan_kept_that_sorts_is_not_used_again_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -235,11 +235,11 @@ def test_a_claim_that_follows_a_commit_is_looked_at_as_well(sql: Any, clock: lis
 def follow_when_it_would_sort(sql: Any, clock: list[float]) -> None:
     """Claim one, and the next with its commit, a while after the planner has begun to sort."""
     sql.claim_by_delete(connection, [Range()], 1)
-    assert sql.commits_with_claim(connection, [Range()])
+    way = sql.commits_with_claim(connection, [Range()])
     indexes(usable=False)
     clock[0] += LOOK_AT_HARMLESS_EVERY + 1
     # The clock of the claims themselves goes on, so that each took some time.
-    assert len(sql.commit_and_claim(connection, [Range()])) == 1
+    assert len(sql.commit_and_claim(connection, [Range()], way)) == 1
 
 
 @pytest.fixture

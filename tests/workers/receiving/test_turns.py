@@ -1,0 +1,125 @@
+"""Quick handlers take turns, slow ones do not, and nobody waits for long."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from workers.receiving import turns
+from workers.receiving.turns import QUICK, InTurn, Turn
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [0.0]
+    monkeypatch.setattr(turns, "monotonic", lambda: now[0])
+    return now
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits, waits for ever: a test that should not wait does not end."""
+    monkeypatch.setattr(turns, "PATIENCE", threading.TIMEOUT_MAX)
+
+
+def handle(task: InTurn, clock: list[float], seconds: float, times: int = 1) -> None:
+    for _ in range(times):
+        with task:
+            clock[0] += seconds
+
+
+@pytest.fixture
+def taken() -> Iterator[Turn]:
+    turn = Turn()
+    assert turn.enter()
+    yield turn
+    turn.leave()
+
+
+def test_who_has_waited_in_vain_goes_on_without(taken: Turn) -> None:
+    assert not taken.enter()
+
+
+def test_nobody_waits_for_one_who_has_overstayed(taken: Turn, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not taken.enter()
+    monkeypatch.setattr(turns, "PATIENCE", threading.TIMEOUT_MAX)
+    assert not taken.enter()
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_turn_that_was_left_is_the_next_ones() -> None:
+    turn = Turn()
+    assert turn.enter()
+    waiting = threading.Thread(target=turn.enter, daemon=True)
+    waiting.start()
+    turn.leave()
+    waiting.join(30)
+    assert not waiting.is_alive()
+
+
+@pytest.mark.usefixtures("patient")
+def test_after_one_who_had_overstayed_turns_are_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    turn = Turn()
+    with monkeypatch.context() as patched:
+        patched.setattr(turns, "PATIENCE", 0.0)
+        assert turn.enter()
+        assert not turn.enter()
+    turn.leave()
+    assert turn.enter()
+    waiting = threading.Thread(target=turn.enter, daemon=True)
+    waiting.start()
+    waiting.join(0.05)
+    assert waiting.is_alive(), "it waits again"
+    turn.leave()
+    waiting.join(30)
+
+
+@pytest.mark.usefixtures("patient")
+def test_one_who_gave_up_just_when_the_turn_was_left_keeps_nobody_from_it() -> None:
+    turn = Turn()
+    turn._late = True  # told after the other one had left
+    assert turn.enter()
+
+
+def test_until_a_handler_was_quick_none_takes_a_turn(clock: list[float]) -> None:
+    turn = Turn()
+    task = InTurn(turn)
+    with task:
+        assert turn.enter()
+        turn.leave()
+        clock[0] += QUICK / 2
+    with task:
+        assert not turn.enter()
+
+
+def test_slow_handlers_take_no_turns(clock: list[float]) -> None:
+    turn = Turn()
+    task = InTurn(turn)
+    handle(task, clock, QUICK * 1.1, times=50)
+    with task:
+        assert turn.enter()
+        turn.leave()
+
+
+def test_a_slow_one_among_quick_ones_is_forgotten_soon(clock: list[float]) -> None:
+    turn = Turn()
+    task = InTurn(turn)
+    handle(task, clock, QUICK / 4, times=20)
+    handle(task, clock, 3600.0)
+    with task:
+        assert turn.enter(), "it may be one of many"
+        turn.leave()
+    handle(task, clock, QUICK / 4, times=10)
+    with task:
+        assert not turn.enter()
+
+
+def test_a_handler_that_raises_leaves_its_turn(clock: list[float]) -> None:
+    turn = Turn()
+    task = InTurn(turn)
+    handle(task, clock, 0.0)
+    with pytest.raises(SystemExit), task:
+        raise SystemExit
+    assert turn.enter()
