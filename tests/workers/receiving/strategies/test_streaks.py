@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -16,10 +17,11 @@ from queueapp.models import PoisonMessage
 from queueapp.sql.postgresql import index_order
 from queueapp.sql.postgresql.packed import OpeningQuery
 from tests.conformance.endpoint import Endpoint, Note
-from tests.inprocess import eventually, real_commits
+from tests.inprocess import DEADLINE, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Effect, Transactional
 from tests.workers.receiving.batches import Receiver
+from workers.receiving import turns
 from workers.receiving.strategies import transactional
 
 pytestmark = real_commits
@@ -152,6 +154,25 @@ def test_after_a_slow_handler_the_task_asks_whether_it_may_go_on(
     assert worker.pump.stats.handled == 3
 
 
+def test_nobody_waits_for_a_handler_that_was_quick_until_now(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "QUICK", 60.0)  # whatever they take on a busy machine
+    together = threading.Barrier(4)
+
+    def act(message: Note, context: Context) -> None:
+        if message.number >= 40:
+            together.wait(DEADLINE)
+
+    endpoint.handle(act)
+    endpoint.send_many(44)
+    worker = endpoint.start(concurrency=4)
+    endpoint.wait_until_empty()
+
+    assert worker.pump.stats.handled == 44
+    assert worker.pump.stats.failed == 0
+
+
 # -- one task, without a pump -----------------------------------------------------------------------------------------
 
 
@@ -180,6 +201,29 @@ def test_a_task_takes_its_share_and_what_is_left_is_for_others(handled: list[int
     assert not one.task.full
     assert handled == [0, 1, 2, 3, 4]
     assert one.pump.stats.handled == 5, "each is counted once, the last one as well"
+
+
+def test_quick_handlers_take_turns_with_those_of_another_task(
+    no_consumers: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "QUICK", 60.0)
+    taken: list[bool] = []
+
+    def act(message: Nop) -> None:
+        taken.append(not first.enter())
+        if not taken[-1]:
+            first.leave()
+
+    consumer(Transactional, name="tests")(act)
+    Transactional.send_many(Nop(number, "") for number in range(3))
+    one = Receiver(Transactional)
+    first = one.task._in_turn._turn
+    assert one.receive(3) == 3
+
+    assert taken == [False, True, True], "of the first nobody knows that it is quick"
+    assert first.enter(), "and it is left"
+    assert next(one.pump.desk.turns) is not first
+    assert next(one.pump.desk.turns) is first
 
 
 def test_a_streak_ends_after_its_time_and_there_may_be_more(
