@@ -160,7 +160,7 @@ class _Database:
 
     @cached_property
     def told(self) -> dict[str, Any]:
-        """What workers say of their queues, likewise."""
+        """What workers say of their queues; nothing where it cannot be read."""
         return self.reader.read(lambda: told_by_subscribers(self.alias))[0] or {}
 
     def figures_of(self, queue: Any) -> QueueFigures:

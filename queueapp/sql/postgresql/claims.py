@@ -201,10 +201,13 @@ class PostgresqlClaims(QueueSql):
         return load(connection, result) if result.ntuples else []
 
     def commits_with_claim(self, connection: Any, ranges: Sequence[Range]) -> Opening | None:
-        of_one = self._of_one
-        if of_one is None or self._where(ranges) is not Where.OPEN or self._in_order.sorts(of_one.sql):
+        if (
+            self._of_one is None
+            or self._where(ranges) is not Where.OPEN
+            or self._in_order.sorts(self._claims[Where.OPEN][1])
+        ):
             return None
-        return of_one.following(connection, self._in_order)
+        return self._of_one.following(connection, self._in_order)
 
     def commit_and_claim(self, connection: Any, ranges: Sequence[Range], way: Opening) -> list[Claimed] | None:
         assert self._of_one is not None, "commits_with_claim() has said so"

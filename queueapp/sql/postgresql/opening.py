@@ -3,7 +3,6 @@ and BEGIN."""
 
 from __future__ import annotations
 
-import struct
 from typing import Any
 
 from psycopg.pq.abc import PGresult
@@ -15,8 +14,6 @@ from .packed import BIGINT, UUID, OpeningQuery, PackedStatement, marks_in, packe
 #: So many claims of one, of all sessions of this process and none of them in vain, before they are planned once for all (see
 #: ``OfOne``).
 DEEP = 1000
-
-_bigint = struct.Struct("!q").pack
 
 
 class Leasing:
@@ -44,8 +41,7 @@ class Opening:
         self.query = OpeningQuery(sql, (BIGINT,) * self._count)
 
     def values(self, only: Range, limit: int) -> list[bytes]:
-        low = _bigint(only.low)
-        return [low] if self._count == 1 else [low, _bigint(limit)]
+        return packed(self.params(only, limit))
 
     def params(self, only: Range, limit: int) -> tuple[int, ...]:
         return (only.low, limit)[: self._count]
@@ -63,13 +59,11 @@ class OfOne:
     planned each time again, for as long as its ``CALM`` lasts.
     """
 
-    __slots__ = ("_count", "_each_time", "_once", "sql")
+    __slots__ = ("_count", "_each_time", "_once")
 
     def __init__(self, each_time: Opening) -> None:
         #: Shared by threads without a lock: what a lost update costs is a plan.
         self._count = 0
-        #: As it is planned each time.
-        self.sql = each_time.sql
         self._each_time, self._once = each_time, Opening(each_time.sql.replace("LIMIT %s", "LIMIT 1"))
 
     def ways(self, order: IndexOrder) -> tuple[Opening, Opening]:

@@ -84,7 +84,7 @@ class SetTask(TransactionalTask):
                 if (gone := len(seqs) - self.sql.remove(connection, seqs)) != 0:
                     outcome = NotThere(f"The handler has deleted {gone} messages of its set: leave that to the worker.")
                     raise RollBack
-                hooks = self._run_every_hook(rows[0], answering)
+                hooks = self._run_every_hook(connection, rows[0], answering)
         except RollBack:
             hooks = False
         except Exception as error:

@@ -116,7 +116,7 @@ class TransactionalTask(LeaseTask):
                         outcome = self.call(claimed)
                     answering.again()
                     if outcome is None:
-                        hooks = bool(connection.run_on_commit) and self._run_every_hook(claimed, answering)
+                        hooks = self._run_every_hook(connection, claimed, answering)
                         following = None
                         if count < limit and self._may_follow(connection, until):
                             following = self._commit_and_claim(connection)
@@ -194,8 +194,8 @@ class TransactionalTask(LeaseTask):
         if isinstance(decided.verdict, verdicts.RetryNow):
             self.desk.retried(seq)
 
-    def _run_every_hook(self, claimed: Claimed, answering: Answering) -> bool:
-        if not wakeups.run_every_hook(connections[self.alias], first=answering.pause):
+    def _run_every_hook(self, connection: Any, claimed: Claimed, answering: Answering) -> bool:
+        if not wakeups.run_every_hook(connection, first=answering.pause):
             return False
         self.about, self.around = claimed, self.variables
         return True
@@ -293,7 +293,7 @@ class TransactionalTask(LeaseTask):
                 answering.again()
                 if outcome is not None:
                     raise RollBack
-                hooks = self._run_every_hook(claimed, answering)
+                hooks = self._run_every_hook(connection, claimed, answering)
         except RollBack:
             pass
         except Exception as error:

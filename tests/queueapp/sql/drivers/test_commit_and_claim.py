@@ -301,6 +301,7 @@ def test_a_streak_goes_on_though_another_threads_claim_was_in_vain() -> None:
     with transaction.atomic():
         claim()
         way = sql.commits_with_claim(connection, ALL)
+        assert way is not None
         sql._of_one._count = -1
         assert [row[BODY] for row in sql.commit_and_claim(connection, ALL, way)] == [b"2"]
         sql._of_one._count = opening.DEEP

@@ -236,6 +236,7 @@ def follow_when_it_would_sort(sql: Any, clock: list[float]) -> None:
     """Claim one, and the next with its commit, a while after the planner has begun to sort."""
     sql.claim_by_delete(connection, [Range()], 1)
     way = sql.commits_with_claim(connection, [Range()])
+    assert way is not None
     indexes(usable=False)
     clock[0] += LOOK_AT_HARMLESS_EVERY + 1
     # The clock of the claims themselves goes on, so that each took some time.
