@@ -58,7 +58,9 @@ def as_uuid(value: Any) -> uuid.UUID:
     """An id as the drivers return it: 16 bytes, text, or a UUID."""
     if isinstance(value, uuid.UUID):
         return value
-    return uuid.UUID(bytes=value) if isinstance(value, bytes) else uuid.UUID(value)
+    if isinstance(value, bytes):
+        return _as_uuid(int.from_bytes(value)) if len(value) == 16 else uuid.UUID(bytes=value)
+    return uuid.UUID(value)
 
 
 _make_uuid, _set = uuid.UUID.__new__, object.__setattr__

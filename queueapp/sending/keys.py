@@ -15,6 +15,7 @@ from typing import Any
 
 from .. import delayed
 from ..errors import DuplicateMessage, InvalidMessage
+from ..messages.ids import as_uuid
 from ..models import DelayedMessage, MessageKey
 from ..models.delivery.dedupe import OnConflict
 from ..sql import backend_of, queue_sql
@@ -121,7 +122,7 @@ def admitted(
             if key in place and conflict is OnConflict.ERROR:
                 raise DuplicateMessage(queue._meta.label, key, uuid.UUID(bytes=ids[place[key]]))
             place[key] = n
-        kept = admit_many(queue, connection, {key: uuid.UUID(bytes=ids[n]) for key, n in place.items()}, conflict)
+        kept = admit_many(queue, connection, {key: as_uuid(ids[n]) for key, n in place.items()}, conflict)
         chosen = [n for n, key in enumerate(keys) if key is None or (place[key] == n and key not in kept)]
         yield [some[n] for n in chosen], [ids[n] for n in chosen]
 

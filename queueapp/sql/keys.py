@@ -20,8 +20,8 @@ class Keys(abc.ABC):
     def hold_keys(
         self, connection: Any, db_table: str, queue: str, keys: Sequence[str], ids: Sequence[uuid.UUID]
     ) -> dict[str, uuid.UUID]:
-        """Lock these keys until the transaction ends, making those that are not there with these ids; by key the message that
-        each of them names. One that another transaction holds is waited for. On SQL Server two statements."""
+        """Lock these keys, which are digests, until the transaction ends, making those that are not there with these ids; by key the
+        message that each of them names. One that another transaction holds is waited for. On SQL Server two statements."""
 
     @abc.abstractmethod
     def set_keys(

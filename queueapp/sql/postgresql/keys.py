@@ -22,13 +22,14 @@ class PostgresqlKeys(Keys):
         self, connection: Any, db_table: str, queue: str, keys: Sequence[str], ids: Sequence[uuid.UUID]
     ) -> dict[str, uuid.UUID]:
         # The unique index on queue and key, one seek a key. Safe: the update of nothing locks a row that is there, and waits for
-        # who is inserting it; in the order of the keys, so that two senders never wait for each other.
+        # who is inserting it; in the order of the keys, so that two senders never wait for each other. (Digests in one text:
+        # psycopg looks for what to escape in each item of an array.)
         sql = (
             f"INSERT INTO {quote_table(db_table)} AS t (queue, key, message_id) "
-            "SELECT %s, u.key, u.id FROM unnest(%s::text[], %s::uuid[]) AS u(key, id) ORDER BY u.key "
+            "SELECT %s, u.key, u.id FROM unnest(string_to_array(%s, ','), %s::uuid[]) AS u(key, id) ORDER BY u.key "
             "ON CONFLICT (queue, key) DO UPDATE SET queue = excluded.queue RETURNING t.key, t.message_id"
         )
-        return {key: as_uuid(one) for key, one in fetch(connection, sql, (queue, list(keys), list(ids)))}
+        return {key: as_uuid(one) for key, one in fetch(connection, sql, (queue, ",".join(keys), list(ids)))}
 
     def set_keys(
         self, connection: Any, db_table: str, queue: str, keys: Sequence[str], ids: Sequence[uuid.UUID]

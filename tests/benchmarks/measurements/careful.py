@@ -103,6 +103,7 @@ def _killed(queue: Any, backlog: int, seconds: float) -> Ratio:
         return Ratio(after, before)
     finally:
         QueueControl.objects.all().delete()
+        fill(queue, Count, 0)  # whoever works this queue next has no tally to count them in
         tally.remove()
 
 

@@ -8,7 +8,9 @@ import enum
 import pickle
 import re
 import uuid
+from copy import copy
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -17,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from queueapp import InvalidMessage, UndecodableMessage, message_type, messages
+from queueapp.messages.ids import as_uuid
 
 
 class Order(msgspec.Struct):
@@ -69,6 +72,20 @@ def test_ids_are_ordinary_uuids() -> None:
     assert uuid.UUID(str(one)) == one
     assert pickle.loads(pickle.dumps(one)) == one
     assert hash(one) == hash(uuid.UUID(int=one.int))
+
+
+@pytest.mark.parametrize(
+    "told", [str, attrgetter("hex"), attrgetter("bytes"), copy], ids=["text", "hex", "bytes", "uuid"]
+)
+def test_an_id_is_read_however_a_driver_tells_it(told: Any) -> None:
+    one = uuid.UUID("0190a1b2-c3d4-7e5f-8a6b-7c8d9e0f1a2b")
+    found = as_uuid(told(one))
+    assert (found, str(found), found.is_safe) == (one, str(one), one.is_safe)
+
+
+def test_bytes_that_are_no_id_are_not_read_as_one() -> None:
+    with pytest.raises(ValueError, match="16-char"):
+        as_uuid(b"15 bytes long..")
 
 
 # -- bodies --------------------------------------------------------------------------------------------------------
