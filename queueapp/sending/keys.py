@@ -120,7 +120,7 @@ def admitted(
             if key is None or (key in place and conflict is OnConflict.IGNORE):
                 continue
             if key in place and conflict is OnConflict.ERROR:
-                raise DuplicateMessage(queue._meta.label, key, uuid.UUID(bytes=ids[place[key]]))
+                raise DuplicateMessage(queue._meta.label, key, as_uuid(ids[place[key]]))
             place[key] = n
         kept = admit_many(queue, connection, {key: as_uuid(ids[n]) for key, n in place.items()}, conflict)
         chosen = [n for n, key in enumerate(keys) if key is None or (place[key] == n and key not in kept)]
