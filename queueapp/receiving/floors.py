@@ -3,8 +3,7 @@
 Rows deleted at the head cannot be cleaned up while any old snapshot is open; a claim that starts at the head walks over
 all of them (3,300 messages a second and falling; 66,000 and flat from a floor). A floor is a hint of one process: it
 only ever hides rows that came back behind it (a late commit, a lapsed lease, a rollback elsewhere), and those are found
-by the rescan, which walks from zero to the floor in windows sized by the time they take; what is ``settled`` it walks over
-seldom. Losing a floor costs nothing.
+by the rescan, which walks from zero to the floor in windows sized by the time they take. Losing a floor costs nothing.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ from collections.abc import Callable, Iterable, MutableSequence, Sequence
 from datetime import timedelta
 from typing import Any
 
-from ..sql.claimed import MAX_SEQ, PRIORITY, RECIPIENT, SEQ, Claimed, Peek, Range
-from .settled import Settled
+from ..sql.claimed import MAX_SEQ, PRIORITY, RECIPIENT, SEQ, Claimed, Range
 
 #: A rescan window should take about this long, beside the way to the server and back; it is halved above twice, doubled below
 #: half of it.
@@ -40,7 +38,6 @@ class Floors:
     a lost update only means that a few rows are looked at twice, or found by the rescan."""
 
     __slots__ = (
-        "_begin",
         "_low",
         "_near",
         "_nears",
@@ -52,11 +49,8 @@ class Floors:
         "_stayed",
         "_trip",
         "_turn",
-        "_walked",
         "leveled",
         "levels",
-        "settled",
-        "walk",
     )
 
     def __init__(self, levels: Iterable[Level] = (("", 0),), leveled: bool = False) -> None:
@@ -72,15 +66,7 @@ class Floors:
         #: Looks for them since the rescan went on.
         self._nears = 0
         self._place = {level: place for place, level in enumerate(self.levels)}
-        #: Where the rescan has got to; 0: it begins anew.
         self._position = 0
-        #: Where it began, or begins anew: what is below is settled.
-        self._begin = 0
-        #: Seconds that its looks have taken since then.
-        self._walked = 0.0
-        #: What all of them together took the last time.
-        self.walk = 0.0
-        self.settled = Settled()
         self._span = FIRST_WINDOW
         #: What the quickest of its looks took, in seconds: the way to the server and back, which no smaller window shortens.
         self._trip = math.inf
@@ -133,62 +119,38 @@ class Floors:
             self._near = reached + 1 if reached else None
             return False
         self._nears = 0
-        start, span = self._window
         if reached:
             # Many rows that nobody may take now. In a stretch without any the span has doubled until it spans them all.
-            self._span = max(reached + 1 - start, _SMALLEST_WINDOW)
+            self._span = max(reached + 1 - self._position, _SMALLEST_WINDOW)
             self._position = reached + 1
         else:
-            self._position = start + span
+            self._position += self._span
         end = max(self._low)
         self._resize(seconds, end)
         if self._position >= end:
-            self._begin_anew()
+            self._position = 0
             return True
         return False
-
-    def _begin_anew(self) -> None:
-        """The rescan has gone over all that it was to."""
-        self.walk = self._walked
-        self.settled.walked(self.walk, all_=not self._begin)
-        self._position, self._walked, self._begin = 0, 0.0, self.settled.begin
-
-    def settle(self, behind: Range, seen: Peek, over: int) -> None:
-        """A look saw this behind the floor, in this range; ``over``: that of ``settled`` before it."""
-        end = min(behind.high, seen.reached or behind.high) + 1
-        self.settled.saw_none(behind, min(end, seen.present or end, over))
-
-    @property
-    def asks(self) -> bool:
-        """Whether somebody is to ask the database what was given, for ``settled``. (What one level has none of may be another's,
-        whose floor is not there yet.)"""
-        return not self.leveled and self.settled.asks
 
     def _resize(self, seconds: float, end: int) -> None:
         """Make the next window as large as the time of the last one allows; a cycle goes over all up to ``end``."""
         if seconds:
             self._trip = min(self._trip, seconds)
             seconds -= self._trip
-            self._walked += seconds
         if seconds < WINDOW_TARGET / 2:
             self._span = min(self._span * 2, _LARGEST_WINDOW)
         elif seconds > WINDOW_TARGET * 2:
             # (Of a span beyond the floor a half is no less to look at.)
             self._span = max(min(self._span, end) // 2, _SMALLEST_WINDOW, end // LOOKS_OF_A_CYCLE)
 
-    def without_the_way(self, seconds: float) -> float:
-        """What of the time of a look it took the server itself."""
-        return max(0.0, seconds - self._trip)
-
     def connected_anew(self) -> None:
         """The next look may go to another server, which may be farther away."""
         self._trip = math.inf
-        self.settled.forget()
 
     @property
     def _window(self) -> tuple[int, int]:
         """Where the present window begins, and how many seqs it has."""
-        return (self._position or self._begin, self._span) if self._near is None else (self._near, FIRST_WINDOW)
+        return (self._position, self._span) if self._near is None else (self._near, FIRST_WINDOW)
 
     def is_present(self, only: Range) -> bool:
         """Whether it is of the present window: two may have looked at one, and go on from it once."""
@@ -267,8 +229,6 @@ class Floors:
         for place, low in enumerate(self._low):
             if seq < low:
                 self._low[place] = seq
-        self.settled.lower(seq)
-        self._begin = min(self._begin, max(seq, 0))
         self._returns[0 if told else 1] += 1
 
     def lower_all(self, seqs: Sequence[int]) -> None:
@@ -279,8 +239,7 @@ class Floors:
         """Look from the very beginning again."""
         for place in range(len(self._low)):
             self._low[place] = 0
-        self._position, self._walked, self._begin = 0, 0.0, 0
-        self.settled.forget()
+        self._position = 0
 
     @property
     def lowest(self) -> int:

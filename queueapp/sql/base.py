@@ -17,7 +17,7 @@ from .arriving import Arrivals, Arriving
 from .bookmarks import Bookmarks
 from .bound import Bound
 from .celery import CeleryResults
-from .claimed import Claimed, Given, Peek, Range
+from .claimed import Claimed, Peek, Range
 from .copying import Copying
 from .counting import Counting
 from .deferred import Deferred
@@ -88,11 +88,6 @@ class QueueSql(
     ) -> Peek:
         """Count available messages, at most ``limit`` in each group of ranges. Takes no locks that outlive it. A
         message that another open transaction has taken is not available."""
-
-    @abc.abstractmethod
-    def given(self, connection: Any) -> Given | None:
-        """Which seqs were given, and which transactions may still bring some of them. None: this database, or the right
-        that its user lacks, keeps that to itself; the caller does without. In autocommit mode. No table is read."""
 
     @abc.abstractmethod
     def read_heads(self, connection: Any, only: Range, limit: int) -> list[tuple[int, str]]:

@@ -66,21 +66,9 @@ WINDOW_ROWS = 30_000
 
 class Peek(NamedTuple):
     """What a peek saw: available messages ahead of the floor and in the rescanned range, at most ``limit`` each, the
-    lowest seq among them (0: none), where in the rescanned range it ended after ``WINDOW_ROWS`` (0: at its end), and the
-    lowest seq of a message there that is in the table, available or not (0: none; only where ``QueueSql.given`` tells
-    something anybody asks for it)."""
+    lowest seq among them (0: none), and where in the rescanned range it ended after ``WINDOW_ROWS`` (0: at its end)."""
 
     ahead: int
     behind: int
     first: int
     reached: int = 0
-    present: int = 0
-
-
-class Given(NamedTuple):
-    """The highest seq that was given so far; and of transactions that write the oldest that is open, and one that began when it
-    was told, as numbers that grow: all that had begun before are over once ``oldest`` is no less than ``following`` was."""
-
-    seq: int
-    oldest: int
-    following: int

@@ -18,12 +18,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence, Set
 from time import monotonic
-from typing import Any
 
 import msgspec
 
 from queueapp.receiving.floors import Floors, Level
-from queueapp.sql.base import QueueSql
 from queueapp.sql.claimed import MAX_SEQ, SEQ, Claimed, Peek, Range
 
 from .unknown import Unknown
@@ -36,9 +34,6 @@ PATIENCE = 0.1
 #: Under load there are a hundred looks a second, and behind a million messages leased to others each of them read 10 ms of
 #: those: as much again as walking over them once.
 REST = 9
-#: After a look that itself took longer than ``BRIEF`` it rests for longer where that does no harm: so that going over all that is
-#: behind the floors takes ``CYCLE`` seconds, half a peek delay, and at most so many times as long as the look.
-BRIEF, CYCLE, LONGEST_REST = 0.001, 0.5, 49
 
 
 class UnderWay(msgspec.Struct, eq=False):
@@ -109,8 +104,6 @@ class Claiming:
         self.left = False
         #: When the next part of the rescan is due.
         self._rescan_at = 0.0
-        #: What could be settled when the last look began, see ``Settled``.
-        self._over = 0
         self._unknown: dict[Level, Unknown] = {}
         #: What handlers of this process have in hand though the database may have let go of it: the session of a TRANSACTIONAL
         #: receive was killed, and its failed attempt is still to be counted. Changed without the lock: one key at a time.
@@ -118,17 +111,9 @@ class Claiming:
 
     # -- looking --------------------------------------------------------------------------------------------------
 
-    def look_behind(self, sql: QueueSql, connection: Any) -> None:
-        """Before a look, what that does not do itself: to ask what of what lies behind the floor it may settle."""
-        floors = self.floors
-        if floors.asks:
-            floor = floors.lowest
-            floors.settled.told(sql.given(connection), floor)
-
     def look(self) -> tuple[list[Range], list[Range]]:
         """(ahead, behind): where the next look goes."""
         with self._lock:
-            self._over = self.floors.settled.over
             due = self.floors.told or monotonic() >= self._rescan_at
             behind = self._known(self.floors.behind()) if due else []
             if due and not behind:
@@ -139,13 +124,6 @@ class Claiming:
     def goes_on_at(self) -> float | None:
         """When the rescan goes on that has begun, by the monotonic clock; None: all that lies behind the floors was looked at."""
         return self._rescan_at if self.floors.rescanning else None
-
-    @property
-    def settles_at(self) -> float | None:
-        """When a look would settle more of what lies behind the floor; None: that is to be seen when there are messages."""
-        floors = self.floors
-        due = not floors.leveled and floors.settled.is_due(floors.lowest)
-        return max(self._rescan_at, floors.settled.ask_at) if due else None
 
     def seen(self, peek: Peek, behind: Sequence[Range], seconds: float, came_down: int | None = None) -> None:
         """A look saw this, behind the floors in these ranges; ``came_down``: as it was before it (None: as it is)."""
@@ -159,19 +137,10 @@ class Claiming:
             # is under way: that passed for a look at the window, and what lay there was found after six seconds.)
             if behind and self.floors.is_present(behind[0]):
                 self._behind = []
-                if came_down in (None, self.floors.came_down):
-                    self.floors.settle(behind[0], peek, self._over)
-                self._rescan_at = max(self._rescan_at, monotonic() + self._rest_after(seconds))
+                self._rescan_at = max(self._rescan_at, monotonic() + REST * seconds)
                 self.floors.rescanned(seconds, peek.reached)
             if peek.ahead and not self._unknown and came_down in (None, self.floors.came_down):
                 self.floors.seen(peek.first)  # else it may have passed what has become free since
-
-    def _rest_after(self, seconds: float) -> float:
-        """Seconds without another look behind the floors, after one that took so long."""
-        rest, alone = REST * seconds, self.floors.without_the_way(seconds)
-        if alone > BRIEF:
-            rest = max(rest, min(LONGEST_REST * alone, CYCLE * alone / max(self.floors.walk, alone)))
-        return rest
 
     def skip(self) -> None:
         """What lies behind the floors in the present window is of no interest for now: the next look goes on."""

@@ -211,14 +211,10 @@ class QueuePump(Receives):
     def _until_next_look(self) -> float:
         if not self._empty_claims:
             # A fresh process on an old queue looks through it in windows: all of them within a peek delay, not one.
-            now, least = monotonic(), self.peek_delay / LOOKS_OF_A_CYCLE
-            due, settles = self.desk.claiming.goes_on_at, self.desk.claiming.settles_at
-            waits = [self.peek_delay]
-            if due is not None:
-                waits.append(max(due - now, least))
-            if settles is not None:
-                waits.append(max(settles - now, 0.0))
-            return min(waits)
+            due = self.desk.claiming.goes_on_at
+            if due is None:
+                return self.peek_delay
+            return min(max(due - monotonic(), self.peek_delay / LOOKS_OF_A_CYCLE), self.peek_delay)
         wait: float = EMPTY_WAIT * 2 ** min(self._empty_claims, 20) * random.uniform(0.5, 1.0)
         return min(wait, self.peek_delay)
 

@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Any
 
 from ..base import QueueSql
-from ..claimed import MAX_SEQ, PRIORITY, WINDOW_ROWS, Claimed, Given, Peek, Range
+from ..claimed import MAX_SEQ, PRIORITY, WINDOW_ROWS, Claimed, Peek, Range
 from ..expiry import Terms
 from ..rows import REST
 from ..tables import QueueTable
@@ -19,7 +19,7 @@ from .index_order import IndexOrder
 from .opening import Leasing, OfOne, Opening
 from .packed import ready, ready_to_open
 from .rows import read, to_utc
-from .session import fetch, load, quote, quote_table
+from .session import load, quote, quote_table
 
 _BY_SEQ = itemgetter(0)
 #: The places of a message's values in a result of one row.
@@ -115,24 +115,8 @@ class PostgresqlClaims(QueueSql):
         if where[1] is Where.SEVERAL:
             window = window[:-1]  # no limit over all ranges
         params = (*self._range_params(ahead, limit), WINDOW_ROWS, *window)
-        found, back, *places = self._in_order.fetch(connection, self._peeks[where], params)[0]
-        return Peek(found, min(back, limit), *places)
-
-    #: Of a table without a sequence of its own, or for a user who may not look at it, there is no number. The end of a snapshot is
-    #: the end of what is *over*: transactions above it may be open. So it takes an xid of its own, which no other one that is
-    #: open has reached; a commit of nothing else writes 34 bytes of WAL and waits for no disk.
-    _GIVEN = (
-        "SELECT CASE WHEN has_sequence_privilege(s.name, 'SELECT, USAGE') THEN pg_sequence_last_value(s.name::regclass) END, "
-        "pg_snapshot_xmin(pg_current_snapshot())::text::bigint, pg_current_xact_id()::text::bigint "
-        "FROM pg_get_serial_sequence(%s::text, %s::text) AS s(name)"
-    )
-
-    def given(self, connection: Any) -> Given | None:
-        # Index: none, the catalog by name and the sequence's one row. Safe: it locks nothing. The sequence is read after the
-        # snapshot was taken: a seq that was given before a caller asked is below it, whoever is giving more.
-        table = self._q.replace("%%", "%")
-        seq, oldest, following = fetch(connection, self._GIVEN, (table, self.table.columns["seq"]))[0]
-        return None if seq is None else Given(seq, oldest, following)
+        found, back, first, reached = self._in_order.fetch(connection, self._peeks[where], params)[0]
+        return Peek(found, min(back, limit), first, reached)
 
     def read_heads(self, connection: Any, only: Range, limit: int) -> list[tuple[int, str]]:
         return self._read_heads(connection, only, limit, False)
@@ -331,15 +315,14 @@ class PostgresqlClaims(QueueSql):
         if ahead is Where.SEVERAL:
             scan = f"SELECT m.seq FROM {self._LEVELS} CROSS JOIN LATERAL ({scan}) AS m(seq) LIMIT %s"
         return (
-            "SELECT a.n, b.n, coalesce(least(a.first, b.first), 0), coalesce(b.reached, 0), coalesce(b.present, 0) "
+            "SELECT a.n, b.n, coalesce(least(a.first, b.first), 0), coalesce(b.reached, 0) "
             f"FROM (SELECT count(*) AS n, min(x.seq) AS first FROM ({scan}) AS x(seq)) a, "
             f"({self._build_window(behind)}) b"
         )
 
     def _build_window(self, where: Where) -> str:
-        """(free rows, the first of them, where the look ended before the end of the window or NULL, the first row of all) of
-        a rescan window. It looks at so many rows, free or not: a window over a million leased ones must not take a third of a
-        second."""
+        """(free rows, the first of them, where the look ended before the end of the window or NULL) of a rescan window. It
+        looks at so many rows, free or not: a window over a million leased ones must not take a third of a second."""
         within, order = self._build_place(where)
         rows = (
             f"SELECT {self._c['seq']}, {self._free} AND {self._NOT_IN_FLIGHT} FROM {self._q} "
@@ -347,13 +330,11 @@ class PostgresqlClaims(QueueSql):
         )
         level = (
             "SELECT count(*) FILTER (WHERE w.free) AS n, min(w.seq) FILTER (WHERE w.free) AS first, "
-            f"CASE WHEN count(*) = %s THEN max(w.seq) END AS reached, min(w.seq) AS present FROM ({rows}) AS w(seq, free)"
+            f"CASE WHEN count(*) = %s THEN max(w.seq) END AS reached FROM ({rows}) AS w(seq, free)"
         )
         if where is not Where.SEVERAL:
             return level
-        total = (
-            "SELECT sum(m.n)::bigint AS n, min(m.first) AS first, min(m.reached) AS reached, min(m.present) AS present"
-        )
+        total = "SELECT sum(m.n)::bigint AS n, min(m.first) AS first, min(m.reached) AS reached"
         return f"{total} FROM (SELECT %s AS most) AS c, {self._LEVELS} CROSS JOIN LATERAL ({level.replace('%s', 'c.most', 1)}) AS m"
 
     def _range_params(self, ranges: Sequence[Range], limit: int) -> tuple[Any, ...]:

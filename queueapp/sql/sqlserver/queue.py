@@ -15,7 +15,7 @@ from typing import Any
 from ...messages.ids import as_uuid
 from ..base import QueueSql
 from ..carried import COUNTS, WHOLE
-from ..claimed import Claimed, Given, Peek, Range
+from ..claimed import Claimed, Peek, Range
 from ..outgoing import Outgoing, Run
 from ..rows import REST, Row
 from ..tables import QueueTable, StoreTable
@@ -98,11 +98,6 @@ class SqlServerQueueSql(
         limit: int,
     ) -> Peek:
         return self._claims.peek(connection, ahead, behind, limit)
-
-    def given(self, connection: Any) -> Given | None:
-        # Which transactions are open is told to who may see the server's state, and no user of a queue needs to. A deleted row is
-        # a ghost here, which the server cleans up whoever reads; readers of row versions keep some.
-        return None
 
     def read_heads(self, connection: Any, only: Range, limit: int) -> list[tuple[int, str]]:
         return self._claims.read_heads(connection, only, limit)

@@ -21,8 +21,7 @@ every_shape = pytest.mark.parametrize("queue", EVERYWHERE)
 def peek(server: Server, queue: Any, limit: int = 100, connection: Any = None, **options: Any) -> Peek:
     connection = connection or server.connection
     ahead = options.pop("ahead", EVERYWHERE[queue])
-    seen = queue_sql(queue, connection).peek(connection, ahead, options.pop("behind", ()), limit, **options)
-    return seen._replace(present=0)  # which not every database tells
+    return queue_sql(queue, connection).peek(connection, ahead, options.pop("behind", ()), limit, **options)
 
 
 @every_shape
