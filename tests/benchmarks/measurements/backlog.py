@@ -16,7 +16,7 @@ from tests.benchmarks.figures import Figure, Ratio, Samples, Scale, measures
 from tests.benchmarks.measurements.drain import MESSAGES
 from tests.benchmarks.messages import Nop, Stranger
 from tests.benchmarks.models import Addressed, Deep, Leased
-from tests.benchmarks.rig.database import REST, append, drain, fill, largest_seq, rows_of
+from tests.benchmarks.rig.database import REST, append, checkpoint, drain, fill, largest_seq, rows_of
 from tests.benchmarks.rig.workers import QUIET, Workers
 
 _CHUNK = 1000
@@ -42,7 +42,7 @@ def deep_backlog(scale: Scale) -> Samples:
             append(Leased, Nop, _CHUNK)
             # Both sides' messages are older than the last checkpoint, so both pay for the first change of their pages: what is
             # measured is how deep a backlog is, not how old.
-            _checkpoint()
+            checkpoint()
         count = chunks * _CHUNK
         yield {"deep-backlog": Ratio(count / seconds[0], count / seconds[1])}
 
@@ -122,11 +122,6 @@ def behind_unknown(scale: Scale) -> Samples:
             fill(Leased, Nop, count)
             without = drain(Leased)
             yield {"behind-unknown": Ratio(count / behind, count / without)}
-
-
-def _checkpoint() -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("CHECKPOINT")
 
 
 def _vacuum(queue: Any) -> None:

@@ -8,14 +8,13 @@ from contextlib import ExitStack, contextmanager
 from time import monotonic, sleep
 
 import msgspec
-from django.db import connection
 
 from tests.benchmarks.consumers import insert_row
 from tests.benchmarks.figures import Figure, Ratio, Samples, Scale, measures
 from tests.benchmarks.messages import Nop, Row
 from tests.benchmarks.models import AtMostOnce, Entry, Leased, Transactional
 from tests.benchmarks.rig import raw
-from tests.benchmarks.rig.database import REST, append, drain, fill, raw_connection
+from tests.benchmarks.rig.database import REST, append, checkpoint, drain, fill, raw_connection
 from tests.benchmarks.rig.workers import Workers
 
 MESSAGES = 100_000
@@ -179,7 +178,6 @@ def _refilled(count: int) -> float:
     """Seconds of a drain of messages that are added to a table as it is. As ``fill`` it makes a checkpoint before: one that came
     halfway through cost a third of the drain."""
     sleep(REST)
-    with connection.cursor() as cursor:
-        cursor.execute("CHECKPOINT")
+    checkpoint()
     append(Leased, Nop, count)
     return drain(Leased)

@@ -47,14 +47,14 @@ def slow_trigger() -> Iterator[None]:
         cursor.execute(f"SELECT pg_advisory_lock({_GATE})")
     yield
     with connection.cursor() as cursor:
-        cursor.execute(f"SELECT pg_advisory_unlock({_GATE})")
+        cursor.execute(f"SELECT pg_advisory_unlock({_GATE})")  # where the test has not come to it; else a warning
         cursor.execute("DROP TRIGGER late ON testapp_leased")
         cursor.execute("DROP FUNCTION late()")
 
 
-def others_are_handled(handled: list[int], first: int) -> None:
-    """In ten turns, so that floors rise and looks come by."""
-    for number in range(first, first + 10):
+def ten_others_are_handled(handled: list[int]) -> None:
+    """One by one, so that floors rise and looks come by."""
+    for number in range(10):
         Leased.send(Nop(number, ""))
         eventually(lambda wanted=number: wanted in handled)
 
@@ -75,12 +75,11 @@ def test_a_send_whose_trigger_waits_is_found_soon(handled: list[int], slow_trigg
             return bool(cursor.fetchone()[0])
 
         eventually(waits)
-        others_are_handled(handled, 0)
+        ten_others_are_handled(handled)
         cursor.execute("SELECT pg_advisory_unlock(%s)", [_GATE])
         sender.join()
 
-        eventually(lambda: handled == [*range(10), -1], 10)
-        cursor.execute("SELECT pg_advisory_lock(%s)", [_GATE])
+    eventually(lambda: handled == [*range(10), -1], 10)
 
 
 def test_a_copy_that_is_not_at_its_end_is_found_soon(handled: list[int]) -> None:
@@ -95,7 +94,7 @@ def test_a_copy_that_is_not_at_its_end_is_found_soon(handled: list[int]) -> None
                 headers, body = messages.encode(Nop(number, "x" * 1_000))
                 copy.write_row((messages.new_id(), headers, body))
             eventually(lambda: last_seq() > before)
-            others_are_handled(handled, 0)
+            ten_others_are_handled(handled)
     finally:
         other.close()
 
