@@ -3,28 +3,20 @@
 Rows deleted at the head cannot be cleaned up while any old snapshot is open; a claim that starts at the head walks over
 all of them (3,300 messages a second and falling; 66,000 and flat from a floor). A floor is a hint of one process: it
 only ever hides rows that came back behind it (a late commit, a lapsed lease, a rollback elsewhere), and those are found
-by the rescan, which walks from zero to the floor in windows sized by the time they take. Losing a floor costs nothing.
+by the rescan, which walks from zero to the floor in windows sized by the time they take; over what is ``settled`` it walks
+seldom. Losing a floor costs nothing.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, MutableSequence, Sequence
-from datetime import timedelta
 from typing import Any
 
 from ..sql.claimed import MAX_SEQ, PRIORITY, RECIPIENT, SEQ, Claimed, Range
+from .settled import Before, Settled
+from .walk import FIRST_WINDOW, Walk
 
-#: A rescan window should take about this long, beside the way to the server and back; it is halved above twice, doubled below
-#: half of it.
-WINDOW_TARGET = timedelta(milliseconds=10).total_seconds()
-FIRST_WINDOW = 50_000
-_SMALLEST_WINDOW = 1_000
-#: A half of all seqs there are: somebody may insert one of the highest, and all others then lie behind the floor.
-_LARGEST_WINDOW = 1 << 62
-#: However slow its looks are a cycle takes so many at most: on a machine that is busy elsewhere a smaller window is no quicker, and
-#: with windows of 1,000 a late commit behind a floor at a million waited for a thousand looks.
-LOOKS_OF_A_CYCLE = 16
 #: Where messages come back all the time, the rescan goes on after so many looks just behind the floor.
 _NEARS_IN_A_ROW = 8
 #: Where they come back with every claim, a floor that stayed so often rises; looks just behind it find the rest.
@@ -38,19 +30,21 @@ class Floors:
     a lost update only means that a few rows are looked at twice, or found by the rescan."""
 
     __slots__ = (
+        "_audit",
+        "_auditing",
         "_low",
         "_near",
         "_nears",
         "_place",
-        "_position",
         "_returns",
         "_returns_seen",
-        "_span",
         "_stayed",
         "_trip",
         "_turn",
+        "_walk",
         "leveled",
         "levels",
+        "settled",
     )
 
     def __init__(self, levels: Iterable[Level] = (("", 0),), leveled: bool = False) -> None:
@@ -66,8 +60,9 @@ class Floors:
         #: Looks for them since the rescan went on.
         self._nears = 0
         self._place = {level: place for place, level in enumerate(self.levels)}
-        self._position = 0
-        self._span = FIRST_WINDOW
+        self.settled = Settled()
+        #: The rescan, from what is settled to the floor; and after a cycle of it now and then a window of what is settled.
+        self._walk, self._audit, self._auditing = Walk(), Walk(), False
         #: What the quickest of its looks took, in seconds: the way to the server and back, which no smaller window shortens.
         self._trip = math.inf
         self._turn = 0
@@ -105,9 +100,11 @@ class Floors:
             self._nears += 1
             self._near = max(0, max(self._low) - FIRST_WINDOW)
         start, span = self._window
-        end = start + span - 1
+        end = start + span
+        if self._auditing:
+            end = min(end, self.settled.to)
         floors = zip(self.levels, self._low, strict=False)
-        found = [Range(start, min(end, low - 1), *level) for level, low in floors if start < low]
+        found = [Range(start, min(end, low) - 1, *level) for level, low in floors if start < min(end, low)]
         if self.leveled:
             found.sort(key=lambda r: -r.priority)
         return found
@@ -119,38 +116,59 @@ class Floors:
             self._near = reached + 1 if reached else None
             return False
         self._nears = 0
-        if reached:
-            # Many rows that nobody may take now. In a stretch without any the span has doubled until it spans them all.
-            self._span = max(reached + 1 - self._position, _SMALLEST_WINDOW)
-            self._position = reached + 1
-        else:
-            self._position += self._span
-        end = max(self._low)
-        self._resize(seconds, end)
-        if self._position >= end:
-            self._position = 0
+        alone = self._alone(seconds)
+        if self._auditing:
+            self._audited(alone, reached)
             return True
-        return False
+        if not self._walk.go_on(self.settled.to, max(self._low), alone, reached):
+            return False
+        self.settled.walked(self._walk.taken)
+        self._auditing = self.settled.is_due
+        return not self._auditing
 
-    def _resize(self, seconds: float, end: int) -> None:
-        """Make the next window as large as the time of the last one allows; a cycle goes over all up to ``end``."""
+    def _audited(self, seconds: float, reached: int) -> None:
+        settled, self._auditing = self.settled, False
+        settled.walked_over_settled(seconds)
+        whole = settled.to
+        if self._audit.go_on(0, whole, seconds, reached):
+            settled.all_was_walked_over(self._audit.taken)
+            # Where there is little the span doubles each time, and there may be much the next time.
+            self._audit.span = min(self._audit.span, max(2 * whole, FIRST_WINDOW))
+
+    def _alone(self, seconds: float) -> float:
+        """What of the time of a look, which is known now, it took the server itself."""
         if seconds:
             self._trip = min(self._trip, seconds)
-            seconds -= self._trip
-        if seconds < WINDOW_TARGET / 2:
-            self._span = min(self._span * 2, _LARGEST_WINDOW)
-        elif seconds > WINDOW_TARGET * 2:
-            # (Of a span beyond the floor a half is no less to look at.)
-            self._span = max(min(self._span, end) // 2, _SMALLEST_WINDOW, end // LOOKS_OF_A_CYCLE)
+        return self.without_the_way(seconds)
+
+    def without_the_way(self, seconds: float) -> float:
+        """What of the time of a look it took the server itself, as far as the way to it is known."""
+        return max(0.0, seconds - self._trip)
+
+    @property
+    def before(self) -> Before:
+        """For ``settled``, and for who looks: how things are before a look."""
+        return Before(self.came_down, self.settled.over, self.settled.to)
+
+    @property
+    def asks(self) -> bool:
+        """Whether somebody is to ask the database who writes, for ``settled``. (What one level has none of may be another's,
+        whose floor is not there yet.)"""
+        return not self.leveled and self.settled.asks
 
     def connected_anew(self) -> None:
         """The next look may go to another server, which may be farther away."""
         self._trip = math.inf
+        self.settled.forget()
 
     @property
     def _window(self) -> tuple[int, int]:
         """Where the present window begins, and how many seqs it has."""
-        return (self._position, self._span) if self._near is None else (self._near, FIRST_WINDOW)
+        if self._near is not None:
+            return self._near, FIRST_WINDOW
+        if self._auditing:
+            return self._audit.start(0), self._audit.span
+        return self._walk.start(self.settled.to), self._walk.span
 
     def is_present(self, only: Range) -> bool:
         """Whether it is of the present window: two may have looked at one, and go on from it once."""
@@ -167,8 +185,10 @@ class Floors:
 
     @property
     def rescanning(self) -> bool:
-        """Whether a part of what lies behind the floors is still to be looked at."""
-        return self._near is not None or self._position > 0
+        """Whether a part of what lies behind the floors is still to be looked at, and soon."""
+        if self._audit.position is not None and self.settled.is_due:
+            return True
+        return self._near is not None or self._auditing or self._walk.position is not None
 
     @property
     def told(self) -> bool:
@@ -229,6 +249,7 @@ class Floors:
         for place, low in enumerate(self._low):
             if seq < low:
                 self._low[place] = seq
+        self.settled.lower(seq)
         self._returns[0 if told else 1] += 1
 
     def lower_all(self, seqs: Sequence[int]) -> None:
@@ -239,7 +260,8 @@ class Floors:
         """Look from the very beginning again."""
         for place in range(len(self._low)):
             self._low[place] = 0
-        self._position = 0
+        self._walk.position, self._auditing = None, False
+        self.settled.forget()
 
     @property
     def lowest(self) -> int:

@@ -168,22 +168,19 @@ class RankedFloors(Floors):
         if started < self.rescan_at and self._returns[0] == self._returns_seen:
             return
         self._returns_seen = self._returns[0]
-        low, high = self._position, self._position + self._span - 1
+        low = self._walk.start(0)
+        high = low + self._walk.span - 1
         places, last, count = sql.look_through(connection, low, min(high, looked_to), self.floor, WINDOW_ROWS)
         seconds = monotonic() - started
         self._hold_wanted(places, unwanted)
         with self._lock:
             self.rescan_at = started + seconds * (1 + REST)
-            self._next_window(last + 1 if count == WINDOW_ROWS else high + 1, seconds, looked_to)
+            self._walk.go_on(0, looked_to + 1, self._alone(seconds), last if count == WINDOW_ROWS else 0)
 
     def _hold_wanted(self, places: Sequence[int], unwanted: Callable[[int], bool]) -> None:
         wanted = [place for place in places if not unwanted(place)]
         with self._lock:
             self._hold(wanted)
-
-    def _next_window(self, position: int, seconds: float, end: int) -> None:
-        self._position = 0 if position > end else position
-        self._resize(seconds, end)
 
     def ahead(self) -> list[Range]:
         """Where something may be had, in order, without taking it: for a look."""
@@ -208,7 +205,7 @@ class RankedFloors(Floors):
 
     def reset(self) -> None:
         with self._lock:
-            self.floor, self._held, self._position = 0, [], 0
+            self.floor, self._held, self._walk.position = 0, [], None
             self.lowered += 1
 
     @property

@@ -18,10 +18,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence, Set
 from time import monotonic
+from typing import Any
 
 import msgspec
 
 from queueapp.receiving.floors import Floors, Level
+from queueapp.receiving.settled import BRIEF, Before
+from queueapp.sql.base import QueueSql
 from queueapp.sql.claimed import MAX_SEQ, SEQ, Claimed, Peek, Range
 
 from .unknown import Unknown
@@ -34,6 +37,9 @@ PATIENCE = 0.1
 #: Under load there are a hundred looks a second, and behind a million messages leased to others each of them read 10 ms of
 #: those: as much again as walking over them once.
 REST = 9
+#: After a look behind the floors that took the server itself longer than ``BRIEF``, no other for so many seconds: where a walk is
+#: short a tenth of the time is many of them, and none of them is waited for.
+LEAST_REST = 0.1
 
 
 class UnderWay(msgspec.Struct, eq=False):
@@ -111,6 +117,14 @@ class Claiming:
 
     # -- looking --------------------------------------------------------------------------------------------------
 
+    def look_behind(self, sql: QueueSql, connection: Any) -> None:
+        """Before a look, what that does not do itself: to ask the database what of what lies behind the floor it may settle."""
+        floors = self.floors
+        if floors.asks:
+            floor, asked = floors.lowest, monotonic()
+            writers = sql.writers(connection)
+            floors.settled.told(writers, floor, monotonic() - asked)
+
     def look(self) -> tuple[list[Range], list[Range]]:
         """(ahead, behind): where the next look goes."""
         with self._lock:
@@ -125,22 +139,29 @@ class Claiming:
         """When the rescan goes on that has begun, by the monotonic clock; None: all that lies behind the floors was looked at."""
         return self._rescan_at if self.floors.rescanning else None
 
-    def seen(self, peek: Peek, behind: Sequence[Range], seconds: float, came_down: int | None = None) -> None:
-        """A look saw this, behind the floors in these ranges; ``came_down``: as it was before it (None: as it is)."""
+    def seen(self, peek: Peek, behind: Sequence[Range], seconds: float, before: Before | None = None) -> None:
+        """A look saw this, behind the floors in these ranges; ``before``: what was known before it (None: as it is)."""
         with self._lock:
+            unchanged = before is None or before.came_down == self.floors.came_down
             if peek.behind:
                 # First these, together with what is ahead; the window stays until a claim finds it clear.
                 ends = [only._replace(high=min(only.high, peek.reached)) for only in behind] if peek.reached else behind
                 self._behind = [only for only in ends if only.low <= only.high]
-                return
             # One that was not due has seen nothing of it. (Where looks follow each other without a pause it often comes due while one
             # is under way: that passed for a look at the window, and what lay there was found after six seconds.)
-            if behind and self.floors.is_present(behind[0]):
+            elif behind and self.floors.is_present(behind[0]):
                 self._behind = []
-                self._rescan_at = max(self._rescan_at, monotonic() + REST * seconds)
+                self._rescan_at = max(self._rescan_at, monotonic() + self._rest_after(seconds))
                 self.floors.rescanned(seconds, peek.reached)
-            if peek.ahead and not self._unknown and came_down in (None, self.floors.came_down):
+            if behind and before is not None and unchanged:
+                # After it has gone on: a walk begins where nothing is settled.
+                self.floors.settled.seen(behind[0], peek, before)
+            if peek.ahead and not peek.behind and not self._unknown and unchanged:
                 self.floors.seen(peek.first)  # else it may have passed what has become free since
+
+    def _rest_after(self, seconds: float) -> float:
+        """Seconds without another look behind the floors, after one that took so long."""
+        return max(REST * seconds, LEAST_REST if self.floors.without_the_way(seconds) > BRIEF else 0.0)
 
     def skip(self) -> None:
         """What lies behind the floors in the present window is of no interest for now: the next look goes on."""

@@ -31,8 +31,9 @@ from queueapp.conf import settings
 from queueapp.flow.filters import SubscriberFilter
 from queueapp.membership.circuit_breaker import CircuitBreaker
 from queueapp.membership.dead_peers import Answering
-from queueapp.receiving.floors import LOOKS_OF_A_CYCLE, Floors
+from queueapp.receiving.floors import Floors
 from queueapp.receiving.ranked import floors_for
+from queueapp.receiving.walk import LOOKS_OF_A_CYCLE
 from queueapp.sending.isolation import close_isolated
 from queueapp.sql import queue_sql
 from queueapp.sql.claimed import Peek
@@ -308,7 +309,7 @@ class QueuePump(Receives):
         try:
             with Answering(connection):
                 desk.look_behind()
-                came_down = self.floors.came_down
+                before = self.floors.before
                 ahead, behind = desk.look()
                 seen = desk.sql.peek(connection, ahead, behind, self.peek_limit)
                 desk.reread(REREADS)
@@ -320,7 +321,7 @@ class QueuePump(Receives):
         self._seen_at = started
         desk.stats.peeks += 1
         desk.peek_breaker.success()
-        desk.claiming.seen(seen, behind, monotonic() - started, came_down)
+        desk.claiming.seen(seen, behind, monotonic() - started, before)
         return seen
 
     @property

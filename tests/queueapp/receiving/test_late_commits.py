@@ -11,7 +11,7 @@ from django.db import transaction
 import queueapp.kombu  # noqa: F401 (registers the transport)
 from queueapp.kombu.broker import BrokerQueue
 from queueapp.kombu.member import stop_members
-from queueapp.receiving import floors
+from queueapp.receiving import walk
 from tests.databases import only_on_postgresql
 from tests.inprocess import DEADLINE, real_commits
 from tests.late_commits import committed_late, jump
@@ -23,7 +23,7 @@ pytestmark = [real_commits, only_on_postgresql]
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A look that was slow because the machine was busy makes no smaller windows: these tests count looks."""
-    monkeypatch.setattr(floors, "WINDOW_TARGET", 60.0)
+    monkeypatch.setattr(walk, "WINDOW_TARGET", 60.0)
 
 
 def receive_one(queue: Any) -> list[int]:

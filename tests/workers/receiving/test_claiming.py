@@ -414,7 +414,7 @@ def test_a_look_raises_no_floor_over_what_became_free_while_it_was_under_way(flo
     """To the look it was in the hands of a claim."""
     claims = Claiming(floors)
     lower, higher = claims.begin(500), claims.begin(500)
-    before = floors.came_down
+    before = floors.before
     claims.look()
     lower.rows, higher.rows = rows(*range(100, 151)), rows()
     claims.end(lower)
@@ -424,7 +424,7 @@ def test_a_look_raises_no_floor_over_what_became_free_while_it_was_under_way(flo
     claims.seen(Peek(1, 0, 700), [], 0.001, before)
     assert floors.lowest == 151
 
-    claims.seen(Peek(1, 0, 700), [], 0.001, floors.came_down)
+    claims.seen(Peek(1, 0, 700), [], 0.001, floors.before)
     assert floors.lowest == 700
 
 

@@ -16,7 +16,7 @@ from django.db import OperationalError, connections, transaction
 from queueapp import Context, InvalidOption, RetryNow, consumer
 from queueapp.membership.circuit_breaker import CircuitBreaker, State
 from queueapp.models import Now
-from queueapp.receiving.floors import LOOKS_OF_A_CYCLE
+from queueapp.receiving.walk import LOOKS_OF_A_CYCLE
 from queueapp.sql.claimed import MAX_SEQ, Range
 from tests.conformance.gate import Gate
 from tests.databases import statements_of
@@ -683,7 +683,7 @@ def test_a_fresh_process_looks_through_an_old_queue_without_waiting_for_peek_del
     settings.QUEUEAPP = {"PEEK_DELAY": 7}
     one = idle_pump(queue)
     clock = a_clock(monkeypatch)
-    one.floors._position, one.floors._span = 50_000, 50_000
+    one.floors._walk.position = 50_000
     at = "_rescan_at" if queue is Leased else "rescan_at"
     holder = one.desk.claiming if queue is Leased else one.floors
 
@@ -691,7 +691,7 @@ def test_a_fresh_process_looks_through_an_old_queue_without_waiting_for_peek_del
         setattr(holder, at, clock() + due)
         assert one._until_next_look() == wait
 
-    one.floors._position = 0
+    one.floors._walk.position = None
     setattr(holder, at, clock() - 2)
     assert one._until_next_look() == 7
 

@@ -1,0 +1,487 @@
+"""What lies behind a floor and need not be walked over again: when that is so, and for how long it is believed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+
+from queueapp.receiving import settled as module
+from queueapp.receiving.floors import Floors
+from queueapp.receiving.settled import ASK_EVERY, BRIEF, REST_OF_ASKING, REST_OF_SETTLED, Settled
+from queueapp.receiving.walk import FIRST_WINDOW, LOOKS_OF_A_CYCLE, WINDOW_TARGET
+from queueapp.sql.claimed import MAX_SEQ, Claimed, Peek, Range
+
+NOTHING = Peek(0, 0, 0)
+FLOOR = 100_001
+TRIP = 0.001
+
+
+class Clock:
+    """Seconds that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(module, "monotonic", clock)
+    return clock
+
+
+def row(seq: int) -> Claimed:
+    return (seq, b"", "", b"", 1, 0, None)
+
+
+def floors_at(floor: int) -> Floors:
+    """Whose walk has taken long once; the way to the server takes a millisecond."""
+    floors = Floors()
+    floors.passed([row(floor - 1)], floors.returns)
+    floors.rescanned(TRIP)
+    while not floors.rescanned(0.011):
+        pass
+    floors._walk.span = FIRST_WINDOW
+    return floors
+
+
+@pytest.fixture
+def floors(clock: Clock) -> Floors:
+    """100,000 were handled, and walking over them takes long."""
+    return floors_at(FLOOR)
+
+
+def close(floors: Floors, clock: Clock) -> None:
+    """All transactions are over that wrote when the floor got where it is."""
+    for _ in range(2):
+        clock.now += ASK_EVERY
+        assert floors.asks
+        floors.settled.told(set(), floors.lowest, 0.0)
+
+
+def look(floors: Floors, seen: Peek = NOTHING, seconds: float = 0.008) -> Range:
+    """One look behind the floor, and the next one is elsewhere; as ``Claiming`` does it."""
+    before = floors.before
+    (window,) = floors.behind()
+    if not seen.behind:
+        floors.rescanned(seconds, seen.reached)
+    floors.settled.seen(window, seen, before)
+    return window
+
+
+def cycle(floors: Floors, seconds: float = 0.008) -> list[Range]:
+    """A cycle of looks that see nothing."""
+    windows = [look(floors, seconds=seconds)]
+    while floors.rescanning:
+        windows.append(look(floors, seconds=seconds))
+    return windows
+
+
+# -- when it is so ------------------------------------------------------------------------------------------------
+
+
+def test_where_no_message_is_and_none_can_come_the_next_cycle_begins_above(floors: Floors, clock: Clock) -> None:
+    close(floors, clock)
+
+    windows = [look(floors), look(floors), look(floors)]
+
+    assert [one.low for one in windows] == [0, FIRST_WINDOW, 2 * FIRST_WINDOW]
+    assert windows[-1].high == FLOOR - 1
+    assert floors.settled.to == FLOOR
+    floors.passed([row(FLOOR + 5)], floors.returns)
+    look(floors)  # of what is settled, which is due
+    assert floors.behind() == [Range(FLOOR, FLOOR + 5)]
+
+
+def test_it_is_known_once_those_have_ended_that_wrote_then(floors: Floors, clock: Clock) -> None:
+    settled = floors.settled
+    settled.told({"3/1", "4/1"}, FLOOR, 0.0)
+    assert settled.over == 0
+    settled.told({"4/1", "5/1"}, FLOOR, 0.0)
+    assert settled.over == 0, "one of them is open"
+    settled.told({"3/2", "5/1"}, FLOOR, 0.0)
+    assert settled.over == FLOOR
+
+
+def test_the_next_ones_are_those_that_write_when_that_is_known(floors: Floors, clock: Clock) -> None:
+    settled = floors.settled
+    settled.told({"3/1"}, FLOOR, 0.0)
+    settled.told({"3/1", "4/1"}, FLOOR + 50, 0.0)
+    settled.told({"4/1"}, FLOOR + 99, 0.0)
+    assert settled.over == FLOOR
+    settled.told({"4/1"}, FLOOR + 200, 0.0)
+    assert settled.over == FLOOR, "it wrote when the floor was there"
+    settled.told(set(), FLOOR + 300, 0.0)
+    assert settled.over == FLOOR + 99
+
+
+def test_what_was_over_stays_so_when_the_floor_comes_down(floors: Floors, clock: Clock) -> None:
+    close(floors, clock)
+    floors.lower(7, told=False)
+    clock.now += ASK_EVERY
+    floors.settled.told(set(), floors.lowest, 0.0)
+    clock.now += ASK_EVERY
+    floors.settled.told(set(), floors.lowest, 0.0)
+    assert floors.settled.over == FLOOR
+
+
+def test_a_look_that_began_before_that_settles_nothing(floors: Floors, clock: Clock) -> None:
+    before = floors.before
+    close(floors, clock)
+
+    floors.settled.seen(Range(0, 99), NOTHING, before)
+
+    assert floors.settled.to == 0
+
+
+def test_what_follows_a_floor_of_then_is_not_settled(floors: Floors, clock: Clock) -> None:
+    floors.settled.told(set(), FLOOR, 0.0)
+    floors.passed([row(FLOOR + 999)], floors.returns)
+    floors.settled.told(set(), floors.lowest, 0.0)
+
+    floors.settled.seen(Range(0, FLOOR + 999), NOTHING, floors.before)
+
+    assert floors.settled.to == FLOOR
+
+
+@pytest.mark.parametrize(
+    ("seen", "to"),
+    [
+        (Peek(0, 0, 0, present=7), 7),
+        (Peek(0, 0, 0, present=0), 0),
+        (Peek(0, 1, 7, present=5), 5),
+        (Peek(0, 0, 0, reached=40, present=30), 30),
+        (Peek(0, 0, 0, reached=40), 41),
+        (Peek(0, 0, 0), FIRST_WINDOW),
+    ],
+    ids=[
+        "a message",
+        "the very first",
+        "a free one above it",
+        "before the end of the look",
+        "the end",
+        "of the window",
+    ],
+)
+def test_it_ends_at_the_first_message_or_where_the_look_ended(
+    floors: Floors, clock: Clock, seen: Peek, to: int
+) -> None:
+    close(floors, clock)
+
+    look(floors, seen)
+
+    assert floors.settled.to == to
+
+
+def test_a_look_that_leaves_a_gap_settles_nothing(floors: Floors, clock: Clock) -> None:
+    close(floors, clock)
+    settled = floors.settled
+
+    settled.seen(Range(1, 999), NOTHING, floors.before)
+    assert settled.to == 0
+
+    settled.seen(Range(0, 4), NOTHING, floors.before)
+    settled.seen(Range(6, 999), NOTHING, floors.before)
+    assert settled.to == 5
+    settled.seen(Range(5, 999), NOTHING, floors.before)
+    settled.seen(Range(0, 9), NOTHING, floors.before)
+    assert settled.to == 1000
+
+
+def test_what_came_back_is_not_settled(floors: Floors, clock: Clock) -> None:
+    close(floors, clock)
+    floors.settled.seen(Range(0, FLOOR - 1), NOTHING, floors.before)
+
+    floors.lower(70)
+
+    assert floors.settled.to == 70
+    floors.lower(MAX_SEQ)
+    assert floors.settled.to == 70
+
+
+def test_what_came_back_is_looked_for_from_there_on(floors: Floors, clock: Clock) -> None:
+    """A claim that had begun before that may have raised the floor above it again."""
+    close(floors, clock)
+    cycle(floors)
+    floors.passed([row(FLOOR + 5)], floors.returns)
+    assert floors.behind()[0].low == FLOOR
+    began = floors.returns
+
+    floors.lower(70, told=False)
+    floors.passed([row(FLOOR + 6)], began)
+
+    assert floors.behind()[0].low == 70
+
+
+def test_it_goes_on_where_a_cycle_under_way_has_got_to(floors: Floors, clock: Clock) -> None:
+    """What is settled of a window meanwhile is not passed over a second time."""
+    close(floors, clock)
+
+    assert look(floors) == Range(0, FIRST_WINDOW - 1)
+    floors.settled.seen(Range(0, FIRST_WINDOW + 10), NOTHING, floors.before)
+
+    assert floors.behind()[0].low == FIRST_WINDOW
+
+
+# -- whether it is asked for --------------------------------------------------------------------------------------
+
+
+def test_where_a_walk_takes_no_time_nobody_is_asked(clock: Clock) -> None:
+    floors = floors_at(FLOOR)
+    assert floors.asks
+    while not floors.rescanned(TRIP + BRIEF):
+        pass
+    while not floors.rescanned(TRIP + BRIEF / 8):
+        pass
+
+    assert not floors.asks
+
+
+def test_it_is_what_all_windows_of_a_cycle_have_taken(clock: Clock) -> None:
+    floors = Floors()
+    floors.passed([row(10 * FIRST_WINDOW)], floors.returns)
+    floors.rescanned(TRIP)
+    while not floors.rescanned(TRIP + BRIEF / 2):
+        pass
+
+    assert floors.asks
+
+
+def test_it_is_asked_now_and_then(floors: Floors, clock: Clock) -> None:
+    assert floors.asks
+    floors.settled.told(set(), FLOOR, 0.0)
+    assert not floors.asks
+    clock.now += ASK_EVERY
+    assert floors.asks
+
+
+def test_where_the_answer_takes_long_it_is_asked_seldom(floors: Floors, clock: Clock) -> None:
+    floors.settled.told(set(), FLOOR, 0.5)
+    clock.now += REST_OF_ASKING * 0.5 - 0.1
+    assert not floors.asks
+    clock.now += 0.1
+    assert floors.asks
+
+
+def test_a_database_that_does_not_tell_is_not_asked_again(floors: Floors, clock: Clock) -> None:
+    floors.settled.told(None, FLOOR, 0.0)
+    clock.now += 1e9
+    assert not floors.asks
+
+    floors.connected_anew()
+    while not floors.rescanned(0.011):
+        pass
+    floors.rescanned(TRIP)
+    while not floors.rescanned(0.011):
+        pass
+    assert floors.asks, "it may be another one"
+
+
+def test_of_levels_nothing_is_asked(clock: Clock) -> None:
+    floors = Floors([("", 1), ("", 0)], leveled=True)
+    floors.settled.walked(1.0)
+    assert floors.settled.asks
+    assert not floors.asks
+
+
+def test_behind_a_message_that_is_there_nothing_is_asked(floors: Floors, clock: Clock) -> None:
+    """A million that are leased, and none of those above the first can be settled."""
+    close(floors, clock)
+    clock.now += ASK_EVERY
+    look(floors, Peek(0, 0, 0, present=7))
+    assert not floors.asks
+
+    while floors.rescanning:
+        look(floors)
+    floors.settled.seen(Range(7, 99), NOTHING, floors.before)
+
+    assert floors.asks, "it is gone"
+
+
+def test_above_what_is_over_it_is_asked_whatever_is_there(floors: Floors, clock: Clock) -> None:
+    close(floors, clock)
+    floors.settled.seen(Range(0, FLOOR - 1), NOTHING, floors.before)
+    clock.now += ASK_EVERY
+
+    floors.settled.seen(Range(FLOOR, FLOOR + 10), Peek(0, 0, 0, present=FLOOR + 3), floors.before)
+
+    assert floors.asks
+
+
+def test_a_new_one_asks_nothing() -> None:
+    settled = Settled()
+    assert not settled.asks
+    assert not settled.is_due
+    assert settled.to == settled.over == 0
+
+
+# -- what is walked over all the same -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def far(clock: Clock) -> Floors:
+    """Settled up to ten million, of which walking over takes long."""
+    floors = floors_at(10_000_001)
+    close(floors, clock)
+    floors.settled.seen(Range(0, 10_000_000), NOTHING, floors.before)
+    floors.passed([row(10_000_010)], floors.returns)
+    return floors
+
+
+def test_after_a_cycle_a_window_of_it_is_looked_at(far: Floors, clock: Clock) -> None:
+    assert look(far) == Range(10_000_001, 10_000_010)
+    assert far.rescanning
+
+    assert look(far, seconds=TRIP + 0.01) == Range(0, FIRST_WINDOW - 1)
+    assert not far.rescanning
+    assert look(far) == Range(10_000_001, 10_000_010)
+    assert not far.rescanning, "no other for so long"
+    clock.now += REST_OF_SETTLED * 0.01 - 0.1
+    look(far)
+    assert not far.rescanning
+    clock.now += 0.1
+    look(far)
+    assert far.rescanning
+    assert look(far).low == FIRST_WINDOW
+
+
+def test_its_windows_end_where_it_ends(floors: Floors, clock: Clock) -> None:
+    close(floors, clock)
+    floors.settled.seen(Range(0, 40), NOTHING, floors.before)
+    floors._auditing = True
+
+    assert floors.behind() == [Range(0, 40)]
+
+
+def test_all_of_it_is_looked_at_in_time(far: Floors, clock: Clock) -> None:
+    windows: list[Range] = []
+    while not windows or far._audit.position is not None:
+        clock.now += 100.0
+        seen = look(far, seconds=TRIP + 0.01)
+        if seen.low < 10_000_001:
+            windows.append(seen)
+
+    assert [one.low for one in windows[1:]] == [one.high + 1 for one in windows[:-1]]
+    assert (windows[0].low, windows[-1].high) == (0, 10_000_000)
+
+
+def test_where_all_of_it_takes_no_time_it_is_walked_over_with_all_else(far: Floors, clock: Clock) -> None:
+    """A vacuum has come by."""
+    for _ in range(100):
+        clock.now += 100.0
+        look(far, seconds=TRIP)
+        if not far.settled.to:
+            break
+
+    far.passed([row(10_000_020)], far.returns)
+    assert far.behind()[0].low == 0
+    assert not far.asks
+
+
+def test_a_long_walk_over_it_settles_nothing_less(far: Floors, clock: Clock) -> None:
+    for _ in range(100):
+        clock.now += 100.0
+        look(far, seconds=TRIP + BRIEF)
+    assert far.settled.to == 10_000_001
+
+
+def test_its_windows_are_no_larger_than_twice_what_there_was(floors: Floors, clock: Clock) -> None:
+    """Over little they double each time; when much is settled at once, all of it is not to be one look."""
+    close(floors, clock)
+    floors.settled.seen(Range(0, FLOOR - 1), NOTHING, floors.before)
+    for _ in range(200):
+        clock.now += 100.0
+        floors.settled.walked(1.0)
+        floors._auditing = True
+        floors.rescanned(TRIP + 2 * BRIEF)
+    assert floors.settled.to == FLOOR
+    floors.passed([row(10_000_000)], floors.returns)
+    close(floors, clock)
+    floors.settled.seen(Range(FLOOR, 10_000_000), NOTHING, floors.before)
+
+    floors._auditing = True
+    windows = []
+    while floors._auditing:
+        (window,) = floors.behind()
+        windows.append(window)
+        floors.rescanned(TRIP + WINDOW_TARGET)
+
+    assert windows[0].high < 2 * FLOOR
+
+
+def test_on_a_slow_machine_it_is_no_more_looks_than_a_cycle(far: Floors, clock: Clock) -> None:
+    looks = 0
+    for _ in range(2):
+        while True:
+            far._auditing = True
+            far.rescanned(1.0)
+            looks += 1
+            if far._audit.position is None:
+                break
+    assert looks <= 2 * LOOKS_OF_A_CYCLE + 10
+
+
+def test_a_message_where_there_could_be_none_ends_it(far: Floors, clock: Clock) -> None:
+    """Somebody has chosen its seq, or kept it: others may follow."""
+    look(far)
+    look(far, Peek(0, 1, 70, present=70))
+
+    assert far.settled.to == far.settled.over == 0
+    for _ in range(9):
+        far.settled.walked(1.0)
+        clock.now += 1_000.0
+        assert not far.asks
+    far.settled.over = FLOOR
+    far.settled.seen(Range(0, 99), NOTHING, far.before)
+    assert far.settled.to == 0
+    while far.rescanning:
+        far.rescanned(0.0)
+    assert far.behind()[0].low == 0
+
+
+def test_a_taken_one_does_as_well(far: Floors) -> None:
+    look(far)
+    look(far, Peek(0, 0, 0, present=70))
+    assert far.settled.to == 0
+    assert not far.asks
+
+
+def test_a_look_that_began_before_it_was_settled_proves_nothing(floors: Floors, clock: Clock) -> None:
+    """Its message has been handled since."""
+    before = floors.before
+    close(floors, clock)
+    floors.settled.seen(Range(0, FLOOR - 1), NOTHING, floors.before)
+
+    floors.settled.seen(Range(0, FLOOR - 1), Peek(0, 0, 0, present=70), before)
+
+    assert floors.settled.to == FLOOR
+
+
+@pytest.mark.parametrize("forget", [Floors.connected_anew, Floors.reset])
+def test_after_a_reconnect_or_a_reset_nothing_is_known(
+    floors: Floors, clock: Clock, forget: Callable[[Floors], None]
+) -> None:
+    close(floors, clock)
+    cycle(floors)
+    assert floors.settled.to
+
+    forget(floors)
+
+    assert (floors.settled.to, floors.settled.over) == (0, 0)
+    floors.settled.told(set(), FLOOR, 0.0)
+    assert floors.settled.over == 0, "who wrote before is another server's"
+    assert not floors.settled.is_due
+
+
+def test_the_first_look_after_a_reconnect_says_nothing_of_the_way(floors: Floors, clock: Clock) -> None:
+    floors.connected_anew()
+    assert floors._trip == math.inf
+    floors.rescanned(0.3)
+    assert floors.without_the_way(0.3) == 0.0
+    floors.rescanned(TRIP)
+    assert floors.without_the_way(0.3) == pytest.approx(0.299)
