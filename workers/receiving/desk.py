@@ -1,5 +1,5 @@
 """What the receive tasks of one queue share, and all they know of the pump: where to claim, what became of messages,
-trouble with the database, an outage of what the handlers need, and the types that nobody here takes.
+trouble with the database, an outage of what the handlers need, and what nobody here takes (``strangers``).
 
 The pump makes one and hands it to its tasks. It starts nothing and waits for nothing but a breaker or the throttle.
 """
@@ -24,31 +24,24 @@ from queueapp.conf import settings
 from queueapp.flow.filters import SubscriberFilter
 from queueapp.flow.taking import Taking
 from queueapp.membership.circuit_breaker import Breaker, CircuitBreaker, Trouble
-from queueapp.membership.dead_peers import Answering
 from queueapp.messages import new_id
 from queueapp.models.delivery import Semantics
 from queueapp.receiving.floors import Floors
 from queueapp.receiving.ranked import RankedFloors
 from queueapp.sending.isolation import close_isolated
 from queueapp.sql import ErrorKind, QueueSql, backend_of, queue_sql
-from queueapp.sql.claimed import FOREVER_MS, HEADERS, MAX_SEQ, SEQ, Claimed, Range
+from queueapp.sql.claimed import FOREVER_MS, MAX_SEQ, SEQ, Claimed, Range
 
-from .claiming import REST, Claiming, UnderWay
+from .claiming import Claiming, UnderWay
 from .fence import Fence
 from .handling import Handlers
 from .ranked_claiming import RankedClaiming
 from .stats import Stats
+from .strangers import Strangers
 from .suspects import Caution, Suspects
 from .turns import AT_ONCE, Turn
 
 log = logging.getLogger("workers")
-
-#: Headers read at once while looking for the end of a stretch of messages that nobody here takes.
-FIRST_WALK, WALK = 50, 5_000
-#: The same where the bodies are read as well.
-FILTERED_WALK = 1_000
-#: Types that are told apart.
-MOST_TYPES = 1_000
 
 
 class Desk:
@@ -114,12 +107,19 @@ class Desk:
         self._more, self._again = more, again
         self.may_go_on = may_go_on
         self._consecutive_failures, self._throttled_at = 0, 0.0
-        #: Types that nobody here takes, and how many messages of each were seen.
-        self.unknown_types: dict[str, int] = {}
+        self.strangers = Strangers(
+            self.label,
+            alias,
+            lambda: self.sql,
+            again,
+            handlers=handlers,
+            filter=filter,
+            claiming=self.claiming,
+            stats=self.stats,
+            stopping=stopping,
+        )
         #: Consumers of which the log says that they change their session.
         self._changing: set[str] = set()
-        self._reread_at = 0.0
-        self._walking, self._telling = threading.Lock(), threading.Lock()
 
     # -- claims ---------------------------------------------------------------------------------------------------
 
@@ -259,99 +259,7 @@ class Desk:
             self._told_room_at = monotonic()
             wakeups.sent(self.queue, connections[self.alias])
 
-    # -- what nobody here takes -----------------------------------------------------------------------------------
-
-    def leave_alone(self, under_way: UnderWay, rows: Sequence[Claimed], seqs: Sequence[int]) -> None:
-        """Of the rows of this claim no consumer here takes these: they stay where they are, for others, and this process
-        looks past them. Behind them there may be many more: they are looked through without being claimed."""
-        unknown = set(seqs)
-        self.stats.unknown += len(unknown)
-        for row in rows:
-            if row[SEQ] in unknown and (self.filter is None or not self.handlers.knows(row[HEADERS])):
-                self._tell_type(row[HEADERS])
-        walk_from = self.claiming.leave_alone(under_way, rows, unknown)
-        # One task looks on; another that meets some meanwhile waits for it, and not for long.
-        if walk_from is not None and self._walking.acquire(timeout=5.0):
-            try:
-                self._walk(self.claiming.rest_of(walk_from))
-            finally:
-                self._walking.release()
-
-    def pass_by(self, under_way: UnderWay, rows: Sequence[Claimed]) -> None:
-        """No live subscriber's filter lets these pass, of a queue that shares messages out: the next claim looks behind them."""
-        self.stats.unknown += len(rows)
-        self.claiming.leave_alone(under_way, rows, {row[SEQ] for row in rows})
-
-    def reread(self, pieces: int) -> None:
-        """Read some of the stretches again that held nothing for this process: something may have come back there. For a
-        tenth of the time at most: under load there are two hundred looks a second."""
-        connection = connections[self.alias]
-        started = monotonic()
-        if started < self._reread_at:
-            return
-        for _ in range(pieces):
-            stretch = self.claiming.to_reread()
-            if stretch is None:
-                break
-            if self.handlers.copies:
-                self.handlers.learn(connection)  # somebody may subscribe by now
-            heads = self._heads(connection, stretch, WALK)
-            wanted = [head[0] for head in heads if not self._is_strange(head, stretch)]
-            if wanted:
-                for seq in wanted:
-                    self.claiming.lower(seq)
-                self._again()  # the look that this is a part of has seen nothing of them
-            longest = WALK if self.filter is None else FILTERED_WALK
-            self.claiming.reread(stretch, heads[-1][0] if len(heads) == longest else stretch.high)
-        self._reread_at = monotonic() + REST * (monotonic() - started)
-
-    def _walk(self, stretch: Range) -> None:
-        """Look on from the last unknown message until one that is known here, or the end."""
-        connection = connections[self.alias]
-        most, longest = FIRST_WALK, WALK if self.filter is None else FILTERED_WALK
-        while not self.stopping.is_set():
-            with Answering(connection):
-                heads = self._heads(connection, stretch, most)
-            unknown = next((n for n, head in enumerate(heads) if not self._is_unknown(head, stretch)), len(heads))
-            if unknown:
-                self.claiming.extend_unknown(stretch, heads[unknown - 1][0])
-            if unknown < most:
-                return
-            most = min(most * 4, longest)
-            stretch = stretch._replace(low=heads[-1][0] + 1)
-
-    def _heads(self, connection: Any, stretch: Range, most: int) -> Sequence[tuple[Any, ...]]:
-        """(seq, headers) of what lies there, and the bodies where a filter asks for them."""
-        if self.filter is None:
-            return self.sql.read_heads(connection, stretch, most)
-        return self.sql.read_heads_and_bodies(connection, stretch, min(most, FILTERED_WALK))
-
-    def _is_strange(self, head: tuple[Any, ...], stretch: Range) -> bool:
-        """Whether it is not for this process. What is to be copied for several is, whatever its filter says."""
-        if not stretch.recipient and self.handlers.copies and self.handlers.wanted_by(head[1]):
-            return False
-        if not stretch.recipient and not self.handlers.knows(head[1]):
-            return True
-        return self.filter is not None and not self.filter.passes(head[1], head[2])
-
-    def _is_unknown(self, head: tuple[Any, ...], stretch: Range) -> bool:
-        if not self._is_strange(head, stretch):
-            return False
-        if not stretch.recipient and not self.handlers.knows(head[1]):
-            self._tell_type(head[1])
-        return True
-
-    def _tell_type(self, headers: str) -> None:
-        kind = self.handlers.type_of(headers)
-        with self._telling:
-            if len(self.unknown_types) >= MOST_TYPES and kind not in self.unknown_types:
-                kind = "(others)"
-            count = self.unknown_types.get(kind)
-            self.unknown_types[kind] = (count or 0) + 1
-        if count is None:
-            log.warning(
-                "%s: messages of type %r have no consumer in this process and are left to others.", self.label, kind
-            )
+    # -- trouble --------------------------------------------------------------------------------------------------
 
     def tell_changed(self, consumer: str, statement: str) -> None:
         """A handler has changed its session for good, which costs a new one after each of its messages: once per consumer."""
@@ -362,8 +270,6 @@ class Desk:
                 "replaced each time, which takes milliseconds: change it for a transaction alone (SET LOCAL).",
                 self.label, consumer, " ".join(statement.split()) or "in a function, or on the driver's connection",
             )  # fmt: skip
-
-    # -- trouble --------------------------------------------------------------------------------------------------
 
     def survive(self, error: BaseException, breaker: breakers.CircuitBreaker, connection: Any) -> bool:
         """Deal with a database error: reconnect, wait as the breaker says. False: stopping, or it is not the database's."""

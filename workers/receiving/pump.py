@@ -312,7 +312,7 @@ class QueuePump(Receives):
                 before = self.floors.before
                 ahead, behind = desk.look()
                 seen = desk.sql.peek(connection, ahead, behind, self.peek_limit)
-                desk.reread(REREADS)
+                desk.strangers.reread(REREADS)
         except Error as error:
             desk.survive(error, self.peek_breaker, connection)
             self.floors.connected_anew()

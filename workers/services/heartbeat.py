@@ -230,7 +230,7 @@ def _first(pump: QueuePump) -> dict[str, Any]:
 
 def _counts(pump: QueuePump) -> dict[str, Any]:
     # A copy: the tasks add to it meanwhile.
-    types = sorted(pump.desk.unknown_types.copy())[:MOST_TYPES]
+    types = sorted(pump.desk.strangers.types.copy())[:MOST_TYPES]
     return {
         "received": pump.stats.received,
         "handled": pump.stats.handled,

@@ -225,7 +225,7 @@ def test_a_class_that_is_imported_late_is_handled_in_lists_too(
     headers = {"type": name, "content-type": "application/json"}
     endpoint.queue.send(b'{"tag": "", "number": 1}', headers=headers, using=endpoint.alias)
     worker = endpoint.start(concurrency=1)
-    eventually(lambda: worker.pump.desk.unknown_types)
+    eventually(lambda: worker.pump.desk.strangers.types)
     first = endpoint.rows.get().seq
 
     # That is how its import is seen.

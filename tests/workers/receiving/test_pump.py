@@ -636,10 +636,10 @@ def test_what_is_read_again_and_wanted_is_looked_for_at_once() -> None:
     one.desk.claiming.extend_unknown(Range(0), 1 << 40)
     one._now = False
 
-    one.desk.reread(1)
+    one.desk.strangers.reread(1)
     assert one._now
-    one._now, one.desk._reread_at = False, 0.0
-    one.desk.reread(1)
+    one._now, one.desk.strangers._reread_at = False, 0.0
+    one.desk.strangers.reread(1)
     assert not one._now
 
 

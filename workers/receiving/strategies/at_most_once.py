@@ -72,7 +72,7 @@ class AtMostOnceTask(Task):
         except RollBack:
             self.desk.rolled_back(rows, unknown)
             if unknown:
-                self.desk.leave_alone(claim, rows, unknown)
+                self.desk.strangers.leave_alone(claim, rows, unknown)
             if parts:
                 copying.replace_free(self.desk, parts)
             self.full = True  # claim again without them

@@ -171,7 +171,7 @@ class LeaseTask(Task):
         # was taken: no floor is to pass that as if it were gone.
         claim.rows = None if taken.nobodys else taken.rows or None
         if taken.nobodys:
-            self.desk.pass_by(claim, taken.nobodys)
+            self.desk.strangers.pass_by(claim, taken.nobodys)
         self.full = taken.full
         self.desk.at_limit = taken.at_limit
         return taken.rows
@@ -259,7 +259,7 @@ class LeaseTask(Task):
         if unknown:
             with Answering(connections[self.alias]):
                 self.sql.give_back(connections[self.alias], sorted(unknown), batch.token, handled=False)
-            self.desk.leave_alone(claim, claim.rows or (), unknown)
+            self.desk.strangers.leave_alone(claim, claim.rows or (), unknown)
         failures.clear()
         unknown.clear()
         batch.held.clear()

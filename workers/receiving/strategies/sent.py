@@ -54,7 +54,7 @@ class SentTask(AtMostOnceTask):
             # As in ``LeaseTask``.
             claim.rows = None if taken.nobodys or (taking is not None and not rows) else rows
         if taken.nobodys:
-            self.desk.pass_by(claim, taken.nobodys)
+            self.desk.strangers.pass_by(claim, taken.nobodys)
         self.full, self.desk.at_limit = taken.full, taken.at_limit
         if not rows:
             return 0
@@ -65,7 +65,7 @@ class SentTask(AtMostOnceTask):
         self.size.weigh(rows)
         if unknown := strangers_of(self, rows):
             self._give_back(sorted(unknown), token)
-            self.desk.leave_alone(claim, rows, unknown)
+            self.desk.strangers.leave_alone(claim, rows, unknown)
             gone = set(unknown)
             rows = [row for row in rows if row[SEQ] not in gone]
         if rows:

@@ -254,7 +254,7 @@ class TogetherTask(TransactionalTask):
         self.desk.rolled_back(batch.rows, batch.strangers)
         if batch.strangers:
             assert batch.claim is not None
-            self.desk.leave_alone(batch.claim, batch.stage, batch.strangers)
+            self.desk.strangers.leave_alone(batch.claim, batch.stage, batch.strangers)
         if batch.parts:
             copying.replace_free(self.desk, batch.parts)
         if batch.elsewhere or batch.strangers or batch.parts:

@@ -158,7 +158,7 @@ class TransactionalTask(LeaseTask):
         if outcome is None:
             self._done()
         elif outcome is False:
-            self.desk.leave_alone(claim, rows, [claimed[SEQ]])
+            self.desk.strangers.leave_alone(claim, rows, [claimed[SEQ]])
         elif decided is not None:
             self._tell(decided, claimed[SEQ])
         else:
@@ -305,7 +305,7 @@ class TransactionalTask(LeaseTask):
         elif outcome is False:
             with Answering(connection):
                 self.sql.give_back(connection, [claimed[SEQ]], token, handled=False)
-            self.desk.leave_alone(claim, claim.rows or (), [claimed[SEQ]])
+            self.desk.strangers.leave_alone(claim, claim.rows or (), [claimed[SEQ]])
         else:
             assert isinstance(outcome, BaseException)
             self._failed(claimed, outcome, connection, token)
