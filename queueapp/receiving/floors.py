@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, MutableSequence, Sequence
 from typing import Any
 
 from ..sql.claimed import MAX_SEQ, PRIORITY, RECIPIENT, SEQ, Claimed, Range
-from .settled import Before, Settled
+from .settled import Before, Question, Settled
 from .walk import FIRST_WINDOW, Walk
 
 #: Where messages come back all the time, the rescan goes on after so many looks just behind the floor.
@@ -99,10 +99,7 @@ class Floors:
             self._returns_seen = self._returns[0]
             self._nears += 1
             self._near = max(0, max(self._low) - FIRST_WINDOW)
-        start, span = self._window
-        end = start + span
-        if self._auditing:
-            end = min(end, self.settled.to)
+        start, end = self._window
         floors = zip(self.levels, self._low, strict=False)
         found = [Range(start, min(end, low) - 1, *level) for level, low in floors if start < min(end, low)]
         if self.leveled:
@@ -139,10 +136,6 @@ class Floors:
         """What of the time of a look, which is known now, it took the server itself."""
         if seconds:
             self._trip = min(self._trip, seconds)
-        return self.without_the_way(seconds)
-
-    def without_the_way(self, seconds: float) -> float:
-        """What of the time of a look it took the server itself, as far as the way to it is known."""
         return max(0.0, seconds - self._trip)
 
     @property
@@ -150,11 +143,10 @@ class Floors:
         """For ``settled``, and for who looks: how things are before a look."""
         return Before(self.came_down, self.settled.over, self.settled.to)
 
-    @property
-    def asks(self) -> bool:
+    def question(self) -> Question | None:
         """Whether somebody is to ask the database who writes, for ``settled``. (What one level has none of may be another's,
         whose floor is not there yet.)"""
-        return not self.leveled and self.settled.asks
+        return None if self.leveled else self.settled.question(self.lowest)
 
     def connected_anew(self) -> None:
         """The next look may go to another server, which may be farther away."""
@@ -163,17 +155,18 @@ class Floors:
 
     @property
     def _window(self) -> tuple[int, int]:
-        """Where the present window begins, and how many seqs it has."""
+        """The seqs of the present window, from and to (exclusive)."""
         if self._near is not None:
-            return self._near, FIRST_WINDOW
+            return self._near, self._near + FIRST_WINDOW
         if self._auditing:
-            return self._audit.start(0), self._audit.span
-        return self._walk.start(self.settled.to), self._walk.span
+            start, end = self._audit.window(0)
+            return start, min(end, self.settled.to)
+        return self._walk.window(self.settled.to)
 
     def is_present(self, only: Range) -> bool:
         """Whether it is of the present window: two may have looked at one, and go on from it once."""
-        start, span = self._window
-        return start <= only.low < start + span
+        start, end = self._window
+        return start <= only.low < end
 
     def count_in(self, ranges: Sequence[Range], rows: Sequence[Claimed]) -> int:
         """How many of the rows lie in these ranges, each of its own level."""

@@ -26,8 +26,9 @@ from ..sql.claimed import Peek, Range
 
 #: Where a walk over all that is not settled takes the server no longer, in seconds, there is nothing to be gained.
 BRIEF = 0.001
-#: Seconds between two questions for who writes, and at least so many times as long as one takes.
-ASK_EVERY, REST_OF_ASKING = 0.1, 99
+#: Seconds between two questions for who writes, and at least so many times as long as one takes; up to so many while somebody
+#: goes on writing, who may do that for hours.
+ASK_EVERY, REST_OF_ASKING, ASK_SELDOM = 0.1, 99, 5.0
 #: After a look at what is settled no other for so many times as long.
 REST_OF_SETTLED = 99
 
@@ -42,11 +43,34 @@ class Before(NamedTuple):
     to: int
 
 
+class Mark:
+    """A floor, and who may bring messages below it."""
+
+    __slots__ = ("floor", "writers")
+
+    def __init__(self, floor: int = 0, writers: Set[str] = frozenset()) -> None:
+        self.floor = floor
+        self.writers = writers
+
+    def is_over(self, writers: Set[str]) -> bool:
+        """Whether none of them is among those who write now. One that was prepared before the server was started anew (``-1/...``)
+        had another name then."""
+        return not (self.writers & writers or any(name.startswith("-1/") for name in writers))
+
+
+class Question(NamedTuple):
+    """What is to be known of when it was asked: others may ask meanwhile, and be answered sooner."""
+
+    floor: int
+    mark: Mark
+    asked: float
+
+
 class Settled:
     """Up to where that is so, from the beginning of a queue without recipients and levels. As the floors it is shared without a
     lock: what was lost of it is walked over once more."""
 
-    __slots__ = ("_again_at", "_ask_at", "_believed", "_blocked", "_long", "_mark", "over", "to")
+    __slots__ = ("_again_at", "_ask_at", "_believed", "_blocked", "_mark", "_wait", "is_long", "over", "to")
 
     def __init__(self) -> None:
         #: Whether no message has been found yet where there could be none.
@@ -59,27 +83,38 @@ class Settled:
         self.to = 0
         #: Below this one nobody can bring any more messages: a look from now on sees what there is.
         self.over = 0
-        #: A floor, and who may bring messages below it.
-        self._mark: tuple[int, Set[str]] | None = None
+        self._mark = Mark()
         self._ask_at = self._again_at = 0.0
-        #: Whether walks take long enough; whether the first message there keeps all above it from being settled.
-        self._long = self._blocked = False
+        #: Seconds to the next question.
+        self._wait = ASK_EVERY
+        #: Whether walks take long enough.
+        self.is_long = False
+        #: Whether the first message there keeps all above it from being settled.
+        self._blocked = False
 
-    @property
-    def asks(self) -> bool:
-        """Whether ``told`` is wanted now."""
-        return self._long and self._believed and not self._blocked and monotonic() >= self._ask_at
+    def question(self, floor: int) -> Question | None:
+        """Whether somebody is to ask now who writes, and ``told`` the answer; None: not now."""
+        now = monotonic()
+        if not self.is_long or not self._believed or self._blocked or self.over >= floor or now < self._ask_at:
+            return None
+        self._ask_at = now + self._wait
+        return Question(floor, self._mark, now)
 
-    def told(self, writers: Set[str] | None, floor: int, seconds: float) -> None:
-        """Who writes, as the database told in so many seconds; ``floor``: as it was before it was asked. None: it does not tell."""
+    def told(self, question: Question, writers: Set[str] | None) -> None:
+        """Who writes. None: the database does not tell."""
+        mark = question.mark
+        if mark is not self._mark:
+            return  # somebody else was told meanwhile, and these have been asked for too soon
         if writers is None:
             self._ask_at = math.inf
             return
-        self._ask_at = monotonic() + max(ASK_EVERY, REST_OF_ASKING * seconds)
-        mark = self._mark
-        if mark is None or not mark[1] & writers:
-            self.over = max(self.over, mark[0] if mark else 0)
-            self._mark = floor, writers
+        if mark.is_over(writers):
+            self.over = max(self.over, mark.floor)
+            self._mark, self._wait = Mark(question.floor, writers), ASK_EVERY
+        else:
+            self._wait = min(2 * self._wait, ASK_SELDOM)
+        now = monotonic()
+        self._ask_at = now + max(self._wait, REST_OF_ASKING * (now - question.asked))
 
     def seen(self, looked: Range, peek: Peek, before: Before) -> None:
         """A look saw this behind the floor in this range."""
@@ -99,7 +134,7 @@ class Settled:
 
     def walked(self, seconds: float) -> None:
         """A walk over all that is not settled took the server so long."""
-        self._long = seconds > BRIEF
+        self.is_long = seconds > BRIEF
 
     def walked_over_settled(self, seconds: float) -> None:
         """A look at a part of what is settled took the server so long."""

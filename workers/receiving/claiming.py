@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from queueapp.receiving.floors import Floors, Level
-from queueapp.receiving.settled import BRIEF, Before
+from queueapp.receiving.settled import Before
 from queueapp.sql.base import QueueSql
 from queueapp.sql.claimed import MAX_SEQ, SEQ, Claimed, Peek, Range
 
@@ -37,8 +37,8 @@ PATIENCE = 0.1
 #: Under load there are a hundred looks a second, and behind a million messages leased to others each of them read 10 ms of
 #: those: as much again as walking over them once.
 REST = 9
-#: After a look behind the floors that took the server itself longer than ``BRIEF``, no other for so many seconds: where a walk is
-#: short a tenth of the time is many of them, and none of them is waited for.
+#: After a walk over all that lies behind the floors that took the server itself longer than ``BRIEF``, no other for so many seconds:
+#: where one is short a tenth of the time is many of them, and none of them is waited for.
 LEAST_REST = 0.1
 
 
@@ -119,11 +119,9 @@ class Claiming:
 
     def look_behind(self, sql: QueueSql, connection: Any) -> None:
         """Before a look, what that does not do itself: to ask the database what of what lies behind the floor it may settle."""
-        floors = self.floors
-        if floors.asks:
-            floor, asked = floors.lowest, monotonic()
-            writers = sql.writers(connection)
-            floors.settled.told(writers, floor, monotonic() - asked)
+        question = self.floors.question()
+        if question is not None:
+            self.floors.settled.told(question, sql.writers(connection))
 
     def look(self) -> tuple[list[Range], list[Range]]:
         """(ahead, behind): where the next look goes."""
@@ -151,17 +149,14 @@ class Claiming:
             # is under way: that passed for a look at the window, and what lay there was found after six seconds.)
             elif behind and self.floors.is_present(behind[0]):
                 self._behind = []
-                self._rescan_at = max(self._rescan_at, monotonic() + self._rest_after(seconds))
-                self.floors.rescanned(seconds, peek.reached)
+                ended = self.floors.rescanned(seconds, peek.reached) and self.floors.settled.is_long
+                rest = max(REST * seconds, LEAST_REST if ended else 0.0)
+                self._rescan_at = max(self._rescan_at, monotonic() + rest)
             if behind and before is not None and unchanged:
                 # After it has gone on: a walk begins where nothing is settled.
                 self.floors.settled.seen(behind[0], peek, before)
             if peek.ahead and not peek.behind and not self._unknown and unchanged:
                 self.floors.seen(peek.first)  # else it may have passed what has become free since
-
-    def _rest_after(self, seconds: float) -> float:
-        """Seconds without another look behind the floors, after one that took so long."""
-        return max(REST * seconds, LEAST_REST if self.floors.without_the_way(seconds) > BRIEF else 0.0)
 
     def skip(self) -> None:
         """What lies behind the floors in the present window is of no interest for now: the next look goes on."""

@@ -272,6 +272,7 @@ class QueuePump(Receives):
                 messages = desk.taking.shared_out(connection, desk.subscriber)
         except Error as error:
             desk.survive(error, self.peek_breaker, connection)
+            self.floors.connected_anew()
             self._now = True
             return True
         if messages:

@@ -9,7 +9,7 @@ from operator import itemgetter
 from time import monotonic
 from typing import Any
 
-from django.db import ProgrammingError
+from django.db import Error
 
 from ..base import QueueSql
 from ..claimed import MAX_SEQ, PRIORITY, WINDOW_ROWS, Claimed, Peek, Range
@@ -130,8 +130,10 @@ class PostgresqlClaims(QueueSql):
         )
         try:
             rows = fetch(connection, sql, (self._q.replace("%%", "%"),))
-        except ProgrammingError:
-            return None  # not for this user's eyes
+        except Error:
+            return (
+                None  # not for this user's eyes; or a failure that the look meets as well, unless it is of this alone
+            )
         return {row[0] for row in rows}
 
     def read_heads(self, connection: Any, only: Range, limit: int) -> list[tuple[int, str]]:

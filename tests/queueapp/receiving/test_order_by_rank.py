@@ -18,7 +18,7 @@ from queueapp.poison.burying import bury
 from queueapp.receiving import floors
 from queueapp.receiving.ranked import RankedFloors, floors_for
 from queueapp.sql import queue_sql
-from queueapp.sql.claimed import MAX_PLACE, Range, place_of, rank_and_seq
+from queueapp.sql.claimed import MAX_PLACE, WINDOW_ROWS, Range, place_of, rank_and_seq
 from queueapp.sql.outgoing import Outgoing
 from queueapp.sql.postgresql.claims import Where
 from tests.databases import DATABASES, marks_of, only_on_postgresql
@@ -311,6 +311,31 @@ def test_windows_of_the_rescan_grow_behind_a_distant_server_too() -> None:
         ranked._walk.go_on(0, 1_000_000, ranked._alone(1.0))
 
     assert ranked._walk.span == 1_000_000 // 16
+
+
+def test_a_window_that_two_looked_at_is_passed_once() -> None:
+    """A task looks as well, in the same moment."""
+    ranked, looked = RankedFloors(), []
+    ranked._looked_to = 3_000_000
+
+    class Statements:
+        def look_through(
+            self, connection: Any, low: int, high: int, before: int, limit: int
+        ) -> tuple[list[int], int, int]:
+            if limit == WINDOW_ROWS:
+                looked.append((low, high))
+                if len(looked) % 2:
+                    ranked.look_behind(self, None)
+            return [], 0, 0
+
+    while not looked or ranked.rescanning:
+        ranked.rescan_at = 0.0
+        ranked.look_behind(Statements(), None)
+
+    windows = looked[::2]
+    assert windows == looked[1::2]
+    assert [low for low, _ in windows[1:]] == [high + 1 for _, high in windows[:-1]]
+    assert windows[-1][1] == 3_000_000
 
 
 @pytest.mark.django_db

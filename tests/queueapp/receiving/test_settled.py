@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 import pytest
 
 from queueapp.receiving import settled as module
 from queueapp.receiving.floors import Floors
-from queueapp.receiving.settled import ASK_EVERY, BRIEF, REST_OF_ASKING, REST_OF_SETTLED, Settled
+from queueapp.receiving.settled import ASK_EVERY, ASK_SELDOM, BRIEF, REST_OF_ASKING, REST_OF_SETTLED, Question, Settled
 from queueapp.receiving.walk import FIRST_WINDOW, LOOKS_OF_A_CYCLE, WINDOW_TARGET
 from queueapp.sql.claimed import MAX_SEQ, Claimed, Peek, Range
 
@@ -56,12 +56,26 @@ def floors(clock: Clock) -> Floors:
     return floors_at(FLOOR)
 
 
+def tell(floors: Floors, writers: Set[str], floor: int) -> None:
+    """These write, it was told at once, while the floor was there."""
+    floors.settled.told(Question(floor, floors.settled._mark, module.monotonic()), writers)
+
+
+def asks(floors: Floors) -> bool:
+    """Whether somebody is to ask now, who does not."""
+    before = floors.settled._ask_at
+    question = floors.question()
+    floors.settled._ask_at = before
+    return question is not None
+
+
 def close(floors: Floors, clock: Clock) -> None:
     """All transactions are over that wrote when the floor got where it is."""
     for _ in range(2):
         clock.now += ASK_EVERY
-        assert floors.asks
-        floors.settled.told(set(), floors.lowest, 0.0)
+        question = floors.question()
+        assert question is not None
+        floors.settled.told(question, set())
 
 
 def look(floors: Floors, seen: Peek = NOTHING, seconds: float = 0.008) -> Range:
@@ -100,23 +114,23 @@ def test_where_no_message_is_and_none_can_come_the_next_cycle_begins_above(floor
 
 def test_it_is_known_once_those_have_ended_that_wrote_then(floors: Floors, clock: Clock) -> None:
     settled = floors.settled
-    settled.told({"3/1", "4/1"}, FLOOR, 0.0)
+    tell(floors, {"3/1", "4/1"}, FLOOR)
     assert settled.over == 0
-    settled.told({"4/1", "5/1"}, FLOOR, 0.0)
+    tell(floors, {"4/1", "5/1"}, FLOOR)
     assert settled.over == 0, "one of them is open"
-    settled.told({"3/2", "5/1"}, FLOOR, 0.0)
+    tell(floors, {"3/2", "5/1"}, FLOOR)
     assert settled.over == FLOOR
 
 
 def test_the_next_ones_are_those_that_write_when_that_is_known(floors: Floors, clock: Clock) -> None:
     settled = floors.settled
-    settled.told({"3/1"}, FLOOR, 0.0)
-    settled.told({"3/1", "4/1"}, FLOOR + 50, 0.0)
-    settled.told({"4/1"}, FLOOR + 99, 0.0)
+    tell(floors, {"3/1"}, FLOOR)
+    tell(floors, {"3/1", "4/1"}, FLOOR + 50)
+    tell(floors, {"4/1"}, FLOOR + 99)
     assert settled.over == FLOOR
-    settled.told({"4/1"}, FLOOR + 200, 0.0)
+    tell(floors, {"4/1"}, FLOOR + 200)
     assert settled.over == FLOOR, "it wrote when the floor was there"
-    settled.told(set(), FLOOR + 300, 0.0)
+    tell(floors, set(), FLOOR + 300)
     assert settled.over == FLOOR + 99
 
 
@@ -124,9 +138,9 @@ def test_what_was_over_stays_so_when_the_floor_comes_down(floors: Floors, clock:
     close(floors, clock)
     floors.lower(7, told=False)
     clock.now += ASK_EVERY
-    floors.settled.told(set(), floors.lowest, 0.0)
+    tell(floors, set(), floors.lowest)
     clock.now += ASK_EVERY
-    floors.settled.told(set(), floors.lowest, 0.0)
+    tell(floors, set(), floors.lowest)
     assert floors.settled.over == FLOOR
 
 
@@ -140,9 +154,9 @@ def test_a_look_that_began_before_that_settles_nothing(floors: Floors, clock: Cl
 
 
 def test_what_follows_a_floor_of_then_is_not_settled(floors: Floors, clock: Clock) -> None:
-    floors.settled.told(set(), FLOOR, 0.0)
+    tell(floors, set(), FLOOR)
     floors.passed([row(FLOOR + 999)], floors.returns)
-    floors.settled.told(set(), floors.lowest, 0.0)
+    tell(floors, set(), floors.lowest)
 
     floors.settled.seen(Range(0, FLOOR + 999), NOTHING, floors.before)
 
@@ -233,13 +247,13 @@ def test_it_goes_on_where_a_cycle_under_way_has_got_to(floors: Floors, clock: Cl
 
 def test_where_a_walk_takes_no_time_nobody_is_asked(clock: Clock) -> None:
     floors = floors_at(FLOOR)
-    assert floors.asks
+    assert asks(floors)
     while not floors.rescanned(TRIP + BRIEF):
         pass
     while not floors.rescanned(TRIP + BRIEF / 8):
         pass
 
-    assert not floors.asks
+    assert not asks(floors)
 
 
 def test_it_is_what_all_windows_of_a_cycle_have_taken(clock: Clock) -> None:
@@ -249,29 +263,32 @@ def test_it_is_what_all_windows_of_a_cycle_have_taken(clock: Clock) -> None:
     while not floors.rescanned(TRIP + BRIEF / 2):
         pass
 
-    assert floors.asks
+    assert asks(floors)
 
 
 def test_it_is_asked_now_and_then(floors: Floors, clock: Clock) -> None:
-    assert floors.asks
-    floors.settled.told(set(), FLOOR, 0.0)
-    assert not floors.asks
+    assert asks(floors)
+    tell(floors, set(), FLOOR)
+    assert not asks(floors)
     clock.now += ASK_EVERY
-    assert floors.asks
+    assert asks(floors)
 
 
 def test_where_the_answer_takes_long_it_is_asked_seldom(floors: Floors, clock: Clock) -> None:
-    floors.settled.told(set(), FLOOR, 0.5)
+    question = floors.question()
+    assert question is not None
+    clock.now += 0.5
+    floors.settled.told(question, set())
     clock.now += REST_OF_ASKING * 0.5 - 0.1
-    assert not floors.asks
+    assert not asks(floors)
     clock.now += 0.1
-    assert floors.asks
+    assert asks(floors)
 
 
 def test_a_database_that_does_not_tell_is_not_asked_again(floors: Floors, clock: Clock) -> None:
-    floors.settled.told(None, FLOOR, 0.0)
+    floors.settled.told(Question(FLOOR, floors.settled._mark, clock.now), None)
     clock.now += 1e9
-    assert not floors.asks
+    assert not asks(floors)
 
     floors.connected_anew()
     while not floors.rescanned(0.011):
@@ -279,43 +296,48 @@ def test_a_database_that_does_not_tell_is_not_asked_again(floors: Floors, clock:
     floors.rescanned(TRIP)
     while not floors.rescanned(0.011):
         pass
-    assert floors.asks, "it may be another one"
+    assert asks(floors), "it may be another one"
 
 
 def test_of_levels_nothing_is_asked(clock: Clock) -> None:
     floors = Floors([("", 1), ("", 0)], leveled=True)
+    floors.passed([(FLOOR, b"", "", b"", 1, 0, None, "", 0)], floors.returns)
     floors.settled.walked(1.0)
-    assert floors.settled.asks
-    assert not floors.asks
+    assert floors.settled.question(FLOOR) is not None
+    floors.settled._ask_at = 0.0
+    assert not asks(floors)
 
 
 def test_behind_a_message_that_is_there_nothing_is_asked(floors: Floors, clock: Clock) -> None:
     """A million that are leased, and none of those above the first can be settled."""
     close(floors, clock)
     clock.now += ASK_EVERY
+    floors.passed([row(FLOOR + 9)], floors.returns)
     look(floors, Peek(0, 0, 0, present=7))
-    assert not floors.asks
+    assert not asks(floors)
 
     while floors.rescanning:
         look(floors)
+    assert not asks(floors)
     floors.settled.seen(Range(7, 99), NOTHING, floors.before)
 
-    assert floors.asks, "it is gone"
+    assert asks(floors), "it is gone"
 
 
 def test_above_what_is_over_it_is_asked_whatever_is_there(floors: Floors, clock: Clock) -> None:
     close(floors, clock)
     floors.settled.seen(Range(0, FLOOR - 1), NOTHING, floors.before)
     clock.now += ASK_EVERY
+    floors.passed([row(FLOOR + 10)], floors.returns)
 
     floors.settled.seen(Range(FLOOR, FLOOR + 10), Peek(0, 0, 0, present=FLOOR + 3), floors.before)
 
-    assert floors.asks
+    assert asks(floors)
 
 
 def test_a_new_one_asks_nothing() -> None:
     settled = Settled()
-    assert not settled.asks
+    assert settled.question(FLOOR) is None
     assert not settled.is_due
     assert settled.to == settled.over == 0
 
@@ -380,7 +402,7 @@ def test_where_all_of_it_takes_no_time_it_is_walked_over_with_all_else(far: Floo
 
     far.passed([row(10_000_020)], far.returns)
     assert far.behind()[0].low == 0
-    assert not far.asks
+    assert not asks(far)
 
 
 def test_a_long_walk_over_it_settles_nothing_less(far: Floors, clock: Clock) -> None:
@@ -435,7 +457,7 @@ def test_a_message_where_there_could_be_none_ends_it(far: Floors, clock: Clock) 
     for _ in range(9):
         far.settled.walked(1.0)
         clock.now += 1_000.0
-        assert not far.asks
+        assert not asks(far)
     far.settled.over = FLOOR
     far.settled.seen(Range(0, 99), NOTHING, far.before)
     assert far.settled.to == 0
@@ -448,7 +470,7 @@ def test_a_taken_one_does_as_well(far: Floors) -> None:
     look(far)
     look(far, Peek(0, 0, 0, present=70))
     assert far.settled.to == 0
-    assert not far.asks
+    assert not asks(far)
 
 
 def test_a_look_that_began_before_it_was_settled_proves_nothing(floors: Floors, clock: Clock) -> None:
@@ -473,7 +495,7 @@ def test_after_a_reconnect_or_a_reset_nothing_is_known(
     forget(floors)
 
     assert (floors.settled.to, floors.settled.over) == (0, 0)
-    floors.settled.told(set(), FLOOR, 0.0)
+    tell(floors, set(), FLOOR)
     assert floors.settled.over == 0, "who wrote before is another server's"
     assert not floors.settled.is_due
 
@@ -481,7 +503,100 @@ def test_after_a_reconnect_or_a_reset_nothing_is_known(
 def test_the_first_look_after_a_reconnect_says_nothing_of_the_way(floors: Floors, clock: Clock) -> None:
     floors.connected_anew()
     assert floors._trip == math.inf
-    floors.rescanned(0.3)
-    assert floors.without_the_way(0.3) == 0.0
+    assert floors._alone(0.3) == 0.0
     floors.rescanned(TRIP)
-    assert floors.without_the_way(0.3) == pytest.approx(0.299)
+    assert floors._alone(0.3) == pytest.approx(0.299)
+
+
+# -- what an attack found -----------------------------------------------------------------------------------------
+
+
+def test_an_answer_that_is_older_than_the_mark_says_nothing(floors: Floors, clock: Clock) -> None:
+    """Two ask at once, and the one who was told first says so last: somebody has begun to write in between."""
+    early = floors.question()
+    assert early is not None
+    clock.now += ASK_EVERY
+    late = floors.question()
+    assert late is not None
+    floors.settled.told(late, {"28/2"})
+
+    floors.settled.told(early, set())
+
+    assert floors.settled.over == 0
+    tell(floors, {"28/2"}, FLOOR)
+    assert floors.settled.over == 0
+
+
+def test_an_answer_of_before_a_reconnect_says_nothing(floors: Floors, clock: Clock) -> None:
+    early = floors.question()
+    assert early is not None
+    floors.connected_anew()
+
+    floors.settled.told(early, set())
+    tell(floors, set(), FLOOR)
+
+    assert floors.settled.over == 0
+
+
+def test_two_do_not_ask_at_once(floors: Floors, clock: Clock) -> None:
+    assert floors.question() is not None
+    assert floors.question() is None
+
+
+def test_what_was_prepared_before_the_server_began_anew_may_be_one_of_them(floors: Floors, clock: Clock) -> None:
+    tell(floors, {"4/2"}, FLOOR)
+    tell(floors, {"-1/404252"}, FLOOR)
+    assert floors.settled.over == 0
+    tell(floors, {"14/1"}, FLOOR)
+    assert floors.settled.over == FLOOR
+
+
+def test_where_all_is_over_nobody_is_asked(floors: Floors, clock: Clock) -> None:
+    close(floors, clock)
+    clock.now += 1_000.0
+    assert not asks(floors)
+    floors.passed([row(FLOOR)], floors.returns)
+    assert asks(floors)
+
+
+def test_beside_one_that_writes_for_long_it_is_asked_seldom(floors: Floors, clock: Clock) -> None:
+    tell(floors, {"3/1"}, FLOOR)
+    questions = 0
+    for _ in range(1_000):
+        clock.now += 0.1
+        if (question := floors.question()) is not None:
+            questions += 1
+            floors.settled.told(question, {"3/1"})
+    assert 100 / ASK_SELDOM <= questions <= 100 / ASK_SELDOM + 10
+
+    tell(floors, set(), FLOOR)
+    clock.now += ASK_EVERY
+    floors.passed([row(FLOOR)], floors.returns)
+    assert asks(floors), "as often as before"
+
+
+@pytest.mark.parametrize("forget", [Floors.connected_anew, Floors.reset, lambda floors: floors.lower(1, told=False)])
+def test_what_is_to_be_walked_over_once_more_is_not_one_look(
+    far: Floors, clock: Clock, forget: Callable[[Floors], None]
+) -> None:
+    """Over what little there was its window has doubled each time."""
+    for _ in range(20):
+        far._auditing = False
+        far.rescanned(TRIP)
+        far.passed([row(far.lowest + 5)], far.returns)
+    assert far._walk.span > 10_000_000
+
+    forget(far)
+    far._auditing = False
+    far.passed([row(10_000_020)], far.returns)
+
+    (window,) = far.behind()
+    assert window.high - window.low < FIRST_WINDOW
+
+
+def test_a_look_above_what_is_settled_is_none_at_that(far: Floors, clock: Clock) -> None:
+    """Of two that look at once the one was still at what is not."""
+    (window,) = far.behind()
+    look(far)
+    far._audit.position = 9_990_000
+    assert not far.is_present(window)

@@ -23,7 +23,7 @@ from tests.databases import statements_of
 from tests.inprocess import DEADLINE, Worker, eventually, real_commits
 from tests.late_commits import committed_late, jump
 from tests.testapp.messages import Nop
-from tests.testapp.models import Addressed, AtMostOnce, Leased, Transactional
+from tests.testapp.models import Addressed, AtMostOnce, Capped, Leased, Transactional
 from tests.testapp.ordering import Ranked
 from workers.receiving import claiming, crew, desk, pump, receives
 from workers.receiving.pump import QueuePump
@@ -748,6 +748,25 @@ def test_after_a_look_that_failed_the_way_to_the_server_is_measured_anew(
     one._peek()
 
     assert one.floors._trip > 1
+
+
+def test_so_it_is_after_one_for_what_others_have_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = idle_pump(Capped)
+    one._peek()
+    one.stopping.set()  # no rest after it
+    one.floors._trip, one.floors.settled.to = 0.001, 5
+    assert one.desk.taking is not None
+
+    def fails(*arguments: Any) -> Any:
+        raise OperationalError("terminating connection")
+
+    monkeypatch.setattr(one.desk.taking, "shared_out", fails)
+    monkeypatch.setattr(one, "_may_call", lambda: True)
+
+    assert one._take_up()
+
+    assert one.floors._trip > 1
+    assert one.floors.settled.to == 0
 
 
 def test_who_feels_the_way_is_called_beside_a_handler_that_began_before_the_outage(

@@ -214,6 +214,21 @@ def test_seqs_that_begin_anew_are_found(pump: QueuePump) -> None:
         jump(Leased, 2_000_000)
 
 
+def test_where_the_database_fails_to_tell_looks_go_on(pump: QueuePump, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who writes is a hint that looks can do without; the session is as it was."""
+    seqs = send(Leased, 5)
+    pass_over(pump)
+    monkeypatch.setattr(pump.desk.sql, "_q", '"not there"')
+
+    looked = [look(pump, 1) for _ in range(10)]
+
+    assert looked == [Peek(0, 0, 0)] * 10
+    assert pump.floors.settled.to == 0
+    assert pump.floors.question() is None
+    assert pump.floors.lowest == seqs[-1] + 1
+    assert not pump.peek_breaker.failures
+
+
 def test_what_lies_behind_a_message_that_stays_is_not_settled(pump: QueuePump) -> None:
     seqs = send(Leased, 5)
     Leased.objects.filter(seq=seqs[1]).update(lease_expires=Now() + timedelta(hours=1))
@@ -222,7 +237,7 @@ def test_what_lies_behind_a_message_that_stays_is_not_settled(pump: QueuePump) -
     look(pump)
 
     assert pump.floors.settled.to == seqs[1]
-    assert not pump.floors.asks
+    assert pump.floors.question() is None
 
 
 def test_what_a_handler_has_in_hand_is_not_settled(pump: QueuePump) -> None:
