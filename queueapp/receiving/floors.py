@@ -141,7 +141,7 @@ class Floors:
     @property
     def before(self) -> Before:
         """For ``settled``, and for who looks: how things are before a look."""
-        return Before(self.came_down, self.settled.over, self.settled.to)
+        return Before(self.came_down, self.settled.over, self.settled.to, self.settled.era)
 
     def question(self) -> Question | None:
         """Whether somebody is to ask the database who writes, for ``settled``. (What one level has none of may be another's,

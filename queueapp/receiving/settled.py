@@ -41,6 +41,7 @@ class Before(NamedTuple):
     #: See ``Settled``.
     over: int
     to: int
+    era: int
 
 
 class Mark:
@@ -70,15 +71,18 @@ class Settled:
     """Up to where that is so, from the beginning of a queue without recipients and levels. As the floors it is shared without a
     lock: what was lost of it is walked over once more."""
 
-    __slots__ = ("_again_at", "_ask_at", "_believed", "_blocked", "_mark", "_wait", "is_long", "over", "to")
+    __slots__ = ("_again_at", "_ask_at", "_believed", "_blocked", "_mark", "_wait", "era", "is_long", "over", "to")
 
     def __init__(self) -> None:
         #: Whether no message has been found yet where there could be none.
         self._believed = True
+        #: How often all was forgotten.
+        self.era = 0
         self.forget()
 
     def forget(self) -> None:
         """Nothing is known any more: the next look may go to another server."""
+        self.era += 1
         #: No message is below this seq, and none will be.
         self.to = 0
         #: Below this one nobody can bring any more messages: a look from now on sees what there is.
@@ -118,6 +122,8 @@ class Settled:
 
     def seen(self, looked: Range, peek: Peek, before: Before) -> None:
         """A look saw this behind the floor in this range."""
+        if before.era != self.era:
+            return
         if peek.present < before.to:
             self._believed = False
             self.forget()

@@ -313,6 +313,35 @@ def test_windows_of_the_rescan_grow_behind_a_distant_server_too() -> None:
     assert ranked._walk.span == 1_000_000 // 16
 
 
+def test_windows_of_the_rescan_follow_each_other_up_to_what_was_looked_at() -> None:
+    ranked, looked, answers = RankedFloors(), [], {1: (50_499, WINDOW_ROWS)}
+    ranked._looked_to, ranked._trip = 200_499, 0.0
+    ranked._walk.position, ranked._walk.span = 500, 50_000
+
+    class Statements:
+        def look_through(
+            self, connection: Any, low: int, high: int, before: int, limit: int
+        ) -> tuple[list[int], int, int]:
+            if limit != WINDOW_ROWS:
+                return [], 0, 0
+            looked.append((low, high))
+            return [], *answers.get(len(looked) - 1, (low + 7, WINDOW_ROWS - 1))
+
+    for _ in range(5):
+        ranked.rescan_at = 0.0
+        ranked.look_behind(Statements(), None)
+        ranked._walk.span = 50_000
+
+    assert looked == [(500, 50_499), (50_500, 100_499), (50_500, 100_499), (100_500, 150_499), (150_500, 200_499)]
+    assert not ranked.rescanning
+
+    ranked._looked_to = 200_500
+    for _ in range(2):
+        ranked.rescan_at, ranked._walk.span = 0.0, 200_500
+        ranked.look_behind(Statements(), None)
+    assert looked[5:] == [(0, 200_499), (200_500, 200_500)]
+
+
 def test_a_window_that_two_looked_at_is_passed_once() -> None:
     """A task looks as well, in the same moment."""
     ranked, looked = RankedFloors(), []

@@ -207,6 +207,21 @@ def test_a_look_that_leaves_a_gap_settles_nothing(floors: Floors, clock: Clock) 
     assert settled.to == 1000
 
 
+def test_a_look_that_ended_above_its_first_range_settles_no_more_than_that(floors: Floors, clock: Clock) -> None:
+    """What a handler has in hand is left out, so a look may have several."""
+    close(floors, clock)
+    floors.settled.seen(Range(0, 4), Peek(0, 0, 0, reached=40), floors.before)
+    assert floors.settled.to == 5
+
+
+def test_what_was_settled_stays_so_after_a_look_that_knew_less(floors: Floors, clock: Clock) -> None:
+    early = floors.before
+    close(floors, clock)
+    floors.settled.seen(Range(0, 99), NOTHING, floors.before)
+    floors.settled.seen(Range(0, FLOOR - 1), NOTHING, early)
+    assert floors.settled.to == 100
+
+
 def test_what_came_back_is_not_settled(floors: Floors, clock: Clock) -> None:
     close(floors, clock)
     floors.settled.seen(Range(0, FLOOR - 1), NOTHING, floors.before)
@@ -214,6 +229,7 @@ def test_what_came_back_is_not_settled(floors: Floors, clock: Clock) -> None:
     floors.lower(70)
 
     assert floors.settled.to == 70
+    assert floors.settled.over == FLOOR
     floors.lower(MAX_SEQ)
     assert floors.settled.to == 70
 
@@ -239,6 +255,7 @@ def test_it_goes_on_where_a_cycle_under_way_has_got_to(floors: Floors, clock: Cl
     assert look(floors) == Range(0, FIRST_WINDOW - 1)
     floors.settled.seen(Range(0, FIRST_WINDOW + 10), NOTHING, floors.before)
 
+    assert floors.settled.to == FIRST_WINDOW + 11
     assert floors.behind()[0].low == FIRST_WINDOW
 
 
@@ -324,6 +341,25 @@ def test_behind_a_message_that_is_there_nothing_is_asked(floors: Floors, clock: 
     assert asks(floors), "it is gone"
 
 
+def test_a_message_beyond_the_look_is_not_in_the_way(floors: Floors, clock: Clock) -> None:
+    close(floors, clock)
+    floors.passed([row(FLOOR + 9)], floors.returns)
+    clock.now += ASK_EVERY
+    floors.settled.seen(Range(0, 4), Peek(0, 0, 0, present=8), floors.before)
+    assert asks(floors)
+    floors.settled.seen(Range(0, FLOOR), Peek(0, 0, 0, present=FLOOR), floors.before)
+    assert not asks(floors), "the first that could not be settled"
+
+
+def test_a_look_at_what_is_settled_does_not_say_that_it_is_gone(far: Floors, clock: Clock) -> None:
+    clock.now += ASK_EVERY
+    far.settled.over = 10_000_005
+    look(far, Peek(0, 0, 0, present=10_000_001))
+    assert not asks(far)
+    look(far)
+    assert not asks(far)
+
+
 def test_above_what_is_over_it_is_asked_whatever_is_there(floors: Floors, clock: Clock) -> None:
     close(floors, clock)
     floors.settled.seen(Range(0, FLOOR - 1), NOTHING, floors.before)
@@ -369,7 +405,44 @@ def test_after_a_cycle_a_window_of_it_is_looked_at(far: Floors, clock: Clock) ->
     clock.now += 0.1
     look(far)
     assert far.rescanning
-    assert look(far).low == FIRST_WINDOW
+    assert look(far, seconds=TRIP) == Range(FIRST_WINDOW, 2 * FIRST_WINDOW - 1)
+    look(far)
+    assert look(far) == Range(2 * FIRST_WINDOW, 4 * FIRST_WINDOW - 1), "that took no time"
+
+
+def test_after_a_window_of_it_the_walk_is_where_it_was(far: Floors, clock: Clock) -> None:
+    far.passed([row(10_500_000)], far.returns)
+    far._walk.span = FIRST_WINDOW
+    while not far._auditing:
+        look(far, seconds=TRIP + 0.01)
+    look(far, seconds=TRIP + 0.01)
+    assert look(far).low == 10_000_001
+
+
+def test_between_two_windows_of_it_the_rescan_goes_on_once_the_next_is_due(far: Floors, clock: Clock) -> None:
+    assert not far.rescanning
+    look(far)
+    look(far, seconds=TRIP + 0.01)
+    look(far)
+    assert not far.rescanning
+    clock.now += REST_OF_SETTLED * 0.01
+    assert far.rescanning
+
+
+def test_above_what_came_down_there_is_none(far: Floors) -> None:
+    look(far)
+    far._audit.position = 5_000_000
+    far.settled.lower(4_000_000)
+    assert far.behind() == []
+
+
+def test_what_came_back_during_it_is_looked_for_up_to_the_floor(far: Floors) -> None:
+    look(far)
+    assert far._auditing
+    far.lower(10_000_005)
+    far.passed([row(10_000_020)], far.returns)
+
+    assert far.behind() == [Range(10_000_021 - FIRST_WINDOW, 10_000_020)]
 
 
 def test_its_windows_end_where_it_ends(floors: Floors, clock: Clock) -> None:
@@ -466,11 +539,18 @@ def test_a_message_where_there_could_be_none_ends_it(far: Floors, clock: Clock) 
     assert far.behind()[0].low == 0
 
 
-def test_a_taken_one_does_as_well(far: Floors) -> None:
+@pytest.mark.parametrize("seq", [0, 70, 10_000_000])
+def test_a_taken_one_does_as_well(far: Floors, seq: int) -> None:
     look(far)
-    look(far, Peek(0, 0, 0, present=70))
+    look(far, Peek(0, 0, 0, present=seq))
     assert far.settled.to == 0
-    assert not asks(far)
+    assert not far.settled._believed
+
+
+def test_one_just_above_does_not(far: Floors) -> None:
+    look(far, Peek(0, 0, 0, present=10_000_001))
+    assert far.settled.to == 10_000_001
+    assert far.settled._believed
 
 
 def test_a_look_that_began_before_it_was_settled_proves_nothing(floors: Floors, clock: Clock) -> None:
@@ -498,6 +578,61 @@ def test_after_a_reconnect_or_a_reset_nothing_is_known(
     tell(floors, set(), FLOOR)
     assert floors.settled.over == 0, "who wrote before is another server's"
     assert not floors.settled.is_due
+    assert not floors.rescanning
+    floors.passed([row(FLOOR - 1)], floors.returns)
+    assert floors.behind()[0].low == 0
+    assert not asks(floors), "nor how long a walk takes"
+
+
+@pytest.mark.parametrize("forget", [Floors.connected_anew, Floors.reset])
+def test_a_look_that_began_before_that_says_nothing(
+    floors: Floors, clock: Clock, forget: Callable[[Floors], None]
+) -> None:
+    close(floors, clock)
+    floors.settled.seen(Range(0, 99), NOTHING, floors.before)
+    before = floors.before
+    forget(floors)
+
+    floors.settled.seen(Range(0, FLOOR - 1), NOTHING, before)
+    assert floors.settled.to == 0
+
+    floors.settled.seen(Range(0, FLOOR - 1), Peek(0, 0, 0, present=7), before)
+    assert floors.settled._believed
+
+
+@pytest.mark.parametrize("auditing", [False, True])
+def test_a_reset_in_the_middle_of_a_cycle_begins_another(far: Floors, clock: Clock, auditing: bool) -> None:
+    look(far)
+    look(far, seconds=TRIP + 0.01)
+    clock.now += 1_000.0
+    far._auditing = auditing
+    assert far.rescanning
+
+    far.reset()
+
+    assert not far.rescanning
+    far.passed([row(10_000_020)], far.returns)
+    assert far.behind()[0].low == 0
+
+
+def test_what_is_settled_then_is_due_at_once(far: Floors, clock: Clock) -> None:
+    look(far)
+    look(far, seconds=TRIP + 0.3)
+    assert not far.settled.is_due
+    far.connected_anew()
+    far.settled.over = far.settled.to = 5
+    assert far.settled.is_due
+
+
+def test_after_it_what_was_in_the_way_is_not_known(floors: Floors, clock: Clock) -> None:
+    close(floors, clock)
+    floors.passed([row(FLOOR)], floors.returns)
+    look(floors, Peek(0, 0, 0, present=7))
+    clock.now += 1.0
+    assert not asks(floors)
+    floors.connected_anew()
+    floors.settled.walked(1.0)
+    assert asks(floors)
 
 
 def test_the_first_look_after_a_reconnect_says_nothing_of_the_way(floors: Floors, clock: Clock) -> None:

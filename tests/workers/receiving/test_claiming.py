@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from queueapp.receiving.floors import Floors
 from queueapp.sql.claimed import MAX_SEQ, PRIORITY, RECIPIENT, SEQ, Peek, Range
 from workers.receiving import claiming
-from workers.receiving.claiming import Claiming, UnderWay
+from workers.receiving.claiming import LEAST_REST, REST, Claiming, UnderWay
 
 LEVELS = [("", 1), ("", 0)]
 
@@ -368,6 +369,55 @@ def test_a_window_that_comes_due_while_a_look_is_under_way_was_not_looked_at(flo
     claims.seen(Peek(0, 0, 0), none, 0.001)
 
     assert claims.look()[1][0].low == first[0].high + 1
+
+
+def test_what_a_look_settles_is_not_passed_over_unseen(floors: Floors) -> None:
+    """The next window begins where this one ended, and not so much further."""
+    floors.passed(rows(1_000_000), floors.returns)
+    floors.settled.over = 1_000_000
+    claims = Claiming(floors)
+    before, (_, window) = floors.before, claims.look()
+
+    claims.seen(Peek(0, 0, 0), window, 0.0, before)
+
+    assert floors.settled.to == window[0].high + 1
+    assert claims.look()[1][0].low == window[0].high + 1
+
+
+def test_a_look_that_ended_early_goes_on_from_there(floors: Floors) -> None:
+    floors.passed(rows(1_000_000), floors.returns)
+    claims = Claiming(floors)
+    _, window = claims.look()
+
+    claims.seen(Peek(0, 0, 0, reached=40), window, 0.0)
+
+    assert claims.look()[1][0].low == 41
+
+
+@pytest.mark.parametrize(("alone", "rest"), [(0.003, LEAST_REST), (0.0005, 0.0), (0.1, REST * 0.101)])
+def test_after_a_cycle_that_takes_the_server_time_there_is_some_rest(floors: Floors, alone: float, rest: float) -> None:
+    floors.passed(rows(10), floors.returns)
+    claims = Claiming(floors)
+    claims.seen(Peek(0, 0, 0), claims.look()[1], 0.001)
+    claims._rescan_at = 0.0
+
+    began = monotonic()
+    claims.seen(Peek(0, 0, 0), claims.look()[1], 0.001 + alone)
+
+    assert rest <= claims._rescan_at - began < rest + REST * 0.0015 + 0.05
+
+
+def test_in_the_middle_of_a_cycle_there_is_no_more_rest_than_for_its_time(floors: Floors) -> None:
+    """A million that are leased are thirty windows: a tenth of a second after each of them was half as long again."""
+    floors.passed(rows(10_000_000), floors.returns)
+    claims = Claiming(floors)
+    claims.seen(Peek(0, 0, 0), claims.look()[1], 0.001)
+    claims._rescan_at = 0.0
+
+    began = monotonic()
+    claims.seen(Peek(0, 0, 0), claims.look()[1], 0.004)
+
+    assert claims._rescan_at - began < REST * 0.004 + 0.04
 
 
 def test_a_window_that_two_looked_at_is_passed_once(floors: Floors) -> None:

@@ -266,22 +266,79 @@ def test_two_looks_at_once_settle_what_each_has_seen(pump: QueuePump) -> None:
 
     pump.desk.claiming.seen(seen, [Range(0, passed[-1])], 0.001, early)
 
+    assert pump.floors.settled.to < passed[0]
     assert look(pump).behind == 1
 
 
+@pytest.mark.parametrize("told", [False, True])
 def test_a_look_beside_which_a_floor_came_down_settles_nothing(
-    pump: QueuePump, monkeypatch: pytest.MonkeyPatch
+    pump: QueuePump, monkeypatch: pytest.MonkeyPatch, told: bool
 ) -> None:
     seqs = send(Leased, 5)
     pass_over(pump)
     monkeypatch.setattr(Settled, "lower", lambda self, seq: None)
     pump.floors.settled.over = seqs[-1]
     before = pump.floors.before
-    pump.floors.lower(seqs[2], told=False)
+    pump.floors.lower(seqs[2], told=told)
 
     pump.desk.claiming.seen(Peek(0, 0, 0), [Range(0, seqs[-1])], 0.001, before)
 
     assert pump.floors.settled.to == 0
+
+
+def test_what_is_known_before_a_look_is_so_before_it_is_decided_where_it_goes(
+    pump: QueuePump, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seqs = send(Leased, 5)
+    pass_over(pump)
+    monkeypatch.setattr(Settled, "lower", lambda self, seq: None)
+    pump.floors.settled.over = seqs[-1] + 1
+    claiming = pump.desk.claiming
+    where = claiming.look
+
+    def comes_down() -> tuple[list[Range], list[Range]]:
+        found = where()
+        pump.floors.lower(seqs[2], told=False)
+        return found
+
+    monkeypatch.setattr(claiming, "look", comes_down)
+    look(pump, 1)
+    assert pump.floors.settled.to == 0
+
+    monkeypatch.setattr(claiming, "look", where)
+    pump.floors.passed([(seqs[-1],)], pump.floors.returns)
+    look(pump)
+    assert pump.floors.settled.to == seqs[-1] + 1
+
+
+def test_the_floor_is_read_before_it_is_asked_who_writes(pump: QueuePump, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A claim raises it meanwhile, past what those may bring who began after the answer was made."""
+    seqs = send(Leased, 5)
+    pass_over(pump)
+    pump.floors.settled.walked(1.0)
+    writers = type(pump.desk.sql).writers
+
+    def raises_it(self: Any, on: Any) -> Any:
+        found = writers(self, on)
+        pump.floors.passed([(seqs[-1] + 100,)], pump.floors.returns)
+        return found
+
+    monkeypatch.setattr(type(pump.desk.sql), "writers", raises_it)
+    pump.desk.claiming.look_behind(pump.desk.sql, connection)
+
+    assert pump.floors.settled._mark.floor == seqs[-1] + 1
+
+
+def test_a_database_that_does_not_tell_settles_nothing(pump: QueuePump, monkeypatch: pytest.MonkeyPatch) -> None:
+    send(Leased, 5)
+    pass_over(pump)
+    asked: list[Any] = []
+    monkeypatch.setattr(type(pump.desk.sql), "writers", lambda self, on: asked.append(on))
+
+    look(pump)
+
+    assert pump.floors.settled.to == pump.floors.settled.over == 0
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize("queue", [Leased, Transactional])

@@ -54,6 +54,14 @@ def test_each_transaction_has_another_name(told: Server) -> None:
     assert len(names) == 3
 
 
+def test_there_may_be_several(told: Server) -> None:
+    one, two = told.another(), told.another()
+    with told.transaction(one), told.transaction(two):
+        for writer in (one, two):
+            queue_sql(Leased, writer).insert(writer, outgoing())
+        assert len(writers(told)) == 2
+
+
 def test_a_copy_is_one_before_it_has_stored_a_row(told: Server) -> None:
     writer = told.another()
     writer.ensure_connection()
@@ -95,14 +103,19 @@ def locks_a_row(connection: Any) -> None:
         cursor.execute("SELECT seq FROM testapp_leased FOR UPDATE")
 
 
+def makes_an_index(connection: Any) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("LOCK TABLE testapp_leased IN SHARE UPDATE EXCLUSIVE MODE")  # as does a vacuum
+
+
 def sends_to_another(connection: Any) -> None:
     queue_sql(Transactional, connection).insert(connection, outgoing())
 
 
 @pytest.mark.parametrize(
     ("act", "count"),
-    [(claims, 1), (reads, 0), (locks_a_row, 0), (sends_to_another, 0)],
-    ids=["claims", "reads", "locks a row", "sends to another"],
+    [(claims, 1), (reads, 0), (locks_a_row, 0), (makes_an_index, 0), (sends_to_another, 0)],
+    ids=["claims", "reads", "locks a row", "makes an index", "sends to another"],
 )
 def test_who_reads_locks_rows_or_writes_elsewhere_is_none(told: Server, act: Callable[[Any], None], count: int) -> None:
     told.put(Leased)
