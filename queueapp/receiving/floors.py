@@ -242,8 +242,8 @@ class Floors:
         for place, low in enumerate(self._low):
             if seq < low:
                 self._low[place] = seq
-        self.settled.lower(seq)
         self._returns[0 if told else 1] += 1
+        self.settled.lower(seq)  # last: a look that ends now either sees that one came down, or is made good by this
 
     def lower_all(self, seqs: Sequence[int]) -> None:
         """These came back."""

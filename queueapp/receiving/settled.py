@@ -29,8 +29,9 @@ BRIEF = 0.001
 #: Seconds between two questions for who writes, and at least so many times as long as one takes; up to so many while somebody
 #: goes on writing, who may do that for hours.
 ASK_EVERY, REST_OF_ASKING, ASK_SELDOM = 0.1, 99, 5.0
-#: After a look at what is settled no other for so many times as long.
-REST_OF_SETTLED = 99
+#: After a look at what is settled no other for so many times as long; but for no more than so many seconds where only that one was
+#: slow (a disk, a busy machine), unless that were more than a tenth of the time.
+REST_OF_SETTLED, LONGEST_REST, LEAST_TIMES = 99, 10.0, 9
 
 
 class Before(NamedTuple):
@@ -144,7 +145,7 @@ class Settled:
 
     def walked_over_settled(self, seconds: float) -> None:
         """A look at a part of what is settled took the server so long."""
-        self._again_at = monotonic() + REST_OF_SETTLED * seconds
+        self._again_at = monotonic() + min(REST_OF_SETTLED * seconds, max(LONGEST_REST, LEAST_TIMES * seconds))
 
     def all_was_walked_over(self, seconds: float) -> None:
         """Looks at all parts of it took so long together."""

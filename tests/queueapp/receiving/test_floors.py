@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queueapp.receiving.floors import _STAYS_IN_A_ROW, FIRST_WINDOW, Floors
+from queueapp.receiving.floors import _NEARS_IN_A_ROW, _STAYS_IN_A_ROW, FIRST_WINDOW, Floors
 from queueapp.sql.claimed import MAX_SEQ, Range
 
 LEVELS = (("", 1), ("", 0))
@@ -360,3 +360,33 @@ def test_a_look_just_behind_the_floor_that_did_not_reach_its_end_goes_on() -> No
     floors.rescanned(0.001)
 
     assert not floors.rescanning
+
+
+def test_looks_just_behind_the_floor_go_on_after_the_rescan_had_its_turn() -> None:
+    floors = Floors()
+    floors.passed([row(10 * FIRST_WINDOW)], floors.returns)
+    for _ in range(_NEARS_IN_A_ROW + 1):
+        began = floors.returns
+        floors.lower(10 * FIRST_WINDOW - 1)
+        floors.passed([row(10 * FIRST_WINDOW)], floors.returns)
+        assert began != floors.returns
+        floors.behind()
+        floors.rescanned(0.001)
+
+    floors.lower(10 * FIRST_WINDOW - 1)
+    floors.passed([row(10 * FIRST_WINDOW)], floors.returns)
+
+    assert floors.behind()[0].low == 9 * FIRST_WINDOW + 1
+
+
+def test_a_look_just_behind_the_floor_is_one_window_wherever_the_floor_goes_meanwhile() -> None:
+    floors = Floors()
+    floors.passed([row(10 * FIRST_WINDOW)], floors.returns)
+    floors.lower(10 * FIRST_WINDOW - 1)
+    floors.passed([row(10 * FIRST_WINDOW)], floors.returns)
+    floors.behind()
+    floors.passed([row(13 * FIRST_WINDOW)], floors.returns)
+
+    (window,) = floors.behind()
+
+    assert window.high - window.low == FIRST_WINDOW - 1

@@ -134,6 +134,13 @@ def test_the_next_ones_are_those_that_write_when_that_is_known(floors: Floors, c
     assert settled.over == FLOOR + 99
 
 
+def test_a_mark_is_of_its_own_floor(floors: Floors, clock: Clock) -> None:
+    tell(floors, set(), FLOOR)
+    floors.lower(7, told=False)
+    tell(floors, set(), 7)
+    assert floors.settled.over == FLOOR
+
+
 def test_what_was_over_stays_so_when_the_floor_comes_down(floors: Floors, clock: Clock) -> None:
     close(floors, clock)
     floors.lower(7, told=False)
@@ -212,6 +219,23 @@ def test_a_look_that_ended_above_its_first_range_settles_no_more_than_that(floor
     close(floors, clock)
     floors.settled.seen(Range(0, 4), Peek(0, 0, 0, reached=40), floors.before)
     assert floors.settled.to == 5
+
+
+def test_what_came_back_meanwhile_is_a_gap(floors: Floors, clock: Clock) -> None:
+    close(floors, clock)
+    floors.settled.seen(Range(0, 59), NOTHING, floors.before)
+    before = floors.before
+    floors.settled.lower(30)
+    floors.settled.seen(Range(50, 99), NOTHING, before)
+    assert floors.settled.to == 30
+
+
+def test_after_a_reconnect_it_is_settled_as_before(floors: Floors, clock: Clock) -> None:
+    floors.connected_anew()
+    floors.settled.walked(1.0)
+    close(floors, clock)
+    floors.settled.seen(Range(0, 99), NOTHING, floors.before)
+    assert floors.settled.to == 100
 
 
 def test_what_was_settled_stays_so_after_a_look_that_knew_less(floors: Floors, clock: Clock) -> None:
@@ -445,6 +469,19 @@ def test_what_came_back_during_it_is_looked_for_up_to_the_floor(far: Floors) -> 
     assert far.behind() == [Range(10_000_021 - FIRST_WINDOW, 10_000_020)]
 
 
+@pytest.mark.parametrize(("seconds", "rest"), [(0.02, 1.98), (0.3, 10.0), (3.0, 27.0)])
+def test_after_a_slow_look_there_is_an_end_to_its_rest(
+    floors: Floors, clock: Clock, seconds: float, rest: float
+) -> None:
+    """One that met a checkpoint for three seconds was the last one for five minutes."""
+    floors.settled.to = 1
+    floors.settled.walked_over_settled(seconds)
+    clock.now += rest - 0.01
+    assert not floors.settled.is_due
+    clock.now += 0.02
+    assert floors.settled.is_due
+
+
 def test_its_windows_end_where_it_ends(floors: Floors, clock: Clock) -> None:
     close(floors, clock)
     floors.settled.seen(Range(0, 40), NOTHING, floors.before)
@@ -483,6 +520,16 @@ def test_a_long_walk_over_it_settles_nothing_less(far: Floors, clock: Clock) -> 
         clock.now += 100.0
         look(far, seconds=TRIP + BRIEF)
     assert far.settled.to == 10_000_001
+
+
+def test_after_its_last_window_it_begins_again(floors: Floors, clock: Clock) -> None:
+    """Wherever the floor is."""
+    close(floors, clock)
+    floors.settled.seen(Range(0, 40), NOTHING, floors.before)
+    floors.passed([row(10_000_000)], floors.returns)
+    floors._auditing = True
+    look(floors, seconds=TRIP + 0.01)
+    assert floors._audit.position is None
 
 
 def test_its_windows_are_no_larger_than_twice_what_there_was(floors: Floors, clock: Clock) -> None:
@@ -547,6 +594,14 @@ def test_a_taken_one_does_as_well(far: Floors, seq: int) -> None:
     assert not far.settled._believed
 
 
+def test_one_where_there_was_little_does_as_well(far: Floors) -> None:
+    before = far.before
+    far.settled.all_was_walked_over(0.0)
+    assert far.settled.to == 0
+    far.settled.seen(Range(0, 99), Peek(0, 0, 0, present=70), before)
+    assert not far.settled._believed
+
+
 def test_one_just_above_does_not(far: Floors) -> None:
     look(far, Peek(0, 0, 0, present=10_000_001))
     assert far.settled.to == 10_000_001
@@ -581,6 +636,7 @@ def test_after_a_reconnect_or_a_reset_nothing_is_known(
     assert not floors.rescanning
     floors.passed([row(FLOOR - 1)], floors.returns)
     assert floors.behind()[0].low == 0
+    clock.now += ASK_EVERY
     assert not asks(floors), "nor how long a walk takes"
 
 
@@ -708,6 +764,59 @@ def test_beside_one_that_writes_for_long_it_is_asked_seldom(floors: Floors, cloc
     clock.now += ASK_EVERY
     floors.passed([row(FLOOR)], floors.returns)
     assert asks(floors), "as often as before"
+    assert ASK_SELDOM <= 10
+
+
+def test_the_wait_grows(floors: Floors, clock: Clock) -> None:
+    tell(floors, {"3/1"}, FLOOR)
+    tell(floors, {"3/1"}, FLOOR)
+    clock.now += 2 * ASK_EVERY
+    assert asks(floors)
+    tell(floors, {"3/1"}, FLOOR)
+    clock.now += 4 * ASK_EVERY
+    assert floors.question() is not None
+    clock.now += 2 * ASK_EVERY
+    assert floors.question() is None, "nor while the answer is awaited"
+
+    floors.connected_anew()
+    floors.settled.walked(1.0)
+    assert floors.question() is not None
+    clock.now += ASK_EVERY
+    assert floors.question() is not None
+
+
+def test_an_answer_that_comes_too_late_asks_for_no_other(floors: Floors, clock: Clock) -> None:
+    early = floors.question()
+    assert early is not None
+    tell(floors, {"3/1"}, FLOOR)
+    floors.settled.told(early, set())
+    assert not asks(floors)
+
+    floors.connected_anew()
+    floors.settled.told(early, None)
+    floors.settled.walked(1.0)
+    assert asks(floors), "nor does it keep the new server from being asked"
+
+
+def test_windows_are_as_large_as_before_where_a_cycle_begins_no_lower(far: Floors) -> None:
+    far._auditing = False
+    for _ in range(3):
+        far.rescanned(TRIP)
+        far._auditing = False
+        far.passed([row(far.lowest + 500_000)], far.returns)
+    far.behind()
+    assert far._walk.span > FIRST_WINDOW
+
+
+def test_so_it_is_where_something_came_back_in_the_middle_of_a_cycle(far: Floors) -> None:
+    far._walk.span = 1 << 40
+    far._walk.window(10_000_001)
+    far._walk.position = 10_000_005
+    far.settled.lower(1)
+    far.behind()
+    far._walk.position = None
+    (window,) = far.behind()
+    assert window.high - window.low < FIRST_WINDOW
 
 
 @pytest.mark.parametrize("forget", [Floors.connected_anew, Floors.reset, lambda floors: floors.lower(1, told=False)])

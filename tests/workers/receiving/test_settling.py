@@ -262,7 +262,7 @@ def test_two_looks_at_once_settle_what_each_has_seen(pump: QueuePump) -> None:
         early = pump.floors.before
         seen = pump.desk.sql.peek(connection, [Range(passed[-1] + 1)], [Range(0, passed[-1])], 10)
         commit()
-    look(pump)
+    pump.floors.settled.over = passed[-1] + 1
 
     pump.desk.claiming.seen(seen, [Range(0, passed[-1])], 0.001, early)
 
@@ -327,6 +327,36 @@ def test_the_floor_is_read_before_it_is_asked_who_writes(pump: QueuePump, monkey
     pump.desk.claiming.look_behind(pump.desk.sql, connection)
 
     assert pump.floors.settled._mark.floor == seqs[-1] + 1
+
+
+def test_an_answer_of_before_a_reconnect_is_none(pump: QueuePump, monkeypatch: pytest.MonkeyPatch) -> None:
+    send(Leased, 5)
+    pass_over(pump)
+    pump.floors.settled.walked(1.0)
+
+    def reconnects(self: Any, on: Any) -> Any:
+        pump.floors.connected_anew()
+        return set()
+
+    monkeypatch.setattr(type(pump.desk.sql), "writers", reconnects)
+    pump.desk.claiming.look_behind(pump.desk.sql, connection)
+
+    assert pump.floors.settled._mark.floor == 0
+
+
+def test_it_is_asked_when_it_is_to_be_and_not_else(pump: QueuePump, monkeypatch: pytest.MonkeyPatch) -> None:
+    send(Leased, 5)
+    pass_over(pump)
+    asked: list[Any] = []
+    monkeypatch.setattr(type(pump.desk.sql), "writers", lambda self, on: asked.append(on) or set())
+    pump.desk.claiming.look_behind(pump.desk.sql, connection)
+    assert asked == []
+
+    pump.floors.settled.walked(1.0)
+    pump.desk.claiming.look_behind(pump.desk.sql, connection)
+
+    assert len(asked) == 1
+    assert pump.floors.settled._mark.floor == pump.floors.lowest
 
 
 def test_a_database_that_does_not_tell_settles_nothing(pump: QueuePump, monkeypatch: pytest.MonkeyPatch) -> None:
