@@ -32,6 +32,14 @@ only_on_postgresql = pytest.mark.skipif(
 )
 
 
+def skip_unless_prepared(connection: Any) -> None:
+    """Skip the calling test where PREPARE TRANSACTION is switched off, as it is unless somebody asks for it."""
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW max_prepared_transactions")
+        if cursor.fetchone() == ("0",):
+            pytest.skip("max_prepared_transactions = 0: nothing can be prepared on this server")
+
+
 def marks_of(alias: str, *others: str) -> list[Any]:
     """The marks of a case that runs on this database; ``others`` are further aliases that it uses."""
     if alias not in connections:

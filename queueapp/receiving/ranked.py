@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from ..sql.claimed import MAX_PLACE, MAX_SEQ, PRIORITY, SEQ, WINDOW_ROWS, Claimed, Range, place_of
 from .floors import Floors, Level, floors_of
+from .walk import REST
 
 #: Seqs read at once for what has arrived, and how many times before one claim.
 ARRIVED_AT_ONCE, ARRIVED_PIECES = 5_000, 4
@@ -35,8 +36,6 @@ MOST_REMEMBERED = 20_000
 NEAR = 1_000
 #: Places held that a look counts.
 WINDOW_PLACES = 500
-#: After a window no other for so many times as long.
-REST = 9
 
 
 class Taken(NamedTuple):

@@ -23,6 +23,7 @@ from time import monotonic
 from typing import NamedTuple
 
 from ..sql.claimed import Peek, Range
+from .walk import REST
 
 #: Where a walk over all that is not settled takes the server no longer, in seconds, there is nothing to be gained.
 BRIEF = 0.001
@@ -31,7 +32,7 @@ BRIEF = 0.001
 ASK_EVERY, REST_OF_ASKING, ASK_SELDOM = 0.1, 99, 5.0
 #: After a look at what is settled no other for so many times as long; but for no more than so many seconds where only that one was
 #: slow (a disk, a busy machine), unless that were more than a tenth of the time.
-REST_OF_SETTLED, LONGEST_REST, LEAST_TIMES = 99, 10.0, 9
+REST_OF_SETTLED, LONGEST_REST = 99, 10.0
 
 
 class Before(NamedTuple):
@@ -145,7 +146,7 @@ class Settled:
 
     def walked_over_settled(self, seconds: float) -> None:
         """A look at a part of what is settled took the server so long."""
-        self._again_at = monotonic() + min(REST_OF_SETTLED * seconds, max(LONGEST_REST, LEAST_TIMES * seconds))
+        self._again_at = monotonic() + min(REST_OF_SETTLED * seconds, max(LONGEST_REST, REST * seconds))
 
     def all_was_walked_over(self, seconds: float) -> None:
         """Looks at all parts of it took so long together."""

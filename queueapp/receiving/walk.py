@@ -14,6 +14,10 @@ _LARGEST_WINDOW = 1 << 62
 #: However slow its looks are a cycle takes so many at most: on a machine that is busy elsewhere a smaller window is no quicker, and
 #: with windows of 1,000 a late commit behind a floor at a million waited for a thousand looks.
 LOOKS_OF_A_CYCLE = 16
+#: After a look behind a floor, or at what held nothing for this process, no more of it for so many times as long: a tenth of the time.
+#: Under load there are a hundred looks a second, and behind a million messages leased to others each of them read 10 ms of
+#: those: as much again as walking over them once.
+REST = 9
 
 
 class Walk:

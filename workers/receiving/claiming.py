@@ -24,6 +24,7 @@ import msgspec
 
 from queueapp.receiving.floors import Floors, Level
 from queueapp.receiving.settled import Before
+from queueapp.receiving.walk import REST
 from queueapp.sql.base import QueueSql
 from queueapp.sql.claimed import MAX_SEQ, SEQ, Claimed, Peek, Range
 
@@ -33,10 +34,6 @@ from .unknown import Unknown
 LARGE_CLAIM = 50
 #: Seconds that a claim is given way to, either way: behind one that hangs no message waits for long.
 PATIENCE = 0.1
-#: After reading what lies behind the floors, or what held nothing for this process, no more of it for so many times as long.
-#: Under load there are a hundred looks a second, and behind a million messages leased to others each of them read 10 ms of
-#: those: as much again as walking over them once.
-REST = 9
 #: After a walk over all that lies behind the floors that took the server itself longer than ``BRIEF``, no other for so many seconds:
 #: where one is short a tenth of the time is many of them, and none of them is waited for.
 LEAST_REST = 0.1

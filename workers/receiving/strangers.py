@@ -13,10 +13,11 @@ from django.db import connections
 
 from queueapp.flow.filters import SubscriberFilter
 from queueapp.membership.dead_peers import Answering
+from queueapp.receiving.walk import REST
 from queueapp.sql import QueueSql
 from queueapp.sql.claimed import HEADERS, SEQ, Claimed, Range
 
-from .claiming import REST, Claiming, UnderWay
+from .claiming import Claiming, UnderWay
 from .handling import Handlers
 from .stats import Stats
 

@@ -8,14 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 import psycopg
-import pytest
 
 from queueapp import replay
 from queueapp.journal.keeping import journal_of
 from queueapp.sql.journal import BEGINNING, Position
 from queueapp.sql.postgresql.index_order import IndexOrder
 from queueapp.sql.postgresql.session import fetch
-from tests.databases import only_on_postgresql
+from tests.databases import only_on_postgresql, skip_unless_prepared
 from tests.inprocess import DEADLINE, eventually, real_commits
 from tests.queueapp.sql.server import Server, outgoing
 
@@ -55,8 +54,7 @@ def connect(server: Server, **options: Any) -> psycopg.Connection[Any]:
 @only_on_postgresql
 def test_reader_does_not_wait_for_a_prepared_transaction_of_another_database(server: Server) -> None:
     """And for one of this database it does: its session may be gone, and what it published may still come in."""
-    if server.run("SHOW max_prepared_transactions") == [("0",)]:
-        pytest.skip("max_prepared_transactions = 0: nothing can be prepared on this server")
+    skip_unless_prepared(server.connection)
     with connect(server, dbname="postgres") as elsewhere, connect(server) as here:
         elsewhere.execute("BEGIN")
         elsewhere.execute("SELECT pg_current_xact_id()")

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from queueapp.receiving.floors import Floors
+from queueapp.receiving.walk import REST
 from queueapp.sql.claimed import MAX_SEQ, PRIORITY, RECIPIENT, SEQ, Peek, Range
 from workers.receiving import claiming
-from workers.receiving.claiming import REST, Claiming, UnderWay
+from workers.receiving.claiming import Claiming, UnderWay
 
 LEVELS = [("", 1), ("", 0)]
 

@@ -18,13 +18,14 @@ from queueapp.receiving.settled import Settled
 from queueapp.sql import queue_sql
 from queueapp.sql.claimed import MAX_SEQ, SEQ, Peek, Range
 from tests.conformance.gate import Gate
-from tests.databases import only_on_postgresql
+from tests.databases import only_on_postgresql, skip_unless_prepared
 from tests.inprocess import eventually, real_commits
 from tests.late_commits import committed_late, jump
 from tests.queueapp.sql.server import outgoing
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased, Transactional
 from tests.workers.receiving.test_pump import Start, idle_pump
+from tests.workers.services.upkeep import another
 from workers.receiving.pump import QueuePump
 
 pytestmark = [real_commits, only_on_postgresql, pytest.mark.usefixtures("no_consumers")]
@@ -86,22 +87,15 @@ def test_all_that_was_handled_is_settled(pump: QueuePump) -> None:
 
 
 def test_beside_a_reader_that_stays_open_as_well(pump: QueuePump) -> None:
-    reader = connection.copy()
-    reader.inc_thread_sharing()
-    reader.set_autocommit(False)
-    try:
-        with reader.cursor() as cursor:
-            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            cursor.execute("SELECT count(*) FROM testapp_leased")
+    with another() as reader, reader.cursor() as cursor:
+        cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        cursor.execute("SELECT count(*) FROM testapp_leased")
         send(Leased, 10)
         pass_over(pump)
 
         look(pump)
 
         assert pump.floors.settled.to == pump.floors.lowest > 1
-    finally:
-        reader.rollback()
-        reader.close()
 
 
 def test_what_is_committed_late_is_found(pump: QueuePump) -> None:
@@ -123,10 +117,7 @@ def test_what_is_committed_late_is_found(pump: QueuePump) -> None:
 @pytest.mark.parametrize("leased", [False, True], ids=["deleted", "leased"])
 def test_what_a_rollback_brings_back_is_found(pump: QueuePump, leased: bool) -> None:
     seqs = send(Leased, 5)
-    other = connection.copy()
-    other.inc_thread_sharing()
-    other.set_autocommit(False)
-    try:
+    with another() as other:
         sql = queue_sql(Leased, other)
         only = [Range(seqs[2], seqs[2])]
         if leased:
@@ -136,29 +127,19 @@ def test_what_a_rollback_brings_back_is_found(pump: QueuePump, leased: bool) -> 
         assert pass_over(pump) == [*seqs[:2], *seqs[3:]]
         look(pump)
         assert pump.floors.settled.to <= seqs[2]
-    finally:
-        other.rollback()
-        other.close()
 
     assert look(pump).behind == 1
     assert pass_over(pump) == [seqs[2]]
 
 
 def test_what_a_prepared_transaction_brings_is_found(pump: QueuePump) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("SHOW max_prepared_transactions")
-        if cursor.fetchone() == ("0",):
-            pytest.skip("max_prepared_transactions = 0: nothing can be prepared on this server")
-    other = connection.copy()
-    other.inc_thread_sharing()
-    other.set_autocommit(False)
-    with other.cursor() as cursor:
+    skip_unless_prepared(connection)
+    with another() as other, other.cursor() as cursor:
         queue_sql(Leased, other).insert(other, outgoing())
         passed = send(Leased, 5)
         pass_over(pump)
         look(pump, 1)
         cursor.execute("PREPARE TRANSACTION 'settling'")
-    other.close()
     try:
         look(pump)
         assert pump.floors.settled.to < passed[0]

@@ -10,6 +10,7 @@ import pytest
 
 from queueapp.sql import queue_sql
 from queueapp.sql.claimed import MAX_SEQ, Range
+from tests.databases import skip_unless_prepared
 from tests.queueapp.sql.server import ALL, Server, levels, outgoing
 from tests.testapp.models import Leased, Readable, Transactional, Urgent
 from tests.testapp.ordering import Fenced
@@ -127,8 +128,7 @@ def test_who_reads_locks_rows_or_writes_elsewhere_is_none(told: Server, act: Cal
 
 def test_what_is_prepared_is_one_by_the_name_it_had(told: Server) -> None:
     """A prepared transaction is nobody's."""
-    if told.run("SHOW max_prepared_transactions") == [("0",)]:
-        pytest.skip("max_prepared_transactions = 0: nothing can be prepared on this server")
+    skip_unless_prepared(told.connection)
     writer = told.another()
     with told.transaction(writer):
         queue_sql(Leased, writer).insert(writer, outgoing())
