@@ -62,7 +62,7 @@ class Joined(Protocol):
 
     def queues(self) -> set[str]: ...
     def used_declarations(self) -> list[declared.Declaration]: ...
-    def declare_again(self, queue: str) -> None: ...
+    def declare_again(self, one: declared.Declaration) -> None: ...
     def give_back_stale(self, before: float) -> None: ...
     def came_back(self, seqs: Sequence[int]) -> None: ...
     def told(self) -> None: ...
@@ -86,6 +86,7 @@ class Member(Service):
         self._woken: list[Service] = []
         self._acks_since: float | None = None
         self._alone_since: float | None = None
+        self._left = False
         self._next_beat = self._next_reap = 0.0
         self._refreshed_at = float("-inf")
         self._has_row = False
@@ -93,14 +94,17 @@ class Member(Service):
 
     # -- from outside ------------------------------------------------------------------------------------------------
 
-    def joined(self, transport: Joined) -> None:
-        """A connection consumes."""
-        self.transports.add(transport)
-        self._alone_since = None
+    def joined(self, transport: Joined) -> bool:
+        """A connection consumes. False: this one ends, and another has to be asked for."""
+        with _lock:
+            if self.stopping:
+                return False
+            self.transports.add(transport)
+            self._alone_since = None
         if not self.is_alive():
-            for service in self._helpers:
-                service.start()
+            self._keep_up(self._helpers)
             self.start()
+        return True
 
     @property
     def hears(self) -> bool:
@@ -116,7 +120,11 @@ class Member(Service):
                 with Answering(connections[self.alias]):
                     self._look()
                 self._breaker.success()
-            except Error as error:
+            except Exception as error:
+                # Of whatever kind: nobody else here renews leases and writes acks, and nobody replaces a process of Celery's
+                # whose keeper has ended.
+                if not isinstance(error, Error) and self._breaker.trouble() is None:
+                    log.exception("The keeper of %s in %r failed, and goes on.", BrokerQueue._meta.label, self.alias)
                 connections[self.alias].close()
                 # A lease has to be renewed in time once the database is back.
                 wait = min(1.0, self._breaker.failure(error))
@@ -138,6 +146,7 @@ class Member(Service):
             transport.give_back_stale(now - STALE)
         if now >= self._next_beat:
             self._next_beat = now + settings.HEARTBEAT_INTERVAL.total_seconds()
+            self._keep_up(self._helpers)
             self._beat()
         self._refresh(now)
         if now >= self._next_reap:
@@ -183,8 +192,10 @@ class Member(Service):
             return
         self._refreshed_at = now
         for transport, declarations in used:
-            for name in declared.refresh(self.alias, declarations):
-                transport.declare_again(name)
+            gone = declared.refresh(self.alias, declarations)
+            for one in declarations:
+                if one.name in gone:
+                    transport.declare_again(one)
 
     def _serve_others(self, now: float) -> None:
         """Take part in what some process has to do: once this one has consumed for a while."""
@@ -197,7 +208,11 @@ class Member(Service):
             return
         if not self._services:
             self._services = self._made_services()
-        for service in self._services:
+        self._keep_up(self._services)
+
+    def _keep_up(self, services: Sequence[Service]) -> None:
+        """Start those that do not run: at first, and when one has ended unasked."""
+        for service in services:
             if not service.is_alive() and not self.stopping:
                 service.start()
 
@@ -248,14 +263,19 @@ class Member(Service):
                 Subscriber.objects.using(self.alias).filter(pk=self.leases.owner).delete()
         except Error as error:
             log.info("Celery's process could not sign off from %r: %s", self.alias, error)
-        stop_all([*self._services, *self._helpers])
+        finally:
+            stop_all([*self._services, *self._helpers])
+            with _lock:
+                _leaving.discard(self)
 
     @property
     def stopping(self) -> bool:
-        return super().stopping or self._alone_since == 0.0
+        return super().stopping or self._left
 
 
 _members: dict[str, Member] = {}
+#: Those that have nobody left to keep anything for and are signing off: the end of the process waits for them, too.
+_leaving: set[Member] = set()
 _lock = threading.Lock()
 #: A forked child's: of its parent.
 _of_a_parent: list[Any] = []
@@ -277,23 +297,26 @@ def _leave(member: Member) -> bool:
             return False
         if _members.get(member.alias) is member:
             del _members[member.alias]
-        member._alone_since = 0.0
+        _leaving.add(member)
+        member._left = True
         return True
 
 
 def stop_members(seconds: float = 10.0) -> None:
     """End all of them: at the end of the process, and in tests."""
     with _lock:
-        members = list(_members.values())
+        members = [*_members.values(), *_leaving]
         _members.clear()
+        _leaving.clear()
     stop_all(members, seconds)
 
 
 def _in_a_child() -> None:
     global _lock
     _lock = threading.Lock()
-    _of_a_parent.append(dict(_members))
+    _of_a_parent.append((dict(_members), set(_leaving)))
     _members.clear()
+    _leaving.clear()
 
 
 atexit.register(stop_members)

@@ -151,9 +151,8 @@ class Transport(virtual.Transport):
         self.told()
 
     def _joined(self) -> Member:
-        if self._member is None or self._member.stopping:
+        while self._member is None or not self._member.joined(self):
             self._member = member_of(self.alias)
-        self._member.joined(self)
         return self._member
 
     def queues(self) -> set[str]:
@@ -165,12 +164,19 @@ class Transport(virtual.Transport):
         declarations = [self.declarations.get(queue) for queue in self.queues()]
         return [one for one in declarations if one is not None and one.expires_ms is not None]
 
-    def declare_again(self, queue: str) -> None:
-        """A queue that is in use was deleted: this process did not answer for longer than it stays."""
-        for exchange, key in self.bound.get(queue, ()):
-            declared.bind(self.alias, exchange, key, queue)
+    def declare_again(self, one: Declaration) -> None:
+        """A queue that is in use was deleted: this process did not answer for longer than it stays.
+
+        Called by the member's thread, while others declare, bind and delete. What a consumer here deleted between that thread's
+        look and this, as one who asks does with the queue of its replies, stays deleted; in the moment after, it is made once
+        more, and goes by itself, as all that are declared again do.
+        """
+        if self.declarations.get(one.name) is not one:
+            return
+        for exchange, key in tuple(self.bound.get(one.name, ())):
+            declared.bind(self.alias, exchange, key, one.name)
         # Last: nothing comes in before.
-        declared.declare(self.alias, self.declarations[queue])
+        declared.declare(self.alias, one)
 
     def queue_of(self, row: Claimed) -> str:
         """The queue of a claimed message."""

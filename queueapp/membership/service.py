@@ -10,13 +10,33 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 from collections.abc import Callable, Sequence
 from time import monotonic
+from typing import NamedTuple
 
 from django.db import connections
 
 log = logging.getLogger("workers")
+
+
+class Life(NamedTuple):
+    """From one start of a service to its end.
+
+    That it has ended is said by its thread itself. ``Thread.is_alive`` takes a lock, and up to Python 3.12 an exception that
+    strikes there (an exit, a time limit; under gevent it lets others run) leaves a thread that runs marked as one that has ended:
+    seen of a Celery worker with gevent, told to shut down, which then did not wait for its keeper to sign off.
+    """
+
+    thread: threading.Thread
+    ended: threading.Event
+    process: int
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended; in a forked child those of the parent have."""
+        return self.ended.is_set() or self.process != os.getpid()
 
 
 class Service:
@@ -25,7 +45,7 @@ class Service:
     def __init__(self, name: str) -> None:
         self.name = name
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._life: Life | None = None
         self._asked = False
         self._bell = threading.Event()
         self._on_end: Callable[[Service], None] | None = None
@@ -46,10 +66,18 @@ class Service:
             self._bell.clear()
             self._on_end = on_end
             self.prepare()
-            thread = threading.Thread(target=self._run, name=self.name, daemon=True)
-            thread.start()
+            ended = threading.Event()
+            thread = threading.Thread(target=self._live, args=(ended,), name=self.name, daemon=True)
+            life = Life(thread, ended, os.getpid())
+            try:
+                thread.start()
+            except RuntimeError:
+                raise  # there is no thread
+            except BaseException:
+                self._life = life  # an exit that strikes while it is waited for: it runs all the same
+                raise
             # Only now: nobody can ever wait for a thread that was not started.
-            self._thread = thread
+            self._life = life
 
     def ask_to_stop(self) -> None:
         """Tell it to end, without waiting for that."""
@@ -64,16 +92,16 @@ class Service:
 
     def join(self, seconds: float | None = None) -> bool:
         """Wait for its end; whether it has ended. At once on its own thread, and when it was never started."""
-        thread = self._thread
-        if thread is None:
+        life = self._life
+        if life is None:
             return True
-        if thread is not threading.current_thread():
-            thread.join(seconds)
-        return not thread.is_alive()
+        if life.thread is not threading.current_thread() and not life.is_over and life.ended.wait(seconds):
+            life.thread.join(seconds)  # what is left of it is a moment
+        return life.is_over
 
     def is_alive(self) -> bool:
         """Whether its thread runs."""
-        return self._thread is not None and self._thread.is_alive()
+        return self._life is not None and not self._life.is_over
 
     def wake(self) -> None:
         """Cut its present pause short, or the next one. Safe from any thread."""
@@ -101,6 +129,12 @@ class Service:
         return rung
 
     # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _live(self, ended: threading.Event) -> None:
+        try:
+            self._run()
+        finally:
+            ended.set()
 
     def _run(self) -> None:
         failure: BaseException | None = None

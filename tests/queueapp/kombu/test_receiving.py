@@ -18,6 +18,7 @@ from kombu.asynchronous import Hub
 import queueapp.kombu  # noqa: F401 - makes the URL known
 from queueapp import poison
 from queueapp.kombu import declared, leases
+from queueapp.kombu import member as member_module
 from queueapp.kombu.broker import BrokerQueue, DeclaredQueue
 from queueapp.kombu.member import member_of, stop_members
 from queueapp.messages import new_id
@@ -425,6 +426,106 @@ def test_a_queue_in_use_is_declared_again_when_it_was_deleted(conn: Any, alias: 
 
     eventually(lambda: DeclaredQueue.objects.using(alias).filter(pk="mine").exists())
     conn.Producer().publish("x", exchange=exchange)
+    eventually(lambda: drained(conn) or found)
+
+
+def test_a_queue_that_its_consumer_deletes_while_it_is_looked_at_stays_deleted(
+    conn: Any, alias: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen on a busy machine, of the queue of an answer: the keeper of all leases ended, for a name it did not find."""
+    channel = conn.channel()
+    queue = kombu.Queue("answers", expires=1.0)
+    consumer = kombu.Consumer(channel, [queue], on_message=lambda _: None)
+    refresh = declared.refresh
+    looked: list[bool] = []
+
+    def deleted_meanwhile(*given: Any) -> set[str]:
+        if not looked:
+            queue(channel).delete()
+        gone = refresh(*given)
+        looked.append("answers" in gone)
+        return gone
+
+    monkeypatch.setattr(declared, "refresh", deleted_meanwhile)
+    consumer.consume()
+    keeps = member_of(alias)._life
+
+    eventually(lambda: looked)
+    kombu.Consumer(channel, [kombu.Queue("others", expires=1.0)], on_message=lambda _: None).consume()
+    eventually(lambda: len(looked) > 1)
+
+    assert looked[0]
+    assert member_of(alias)._life is keeps
+    assert member_of(alias).is_alive()
+    assert list(DeclaredQueue.objects.using(alias).values_list("pk", flat=True)) == ["others"]
+
+
+def test_what_keeps_the_leases_goes_on_after_an_error_of_another_kind(
+    conn: Any, alias: str, consume: Consume, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failures = []
+
+    def fails(*given: Any) -> set[str]:
+        failures.append(given)
+        raise TypeError("nobody expects this")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(declared, "refresh", fails)
+        member = member_of(alias)
+        for _ in range(2):
+            member._refreshed_at = float("-inf")
+            seen = len(failures)
+            found = consume("q")
+            member.wake()
+            eventually(lambda seen=seen: len(failures) > seen)  # type: ignore[misc]
+    publish(conn, "x")
+    eventually(lambda: drained(conn) or found)
+    found[0].ack()
+
+    eventually(lambda: not rows(alias).exists())
+    assert member.is_alive()
+    told = [record for record in caplog.records if record.exc_info and "goes on" in record.message]
+    assert len(told) == 1
+    assert "nobody expects this" in caplog.text
+
+
+def test_the_end_of_a_process_waits_for_one_that_is_signing_off(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen on a busy machine: a worker that took longer to end than its keeper stays was gone while that deleted its row."""
+    monkeypatch.setattr(member_module, "LINGER", 0.0)
+    member = member_of(alias)
+    signs_off = threading.Event()
+
+    def flush(connection: Any) -> int:
+        signs_off.set()
+        eventually(lambda: member._asked)
+        return 0
+
+    with kombu.Connection(f"queueapp://{alias}") as conn:
+        kombu.Consumer(conn.channel(), [kombu.Queue("q")], on_message=lambda _: None).consume()
+        row = Subscriber.objects.using(alias).filter(pk=member.leases.owner)
+        eventually(row.exists)
+        monkeypatch.setattr(member.leases, "flush", flush)
+        conn.transport._member = None  # it has nothing to write
+    assert signs_off.wait(DEADLINE)
+
+    stop_members()
+
+    assert not row.exists()
+    assert not member.is_alive()
+
+
+def test_a_connection_that_comes_when_all_others_have_left_has_another_keeper(
+    conn: Any, alias: str, consume: Consume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = member_of(alias)
+    joined = first.joined
+    monkeypatch.setattr(first, "joined", lambda transport: member_module._leave(first) and joined(transport))
+
+    found = consume("q")
+
+    assert conn.transport._member is member_of(alias)
+    assert member_of(alias) is not first
+    publish(conn, "x")
     eventually(lambda: drained(conn) or found)
 
 

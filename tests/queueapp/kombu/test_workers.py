@@ -86,7 +86,7 @@ def test_in_each_pool_tasks_run_and_remote_control_is_answered(start: Any, pool:
 
     app.control.shutdown()
     assert worker.wait() == 0, worker.output
-    assert not Subscriber.objects.filter(queue=LABEL, process=worker.process.pid).exists()
+    assert not Subscriber.objects.filter(queue=LABEL, process=worker.process.pid).exists(), worker.output
 
 
 def test_beat_sends_on_this_transport(start: Any, child_environment: dict[str, str], tmp_path: Path) -> None:

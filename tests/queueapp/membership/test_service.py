@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -20,6 +23,7 @@ from queueapp.membership.service import Job, Service, stop_all
 from queueapp.models import Leader
 from tests.inprocess import DEADLINE, eventually, real_commits
 from tests.testapp.models import Deep, Leased, Recovered
+from tests.workers.trees import CHECKOUT
 from workers.processes.watchdog import Watchdog
 from workers.receiving.pump import QueuePump
 from workers.services.heartbeat import Heartbeat
@@ -93,6 +97,97 @@ def test_a_service_whose_thread_is_just_being_started_can_be_waited_for(monkeypa
     one.start()
 
     assert seen == [(False, True)], "it has not begun"
+    assert one.is_alive()
+    assert one.stop(DEADLINE)
+
+
+def test_a_service_whose_start_an_exit_strikes_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Waiting()
+    really_start = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        really_start(thread)
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        with pytest.raises(SystemExit):
+            one.start()
+
+    assert one.is_alive()
+    assert one.stop(DEADLINE)
+    assert not one.is_alive()
+
+
+def test_a_service_that_no_thread_could_be_had_for_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Waiting()
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        with pytest.raises(RuntimeError, match="can't start"):
+            one.start()
+
+    assert not one.is_alive()
+    assert one.stop(DEADLINE)
+
+
+UNDER_GEVENT = """
+from gevent import monkey
+monkey.patch_all()
+import gevent, sys
+from django.conf import settings
+settings.configure()
+from queueapp.membership.service import Service
+
+class Waiting(Service):
+    ended = False
+    def serve(self):
+        while not self.stopping:
+            self.pause(60)
+        gevent.sleep(0.1)
+        self.ended = True
+
+def strike():
+    raise SystemExit  # as Celery does where it is told to shut down: it comes out wherever the main greenlet waits
+
+one = Waiting("waiting")
+one.start()
+gevent.spawn_raw(strike)
+try:
+    one.is_alive()
+    gevent.sleep(5)
+except SystemExit:
+    print(one.is_alive(), one.ended, one.stop(30), one.ended, one.is_alive())
+"""
+
+
+def test_an_exit_that_strikes_where_it_is_asked_whether_it_runs_changes_nothing() -> None:
+    """Seen on a busy machine: Python marked the thread as ended, and its process did not wait until it had signed off."""
+    pytest.importorskip("gevent")
+
+    done = subprocess.run(
+        [sys.executable, "-c", UNDER_GEVENT],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+
+    assert (done.stdout.split(), done.stderr) == (["True", "False", "True", "True", "False"], "")
+
+
+def test_a_forked_child_has_none_of_its_parents_services() -> None:
+    one = Waiting()
+    one.start()
+
+    if (child := os.fork()) == 0:
+        os._exit(0 if not one.is_alive() and one.join(0) else 1)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert one.is_alive()
     assert one.stop(DEADLINE)
 
