@@ -489,6 +489,19 @@ def test_what_keeps_the_leases_goes_on_after_an_error_of_another_kind(
     assert "nobody expects this" in caplog.text
 
 
+def test_what_helps_the_keeper_is_started_again_when_it_has_ended(conn: Any, alias: str, consume: Consume) -> None:
+    consume("q")
+    member = member_of(alias)
+    eventually(lambda: all(helper.is_alive() for helper in member._helpers))
+    for helper in member._helpers:
+        assert helper.stop(DEADLINE)
+
+    member._next_beat = 0.0
+    member.wake()
+
+    eventually(lambda: all(helper.is_alive() for helper in member._helpers))
+
+
 def test_the_end_of_a_process_waits_for_one_that_is_signing_off(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen on a busy machine: a worker that took longer to end than its keeper stays was gone while that deleted its row."""
     monkeypatch.setattr(member_module, "LINGER", 0.0)
