@@ -87,6 +87,7 @@ class Member(Service):
         self._acks_since: float | None = None
         self._alone_since: float | None = None
         self._left = False
+        self._told: type[Exception] | None = None
         self._next_beat = self._next_reap = 0.0
         self._refreshed_at = float("-inf")
         self._has_row = False
@@ -106,6 +107,11 @@ class Member(Service):
             self.start()
         return True
 
+    def present(self) -> list[Joined]:
+        """The connections that consume, or did: others may come while they are looked at."""
+        with _lock:
+            return list(self.transports)
+
     @property
     def hears(self) -> bool:
         """Whether wake-ups arrive."""
@@ -120,10 +126,12 @@ class Member(Service):
                 with Answering(connections[self.alias]):
                     self._look()
                 self._breaker.success()
+                self._told = None
             except Exception as error:
                 # Of whatever kind: nobody else here renews leases and writes acks, and nobody replaces a process of Celery's
                 # whose keeper has ended.
-                if not isinstance(error, Error) and self._breaker.trouble() is None:
+                if not isinstance(error, Error) and self._told is not type(error):
+                    self._told = type(error)
                     log.exception("The keeper of %s in %r failed, and goes on.", BrokerQueue._meta.label, self.alias)
                 connections[self.alias].close()
                 # A lease has to be renewed in time once the database is back.
@@ -142,12 +150,12 @@ class Member(Service):
         self.leases.renew(connection)
         if self.leases.settle(connection):
             wakeups.sent(BrokerQueue, connection)
-        for transport in list(self.transports):
+        for transport in self.present():
             transport.give_back_stale(now - STALE)
         if now >= self._next_beat:
             self._next_beat = now + settings.HEARTBEAT_INTERVAL.total_seconds()
-            self._keep_up(self._helpers)
             self._beat()
+            self._keep_up(self._helpers)  # after it: what cannot be started must not take it away
         self._refresh(now)
         if now >= self._next_reap:
             self._next_reap = now + REAP_EVERY
@@ -156,10 +164,10 @@ class Member(Service):
         self._serve_others(now)
 
     def _beat(self) -> None:
-        if self._acks_since is None and not any(transport.acks for transport in list(self.transports)):
+        if self._acks_since is None and not any(transport.acks for transport in self.present()):
             return  # it holds nothing
         leases = self.leases
-        queues = sorted({queue for transport in list(self.transports) for queue in transport.queues()})
+        queues = sorted({queue for transport in self.present() for queue in transport.queues()})
         news = {
             "received": leases.received,
             "handled": leases.acked,
@@ -186,7 +194,7 @@ class Member(Service):
     def _refresh(self, now: float) -> None:
         """Say that the queues of consumers are in use, twice in the time that the one of them stays that goes first. Which that is
         is looked at each time: a consumer of a queue that stays for less than the others may have come since."""
-        used = [(transport, transport.used_declarations()) for transport in list(self.transports)]
+        used = [(transport, transport.used_declarations()) for transport in self.present()]
         shortest = min([60_000, *(one.expires_ms for _, many in used for one in many if one.expires_ms is not None)])
         if now - self._refreshed_at < shortest / 2000:
             return
@@ -199,7 +207,7 @@ class Member(Service):
 
     def _serve_others(self, now: float) -> None:
         """Take part in what some process has to do: once this one has consumed for a while."""
-        acking = [transport for transport in list(self.transports) if transport.acks]
+        acking = [transport for transport in self.present() if transport.acks]
         if not acking:
             return
         if self._acks_since is None:
@@ -239,14 +247,14 @@ class Member(Service):
                 service.wake()
 
     def _wake_transports(self) -> None:
-        for transport in list(self.transports):
+        for transport in self.present():
             transport.told()
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def _is_left(self) -> bool:
         """Whether no connection consumes any more, for some time, and nothing is left to be written."""
-        if any(not transport.closed for transport in list(self.transports)):
+        if any(not transport.closed for transport in self.present()):
             self._alone_since = None
             return False
         if self._alone_since is None:
@@ -285,7 +293,7 @@ def member_of(alias: str) -> Member:
     """The member of this process in a database."""
     with _lock:
         member = _members.get(alias)
-        if member is None:
+        if member is None or member.stopping:
             member = _members[alias] = Member(alias)
         return member
 

@@ -296,7 +296,7 @@ class Transport(virtual.Transport):
             member.wake()
             return
         seqs = [held.seq for held in some]
-        for transport in list(member.transports):
+        for transport in member.present():
             transport.came_back(seqs)
 
     def came_back(self, seqs: Sequence[int]) -> None:

@@ -68,16 +68,9 @@ class Service:
             self.prepare()
             ended = threading.Event()
             thread = threading.Thread(target=self._live, args=(ended,), name=self.name, daemon=True)
-            life = Life(thread, ended, os.getpid())
-            try:
-                thread.start()
-            except RuntimeError:
-                raise  # there is no thread
-            except BaseException:
-                self._life = life  # an exit that strikes while it is waited for: it runs all the same
-                raise
+            thread.start()
             # Only now: nobody can ever wait for a thread that was not started.
-            self._life = life
+            self._life = Life(thread, ended, os.getpid())
 
     def ask_to_stop(self) -> None:
         """Tell it to end, without waiting for that."""
@@ -131,6 +124,9 @@ class Service:
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _live(self, ended: threading.Event) -> None:
+        with self._lock:  # until ``start`` has said so
+            if self._life is None or self._life.ended is not ended:
+                return  # an exit struck there: nobody knows of this thread, and nobody would wait for it
         try:
             self._run()
         finally:

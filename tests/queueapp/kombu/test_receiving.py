@@ -467,12 +467,12 @@ def test_what_keeps_the_leases_goes_on_after_an_error_of_another_kind(
 
     def fails(*given: Any) -> set[str]:
         failures.append(given)
-        raise TypeError("nobody expects this")
+        raise DatabaseError("away") if len(failures) == 1 else TypeError("nobody expects this")
 
     with monkeypatch.context() as patch:
         patch.setattr(declared, "refresh", fails)
         member = member_of(alias)
-        for _ in range(2):
+        for _ in range(3):
             member._refreshed_at = float("-inf")
             seen = len(failures)
             found = consume("q")
@@ -489,15 +489,28 @@ def test_what_keeps_the_leases_goes_on_after_an_error_of_another_kind(
     assert "nobody expects this" in caplog.text
 
 
-def test_what_helps_the_keeper_is_started_again_when_it_has_ended(conn: Any, alias: str, consume: Consume) -> None:
+def test_what_helps_the_keeper_is_started_again_when_it_has_ended(
+    conn: Any, alias: str, consume: Consume, monkeypatch: pytest.MonkeyPatch
+) -> None:
     consume("q")
     member = member_of(alias)
     eventually(lambda: all(helper.is_alive() for helper in member._helpers))
     for helper in member._helpers:
         assert helper.stop(DEADLINE)
+    row = Subscriber.objects.using(alias).filter(pk=member.leases.owner)
+    eventually(row.exists)
+    before = row.get().heartbeat_at
 
-    member._next_beat = 0.0
-    member.wake()
+    def beats() -> None:
+        member._next_beat = 0.0
+        member.wake()
+
+    with monkeypatch.context() as patch:
+        for helper in member._helpers:
+            patch.setattr(helper, "start", lambda: (_ for _ in ()).throw(RuntimeError("can't start new thread")))
+        beats()
+        eventually(lambda: row.get().heartbeat_at > before)  # what cannot be started takes nothing else away
+    beats()
 
     eventually(lambda: all(helper.is_alive() for helper in member._helpers))
 
@@ -525,6 +538,18 @@ def test_the_end_of_a_process_waits_for_one_that_is_signing_off(alias: str, monk
 
     assert not row.exists()
     assert not member.is_alive()
+    assert member not in member_module._leaving
+
+
+def test_one_that_was_told_to_end_is_replaced(conn: Any, alias: str, consume: Consume) -> None:
+    first = member_of(alias)
+    first.stop()
+
+    found = consume("q")
+
+    assert member_of(alias) is not first
+    publish(conn, "x")
+    eventually(lambda: drained(conn) or found)
 
 
 def test_a_connection_that_comes_when_all_others_have_left_has_another_keeper(

@@ -101,12 +101,18 @@ def test_a_service_whose_thread_is_just_being_started_can_be_waited_for(monkeypa
     assert one.stop(DEADLINE)
 
 
-def test_a_service_whose_start_an_exit_strikes_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("there_is_a_thread", [True, False])
+def test_a_service_whose_start_an_exit_strikes_does_not_run_and_can_be_started_again(
+    monkeypatch: pytest.MonkeyPatch, there_is_a_thread: bool
+) -> None:
     one = Waiting()
     really_start = threading.Thread.start
+    threads: list[threading.Thread] = []
 
     def start(thread: threading.Thread) -> None:
-        really_start(thread)
+        if there_is_a_thread:
+            really_start(thread)
+            threads.append(thread)
         raise SystemExit
 
     with monkeypatch.context() as patch:
@@ -114,9 +120,13 @@ def test_a_service_whose_start_an_exit_strikes_is_waited_for(monkeypatch: pytest
         with pytest.raises(SystemExit):
             one.start()
 
+    assert not one.is_alive()
+    for thread in threads:
+        thread.join(DEADLINE)
+        assert not thread.is_alive()
+    one.start()
     assert one.is_alive()
     assert one.stop(DEADLINE)
-    assert not one.is_alive()
 
 
 def test_a_service_that_no_thread_could_be_had_for_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
