@@ -86,7 +86,6 @@ class Member(Service):
         self._woken: list[Service] = []
         self._acks_since: float | None = None
         self._alone_since: float | None = None
-        self._left = False
         self._told: type[Exception] | None = None
         self._next_beat = self._next_reap = 0.0
         self._refreshed_at = float("-inf")
@@ -276,10 +275,6 @@ class Member(Service):
             with _lock:
                 _leaving.discard(self)
 
-    @property
-    def stopping(self) -> bool:
-        return super().stopping or self._left
-
 
 _members: dict[str, Member] = {}
 #: Those that have nobody left to keep anything for and are signing off: the end of the process waits for them, too.
@@ -306,7 +301,7 @@ def _leave(member: Member) -> bool:
         if _members.get(member.alias) is member:
             del _members[member.alias]
         _leaving.add(member)
-        member._left = True
+        member.ask_to_stop()
         return True
 
 

@@ -86,9 +86,9 @@ class Service:
     def join(self, seconds: float | None = None) -> bool:
         """Wait for its end; whether it has ended. At once on its own thread, and when it was never started."""
         life = self._life
-        if life is None:
+        if life is None or life.process != os.getpid():
             return True
-        if life.thread is not threading.current_thread() and not life.is_over and life.ended.wait(seconds):
+        if life.thread is not threading.current_thread() and life.ended.wait(seconds):
             life.thread.join(seconds)  # what is left of it is a moment
         return life.is_over
 
