@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -27,12 +26,6 @@ from queueapp.models import DelayedMessage, Now
 from tests.killing import kill_this
 
 from . import celeryapp
-
-
-@pytest.fixture
-def conn(alias: str) -> Iterator[kombu.Connection]:
-    with kombu.Connection(f"queueapp://{alias}") as conn:
-        yield conn
 
 
 def rows(alias: str) -> Any:
