@@ -94,7 +94,7 @@ chaos: $(VENV)/dev.installed  ## kill processes and connections at random (DURAT
 
 .PHONY: move
 move: $(VENV)/dev.installed redis  ## move a Celery broker there and back under load and kills (TASKS=number)
-	QUEUEAPP_MOVE_TASKS=$(or $(TASKS),20000) $(PY) -m pytest -s tests/queueapp/kombu/moving/test_movebroker.py -k under_load
+	QUEUEAPP_MOVE_TASKS=$(or $(TASKS),20000) $(PY) -m pytest -s tests/queueapp/contrib/celery/broker_migration/test_movebroker.py -k under_load
 
 .PHONY: lock
 lock: $(VENV)/dev.installed  ## resolve requirements*.txt anew

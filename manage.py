@@ -15,7 +15,7 @@ def main() -> int:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
     from django.core.management import execute_from_command_line
 
-    from project.environment_errors import describe
+    from project.startup_errors import describe
 
     def report(error: BaseException | None) -> bool:
         message = None if error is None or "--traceback" in sys.argv else describe(error)

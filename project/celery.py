@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from celery import Celery
 
-import queueapp.kombu  # noqa: F401 - makes the URL known
+import queueapp.contrib.celery  # noqa: F401 - makes the URL known
 
 app = Celery("project")
 app.config_from_object("django.conf:settings", namespace="CELERY")

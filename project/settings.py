@@ -64,7 +64,8 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "django.contrib.staticfiles",
     "queueapp",
-    "queueapp.kombu",
+    "queueapp.contrib.amps",
+    "queueapp.contrib.celery",
     "workers",
     "project.flights",
 ]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .consuming.batch_context import BatchContext
     from .consuming.consumers import Consumer, consumer
     from .consuming.context import Context
-    from .consuming.sets import MessageSet, set_consumer
+    from .consuming.set_consumers import MessageSet, set_consumer
     from .errors import (
         BookmarkNotFound,
         DuplicateMessage,
@@ -33,7 +33,9 @@ if TYPE_CHECKING:
         QueueNotFound,
         UndecodableMessage,
     )
-    from .journal.replaying import replay
+    from .failures.failure import Failure
+    from .failures.verdicts import Discard, Poison, RetryLater, RetryNow
+    from .journal.replay_reader import replay
     from .messages import message_type, register_codec, upcast
     from .models.delivery import (
         NEVER,
@@ -48,31 +50,29 @@ if TYPE_CHECKING:
         PublishTo,
         Semantics,
     )
-    from .operating.running import cancel_running, progress_of
-    from .poison.failure import Failure
+    from .operations.running_handlers import cancel_running, progress_of
     from .queue import ForeignQueue, ForeignSqlServerQueue, Queue
+    from .receiving.inbox import processed_once
     from .receiving.message import Message
-    from .receiving.processed import processed_once
-    from .receiving.requesting import arequest, request
-    from .recovery.verdicts import Discard, Poison, RetryLater, RetryNow
-    from .topics.publishing import apublish, publish, publish_many
+    from .receiving.request_reply import arequest, request
+    from .topics.publisher import apublish, publish, publish_many
 
 #: Public name -> module. Loaded on first use: models cannot be imported before Django has its settings.
 _PUBLIC = {
     "BatchContext": "consuming.batch_context",
-    "MessageSet": "consuming.sets",
-    "set_consumer": "consuming.sets",
+    "MessageSet": "consuming.set_consumers",
+    "set_consumer": "consuming.set_consumers",
     "BookmarkNotFound": "errors",
     "Consumer": "consuming.consumers",
     "consumer": "consuming.consumers",
     "Context": "consuming.context",
     "Delivery": "models.delivery",
     "DeliveryOptions": "models.delivery",
-    "Discard": "recovery.verdicts",
+    "Discard": "failures.verdicts",
     "Drop": "models.delivery",
     "DuplicateMessage": "errors",
     "ExpirationModel": "models.delivery",
-    "Failure": "poison.failure",
+    "Failure": "failures.failure",
     "FairnessModel": "models.delivery",
     "FilteredOut": "errors",
     "ForeignQueue": "queue",
@@ -89,25 +89,25 @@ _PUBLIC = {
     "message_type": "messages",
     "NEVER": "models.delivery",
     "OnConflict": "models.delivery",
-    "Poison": "recovery.verdicts",
-    "processed_once": "receiving.processed",
+    "Poison": "failures.verdicts",
+    "processed_once": "receiving.inbox",
     "PublishTo": "models.delivery",
     "Queue": "queue",
     "QueueError": "errors",
     "QueueNotFound": "errors",
-    "RetryLater": "recovery.verdicts",
-    "RetryNow": "recovery.verdicts",
+    "RetryLater": "failures.verdicts",
+    "RetryNow": "failures.verdicts",
     "Semantics": "models.delivery",
     "UndecodableMessage": "errors",
-    "arequest": "receiving.requesting",
-    "request": "receiving.requesting",
+    "arequest": "receiving.request_reply",
+    "request": "receiving.request_reply",
     "NoReply": "errors",
-    "apublish": "topics.publishing",
-    "cancel_running": "operating.running",
-    "progress_of": "operating.running",
-    "publish": "topics.publishing",
-    "publish_many": "topics.publishing",
-    "replay": "journal.replaying",
+    "apublish": "topics.publisher",
+    "cancel_running": "operations.running_handlers",
+    "progress_of": "operations.running_handlers",
+    "publish": "topics.publisher",
+    "publish_many": "topics.publisher",
+    "replay": "journal.replay_reader",
     "register_codec": "messages",
     "upcast": "messages",
 }

@@ -26,27 +26,27 @@ class QueueappConfig(AppConfig):
 
             register()
         # What a queue gives up may be published: topics are a floor above poison.
-        from .consuming import answering
-        from .poison import ending
-        from .topics.publishing import publish, publish_taken
-        from .wakeups import after_migrate
+        from .consuming import replies
+        from .failures import expire_actions
+        from .notifier import after_migrate
+        from .topics.publisher import publish, publish_taken
 
-        ending.publisher = publish_taken
-        answering.publisher = publish
+        expire_actions.publisher = publish_taken
+        replies.publisher = publish
 
         from . import encryption
         from .conf import settings
-        from .membership import upkeep
-        from .messages import wrapping
-        from .receiving import processed
+        from .messages import body_filters
+        from .receiving import inbox
+        from .services import maintenance_hooks
 
-        upkeep.pieces.append(processed.keep_house)
+        maintenance_hooks.pieces.append(inbox.keep_house)
         encryption.register()
-        wrapping.largest = lambda: settings.MAX_DECOMPRESSED
+        body_filters.largest = lambda: settings.MAX_DECOMPRESSED
 
         from .telemetry import following
 
         following.follow()
 
-        post_migrate.connect(after_migrate, sender=self, dispatch_uid="queueapp.wakeups")
+        post_migrate.connect(after_migrate, sender=self, dispatch_uid="queueapp.notifier")
         autodiscover_modules("consumers")

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 from .conf import settings
 from .errors import QueueError
+from .failures.verdicts import Discard, Poison, RetryLater, RetryNow, Verdict
 from .registry import queues
-from .verdicts import Discard, Poison, RetryLater, RetryNow, Verdict
 
 AT_COMMIT, AT_ONCE = "at_commit", "at_once"
 #: Messages that are handled for one send: a handler that sends to itself would never come to an end.

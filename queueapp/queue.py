@@ -19,11 +19,12 @@ from django.db.models import QuerySet
 from .models.delivery import OnConflict, Semantics
 from .models.foreign import NaiveUtcField
 from .models.queue import QueueModel
-from .receiving import by_bookmark, by_id
-from .receiving.asynchronous import AsyncReceive
+from .receiving import ack_by_id, ack_by_seq
+from .receiving.async_receive import AsyncReceive
 from .receiving.receive import Receive
-from .sending import bulk, from_query, single
-from .sending.keys import Key
+from .sending import bulk, from_query
+from .sending import send as single
+from .sending.dedupe import Key
 from .sending.options import BulkOptions, CarriedOptions, SelectOptions, SendOptions
 
 
@@ -170,8 +171,8 @@ class Queue(QueueModel):
         >>> Orders.ack([7, 8, 9], client=worker)
         """
         if ids is not None:
-            return by_id.ack(cls, ids, bookmarks, where, client=client, using=using)
-        return by_bookmark.ack(cls, bookmarks, where=where, client=client, using=using)
+            return ack_by_id.ack(cls, ids, bookmarks, where, client=client, using=using)
+        return ack_by_seq.ack(cls, bookmarks, where=where, client=client, using=using)
 
     @classmethod
     def cancel(
@@ -185,7 +186,7 @@ class Queue(QueueModel):
         """Give leased messages back, to their place in the queue, or after a ``delay``; returns how many leases were ended. It
         is counted in ``cancels``; what reaches a limit of the queue with it is given up instead. What is not leased is left
         alone."""
-        return by_bookmark.cancel(cls, bookmarks, delay=delay, client=client, using=using)
+        return ack_by_seq.cancel(cls, bookmarks, delay=delay, client=client, using=using)
 
     @classmethod
     def expire(
@@ -200,8 +201,8 @@ class Queue(QueueModel):
         """Drop messages now, as if their time were over (``Delivery.on_expired``); returns how many that were. ``ids``: as for
         ``ack``; one that is still to come never enters."""
         if ids is not None:
-            return by_id.expire(cls, ids, bookmarks, reason, client=client, using=using)
-        return by_bookmark.expire(cls, bookmarks, reason=reason, client=client, using=using)
+            return ack_by_id.expire(cls, ids, bookmarks, reason, client=client, using=using)
+        return ack_by_seq.expire(cls, bookmarks, reason=reason, client=client, using=using)
 
     @classmethod
     def extend(
@@ -213,7 +214,7 @@ class Queue(QueueModel):
         using: str | None = None,
     ) -> int:
         """Let the leases of messages run ``period`` from now; returns how many are leased. One that never lapses stays so."""
-        return by_bookmark.extend(cls, bookmarks, period, client=client, using=using)
+        return ack_by_seq.extend(cls, bookmarks, period, client=client, using=using)
 
     @classmethod
     async def aack(cls, bookmarks: int | Iterable[int] = (), **options: Any) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 
 from django.dispatch import Signal
 
-from . import asides
+from . import callbacks
 
 log = logging.getLogger("queueapp")
 
@@ -70,14 +70,14 @@ def send_crashed(queue: Any, seq: int, text: str, reason: str) -> None:
 def send_alert(alert: Any) -> None:
     """Tell of an alert."""
     told = partial(alerted.send_robust, sender=None, alert=alert)
-    for receiver, result in asides.run("the receivers of a signal", told):
+    for receiver, result in callbacks.run("the receivers of a signal", told):
         if isinstance(result, Exception):
             log.error("A receiver of a queueapp signal failed: %r: %r", receiver, result)
 
 
 def _tell(told: Callable[[], Sequence[tuple[Any, Any]]]) -> None:
     try:
-        for receiver, result in asides.run("the receivers of a signal", told):
+        for receiver, result in callbacks.run("the receivers of a signal", told):
             if isinstance(result, Exception):
                 log.error("A receiver of a queueapp signal failed: %r: %r", receiver, result)
     except Exception as error:

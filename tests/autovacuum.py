@@ -8,7 +8,7 @@ from typing import Any
 
 from django.db import connection
 
-from tests.inprocess import eventually
+from tests.in_process_worker import eventually
 
 #: An autovacuum asks whether a table is to be left alone before it locks it.
 _AUTOVACUUMS = """

@@ -19,17 +19,17 @@ from pytest_django import DjangoDbBlocker
 from queueapp.consuming.registry import registered
 from queueapp.flow import in_force
 from queueapp.models import Subscription
-from queueapp.receiving import floors
-from queueapp.sending import copies, recipients
+from queueapp.receiving import low_water_marks
+from queueapp.sending import fanout, recipients
 from queueapp.sql.postgresql.index_order import IndexOrder
 from tests.databases import url_of_database
-from tests.flushing import (
+from tests.in_process_worker import Worker, starting_workers
+from tests.truncate import (
     flush_children_first,
     flush_what_was_written_to,
     flush_without_a_command,
     try_again_after_deadlocks,
 )
-from tests.inprocess import Worker, starting_workers
 
 _NAME = "test_queueapp_{}"
 
@@ -55,7 +55,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 #: Where the files are that take half a minute and more.
 _LONGEST = (
     "tests/crash/", "tests/celery_suite/", "tests/docs/test_tutorial.py", "tests/typing/", "tests/packaging/",
-    "tests/queueapp/kombu/moving/test_movebroker.py", "tests/project/embedded_postgres/",
+    "tests/queueapp/contrib/celery/broker_migration/test_movebroker.py", "tests/project/embedded_postgres/",
 )  # fmt: skip
 
 
@@ -99,9 +99,9 @@ IndexOrder.__init__ = _remembered  # type: ignore[method-assign]
 def nothing_told() -> None:
     """A process remembers the consumers that live workers had, what was set for queues, which statements the planner would sort,
     and up to where each queue is empty: those of another test are none of this one's, whose seqs may begin at 1 again."""
-    floors._floors.clear()
+    low_water_marks._floors.clear()
     recipients.forget()
-    copies.forget()
+    fanout.forget()
     for alias in connections:
         in_force.told(alias, {})  # what statements go by until somebody is told otherwise
     in_force.forget()

@@ -14,7 +14,7 @@ import pytest
 from django.db import connections
 
 from queueapp.sql import QueueSql, queue_sql
-from tests.inprocess import real_commits
+from tests.in_process_worker import real_commits
 from tests.testapp.models import Leased
 
 _DEFAULT_IS_POSTGRESQL = connections["default"].vendor == "postgresql"
@@ -26,7 +26,7 @@ DATABASES = {
 }
 
 
-#: For a test whose statements are PostgreSQL's own; where the engine is meant, ``statements_of`` and ``tests.killing`` serve both.
+#: For a test whose statements are PostgreSQL's own; where the engine is meant, ``statements_of`` and ``tests.kill_session`` serve both.
 only_on_postgresql = pytest.mark.skipif(
     not _DEFAULT_IS_POSTGRESQL, reason="its statements are PostgreSQL's: DATABASE_URL names a SQL Server"
 )

@@ -9,7 +9,7 @@ from typing import Any
 
 from django.db import connection, connections, transaction
 
-from tests.inprocess import DEADLINE
+from tests.in_process_worker import DEADLINE
 
 
 def jump(queue: Any, seq: int) -> None:

@@ -54,7 +54,7 @@ def running_redis(folder: Path) -> Iterator[str]:
 
 
 def _wait_for(port: int, server: subprocess.Popen[bytes]) -> None:
-    from tests.inprocess import eventually
+    from tests.in_process_worker import eventually
 
     def answers() -> bool:
         assert server.poll() is None, "redis-server has ended"

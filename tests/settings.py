@@ -11,11 +11,17 @@ from importlib.util import find_spec
 from project.database import database
 from project.settings import *  # noqa: F403
 
-INSTALLED_APPS = [*INSTALLED_APPS, "queueapp.tasks", "tests.testapp", "tests.shop"]  # noqa: F405
+INSTALLED_APPS = [
+    *INSTALLED_APPS,
+    "queueapp.contrib.amps",
+    "queueapp.contrib.tasks",
+    "tests.testapp",
+    "tests.guide_app",
+]  # noqa: F405
 if find_spec("django.tasks") is None:
     INSTALLED_APPS.append("django_tasks")  # the backport, in requirements-dev.txt
 TASKS = {
-    "default": {"BACKEND": "queueapp.tasks.QueueBackend", "QUEUES": ["default", "queue-1"]},
+    "default": {"BACKEND": "queueapp.contrib.tasks.QueueBackend", "QUEUES": ["default", "queue-1"]},
     "immediate": {"BACKEND": "django.tasks.backends.immediate.ImmediateBackend" if find_spec("django.tasks")
                   else "django_tasks.backends.immediate.ImmediateBackend"},
 }  # fmt: skip

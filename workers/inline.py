@@ -24,31 +24,31 @@ from typing import Any
 
 from django.db import connections
 
-from queueapp import asides, signals
-from queueapp.consuming.current import handling
+from queueapp import callbacks, signals
+from queueapp.consuming.current_message import handling
 from queueapp.consuming.registry import registered
 from queueapp.errors import QueueError, UndecodableMessage, UnsupportedServer
+from queueapp.failures import limits
 from queueapp.flow import in_force
 from queueapp.inline import Outcome
 from queueapp.messages import decode_headers
 from queueapp.messages.ids import as_uuid
 from queueapp.models import Now, Subscriber
-from queueapp.poison import limits
 from queueapp.receiving import barriers
-from queueapp.receiving.floors import Floors
-from queueapp.receiving.ranked import RankedFloors
+from queueapp.receiving.low_water_marks import Floors
+from queueapp.receiving.priority64_marks import RankedFloors
 from queueapp.sql import SessionState, backend_of, queue_sql
 from queueapp.sql.claimed import BODY, HEADERS, ID, SEQ, Claimed
-from queueapp.topics.holding import evaluate_held
+from queueapp.topics.evaluate_pending import evaluate_held
 
 from .connections.changes import unwatch_thread
 from .connections.handed_out import HandedOut
 from .processes.watchdog import Watchdog
 from .receiving.desk import Desk
-from .receiving.handling import Handlers
-from .receiving.strategies import Task, TransactionalTask, barrier, strategy_of
-from .receiving.strategies.base import RollBack
-from .receiving.suspects import Suspects
+from .receiving.handlers import Handlers
+from .receiving.quarantine import Suspects
+from .receiving.receivers import Task, TransactionalTask, barrier, strategy_of
+from .receiving.receivers.base import RollBack
 
 #: Longer than a test takes.
 _ALIVE = timedelta(hours=1)
@@ -271,7 +271,7 @@ def _bound(task: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        asides.guard(None)
+        callbacks.guard(None)
         handling.set(None)
         unwatch_thread()
         for connection, hooks in others:

@@ -14,8 +14,8 @@ server that still runs. The server listens on a Unix socket in a directory that 
 """
 
 from project.embedded_postgres.binaries import find_binaries
+from project.embedded_postgres.clients import ensure_running
+from project.embedded_postgres.data_directory import EmbeddedServer
 from project.embedded_postgres.errors import EmbeddedPostgresError
-from project.embedded_postgres.home import EmbeddedServer
-from project.embedded_postgres.users import ensure_running
 
 __all__ = ["EmbeddedPostgresError", "EmbeddedServer", "ensure_running", "find_binaries"]

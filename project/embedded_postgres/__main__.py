@@ -5,8 +5,8 @@ import subprocess
 import sys
 
 from project.embedded_postgres import EmbeddedPostgresError, ensure_running, find_binaries
-from project.embedded_postgres.placement import prepare_home, remove_home
-from project.embedded_postgres.users import stop
+from project.embedded_postgres.clients import stop
+from project.embedded_postgres.os_account import prepare_home, remove_home
 from project.paths import data_directory
 
 

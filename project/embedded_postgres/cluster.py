@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from project.embedded_postgres.binaries import MAJOR_VERSION
+from project.embedded_postgres.data_directory import DATABASE, SUPERUSER, Home
 from project.embedded_postgres.errors import EmbeddedPostgresError
-from project.embedded_postgres.home import DATABASE, SUPERUSER, Home
 from project.embedded_postgres.memory import shared_buffers_mb
-from project.embedded_postgres.placement import Account, account_of, binaries_for
+from project.embedded_postgres.os_account import Account, account_of, binaries_for
 
 # Durable as any server; the rest suits a queue on a small machine. Given at each start, so that a change reaches
 # clusters that exist.

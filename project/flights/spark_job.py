@@ -102,8 +102,8 @@ def _publish(spark: SparkSession, path: Path, publish_id: str, progress: Progres
     from pyspark.sql import Observation
     from pyspark.sql import functions as f
 
+    from queueapp.contrib.spark import register
     from queueapp.models import SparkCommit
-    from queueapp.spark import register
 
     register(spark)
     started = time.monotonic()

@@ -11,12 +11,12 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from ..alerts.evaluating import AGE, DEAD_WORKER, DEPTH, POISON
+from ..alerts.conditions import AGE, DEAD_WORKER, DEPTH, POISON
 from ..alerts.options import channels
 from ..models import Alert, Now, PoisonMessage, UtcField
 from .databases import DatabaseFilter, OfDatabases
+from .formatting import display, untrusted
 from .read_only import ReadOnlyAdmin
-from .showing import display, untrusted
 
 OPERATE = "queueapp.operate_queue"
 KINDS = {POISON: "new poison", DEAD_WORKER: "dead worker", AGE: "too old", DEPTH: "too many"}

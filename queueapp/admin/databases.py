@@ -22,7 +22,7 @@ from django.utils.http import urlencode
 from .. import delayed, registry
 from ..models import QueueControl
 from ..sql import ErrorKind, backend_of
-from .showing import untrusted
+from .formatting import untrusted
 
 PARAMETER = "database"
 

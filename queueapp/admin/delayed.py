@@ -16,11 +16,11 @@ from ..errors import InvalidOption, QueueNotFound
 from ..models import DelayedMessage, Now
 from ..sql import looking
 from .databases import DatabaseFilter
+from .formatting import display, untrusted
 from .large_tables.lists import BoundedFilter
 from .large_tables.search import keys_in_store
 from .message_pages import Facts, MessageAdmin
 from .operations import Operation
-from .showing import display, untrusted
 
 
 class DestinationFilter(BoundedFilter):

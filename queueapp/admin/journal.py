@@ -16,10 +16,10 @@ from django.utils.safestring import SafeString
 from ..models import JournalEntry, Now
 from ..sql import looking
 from .databases import DatabaseFilter
+from .formatting import display, untrusted
 from .large_tables.lists import BoundedFilter
 from .large_tables.search import keys_in_store
 from .message_pages import Facts, MessageAdmin
-from .showing import display, untrusted
 
 #: The filter offers the topics of so many of the newest entries, at most so many of them.
 SAMPLE, CHOICES = 1000, 20

@@ -23,16 +23,16 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from ..errors import UndecodableMessage
+from ..failures.history import read_failures
 from ..messages import read_head
 from ..models import BytesField, Now, UtcField
-from ..poison.failures import read_failures
 from ..sql import looking
-from . import reading
+from . import body_reader
 from .bodies import may_view
 from .databases import OfDatabases
+from .formatting import display, untrusted
 from .large_tables.lists import BoundedChangeList, ByteLength, CappedPaginator, Start
 from .operations import Operation, actions, confirm_page, is_key
-from .showing import display, untrusted
 
 #: Characters of the headers that a list reads to find the type.
 _HEAD = 8192
@@ -262,7 +262,7 @@ class MessageAdmin(OfDatabases):
 
     def _body(self, request: HttpRequest, message: Any) -> dict[str, Any]:
         start = self._start_of_body(message)
-        found = reading.read(request, self, message, start)
+        found = body_reader.read(request, self, message, start)
         if found is None:
             return {"body": untrusted.body(start, message.size)}
         return {

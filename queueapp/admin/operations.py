@@ -31,10 +31,10 @@ from django.urls import reverse
 
 from ..signals import log as operations_log
 from ..sql import looking
+from .formatting import display
+from .formatting.untrusted import visible
 from .large_tables import limits
 from .large_tables.lists import capped_count
-from .showing import display
-from .showing.untrusted import visible
 
 #: Rows per transaction.
 BATCH = 1000

@@ -25,14 +25,14 @@ from .. import registry
 from ..errors import QueueNotFound
 from ..flow import in_force
 from ..models import NO_QUEUES, DelayedMessage, PoisonMessage, QueueControl, Subscriber
-from ..operating.statistics import in_words
-from ..sending.accepting import alias_of
+from ..operations.statistics import in_words
+from ..sending.validation import alias_of
 from .databases import PARAMETER, Named, told_of
-from .figures import Figures, of_all_queues
+from .formatting import display, untrusted
 from .operations import Options, ask
+from .overview_rows import Figures, of_all_queues
 from .queue_operations import OPERATIONS, QueueOperation
 from .read_only import ReadOnlyAdmin
-from .showing import display, untrusted
 
 OPERATE = "queueapp.operate_queue"
 

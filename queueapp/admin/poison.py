@@ -16,18 +16,19 @@ from django.urls import path
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from .. import poison, registry
+from .. import registry
 from ..errors import QueueNotFound
+from ..failures import poison_archive, requeue_poison
 from ..models import PoisonMessage
 from ..sql import looking
 from .databases import DatabaseFilter
 from .delayed import carried
-from .editing import edit_view
+from .edit_poison import edit_view
+from .formatting import display, untrusted
 from .large_tables.lists import BoundedFilter
 from .large_tables.search import keys_in_store
 from .message_pages import Facts, MessageAdmin
 from .operations import Operation, Options
-from .showing import display, untrusted
 
 #: Filters offer what occurs among so many of the newest messages, the most frequent first.
 SAMPLE = 1000
@@ -131,7 +132,9 @@ def _requeue(page: Any, request: HttpRequest, keys: list[int], options: dict[str
     for label, numbers in by_queue.items():
         try:
             # Queue by queue: one whose queue is no more must not keep the others here.
-            moved += poison.requeue(chosen.filter(number__in=numbers), reset_counts=options["counts"] == "reset")
+            moved += requeue_poison.requeue(
+                chosen.filter(number__in=numbers), reset_counts=options["counts"] == "reset"
+            )
         except QueueNotFound:
             text = f"{display.messages(len(numbers))} of {untrusted.visible(label)} left here: no such queue."
             messages.error(request, text)
@@ -139,11 +142,11 @@ def _requeue(page: Any, request: HttpRequest, keys: list[int], options: dict[str
 
 
 def _archive(page: Any, request: HttpRequest, keys: list[int], options: dict[str, Any]) -> int:
-    return poison.archive(PoisonMessage.objects.using(page.database(request)).filter(number__in=keys))
+    return poison_archive.archive(PoisonMessage.objects.using(page.database(request)).filter(number__in=keys))
 
 
 def _restore(page: Any, request: HttpRequest, keys: list[int], options: dict[str, Any]) -> int:
-    return poison.restore(PoisonMessage.objects.using(page.database(request)).filter(number__in=keys))
+    return poison_archive.restore(PoisonMessage.objects.using(page.database(request)).filter(number__in=keys))
 
 
 def _delete(page: Any, request: HttpRequest, keys: list[int], options: dict[str, Any]) -> int:

@@ -19,11 +19,11 @@ from ..conf import MAX_CONCURRENCY
 from ..errors import InvalidOption
 from ..flow import in_force
 from ..models import QueueControl
-from ..operating import control
-from ..sending.accepting import alias_of
-from .figures import of_queue
+from ..operations import control
+from ..sending.validation import alias_of
+from .formatting import display
 from .operations import Options
-from .showing import display
+from .overview_rows import of_queue
 
 #: What is told to the user: the text, and the level of the message.
 Told = tuple[str, int]

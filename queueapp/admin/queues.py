@@ -20,16 +20,16 @@ from django.utils.safestring import SafeString
 from ..messages import as_uuid
 from ..models import Subscriber
 from ..models.delivery import Semantics
-from ..operating import control
-from ..operating.running import cancel_running
+from ..operations import control
+from ..operations.running_handlers import cancel_running
 from ..sql import looking
 from ..sql.claimed import LAST_END
+from .formatting import display, untrusted
+from .formatting.leases import LeaseState
 from .large_tables.lists import BoundedFilter
 from .large_tables.search import keys_in_queue
 from .message_pages import Facts, MessageAdmin
 from .operations import Operation
-from .showing import display, untrusted
-from .showing.leases import LeaseState
 
 
 class StateFilter(BoundedFilter):

@@ -15,13 +15,13 @@ from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 
-from ..encryption import erasing
-from ..encryption.subjects import LONGEST
+from ..encryption import erase
+from ..encryption.subject_keys import LONGEST
 from ..models import SubjectKey
 from .databases import OfDatabases
+from .formatting import display, untrusted
 from .operations import Options, ask, log_entry
 from .read_only import ReadOnlyAdmin
-from .showing import display, untrusted
 
 ERASE = "queueapp.erase_subject"
 WHAT = (
@@ -77,7 +77,7 @@ class SubjectKeyAdmin(ReadOnlyAdmin, OfDatabases):
         if not form.is_bound or not form.is_valid():
             return self._ask(request, "Erase a subject", WHAT, form=form, yes="Look for its keys", dangerous=False)
         subject = form.cleaned_data["subject"]
-        found = erasing.find(subject)
+        found = erase.find(subject)
         if not found:
             form.add_error("subject", "It has no key: it is misspelt, nothing was sent for it, or it is erased.")
             return self._ask(request, "Erase a subject", WHAT, form=form, yes="Look for its keys", dangerous=False)
@@ -93,14 +93,14 @@ class SubjectKeyAdmin(ReadOnlyAdmin, OfDatabases):
                 dangerous=True,
             )
         keys = self._keys(subject, found)
-        gone = erasing.erase(subject, found)
+        gone = erase.erase(subject, found)
         for key in keys:
             log_entry(self, request, "Key of a subject destroyed.", row=key, flag=DELETION).save()
         count = sum(gone.values())
         self.message_user(request, f"{count} key{'' if count == 1 else 's'} destroyed.", messages.SUCCESS)
         return HttpResponseRedirect(request.path)
 
-    def _keys(self, subject: str, found: list[erasing.Found]) -> list[Any]:
+    def _keys(self, subject: str, found: list[erase.Found]) -> list[Any]:
         rows = (SubjectKey.objects.using(one.database).filter(subject=subject) for one in found)
         return [key for some in rows for key in some]
 
@@ -112,5 +112,5 @@ class SubjectKeyAdmin(ReadOnlyAdmin, OfDatabases):
         )
 
 
-def _told(one: erasing.Found) -> Any:
+def _told(one: erase.Found) -> Any:
     return untrusted.inline(f"database {one.database}, since {one.since:%Y-%m-%d}")

@@ -16,12 +16,12 @@ from django.utils.safestring import SafeString
 
 from ..models import NO_QUEUES, Now, Subscriber, UtcField
 from ..models.subscribers import list_told
-from ..operating import live
-from ..operating.running import told_by
-from ..operating.statistics import in_words
+from ..operations import live_workers
+from ..operations.running_handlers import told_by
+from ..operations.statistics import in_words
 from .databases import DatabaseFilter, OfDatabases
+from .formatting import display, untrusted
 from .read_only import ReadOnlyAdmin
-from .showing import display, untrusted
 
 
 class AliveFilter(admin.SimpleListFilter):
@@ -127,11 +127,13 @@ class SubscriberAdmin(ReadOnlyAdmin, OfDatabases):
     @admin.display(description="trouble")
     def trouble_told(self, row: Subscriber) -> SafeString | str:
         """Its circuit breakers that are not at rest."""
-        return _lines(in_words(one) for one in live.trouble_of(row.trouble))
+        return _lines(in_words(one) for one in live_workers.trouble_of(row.trouble))
 
     @admin.display(description="consumers, and the types they take")
     def consumers_told(self, row: Subscriber) -> SafeString | str:
-        return _lines(f"{name}: {kind or 'messages without a type'}" for name, kind in live.consumers_of(row.consumers))
+        return _lines(
+            f"{name}: {kind or 'messages without a type'}" for name, kind in live_workers.consumers_of(row.consumers)
+        )
 
     @admin.display(description="types it has met and does not know")
     def unknown_told(self, row: Subscriber) -> SafeString | str:

@@ -24,15 +24,15 @@ from django.utils.safestring import SafeString
 from .. import registry
 from ..errors import QueueError, QueueNotFound
 from ..models import Subscription
-from ..operating import subscriptions
-from ..operating.live import Live, live_on
-from ..operating.reading import Reader
-from ..operating.statistics import LIMIT
-from ..operating.subscriptions import ConsumerFigures
+from ..operations import subscriptions
+from ..operations.live_workers import Live, live_on
+from ..operations.safe_reads import Reader
+from ..operations.statistics import LIMIT
+from ..operations.subscriptions import ConsumerFigures
 from .databases import DatabaseFilter, OfDatabases, StrictChangeList
+from .formatting import display, untrusted
 from .operations import Options, ask, is_gone
 from .read_only import ReadOnlyAdmin
-from .showing import display, untrusted
 
 OPERATE = "queueapp.operate_queue"
 

@@ -20,11 +20,11 @@ def check_celery(**_: Any) -> list[Any]:
         url = getattr(settings, name, None)
         if not isinstance(url, str) or not url.startswith(SCHEME):
             continue
-        if not apps.is_installed("queueapp.kombu"):
+        if not apps.is_installed("queueapp.contrib.celery"):
             found.append(
                 Error(
-                    f"{name} = {url!r}: its tables belong to the app queueapp.kombu, which is not in INSTALLED_APPS.",
-                    hint="Add 'queueapp.kombu' to INSTALLED_APPS and run `manage.py migrate`.",
+                    f"{name} = {url!r}: its tables belong to the app queueapp.contrib.celery, which is not in INSTALLED_APPS.",
+                    hint="Add 'queueapp.contrib.celery' to INSTALLED_APPS and run `manage.py migrate`.",
                     id="queueapp.E110",
                 )
             )

@@ -11,7 +11,7 @@ from django.db import router
 from .. import registry
 from ..conf import settings
 from ..errors import InvalidOption
-from ..flow import remembered
+from ..flow import claim_record_cache
 from ..models import ClaimRecord
 from ..models.delivery import FairnessModel, Semantics
 
@@ -54,7 +54,7 @@ def _errors(queue: Any) -> list[tuple[str, str, str]]:
                 "Make it TRANSACTIONAL, whose max_backlog counts transactions, or leave the options out.",
             )
         )
-    if remembered.keeps_records(queue) and not router.allow_migrate_model(
+    if claim_record_cache.keeps_records(queue) and not router.allow_migrate_model(
         alias := router.db_for_write(queue), ClaimRecord
     ):
         text = f"{label}.Delivery.max_backlog is counted by records in {alias!r}, where the router allows no tables of queueapp."

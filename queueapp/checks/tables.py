@@ -16,7 +16,7 @@ from .. import delayed, registry
 from ..conf import settings
 from ..errors import NotMigrated, UnsupportedServer, migrate_command
 from ..models import DelayedMessage
-from ..operating import inspection
+from ..operations import schema_check
 from ..sql import backend_of
 
 
@@ -40,7 +40,7 @@ def check_tables(databases: Any = None, **_: Any) -> list[Any]:
 
 def _check_wake_ups(alias: str) -> list[Any]:
     """W010: there are no wake-ups, and there could be."""
-    if not settings.WAKE_UPS or inspection.is_about_to_migrate():
+    if not settings.WAKE_UPS or schema_check.is_about_to_migrate():
         return []
     try:
         lack = backend_of(connections[alias]).lacking_for_wake_ups(connections[alias])
@@ -59,10 +59,10 @@ def _check_tables_in(alias: str, queues: list[Any]) -> list[Any]:
         return []  # which is E005
     try:
         backend.check_server(connections[alias])
-        if not inspection.is_about_to_migrate():
+        if not schema_check.is_about_to_migrate():
             # A table that is somebody else's is for him to make, perhaps after us.
             managed = [queue for queue in queues if queue._meta.managed and router.allow_migrate_model(alias, queue)]
-            inspection.require_tables(alias, managed, by_router=True)
+            schema_check.require_tables(alias, managed, by_router=True)
     except UnsupportedServer as error:
         return [checks.Error(str(error), id="queueapp.E006")]
     except NotMigrated as error:
@@ -71,19 +71,19 @@ def _check_tables_in(alias: str, queues: list[Any]) -> list[Any]:
             Warning(f"The database {alias!r} lacks {one}.", hint=hint, id="queueapp.W006") for one in error.missing
         ]
     except Error as error:
-        if inspection.is_about_to_migrate():
+        if schema_check.is_about_to_migrate():
             return []  # it is about to find that out itself, and ends with it
         first_line = str(error).strip().split("\n", 1)[0]
         return [Warning(f"The database {alias!r} could not be looked at: {first_line}", id="queueapp.W007")]
     found += [
         checks.Info(f"The database {alias!r}: {one.text}.", hint=one.advice, id="queueapp.I001")
-        for one in inspection.remarks(alias)
+        for one in schema_check.remarks(alias)
         if one.advice
     ]
     found += _check_wake_ups(alias)
     for model in (*queues, DelayedMessage):
         try:
-            findings = inspection.inspect(model, alias)
+            findings = schema_check.inspect(model, alias)
         except Error:
             continue  # no table yet, which is W006
         found += [

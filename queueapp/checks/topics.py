@@ -21,7 +21,7 @@ from ..models.delivery.topics import (
     underlying_topic,
 )
 from ..models.queue import holds
-from ..sending.entering import entering_of
+from ..sending.enqueue_expressions import entering_of
 
 
 @register(Tags.models)

@@ -15,7 +15,7 @@ from ..consuming.registry import registered
 from ..errors import InvalidOption
 from ..messages import missing_steps, type_name
 from ..models.delivery.topics import expressions_of
-from ..topics.filling import is_over_journal
+from ..topics.backfill import is_over_journal
 
 
 @register(Tags.models)

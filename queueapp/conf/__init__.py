@@ -11,22 +11,22 @@ from typing import Any
 from django.conf import settings as django_settings
 from django.core.signals import setting_changed
 
-from ..asyncmonolith import translated
 from ..options import Option, read_all
-from . import bodies, delayed, failing, handlers, keeping, processes, receiving, telling
+from . import bodies, delayed, handlers, observability, processes, receiving, retention, retries
+from .asyncmonolith_names import translated
 from .receiving import MAX_CONCURRENCY
 
 __all__ = ["MAX_CONCURRENCY", "OPTIONS", "Settings", "settings"]
 
 OPTIONS: tuple[Option, ...] = (
     *receiving.OPTIONS,
-    *failing.OPTIONS,
+    *retries.OPTIONS,
     *handlers.OPTIONS,
     *bodies.OPTIONS,
     *processes.OPTIONS,
     *delayed.OPTIONS,
-    *keeping.OPTIONS,
-    *telling.OPTIONS,
+    *retention.OPTIONS,
+    *observability.OPTIONS,
 )
 
 

@@ -10,7 +10,7 @@ from ..errors import MessageCancelled
 from ..sql.claimed import SEQ, Claimed
 from .context import Context, Receiving
 from .registration import Registration
-from .uninterrupted import run_to_its_end
+from .shielded import run_to_its_end
 
 
 class BatchContext(Sequence[Context]):

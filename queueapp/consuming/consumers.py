@@ -18,7 +18,7 @@ from typing import Any, Generic, TypedDict, TypeVar, Unpack
 from django.db import models
 
 from ..errors import InvalidOption
-from ..verdicts import Verdict
+from ..failures.verdicts import Verdict
 from .options import OPTIONS
 from .registration import Registration, layers, located, place_of
 from .registry import registered

@@ -13,12 +13,12 @@ from .. import messages
 from ..errors import MessageCancelled
 from ..messages.checkpoints import take_checkpoint, with_checkpoint
 from ..messages.ids import as_uuid
-from ..messages.telling import WellKnown
+from ..messages.well_known import WellKnown
 from ..sql.claimed import BODY, HEADERS, ID, SEQ, Claimed
-from .answering import Answering
 from .progress import checked
 from .registration import Registration
-from .uninterrupted import run_to_its_end
+from .replies import Answering
+from .shielded import run_to_its_end
 
 
 class Receiving(msgspec.Struct, frozen=True, eq=False):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 
 from ..conf import MAX_CONCURRENCY
+from ..failures.recoverability import OPTIONS as RECOVERABILITY
 from ..options import Option
-from ..recoverability import OPTIONS as RECOVERABILITY
 
 #: A worker process notes which messages it has in hand where its supervisor can read them; there is room for so many.
 MOST_IN_A_BATCH = 500

@@ -1,16 +1,16 @@
 """The delayed store: messages wait here until they are due, then go to their queue."""
 
-from .by_hand import address_in, addressed, cancel, make_due, name_of_other_store, readdress, reschedule
-from .dispatching import Agenda, agenda, dispatch_due, is_idle, next_due_in, undeliverable
-from .elsewhere import addresses, stores_of
-from .forwarding import KEPT, can_tell, forget_arrivals, forward_due, next_forward_in
-from .looking import can_count, kept_in, waiting
-from .one_by_one import dispatch_next
-from .opening import endpoint_of, is_built_in, open_for_any, open_for_dispatch, open_store, store_class, store_of
+from .breakers import store_breaker, store_breakers, storing
+from .counts import can_count, kept_in, waiting
+from .custom_store_dispatch import dispatch_next
+from .dispatch import Agenda, agenda, dispatch_due, is_idle, next_due_in, undeliverable
+from .dispatch_failures import Dispatched, DispatchFailed, FetchFailed, RecoveryFailed, StepFailed, step
+from .forward import KEPT, can_tell, forget_arrivals, forward_due, next_forward_in
+from .loading import endpoint_of, is_built_in, open_for_any, open_for_dispatch, open_store, store_class, store_of
+from .operations import address_in, addressed, cancel, make_due, name_of_other_store, readdress, reschedule
+from .other_databases import addresses, stores_of
 from .sql_store import SqlDelayedStore
 from .store import Delayed, DelayedStore, DelayedStoreWithInfrastructure
-from .undelivered import Dispatched, DispatchFailed, FetchFailed, RecoveryFailed, StepFailed, step
-from .watching import store_breaker, store_breakers, storing
 
 __all__ = [
     "KEPT", "Agenda", "Delayed", "DelayedStore", "DelayedStoreWithInfrastructure", "DispatchFailed", "Dispatched",

@@ -9,7 +9,7 @@ from typing import Any
 from django.db import connections, transaction
 from django.db.models import Count, F, QuerySet
 
-from .. import wakeups
+from .. import notifier
 from ..models import DelayedMessage
 from ..models.delivery import Semantics
 from ..sql import looking
@@ -36,7 +36,7 @@ class SqlDelayedStore(DelayedStore):
             **carried_by(message),
         )
         message.handle = row.number
-        wakeups.delayed(connections[self.alias])
+        notifier.delayed(connections[self.alias])
 
     def fetch_next_due(self, at: datetime) -> Delayed | None:
         """Call it inside a transaction: the row lock is what keeps other dispatchers away."""

@@ -5,8 +5,8 @@ A subject (a customer, a patient) has a data key of its own in the table of this
 is to erase all that was encrypted for that subject, wherever copies of it lie. Needs the extra ``queueapp[encryption]``.
 """
 
+from .cipher import register
 from .keyring import from_environment
-from .sealing import register
-from .subjects import erase_subject, rewrap_subject_keys
+from .subject_keys import erase_subject, rewrap_subject_keys
 
 __all__ = ["erase_subject", "from_environment", "register", "rewrap_subject_keys"]

@@ -10,8 +10,8 @@ Needs the extra ``queueapp[expressions]``. The language is described in ``docs/r
 from ..errors import InvalidExpression
 
 try:
+    from .document import ParsedMessage
     from .expression import Expression, compile_expression
-    from .parsed import ParsedMessage
 except ModuleNotFoundError as error:  # pragma: no cover: the tests have the extra
     if error.name not in ("lark", "re2"):
         raise

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import lru_cache
 
 from ..errors import InvalidExpression
-from .compiling import Compiler, Unusable, as_truth
-from .grammar import parse
+from .compiler import Compiler, Unusable, as_truth
+from .document import ParsedMessage
 from .limits import KEPT
-from .parsed import ParsedMessage
+from .parser import parse
 from .paths import Read
 
 #: What an expression evaluates to; None is NULL.

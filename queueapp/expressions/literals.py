@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from math import isinf
 
-from .values import Number, fitting
+from .coercion import Number, fitting
 
 _ESCAPE = re.compile(rb"\\(x[0-9A-Fa-f]{1,2}|[0-7]{1,3}|.)", re.DOTALL)
 

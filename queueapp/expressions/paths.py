@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from .parsed import ParsedMessage
-from .values import GREATEST, LEAST, settled
+from .coercion import GREATEST, LEAST, settled
+from .document import ParsedMessage
 
 #: Reads something of a message, or computes it.
 Read = Callable[[ParsedMessage], Any]

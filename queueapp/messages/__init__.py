@@ -19,23 +19,8 @@ from .bodies import (
     type_headers,
 )
 from .codecs import codec_for, codec_of, register_codec
-from .edited import edit_of, edited_headers
-from .headers import (
-    Kind,
-    count_attempts,
-    counted_attempts,
-    counts_a_death,
-    decode_headers,
-    encode_headers,
-    read_head,
-    read_kind,
-    time_sent,
-    told_type,
-    version_told,
-    well_known,
-)
-from .ids import as_uuid, first_of_many, id_sequence, new_id
-from .names import (
+from .edited_headers import edit_of, edited_headers
+from .header_names import (
     ATTEMPTS,
     BASE_TYPES,
     BYTES,
@@ -64,6 +49,21 @@ from .names import (
     TYPE,
     TYPE_VERSION,
 )
+from .headers import (
+    Kind,
+    count_attempts,
+    counted_attempts,
+    counts_a_death,
+    decode_headers,
+    encode_headers,
+    read_head,
+    read_kind,
+    time_sent,
+    told_type,
+    version_told,
+    well_known,
+)
+from .ids import as_uuid, first_of_many, id_sequence, new_id
 from .nservicebus import to_nservicebus
 from .types import (
     class_named,

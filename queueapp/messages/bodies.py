@@ -10,13 +10,13 @@ from typing import Any, cast
 import msgspec
 
 from ..errors import InvalidMessage, UndecodableMessage
+from .body_filters import decompressed, is_wrapped, opened
 from .codecs import Codec, codec_for, codec_of, packed_decoder
-from .finite import first_not_finite, has_null, may_be_not_finite
+from .header_names import BASE_TYPES, BYTES, CONTENT_TYPE, JSON, MSGPACK, TYPE, TYPE_VERSION
 from .headers import Kind, decode_headers, encode_headers
-from .names import BASE_TYPES, BYTES, CONTENT_TYPE, JSON, MSGPACK, TYPE, TYPE_VERSION
+from .nan_check import first_not_finite, has_null, may_be_not_finite
 from .types import class_named, is_typed, type_name, type_names, type_version
 from .versions import to_known_version
-from .wrapping import decompressed, is_wrapped, opened
 
 _encoder = msgspec.json.Encoder()
 

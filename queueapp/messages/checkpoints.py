@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from ..errors import InvalidMessage
-from .finite import first_not_finite
+from .header_names import CHECKPOINT
 from .headers import decode_headers
-from .names import CHECKPOINT
+from .nan_check import first_not_finite
 
 #: Bytes of JSON. It is written anew with each checkpoint, and read with each claim.
 MAX_CHECKPOINT = 64 * 1024

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from ..errors import InvalidOption
-from .names import BYTES, JSON, MSGPACK
+from .header_names import BYTES, JSON, MSGPACK
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from ..errors import InvalidMessage, UndecodableMessage
-from .names import (
+from .header_names import (
     ATTEMPTS,
     BASE_TYPES,
     CONTENT_TYPE,

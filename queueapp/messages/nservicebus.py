@@ -5,8 +5,8 @@ from __future__ import annotations
 import uuid
 from datetime import UTC, datetime
 
+from .header_names import BASE_TYPES, NSB_CORRELATION_ID, NSB_MESSAGE_ID, NSB_TIME, NSB_TIME_SENT, TO_NSB, TYPE
 from .headers import decode_headers, encode_headers
-from .names import BASE_TYPES, NSB_CORRELATION_ID, NSB_MESSAGE_ID, NSB_TIME, NSB_TIME_SENT, TO_NSB, TYPE
 
 
 def to_nservicebus(headers: str, identity: uuid.UUID) -> str:

@@ -12,8 +12,8 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 
 from .. import registry
 from ..errors import InvalidOption, QueueNotFound
-from ..operating.scaling import LONGEST_LATE, Rule, scale_of
-from .readers import for_readers, remembered
+from ..operations.autoscale import LONGEST_LATE, Rule, scale_of
+from .permissions import for_readers, remembered
 
 #: What an address may ask, besides queues.
 _NAMES = ("per-worker", "late", "min", "max")

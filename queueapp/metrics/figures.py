@@ -8,7 +8,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from ..operating.statistics import QueueFigures
+from ..operations.statistics import QueueFigures
 
 #: Name, what it means, and how it is read; None: not known, or there is none.
 GAUGES: tuple[tuple[str, str, Callable[[QueueFigures], float | None]], ...] = (

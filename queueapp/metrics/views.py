@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from .figures import FiguresCollector
-from .readers import for_readers, remembered
+from .permissions import for_readers, remembered
 
 _registry = CollectorRegistry()
 _registry.register(FiguresCollector(remembered))

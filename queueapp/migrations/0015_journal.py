@@ -2,7 +2,7 @@
 
 import queueapp.models.fields
 import queueapp.models.journal
-import queueapp.models.partitioned
+import queueapp.models.journal_partitions
 from django.db import migrations, models
 
 
@@ -80,7 +80,7 @@ class Migration(migrations.Migration):
                 "constraints": [models.UniqueConstraint(fields=("queue", "seq"), name="queueapp_journal_copied")],
             },
         ),
-        queueapp.models.partitioned.CreateJournal(
+        queueapp.models.journal_partitions.CreateJournal(
             name="JournalEntry",
             fields=[
                 ("seq", models.BigAutoField(help_text="The bookmark.", primary_key=True, serialize=False)),

@@ -1,25 +1,25 @@
 """The models: the table of a queue, and the tables that belong to all queues of a database."""
 
 from .alert import Alert
-from .arrival import Arrival
 from .barrier import BarrierDelivery
 from .claim_record import ClaimRecord
 from .deferred_ack import DeferredAck
 from .delayed import DelayedMessage
 from .delivery import Delivery, Semantics
+from .distinct_values import each_value
 from .fields import BytesField, GuidField, Now, UtcField
 from .foreign import NaiveUtcField
+from .forwarded_message import Arrival
 from .journal import JournalCopied, JournalCursor, JournalEntry
-from .keys import MessageKey, ProcessedMessage
+from .journal_partitions import CreateJournal
 from .leader import Leader
-from .partitioned import CreateJournal
+from .message_key import MessageKey, ProcessedMessage
 from .poison import PoisonMessage
+from .priority64_index import RankIndex
 from .queue import QueueBase, QueueModel
-from .rank_index import RankIndex
 from .row_version import RowVersionIndex
 from .spark_commit import SparkCommit
-from .stepping import each_value
-from .stored import StoredMessage
+from .stored_message import StoredMessage
 from .subject_key import SubjectKey
 from .subscribers import DISPATCHER, HOUSEKEEPING, NO_QUEUES, FairTurn, QueueControl, Subscriber
 from .subscription import Subscription

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.db import models
 
 from .fields import Now, UtcField
-from .stored import StoredMessage
+from .stored_message import StoredMessage
 from .table_options import ROWS_CAN_BE_SKIPPED
 
 

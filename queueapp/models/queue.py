@@ -19,7 +19,7 @@ from ..registry import queues
 from ..sql.claimed import FOREVER
 from .delivery import Delivery, ExpirationModel, Semantics, given_options
 from .fields import BytesField, GuidField, Now, UtcField
-from .rank_index import RankIndex
+from .priority64_index import RankIndex
 from .row_version import RowVersionIndex
 from .table_options import ROWS_CAN_BE_SKIPPED, TableOptions
 

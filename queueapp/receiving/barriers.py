@@ -22,7 +22,7 @@ from typing import Any
 
 from django.db import connections, transaction
 
-from .. import wakeups
+from .. import notifier
 from ..flow.filters import filter_of
 from ..models import BarrierDelivery, Now, Subscriber
 from ..sql import queue_sql
@@ -63,7 +63,7 @@ def release(queue: Any, alias: str, also: uuid.UUID | None = None, recipient: st
                 raise RuntimeError(f"Barrier {barrier} of {queue._meta.label} vanished under its lock.")
         count += 1
     if count:
-        wakeups.sent(queue, connection)
+        notifier.sent(queue, connection)
     return count
 
 

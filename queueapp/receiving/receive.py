@@ -24,17 +24,17 @@ from .. import messages, overrides
 from ..errors import InvalidOption, QueueError
 from ..flow import in_force
 from ..flow.fairness import Room
-from ..flow.taking import Subscription, Taking
+from ..flow.limited_claims import Subscription, Taking
 from ..models.delivery import Semantics
-from ..sending import accepting, copies
+from ..sending import fanout, validation
 from ..sql import QueueSql, queue_sql
 from ..sql.claimed import FOREVER_MS, MAX_PLACE, Claimed, Range
-from ..topics.holding import evaluate_held
+from ..topics.evaluate_pending import evaluate_held
 from . import barriers
-from .held import Held
 from .message import Message
-from .ranked import RankedFloors, floors_for
-from .sent import sign_on
+from .priority64_marks import RankedFloors, floors_for
+from .receive_batch import Held
+from .temporary_subscriber import sign_on
 
 
 class Receive:
@@ -61,13 +61,13 @@ class Receive:
         if not isinstance(max_backlog, int) or not 1 <= max_backlog <= 3500:
             raise InvalidOption("max_backlog", max_backlog, "a whole number from 1 to 3500")
         self.queue = queue
-        self.alias = accepting.alias_of(queue, using)
+        self.alias = validation.alias_of(queue, using)
         delivery = queue.delivery
         self._limit = min(max_backlog, delivery.max_per_subscription_backlog or max_backlog)
         #: None: what is in force is asked for when the block is entered; here nothing may be read.
         self._period = lease_period
         if lease_period is not None:
-            accepting.milliseconds("lease_period", lease_period, low=1)
+            validation.milliseconds("lease_period", lease_period, low=1)
         self._recipient = recipient
         self._held = Held(queue, self.alias, messages.new_id() if client is None else _checked_client(client))
         self._atomic: AbstractContextManager[Any] | None = None
@@ -100,7 +100,7 @@ class Receive:
             in_force.refresh(self.alias)
         period = self._period or overrides.lease_period(self.queue, self.alias)
         if period is not None:
-            return accepting.milliseconds("lease_period", period, low=1)
+            return validation.milliseconds("lease_period", period, low=1)
         if self.queue.delivery.semantics is Semantics.AT_LEAST_ONCE:
             raise InvalidOption(
                 "lease_period",
@@ -191,7 +191,7 @@ class Receive:
         if (left := self._limit - len(rows)) > 0 and sql.clamp_priorities(connection, [self._recipient], left):
             take(looks[-1])
         left = self._limit - len(rows) if self._recipient and delivery.recipients else 0
-        if left > 0 and copies.replace_waiting(self.queue, connection, self._recipient, left):
+        if left > 0 and fanout.replace_waiting(self.queue, connection, self._recipient, left):
             take(looks[-1])
         if behind and (self._taking is None or rows) and not floors.count_in(behind, rows):
             floors.rescanned(monotonic() - started)

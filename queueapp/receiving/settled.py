@@ -23,7 +23,7 @@ from time import monotonic
 from typing import NamedTuple
 
 from ..sql.claimed import Peek, Range
-from .walk import REST
+from .scan_window import REST
 
 #: Where a walk over all that is not settled takes the server no longer, in seconds, there is nothing to be gained.
 BRIEF = 0.001

@@ -11,19 +11,20 @@ from typing import Any, NamedTuple, Unpack
 from asgiref.sync import sync_to_async
 from django.db import connections, transaction
 
-from .. import messages, tracing, wakeups
-from ..consuming.current import handling
+from .. import messages, notifier
+from ..consuming.current_message import handling
 from ..errors import FilteredOut, InvalidMessage
 from ..messages.ids import as_uuid
 from ..models.delivery import OnConflict
 from ..sql.outgoing import RUN_LENGTH, Outgoing, Run, runs_of
-from . import copies, deferred, keys
-from .accepting import alias_of, outgoing
-from .causing import with_cause
-from .entering import entered
+from ..telemetry import tracing
+from . import dedupe, early_acks, fanout
+from .body_encoding import refuse_subject
+from .correlation import with_cause
+from .enqueue_expressions import entered
 from .options import BulkOptions, CarriedOptions
 from .recipients import names_of, refuse_unknown_recipient
-from .sealing import refuse_subject
+from .validation import alias_of, outgoing
 
 
 def send_many(
@@ -36,7 +37,7 @@ def send_many(
     recipient: str = "",
     unknown_recipient: bool = False,
     using: str | None = None,
-    dedupe_key: keys.Key = None,
+    dedupe_key: dedupe.Key = None,
     on_conflict: OnConflict | str | None = None,
     **others: Unpack[CarriedOptions],
 ) -> int:
@@ -62,9 +63,9 @@ def send_many(
     runs = runs_for(queue, encoded(bodies, headers, queue.delivery.message_type), like, connection)
     with transaction.atomic(using=alias):
         # Bodies that exist already: to draw them asks nothing of the database.
-        count = deferred.insert_runs(queue, connection, runs, isinstance(bodies, list | tuple))
+        count = early_acks.insert_runs(queue, connection, runs, isinstance(bodies, list | tuple))
     if count:
-        wakeups.sent(queue, connection)
+        notifier.sent(queue, connection)
     return count
 
 
@@ -74,20 +75,20 @@ def _send_keyed(
     bodies: Iterable[Any],
     headers: Mapping[str, str] | None,
     like: Outgoing,
-    dedupe_key: keys.Key,
+    dedupe_key: dedupe.Key,
     on_conflict: OnConflict | str | None,
 ) -> int:
     """``send_many`` of messages with keys: those that are let in, a thousand looked up at a time."""
-    keys.refuse_without(queue, dedupe_key)
+    dedupe.refuse_without(queue, dedupe_key)
     if dedupe_key is not None and not callable(dedupe_key):
         raise InvalidMessage(f"dedupe_key = {dedupe_key!r} is not accepted by send_many: a callable of the body.")
-    conflict, count = keys.conflict_of(queue, on_conflict), 0
+    conflict, count = dedupe.conflict_of(queue, on_conflict), 0
     with transaction.atomic(using=connection.alias):
-        for some, ids in keys.admitted(queue, connection, bodies, dedupe_key, conflict, messages.id_sequence()):
+        for some, ids in dedupe.admitted(queue, connection, bodies, dedupe_key, conflict, messages.id_sequence()):
             given = encoded(some, headers, queue.delivery.message_type, ids)
-            count += deferred.insert_runs(queue, connection, runs_for(queue, given, like, connection), False)
+            count += early_acks.insert_runs(queue, connection, runs_for(queue, given, like, connection), False)
     if count:
-        wakeups.sent(queue, connection)
+        notifier.sent(queue, connection)
     return count
 
 
@@ -141,14 +142,14 @@ def runs_for(
     for which else FilteredOut is raised. ``connection``: where they will be stored, and who subscribes is read at once."""
     # Now, and not while they are drawn: then a COPY may have the connection.
     addressed = queue.delivery.recipients and not like.recipient
-    known = copies.read_subscribers(queue, connection) if addressed else None
+    known = fanout.read_subscribers(queue, connection) if addressed else None
     if queue.delivery.has_expressions:
         return runs_of(_entered(queue, given, like, known, leave_out))
     return _runs_for(queue, given, like, known)
 
 
 def _entered(
-    queue: Any, given: Iterable[Encoded], like: Outgoing, known: copies.Subscribers | None, leave_out: bool
+    queue: Any, given: Iterable[Encoded], like: Outgoing, known: fanout.Subscribers | None, leave_out: bool
 ) -> Iterator[Outgoing]:
     """One by one, because they differ in what the expressions make of them; evaluated once, however many copies there are."""
     for one in given:
@@ -165,7 +166,7 @@ def _entered(
                 yield message._replace(recipient=name)
 
 
-def _recipients(one: Encoded, like: Outgoing, known: copies.Subscribers | None) -> tuple[str, ...]:
+def _recipients(one: Encoded, like: Outgoing, known: fanout.Subscribers | None) -> tuple[str, ...]:
     """Who gets a copy of these messages: by the class of their bodies, or, of stored bytes, by the type in their headers. Where
     nobody does they are stored as they are."""
     if known is None:
@@ -173,7 +174,7 @@ def _recipients(one: Encoded, like: Outgoing, known: copies.Subscribers | None) 
     return known.of(names_of(one.cls, one.headers)) or ("",)
 
 
-def _runs_for(queue: Any, given: Iterable[Encoded], like: Outgoing, known: copies.Subscribers | None) -> Iterator[Run]:
+def _runs_for(queue: Any, given: Iterable[Encoded], like: Outgoing, known: fanout.Subscribers | None) -> Iterator[Run]:
     for one in given:
         recipients = _recipients(one, like, known)
         if queue.wire_format:

@@ -11,16 +11,17 @@ from asgiref.sync import sync_to_async
 from django.db import connections, transaction
 from django.db.models import QuerySet
 
-from .. import messages, tracing, wakeups
-from ..consuming.current import handling
+from .. import messages, notifier
+from ..consuming.current_message import handling
 from ..errors import InvalidMessage
 from ..sql import queue_sql
 from ..sql.selecting import Source
-from . import deferred
-from .accepting import alias_of, outgoing
-from .causing import with_cause
+from ..telemetry import tracing
+from . import early_acks
+from .correlation import with_cause
 from .options import CarriedOptions, SelectOptions
 from .recipients import refuse_unknown_recipient
+from .validation import alias_of, outgoing
 
 
 def send_from(
@@ -66,7 +67,7 @@ def send_from(
         _refuse_columns([name for name, _ in columns], of)
         count = sql.insert_select(connection, like, source, columns)
     if count:
-        wakeups.sent(queue, connection)
+        notifier.sent(queue, connection)
     return count
 
 
@@ -132,7 +133,7 @@ def _refuse_what_is_not_stored_as_json(queue: Any) -> None:
         ),
         (delivery.encoding, "the database cannot encode its bodies (Delivery.encoding)"),
         (callable(delivery.dedupe_key), "its keys are made of bodies (Delivery.dedupe_key)"),
-        (deferred.defers(queue), "an ack may come before its messages (Delivery.deferred_ack_expiration)"),
+        (early_acks.defers(queue), "an ack may come before its messages (Delivery.deferred_ack_expiration)"),
     ):
         if stands:
             raise InvalidMessage(f"send_from is not for {label}: {why}. Use send_many.")

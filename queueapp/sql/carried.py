@@ -2,7 +2,7 @@
 
 All that stores or moves a message derives its columns from ``CARRIED``: inserts, COPY, claims, the delayed and the poison
 table, a third party's delayed store, Spark's staging tables, foreign tables (which lack some of them). A new column is one
-line here, a field of ``QueueModel`` and of ``StoredMessage``, and their migrations; ``tests/queueapp/carried/`` goes
+line here, a field of ``QueueModel`` and of ``StoredMessage``, and their migrations; ``tests/queueapp/message_columns/`` goes
 over every path for every column. Statements and orders of columns are made from these once, not per message.
 """
 

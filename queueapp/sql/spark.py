@@ -1,7 +1,7 @@
 """The statements of the Spark sink: the interface, and the names of staging tables.
 
 They run in Spark's processes, on connections of their own and without Django: so an implementation gives texts, and
-``queueapp.spark`` executes them. Table and column names were taken from ``_meta`` on the driver; values are always
+``queueapp.contrib.spark`` executes them. Table and column names were taken from ``_meta`` on the driver; values are always
 parameters; the name of a staging table is made here and consists of lower-case letters, digits and underscores.
 """
 

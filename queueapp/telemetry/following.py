@@ -6,9 +6,9 @@ from typing import Any
 
 from django.core.signals import setting_changed
 
-from .. import tracing
 from ..conf import settings
 from ..errors import InvalidOption
+from . import tracing
 
 #: What a check says, too.
 NEEDS_EXTRA = "False where the extra is not installed: pip install 'queueapp[opentelemetry]'"

@@ -19,12 +19,13 @@ from opentelemetry import metrics, propagate, trace
 from opentelemetry.context import Context, attach, detach
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
 
-from .. import messages, signals, tracing
+from .. import messages, signals
 from ..errors import InvalidMessage, UndecodableMessage
-from ..poison.failures import one_line
+from ..failures.history import one_line
 from ..sql.claimed import HEADERS, Claimed
 from ..version import VERSION
 from . import conventions as words
+from . import tracing
 
 log = logging.getLogger("queueapp")
 _T = TypeVar("_T")

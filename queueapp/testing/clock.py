@@ -16,7 +16,7 @@ from django.db.models import F
 
 from ..models import Arrival, DeferredAck, DelayedMessage, PoisonMessage, Subscriber
 from ..registry import queues
-from ..sending.accepting import alias_of
+from ..sending.validation import alias_of
 from ..sql.claimed import LAST_END
 
 _OURS = (Arrival, DeferredAck, DelayedMessage, PoisonMessage, Subscriber)

@@ -20,9 +20,9 @@ from ..consuming.registration import layers
 from ..consuming.registry import registered
 from ..inline import Outcome
 from ..models import DelayedMessage, PoisonMessage
-from ..sending.accepting import alias_of
 from ..sending.isolation import close_isolated
-from ..topics.filling import Filler, is_over_journal
+from ..sending.validation import alias_of
+from ..topics.backfill import Filler, is_over_journal
 from .clock import let_pass
 from .sends import Sent, taken, waiting
 

@@ -15,7 +15,7 @@ from ..inline import Outcome
 from ..models import DelayedMessage
 from ..models.delivery.topics import content_type_of
 from ..registry import queues
-from ..sending.accepting import alias_of
+from ..sending.validation import alias_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

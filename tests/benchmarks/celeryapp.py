@@ -6,8 +6,8 @@ import os
 
 from celery import Celery
 
-import queueapp.kombu  # noqa: F401 - makes the URL known
-from tests.counting import count_statements
+import queueapp.contrib.celery  # noqa: F401 - makes the URL known
+from tests.statement_counter import count_statements
 
 count_statements()
 

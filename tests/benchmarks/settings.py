@@ -10,10 +10,10 @@ from importlib.util import find_spec
 
 from project.settings import *  # noqa: F403
 
-INSTALLED_APPS = [*INSTALLED_APPS, "queueapp.tasks", "tests.benchmarks"]  # noqa: F405
+INSTALLED_APPS = [*INSTALLED_APPS, "queueapp.contrib.tasks", "tests.benchmarks"]  # noqa: F405
 if find_spec("django.tasks") is None:
     INSTALLED_APPS.append("django_tasks")
-TASKS = {"default": {"BACKEND": "queueapp.tasks.QueueBackend"}}
+TASKS = {"default": {"BACKEND": "queueapp.contrib.tasks.QueueBackend"}}
 # As in production: with DEBUG Django's cursors keep every statement.
 DEBUG = False
 SILENCED_SYSTEM_CHECKS = ["queueapp.W002"]  # workers that look for messages only when woken, on purpose

@@ -11,9 +11,9 @@ from django.contrib.admin.utils import quote
 from playwright.sync_api import Page
 
 from project.flights.models import FlightDelays
-from queueapp.kombu.models import BrokerQueue, CeleryResult, DeclaredQueue, SetAside
+from queueapp.contrib.celery.models import BrokerQueue, CeleryResult, DeclaredQueue, SetAside
+from queueapp.contrib.tasks.models import Result
 from queueapp.models import DelayedMessage, JournalEntry, PoisonMessage, Subscriber, Subscription
-from queueapp.tasks.models import Result
 from tests.browser.rows import LONG_NAME, LONG_REASON, SUBJECT
 from tests.testapp.models import Addressed, Leased, Urgent
 

@@ -11,9 +11,10 @@ from django.contrib.contenttypes.models import ContentType
 from django.db import connection
 
 from queueapp import messages
-from queueapp import poison as poison_store
-from queueapp.journal.keeping import journal_of
-from queueapp.kombu.models import Binding, BrokerQueue, CeleryResult, DeclaredQueue, SetAside
+from queueapp.contrib.celery.models import Binding, BrokerQueue, CeleryResult, DeclaredQueue, SetAside
+from queueapp.contrib.tasks.models import Result
+from queueapp.failures import edit_poison
+from queueapp.journal.append import journal_of
 from queueapp.models import (
     DISPATCHER,
     Alert,
@@ -24,9 +25,8 @@ from queueapp.models import (
     Subscriber,
     Subscription,
 )
-from queueapp.operating import control
+from queueapp.operations import control
 from queueapp.sql.outgoing import Outgoing
-from queueapp.tasks.models import Result
 from tests.testapp.models import Addressed, Capped, Leased, Transactional, Urgent
 
 HOSTILE = "<script>window.pwned=1</script><img src=x onerror='window.pwned=1'>\u202e"
@@ -150,7 +150,7 @@ def edited() -> None:
     """A poison message that was edited and requeued, and its copy that has failed as well."""
     poison(1, body=b'{"gate": ', queue=Capped._meta.label)
     original = PoisonMessage.objects.latest("pk")
-    copy = poison_store.edit_and_requeue(original.pk, body=b'{"gate": "B12"}')
+    copy = edit_poison.edit_and_requeue(original.pk, body=b'{"gate": "B12"}')
     poison(1, edit_of=original.message_id, message_id=copy)
     LogEntry.objects.create(
         user=operator(), content_type=ContentType.objects.get_for_model(PoisonMessage), object_id=str(original.pk),

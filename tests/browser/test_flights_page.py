@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from project.flights.models import DelayFigure, FlightDelays, Import
-from tests.inprocess import Worker
+from tests.in_process_worker import Worker
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 

@@ -20,10 +20,10 @@ from playwright.sync_api import Page
 
 from queueapp.admin.large_tables import limits
 from queueapp.admin.queues import QueueAdmin
-from queueapp.kombu.models import CeleryResult, DeclaredQueue, SetAside
+from queueapp.contrib.celery.models import CeleryResult, DeclaredQueue, SetAside
+from queueapp.contrib.tasks.models import Result
 from queueapp.models import Alert, DelayedMessage, JournalEntry, PoisonMessage, Subscriber, Subscription
-from queueapp.operating import control
-from queueapp.tasks.models import Result
+from queueapp.operations import control
 from tests.browser import pages
 from tests.browser.rows import LONG_NAME, operator, poison
 from tests.databases import known_as

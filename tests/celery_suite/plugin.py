@@ -20,7 +20,7 @@ django.setup()
 from celery.app.backends import BACKEND_ALIASES  # noqa: E402
 from celery.contrib.testing.app import DEFAULT_TEST_CONFIG  # noqa: E402
 
-from tests.inprocess import eventually  # noqa: E402
+from tests.in_process_worker import eventually  # noqa: E402
 
 # Or Celery closes Django's connections after each task, and each result opens one: a thousand in a test.
 DEFAULT_TEST_CONFIG["CELERY_DB_REUSE_MAX"] = 100
@@ -32,7 +32,7 @@ def results(app: Any, url: str) -> Any:
     if url.startswith("redis://"):
         from celery.backends.redis import RedisBackend as Backend
     else:
-        from queueapp.kombu.results import ResultBackend as Backend
+        from queueapp.contrib.celery.results import ResultBackend as Backend
     return Backend(app=app, url=url)
 
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.inprocess import eventually, real_commits
+from tests.in_process_worker import eventually, real_commits
 from tests.upstream import sources
 
-APPS = [*real_commits.kwargs["available_apps"], "queueapp.kombu"]
+APPS = [*real_commits.kwargs["available_apps"], "queueapp.contrib.celery"]
 pytestmark = [pytest.mark.django_db(transaction=True, available_apps=APPS), pytest.mark.timeout(3000)]
 
 WHOLE = os.environ.get("QUEUEAPP_CELERY_SUITE") == "whole"

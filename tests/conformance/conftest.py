@@ -16,9 +16,9 @@ import pytest
 from queueapp.consuming.registry import registered
 from tests.conformance.endpoint import Endpoint
 from tests.databases import DATABASES, marks_of
-from tests.inprocess import Worker, starting_workers
+from tests.in_process_worker import Worker, starting_workers
 from tests.testapp.models import AtMostOnce, InSets, Leased, Together, Transactional
-from workers.services import renewals
+from workers.services import lease_renewer
 
 QUEUES = {"N": AtMostOnce, "R": Leased, "S": Transactional, "T": Together, "I": InSets}
 
@@ -59,7 +59,7 @@ def endpoint(
 @pytest.fixture
 def nothing_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     """While the machine stands still for a moment, what waits behind a handler is not given to others: that costs it its place."""
-    monkeypatch.setattr(renewals, "STUCK_AFTER", 3_600.0)
+    monkeypatch.setattr(lease_renewer, "STUCK_AFTER", 3_600.0)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from queueapp import Context, consumer
 from queueapp.models import DelayedMessage, PoisonMessage
 from queueapp.sending.isolation import close_isolated
 from queueapp.sql import queue_sql
-from tests.inprocess import Worker, eventually
+from tests.in_process_worker import Worker, eventually
 
 modes = pytest.mark.modes
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from tests.inprocess import DEADLINE
+from tests.in_process_worker import DEADLINE
 
 
 class Gate:

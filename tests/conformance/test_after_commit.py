@@ -12,7 +12,7 @@ from django.db import transaction
 
 from queueapp import Context, Discard, Poison, RetryNow, signals
 from tests.conformance.endpoint import Endpoint, Note, modes
-from tests.inprocess import eventually
+from tests.in_process_worker import eventually
 
 
 def hooks(endpoint: Endpoint, ran: list[str], name: str) -> None:

@@ -11,13 +11,13 @@ from django.db import connections
 
 from queueapp import Context
 from queueapp.delayed import dispatch_due
+from queueapp.failures import verdicts
+from queueapp.failures.history import read_failures
 from queueapp.models import Now
-from queueapp.poison.failures import read_failures
-from queueapp.recovery import verdicts
 from queueapp.sql import queue_sql
 from queueapp.sql.claimed import Range
 from tests.conformance.endpoint import Endpoint, Note, modes
-from tests.inprocess import eventually
+from tests.in_process_worker import eventually
 
 
 def fail(message: Note, context: Context) -> None:
@@ -135,7 +135,12 @@ def test_when_cancelled_hand_outs_reach_the_limit_of_deliveries_should_not_be_ha
 @modes("NRS")
 def test_when_failures_cannot_be_recorded_in_full_should_harm_no_other_message(endpoint: Endpoint) -> None:
     """Rude handlers and policies among innocent messages: all of them end, each with its own fate."""
-    rude: list[Any] = [verdicts.Poison(None), verdicts.Poison("\0"), verdicts.RetryLater(timedelta.max), None]  # type: ignore[arg-type]
+    rude: list[Any] = [
+        verdicts.Poison(None),
+        verdicts.Poison("\0"),
+        verdicts.RetryLater(timedelta.max),
+        None,
+    ]  # type: ignore[arg-type]
 
     def act(message: Note, context: Context) -> None:
         if message.number % 5 == 0:

@@ -22,16 +22,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 from queueapp import FairnessModel, LeaseLost
-from queueapp.flow.taking import Taking
-from queueapp.membership.housekeeping import purge_expired
+from queueapp.flow.limited_claims import Taking
 from queueapp.messages import new_id
 from queueapp.models import FairTurn, Now, Subscriber
-from queueapp.operating import control
-from queueapp.receiving import floors
+from queueapp.operations import control
+from queueapp.receiving import low_water_marks
+from queueapp.services.maintenance import purge_expired
 from queueapp.sql import queue_sql
 from queueapp.sql.claimed import MAX_SEQ, SEQ, Range
-from tests.inprocess import real_commits
-from tests.killing import kill, session_of
+from tests.in_process_worker import real_commits
+from tests.kill_session import kill, session_of
 from tests.testapp.models import (
     Capped,
     CappedEach,
@@ -55,7 +55,7 @@ def empty(queue: Any) -> None:
     for sql in connection.ops.sql_flush(no_style(), [queue._meta.db_table], reset_sequences=True):
         with connection.cursor() as cursor:
             cursor.execute(sql)
-    floors._floors.clear()
+    low_water_marks._floors.clear()
 
 
 @dataclass

@@ -17,17 +17,18 @@ import msgspec
 import pytest
 from django.db import connections, transaction
 
-from queueapp import Context, InvalidMessage, InvalidOption, consumer, delayed, poison
+from queueapp import Context, InvalidMessage, InvalidOption, consumer, delayed
 from queueapp.consuming.registry import registered
+from queueapp.failures import requeue_poison
 from queueapp.messages import new_id
 from queueapp.models import DelayedMessage, Now, PoisonMessage
-from queueapp.operating import subscriptions
+from queueapp.operations import subscriptions
 from queueapp.sql import backend_of
 from tests.conformance.endpoint import Endpoint, Note, modes
 from tests.conformance.gate import Gate
 from tests.databases import only_on_postgresql
-from tests.inprocess import DEADLINE, eventually, real_commits
-from tests.killing import kill_this
+from tests.in_process_worker import DEADLINE, eventually, real_commits
+from tests.kill_session import kill_this
 from tests.telemetry import is_child_of, telemetry
 from tests.testapp.messages import Ping
 from tests.testapp.models import Addressed, AtMostOnce, Effect, Leased, Transactional
@@ -363,12 +364,12 @@ def test_origin_defect_15_a_message_that_is_requeued_has_one_attempt(endpoint: E
     assert [attempt for _, attempt in endpoint.calls] == [1, 2, 3]
 
     rows = endpoint.poison.filter(status=PoisonMessage.Status.UNRESOLVED)
-    assert poison.requeue(rows) == 1
+    assert requeue_poison.requeue(rows) == 1
     worker.pump.wake()
     eventually(lambda: len(endpoint.calls) == 6 and endpoint.poison.count() == 1)
 
     assert [attempt for _, attempt in endpoint.calls] == [1, 2, 3] * 2
-    assert poison.requeue(rows, reset_counts=False) == 1
+    assert requeue_poison.requeue(rows, reset_counts=False) == 1
     worker.pump.wake()
     eventually(lambda: len(endpoint.calls) == 7 and endpoint.poison.count() == 1)
 

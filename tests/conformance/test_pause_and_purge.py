@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from queueapp.models import QueueControl
-from queueapp.operating import control
+from queueapp.operations import control
 from tests.conformance.endpoint import Endpoint, modes
 from tests.conformance.gate import Gate
-from tests.inprocess import eventually
+from tests.in_process_worker import eventually
 
 
 @modes("NRS")

@@ -11,8 +11,8 @@ from typing import Any
 from queueapp import Context, Discard, consumer
 from tests.conformance.endpoint import Endpoint, Note, modes
 from tests.conformance.gate import Gate
-from tests.inprocess import DEADLINE, eventually
-from workers.receiving.handling import WorkerStopped
+from tests.in_process_worker import DEADLINE, eventually
+from workers.receiving.handlers import WorkerStopped
 
 
 def spin() -> None:

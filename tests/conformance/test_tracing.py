@@ -14,23 +14,14 @@ from django.db import connections
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind, StatusCode
 
-from queueapp import (
-    BatchContext,
-    Context,
-    MessageSet,
-    Poison,
-    RetryLater,
-    UndecodableMessage,
-    consumer,
-    set_consumer,
-    tracing,
-)
+from queueapp import BatchContext, Context, MessageSet, Poison, RetryLater, UndecodableMessage, consumer, set_consumer
+from queueapp.failures.requeue_poison import requeue
 from queueapp.messages import type_name_of
-from queueapp.poison.requeueing import requeue
 from queueapp.sql import queue_sql
 from queueapp.sql.outgoing import Outgoing
+from queueapp.telemetry import tracing
 from tests.conformance.endpoint import Endpoint, Note, modes
-from tests.inprocess import eventually
+from tests.in_process_worker import eventually
 from tests.telemetry import Telemetry, is_child_of, telemetry
 
 AT_ONCE = {"PEEK_DELAY": 0.1, "RETRY_DELAY": 0, "DISPATCH_POLL": 0.1}

@@ -15,9 +15,9 @@ from queueapp import Context, Poison, consumer
 from queueapp.sql import backend_of
 from tests.conformance.endpoint import Endpoint, Note, modes
 from tests.conformance.gate import Gate
-from tests.inprocess import DEADLINE, eventually
+from tests.in_process_worker import DEADLINE, eventually
 from tests.testapp.models import Effect
-from workers.receiving import handling
+from workers.receiving import handlers
 
 
 def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -123,7 +123,7 @@ def test_when_what_is_awaited_passes_the_time_limit_should_interrupt_it(
 ) -> None:
     """There is one time limit for both parts: what is awaited has none of its own here, that would begin when it does."""
     own = asyncio.timeout
-    monkeypatch.setattr(handling.asyncio, "timeout", lambda delay: own(None))
+    monkeypatch.setattr(handlers.asyncio, "timeout", lambda delay: own(None))
     cancelled: list[bool] = []
 
     async def act(message: Note) -> None:
@@ -147,7 +147,7 @@ def test_when_what_is_awaited_passes_the_time_limit_should_interrupt_it(
 
     poisoned = eventually(endpoint.poison.first)
 
-    assert poisoned.exception_type == "workers.receiving.handling.TimeLimitExceeded"
+    assert poisoned.exception_type == "workers.receiving.handlers.TimeLimitExceeded"
     assert cancelled == [True]
 
 

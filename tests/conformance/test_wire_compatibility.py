@@ -17,12 +17,12 @@ import msgspec
 import pytest
 from django.db import connection
 
-from queueapp import Context, consumer, message_type, poison
+from queueapp import Context, consumer, message_type
 from queueapp.consuming.registry import registered
+from queueapp.failures import apply_verdict, poison_archive, requeue_poison
+from queueapp.failures.history import ProcessDied
 from queueapp.models import PoisonMessage
-from queueapp.poison.failures import ProcessDied
-from queueapp.recovery import carrying_out
-from tests.inprocess import Worker, eventually, real_commits
+from tests.in_process_worker import Worker, eventually, real_commits
 from tests.nservicebus import Endpoint, headers_of
 from tests.testapp.messages import Ping
 from tests.testapp.models import Effect, ForeignPostgres, ForeignSqlServer, Interop, Leased, Transactional
@@ -196,7 +196,7 @@ def test_what_was_delayed_retried_and_requeued_is_still_in_their_wire_format(end
         eventually(PoisonMessage.objects.exists)
     finally:
         worker.stop()
-    poison.requeue(poison.find())
+    requeue_poison.requeue(poison_archive.find())
 
     received = endpoints(Interop).receive()
 
@@ -275,7 +275,7 @@ def test_the_headers_of_a_foreign_table_tell_who_died_with_its_process(foreign_t
     one.receive(1)
     seq = FOREIGN.objects.get().seq
     (registration,) = registered.of(FOREIGN)
-    carrying_out.fail(FOREIGN, "default", seq, ProcessDied("was killed"), consumer=registration, token=None)
+    apply_verdict.fail(FOREIGN, "default", seq, ProcessDied("was killed"), consumer=registration, token=None)
     one.receive(1)
     assert {"queueapp.Attempts": "3", "queueapp.Died": "1"}.items() <= json.loads(FOREIGN.objects.get().headers).items()
     one.receive(1)

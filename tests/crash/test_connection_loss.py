@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from queueapp.models import PoisonMessage
-from queueapp.operating import control
+from queueapp.operations import control
 from tests.testapp.models import Leased, Transactional
 
 from .rig.processes import Tree

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from django.db import Error, OperationalError, connection, transaction
 
-from queueapp import wakeups
-from tests.killing import session_of
+from queueapp import notifier
+from tests.kill_session import session_of
 from tests.testapp.models import Leased
 
 from .rig.scene import Scene
@@ -18,7 +18,7 @@ from .workload.messages import Act
 @pytest.fixture(autouse=True)
 def _no_throttle() -> None:
     """Each send wakes, as the first one of a process does."""
-    wakeups._rhythms.clear()
+    notifier._rhythms.clear()
 
 
 def kill(scene: Scene, session: int) -> None:

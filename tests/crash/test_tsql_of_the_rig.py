@@ -20,7 +20,7 @@ from sqlglot import exp
 
 from queueapp.sql import queue_sql
 from queueapp.sql.claimed import Range
-from tests.inprocess import eventually
+from tests.in_process_worker import eventually
 from tests.queueapp.sql.tsql import Recorder, hints, never_connected, parsed, placeholders
 from tests.testapp.models import Leased, Transactional
 

@@ -38,7 +38,7 @@ def module_of(page: Path, name: str) -> ModuleType:
 @contextmanager
 def run_blocks(page: Path) -> Iterator[ModuleType]:
     """Run them; the module with all that they have made. What they registered is gone at the end."""
-    module = ModuleType("tests.shop.models")
+    module = ModuleType("tests.guide_app.models")
     sys.modules[module.__name__] = module
     before = set(registry.queues._by_label)
     try:

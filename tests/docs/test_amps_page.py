@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from queueapp.management.amps.converting import import_configuration
-from queueapp.management.amps.elements import DISTRIBUTED, ELEMENTS, QUEUES
-from queueapp.management.amps.writing import IMPORTED, as_python
+from queueapp.contrib.amps.codegen import IMPORTED, as_python
+from queueapp.contrib.amps.convert import import_configuration
+from queueapp.contrib.amps.elements import DISTRIBUTED, ELEMENTS, QUEUES
 
 from .pages import CHECKOUT, DOCS, blocks
 

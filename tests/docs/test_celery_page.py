@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from queueapp.kombu.broker import BrokerQueue
-from queueapp.kombu.options import OPTIONS
+from queueapp.contrib.celery.models_broker import BrokerQueue
+from queueapp.contrib.celery.options import OPTIONS
 from queueapp.models import DelayedMessage
 
 from .pages import CHECKOUT, DOCS
@@ -34,7 +34,7 @@ def test_every_option_is_on_the_page() -> None:
 def test_every_test_that_the_page_names_is_there() -> None:
     found = set(re.findall(r"`(test_\w+)`", PAGE.read_text()))
     tests: set[Any] = set()
-    for file in (CHECKOUT / "tests/queueapp/kombu").glob("*.py"):
+    for file in (CHECKOUT / "tests/queueapp/contrib/celery").glob("*.py"):
         tests |= set(re.findall(r"^def (test_\w+)", file.read_text(), re.M))
 
     assert found - tests == set()

@@ -13,13 +13,13 @@ import pytest
 
 from queueapp import Semantics, delayed
 from queueapp.delayed import DelayedStore
-from queueapp.membership.delayed_dispatcher import DelayedDispatcher
 from queueapp.models import DelayedMessage
-from queueapp.operating.statistics import figures
+from queueapp.operations.statistics import figures
+from queueapp.services.delayed_dispatcher import DelayedDispatcher
 from queueapp.testing.delayed_store import DelayedStoreConformance
 from tests.docs.pages import DOCS
 from tests.docs.running import module_of
-from tests.inprocess import DEADLINE, eventually, real_commits
+from tests.in_process_worker import DEADLINE, eventually, real_commits
 from tests.testapp.models import Leased, Transactional
 
 PAGE = module_of(DOCS / "delayed_store.md", "tests.docs.delayed_store_page")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from queueapp import replay
-from queueapp.journal import letting_go, replaying
+from queueapp.journal import replay_reader, retention
 
 from .pages import DOCS, blocks
 from .running import run_blocks
@@ -32,7 +32,7 @@ def test_every_argument_of_replay_is_on_the_page() -> None:
 
 
 def test_times_of_the_page_are_those_of_the_code() -> None:
-    assert timedelta(days=7) == letting_go.ABANDONED
-    assert timedelta(minutes=10) == replaying.READER_LIFE
-    assert (letting_go.WAIT_MS, letting_go.BATCH) == (200, 3000)
+    assert timedelta(days=7) == retention.ABANDONED
+    assert timedelta(minutes=10) == replay_reader.READER_LIFE
+    assert (retention.WAIT_MS, retention.BATCH) == (200, 3000)
     assert blocks(PAGE, "python")[0].title == "settings.py"

@@ -13,7 +13,7 @@ from django.db import connection
 
 from queueapp.models import DelayedMessage, Now, PoisonMessage
 from queueapp.testing import Kit
-from tests.inprocess import Worker, eventually
+from tests.in_process_worker import Worker, eventually
 
 from .pages import DOCS
 from .running import run_blocks

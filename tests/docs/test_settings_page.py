@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from queueapp import asyncmonolith, conf
+from queueapp import conf
+from queueapp.conf import asyncmonolith_names
 from queueapp.consuming.options import OPTIONS
 from queueapp.models import delivery
 from queueapp.options import Option
@@ -27,7 +28,7 @@ def origin_table() -> str:
         "| name | default there | accepted there | ours | accepted | meaning |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    for one in asyncmonolith.SETTINGS:
+    for one in asyncmonolith_names.SETTINGS:
         ours = ", ".join(f"`{name}`" for name in one.ours)
         default = f"{one.default} {one.unit}".strip()
         rows.append(f"| `{one.name}` | {default} | {one.theirs} | {ours} | {one.accepted} | {_cell(one.doc)} |")

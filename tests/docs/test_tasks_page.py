@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from queueapp.consuming.registry import registered
-from queueapp.tasks import running
-from queueapp.tasks.configuration import OPTIONS
-from queueapp.tasks.models import TaskQueue
-from tests.inprocess import Worker, eventually
+from queueapp.contrib.tasks import consumers
+from queueapp.contrib.tasks.models import TaskQueue
+from queueapp.contrib.tasks.options import OPTIONS
+from tests.in_process_worker import Worker, eventually
 
 from .pages import DOCS, blocks
 from .running import run_blocks
@@ -32,7 +32,7 @@ def test_the_blocks_of_the_page_run(settings: Any, monkeypatch: pytest.MonkeyPat
     settings.QUEUEAPP = {"PEEK_DELAY": 0.1}
     monkeypatch.setattr(registered, "_by_queue", {})
     with run_blocks(PAGE) as module:
-        running.install()
+        consumers.install()
         worker = Worker(TaskQueue).start()
         eventually(lambda: not TaskQueue.objects.exists())
         worker.stop()

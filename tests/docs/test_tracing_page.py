@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from django.test import RequestFactory
 
-from tests.inprocess import eventually
+from tests.in_process_worker import eventually
 from tests.telemetry import Telemetry, telemetry
 from tests.workers.receiving.batches import Receiver
 

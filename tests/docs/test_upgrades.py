@@ -35,7 +35,7 @@ answer = Timesheets.objects.count()
 """
 LOOK = """
 from queueapp.models import PoisonMessage
-from queueapp.operating.statistics import figures
+from queueapp.operations.statistics import figures
 answer = [Timesheets.objects.count(), sorted(Payment.objects.values_list("amount", flat=True)),
           PoisonMessage.objects.filter(status="unresolved").count(), "".join(one.error for one in figures())]
 """

@@ -11,10 +11,10 @@ from django.db import connection
 from project.database import database
 from tests.autovacuum import without_autovacuum
 from tests.databases import url_of
-from tests.flushing import children_first, flush_children_first, flush_what_was_written_to
-from tests.inprocess import real_commits
+from tests.in_process_worker import real_commits
 from tests.queueapp.sql.tsql import Recorder, never_connected
 from tests.testapp.models import Deep, Leased
+from tests.truncate import children_first, flush_children_first, flush_what_was_written_to
 
 
 def references() -> list[tuple[str, str]]:

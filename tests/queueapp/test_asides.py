@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from queueapp import asides
+from queueapp import callbacks
 
 
 @pytest.fixture
@@ -20,9 +20,9 @@ def guarded() -> Iterator[list[tuple[str, bool]]]:
         asked.append((what, settled))
         return call()
 
-    asides.guard(by)
+    callbacks.guard(by)
     yield asked
-    asides.guard(None)
+    callbacks.guard(None)
 
 
 def fail() -> None:
@@ -30,23 +30,23 @@ def fail() -> None:
 
 
 def test_without_a_guard_it_is_called_and_nothing_else() -> None:
-    assert asides.run("a hook", lambda: 4711) == 4711
+    assert callbacks.run("a hook", lambda: 4711) == 4711
     with pytest.raises(ValueError, match="its own"):
-        asides.run("a hook", fail)
+        callbacks.run("a hook", fail)
 
 
 def test_a_guard_is_told_what_it_is_and_whether_its_message_is_settled(guarded: list[tuple[str, bool]]) -> None:
-    assert asides.run("a hook", lambda: 4711) == 4711
-    assert asides.run("the policy", lambda: None, settled=False) is None
+    assert callbacks.run("a hook", lambda: 4711) == 4711
+    assert callbacks.run("the policy", lambda: None, settled=False) is None
     with pytest.raises(ValueError, match="its own"):
-        asides.run("a signal", fail)
+        callbacks.run("a signal", fail)
 
     assert guarded == [("a hook", True), ("the policy", False), ("a signal", True)]
 
 
 def test_a_guard_is_that_of_its_thread(guarded: list[tuple[str, bool]]) -> None:
     returned: list[int] = []
-    thread = threading.Thread(target=lambda: returned.append(asides.run("elsewhere", lambda: 4711)))
+    thread = threading.Thread(target=lambda: returned.append(callbacks.run("elsewhere", lambda: 4711)))
     thread.start()
     thread.join()
 
@@ -55,7 +55,7 @@ def test_a_guard_is_that_of_its_thread(guarded: list[tuple[str, bool]]) -> None:
 
 
 def test_a_guard_is_until_there_is_none(guarded: list[tuple[str, bool]]) -> None:
-    asides.guard(None)
+    callbacks.guard(None)
 
-    assert asides.run("a hook", lambda: 4711) == 4711
+    assert callbacks.run("a hook", lambda: 4711) == 4711
     assert guarded == []

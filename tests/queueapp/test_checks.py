@@ -14,7 +14,7 @@ from queueapp import Context, consumer, inline
 from queueapp.checks import check_checkpoints, check_queues, check_settings, check_tables
 from queueapp.consuming.registry import registered
 from queueapp.models import TableOptions
-from tests.inprocess import real_commits
+from tests.in_process_worker import real_commits
 from tests.testapp.models import AtMostOnce, Leased, Short, Transactional, Urgent
 
 

@@ -17,12 +17,12 @@ from django.db import connection, connections
 from queueapp import Consumer, checks, delayed
 from queueapp.errors import UnsupportedServer
 from queueapp.models import PoisonMessage
-from queueapp.operating import inspection
+from queueapp.operations import schema_check
 from queueapp.sql import backend_of
 from queueapp.sql.definition import Remark
 from queueapp.sql.wakeups import Lack
 from tests.databases import known_as
-from tests.inprocess import real_commits
+from tests.in_process_worker import real_commits
 from tests.queueapp.management.processes import manage
 from tests.queueapp.management.test_first_hour import UNREACHABLE, without_column, without_table
 from tests.testapp.models import Leased, Transactional
@@ -244,7 +244,7 @@ def test_a_missing_column_is_a_warning_too() -> None:
 
 @real_commits
 def test_migrate_is_not_told_what_it_is_about_to_make() -> None:
-    with without_table(PoisonMessage), inspection.about_to_migrate():
+    with without_table(PoisonMessage), schema_check.about_to_migrate():
         assert checks.check_tables(databases=["default"]) == []
 
 
@@ -254,7 +254,7 @@ def test_migrate_is_not_in_its_own_way(capsys: pytest.CaptureFixture[str]) -> No
         call_command("migrate", plan=True, skip_checks=False, verbosity=0)
 
     assert "W006" not in capsys.readouterr().err
-    assert not inspection.is_about_to_migrate()
+    assert not schema_check.is_about_to_migrate()
 
 
 @pytest.mark.django_db
@@ -286,7 +286,7 @@ def test_migrate_says_itself_that_a_database_does_not_answer() -> None:
 @real_commits
 def test_check_tells_a_setting_that_there_is_advice_for(monkeypatch: pytest.MonkeyPatch) -> None:
     said = [Remark("X is on", ""), Remark("Y is off", "Turn it on.")]
-    monkeypatch.setattr(inspection, "remarks", lambda alias: said)
+    monkeypatch.setattr(schema_check, "remarks", lambda alias: said)
 
     (found,) = checks.check_tables(databases=["default"])
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from queueapp.checks import check_celery
-from queueapp.kombu.checks import check_transport_options
+from queueapp.contrib.celery.checks import check_transport_options
 
 
 def test_a_broker_that_is_right_or_another_one_is_fine(settings: Any) -> None:
@@ -20,7 +20,7 @@ def test_a_broker_that_is_right_or_another_one_is_fine(settings: Any) -> None:
 
 def test_the_app_that_has_the_tables_is_asked_for(settings: Any) -> None:
     settings.CELERY_BROKER_URL = "queueapp://"
-    settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if app != "queueapp.kombu"]
+    settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if app != "queueapp.contrib.celery"]
 
     assert [one.id for one in check_celery()] == ["queueapp.E110"]
 

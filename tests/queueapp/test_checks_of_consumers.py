@@ -11,7 +11,7 @@ import pytest
 
 from queueapp.checks import check_served, check_subscriptions
 from queueapp.models import Now, Subscriber, Subscription
-from queueapp.operating import subscriptions
+from queueapp.operations import subscriptions
 from tests.testapp.messages import Nop
 from tests.testapp.models import Addressed, AddressedUrgent
 from tests.testapp.ordering import FencedAddressed

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from django.core.checks import Error
 
-from queueapp.tasks import running
-from queueapp.tasks.framework import task_backends
-from queueapp.tasks.models import TaskQueue
+from queueapp.contrib.tasks import consumers
+from queueapp.contrib.tasks.compat import task_backends
+from queueapp.contrib.tasks.models import TaskQueue
 from tests.testapp.models import AtMostOnceTasks, ForeignPostgres, Leased
 
 ROWS: list[tuple[dict[str, Any], list[str]]] = [
@@ -44,7 +44,7 @@ ROWS: list[tuple[dict[str, Any], list[str]]] = [
 @pytest.mark.parametrize(("options", "ids"), ROWS)
 def test_what_is_wrong_with_a_backend_is_said(settings: Any, options: dict[str, Any], ids: list[str]) -> None:
     settings.TASKS = {
-        "default": {"BACKEND": "queueapp.tasks.QueueBackend", "QUEUES": ["default", "mail"], "OPTIONS": options}
+        "default": {"BACKEND": "queueapp.contrib.tasks.QueueBackend", "QUEUES": ["default", "mail"], "OPTIONS": options}
     }
 
     found = list(task_backends["default"].check())
@@ -56,18 +56,18 @@ def test_what_is_wrong_with_a_backend_is_said(settings: Any, options: dict[str, 
 
 @pytest.mark.parametrize("name", ["", "x" * 201, "a\0b", 5])
 def test_a_name_that_no_message_can_be_addressed_to_is_said(settings: Any, name: Any) -> None:
-    settings.TASKS = {"default": {"BACKEND": "queueapp.tasks.QueueBackend", "QUEUES": ["mail", name]}}
+    settings.TASKS = {"default": {"BACKEND": "queueapp.contrib.tasks.QueueBackend", "QUEUES": ["mail", name]}}
 
     (found,) = task_backends["default"].check()
 
     assert found.id == "queueapp.E071"
     assert "TASKS['default']['QUEUES']" in found.msg
     assert "names of 1 to 200 characters" in found.msg
-    running.install()  # at the start of a process: it goes on, so that the check can say it
+    consumers.install()  # at the start of a process: it goes on, so that the check can say it
 
 
 def test_the_app_that_has_the_tables_is_asked_for(settings: Any) -> None:
-    settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if app != "queueapp.tasks"]
+    settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if app != "queueapp.contrib.tasks"]
 
     (found,) = task_backends["default"].check()
 

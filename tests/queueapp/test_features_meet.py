@@ -15,14 +15,14 @@ from queueapp.consuming.registry import registered
 from queueapp.flow import in_force
 from queueapp.flow.filters import SubscriberFilter
 from queueapp.models import JournalEntry, Now, PoisonMessage
-from queueapp.operating import control, statistics
-from queueapp.operating.deferring import settle
-from queueapp.operating.deferring import waiting as deferred_acks
-from queueapp.operating.expiring import delete_expired, in_time
-from queueapp.topics.filling import Filler
-from queueapp.topics.holding import evaluate_held
+from queueapp.operations import control, statistics
+from queueapp.operations.expiration import delete_expired, in_time
+from queueapp.operations.settle_early_acks import settle
+from queueapp.operations.settle_early_acks import waiting as deferred_acks
+from queueapp.topics.backfill import Filler
+from queueapp.topics.evaluate_pending import evaluate_held
 from tests.databases import DATABASES, marks_of
-from tests.inprocess import eventually, real_commits
+from tests.in_process_worker import eventually, real_commits
 from tests.testapp.leases import Aging, Deferring, Forever
 from tests.testapp.models import (
     Bookings,

@@ -11,9 +11,9 @@ import pytest
 from queueapp import InvalidOption
 from queueapp import conf as project_settings
 from queueapp.conf import settings as conf
+from queueapp.failures.recoverability import OPTIONS as CONSUMER_OPTIONS
 from queueapp.models.delivery import OPTIONS as DELIVERY_OPTIONS
 from queueapp.options import Option, read_all
-from queueapp.recoverability import OPTIONS as CONSUMER_OPTIONS
 
 
 class Colour(enum.Enum):

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from queueapp.asyncmonolith import SETTINGS
 from queueapp.checks import check_settings
 from queueapp.conf import OPTIONS
 from queueapp.conf import settings as conf
+from queueapp.conf.asyncmonolith_names import SETTINGS
 from queueapp.errors import InvalidOption
-from tests.inprocess import Worker, eventually, real_commits
+from tests.in_process_worker import Worker, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased
 

@@ -17,16 +17,14 @@ from celery import Celery
 from django.db import Error, connection, transaction
 from sqlglot import exp
 
-from queueapp import delayed, poison, publish, publish_many, replay, wakeups
-from queueapp.journal import letting_go
-from queueapp.kombu import declared, keeping
-from queueapp.kombu import poison as buried
-from queueapp.kombu.broker import BrokerQueue, DeclaredQueue
-from queueapp.kombu.leases import Held
-from queueapp.kombu.models import CeleryResult
-from queueapp.membership.dead_subscribers import release_leases_of_dead_subscribers
-from queueapp.membership.housekeeping import purge_expired
-from queueapp.membership.leadership import Leadership
+from queueapp import delayed, notifier, publish, publish_many, replay
+from queueapp.contrib.celery import poison as buried
+from queueapp.contrib.celery import result_rows, topology
+from queueapp.contrib.celery.in_flight import Held
+from queueapp.contrib.celery.models import CeleryResult
+from queueapp.contrib.celery.models_broker import BrokerQueue, DeclaredQueue
+from queueapp.failures import apply_verdict, poison_archive, requeue_poison, verdicts
+from queueapp.journal import retention
 from queueapp.models import (
     Arrival,
     DelayedMessage,
@@ -39,15 +37,17 @@ from queueapp.models import (
     Subscription,
 )
 from queueapp.models.delivery import Delivery
-from queueapp.operating import control, inspection, moving, subscriptions
-from queueapp.operating.journal import journal_figures
-from queueapp.operating.statistics import figures
-from queueapp.recovery import carrying_out, verdicts
+from queueapp.operations import control, move_messages, schema_check, subscriptions
+from queueapp.operations.journal import journal_figures
+from queueapp.operations.statistics import figures
+from queueapp.services.leader_election import Leadership
+from queueapp.services.maintenance import purge_expired
+from queueapp.services.orphaned_leases import release_leases_of_dead_subscribers
 from queueapp.sql import ErrorKind, backend_of, queue_sql
 from queueapp.sql.claimed import SEQ, Range
 from queueapp.sql.rows import Row
 from queueapp.topics import routing
-from queueapp.topics.filling import Filler
+from queueapp.topics.backfill import Filler
 from tests.queueapp.sql.tsql import parsed
 from tests.testapp.messages import Nop, Ping
 from tests.testapp.models import Addressed, Leased
@@ -96,7 +96,7 @@ def acting_as(*roles: str) -> Iterator[None]:
         found = grants(role)
         assert found, f"docs/privileges.md has no grants for {role} on {connection.display_name}"
         statements += [re.sub(rf" TO \[?{role}\]?;", f" TO {quoted};", one) for one in found]
-    if wakeups.prepare(connection) is not None:
+    if notifier.prepare(connection) is not None:
         # A database that cannot have Service Broker has no procedures to grant.
         statements = [one for one in statements if "GRANT EXECUTE" not in one]
     with connection.cursor() as cursor:
@@ -190,7 +190,7 @@ def test_a_worker_receives_ends_fails_dispatches_and_keeps_house() -> None:
         seq, token = claim_one()
         assert sql.give_back(connection, [seq], token, handled=False) == 1
         for attempt in range(5):
-            verdict = carrying_out.fail(Leased, "default", seq, ValueError("no"), consumer=None, token=None)
+            verdict = apply_verdict.fail(Leased, "default", seq, ValueError("no"), consumer=None, token=None)
             assert verdict is not None
             if isinstance(verdict, verdicts.RetryLater):
                 assert delayed.make_due(DelayedMessage.objects.all()) >= 1
@@ -211,7 +211,7 @@ def test_a_worker_receives_ends_fails_dispatches_and_keeps_house() -> None:
         leadership = Leadership("default", "test", uuid.uuid4())
         assert leadership.hold()
         leadership.resign()
-        assert poison.drop_old(timedelta(hours=1)) == 0
+        assert poison_archive.drop_old(timedelta(hours=1)) == 0
         with refused():
             PoisonMessage.objects.update(reason="forged")
     assert Leader.objects.get(role="test").term == 1
@@ -245,7 +245,7 @@ def test_a_forwarder_puts_in_what_another_database_has_kept() -> None:
 
 def test_a_table_that_a_role_may_not_read_is_not_taken_for_missing() -> None:
     with acting_as("producer"):
-        assert inspection.missing("default", [Leased]) == []
+        assert schema_check.missing("default", [Leased]) == []
 
 
 def test_an_operator_pauses_purges_requeues_and_archives() -> None:
@@ -258,33 +258,33 @@ def test_an_operator_pauses_purges_requeues_and_archives() -> None:
     with acting_as("inspector", "operator"):
         control.pause(Leased)
         assert control.purge(Leased).deleted == 1
-        assert poison.requeue(PoisonMessage.objects.filter(message_id="0" * 32)) == 1
-        assert poison.archive(poison.find()) == 1
+        assert requeue_poison.requeue(PoisonMessage.objects.filter(message_id="0" * 32)) == 1
+        assert poison_archive.archive(poison_archive.find()) == 1
         control.resume(Leased)
         with refused():
             Subscriber.objects.all().delete()
     assert Leased.objects.count() == 1
     Leased.objects.update(headers='{"type": "tests.Strange"}')
     with acting_as("inspector", "operator"):
-        assert moving.bury_type(Leased, "tests.Strange") == 1
+        assert move_messages.bury_type(Leased, "tests.Strange") == 1
     assert not Leased.objects.exists()
 
 
 def test_wake_ups_need_nothing_but_what_is_granted() -> None:
     if connection.vendor != "microsoft":
         pytest.skip("NOTIFY and LISTEN need no privilege")
-    if (why := wakeups.prepare(connection)) is not None:
+    if (why := notifier.prepare(connection)) is not None:
         pytest.skip(f"the database has no wake-ups: {why}")
     with acting_as("worker"), connection.cursor() as cursor:
         cursor.execute("EXEC queueapp_listen")
         ((tells, hears),) = cursor.fetchall()
-        backend_of(connection).notify(connection, wakeups.CHANNEL, "shop.Orders")
+        backend_of(connection).notify(connection, notifier.CHANNEL, "shop.Orders")
         assert backend_of(connection).may_notify(connection)
         cursor.execute("EXEC queueapp_hear @hears = %s", [hears])
         assert ("DEFAULT", "shop.Orders") in [tuple(row) for row in cursor.fetchall()]
         cursor.execute("EXEC queueapp_stop_listening @tells = %s, @hears = %s", [tells, hears])
     with acting_as("inspector"):
-        backend_of(connection).notify(connection, wakeups.CHANNEL, "shop.Orders")
+        backend_of(connection).notify(connection, notifier.CHANNEL, "shop.Orders")
         assert not backend_of(connection).may_notify(connection), "who may not tell is not asked to for a while"
 
 
@@ -319,8 +319,8 @@ def test_journal_works_under_the_documented_grants(settings: Any) -> None:
             publish_many("journaled.rights", [{"n": 2}, {"n": 3}])
         Leased.objects.all().delete()
         with acting_as(worker):
-            assert letting_go.renumber("default") == 0
-            letting_go.make_partitions("default")
+            assert retention.renumber("default") == 0
+            retention.make_partitions("default")
             filler = Filler(Leased, "default")
             filler.attach()
             assert filler.fill().copied == 0, "it took them when they were published"
@@ -328,7 +328,7 @@ def test_journal_works_under_the_documented_grants(settings: Any) -> None:
             JournalEntry.objects.count()
         JournalEntry.objects.update(published_at=Now() - timedelta(days=3))
         with acting_as(worker):
-            assert letting_go.let_go("default") == 3
+            assert retention.let_go("default") == 3
         with acting_as(inspector):
             assert journal_figures("default").topics == []
     assert Leased.delivery.given == before
@@ -366,16 +366,16 @@ def test_a_worker_of_celery_takes_ends_keeps_results_and_keeps_house(celery_app:
         assert sql.ack(connection, [second], token) == 1
         with transaction.atomic():
             assert buried.bury("default", Held(third, token), "it failed")
-        declared.declare("default", declared.Declaration("w@host.celery.pidbox", False, True, None))
-        declared.bind("default", "celery.pidbox", "", "w@host.celery.pidbox")
-        assert declared.refresh("default", [declared.Declaration("gone", False, True, None)]) == {"gone"}
+        topology.declare("default", topology.Declaration("w@host.celery.pidbox", False, True, None))
+        topology.bind("default", "celery.pidbox", "", "w@host.celery.pidbox")
+        assert topology.refresh("default", [topology.Declaration("gone", False, True, None)]) == {"gone"}
         DeclaredQueue.objects.update(expires_at=Now() - timedelta(1))
-        assert "w@host.celery.pidbox" in declared.reap("default")
+        assert "w@host.celery.pidbox" in topology.reap("default")
         backend = celery_app.backend
         backend.set_chord_size("a chord", 2)
         backend.store_result("a task", 1, "SUCCESS")
         backend.forget("a task")
-        assert keeping.delete_old("default") == 0
+        assert result_rows.delete_old("default") == 0
         with refused():
             PoisonMessage.objects.update(reason="forged")
     assert PoisonMessage.objects.count() == 1
@@ -386,7 +386,7 @@ def test_who_looks_at_celerys_pages_changes_nothing(celery_app: Celery) -> None:
     with acting_as("inspector", "task_inspector"):
         assert BrokerQueue.objects.count() == 1
         assert DeclaredQueue.objects.get().name == "celery"
-        assert declared.bindings("default") != []
+        assert topology.bindings("default") != []
         assert list(CeleryResult.objects.all()) == []
         with refused():
             DeclaredQueue.objects.all().delete()

@@ -12,7 +12,8 @@ import pytest
 from asgiref.sync import async_to_sync
 from opentelemetry.trace import SpanKind
 
-from queueapp import InvalidMessage, apublish, publish, publish_many, tracing
+from queueapp import InvalidMessage, apublish, publish, publish_many
+from queueapp.telemetry import tracing
 from tests.telemetry import Telemetry, is_child_of, telemetry
 from tests.testapp.models import Leased
 from tests.testapp.topics import Bookings, FlightAudit

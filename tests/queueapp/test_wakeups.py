@@ -13,13 +13,14 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as of_hypothesis
 from hypothesis import strategies as st
 
-from queueapp import poison, wakeups
+from queueapp import notifier
+from queueapp.failures import poison_archive, requeue_poison
 from queueapp.models import PoisonMessage
 from queueapp.sending.isolation import close_isolated
 from queueapp.sql import backend_of
 from queueapp.sql import wakeups as wake_ups
-from tests.hearing import wakeable
-from tests.inprocess import eventually, real_commits
+from tests.in_process_worker import eventually, real_commits
+from tests.listeners import wakeable
 from tests.testapp.models import Leased, Transactional
 
 pytestmark = real_commits
@@ -29,7 +30,7 @@ pytestmark = real_commits
 def unthrottled(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Iterator[None]:
     wakeable("default")
     settings.QUEUEAPP = {"WAKE_UP_INTERVAL": 0.001}
-    monkeypatch.setattr(wakeups, "_rhythms", {})
+    monkeypatch.setattr(notifier, "_rhythms", {})
     yield
     close_isolated()
 
@@ -42,7 +43,7 @@ class Ear:
 
     def heard(self) -> list[str]:
         """What was said up to now: the last word is our own."""
-        backend_of(connection).notify(connection, wakeups.CHANNEL, "that is all")
+        backend_of(connection).notify(connection, notifier.CHANNEL, "that is all")
         heard: list[str] = []
         eventually(lambda: "that is all" in (heard.extend(self._ear.heard(1)) or heard))
         heard.remove("that is all")
@@ -51,7 +52,7 @@ class Ear:
 
 @pytest.fixture
 def ear() -> Iterator[Ear]:
-    with backend_of(connection).ear(connection.copy(), wakeups.CHANNEL) as ear:
+    with backend_of(connection).ear(connection.copy(), notifier.CHANNEL) as ear:
         ear.connect()
         ear.listen()
         yield Ear(ear)
@@ -110,7 +111,7 @@ def test_what_was_rolled_back_does_not_throttle_what_is_committed(
 ) -> None:
     settings.QUEUEAPP = {"WAKE_UP_INTERVAL": timedelta(seconds=10)}
     now = [1000.0]
-    monkeypatch.setattr(wakeups, "monotonic", lambda: now[0])
+    monkeypatch.setattr(notifier, "monotonic", lambda: now[0])
 
     for _ in range(20):
         now[0] += 0.0002
@@ -173,7 +174,7 @@ def test_whichever_savepoints_roll_back_what_is_committed_wakes(ear: Ear, block:
             transaction.set_rollback(rolls_back)
         return any(sent) and not rolls_back
 
-    wakeups._rhythms.clear()
+    notifier._rhythms.clear()
 
     stays = run(block)
 
@@ -185,7 +186,7 @@ def test_of_a_sender_at_full_speed_one_wake_up_an_interval_is_enough(
 ) -> None:
     settings.QUEUEAPP = {"WAKE_UP_INTERVAL": timedelta(seconds=10)}
     now = [1000.0]
-    monkeypatch.setattr(wakeups, "monotonic", lambda: now[0])
+    monkeypatch.setattr(notifier, "monotonic", lambda: now[0])
 
     for _ in range(20):
         now[0] += 0.0002
@@ -205,7 +206,7 @@ def test_a_sender_that_stays_at_full_speed_wakes_once_an_interval(
 ) -> None:
     settings.QUEUEAPP = {"WAKE_UP_INTERVAL": timedelta(seconds=0.05)}
     now = [1000.0]
-    monkeypatch.setattr(wakeups, "monotonic", lambda: now[0])
+    monkeypatch.setattr(notifier, "monotonic", lambda: now[0])
     for _ in range(20):
         now[0] += 0.001
         Leased.send({})
@@ -221,7 +222,7 @@ def test_a_sender_that_stays_at_full_speed_wakes_once_an_interval(
 def test_a_sender_at_a_leisurely_rate_wakes_each_time(ear: Ear, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.QUEUEAPP = {"WAKE_UP_INTERVAL": timedelta(seconds=10)}
     now = [1000.0]
-    monkeypatch.setattr(wakeups, "monotonic", lambda: now[0])
+    monkeypatch.setattr(notifier, "monotonic", lambda: now[0])
 
     for _ in range(20):
         now[0] += 1 / 150
@@ -233,7 +234,7 @@ def test_a_sender_at_a_leisurely_rate_wakes_each_time(ear: Ear, settings: Any, m
 def test_after_the_interval_it_wakes_again(ear: Ear, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.QUEUEAPP = {"WAKE_UP_INTERVAL": timedelta(seconds=10)}
     now = [1000.0]
-    monkeypatch.setattr(wakeups, "monotonic", lambda: now[0])
+    monkeypatch.setattr(notifier, "monotonic", lambda: now[0])
 
     Leased.send({})
     now[0] += 10.0
@@ -245,7 +246,7 @@ def test_after_the_interval_it_wakes_again(ear: Ear, settings: Any, monkeypatch:
 def test_a_delayed_message_wakes_the_dispatcher_and_not_the_queue(ear: Ear) -> None:
     Leased.send({}, delay=timedelta(hours=1))
 
-    assert ear.heard() == [wakeups.DELAYED]
+    assert ear.heard() == [notifier.DELAYED]
 
 
 def test_what_is_requeued_wakes(ear: Ear) -> None:
@@ -253,7 +254,7 @@ def test_what_is_requeued_wakes(ear: Ear) -> None:
         [PoisonMessage(queue="testapp.Leased", message_id="0" * 32, reason="tests") for _ in range(2)]
     )
 
-    poison.requeue(poison.find())
+    requeue_poison.requeue(poison_archive.find())
 
     assert ear.heard() == ["testapp.Leased"]
 

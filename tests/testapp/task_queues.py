@@ -1,7 +1,7 @@
 """Queues of one's own for tasks, in the semantics that ``TaskQueue`` has not."""
 
 from queueapp import Semantics
-from queueapp.tasks.models import TaskQueueBase
+from queueapp.contrib.tasks.models import TaskQueueBase
 
 
 class TransactionalTasks(TaskQueueBase):

@@ -15,7 +15,7 @@ import psutil
 from django.db.models import Max, Min, QuerySet
 
 from queueapp.models import NO_QUEUES, Subscriber
-from tests.inprocess import DEADLINE, eventually
+from tests.in_process_worker import DEADLINE, eventually
 
 CHECKOUT = Path(__file__).parents[2]
 

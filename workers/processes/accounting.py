@@ -10,12 +10,12 @@ import logging
 import threading
 from collections.abc import Callable
 
-from queueapp import asides
-from queueapp.membership.circuit_breaker import CircuitBreaker
-from queueapp.membership.dead_peers import at_rest
-from queueapp.membership.service import Service
+from queueapp import callbacks
+from queueapp.services.circuit_breaker import CircuitBreaker
+from queueapp.services.connection_timeouts import at_rest
+from queueapp.services.service import Service
 
-from . import crashes
+from . import crash_recovery
 
 log = logging.getLogger("workers")
 
@@ -34,29 +34,29 @@ class Accounting(Service):
         self._on_counted = on_counted
         self._breaker = CircuitBreaker("Accounting for crashes")
         self._guard = threading.Lock()
-        self._open: list[crashes.Crash] = []
+        self._open: list[crash_recovery.Crash] = []
 
-    def add(self, crash: crashes.Crash) -> None:
+    def add(self, crash: crash_recovery.Crash) -> None:
         """Count this one, soon. Safe from any thread."""
         with self._guard:
             self._open.append(crash)
         self.wake()
 
-    def end(self, seconds: float = LAST_TRY) -> list[crashes.Crash]:
+    def end(self, seconds: float = LAST_TRY) -> list[crash_recovery.Crash]:
         """Count what is left, at most for so long; returns what could not be."""
         self.stop(seconds)
         with self._guard:
             return [crash for crash in self._open if crash.open_ends]
 
     def serve(self) -> None:
-        asides.guard(at_rest)
+        callbacks.guard(at_rest)
         while True:
             # Before the look at what there is: what was added until then is tried once more.
             last = self.stopping
             with self._guard:
                 before = list(self._open)
             ends = sum(crash.open_ends for crash in before)
-            left, wait = crashes.account(before, self._breaker)
+            left, wait = crash_recovery.account(before, self._breaker)
             with self._guard:
                 # Others may have been added meanwhile.
                 self._open = [*left, *self._open[len(before) :]]

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field
 from time import monotonic
 from typing import Any
 
-from queueapp.membership.service import Job, Service, stop_all
+from queueapp.services.service import Job, Service, stop_all
 
 from .signals import Signals
 
@@ -138,9 +138,9 @@ def main(text: str) -> int:
 
     django.setup()
     _keep_no_query_log()
-    from queueapp.membership.dead_peers import prepare_connections
+    from queueapp.services.connection_timeouts import prepare_connections
 
-    from .same_databases import use_databases
+    from .child_databases import use_databases
 
     use_databases(options.databases)
     prepare_connections()
@@ -163,7 +163,7 @@ def _signing(options: ChildOptions, *, pumps: Any = (), breakers: Any = (), move
     """The service that tells an HTTP server of its supervisor that this process lives, and what it has counted."""
     if options.signs_fd < 0:
         return []
-    from .signs import Signing, Signs
+    from .liveness import Signing, Signs
 
     also = None
     if options.measured:
@@ -179,18 +179,18 @@ def run_worker(options: ChildOptions, stages: Stages) -> int:
 
     from queueapp import registry
     from queueapp.conf import settings
-    from queueapp.membership.listening import Listener
-    from queueapp.membership.peer_watch import PeerWatch
     from queueapp.models.delivery import Semantics
+    from queueapp.services.connection_watchdog import PeerWatch
+    from queueapp.services.listener import Listener
 
     from ..receiving.pump import QueuePump
-    from ..receiving.suspects import Suspects
+    from ..receiving.quarantine import Suspects
     from ..services.heartbeat import Heartbeat
-    from ..services.renewals import Renewals
-    from .crashes import FAILED, WEDGED
-    from .reporting import EVERY, Report
-    from .shared_floors import SharedFloors
-    from .slots import Slots, slots_of
+    from ..services.lease_renewer import Renewals
+    from .crash_recovery import FAILED, WEDGED
+    from .in_flight_slots import Slots, slots_of
+    from .shared_low_water_marks import SharedFloors
+    from .stats_log import EVERY, Report
     from .watchdog import Watchdog, interrupt_all
 
     if options.measured:
@@ -289,23 +289,23 @@ def run_dispatcher(options: ChildOptions, stages: Stages) -> int:
     """Dispatch delayed messages, keep house, or both, until stopping."""
     from django.db import router
 
-    from queueapp import delayed, registry, wakeups
+    from queueapp import delayed, notifier, registry
     from queueapp.conf import settings
-    from queueapp.membership.alerting import Alerting
-    from queueapp.membership.circuit_breaker import Breaker
-    from queueapp.membership.delayed_dispatcher import DelayedDispatcher
-    from queueapp.membership.forwarder import Forwarder
-    from queueapp.membership.housekeeping import Housekeeping
-    from queueapp.membership.leadership import Leadership, role
-    from queueapp.membership.listening import Listener
-    from queueapp.membership.peer_watch import PeerWatch
-    from queueapp.membership.pulse import Pulse
     from queueapp.models import DISPATCHER, HOUSEKEEPING
     from queueapp.models.queue import holds
+    from queueapp.services.alert_evaluator import Alerting
+    from queueapp.services.circuit_breaker import Breaker
+    from queueapp.services.connection_watchdog import PeerWatch
+    from queueapp.services.delayed_dispatcher import DelayedDispatcher
+    from queueapp.services.forwarder import Forwarder
+    from queueapp.services.leader_election import Leadership, role
+    from queueapp.services.listener import Listener
+    from queueapp.services.maintenance import Housekeeping
+    from queueapp.services.service_heartbeat import Pulse
 
-    from ..services.evaluating import Evaluation
+    from ..services.expression_evaluator import Evaluation
     from ..services.journal import JournalService, has_work
-    from .crashes import FAILED
+    from .crash_recovery import FAILED
 
     services: list[Service] = [PeerWatch()]
     all_movers: list[DelayedDispatcher] = []
@@ -342,7 +342,7 @@ def run_dispatcher(options: ChildOptions, stages: Stages) -> int:
         all_movers += movers
         all_breakers += [breaker for own in breakers.values() for breaker in own]
         if settings.WAKE_UPS and (movers or keepers):
-            woken: dict[str, Sequence[Service]] = {wakeups.DELAYED: movers, wakeups.JOURNAL: keepers}
+            woken: dict[str, Sequence[Service]] = {notifier.DELAYED: movers, notifier.JOURNAL: keepers}
 
             def on_wake(payload: str, woken: dict[str, Sequence[Service]] = woken) -> None:
                 for service in woken.get(payload, ()):
@@ -360,7 +360,7 @@ def run_dispatcher(options: ChildOptions, stages: Stages) -> int:
 
 if __name__ == "__main__":
     code = main(sys.argv[1])
-    from queueapp import tracing
+    from queueapp.telemetry import tracing
 
     tracing.flush()
     logging.shutdown()

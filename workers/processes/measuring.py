@@ -15,12 +15,12 @@ from typing import Any
 from prometheus_client import Counter, Gauge, Histogram
 
 from queueapp import signals
-from queueapp.breakers import State
+from queueapp.circuit_breaker import State
 from queueapp.consuming.registration import Registration
-from queueapp.membership.circuit_breaker import Breaker
-from queueapp.membership.delayed_dispatcher import DelayedDispatcher
+from queueapp.services.circuit_breaker import Breaker
+from queueapp.services.delayed_dispatcher import DelayedDispatcher
 
-from ..receiving import handling
+from ..receiving import handlers
 from ..receiving.pump import QueuePump
 
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -104,15 +104,15 @@ class Measuring:
     @staticmethod
     def install() -> None:
         """Before handlers are looked up."""
-        if measured not in handling.watching:
-            handling.watching.append(measured)
+        if measured not in handlers.watching:
+            handlers.watching.append(measured)
         for verdict, signal in VERDICTS.items():
             signal.connect(_count_failed(verdict), weak=False, dispatch_uid=f"queueapp.measuring.{verdict}")
 
     @staticmethod
     def uninstall() -> None:
         """For a process that goes on (a test run)."""
-        handling.watching[:] = [one for one in handling.watching if one is not measured]
+        handlers.watching[:] = [one for one in handlers.watching if one is not measured]
         for verdict, signal in VERDICTS.items():
             signal.disconnect(dispatch_uid=f"queueapp.measuring.{verdict}")
 

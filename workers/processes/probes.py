@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from django.db import connections, router
 
-from queueapp.membership.dead_peers import answering_each
-from queueapp.operating import statistics
-from queueapp.operating.health import Bounds, Health, health
+from queueapp.operations import statistics
+from queueapp.operations.health import Bounds, Health, health
+from queueapp.services.connection_timeouts import answering_each
 
-from .asking import Asked
+from .background_query import Asked
 from .http import Page, Reply, Request
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class Probes:
         from prometheus_client.exposition import choose_encoder
 
         from queueapp.conf import settings
-        from queueapp.metrics.readers import may_read
+        from queueapp.metrics.permissions import may_read
 
         if settings.METRICS_TOKEN and not may_read(request.headers.get("Authorization") or ""):
             return Reply(401, b"not for you\n", headers={"WWW-Authenticate": 'Bearer realm="metrics"'})

@@ -23,22 +23,22 @@ from django.db import connections, router
 
 from queueapp import delayed
 from queueapp.conf import settings
-from queueapp.membership.dead_peers import prepare_connections
-from queueapp.membership.peer_watch import PeerWatch
-from queueapp.membership.service import Service
 from queueapp.models import DISPATCHER, HOUSEKEEPING, NO_QUEUES
+from queueapp.services.connection_timeouts import prepare_connections
+from queueapp.services.connection_watchdog import PeerWatch
+from queueapp.services.service import Service
 
-from . import crashes
+from . import crash_recovery
 from .accounting import Accounting
 from .child import ChildOptions
+from .child_databases import names_of_databases
 from .http import Endpoint
+from .in_flight_slots import Slots, slots_of
+from .liveness import Signs
 from .probes import Probes
-from .remaining import is_empty, remaining
-from .same_databases import names_of_databases
-from .shared_floors import SharedFloors
+from .shared_low_water_marks import SharedFloors
 from .signals import Signals
-from .signs import Signs
-from .slots import Slots, slots_of
+from .until_empty import is_empty, remaining
 
 log = logging.getLogger("workers")
 
@@ -78,7 +78,7 @@ class Child:
         #: It died, which was counted, and is started again then; 0: neither.
         self.restart_at = 0.0
         #: That death, until it is started again.
-        self.crash: crashes.Crash | None = None
+        self.crash: crash_recovery.Crash | None = None
         self._backoff = FIRST_BACKOFF
 
     def start(self, life_fd: int) -> None:
@@ -288,7 +288,7 @@ class Supervisor:
                 assert child.process is not None
                 wait = child.died()
                 log.error("%s (%d) %s; restarting in %.1f s.", child.name, child.process.pid,
-                          crashes.exit_text(child.process.returncode), wait)  # fmt: skip
+                          crash_recovery.exit_text(child.process.returncode), wait)  # fmt: skip
                 self._forget(child)
                 self._account(child)
                 child.restart_at = monotonic() + wait
@@ -329,7 +329,7 @@ class Supervisor:
         if child.slots is None:
             return
         assert child.process is not None
-        child.crash = crashes.Crash.of(child.slots, self.queues, child.process.returncode)
+        child.crash = crash_recovery.Crash.of(child.slots, self.queues, child.process.returncode)
         self._accounting.add(child.crash)
 
     def _is_done(self) -> bool:
@@ -383,7 +383,9 @@ class Supervisor:
                 child.process.wait()
             # -SIGTERM: it was asked to stop before it had its handlers, so before it had claimed anything.
             if child.process is not None and child.process.returncode not in (0, -signal.SIGTERM):
-                log.error("%s (%d) %s.", child.name, child.process.pid, crashes.exit_text(child.process.returncode))
+                log.error(
+                    "%s (%d) %s.", child.name, child.process.pid, crash_recovery.exit_text(child.process.returncode)
+                )
                 self._account(child)
                 code = 1
         for crash in self._accounting.end():

@@ -14,11 +14,11 @@ from time import monotonic
 from weakref import WeakKeyDictionary
 
 from queueapp.conf import settings
-from queueapp.membership.service import Service
+from queueapp.services.service import Service
 
-from ..receiving.handling import TimeLimitExceeded, WorkerStopped
+from ..receiving.handlers import TimeLimitExceeded, WorkerStopped
 from ..receiving.pump import QueuePump
-from ..receiving.strategies import Aside, Running, Task
+from ..receiving.receivers import Aside, Running, Task
 from ..receiving.striking import call_off, raise_in
 
 log = logging.getLogger("workers")

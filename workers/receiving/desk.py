@@ -19,27 +19,28 @@ from typing import Any
 
 from django.db import Error, connections
 
-from queueapp import breakers, delayed, overrides, tracing, wakeups
+from queueapp import circuit_breaker, delayed, notifier, overrides
 from queueapp.conf import settings
 from queueapp.flow.filters import SubscriberFilter
-from queueapp.flow.taking import Taking
-from queueapp.membership.circuit_breaker import Breaker, CircuitBreaker, Trouble
+from queueapp.flow.limited_claims import Taking
 from queueapp.messages import new_id
 from queueapp.models.delivery import Semantics
-from queueapp.receiving.floors import Floors
-from queueapp.receiving.ranked import RankedFloors
+from queueapp.receiving.low_water_marks import Floors
+from queueapp.receiving.priority64_marks import RankedFloors
 from queueapp.sending.isolation import close_isolated
+from queueapp.services.circuit_breaker import Breaker, CircuitBreaker, Trouble
 from queueapp.sql import ErrorKind, QueueSql, backend_of, queue_sql
 from queueapp.sql.claimed import FOREVER_MS, MAX_SEQ, SEQ, Claimed, Range
+from queueapp.telemetry import tracing
 
-from .claiming import Claiming, UnderWay
-from .fence import Fence
-from .handling import Handlers
+from .barriers import Fence
+from .claim_tracker import Claiming, UnderWay
+from .handler_gate import AT_ONCE, Turn
+from .handlers import Handlers
+from .quarantine import Caution, Suspects
 from .ranked_claiming import RankedClaiming
+from .skipped_messages import Strangers
 from .stats import Stats
-from .strangers import Strangers
-from .suspects import Caution, Suspects
-from .turns import AT_ONCE, Turn
 
 log = logging.getLogger("workers")
 
@@ -247,7 +248,7 @@ class Desk:
 
     def copied(self) -> None:
         """Copies were made for several consumers, of which others may have some."""
-        wakeups.sent(self.queue, connections[self.alias])
+        notifier.sent(self.queue, connections[self.alias])
         self._again()
         if self.at_limit:
             self.made_room()
@@ -257,7 +258,7 @@ class Desk:
         self.at_limit = False
         if monotonic() - self._told_room_at >= settings.WAKE_UP_INTERVAL.total_seconds():
             self._told_room_at = monotonic()
-            wakeups.sent(self.queue, connections[self.alias])
+            notifier.sent(self.queue, connections[self.alias])
 
     # -- trouble --------------------------------------------------------------------------------------------------
 
@@ -271,7 +272,7 @@ class Desk:
                 self.label, consumer, " ".join(statement.split()) or "in a function, or on the driver's connection",
             )  # fmt: skip
 
-    def survive(self, error: BaseException, breaker: breakers.CircuitBreaker, connection: Any) -> bool:
+    def survive(self, error: BaseException, breaker: circuit_breaker.CircuitBreaker, connection: Any) -> bool:
         """Deal with a database error: reconnect, wait as the breaker says. False: stopping, or it is not the database's."""
         kind = backend_of(connection).error_kind(error)
         if kind is ErrorKind.DEADLOCK:
@@ -288,7 +289,7 @@ class Desk:
         return True
 
     @property
-    def store_breaker(self) -> breakers.CircuitBreaker:
+    def store_breaker(self) -> circuit_breaker.CircuitBreaker:
         """The one of the table that delayed retries go to, shared with every ``send(delay=)`` of this process."""
         return delayed.store_breaker(self.alias)
 

@@ -29,26 +29,26 @@ from django.db import Error, connections
 
 from queueapp.conf import settings
 from queueapp.flow.filters import SubscriberFilter
-from queueapp.membership.circuit_breaker import CircuitBreaker
-from queueapp.membership.dead_peers import Answering
-from queueapp.receiving.floors import Floors
-from queueapp.receiving.ranked import floors_for
-from queueapp.receiving.walk import LOOKS_OF_A_CYCLE
+from queueapp.receiving.low_water_marks import Floors
+from queueapp.receiving.priority64_marks import floors_for
+from queueapp.receiving.scan_window import LOOKS_OF_A_CYCLE
 from queueapp.sending.isolation import close_isolated
+from queueapp.services.circuit_breaker import CircuitBreaker
+from queueapp.services.connection_timeouts import Answering
 from queueapp.sql import queue_sql
 from queueapp.sql.claimed import Peek
 
-from .backlog import Backlog
-from .claiming import PATIENCE
-from .crew import Crew
+from .claim_tracker import PATIENCE
 from .desk import Desk
-from .handling import Handlers
+from .handlers import Handlers
+from .prefetch_limit import Backlog
+from .quarantine import Suspects
+from .receiver_pool import Crew
+from .receivers import Task, strategy_of
 from .receives import COVERING, GROW_WAIT, Receives
-from .sharing import TURN, part_of, place_in_line
 from .slot import Slot
 from .stats import Stats
-from .strategies import Task, strategy_of
-from .suspects import Suspects
+from .work_sharing import TURN, part_of, place_in_line
 
 #: The first wait after an empty claim, in seconds.
 EMPTY_WAIT = 0.01

@@ -1,4 +1,4 @@
-"""Where the receive tasks of one pump claim on a queue with a priority of 64 bits (``queueapp.receiving.ranked``).
+"""Where the receive tasks of one pump claim on a queue with a priority of 64 bits (``queueapp.receiving.priority64_marks``).
 
 What is a seq in ``Claiming`` is a place here: the floor, the stretches without anything for this process, and what handlers
 have in hand. Before each claim what has arrived is read; what came back and late commits are read at each look.
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from typing import Any
 
-from queueapp.receiving.ranked import RankedFloors, Taken
+from queueapp.receiving.priority64_marks import RankedFloors, Taken
 from queueapp.receiving.settled import Before
 from queueapp.sql.claimed import MAX_PLACE, PRIORITY, SEQ, Claimed, Peek, Range, place_of
 
-from .claiming import PATIENCE, Claiming, UnderWay
+from .claim_tracker import PATIENCE, Claiming, UnderWay
 
 _LEVEL = ("", 0)
 

@@ -14,11 +14,11 @@ from django.db import Error, connections
 from queueapp.conf import settings
 from queueapp.sql.claimed import Peek
 
-from .backlog import Backlog
-from .crew import Crew
 from .desk import Desk
-from .sharing import part_of
-from .strategies import Task, barrier
+from .prefetch_limit import Backlog
+from .receiver_pool import Crew
+from .receivers import Task, barrier
+from .work_sharing import part_of
 
 #: So many empty claims in a row are followed by looks that come sooner than what a throttled wake-up did not tell is covered.
 COVERING = 3

@@ -7,8 +7,8 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
-from .handling import Cancelled, Interrupted
-from .strategies import Running, Task
+from .handlers import Cancelled, Interrupted
+from .receivers import Running, Task
 
 
 def cancel(task: Task, running: Running) -> bool:

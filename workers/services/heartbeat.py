@@ -20,22 +20,22 @@ from typing import Any
 from django.db import Error, connections, transaction
 from django.db.models import Q
 
-from queueapp import wakeups
+from queueapp import notifier
 from queueapp.conf import settings
 from queueapp.flow import in_force
-from queueapp.membership.circuit_breaker import CircuitBreaker
-from queueapp.membership.dead_peers import Answering
-from queueapp.membership.presence import all_beat, beat, told
-from queueapp.membership.service import Service
-from queueapp.membership.strangers import Strangers
 from queueapp.models import Now, QueueControl, Subscriber, UtcField
-from queueapp.operating import subscriptions
+from queueapp.operations import subscriptions
 from queueapp.receiving import barriers
+from queueapp.services.circuit_breaker import CircuitBreaker
+from queueapp.services.connection_timeouts import Answering
+from queueapp.services.service import Service
+from queueapp.services.subscriber_rows import all_beat, beat, told
+from queueapp.services.unclean_shutdowns import Strangers
 from queueapp.sql import ErrorKind, backend_of
 
 from ..receiving.pump import QueuePump
-from .missing import Missing
-from .stopping import Stopping, in_hand
+from .cancellation import Stopping, in_hand
+from .unattended import Missing
 
 log = logging.getLogger("workers")
 
@@ -129,7 +129,7 @@ class Heartbeat(Service):
         while delivery.keeps_sent and sql.delete_sent(connection, pump.subscriber, BATCH):
             pass
         while sql.release_owner(connection, pump.subscriber, BATCH, started=True) > 0:
-            wakeups.sent(pump.queue, connection)
+            notifier.sent(pump.queue, connection)
 
     def _subscribe(self) -> None:
         """The consumers of this code get a copy each from now on, whoever sends. A role that may not write them can work: what its

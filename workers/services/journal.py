@@ -15,18 +15,18 @@ from typing import Any
 
 from django.db import Error, connections
 
-from queueapp import asides
+from queueapp import callbacks
 from queueapp.conf import settings
 from queueapp.errors import InvalidOption
 from queueapp.flow import in_force
-from queueapp.journal import letting_go
-from queueapp.journal.keeping import is_fed, journal_of
-from queueapp.membership.circuit_breaker import CircuitBreaker
-from queueapp.membership.dead_peers import Answering, again, at_rest
-from queueapp.membership.leadership import Leadership
-from queueapp.membership.service import Service
+from queueapp.journal import retention
+from queueapp.journal.append import is_fed, journal_of
+from queueapp.services.circuit_breaker import CircuitBreaker
+from queueapp.services.connection_timeouts import Answering, again, at_rest
+from queueapp.services.leader_election import Leadership
+from queueapp.services.service import Service
 from queueapp.sql import ErrorKind, backend_of
-from queueapp.topics.filling import Filler, is_over_journal
+from queueapp.topics.backfill import Filler, is_over_journal
 
 log = logging.getLogger("workers")
 
@@ -68,7 +68,7 @@ class JournalService(Service):
         self._retention_at = self._awake_until = 0.0
 
     def serve(self) -> None:
-        asides.guard(at_rest)
+        callbacks.guard(at_rest)
         while not self.stopping:
             try:
                 with Answering(connections[self.alias]):
@@ -96,13 +96,13 @@ class JournalService(Service):
         if monotonic() >= self._retention_at:
             # First, because it also looks whether the journal came here with a dump.
             self._retention_at = monotonic() + RETENTION_INTERVAL
-            letting_go.renumber(self.alias)
-            letting_go.make_partitions(self.alias)
+            retention.renumber(self.alias)
+            retention.make_partitions(self.alias)
             for one in self._queues:
                 # Also one that is full for weeks is looked after, so retention does not pass it.
                 self._without_stopping_others(one, self._attach)
             # Only now: a queue that is new holds back what it has still to get.
-            letting_go.let_go(self.alias, self.goes_on)
+            retention.let_go(self.alias, self.goes_on)
         for one in self._queues:
             if monotonic() >= one.due and self.goes_on():
                 self._without_stopping_others(one, self._serve)

@@ -1,1 +1,1 @@
-"""Runnable Spark jobs on the data source of ``queueapp.spark``, and what they need to start."""
+"""Runnable Spark jobs on the data source of ``queueapp.contrib.spark``, and what they need to start."""

@@ -17,7 +17,7 @@ from django.db.models import BigIntegerField, Field, Func, QuerySet, TextField, 
 from django.http import HttpRequest
 
 from ..databases import StrictChangeList
-from ..showing.display import at_least
+from ..formatting.display import at_least
 from . import limits
 
 

@@ -11,10 +11,10 @@ from django.db import router
 
 from ... import registry
 from ...alerts import channels
-from ...alerts.keeping import open_alerts
 from ...alerts.options import channels as channels_to_tell
-from ...messages.visible import in_one_line
-from ..operator_command import OperatorCommand
+from ...alerts.store import open_alerts
+from ...messages.escaping import in_one_line
+from ..base_command import OperatorCommand
 
 
 class Command(OperatorCommand):

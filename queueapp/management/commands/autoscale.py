@@ -10,8 +10,8 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from ... import registry
-from ...operating.scaling import Rule, scales, text_for
-from ..operator_command import OperatorCommand
+from ...operations.autoscale import Rule, scales, text_for
+from ..base_command import OperatorCommand
 
 
 class Command(OperatorCommand):

@@ -8,8 +8,8 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from ...encryption import erasing
-from ..operator_command import OperatorCommand
+from ...encryption import erase
+from ..base_command import OperatorCommand
 
 log = logging.getLogger("queueapp")
 
@@ -32,7 +32,7 @@ class Command(OperatorCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         subject = options["subject"]
-        found = erasing.find(subject, options["database"])
+        found = erase.find(subject, options["database"])
         if not found:
             raise CommandError(f"{subject!r} has no key. Nothing was done.")
         if not options["yes"]:
@@ -40,7 +40,7 @@ class Command(OperatorCommand):
             self.confirm(
                 f"Destroy the key of {subject!r} in {where} for good? Type the subject to confirm: ", subject, "--yes"
             )
-        for alias, keys in erasing.erase(subject, found).items():
+        for alias, keys in erase.erase(subject, found).items():
             # Not whose it was: the log outlives it.
             log.warning("%d keys of subjects were destroyed in database %r.", keys, alias)
             self.stdout.write(f"{alias}: {keys} key{'' if keys == 1 else 's'} destroyed.")

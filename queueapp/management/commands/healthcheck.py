@@ -10,9 +10,9 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from ... import registry
-from ...messages.visible import in_one_line
-from ...operating.health import Bounds, health
-from ..operator_command import OperatorCommand
+from ...messages.escaping import in_one_line
+from ...operations.health import Bounds, health
+from ..base_command import OperatorCommand
 
 #: Exit codes.
 UNWELL, UNREACHABLE = 1, 3

@@ -8,9 +8,9 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from ... import registry
-from ...messages.visible import in_one_line
-from ...operating.statistics import UNKNOWN, figures, span
-from ..operator_command import OperatorCommand
+from ...messages.escaping import in_one_line
+from ...operations.statistics import UNKNOWN, figures, span
+from ..base_command import OperatorCommand
 
 #: Characters shown of a name, which anybody may have written.
 NAME = 200

@@ -11,11 +11,11 @@ from django.db.models import QuerySet
 
 from ... import registry
 from ...errors import QueueNotFound
-from ...messages.visible import in_one_line
+from ...failures.history import read_failures
+from ...messages.escaping import in_one_line
 from ...models import PoisonMessage
-from ...poison.failures import read_failures
 from ...sql import looking
-from ..operator_command import OperatorCommand
+from ..base_command import OperatorCommand
 
 #: Characters of a name and of a reason that a line shows.
 NAME, REASON = 200, 300

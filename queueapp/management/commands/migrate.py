@@ -15,8 +15,8 @@ from django.db import Error, connections
 
 from ...errors import UnsupportedServer
 from ...models import Subscription
-from ...operating import inspection, subscriptions
-from ...operating.explaining import explain
+from ...operations import schema_check, subscriptions
+from ...operations.error_hints import explain
 from ...sql import backend_of
 
 
@@ -24,7 +24,7 @@ class Command(MigrateCommand):
     """Django's migrate, one at a time per database."""
 
     def check(self, *args: Any, **options: Any) -> None:
-        with inspection.about_to_migrate():
+        with schema_check.about_to_migrate():
             super().check(*args, **options)
 
     def handle(self, *args: Any, **options: Any) -> Any:

@@ -6,8 +6,8 @@ from argparse import ArgumentParser
 from typing import Any
 
 from ... import delayed, registry
-from ...messages.visible import in_one_line
-from ..operator_command import OperatorCommand
+from ...messages.escaping import in_one_line
+from ..base_command import OperatorCommand
 
 BATCH = 1000
 

@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any
 
 from ... import registry
-from ...messages.visible import in_one_line
-from ...operating import moving
-from ..operator_command import OperatorCommand
+from ...messages.escaping import in_one_line
+from ...operations import move_messages
+from ..base_command import OperatorCommand
 
 
 class Command(OperatorCommand):
@@ -38,11 +38,11 @@ class Command(OperatorCommand):
         place = to._meta.label if to else "poison"
         of_type = f"of type {in_one_line(kind, 200)!r}" if kind else "without a type"
         what = f"messages {of_type} of {queue._meta.label}"
-        there = moving.count_of_type(queue, kind)
+        there = move_messages.count_of_type(queue, kind)
         if options["dry_run"]:
             self.stdout.write(f"{there} {what} would go to {place}.")
             return
-        move = partial(moving.move_type, to=to) if to else moving.bury_type
+        move = partial(move_messages.move_type, to=to) if to else move_messages.bury_type
         with self.counting("moved", lambda done: f"{done} {what} went to {place}.") as progress:
             done = move(queue, kind, progress=progress.at)
         stay = f"; {there - done} that somebody has in hand stay" if done < there else ""

@@ -6,8 +6,8 @@ from argparse import ArgumentParser
 from typing import Any
 
 from ... import registry
-from ...operating import control
-from ..operator_command import OperatorCommand
+from ...operations import control
+from ..base_command import OperatorCommand
 
 
 class Command(OperatorCommand):

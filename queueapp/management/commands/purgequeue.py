@@ -9,9 +9,9 @@ from typing import Any
 from django.db import connections, router
 
 from ... import registry
-from ...operating.expiring import delete_expired
+from ...operations.expiration import delete_expired
 from ...sql import queue_sql
-from ..operator_command import OperatorCommand
+from ..base_command import OperatorCommand
 
 BATCH = 3000
 

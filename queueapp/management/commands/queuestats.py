@@ -9,10 +9,10 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from ... import registry
-from ...messages.visible import in_one_line
-from ...operating.journal import all_journal_figures
-from ...operating.statistics import LIMIT, UNKNOWN, QueueFigures, figures, in_words, span
-from ..operator_command import OperatorCommand
+from ...messages.escaping import in_one_line
+from ...operations.journal import all_journal_figures
+from ...operations.statistics import LIMIT, UNKNOWN, QueueFigures, figures, in_words, span
+from ..base_command import OperatorCommand
 
 #: Characters that a line shows of a name, which for a queue that is no more is a stranger's, and of anything else.
 NAME, TEXT = 100, 1000

@@ -12,8 +12,8 @@ from ... import registry
 from ...errors import InvalidOption
 from ...models.delivery.journal import POINTS, Point, point_of
 from ...models.delivery.topics import underlying_topic
-from ...topics.filling import Filled, Filler, is_over_journal
-from ..operator_command import OperatorCommand
+from ...topics.backfill import Filled, Filler, is_over_journal
+from ..base_command import OperatorCommand
 from ..progress import Progress
 
 #: Entries that are counted for the progress bar.

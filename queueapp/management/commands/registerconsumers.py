@@ -9,8 +9,8 @@ from django.core.management.base import CommandError
 from django.db import router
 
 from ... import registry
-from ...operating import subscriptions
-from ..operator_command import OperatorCommand
+from ...operations import subscriptions
+from ..base_command import OperatorCommand
 
 
 class Command(OperatorCommand):

@@ -9,9 +9,9 @@ from django.core.management.base import CommandError
 from django.db import router
 
 from ... import registry
-from ...operating import subscriptions
-from ...operating.live import live_on
-from ..operator_command import OperatorCommand
+from ...operations import subscriptions
+from ...operations.live_workers import live_on
+from ..base_command import OperatorCommand
 
 
 class Command(OperatorCommand):

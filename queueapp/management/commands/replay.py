@@ -13,10 +13,10 @@ from django.db import connections, router, transaction
 
 from ... import registry
 from ...errors import UndecodableMessage
-from ...journal.replaying import Entry, Replay, replay
-from ...messages.visible import in_one_line
-from ...topics.filling import entering, insert
-from ..operator_command import OperatorCommand
+from ...journal.replay_reader import Entry, Replay, replay
+from ...messages.escaping import in_one_line
+from ...topics.backfill import entering, insert
+from ..base_command import OperatorCommand
 
 #: Characters of a body that a line shows, and messages that are sent in one transaction.
 SHOWN, BATCH = 200, 500

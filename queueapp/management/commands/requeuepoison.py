@@ -7,9 +7,10 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from ... import poison, registry
+from ... import registry
 from ...errors import QueueNotFound
-from ..operator_command import OperatorCommand
+from ...failures import requeue_poison
+from ..base_command import OperatorCommand
 from .listpoison import add_selection, selected
 
 
@@ -47,7 +48,9 @@ class Command(OperatorCommand):
                 self.stdout.write(f"{rows.count()} poison messages would be requeued.")
                 return
             with self.counting("requeued", _stopped) as progress:
-                done = poison.requeue(rows, to=to, reset_counts=not options["keep_counts"], progress=progress.at)
+                done = requeue_poison.requeue(
+                    rows, to=to, reset_counts=not options["keep_counts"], progress=progress.at
+                )
         except QueueNotFound as error:
             raise CommandError(f"{error} Use --to to name another queue.") from error
         self.stdout.write(f"{done} poison messages were requeued.")

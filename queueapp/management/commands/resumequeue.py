@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...operating import control
+from ...operations import control
 from .pausequeue import Command as PauseCommand
 
 

@@ -9,9 +9,9 @@ from django.core.management.base import CommandError
 
 from ... import registry
 from ...conf import MAX_CONCURRENCY
-from ...messages.visible import in_one_line
-from ...operating import control
-from ..operator_command import OperatorCommand
+from ...messages.escaping import in_one_line
+from ...operations import control
+from ..base_command import OperatorCommand
 
 
 class Command(OperatorCommand):

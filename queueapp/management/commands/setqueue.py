@@ -13,11 +13,11 @@ from django.utils.dateparse import parse_duration
 from ... import registry
 from ...errors import InvalidOption
 from ...flow import in_force
-from ...messages.visible import in_one_line
+from ...messages.escaping import in_one_line
 from ...models import QueueControl
-from ...operating import control
-from ...sending.accepting import alias_of
-from ..operator_command import OperatorCommand
+from ...operations import control
+from ...sending.validation import alias_of
+from ..base_command import OperatorCommand
 
 #: What says that an option is to be as it is declared again.
 NONE = "none"

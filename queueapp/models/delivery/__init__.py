@@ -12,9 +12,9 @@ from datetime import timedelta
 from typing import Any
 
 from ...options import Option, read_all
-from . import dedupe, encoding, failing, flow, journal, leases, order, semantics, storage, topics
+from . import dedupe, encoding, flow, journal, leases, order, retries, semantics, storage, topics
 from .dedupe import OnConflict
-from .expired import Drop, KeepAsPoison, PublishTo
+from .expire_actions import Drop, KeepAsPoison, PublishTo
 from .flow import FairnessModel
 from .leases import NEVER, ExpirationModel, Leasing
 from .semantics import Semantics
@@ -29,7 +29,7 @@ OPTIONS: tuple[Option, ...] = (
     *dedupe.OPTIONS,
     *journal.OPTIONS,
     *storage.OPTIONS,
-    *failing.OPTIONS,
+    *retries.OPTIONS,
 )
 
 __all__ = [
@@ -62,7 +62,7 @@ class DeliveryOptions(
     dedupe.DedupeOptions,
     journal.JournalOptions,
     storage.StorageOptions,
-    failing.FailingOptions,
+    retries.FailingOptions,
 ):
     """What a queue's ``class Delivery`` may derive from, for type checkers alone: then they know the types of its options.
 

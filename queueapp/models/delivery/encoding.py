@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...messages.wrapping import NAMES
+from ...messages.body_filters import NAMES
 from ...options import Option
 
 _COMPRESSIONS = {"zlib", "zstd"}

@@ -6,7 +6,7 @@ import enum
 from datetime import timedelta
 
 from ...options import Option
-from .expired import Drop, KeepAsPoison, OnExpired, PublishTo
+from .expire_actions import Drop, KeepAsPoison, OnExpired, PublishTo
 
 #: ``send(..., expires_in=NEVER)``: this message never expires, whatever its queue says of those that say nothing.
 NEVER = timedelta.max

@@ -9,7 +9,7 @@ from typing import Any
 from django.db import connection
 
 from queueapp.messages import new_id
-from queueapp.receiving.floors import Floors
+from queueapp.receiving.low_water_marks import Floors
 from queueapp.sql import queue_sql
 from queueapp.sql.claimed import SEQ
 from tests.benchmarks.figures import Figure, Ratio, Samples, Scale, measures

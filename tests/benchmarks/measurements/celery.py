@@ -16,7 +16,7 @@ from tests.benchmarks.figures import Absent, Figure, Ratio, Sample, Samples, Sca
 from tests.benchmarks.messages import BODY_BYTES
 from tests.benchmarks.rig.celery import PATIENCE, Tally, celery_worker, drained, pgmq_url, redis_server, sqlalchemy_url
 from tests.benchmarks.rig.database import raw_connection, wait_until
-from tests.counting import VARIABLE
+from tests.statement_counter import VARIABLE
 
 OURS = "queueapp://"
 DRAINED, SENT, FEW = 6_000, 3_000, 600

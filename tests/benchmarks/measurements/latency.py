@@ -7,7 +7,7 @@ from collections.abc import Callable
 from statistics import median, quantiles
 from time import monotonic, monotonic_ns, sleep
 
-from queueapp.wakeups import CHANNEL
+from queueapp.notifier import CHANNEL
 from tests.benchmarks.figures import Figure, Ratio, Samples, Scale, measures
 from tests.benchmarks.messages import SLOW_SECONDS, Slow, Stamp, make
 from tests.benchmarks.models import Prompt

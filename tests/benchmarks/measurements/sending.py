@@ -12,7 +12,7 @@ from time import monotonic
 from django.conf import settings
 from django.db import connection, transaction
 
-from queueapp.wakeups import CHANNEL
+from queueapp.notifier import CHANNEL
 from tests.benchmarks.figures import Figure, Ratio, Sample, Samples, Scale, measures
 from tests.benchmarks.messages import Nop, make
 from tests.benchmarks.models import Copied, Leased

@@ -6,7 +6,7 @@ from time import monotonic
 
 from django.db import connection, transaction
 
-from queueapp.tasks.models import Result, TaskQueue
+from queueapp.contrib.tasks.models import Result, TaskQueue
 from tests.benchmarks.figures import Absent, Figure, Ratio, Sample, Samples, Scale, measures
 from tests.benchmarks.measurements.peers import act
 from tests.benchmarks.messages import BODY_BYTES

@@ -14,8 +14,8 @@ from django.db import DatabaseError, IntegrityError, connections, transaction
 
 from queueapp import Context, Discard, Poison, RetryNow
 from tests.conformance.endpoint import Endpoint, Note, modes
-from tests.inprocess import eventually
-from tests.killing import deadlock_victim, kill_all_others, kill_this
+from tests.in_process_worker import eventually
+from tests.kill_session import deadlock_victim, kill_all_others, kill_this
 from tests.testapp.models import Effect
 
 

@@ -8,7 +8,7 @@ import pytest
 from queueapp import consumer
 from queueapp.messages import encode_headers, new_id, type_name
 from tests.conformance.endpoint import Endpoint, Note, modes
-from tests.inprocess import eventually
+from tests.in_process_worker import eventually
 
 NOT_HEADERS = ["", "not JSON", "[]", '{"type": 7}', '{"type": "x", "unfinished', '"text"', "null"]
 

@@ -16,7 +16,7 @@ from django.db import connections, transaction
 
 from queueapp import Context, Discard, Poison, signals
 from tests.conformance.endpoint import Endpoint, Note, modes
-from tests.inprocess import eventually
+from tests.in_process_worker import eventually
 from tests.testapp.models import Effect
 
 

@@ -11,7 +11,7 @@ from django.db import DatabaseError, IntegrityError, connections, transaction
 
 from queueapp import Context
 from tests.conformance.endpoint import Endpoint, Note, modes
-from tests.inprocess import eventually
+from tests.in_process_worker import eventually
 from tests.testapp.models import Effect
 
 

@@ -23,7 +23,7 @@ from django.db import connections, transaction
 from queueapp import Context, consumer
 from tests.conformance.endpoint import Endpoint, Note, modes
 from tests.conformance.failing.test_left_on_session import RUDE, hurts_nobody
-from tests.inprocess import eventually
+from tests.in_process_worker import eventually
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from django.utils import timezone, translation
 
 from queueapp import Context, signals
 from tests.conformance.endpoint import Endpoint, Note, modes
-from tests.inprocess import eventually
+from tests.in_process_worker import eventually
 from tests.testapp.models import Effect
 
 #: A message with this number is rude, the others are innocent.

@@ -11,7 +11,7 @@ import pytest
 from project import settings as site
 from queueapp import Poison, RetryNow
 from tests.conformance.endpoint import Endpoint, modes
-from tests.inprocess import eventually
+from tests.in_process_worker import eventually
 
 
 class Broken(Exception):

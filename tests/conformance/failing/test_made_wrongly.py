@@ -11,7 +11,7 @@ import pytest
 
 from queueapp import consumer
 from tests.conformance.endpoint import Endpoint, Note, modes
-from tests.inprocess import eventually
+from tests.in_process_worker import eventually
 
 
 def leave() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from queueapp import Context, Discard, Poison, RetryLater, RetryNow
 from tests.conformance.endpoint import Endpoint, Note, modes
-from tests.inprocess import eventually
+from tests.in_process_worker import eventually
 from tests.testapp.models import Effect
 
 

@@ -12,8 +12,8 @@ from queueapp import Discard
 from queueapp.errors import InvalidOption
 from queueapp.models.delivery import Delivery, given_options
 from tests.conformance.endpoint import Endpoint, modes
-from tests.inprocess import eventually
-from workers.receiving.handling import TimeLimitExceeded
+from tests.in_process_worker import eventually
+from workers.receiving.handlers import TimeLimitExceeded
 
 
 def fail(*_: object) -> None:

@@ -9,10 +9,10 @@ from django.db.models import F
 
 from queueapp import Context, signals
 from queueapp.delayed import dispatch_due
+from queueapp.failures.history import read_failures
 from queueapp.models import Now
-from queueapp.poison.failures import read_failures
 from tests.conformance.endpoint import Endpoint, Note, modes
-from tests.inprocess import eventually
+from tests.in_process_worker import eventually
 
 
 class Broken(Exception):

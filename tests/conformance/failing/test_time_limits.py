@@ -10,9 +10,9 @@ from django.db import transaction
 
 from queueapp import Context, Poison, RetryNow, consumer
 from tests.conformance.endpoint import Endpoint, Note, modes
-from tests.inprocess import DEADLINE, eventually
+from tests.in_process_worker import DEADLINE, eventually
 from tests.testapp.models import Effect
-from workers.receiving.handling import TimeLimitExceeded
+from workers.receiving.handlers import TimeLimitExceeded
 
 
 def spin() -> None:
@@ -146,7 +146,7 @@ def test_when_async_handler_passes_its_time_limit_should_interrupt_it(endpoint: 
     poisoned = eventually(endpoint.poison.first)
 
     assert cancelled == [1]
-    assert poisoned.exception_type == "workers.receiving.handling.TimeLimitExceeded"
+    assert poisoned.exception_type == "workers.receiving.handlers.TimeLimitExceeded"
 
 
 @modes("NRS")

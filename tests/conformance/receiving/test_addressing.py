@@ -15,7 +15,7 @@ from queueapp.messages import encode_headers, new_id, type_name
 from queueapp.models import Now
 from tests.conformance.endpoint import Endpoint, Note, modes
 from tests.conformance.gate import Gate
-from tests.inprocess import eventually, real_commits
+from tests.in_process_worker import eventually, real_commits
 from tests.late_commits import committed_late
 from tests.testapp.models import Addressed, AddressedUrgent, Urgent
 

@@ -20,7 +20,7 @@ from queueapp.sql import queue_sql
 from queueapp.sql.claimed import FOREVER_MS, Range
 from queueapp.sql.rows import Row
 from tests.databases import DATABASES, marks_of
-from tests.inprocess import Worker, eventually
+from tests.in_process_worker import Worker, eventually
 from tests.testapp.ordering import (
     Fenced,
     FencedAddressed,

@@ -30,12 +30,12 @@ from queueapp import (
 )
 from queueapp.sql import backend_of
 from tests.conformance.endpoint import Endpoint, Note, modes
-from tests.inprocess import eventually
+from tests.in_process_worker import eventually
 from tests.testapp.messages import Nop
 from tests.testapp.models import Effect
-from workers.receiving import handling
-from workers.receiving.strategies.lease_several import Multiples
-from workers.receiving.strategies.several import SeveralTask
+from workers.receiving import handlers
+from workers.receiving.receivers.lease_several import Multiples
+from workers.receiving.receivers.several import SeveralTask
 
 Act = Callable[[list[Note], BatchContext], Any]
 
@@ -218,7 +218,7 @@ def test_halves_of_a_call_that_failed_are_given_its_checkpoints(endpoint: Endpoi
 def test_a_class_that_is_imported_late_is_handled_in_lists_too(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handling, "FORGET_AFTER", 0)
+    monkeypatch.setattr(handlers, "FORGET_AFTER", 0)
     calls: list[Any] = []
     consumer(endpoint.queue, batch=10, attempts=1)(_taking(list[Note], calls))
     name = f"late.{uuid.uuid4()}"  # the class of another run may live on

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.conformance.endpoint import Endpoint, modes
 from tests.conformance.gate import Gate
-from tests.inprocess import eventually
+from tests.in_process_worker import eventually
 
 
 @modes("NRS")

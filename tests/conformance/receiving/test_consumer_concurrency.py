@@ -15,9 +15,9 @@ from queueapp.models import PoisonMessage
 from queueapp.sql.claimed import RECIPIENT, SEQ
 from tests.conformance.endpoint import Note
 from tests.conformance.gate import Gate
-from tests.inprocess import DEADLINE, eventually, real_commits
+from tests.in_process_worker import DEADLINE, eventually, real_commits
 from tests.testapp.models import Addressed, AddressedOnce, AddressedUrgent, Leased
-from workers.receiving.places import Places
+from workers.receiving.consumer_limits import Places
 
 #: One of each semantics.
 EACH = pytest.mark.parametrize("queue", [Addressed, AddressedUrgent, AddressedOnce])

@@ -18,10 +18,10 @@ from queueapp import Context, consumer
 from queueapp.consuming.registry import registered
 from queueapp.messages import encode_headers, new_id, type_name
 from queueapp.models import DelayedMessage, PoisonMessage, Subscription
-from queueapp.operating import subscriptions
-from queueapp.sending import copies
+from queueapp.operations import subscriptions
+from queueapp.sending import fanout
 from tests.conformance.endpoint import Note
-from tests.inprocess import DEADLINE, eventually, real_commits
+from tests.in_process_worker import DEADLINE, eventually, real_commits
 from tests.testapp.models import Addressed, AddressedOnce, AddressedUrgent, Effect
 
 #: One of each semantics.
@@ -480,9 +480,9 @@ def test_a_send_asks_nothing_beside_its_insert(calls: Any) -> None:
     assert session.execute is execute
     copying.execute = counted
     try:
-        assert copies._remembered
+        assert fanout._remembered
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(copies, "read_subscribers", lambda *_: pytest.fail("it asked who subscribes"))
+            patch.setattr(fanout, "read_subscribers", lambda *_: pytest.fail("it asked who subscribes"))
             Addressed.send(Note("", 2))
     finally:
         copying.execute = execute

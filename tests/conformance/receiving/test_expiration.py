@@ -10,10 +10,10 @@ from typing import Any
 from django.db.models import F
 
 from queueapp import signals
-from queueapp.membership.housekeeping import purge_expired
 from queueapp.models import Now
+from queueapp.services.maintenance import purge_expired
 from tests.conformance.endpoint import Endpoint, modes
-from tests.inprocess import eventually
+from tests.in_process_worker import eventually
 
 HOUR = timedelta(hours=1)
 

@@ -15,19 +15,19 @@ import pytest
 from django.db import connections, transaction
 
 from queueapp.errors import InvalidOption
-from queueapp.membership.dead_subscribers import release_leases_of_dead_subscribers
-from queueapp.membership.service import stop_all
 from queueapp.models.delivery import Delivery
-from queueapp.operating import control, statistics
-from queueapp.sending import entering
-from queueapp.topics import holding
-from queueapp.topics.holding import Evaluated, evaluate_held
+from queueapp.operations import control, statistics
+from queueapp.sending import enqueue_expressions
+from queueapp.services.orphaned_leases import release_leases_of_dead_subscribers
+from queueapp.services.service import stop_all
+from queueapp.topics import evaluate_pending
+from queueapp.topics.evaluate_pending import Evaluated, evaluate_held
 from tests.conformance.endpoint import Endpoint, modes
-from tests.inprocess import DEADLINE, eventually
-from tests.killing import kill_this
+from tests.in_process_worker import DEADLINE, eventually
+from tests.kill_session import kill_this
 from tests.testapp.models import Filtered
-from workers.services import evaluating
-from workers.services.evaluating import Evaluation
+from workers.services import expression_evaluator
+from workers.services.expression_evaluator import Evaluation
 
 JSON = '{"type":"tests.conformance.endpoint.Note","content-type":"application/json"}'
 
@@ -201,7 +201,7 @@ def test_a_batch_that_dies_before_its_commit_is_done_again(filtered: Endpoint, m
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(holding.wakeups, "sent", died)
+        patch.setattr(evaluate_pending.wakeups, "sent", died)
         with pytest.raises(KeyboardInterrupt):
             evaluate_held(Filtered, filtered.alias)
     assert held(filtered) == 3
@@ -214,7 +214,7 @@ def test_a_batch_that_dies_before_its_commit_is_done_again(filtered: Endpoint, m
 def test_a_lost_connection_is_survived(
     filtered: Endpoint, evaluation: Callable[[], Evaluation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sent, killed = holding.wakeups.sent, []
+    sent, killed = evaluate_pending.wakeups.sent, []
 
     def kill_once(queue: Any, connection: Any) -> None:
         if not killed:
@@ -222,7 +222,7 @@ def test_a_lost_connection_is_survived(
             kill_this(connection)
         sent(queue, connection)
 
-    monkeypatch.setattr(holding.wakeups, "sent", kill_once)
+    monkeypatch.setattr(evaluate_pending.wakeups, "sent", kill_once)
     insert(filtered, 1, 2)
     evaluation()
 
@@ -285,14 +285,14 @@ def test_what_cannot_be_evaluated_here_stays_held_and_is_said_once(
 
     def missing(queue: Any) -> None:
         tries.append(queue)
-        raise InvalidOption("testapp.Filtered.Delivery.filter", "/number < 100", entering.NEEDS_EXTRA)
+        raise InvalidOption("testapp.Filtered.Delivery.filter", "/number < 100", enqueue_expressions.NEEDS_EXTRA)
 
     def tried(times: int) -> bool:
         service.wake()
         return len(tries) >= times
 
-    monkeypatch.setattr(holding, "entering_of", missing)
-    monkeypatch.setattr(evaluating, "log", logging.getLogger("workers"))
+    monkeypatch.setattr(evaluate_pending, "entering_of", missing)
+    monkeypatch.setattr(expression_evaluator, "log", logging.getLogger("workers"))
     insert(filtered, 1)
     service = evaluation()
 

@@ -17,7 +17,7 @@ from queueapp.models import Now
 from queueapp.sql import backend_of
 from tests.conformance.endpoint import Endpoint, Note, modes
 from tests.conformance.gate import Gate
-from tests.inprocess import DEADLINE, eventually
+from tests.in_process_worker import DEADLINE, eventually
 
 
 class Limited(msgspec.Struct):
@@ -270,7 +270,7 @@ def test_when_handler_locks_its_message_in_its_transaction_should_keep_the_time_
     gate.let(1)
     endpoint.wait_until_empty()
     assert endpoint.calls == [(1, 1)]
-    assert endpoint.poison.get().exception_type == "workers.receiving.handling.TimeLimitExceeded"
+    assert endpoint.poison.get().exception_type == "workers.receiving.handlers.TimeLimitExceeded"
 
 
 @modes("R")

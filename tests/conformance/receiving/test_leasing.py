@@ -10,16 +10,17 @@ from typing import Any
 import pytest
 from django.db import connections
 
-from queueapp import Context, Drop, Leasing, signals, verdicts
+from queueapp import Context, Drop, Leasing, signals
+from queueapp.failures import verdicts
 from queueapp.flow import in_force
-from queueapp.membership.dead_subscribers import release_leases_of_dead_subscribers
 from queueapp.models import Now, Subscriber
+from queueapp.services.orphaned_leases import release_leases_of_dead_subscribers
 from queueapp.sql import queue_sql
 from queueapp.sql.claimed import FOREVER_MS, LAST_END, Range
 from tests.conformance.endpoint import Endpoint, Note, modes
 from tests.conformance.gate import Gate
 from tests.databases import statements_of
-from tests.inprocess import eventually
+from tests.in_process_worker import eventually
 
 
 @modes("R")

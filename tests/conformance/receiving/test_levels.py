@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from queueapp import consumer, sql
-from queueapp.membership import housekeeping
-from queueapp.membership.housekeeping import Housekeeping, clamp_priorities
-from queueapp.membership.leadership import Leadership
-from queueapp.membership.service import Service, stop_all
+from queueapp.services import maintenance
+from queueapp.services.leader_election import Leadership
+from queueapp.services.maintenance import Housekeeping, clamp_priorities
+from queueapp.services.service import Service, stop_all
 from tests.conformance.endpoint import Endpoint, modes
-from tests.inprocess import DEADLINE, eventually
+from tests.in_process_worker import DEADLINE, eventually
 from tests.testapp.models import AddressedUrgent, Urgent
 
 #: Lowest and highest that the column takes, and the neighbours of levels 0 to 2.
@@ -50,7 +50,7 @@ def urgent(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, set_levels: Any)
 
 @pytest.fixture
 def keep_house(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, set_levels: Any) -> Iterator[Callable[[], None]]:
-    monkeypatch.setattr(housekeeping, "LEVELS_INTERVAL", 0.0)
+    monkeypatch.setattr(maintenance, "LEVELS_INTERVAL", 0.0)
     services: list[Service] = []
 
     def start() -> None:

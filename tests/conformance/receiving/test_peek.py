@@ -13,7 +13,7 @@ from queueapp.models import Now
 from queueapp.sql import queue_sql
 from queueapp.sql.claimed import Peek, Range
 from tests.conformance.endpoint import Endpoint, modes
-from tests.inprocess import DEADLINE, eventually
+from tests.in_process_worker import DEADLINE, eventually
 from workers.receiving.pump import QueuePump
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from queueapp import Context, Poison, consumer
 from queueapp.consuming.registry import registered
 from tests.conformance.endpoint import Endpoint, Note, modes
-from tests.inprocess import eventually
+from tests.in_process_worker import eventually
 
 
 @modes("NRS")

@@ -14,8 +14,8 @@ from django.db.models.functions import Concat
 
 from queueapp import Discard, InvalidOption, MessageSet, Poison, consumer, set_consumer
 from tests.conformance.endpoint import Endpoint, modes
-from tests.inprocess import DEADLINE, eventually
-from tests.killing import kill_this
+from tests.in_process_worker import DEADLINE, eventually
+from tests.kill_session import kill_this
 from tests.testapp.messages import Nop
 from tests.testapp.models import Addressed, Effect, ForeignPostgres, Leased, Transactional
 from tests.testapp.ordering import FencedTransactional

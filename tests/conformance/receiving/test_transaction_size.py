@@ -15,11 +15,11 @@ from django.utils import translation
 from queueapp import Context, Poison, RetryLater, RetryNow
 from queueapp.models import PoisonMessage
 from tests.conformance.endpoint import Endpoint, Note, modes
-from tests.inprocess import eventually
-from tests.killing import deadlock_victim, kill_this
+from tests.in_process_worker import eventually
+from tests.kill_session import deadlock_victim, kill_this
 from tests.testapp.messages import Nop
 from tests.testapp.models import Effect
-from workers.receiving.strategies import together
+from workers.receiving.receivers import transactional_batch as together
 
 pytestmark = modes("T")
 

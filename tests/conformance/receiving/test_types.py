@@ -10,12 +10,13 @@ import msgspec
 import pytest
 from django.utils import timezone
 
-from queueapp import Consumer, InvalidOption, consumer, message_type, poison, publish, upcast
+from queueapp import Consumer, InvalidOption, consumer, message_type, publish, upcast
 from queueapp.consuming.registry import registered
+from queueapp.failures import poison_archive, requeue_poison
 from queueapp.messages import NSB_TYPES, encode_headers, new_id, type_name
 from queueapp.models import DelayedMessage, PoisonMessage
 from tests.conformance.endpoint import Endpoint, modes
-from tests.inprocess import eventually, real_commits
+from tests.in_process_worker import eventually, real_commits
 from tests.testapp.models import Addressed, Leased
 
 
@@ -154,8 +155,8 @@ def test_each_consumer_of_a_type_and_of_its_bases_gets_a_copy(work: Any) -> None
 def test_a_derived_type_that_a_live_worker_takes_by_its_base_is_not_stranded(work: Any) -> None:
     from django.db import connection, transaction
 
-    from queueapp.operating.live import live_on
-    from queueapp.operating.stranded import stranded
+    from queueapp.operations.live_workers import live_on
+    from queueapp.operations.unroutable import stranded
 
     noted(Leased, Renamed, "another", [])
     Leased.send(Placed(1))
@@ -199,7 +200,7 @@ def test_what_is_delayed_or_poison_under_former_names_reaches_the_renamed_consum
     noted(Addressed, Renamed, "new.consumer", calls, aliases=["old.consumer", "older.consumer"])
     noted(Addressed, Renamed, "beside", calls)
     work(Addressed, dispatcher=True)
-    assert poison.requeue(poison.find()) == 1
+    assert requeue_poison.requeue(poison_archive.find()) == 1
     Addressed.send(Renamed(4), recipient="old.consumer")  # known, under the name that it had
 
     eventually(lambda: not Addressed.objects.exists() and len(calls) == 4)

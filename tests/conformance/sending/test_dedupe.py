@@ -23,20 +23,20 @@ from queueapp import (
     OnConflict,
     QueueError,
     consumer,
+    failures,
     messages,
-    poison,
     processed_once,
     publish,
     publish_many,
 )
 from queueapp.consuming.registry import registered
 from queueapp.models import DelayedMessage, MessageKey, PoisonMessage, ProcessedMessage
-from queueapp.receiving import processed
+from queueapp.receiving import inbox
 from queueapp.sql import queue_sql
 from queueapp.testing import Kit
-from tests.inprocess import eventually, real_commits
+from tests.in_process_worker import eventually, real_commits
+from tests.protocol_trace import traced
 from tests.testapp.models import Addressed, Effect, Keyed, KeyedOnce, KeyedTransactional, Leased
-from tests.wire import traced
 
 pytestmark = real_commits
 HOUR = timedelta(hours=1)
@@ -287,7 +287,7 @@ def test_poison_does_not_wait_and_a_requeued_message_does() -> None:
         message_id=identity, queue=Keyed._meta.label, headers=row.headers, body=row.body, reason="x"
     )
     Keyed.objects.all().delete()
-    assert poison.requeue(poison.find()) == 1
+    assert failures.requeue(failures.find()) == 1
     Keyed.send(body(2, "a"))
     assert there(Keyed) == [1]
 
@@ -515,7 +515,7 @@ def test_a_note_outside_of_a_transaction_is_refused(work: Any) -> None:
 def test_who_keeps_house_forgets_old_notes_and_keys_whose_messages_are_gone(
     monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
-    monkeypatch.setattr(processed, "BATCH", 2)
+    monkeypatch.setattr(inbox, "BATCH", 2)
     for n in range(5):
         Keyed.send(body(n, f"gone {n}"))
     Keyed.objects.all().delete()
@@ -523,22 +523,22 @@ def test_who_keeps_house_forgets_old_notes_and_keys_whose_messages_are_gone(
     Keyed.send(body(8, "delayed"), delay=HOUR)
     for n in range(3):
         ProcessedMessage.objects.create(key=str(n), queue="x")
-    processed.keep_house("default", lambda: True)
+    inbox.keep_house("default", lambda: True)
     assert (MessageKey.objects.count(), ProcessedMessage.objects.count()) == (7, 3)
 
     from django.db.models import F
 
     MessageKey.objects.update(changed_at=F("changed_at") - 2 * HOUR)
     ProcessedMessage.objects.filter(key__in="01").update(processed_at=F("processed_at") - timedelta(days=8))
-    processed.keep_house("default", lambda: False)
+    inbox.keep_house("default", lambda: False)
     assert MessageKey.objects.count() == 7
-    processed.keep_house("default", lambda: True)
+    inbox.keep_house("default", lambda: True)
     assert (MessageKey.objects.count(), ProcessedMessage.objects.count()) == (2, 1)
 
     ProcessedMessage.objects.update(processed_at=F("processed_at") - 2 * HOUR)
     for retention, left in ((None, 1), (timedelta(hours=3), 1), (HOUR, 0)):
         settings.QUEUEAPP = {"PROCESSED_RETENTION": retention}
-        processed.keep_house("default", lambda: True)
+        inbox.keep_house("default", lambda: True)
         assert ProcessedMessage.objects.count() == left
     Keyed.send(body(9, "gone 0"), on_conflict="error")
     with pytest.raises(DuplicateMessage):

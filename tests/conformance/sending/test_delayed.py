@@ -11,7 +11,7 @@ from django.utils import timezone
 from queueapp.delayed import dispatch_due, next_due_in, undeliverable
 from queueapp.models import Now
 from tests.conformance.endpoint import Endpoint, modes
-from tests.inprocess import eventually
+from tests.in_process_worker import eventually
 
 HOUR = timedelta(hours=1)
 

@@ -12,7 +12,7 @@ from queueapp import InvalidMessage, QueueNotFound
 from queueapp.registry import queues
 from queueapp.sql import backend_of
 from tests.conformance.endpoint import Endpoint, Note, modes
-from tests.inprocess import DEADLINE, eventually
+from tests.in_process_worker import DEADLINE, eventually
 
 
 @pytest.fixture

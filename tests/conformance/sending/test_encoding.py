@@ -22,8 +22,8 @@ from queueapp import (
     RetryLater,
     UndecodableMessage,
     consumer,
+    failures,
     messages,
-    poison,
     publish,
     publish_many,
 )
@@ -31,9 +31,9 @@ from queueapp.consuming.registry import registered
 from queueapp.encryption import erase_subject, keyring, rewrap_subject_keys
 from queueapp.errors import ErasedMessage
 from queueapp.flow.filters import SubscriberFilter
-from queueapp.messages import wrapping
+from queueapp.messages import body_filters
 from queueapp.models import DelayedMessage, PoisonMessage, SubjectKey
-from tests.inprocess import eventually, real_commits
+from tests.in_process_worker import eventually, real_commits
 from tests.testapp.models import Leased, Secret, SecretExpiring, SecretOnce, SecretTransactional, Smaller
 
 pytestmark = real_commits
@@ -125,7 +125,7 @@ def test_what_its_sender_has_compressed_is_not_compressed_twice_and_is_encrypted
 def test_what_comes_encrypted_stays_as_it_is() -> None:
     headers = messages.encode_headers({"content-type": "application/json+aes256gcm", "encryption-key": "new"})
     for encoding in (("encrypted",), ("zlib",)):
-        stored, seal = wrapping.sealing(encoding, headers, "default")
+        stored, seal = body_filters.sealing(encoding, headers, "default")
         assert (stored, seal(b"as it came", messages.new_id())) == (headers, b"as it came")
 
 
@@ -182,9 +182,9 @@ def test_a_poison_message_stays_encrypted_and_is_requeued_and_edited(queue: Any,
     while len(calls) < 4:
         calls.append(None)
 
-    assert poison.requeue(poison.find().filter(number=first.number)) == 1
+    assert failures.requeue(failures.find().filter(number=first.number)) == 1
     plain = messages.encode(Parcel(9, "edited"), None, queue.delivery.message_type)[1]
-    new = poison.edit_and_requeue(second.number, body=plain)
+    new = failures.edit_and_requeue(second.number, body=plain)
 
     eventually(lambda: Parcel(9, "edited") in calls[4:])
     eventually(lambda: [one.number for one in calls[4:]].count(9) == 1 and len(calls) >= 6)
@@ -203,9 +203,9 @@ def test_an_edit_of_headers_alone_encrypts_the_body_for_the_copy_and_keeps_it_en
     headers = messages.decode_headers(row.headers)
     for change in ({"content-type": messages.JSON}, {"encryption-key": "old"}):
         with pytest.raises(InvalidMessage, match="locked"):
-            poison.edit_and_requeue(kept.number, headers=headers | change)
+            failures.edit_and_requeue(kept.number, headers=headers | change)
 
-    poison.edit_and_requeue(kept.number, headers=headers | {"more": "x"})
+    failures.edit_and_requeue(kept.number, headers=headers | {"more": "x"})
 
     copy = Secret.objects.get()
     assert bytes(copy.body) != bytes(row.body)
@@ -288,7 +288,7 @@ def test_a_key_that_is_missing_fails_attempts_and_is_found_after_a_requeue(keys:
     assert kept.exception_type == "queueapp.errors.KeyMissing"
     assert "'new' is not in QUEUEAPP.KEYRING" in kept.reason
     keys["new"] = KEYS["new"]
-    assert poison.requeue(poison.find()) == 1
+    assert failures.requeue(failures.find()) == 1
 
     eventually(lambda: calls == [Parcel(1)])
 
@@ -344,7 +344,7 @@ def test_what_was_sent_for_an_erased_subject_is_discarded_and_never_retried(queu
 
     assert erase_subject("ada") == 1
     assert erase_subject("ada") == 0
-    poison.requeue(poison.find())
+    failures.requeue(failures.find())
     queue.send(Parcel(7), headers=ada)  # it is back, with another key
     work(queue, dispatcher=True)
 
@@ -483,29 +483,29 @@ def test_a_small_body_that_becomes_a_huge_one_is_poison_and_never_in_memory(
 
 @pytest.mark.parametrize("suffix", ["zlib", "zstd"])
 def test_what_is_not_compressed_as_it_says_is_undecodable(suffix: str) -> None:
-    right = {"zlib": zlib.compress, "zstd": wrapping._zstd()[0]}[suffix](b"{}" * 50)
+    right = {"zlib": zlib.compress, "zstd": body_filters._zstd()[0]}[suffix](b"{}" * 50)
     for body in (b"", b"nonsense", right[:-3], right + b"more", os.urandom(50)):
         with pytest.raises(UndecodableMessage):
-            wrapping.opened(body, f"application/json+{suffix}", {}, messages.new_id(), "default")
-    assert wrapping.opened(right, f"application/json+{suffix}", {}, messages.new_id(), "default")[0] == b"{}" * 50
+            body_filters.opened(body, f"application/json+{suffix}", {}, messages.new_id(), "default")
+    assert body_filters.opened(right, f"application/json+{suffix}", {}, messages.new_id(), "default")[0] == b"{}" * 50
 
 
 def test_a_content_type_of_a_stranger_is_not_followed_for_ever() -> None:
     """``+zlib`` for each of 60,000 times took 9 seconds, and a worker's thread."""
     begun = time.thread_time()  # a machine that stands still is no fault of it
-    for times, body in ((60_000, None), (wrapping.MOST_STEPS + 1, b"{}"), (60_000, zlib.compress(b"{}"))):
+    for times, body in ((60_000, None), (body_filters.MOST_STEPS + 1, b"{}"), (60_000, zlib.compress(b"{}"))):
         content_type = "application/json" + "+zlib" * times
-        assert wrapping.is_wrapped(content_type)
-        assert not wrapping.is_secret(content_type)
+        assert body_filters.is_wrapped(content_type)
+        assert not body_filters.is_secret(content_type)
         with pytest.raises(UndecodableMessage, match="more than 16 times"):
-            wrapping.opened(body, content_type, {}, messages.new_id(), "default")
+            body_filters.opened(body, content_type, {}, messages.new_id(), "default")
     assert time.thread_time() - begun < 3
     most, body = "application/json", b"{}"
-    for _ in range(wrapping.MOST_STEPS):
+    for _ in range(body_filters.MOST_STEPS):
         most, body = f"{most}+zlib", zlib.compress(body)
-    assert wrapping.opened(body, most, {}, messages.new_id(), "default") == (b"{}", "application/json")
-    assert wrapping.innermost("+zlib") == "+zlib"
-    assert wrapping.innermost("application/a+b+zlib+aes256gcm") == "application/a+b"
+    assert body_filters.opened(body, most, {}, messages.new_id(), "default") == (b"{}", "application/json")
+    assert body_filters.innermost("+zlib") == "+zlib"
+    assert body_filters.innermost("application/a+b+zlib+aes256gcm") == "application/a+b"
 
 
 def test_expressions_read_what_is_compressed_and_are_refused_where_it_is_encrypted() -> None:

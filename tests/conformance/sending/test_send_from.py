@@ -22,7 +22,7 @@ from queueapp.messages import new_id
 from queueapp.messages.ids import time_of
 from queueapp.sql import queue_sql
 from tests.conformance.endpoint import Endpoint
-from tests.inprocess import eventually
+from tests.in_process_worker import eventually
 from tests.testapp.messages import Pong
 from tests.testapp.models import Addressed, Effect, ForeignPostgres, Interop, Urgent
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from queueapp import Context, Discard, RetryNow
 from tests.conformance.endpoint import Endpoint, Note, modes
-from tests.inprocess import eventually
+from tests.in_process_worker import eventually
 from tests.testapp.models import Effect
 
 

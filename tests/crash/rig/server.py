@@ -22,7 +22,7 @@ from urllib.parse import quote
 
 import psycopg
 
-from project.embedded_postgres.placement import Account, account_of, binaries_for, prepare_home, remove_home
+from project.embedded_postgres.os_account import Account, account_of, binaries_for, prepare_home, remove_home
 
 from .waiting import wait_until
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from celery import Celery
 
-import queueapp.kombu  # noqa: F401 - makes the URL known
+import queueapp.contrib.celery  # noqa: F401 - makes the URL known
 
 from . import ledger, starts
 

@@ -21,8 +21,8 @@ import psutil
 from django.db import connections, transaction
 
 from queueapp import Context, consumer, registry
-from queueapp.recovery.policy import Failure, default_policy
-from queueapp.recovery.verdicts import Verdict
+from queueapp.failures.policy import Failure, default_policy
+from queueapp.failures.verdicts import Verdict
 from tests.testapp.models import AtMostOnce, Leased, Transactional
 
 from . import ledger, starts

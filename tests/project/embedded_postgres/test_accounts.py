@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from project.embedded_postgres.binaries import find_binaries
-from project.embedded_postgres.placement import SYSTEM_DIRECTORY
+from project.embedded_postgres.os_account import SYSTEM_DIRECTORY
 from project.paths import CHECKOUT
 from tests.project.embedded_postgres.users import (
     User,

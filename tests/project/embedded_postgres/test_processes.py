@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import psycopg
 
-from project.embedded_postgres.home import is_running
-from project.embedded_postgres.keeper import LINGER_SECONDS
+from project.embedded_postgres.daemon import LINGER_SECONDS
+from project.embedded_postgres.data_directory import is_running
 from project.paths import CHECKOUT
 from tests.project.embedded_postgres.users import (
     DEADLINE_SECONDS,

@@ -11,8 +11,8 @@ from typing import Any
 
 import psutil
 
-from project.embedded_postgres.home import Home
-from project.embedded_postgres.placement import remove_home
+from project.embedded_postgres.data_directory import Home
+from project.embedded_postgres.os_account import remove_home
 from project.paths import CHECKOUT
 
 DEADLINE_SECONDS = 60.0
@@ -93,7 +93,7 @@ def keepers_of(data: Path) -> list[psutil.Process]:
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             command = process.cmdline()
-            if "project.embedded_postgres.keeper" in command and str(home_of(data).path) in command:
+            if "project.embedded_postgres.daemon" in command and str(home_of(data).path) in command:
                 found.append(process)
     return found
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from project.paths import CHECKOUT
-from queueapp.kombu.broker import BrokerQueue
+from queueapp.contrib.celery.models_broker import BrokerQueue
 from queueapp.models import NO_QUEUES, Subscriber
-from tests.inprocess import eventually
+from tests.in_process_worker import eventually
 
 #: Starting a tree of processes takes seconds on a busy machine.
 PATIENCE = 90.0

@@ -15,7 +15,7 @@ from project.flights.messages import FlightDelayed
 from project.flights.models import DelayFigure, FlightDelays, Rebooking, Rebookings
 from queueapp import delayed
 from queueapp.models import DelayedMessage, Now, PoisonMessage
-from tests.inprocess import Worker, eventually
+from tests.in_process_worker import Worker, eventually
 
 from .examples import cancelled_flight, flight
 

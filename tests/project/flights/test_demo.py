@@ -15,13 +15,13 @@ import pytest
 from django.db import transaction
 
 from project.flights import figures, source
-from project.flights.demonstration import clean_start
-from project.flights.demonstration.handling import Handling
-from project.flights.demonstration.results import Results
+from project.flights.demo import reset
+from project.flights.demo.results import Results
+from project.flights.demo.workers import Handling
 from project.flights.models import DelayFigure, FlightDelays, Rebooking, Rebookings
 from project.flights.publication import Published
 from queueapp.models import DelayedMessage, PoisonMessage
-from tests.inprocess import eventually
+from tests.in_process_worker import eventually
 from tests.testapp.models import Transactional
 
 from .commands import PATIENCE, command, kill_hard, parent_of, wait_for_the_end, worker_processes
@@ -126,7 +126,7 @@ def test_killed_demo_takes_its_workers_with_it(child_environment: dict[str, str]
 
 def test_second_demo_on_the_same_database_is_refused(child_environment: dict[str, str], tmp_path: Path) -> None:
     with (
-        clean_start.only_demo(tmp_path),
+        reset.only_demo(tmp_path),
         command("demo", environment=child_environment, folder=tmp_path) as second,
     ):
         _, err = second.communicate(timeout=PATIENCE)

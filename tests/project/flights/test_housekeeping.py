@@ -9,7 +9,7 @@ import pytest
 from django.utils import timezone
 
 from project.celery import app
-from project.flights.demonstration import housekeeping
+from project.flights.demo import maintenance
 from project.flights.models import Import, Rebooking
 from project.flights.tasks import KEPT, trim
 from tests.project.flights.commands import command
@@ -47,4 +47,4 @@ def test_a_worker_of_celery_does_it(child_environment: dict[str, str], tmp_path:
 def test_the_clock_knows_the_task() -> None:
     app.loader.import_default_modules()
     assert {one["task"] for one in app.conf.beat_schedule.values()} <= {*app.tasks}
-    assert housekeeping.trim.name == trim.name
+    assert maintenance.trim.name == trim.name

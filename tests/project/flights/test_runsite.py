@@ -18,7 +18,7 @@ from django.core.management import CommandError, call_command
 
 from project.development_user import ensure_development_user
 from project.flights.models import DelayFigure, FlightDelays
-from tests.inprocess import eventually
+from tests.in_process_worker import eventually
 
 from .commands import PATIENCE, command, parent_of, wait_for_the_end, worker_processes
 from .examples import flight

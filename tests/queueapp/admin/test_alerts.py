@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from queueapp.alerts import keeping
-from queueapp.alerts.evaluating import Condition
+from queueapp.alerts import store
+from queueapp.alerts.conditions import Condition
 from queueapp.models import Alert, Now, PoisonMessage
 
 from .conftest import url
@@ -27,7 +27,7 @@ def alerting(settings: Any) -> None:
 
 def raised(kind: str, name: str, text: str) -> Alert:
     condition = Condition(kind, "" if kind == "poison" else "testapp.Leased", name, text)
-    assert keeping.raise_alert("default", condition)
+    assert store.raise_alert("default", condition)
     return Alert.objects.get(pk=condition.key)
 
 
@@ -41,7 +41,7 @@ def test_what_is_the_matter_and_who_was_told(operator: Client) -> None:
     raised("poison", GROUP, "testapp.Leased: new poison in <b>pack</b>: ValueError")
     assert "not told yet" in page_of(operator)
 
-    keeping.tell("default", {"testapp.Leased"})
+    store.tell("default", {"testapp.Leased"})
 
     assert Alert.objects.get().told_at is not None
     text = page_of(operator)

@@ -9,7 +9,7 @@ from django.contrib.admin.models import LogEntry
 from django.http import HttpResponse
 from django.test import Client
 
-from queueapp.admin.editing import LONGEST, editable
+from queueapp.admin.edit_poison import LONGEST, editable
 from queueapp.models import PoisonMessage
 from tests.testapp.models import Leased
 

@@ -15,7 +15,7 @@ from django.test import Client
 
 from queueapp.admin import operations
 from queueapp.models import Now, PoisonMessage, QueueControl, Subscriber
-from queueapp.operating import control
+from queueapp.operations import control
 from tests.testapp.models import Leased, Transactional
 
 from .conftest import notes, operate, url

@@ -15,12 +15,12 @@ from django.db import connection
 from django.test import Client
 from django.urls import resolve
 
-from queueapp.admin import figures
-from queueapp.admin.showing import untrusted
+from queueapp.admin import overview_rows
+from queueapp.admin.formatting import untrusted
 from queueapp.conf import MAX_CONCURRENCY
 from queueapp.models import DISPATCHER, DelayedMessage, Now, PoisonMessage, QueueControl, Subscriber
-from queueapp.operating import control, statistics
-from queueapp.operating.statistics import UNKNOWN
+from queueapp.operations import control, statistics
+from queueapp.operations.statistics import UNKNOWN
 from tests.databases import only_on_postgresql
 from tests.testapp.models import Leased, Readable, Short, Transactional
 
@@ -29,7 +29,7 @@ from .conftest import notes, url
 LABEL = "testapp.Leased"
 
 
-def line(client: Client, label: str = LABEL) -> figures.Figures:
+def line(client: Client, label: str = LABEL) -> overview_rows.Figures:
     """What the overview says about a queue."""
     response = client.get(url(QueueControl))
     assert response.status_code == 200
@@ -337,6 +337,6 @@ def test_the_history_of_a_queue_whose_label_looks_quoted(operator: Client) -> No
     """In an address "_24" is Django's way to write a dollar sign."""
     of = statistics.QueueFigures("shop_24h.Orders", "orders", "default", "")
     page: Any = admin.site._registry[QueueControl]
-    found = page._of_known_queue(figures.Figures(Leased, of))
+    found = page._of_known_queue(overview_rows.Figures(Leased, of))
     assert unquote(resolve(found["history_url"]).kwargs["object_id"]) == "shop_24h.Orders"
     assert resolve(found["operations"][0][1]).kwargs["label"] == "shop_24h.Orders"

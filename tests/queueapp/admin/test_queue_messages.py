@@ -13,8 +13,8 @@ from django.test import Client
 from django.utils.html import escape
 
 from queueapp.admin import site
+from queueapp.admin.formatting.leases import LeaseState
 from queueapp.admin.queues import QueueAdmin
-from queueapp.admin.showing.leases import LeaseState
 from queueapp.models import Now, QueueControl, Subscriber
 from queueapp.sql.claimed import FOREVER
 from tests.databases import only_on_postgresql

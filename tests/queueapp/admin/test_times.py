@@ -8,7 +8,7 @@ import pytest
 from django.db import connection
 from django.test import Client
 
-from queueapp.admin.showing import display
+from queueapp.admin.formatting import display
 from queueapp.models import DelayedMessage, PoisonMessage
 from tests.testapp.models import Leased
 

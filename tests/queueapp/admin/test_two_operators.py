@@ -20,10 +20,11 @@ from django.http import HttpResponse
 from django.test import Client
 from django.urls import reverse
 
-from queueapp import delayed, poison
+from queueapp import delayed
+from queueapp.failures import poison_archive, requeue_poison
 from queueapp.models import DelayedMessage, PoisonMessage, QueueControl
-from queueapp.operating import control
-from tests.queueapp.poison.test_requeueing import somebody_else
+from queueapp.operations import control
+from tests.queueapp.failures.test_requeueing import somebody_else
 from tests.testapp.models import Capped, Leased, Urgent
 
 from .conftest import url
@@ -118,7 +119,7 @@ def test_of_two_who_act_on_a_poison_message_one_does_and_the_other_is_told(
 
 def test_what_a_colleague_is_just_requeueing_is_left_to_him(both: tuple[Client, Client]) -> None:
     (number,) = buried()
-    with somebody_else(lambda: poison.requeue(poison.find([number]))):
+    with somebody_else(lambda: requeue_poison.requeue(poison_archive.find([number]))):
         answer = press(both[0], PoisonMessage, "requeue", number)
     assert notes(answer) == [
         "0 messages requeued. 1 message left alone: archived, requeued or deleted meanwhile, or their queue is no more."
@@ -128,7 +129,7 @@ def test_what_a_colleague_is_just_requeueing_is_left_to_him(both: tuple[Client, 
 
 def test_who_asks_about_a_message_that_is_gone_by_then_is_told_and_not_asked(both: tuple[Client, Client]) -> None:
     gone, left = buried(2)
-    poison.requeue(poison.find([gone]))
+    requeue_poison.requeue(poison_archive.find([gone]))
     data = {"action": "requeue", "_selected_action": [gone]}
     answer = both[0].post(url(PoisonMessage), data, follow=True)
     assert notes(answer) == [
@@ -162,7 +163,7 @@ def test_requeued_here_and_elsewhere_it_goes_to_one_of_the_two(both: tuple[Clien
 def test_requeuepoison_says_of_what_a_colleague_has_in_hand_that_it_went_elsewhere() -> None:
     theirs, ours = buried(2)
     with (
-        somebody_else(lambda: poison.requeue(poison.find([theirs]), to=Urgent)),
+        somebody_else(lambda: requeue_poison.requeue(poison_archive.find([theirs]), to=Urgent)),
         pytest.raises(CommandError, match=r"^1 of those chosen went elsewhere meanwhile \(see listpoison\)\.$"),
     ):
         call_command("requeuepoison", str(theirs), str(ours), stdout=StringIO())

@@ -2,7 +2,7 @@
 
 import pytest
 
-from queueapp.admin.showing import untrusted
+from queueapp.admin.formatting import untrusted
 
 
 def body(data: bytes) -> untrusted.Shown:

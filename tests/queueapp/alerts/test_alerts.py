@@ -22,18 +22,18 @@ from django.core.management import CommandError, call_command
 from django.db import OperationalError, connection
 
 from queueapp import signals
-from queueapp.alerts import channels, evaluating, keeping
+from queueapp.alerts import channels, conditions, store
 from queueapp.conf import settings as conf
 from queueapp.errors import InvalidOption
-from queueapp.membership import dead_peers
-from queueapp.membership.alerting import Alerting
-from queueapp.membership.dead_subscribers import release_leases_of_dead_subscribers
-from queueapp.membership.housekeeping import Housekeeping
-from queueapp.membership.leadership import Leadership
 from queueapp.models import Alert, Now, PoisonMessage, Subscriber
-from queueapp.operating import statistics
+from queueapp.operations import statistics
+from queueapp.services import connection_timeouts
+from queueapp.services.alert_evaluator import Alerting
+from queueapp.services.leader_election import Leadership
+from queueapp.services.maintenance import Housekeeping
+from queueapp.services.orphaned_leases import release_leases_of_dead_subscribers
 from tests.databases import DATABASES, marks_of
-from tests.inprocess import eventually
+from tests.in_process_worker import eventually
 from tests.testapp.models import Leased, Short
 
 ON_EACH = pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_a_dead_worker_is_told_before_it_is_buried_and_over_when_another_lives(
     release_leases_of_dead_subscribers(alias)
     one = alerting(alias)
     one._queues = [Leased] if alias == "default" else []
-    keeping.tell(alias, {"testapp.Leased", "testapp.Short"})
+    store.tell(alias, {"testapp.Leased", "testapp.Short"})
 
     assert not Subscriber.objects.using(alias).exists()
     (notice,) = told
@@ -206,9 +206,9 @@ def test_a_dead_worker_is_told_before_it_is_buried_and_over_when_another_lives(
     assert notice.text == "testapp.Leased: the worker h:7 died without a goodbye"
 
     worker(process=8, alive_until=Now() + timedelta(hours=1))
-    seen = keeping.Seen()
-    keeping.reconcile(alias, seen, {"testapp.Leased"})
-    keeping.tell(alias, {"testapp.Leased", "testapp.Short"})
+    seen = store.Seen()
+    store.reconcile(alias, seen, {"testapp.Leased"})
+    store.tell(alias, {"testapp.Leased", "testapp.Short"})
     assert [each.resolved for each in told] == [False, True]
 
 
@@ -261,7 +261,7 @@ def test_what_begins_again_while_somebody_could_not_be_told_of_its_end_is_told_a
 @pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
 def test_what_a_process_has_told_and_did_not_live_to_end_is_ended(told: list[channels.Notice]) -> None:
     Alert.objects.create(key="x", kind="depth", queue="testapp.Leased", text="over", resolved_at=Now(), untold="")
-    assert keeping.tell("default", {"testapp.Leased"}) == 0
+    assert store.tell("default", {"testapp.Leased"}) == 0
     assert not Alert.objects.exists()
 
 
@@ -271,11 +271,11 @@ def test_two_leaders_at_once_tell_each_alert_once(told: list[channels.Notice]) -
         Alert.objects.create(key=name, kind="depth", queue="testapp.Leased", text=name, untold="signal")
 
     def another(**_: Any) -> None:
-        keeping.tell("default", {"testapp.Leased"})  # while the first one tells
+        store.tell("default", {"testapp.Leased"})  # while the first one tells
 
     signals.alerted.connect(another)
     try:
-        assert keeping.tell("default", {"testapp.Leased"}) == 1
+        assert store.tell("default", {"testapp.Leased"}) == 1
     finally:
         signals.alerted.disconnect(another)
     assert sorted(one.text for one in told) == ["a", "b"]
@@ -288,10 +288,10 @@ def test_what_goes_on_before_anybody_was_told_of_its_end_is_told_to_nobody(
     settings.QUEUEAPP = {"ALERTS": {"max_waiting": 10}}
     poison("a")
     alerting().look()
-    keeping.reconcile("default", evaluating.Seen(known={("poison", "testapp.Leased")}), ["testapp.Leased"])
+    store.reconcile("default", conditions.Seen(known={("poison", "testapp.Leased")}), ["testapp.Leased"])
     assert Alert.objects.get().resolved_at is not None
-    (condition,) = evaluating.look("default", [Leased]).conditions[:1]
-    assert not keeping.raise_alert("default", condition)
+    (condition,) = conditions.look("default", [Leased]).conditions[:1]
+    assert not store.raise_alert("default", condition)
     alerting().look()
     assert (len(told), Alert.objects.get().resolved_at) == (1, None)
 
@@ -324,9 +324,9 @@ def test_whose_queue_it_is_tells_it_and_others_only_where_nobody_does(
 ) -> None:
     settings.QUEUEAPP = {"ALERTS": {"max_waiting": 10**6}}
     Alert.objects.create(key="x", kind="depth", queue="other.Queue", text="theirs", untold="signal,mail")
-    assert keeping.tell("default", {"testapp.Leased"}) == 0
-    Alert.objects.update(next_try=Now() - keeping.AGAIN)
-    assert keeping.tell("default", {"testapp.Leased"}) == 1
+    assert store.tell("default", {"testapp.Leased"}) == 0
+    Alert.objects.update(next_try=Now() - store.AGAIN)
+    assert store.tell("default", {"testapp.Leased"}) == 1
     assert [one.text for one in told] == ["theirs"]
     assert Alert.objects.get().untold == "", "these settings have no addresses"
 
@@ -362,7 +362,7 @@ def test_a_webhook_that_never_answers_is_given_up_at_last(settings: Any, caplog:
     alerting().look()
     assert Alert.objects.get().untold == "webhook"
     assert re.search(r"told by webhook: URLError: .*refused", caplog.text)
-    Alert.objects.update(tries=keeping.MOST_TRIES - 1, next_try=Now())
+    Alert.objects.update(tries=store.MOST_TRIES - 1, next_try=Now())
     alerting().look()
     assert Alert.objects.get().untold == ""
 
@@ -420,7 +420,7 @@ def test_each_statement_of_a_look_has_its_own_time_to_be_answered(settings: Any)
 
     def note(execute: Any, *statement: Any) -> Any:
         # The statement before.
-        waited_since.append(dead_peers._waiting.get(threading.get_ident(), (0.0,))[0])
+        waited_since.append(connection_timeouts._waiting.get(threading.get_ident(), (0.0,))[0])
         return execute(*statement)
 
     with connection.execute_wrapper(note):

@@ -15,7 +15,7 @@ from queueapp import BatchContext, Context, Queue, consumer
 from queueapp.consuming.registry import registered
 from queueapp.testing import Kit
 from tests.databases import DATABASES, marks_of
-from tests.inprocess import Worker, eventually
+from tests.in_process_worker import Worker, eventually
 from tests.testapp.models import Addressed, AtMostOnce, Leased, Transactional
 
 tenant: ContextVar[str] = ContextVar("tenant", default="public")

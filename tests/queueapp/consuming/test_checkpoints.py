@@ -15,12 +15,12 @@ from django.db import connections, transaction
 from queueapp import Context, InvalidMessage, LeaseLost, Poison, PublishTo, Queue, RetryLater, consumer
 from queueapp.consuming.registry import registered
 from queueapp.errors import NoCheckpoint
+from queueapp.failures.requeue_poison import requeue
 from queueapp.messages.checkpoints import MAX_CHECKPOINT
 from queueapp.models import DelayedMessage, PoisonMessage
-from queueapp.poison.requeueing import requeue
 from queueapp.testing import Kit
 from tests.databases import DATABASES, marks_of
-from tests.inprocess import Worker, eventually
+from tests.in_process_worker import Worker, eventually
 from tests.testapp.models import Addressed, AtMostOnce, Effect, Leased, Transactional
 
 on_every_database = pytest.mark.parametrize(

@@ -13,12 +13,12 @@ from django.db import connections
 from django.test import override_settings
 
 from queueapp import Context, InvalidMessage, Queue, QueueNotFound, RetryNow, consumer, publish, publish_many
-from queueapp.consuming.current import context_of, handling
+from queueapp.consuming.current_message import context_of, handling
 from queueapp.consuming.registry import registered
 from queueapp.registry import queues
 from queueapp.testing import Kit
 from tests.databases import DATABASES, marks_of
-from tests.inprocess import Worker, eventually
+from tests.in_process_worker import Worker, eventually
 from tests.testapp.models import AtMostOnce, Effect, Interop, Leased, Short, Transactional, Urgent
 
 

@@ -10,7 +10,7 @@ import pytest
 from queueapp.delayed import Delayed, DelayedStore, SqlDelayedStore
 from queueapp.models import DelayedMessage
 from queueapp.testing.delayed_store import DelayedStoreConformance
-from tests.inprocess import real_commits
+from tests.in_process_worker import real_commits
 
 
 @real_commits

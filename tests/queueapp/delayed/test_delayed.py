@@ -18,7 +18,7 @@ from queueapp import InvalidOption, delayed
 from queueapp.delayed import Delayed, DelayedStore, SqlDelayedStore, dispatch_due, dispatch_next, store_of
 from queueapp.models import DelayedMessage, Now, PoisonMessage
 from queueapp.models.delivery import Semantics
-from tests.inprocess import real_commits
+from tests.in_process_worker import real_commits
 from tests.testapp.models import AtMostOnce, Leased, Urgent
 
 pytestmark = real_commits

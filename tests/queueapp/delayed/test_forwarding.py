@@ -11,14 +11,15 @@ import pytest
 from django.db import IntegrityError, connections, transaction
 from django.test import override_settings
 
-from queueapp import InvalidMessage, delayed, poison
+from queueapp import InvalidMessage, delayed
+from queueapp.failures import edit_poison, requeue_poison
 from queueapp.models import Arrival, DelayedMessage, Now, PoisonMessage
-from queueapp.operating import statistics
+from queueapp.operations import statistics
 from queueapp.sql.carried import CARRIED, COUNTS
-from tests import carrying
+from tests import column_values
 from tests.crash.rig.two_databases import TwoDatabases
 from tests.crash.workload.routes import WAREHOUSE
-from tests.inprocess import DEADLINE
+from tests.in_process_worker import DEADLINE
 from tests.queueapp.delayed.forwarded import ADDRESS, HOUR, NOW, forward, keep, old_notes, there
 from tests.testapp.models import Leased, Transactional
 
@@ -92,14 +93,14 @@ def test_a_message_arrives_whole() -> None:
     identity = uuid.uuid4()
     DelayedMessage.objects.create(
         message_id=identity, destination=ADDRESS, due=Now(), headers='{"k":"é"}', body=b"\0\xff",
-        **carrying.counts(), **carrying.columns(),
+        **column_values.counts(), **column_values.columns(),
     )  # fmt: skip
 
     assert forward() == (1, 0, 0)
 
     (row,) = there()
     assert (row.id, row.headers, row.body) == (identity, '{"k":"é"}', b"\0\xff")
-    said = carrying.counts() | carrying.columns() | {"priority": 2}
+    said = column_values.counts() | column_values.columns() | {"priority": 2}
     for name in (*COUNTS, *(one.name for one in CARRIED)):
         assert getattr(row, name) == said[name], name
     assert not DelayedMessage.objects.exists()
@@ -271,7 +272,7 @@ def test_one_that_its_queue_refuses_is_poison_here_and_the_others_arrive(two: Tw
     assert [one.queue for one in statistics.figures() if "no such queue" in one.note] == []
 
     two.there.execute("ALTER TABLE testapp_transactional DROP CONSTRAINT refusing")
-    assert poison.requeue(PoisonMessage.objects.all()) == 1
+    assert requeue_poison.requeue(PoisonMessage.objects.all()) == 1
     assert not PoisonMessage.objects.exists()
     assert forward() == (1, 0, 0)
     assert refused in {row.id for row in there()}
@@ -293,8 +294,8 @@ def test_a_mended_copy_is_forwarded_as_well() -> None:
     lost = PoisonMessage.objects.get()
 
     with pytest.raises(LookupError), override_settings(DATABASE_ROUTERS=[]):
-        poison.edit_and_requeue(lost.pk, body=b"{}")
-    new = poison.edit_and_requeue(lost.pk, body=b"{}")
+        edit_poison.edit_and_requeue(lost.pk, body=b"{}")
+    new = edit_poison.edit_and_requeue(lost.pk, body=b"{}")
 
     assert DelayedMessage.objects.get().message_id == new
 

@@ -13,9 +13,9 @@ from django.db import Error, connections
 from django.test import override_settings
 
 from queueapp import delayed
-from queueapp.membership import forwarder as services
-from queueapp.membership.forwarder import SWEEP, SWEPT, Forwarder
 from queueapp.models import Arrival, DelayedMessage, Now, PoisonMessage
+from queueapp.services import forwarder as services
+from queueapp.services.forwarder import SWEEP, SWEPT, Forwarder
 from tests.crash.rig.two_databases import TwoDatabases
 from tests.crash.workload.routes import WAREHOUSE, Routes
 from tests.queueapp.delayed.forwarded import ADDRESS, HOUR, NOW, failing, forward, healthy, keep, old_notes, there

@@ -16,19 +16,19 @@ from django.urls import reverse
 from django.utils import timezone
 
 from queueapp import delayed
-from queueapp.breakers import State
-from queueapp.membership.delayed_dispatcher import DelayedDispatcher
-from queueapp.membership.forwarder import Forwarder
-from queueapp.membership.service import stop_all
+from queueapp.circuit_breaker import State
 from queueapp.models import Arrival, DelayedMessage, Now
-from queueapp.operating import statistics
+from queueapp.operations import statistics
+from queueapp.services.delayed_dispatcher import DelayedDispatcher
+from queueapp.services.forwarder import Forwarder
+from queueapp.services.service import stop_all
 from tests.crash.rig.two_databases import TwoDatabases
 from tests.crash.rig.waiting import wait_until
 from tests.crash.workload.routes import WAREHOUSE
-from tests.inprocess import DEADLINE, eventually
+from tests.in_process_worker import DEADLINE, eventually
 from tests.queueapp.delayed.forwarded import ADDRESS, HOUR, NOW, forward, keep, old_notes, there
 from tests.testapp.models import AtMostOnce, Leased, Transactional
-from workers.processes import remaining
+from workers.processes import until_empty
 from workers.processes.supervisor import Supervisor
 
 pytestmark = pytest.mark.usefixtures("two")
@@ -59,11 +59,11 @@ def test_figures_and_until_empty_count_what_others_keep_for_a_queue() -> None:
     assert (figures.delayed, figures.delayed_exact, figures.error) == (3, True, "")
 
     DelayedMessage.objects.using(WAREHOUSE).all().delete()
-    assert not remaining.is_empty([Transactional])
-    assert remaining.remaining([Transactional], purges=True).words == "testapp.Transactional: 2 delayed in 'default'"
+    assert not until_empty.is_empty([Transactional])
+    assert until_empty.remaining([Transactional], purges=True).words == "testapp.Transactional: 2 delayed in 'default'"
     DelayedMessage.objects.all().delete()
-    assert remaining.is_empty([Transactional])
-    assert remaining.is_empty([AtMostOnce])
+    assert until_empty.is_empty([Transactional])
+    assert until_empty.is_empty([AtMostOnce])
 
 
 def test_a_store_that_does_not_answer_makes_the_figure_unknown(two: TwoDatabases) -> None:

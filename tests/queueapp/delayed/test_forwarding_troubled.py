@@ -15,15 +15,16 @@ from django.db import connection, connections
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
-from queueapp import delayed, poison, signals
+from queueapp import delayed, signals
 from queueapp.delayed import SqlDelayedStore
-from queueapp.membership.delayed_dispatcher import DelayedDispatcher
-from queueapp.membership.forwarder import Forwarder
-from queueapp.membership.service import stop_all
+from queueapp.failures import requeue_poison
 from queueapp.models import Arrival, DelayedMessage, Now, PoisonMessage
+from queueapp.services.delayed_dispatcher import DelayedDispatcher
+from queueapp.services.forwarder import Forwarder
+from queueapp.services.service import stop_all
 from tests.crash.rig.two_databases import TwoDatabases
 from tests.crash.workload.routes import WAREHOUSE, Routes
-from tests.inprocess import DEADLINE, eventually
+from tests.in_process_worker import DEADLINE, eventually
 from tests.queueapp.delayed.forwarded import ADDRESS, HOUR, NOW, failing, forward, healthy, keep, there
 from tests.testapp.models import Leased, Transactional, Urgent
 
@@ -246,7 +247,7 @@ def test_poison_that_is_sent_to_a_queue_of_another_database_is_forwarded(two: Tw
     )
     PoisonMessage.objects.bulk_create([poison_of])
 
-    assert poison.requeue(PoisonMessage.objects.all(), to=Transactional) == 1
+    assert requeue_poison.requeue(PoisonMessage.objects.all(), to=Transactional) == 1
 
     assert two.here.execute("SELECT count(*) FROM testapp_transactional") == [(0,)]
     assert DelayedMessage.objects.get().destination == ADDRESS

@@ -13,10 +13,10 @@ from django.db import OperationalError, connections, transaction
 from django.test import Client
 
 from queueapp import delayed
-from queueapp.membership.delayed_dispatcher import DelayedDispatcher
 from queueapp.models.delivery import Semantics
 from queueapp.registry import queues
-from tests.inprocess import DEADLINE, eventually, real_commits
+from queueapp.services.delayed_dispatcher import DelayedDispatcher
+from tests.in_process_worker import DEADLINE, eventually, real_commits
 from tests.queueapp.delayed.stores import SampleStore
 from tests.testapp.models import AtMostOnce, Leased, Transactional
 

@@ -13,10 +13,10 @@ import pytest
 from django.db import connection, transaction
 
 from queueapp import InvalidMessage, RetryLater, consumer, delayed
-from queueapp.breakers import State
+from queueapp.circuit_breaker import State
 from queueapp.errors import NotMigrated
 from queueapp.models import DelayedMessage
-from tests.inprocess import Worker, eventually, real_commits
+from tests.in_process_worker import Worker, eventually, real_commits
 from tests.queueapp.delayed.stores import SampleStore
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased

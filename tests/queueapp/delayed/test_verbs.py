@@ -13,12 +13,12 @@ from queueapp import consumer, delayed
 from queueapp.consuming.registry import registered
 from queueapp.errors import MissingVerb
 from queueapp.models import DelayedMessage, Now
-from queueapp.operating.statistics import LIMIT, figures
-from tests.inprocess import real_commits
+from queueapp.operations.statistics import LIMIT, figures
+from tests.in_process_worker import real_commits
 from tests.queueapp.delayed.stores import SampleStore, WholeStore
 from tests.testapp.models import AtMostOnce, Leased
 from workers.management.commands.runqueueworker import Command
-from workers.processes.remaining import is_empty, remaining
+from workers.processes.until_empty import is_empty, remaining
 
 pytestmark = real_commits
 HOUR = timedelta(hours=1)

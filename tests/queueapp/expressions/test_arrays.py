@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queueapp.expressions.comparing import COMPARISONS, any_of, compared, scalars
-from queueapp.expressions.values import settled
+from queueapp.expressions.coercion import settled
+from queueapp.expressions.comparison import COMPARISONS, any_of, compared, scalars
 
 from .evaluating import value
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from queueapp.expressions import Expression, ParsedMessage, compile_expression
-from tests.inprocess import patience
+from tests.in_process_worker import patience
 
 CHECKOUT = Path(__file__).parents[3]
 

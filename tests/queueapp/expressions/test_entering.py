@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from queueapp.errors import InvalidOption, UndecodableMessage
-from queueapp.expressions.entering import HIGHEST, LOWEST, Entering, Entry, priority_of
+from queueapp.expressions.enqueue_expressions import HIGHEST, LOWEST, Entering, Entry, priority_of
 
 JSON = '{"content-type":"application/json"}'
 

@@ -11,10 +11,10 @@ from django.db import connection
 from django.db.models import F
 
 from queueapp.conf import settings
-from queueapp.flow.taking import KNOWN_FOR, Taken, Taking
+from queueapp.flow.limited_claims import KNOWN_FOR, Taken, Taking
 from queueapp.messages import new_id
 from queueapp.models import Now, Subscriber
-from queueapp.operating import control
+from queueapp.operations import control
 from queueapp.sql import queue_sql
 from queueapp.sql.claimed import SEQ, Range
 from tests.testapp.models import Capped, InProportion
@@ -42,7 +42,7 @@ def told() -> Told:
 @pytest.fixture
 def taking(told: Told, monkeypatch: pytest.MonkeyPatch) -> Taking:
     """What is known of subscribers is known until the test says otherwise."""
-    monkeypatch.setattr("queueapp.flow.taking.KNOWN_FOR", 3600.0)
+    monkeypatch.setattr("queueapp.flow.limited_claims.KNOWN_FOR", 3600.0)
     return Taking(InProportion, "default", told)  # type: ignore[arg-type]
 
 
@@ -141,7 +141,7 @@ def test_fairness_model_who_is_given_something_is_woken_and_has_until_it_would_b
     woken: list[Any] = []
     InProportion.send_many({"n": n} for n in range(2))
     control.set_option(InProportion, "lease_period", timedelta(hours=1))
-    monkeypatch.setattr("queueapp.flow.taking.wakeups.sent", lambda queue, connection: woken.append(queue))
+    monkeypatch.setattr("queueapp.flow.limited_claims.wakeups.sent", lambda queue, connection: woken.append(queue))
 
     take(taking, one, 2)
 

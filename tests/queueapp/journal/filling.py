@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from queueapp import publish_many
-from queueapp.topics.filling import Filler
+from queueapp.topics.backfill import Filler
 from tests.queueapp.sql.server import Server
 
 

@@ -13,9 +13,9 @@ from django.core.management import CommandError, call_command
 from queueapp import publish
 from queueapp.management.progress import Progress
 from queueapp.models import DelayedMessage, JournalEntry, PoisonMessage
-from queueapp.operating import control
-from queueapp.topics.filling import Filler
-from tests.inprocess import real_commits
+from queueapp.operations import control
+from queueapp.topics.backfill import Filler
+from tests.in_process_worker import real_commits
 from tests.queueapp.journal.filling import filled, numbers, put, take
 from tests.queueapp.sql.server import Server
 from tests.testapp.models import Deep, Recovered

@@ -10,9 +10,9 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from queueapp.models import JournalEntry
-from queueapp.operating import journal as figures
-from queueapp.operating.statistics import figures as queue_figures
-from tests.inprocess import real_commits
+from queueapp.operations import journal as figures
+from queueapp.operations.statistics import figures as queue_figures
+from tests.in_process_worker import real_commits
 from tests.queueapp.journal.filling import filled, put
 from tests.queueapp.sql.server import Server
 from tests.testapp.models import Deep, Leased, Recovered

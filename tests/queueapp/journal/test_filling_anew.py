@@ -9,8 +9,8 @@ import pytest
 from django.db import Error, connections
 
 from queueapp.models import JournalCursor, JournalEntry
-from queueapp.topics.filling import Filler
-from tests.inprocess import real_commits
+from queueapp.topics.backfill import Filler
+from tests.in_process_worker import real_commits
 from tests.queueapp.journal.filling import filled, numbers, put, take
 from tests.queueapp.sql.server import Server
 from tests.testapp.models import Deep, Recovered

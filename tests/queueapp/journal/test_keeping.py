@@ -12,13 +12,13 @@ from django.test.utils import CaptureQueriesContext
 from queueapp import InvalidMessage, publish, publish_many, replay
 from queueapp.conf import settings as conf
 from queueapp.errors import InvalidOption
-from queueapp.journal.keeping import journal_of
+from queueapp.journal.append import journal_of
 from queueapp.journal.topics import is_journaled, retention_of
 from queueapp.messages import decode_headers
 from queueapp.models import JournalEntry
 from queueapp.sql.carried import SENT, Kind
 from queueapp.sql.journal import BEGINNING, Position
-from tests import carrying
+from tests import column_values
 from tests.queueapp.sql.server import Server, outgoing
 from tests.testapp.models import Deep, Recovered, Wide
 
@@ -71,7 +71,9 @@ def test_journal_keeps_headers_and_options(server: Server) -> None:
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_journal_has_a_place_for_all_that_a_message_carries(server: Server, count: int) -> None:
-    said = {one.outgoing: carrying.LIFETIME_MS if one.kind is Kind.TIME else carrying.said_of(one) for one in SENT}
+    said = {
+        one.outgoing: column_values.LIFETIME_MS if one.kind is Kind.TIME else column_values.said_of(one) for one in SENT
+    }
     journal = journal_of(server.connection)
 
     seqs = journal.append(server.connection, "t", [outgoing(b"\0", **said) for _ in range(count)], [""] * count)

@@ -10,12 +10,12 @@ from typing import Any
 import psycopg
 
 from queueapp import replay
-from queueapp.journal.keeping import journal_of
+from queueapp.journal.append import journal_of
 from queueapp.sql.journal import BEGINNING, Position
 from queueapp.sql.postgresql.index_order import IndexOrder
 from queueapp.sql.postgresql.session import fetch
 from tests.databases import only_on_postgresql, skip_unless_prepared
-from tests.inprocess import DEADLINE, eventually, real_commits
+from tests.in_process_worker import DEADLINE, eventually, real_commits
 from tests.queueapp.sql.server import Server, outgoing
 
 pytestmark = real_commits

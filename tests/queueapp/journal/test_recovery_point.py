@@ -11,12 +11,12 @@ import pytest
 from django.db import transaction
 
 from queueapp import InvalidOption, consumer, publish
-from queueapp.journal.keeping import journal_of
+from queueapp.journal.append import journal_of
 from queueapp.models import JournalCopied, JournalCursor, JournalEntry
 from queueapp.models.delivery import Delivery
-from queueapp.topics.filling import Filler
-from tests.hearing import wakeable
-from tests.inprocess import DEADLINE, eventually, real_commits, starting_workers
+from queueapp.topics.backfill import Filler
+from tests.in_process_worker import DEADLINE, eventually, real_commits, starting_workers
+from tests.listeners import wakeable
 from tests.queueapp.journal.filling import filled, numbers, put, take
 from tests.queueapp.sql.server import Server, outgoing
 from tests.testapp.models import AddressedUrgent, Interop, Recovered, Wide

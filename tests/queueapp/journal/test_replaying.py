@@ -14,10 +14,10 @@ from django.db import transaction
 
 from queueapp import BookmarkNotFound, InvalidOption, publish, publish_many, replay
 from queueapp.errors import InvalidExpression
-from queueapp.journal import replaying
-from queueapp.journal.keeping import journal_of
+from queueapp.journal import replay_reader
+from queueapp.journal.append import journal_of
 from queueapp.models import JournalCursor, JournalEntry
-from tests.inprocess import DEADLINE, eventually, real_commits
+from tests.in_process_worker import DEADLINE, eventually, real_commits
 from tests.queueapp.sql.server import Server, outgoing
 
 pytestmark = real_commits
@@ -186,12 +186,12 @@ def test_replay_in_a_transaction_sees_what_it_has_published_itself_when_that_is_
 
 def test_long_replay_is_noted_and_its_note_goes_with_it(server: Server) -> None:
     put(server, *range(10))
-    notes = JournalCursor.objects.using(server.alias).filter(name__startswith=replaying.REPLAY)
+    notes = JournalCursor.objects.using(server.alias).filter(name__startswith=replay_reader.REPLAY)
 
     with replay(TOPIC, batch=3, using=server.alias) as reading:
         assert next(reading).decode() == {"n": 0}
         (note,) = notes.all()
-        assert uuid.UUID(note.name.removeprefix(replaying.REPLAY))
+        assert uuid.UUID(note.name.removeprefix(replay_reader.REPLAY))
         assert note.topic == TOPIC
     assert not notes.all().exists()
 

@@ -10,13 +10,13 @@ import pytest
 from django.db import connections, transaction
 
 from queueapp import BookmarkNotFound, publish, replay
-from queueapp.journal import letting_go, replaying
-from queueapp.journal.keeping import journal_of
+from queueapp.journal import replay_reader, retention
+from queueapp.journal.append import journal_of
 from queueapp.models import JournalCopied, JournalCursor, JournalEntry, Now
 from queueapp.sql.journal import BEGINNING, Partition
-from queueapp.topics.filling import Filler
+from queueapp.topics.backfill import Filler
 from tests.databases import only_on_postgresql
-from tests.inprocess import DEADLINE, eventually, real_commits
+from tests.in_process_worker import DEADLINE, eventually, real_commits
 from tests.queueapp.journal.filling import filled, numbers, put, take
 from tests.queueapp.sql.server import Server, outgoing
 from tests.testapp.models import Deep, Recovered
@@ -66,7 +66,7 @@ def test_retention_removes_what_is_older_and_keeps_the_rest(server: Server) -> N
     age(server, timedelta(days=3))
     put(server, SHORT, 3)
 
-    assert letting_go.let_go(server.alias) == 2
+    assert retention.let_go(server.alias) == 2
     assert [entry.decode()["n"] for entry in replay(SHORT, using=server.alias)] == [3]
 
 
@@ -74,7 +74,7 @@ def test_retention_for_ever_removes_nothing(server: Server) -> None:
     put(server, LONG, 1)
     age(server, timedelta(days=4000))
 
-    assert letting_go.let_go(server.alias) == 0
+    assert retention.let_go(server.alias) == 0
     assert kept(server) == [LONG]
 
 
@@ -83,17 +83,17 @@ def test_topic_that_is_not_declared_any_more_is_kept(server: Server, settings: A
     age(server, timedelta(days=3))
     settings.QUEUEAPP = {"JOURNAL": {"other": timedelta(hours=1)}}
 
-    assert letting_go.let_go(server.alias) == 0
+    assert retention.let_go(server.alias) == 0
     assert kept(server) == [SHORT]
 
 
 def test_retention_goes_in_batches(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(letting_go, "BATCH", 3)
+    monkeypatch.setattr(retention, "BATCH", 3)
     put(server, SHORT, *range(10))
     age(server, timedelta(days=3))
     asked: list[bool] = []
 
-    assert letting_go.let_go(server.alias, lambda: not asked.append(True)) == 10
+    assert retention.let_go(server.alias, lambda: not asked.append(True)) == 10
     assert len(asked) >= 4
 
 
@@ -101,7 +101,7 @@ def test_retention_ends_when_it_may_not_go_on(server: Server, monkeypatch: pytes
     put(server, SHORT, 1)
     age(server, timedelta(days=3))
 
-    assert letting_go.let_go(server.alias, lambda: False) == 0
+    assert retention.let_go(server.alias, lambda: False) == 0
     assert kept(server) == [SHORT]
 
 
@@ -110,12 +110,12 @@ def test_retention_never_passes_the_cursor_of_a_queue(server: Server) -> None:
     filled(server, Deep)
     age(server, timedelta(days=3))
 
-    letting_go.let_go(server.alias)
+    retention.let_go(server.alias)
     assert len(kept(server)) in (500, 501), "those that are inactive, and where the cursor stands"
 
     Deep.objects.using(server.alias).all().delete()
     assert filled(server, Deep) == 500
-    letting_go.let_go(server.alias)
+    retention.let_go(server.alias)
     assert kept(server) == []
 
 
@@ -126,22 +126,22 @@ def test_retention_never_passes_a_queue_that_is_about_to_be_filled(server: Serve
     delivery(Recovered, underlying_topic="journaled.orders")
     Filler(Recovered, server.alias).attach()
 
-    assert letting_go.let_go(server.alias) == 0
+    assert retention.let_go(server.alias) == 0
     assert filled(server, Recovered) == 1
-    assert letting_go.let_go(server.alias) == 1
+    assert retention.let_go(server.alias) == 1
 
 
 def test_queue_that_nobody_looks_after_holds_nothing_back_after_a_week(
     server: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which is said when retention passes it, once, and when somebody looks after it again."""
-    monkeypatch.setattr(letting_go, "_named", set())
+    monkeypatch.setattr(retention, "_named", set())
     put(server, "journaled.deep", 1)
     Filler(Deep, server.alias).attach()
     age(server, timedelta(days=30))
-    JournalCursor.objects.using(server.alias).update(seen_at=Now() - letting_go.ABANDONED - timedelta(hours=1))
+    JournalCursor.objects.using(server.alias).update(seen_at=Now() - retention.ABANDONED - timedelta(hours=1))
 
-    assert [letting_go.let_go(server.alias) for _ in range(2)] == [1, 0]
+    assert [retention.let_go(server.alias) for _ in range(2)] == [1, 0]
     (passed,) = caplog.messages
     assert "testapp.Deep has not been filled" in passed
     assert "for 7 days" in passed
@@ -160,10 +160,10 @@ def test_replay_that_retention_overtakes_says_so(
     put(server, SHORT, *range(10))
     reading = replay(SHORT, batch=4, bookmark_not_found=instead, using=server.alias)
     next(reading)
-    monkeypatch.setattr(replaying, "READER_LIFE", timedelta(0))  # it does not read on for so long
+    monkeypatch.setattr(replay_reader, "READER_LIFE", timedelta(0))  # it does not read on for so long
     JournalCursor.objects.using(server.alias).update(seen_at=Now() - timedelta(minutes=11))
     age(server, timedelta(days=3))
-    assert letting_go.let_go(server.alias) == 10
+    assert retention.let_go(server.alias) == 10
     put(server, SHORT, 10)
 
     if instead == "fail":
@@ -180,7 +180,7 @@ def test_replay_that_nothing_was_removed_of_says_nothing(
     server: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(server, SHORT, *range(10))
-    monkeypatch.setattr(replaying, "READER_LIFE", timedelta(0))
+    monkeypatch.setattr(replay_reader, "READER_LIFE", timedelta(0))
 
     assert len(list(replay(SHORT, batch=4, bookmark_not_found="fail", using=server.alias))) == 10
     assert not [text for text in caplog.messages if "A replay of" in text]
@@ -206,9 +206,9 @@ def test_retention_never_passes_a_replay_that_reads(server: Server) -> None:
     age(server, timedelta(days=3))
     with replay(SHORT, batch=4, using=server.alias) as reading:
         next(reading)
-        assert letting_go.let_go(server.alias) == 0
+        assert retention.let_go(server.alias) == 0
         assert len(list(reading)) == 9
-    assert letting_go.let_go(server.alias) == 10
+    assert retention.let_go(server.alias) == 10
 
 
 def test_replay_that_was_killed_holds_nothing_back_for_long(server: Server) -> None:
@@ -218,7 +218,7 @@ def test_replay_that_was_killed_holds_nothing_back_for_long(server: Server) -> N
     next(reading)
     JournalCursor.objects.using(server.alias).update(seen_at=Now() - timedelta(minutes=11))
 
-    assert letting_go.let_go(server.alias) == 10
+    assert retention.let_go(server.alias) == 10
     assert not JournalCursor.objects.using(server.alias).exists(), "its note is removed"
     reading.close()
 
@@ -231,8 +231,8 @@ def test_notes_of_copies_go_with_the_entries(server: Server) -> None:
     filled(server, Deep)
     assert JournalCopied.objects.using(server.alias).count() == 3
 
-    letting_go.let_go(server.alias)
-    letting_go.let_go(server.alias)
+    retention.let_go(server.alias)
+    retention.let_go(server.alias)
     assert JournalCopied.objects.using(server.alias).count() == 1
 
 
@@ -242,7 +242,7 @@ def test_notes_of_copies_go_though_another_topic_is_kept_for_ever(server: Server
     filled(server, Deep)
     age(server, timedelta(days=3))
 
-    letting_go.let_go(server.alias)
+    retention.let_go(server.alias)
 
     assert JournalEntry.objects.using(server.alias).get().topic == "journaled.for ever"
     assert not JournalCopied.objects.using(server.alias).exists()
@@ -261,7 +261,7 @@ def test_notes_of_copies_stay_while_their_entries_do(server: Server) -> None:
         journal_of(first).append(first, "journaled.deep", [outgoing(b'{"n":1}')], [""])
     assert filled(server, Deep) == 2
 
-    letting_go.let_go(server.alias)
+    retention.let_go(server.alias)
 
     assert JournalCopied.objects.using(server.alias).count() == 2
     take(server, Deep, 2)
@@ -271,11 +271,11 @@ def test_notes_of_copies_stay_while_their_entries_do(server: Server) -> None:
 
 def test_notes_of_what_is_kept_are_not_looked_at(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a long journal there may be millions: only those before its first entry can be of no use."""
-    monkeypatch.setattr(letting_go, "NOTES", 1)
+    monkeypatch.setattr(retention, "NOTES", 1)
 
     def rounds() -> int:
         asked: list[bool] = []
-        letting_go.let_go(server.alias, lambda: not asked.append(True))
+        retention.let_go(server.alias, lambda: not asked.append(True))
         return len(asked)
 
     put(server, "journaled.deep", 1)
@@ -294,13 +294,13 @@ def test_notes_of_what_is_kept_are_not_looked_at(server: Server, monkeypatch: py
 def test_partitions_are_made_ahead(server: Server) -> None:
     today = server.backend.now(server.connection)
     before = partitions(server)
-    letting_go.make_partitions(server.alias)
+    retention.make_partitions(server.alias)
 
     found = partitions(server)
     assert [one.end is None for one in found] == [False] * (len(found) - 1) + [True]
     assert {one.name for one in before} <= {one.name for one in found}
-    assert sum(one.end is not None and one.end > today for one in found) >= letting_go.AHEAD
-    assert letting_go.make_partitions(server.alias) == 0
+    assert sum(one.end is not None and one.end > today for one in found) >= retention.AHEAD
+    assert retention.make_partitions(server.alias) == 0
 
 
 def test_partition_is_dropped_whole_when_all_in_it_is_over(server: Server, yesterdays: Any) -> None:
@@ -310,7 +310,7 @@ def test_partition_is_dropped_whole_when_all_in_it_is_over(server: Server, yeste
     put(server, SHORT, 3)
     assert journal_of(server.connection).topics(server.connection, name) == [SHORT]
 
-    assert letting_go.let_go(server.alias) == 0, "not one by one"
+    assert retention.let_go(server.alias) == 0, "not one by one"
 
     assert name not in {one.name for one in partitions(server)}
     assert len(kept(server)) == 1
@@ -322,7 +322,7 @@ def test_partition_with_a_longer_topic_is_kept_without_the_shorter(server: Serve
     put(server, LONG, 2)
     age(server, timedelta(days=5))
 
-    assert letting_go.let_go(server.alias) == 1
+    assert retention.let_go(server.alias) == 1
     assert kept(server) == [LONG]
     assert name in {one.name for one in partitions(server)}
 
@@ -333,10 +333,10 @@ def test_partition_that_a_queue_still_needs_is_kept(server: Server, yesterdays: 
     age(server, timedelta(days=5))
     Filler(Deep, server.alias).attach()
 
-    letting_go.let_go(server.alias)
+    retention.let_go(server.alias)
     assert name in {one.name for one in partitions(server)}
     assert filled(server, Deep) == 1
-    letting_go.let_go(server.alias)
+    retention.let_go(server.alias)
     assert name not in {one.name for one in partitions(server)}
     assert numbers(server, Deep) == [1]
 
@@ -346,10 +346,10 @@ def test_partition_that_somebody_reads_is_dropped_another_time(server: Server, y
     reader = server.another()
     with server.transaction(reader), reader.cursor() as cursor:
         cursor.execute(f'SELECT count(*) FROM "{name}"')
-        letting_go.let_go(server.alias)
+        retention.let_go(server.alias)
         assert name in {one.name for one in partitions(server)}
         publish(SHORT, {}, using=server.alias)
-    letting_go.let_go(server.alias)
+    retention.let_go(server.alias)
     assert name not in {one.name for one in partitions(server)}
 
 
@@ -357,7 +357,7 @@ def test_partition_gets_an_entry_while_its_drop_waits_and_is_kept(
     server: Server, yesterdays: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A transaction of that day may have been open until then: what it published was not to be seen before."""
-    monkeypatch.setattr(letting_go, "WAIT_MS", 30_000)
+    monkeypatch.setattr(retention, "WAIT_MS", 30_000)
     name = yesterdays(5)
     put(server, SHORT, 1)
     age(server, timedelta(days=5))
@@ -365,7 +365,7 @@ def test_partition_gets_an_entry_while_its_drop_waits_and_is_kept(
 
     def drop() -> None:
         try:
-            letting_go.let_go(server.alias)
+            retention.let_go(server.alias)
         finally:
             connections[server.alias].close()
 
@@ -395,7 +395,7 @@ def test_day_without_a_partition_is_kept_in_the_rest_and_purged(server: Server) 
     with transaction.atomic(using=server.alias):
         assert not journal.add_partition(server.connection, -40, 1000), "the rest has entries of that day"
 
-    assert letting_go.let_go(server.alias) == 1
+    assert retention.let_go(server.alias) == 1
 
 
 # -- a dump that was restored into another server ---------------------------------------------------------------------
@@ -410,8 +410,8 @@ def test_entries_of_another_server_stand_before_all_that_is_new(server: Server) 
         cursor.execute("UPDATE queueapp_journalentry SET txid = txid + 1000000000")
     put(server, "journaled.deep", 3)
 
-    assert letting_go.renumber(server.alias) == 2
-    assert letting_go.renumber(server.alias) == 0
+    assert retention.renumber(server.alias) == 2
+    assert retention.renumber(server.alias) == 0
     assert [entry.decode()["n"] for entry in replay("journaled.deep", using=server.alias)] == [1, 2, 3]
     assert filled(server, Deep) == 3
     assert numbers(server, Deep) == [1, 2, 3]

@@ -15,12 +15,12 @@ import pytest
 from django.db import connections
 
 from queueapp import InvalidOption, publish
-from queueapp.membership.leadership import Leadership
 from queueapp.models import JournalCopied, JournalCursor
 from queueapp.models.delivery import Delivery
-from queueapp.operating.journal import inactive_messages
-from queueapp.topics.filling import Filler
-from tests.inprocess import DEADLINE, eventually, real_commits
+from queueapp.operations.journal import inactive_messages
+from queueapp.services.leader_election import Leadership
+from queueapp.topics.backfill import Filler
+from tests.in_process_worker import DEADLINE, eventually, real_commits
 from tests.queueapp.journal.filling import filled, numbers, put, take
 from tests.queueapp.sql.server import Server, outgoing
 from tests.testapp.models import Deep
@@ -142,7 +142,7 @@ def test_service_waits_until_the_queue_is_half_empty(server: Server, service: Jo
 
 
 def test_service_waits_for_a_transaction_that_published_before(server: Server, service: JournalService) -> None:
-    from queueapp.journal.keeping import journal_of
+    from queueapp.journal.append import journal_of
 
     late = server.another()
     service.start()
@@ -158,7 +158,7 @@ def test_service_waits_for_a_transaction_that_published_before(server: Server, s
 
 _TOP_UP = """
 import django; django.setup()
-from queueapp.topics.filling import Filler
+from queueapp.topics.backfill import Filler
 from tests.testapp.models import Deep
 filler = Filler(Deep, "default")
 filler.attach()

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.inprocess import patience
+from tests.in_process_worker import patience
 
 CHECKOUT = Path(__file__).parents[3]
 

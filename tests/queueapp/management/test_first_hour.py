@@ -23,7 +23,7 @@ from tests.databases import only_on_postgresql
 from tests.queueapp.management.processes import manage, only_line
 from tests.testapp.models import ForeignPostgres, ForeignSqlServer, Leased
 
-#: As ``tests.inprocess.real_commits``, with the app that has the commands of workers.
+#: As ``tests.in_process_worker.real_commits``, with the app that has the commands of workers.
 real_commits = pytest.mark.django_db(transaction=True, available_apps=["queueapp", "workers", "tests.testapp"])
 
 UNREACHABLE = "postgresql://ann:hunter2@127.0.0.1:1/shop"
@@ -155,7 +155,7 @@ def test_a_script_that_reads_json_reads_the_error(
     assert json.loads(capsys.readouterr().out) == {"error": str(raised.value)}
 
 
-OURS = ("queueapp", "queueapp.kombu", "workers", "queueapp.workers")
+OURS = ("queueapp", "queueapp.contrib.celery", "workers", "queueapp.workers")
 
 
 def commands_with_json() -> dict[str, BaseCommand]:
@@ -270,7 +270,9 @@ def nowhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @only_on_postgresql
-@pytest.mark.django_db(transaction=True, available_apps=["queueapp", "queueapp.kombu", "workers", "tests.testapp"])
+@pytest.mark.django_db(
+    transaction=True, available_apps=["queueapp", "queueapp.contrib.celery", "workers", "tests.testapp"]
+)
 @pytest.mark.usefixtures("nowhere")
 @pytest.mark.parametrize("command", ARGUMENTS)
 def test_a_database_that_is_down_is_a_line_and_no_success(command: str, capsys: pytest.CaptureFixture[str]) -> None:

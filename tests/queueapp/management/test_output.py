@@ -16,7 +16,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from queueapp.models import PoisonMessage, QueueControl
-from tests.inprocess import eventually, patience
+from tests.in_process_worker import eventually, patience
 from tests.queueapp.management.processes import CHECKOUT
 from tests.testapp.models import Leased
 

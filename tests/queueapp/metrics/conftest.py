@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from queueapp.metrics.readers import remembered
+from queueapp.metrics.permissions import remembered
 
 TOKEN = "a token of the tests"
 

@@ -13,10 +13,10 @@ from django.test import Client, RequestFactory
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from queueapp.metrics.readers import remembered
+from queueapp.metrics.permissions import remembered
 from queueapp.metrics.views import metrics
 from queueapp.models import Now, Subscriber
-from queueapp.operating import control
+from queueapp.operations import control
 from tests.testapp.models import Leased, Short
 
 from .conftest import TOKEN

@@ -16,11 +16,11 @@ from django.test.utils import isolate_apps
 from queueapp import InvalidOption, Queue, QueueNotFound, Semantics, registry
 from queueapp.models import BytesField, TableOptions
 from queueapp.models.queue import claim_columns
-from queueapp.sending.accepting import alias_of
+from queueapp.sending.validation import alias_of
 from queueapp.sql.claimed import FOREVER
 from queueapp.sql.tables import QueueTable
 from tests import odbc
-from tests.inprocess import real_commits
+from tests.in_process_worker import real_commits
 from tests.testapp.models import Addressed, AddressedUrgent, Leased, Readable, Short, Transactional, Urgent
 
 #: Some tests define one model twice, to see what a changed option does.

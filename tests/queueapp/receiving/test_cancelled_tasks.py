@@ -21,10 +21,10 @@ from django.db import connections, transaction
 
 from queueapp import Context, LeaseLost, consumer
 from queueapp.consuming.registry import registered
-from queueapp.consuming.uninterrupted import run_to_its_end
+from queueapp.consuming.shielded import run_to_its_end
 from queueapp.models import Now
 from queueapp.receiving.receive import Receive
-from tests.inprocess import DEADLINE, Worker, eventually, real_commits
+from tests.in_process_worker import DEADLINE, Worker, eventually, real_commits
 from tests.testapp.messages import Ping
 from tests.testapp.models import Effect, Leased, Transactional
 

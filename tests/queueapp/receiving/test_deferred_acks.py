@@ -16,11 +16,11 @@ from django.db.models import F
 from queueapp import Leasing
 from queueapp.messages import new_id
 from queueapp.models import DeferredAck, Now
-from queueapp.operating import deferring
-from queueapp.operating.statistics import figures
+from queueapp.operations import settle_early_acks
+from queueapp.operations.statistics import figures
 from queueapp.sql import queue_sql
 from tests.databases import DATABASES, marks_of
-from tests.inprocess import eventually
+from tests.in_process_worker import eventually
 from tests.queueapp.sql.server import outgoing
 from tests.testapp.leases import Deferring
 from tests.testapp.models import Leased
@@ -85,7 +85,7 @@ def test_a_deferred_ack_that_is_too_old_holds_nobody_back(alias: str) -> None:
     Deferring.send({}, message_id=early, using=alias)
 
     assert rows(alias).count() == 1
-    assert deferring.forget_old(alias) == 1
+    assert settle_early_acks.forget_old(alias) == 1
     assert not kept(alias).exists()
 
 
@@ -129,7 +129,7 @@ def test_a_message_that_somebody_holds_is_not_one_that_is_still_to_come(
 
 
 def test_what_came_in_by_another_way_is_removed_by_housekeeping(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deferring, "BATCH", 2)
+    monkeypatch.setattr(settle_early_acks, "BATCH", 2)
     ids = [new_id() for _ in range(5)]
     Deferring.ack(ids=ids, using=alias)
     connection = connections[alias]
@@ -139,19 +139,19 @@ def test_what_came_in_by_another_way_is_removed_by_housekeeping(alias: str, monk
         (held,) = batch
         removed, after = 0, 0
         for _ in range(3):
-            gone, after = deferring.settle(Deferring, alias, after)
+            gone, after = settle_early_acks.settle(Deferring, alias, after)
             removed += gone
         assert (removed, after) == (2, 0)
         assert [row.id for row in rows(alias)] == [held.id], "what somebody holds is left to him"
     assert {one.message_id for one in kept(alias)} == {ids[0], ids[4], held.id}
 
-    removed, after = deferring.settle(Deferring, alias)
-    assert removed + deferring.settle(Deferring, alias, after)[0] == 1
+    removed, after = settle_early_acks.settle(Deferring, alias)
+    assert removed + settle_early_acks.settle(Deferring, alias, after)[0] == 1
     assert not rows(alias).exists()
 
 
 def test_deferred_ack_count(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("queueapp.operating.statistics.router.db_for_write", lambda queue: alias)
+    monkeypatch.setattr("queueapp.operations.statistics.router.db_for_write", lambda queue: alias)
     Deferring.ack(ids=[new_id(), new_id()], using=alias)
     found = {one.queue: one.deferred_ack_count for one in figures([Deferring, Leased])}
     assert found[Deferring._meta.label] == 2

@@ -10,11 +10,12 @@ import pytest
 from django.db import connections
 
 from queueapp import NEVER, overrides
-from queueapp.admin.showing.leases import LeaseState
+from queueapp.admin.formatting.leases import LeaseState
+from queueapp.failures.poison_archive import find
+from queueapp.failures.requeue_poison import requeue
 from queueapp.flow import in_force
 from queueapp.models import Now, PoisonMessage
-from queueapp.operating.expiring import delete_expired, in_time
-from queueapp.poison import find, requeue
+from queueapp.operations.expiration import delete_expired, in_time
 from queueapp.sql import backend_of, queue_sql
 from queueapp.sql.claimed import Range
 from queueapp.sql.expiry import expires_at

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queueapp.receiving.floors import _NEARS_IN_A_ROW, _STAYS_IN_A_ROW, FIRST_WINDOW, Floors
+from queueapp.receiving.low_water_marks import _NEARS_IN_A_ROW, _STAYS_IN_A_ROW, FIRST_WINDOW, Floors
 from queueapp.sql.claimed import MAX_SEQ, Range
 
 LEVELS = (("", 1), ("", 0))

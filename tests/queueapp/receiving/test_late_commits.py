@@ -8,12 +8,12 @@ import kombu
 import pytest
 from django.db import transaction
 
-import queueapp.kombu  # noqa: F401 (registers the transport)
-from queueapp.kombu.broker import BrokerQueue
-from queueapp.kombu.member import stop_members
-from queueapp.receiving import walk
+import queueapp.contrib.celery  # noqa: F401 (registers the transport)
+from queueapp.contrib.celery.models_broker import BrokerQueue
+from queueapp.contrib.celery.process_agent import stop_members
+from queueapp.receiving import scan_window
 from tests.databases import only_on_postgresql
-from tests.inprocess import DEADLINE, real_commits
+from tests.in_process_worker import DEADLINE, real_commits
 from tests.late_commits import committed_late, jump
 from tests.testapp.models import Leased, Urgent
 
@@ -23,7 +23,7 @@ pytestmark = [real_commits, only_on_postgresql]
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A look that was slow because the machine was busy makes no smaller windows: these tests count looks."""
-    monkeypatch.setattr(walk, "WINDOW_TARGET", 60.0)
+    monkeypatch.setattr(scan_window, "WINDOW_TARGET", 60.0)
 
 
 def receive_one(queue: Any) -> list[int]:

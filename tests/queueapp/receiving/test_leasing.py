@@ -13,7 +13,7 @@ from django.db.models import F
 
 from queueapp import InvalidOption, LeaseLost, Leasing, QueueError
 from queueapp.models import DelayedMessage, Now, PoisonMessage
-from queueapp.operating.expiring import delete_expired
+from queueapp.operations.expiration import delete_expired
 from queueapp.sql import queue_sql
 from queueapp.sql.claimed import SEQ, Range
 from tests.databases import DATABASES, marks_of
@@ -150,7 +150,7 @@ def test_leasing_the_unit_is_the_client(alias: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_ack_by_filter(alias: str, leasing: Leasing, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("queueapp.receiving.by_bookmark.LOOKED_AT", 3)
+    monkeypatch.setattr("queueapp.receiving.ack_by_seq.LOOKED_AT", 3)
     Leased.send_many([{"price": n} for n in range(10)], using=alias)
     mine, theirs = hand_out(alias, 2), hand_out(alias, 2, OTHER)
     rows(alias).filter(seq=theirs[1]).update(body=b"not JSON")

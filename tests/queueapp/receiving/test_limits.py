@@ -10,7 +10,7 @@ from django.db import connection, transaction
 
 from queueapp import LeaseLost
 from queueapp.models import Now, PoisonMessage
-from tests.inprocess import real_commits
+from tests.in_process_worker import real_commits
 from tests.testapp.models import Leased, Transactional
 
 pytestmark = real_commits

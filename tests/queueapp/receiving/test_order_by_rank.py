@@ -12,17 +12,17 @@ from hypothesis import HealthCheck, given, settings
 
 from queueapp import messages
 from queueapp.errors import InvalidMessage
+from queueapp.failures.poison_store import bury
+from queueapp.failures.requeue_poison import requeue
 from queueapp.models import PoisonMessage
-from queueapp.poison import requeueing
-from queueapp.poison.burying import bury
-from queueapp.receiving import floors
-from queueapp.receiving.ranked import RankedFloors, floors_for
+from queueapp.receiving import low_water_marks
+from queueapp.receiving.priority64_marks import RankedFloors, floors_for
 from queueapp.sql import queue_sql
 from queueapp.sql.claimed import MAX_PLACE, WINDOW_ROWS, Range, place_of, rank_and_seq
 from queueapp.sql.outgoing import Outgoing
 from queueapp.sql.postgresql.claims import Where
 from tests.databases import DATABASES, marks_of, only_on_postgresql
-from tests.inprocess import real_commits
+from tests.in_process_worker import real_commits
 from tests.testapp.models import Addressed, Leased, Urgent
 from tests.testapp.ordering import Ranked, RankedAtMostOnce, RankedTransactional
 
@@ -117,7 +117,7 @@ def test_priority_of_64_bits_passes_through_the_stores(alias: str) -> None:
     poison = PoisonMessage.objects.using(alias).get()
     assert poison.priority == 2**62
 
-    requeueing.requeue(PoisonMessage.objects.using(alias).filter(pk=poison.pk))
+    requeue.requeue(PoisonMessage.objects.using(alias).filter(pk=poison.pk))
 
     assert Ranked.objects.using(alias).get().priority == 2**62
 
@@ -139,7 +139,7 @@ def test_priority_of_64_bits_passes_through_the_stores(alias: str) -> None:
 def test_priority_order_is_that_of_a_sorted_list(alias: str, steps: list[tuple[str, Any]]) -> None:
     """Whatever is sent, taken and given back in between."""
     Ranked.objects.using(alias).all().delete()
-    floors._floors.clear()
+    low_water_marks._floors.clear()
     expected: list[tuple[int, int]] = []
     for verb, of_it in [*steps, ("take", 300)]:
         if verb == "send":
@@ -218,7 +218,7 @@ def test_priority_what_somebody_has_in_hand_is_not_sought_before_the_floor(alias
 
 @each_database
 def test_priority_a_backlog_of_newcomers_brings_the_floor_down(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("queueapp.receiving.ranked.MOST_HELD", 20)
+    monkeypatch.setattr("queueapp.receiving.priority64_marks.MOST_HELD", 20)
     put(Ranked, alias, *range(100), many=True)
     assert take(Ranked, alias, 50) == list(range(99, 49, -1))
 

@@ -15,7 +15,7 @@ from django.db.models import F
 
 from queueapp import InvalidMessage, InvalidOption, LeaseLost, QueueError, UndecodableMessage, signals
 from queueapp.models import Now
-from tests.inprocess import real_commits
+from tests.in_process_worker import real_commits
 from tests.testapp.messages import Ping
 from tests.testapp.models import Addressed, AtMostOnce, Effect, Leased, Transactional, Urgent
 

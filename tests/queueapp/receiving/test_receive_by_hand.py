@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from queueapp import QueueError, signals
-from tests.inprocess import real_commits
+from tests.in_process_worker import real_commits
 from tests.testapp.models import AtMostOnce, Leased, Transactional
 
 pytestmark = real_commits

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from django.db import connections
 
-from queueapp.membership.dead_subscribers import release_leases_of_dead_subscribers
 from queueapp.models import BarrierDelivery, Now, Subscriber
 from queueapp.receiving import barriers
+from queueapp.services.orphaned_leases import release_leases_of_dead_subscribers
 from tests.databases import DATABASES, marks_of
 from tests.testapp.ordering import Fenced, FencedAddressed
-from workers.processes.remaining import is_empty, remaining
+from workers.processes.until_empty import is_empty, remaining
 
 pytestmark = pytest.mark.parametrize(
     "alias", [pytest.param(alias, id=name, marks=marks_of(alias)) for name, alias in DATABASES.items()]

@@ -19,9 +19,9 @@ from django.db import connections, transaction
 
 from queueapp import Context, InvalidMessage, InvalidOption, NoReply, QueueError, arequest, consumer, request
 from queueapp.consuming.registry import registered
-from queueapp.receiving import requesting
+from queueapp.receiving import request_reply
 from tests.databases import DATABASES, marks_of
-from tests.inprocess import Worker, eventually, real_commits
+from tests.in_process_worker import Worker, eventually, real_commits
 from tests.testapp.models import Interop, Leased, Short, Transactional
 
 LONG, NOW = timedelta(minutes=2), timedelta(milliseconds=50)
@@ -146,7 +146,7 @@ def test_looks_become_rare(monkeypatch: pytest.MonkeyPatch) -> None:
 
         yield heard
 
-    monkeypatch.setattr(requesting, "_listening", listening)
+    monkeypatch.setattr(request_reply, "_listening", listening)
     with pytest.raises(Enough):
         ask(1, timeout=timedelta(hours=1))
     assert waits == [0.02, 0.04, 0.08, 0.16, 0.16, 0.32, 0.64, 1.0, 1.0]
@@ -156,7 +156,7 @@ def test_looks_become_rare(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("correlation", ['say "a\\b/ä%"', "ä/ß"])
 def test_an_id_of_ones_own_is_found_however_the_answer_writes_it(correlation: str) -> None:
     """Others write JSON with other escapes than we do."""
-    asked = requesting.messages.new_id()
+    asked = request_reply.messages.new_id()
 
     def endpoint() -> None:
         try:

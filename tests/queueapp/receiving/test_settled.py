@@ -8,9 +8,9 @@ from collections.abc import Callable, Set
 import pytest
 
 from queueapp.receiving import settled as module
-from queueapp.receiving.floors import Floors
+from queueapp.receiving.low_water_marks import Floors
+from queueapp.receiving.scan_window import FIRST_WINDOW, LOOKS_OF_A_CYCLE, WINDOW_TARGET
 from queueapp.receiving.settled import ASK_EVERY, ASK_SELDOM, BRIEF, REST_OF_ASKING, REST_OF_SETTLED, Question, Settled
-from queueapp.receiving.walk import FIRST_WINDOW, LOOKS_OF_A_CYCLE, WINDOW_TARGET
 from queueapp.sql.claimed import MAX_SEQ, Claimed, Peek, Range
 
 NOTHING = Peek(0, 0, 0)

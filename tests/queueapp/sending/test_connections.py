@@ -22,7 +22,7 @@ from project.paths import CHECKOUT
 from queueapp.sending.isolation import close_isolated, isolated_connection
 from queueapp.sql import queue_sql
 from queueapp.sql.claimed import Range
-from tests.inprocess import eventually, real_commits
+from tests.in_process_worker import eventually, real_commits
 from tests.testapp.models import Addressed, Effect, Leased, Transactional
 
 pytestmark = real_commits

@@ -16,11 +16,11 @@ from django.utils import timezone
 
 from queueapp import InvalidMessage, consumer
 from queueapp.consuming.registry import registered
-from queueapp.delayed.dispatching import dispatch_due
+from queueapp.delayed.dispatch import dispatch_due
 from queueapp.messages import decode_headers
 from queueapp.models import DelayedMessage
 from queueapp.sending.isolation import close_isolated
-from tests.inprocess import real_commits
+from tests.in_process_worker import real_commits
 from tests.testapp.messages import Ping
 from tests.testapp.models import Addressed, Effect, Leased, Readable, Short, Transactional, Urgent
 

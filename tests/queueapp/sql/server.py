@@ -18,7 +18,7 @@ from queueapp.sql.claimed import MAX_SEQ, SEQ, Claimed, Range
 from queueapp.sql.outgoing import Outgoing
 from queueapp.sql.rows import Row
 from queueapp.sql.tables import QueueTable
-from tests.inprocess import eventually
+from tests.in_process_worker import eventually
 
 ALL = (Range(),)
 #: What must not wait for anybody is done in this many seconds, on the slowest machine.

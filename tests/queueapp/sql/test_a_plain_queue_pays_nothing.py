@@ -18,9 +18,9 @@ from queueapp.sql.claimed import SEQ, Range
 from queueapp.sql.postgresql.claims import Where
 from tests.autovacuum import without_autovacuum
 from tests.databases import only_on_postgresql
-from tests.inprocess import real_commits
+from tests.in_process_worker import real_commits
+from tests.protocol_trace import statements
 from tests.testapp.models import AtMostOnce, Capped, Leased, Transactional
-from tests.wire import statements
 
 pytestmark = [real_commits, only_on_postgresql]
 

@@ -17,7 +17,7 @@ from sqlglot import exp
 from queueapp import delayed
 from queueapp.admin.message_pages import MessageAdmin
 from queueapp.models import DelayedMessage, Now, PoisonMessage
-from queueapp.operating.statistics import figures
+from queueapp.operations.statistics import figures
 from queueapp.sql import looking, queue_sql
 from queueapp.sql.sqlserver.locking import LOOKING
 from tests.queueapp.sql.server import ALL, Server, within

@@ -13,15 +13,15 @@ from django.db import connections
 from sqlglot import exp
 
 from queueapp.models import DelayedMessage
-from queueapp.operating import inspection
+from queueapp.operations import schema_check
 from queueapp.sql import backend_of
 from queueapp.sql.definition import Remark
 from queueapp.sql.tables import QueueTable
-from tests.inprocess import real_commits
+from tests.in_process_worker import real_commits
 from tests.queueapp.sql.server import Server, levels
 from tests.queueapp.sql.tsql import Recorder, never_connected, parsed
 from tests.testapp.models import AddressedUrgent, ForeignSqlServer, Leased
-from workers.management.findings import say_what_is_found
+from workers.management.startup_report import say_what_is_found
 
 CLAIM = str(QueueTable.of(AddressedUrgent).claim_index)
 Rows = list[tuple[Any, ...]]
@@ -40,10 +40,10 @@ def rest(model: Any) -> Rows:
 
 @pytest.fixture
 def inspected() -> Iterator[Any]:
-    def inspect(model: Any, *there: Rows) -> list[inspection.Finding]:
+    def inspect(model: Any, *there: Rows) -> list[schema_check.Finding]:
         answers = [[row for rows in there for row in rows], [("seq",), ("RowVersion",)], [(0, 1)]]
         connections["recorded"] = never_connected(Recorder(answers=answers))
-        return inspection.inspect(model, "recorded")
+        return schema_check.inspect(model, "recorded")
 
     yield inspect
     with suppress(AttributeError):  # where the driver cannot be loaded there is none
@@ -125,7 +125,9 @@ def test_setting_of_the_database_is_said_either_way(setting: int, advised: bool)
 
 @real_commits
 def test_worker_tells_all_settings_and_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspection, "remarks", lambda alias: [Remark("X is on", ""), Remark("Y is off", "Turn it on.")])
+    monkeypatch.setattr(
+        schema_check, "remarks", lambda alias: [Remark("X is on", ""), Remark("Y is off", "Turn it on.")]
+    )
     command = BaseCommand(stdout=StringIO(), stderr=StringIO())
     with without_claim_index(Server("default")):
         say_what_is_found(command, "default", [AddressedUrgent, DelayedMessage])
@@ -157,7 +159,7 @@ def taken(server: Server) -> int:
 
 def test_tables_that_were_migrated_lack_nothing(server: Server) -> None:
     for model in (AddressedUrgent, Leased, DelayedMessage):
-        assert inspection.inspect(model, server.alias) == []
+        assert schema_check.inspect(model, server.alias) == []
         there = server.backend.indexes(server.connection, model._meta.db_table)
         assert {one.name for one in model._meta.indexes} <= there.keys()
 
@@ -165,10 +167,10 @@ def test_tables_that_were_migrated_lack_nothing(server: Server) -> None:
 def test_missing_index_is_mended_by_what_is_said(server: Server) -> None:
     server.put(AddressedUrgent, 2)
     with without_claim_index(server):
-        (found,) = inspection.inspect(AddressedUrgent, server.alias)
+        (found,) = schema_check.inspect(AddressedUrgent, server.alias)
         server.run(found.remedy)
 
-        assert inspection.inspect(AddressedUrgent, server.alias) == []
+        assert schema_check.inspect(AddressedUrgent, server.alias) == []
         assert taken(server) == 2
 
 
@@ -177,7 +179,7 @@ def test_renamed_index_matters_where_statements_name_it(server: Server) -> None:
     connection, table = server.connection, AddressedUrgent._meta.db_table
     server.run(server.backend.rename_index(connection, table, CLAIM, "by_another_name"))
     try:
-        found = inspection.inspect(AddressedUrgent, server.alias)
+        found = schema_check.inspect(AddressedUrgent, server.alias)
         assert len(found) == server.backend.names_indexes
         server.run(
             found[0].remedy if found else server.backend.rename_index(connection, table, "by_another_name", CLAIM)
@@ -186,5 +188,5 @@ def test_renamed_index_matters_where_statements_name_it(server: Server) -> None:
         if "by_another_name" in server.backend.indexes(connection, table):
             server.run(server.backend.rename_index(connection, table, "by_another_name", CLAIM))
 
-    assert inspection.inspect(AddressedUrgent, server.alias) == []
+    assert schema_check.inspect(AddressedUrgent, server.alias) == []
     assert taken(server) == 2

@@ -7,7 +7,7 @@ import uuid
 import pytest
 from sqlglot import exp
 
-from queueapp.kombu.broker import Binding, BrokerQueue, DeclaredQueue
+from queueapp.contrib.celery.models_broker import Binding, BrokerQueue, DeclaredQueue
 from queueapp.sql.bound import BrokerTables
 from queueapp.sql.outgoing import Outgoing
 from queueapp.sql.tables import QueueTable

@@ -29,7 +29,7 @@ from queueapp.sql.sqlserver.backend import SqlServerBackend
 from queueapp.sql.sqlserver.locking import LOOKING, TAKING
 from queueapp.sql.sqlserver.queue import SqlServerQueueSql
 from queueapp.sql.tables import QueueTable, StoreTable
-from tests import carrying
+from tests import column_values
 from tests.queueapp.sql.tsql import Recorder, columns, hints, never_connected, parsed, placeholders, tables
 from tests.testapp.models import (
     Addressed,
@@ -73,7 +73,7 @@ TOKEN, OWNER = uuid.uuid4(), uuid.uuid4()
 SECRETS = ("SECRET", str(TOKEN), str(OWNER))
 FULL = Outgoing(new_id(), '{"h": "SECRET"}', b"SECRET", 5, "SECRET", 2, "SECRET", "SECRET", True)
 BARE = Outgoing(new_id(), "{}", None)
-_CARRIED = {one.name: "SECRET" if one.kind is Kind.TEXT else carrying.value_of(one) for one in CARRIED}
+_CARRIED = {one.name: "SECRET" if one.kind is Kind.TEXT else column_values.value_of(one) for one in CARRIED}
 WHOLE_ROW = Row(0, new_id(), '{"h": "SECRET"}', b"SECRET", 1, 2, "SECRET", **_CARRIED)
 
 LEVELS = [Range(3, 9, "SECRET", 2), Range(4, 9, "SECRET", 1), Range(5, 9, "SECRET", 0)]
@@ -407,7 +407,7 @@ def test_figures_read_no_more_of_a_table_than_their_limit(table: QueueTable, of_
 def test_claim_returns_what_the_contract_says(table: QueueTable) -> None:
     # The driver gives a datetime2 as a naive time.
     carried = {name: value.replace(tzinfo=None) if isinstance(value, datetime) else value
-               for name, value in carrying.columns().items()}  # fmt: skip
+               for name, value in column_values.columns().items()}  # fmt: skip
     returned = {"seq": 7, "id": str(TOKEN).upper(), "headers": "h", "body": b"b", "deliveries": 1, "cancels": 3,
                 "failures": "f", **carried}  # fmt: skip
     absent = {"deliveries": 0, "cancels": 0} | {one.name: one.default for one in CARRIED}

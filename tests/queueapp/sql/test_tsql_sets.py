@@ -8,7 +8,7 @@ import pytest
 from django.db.models import CharField, IntegerField, TextField
 from sqlglot import exp
 
-from queueapp.consuming.sets import MessageSet
+from queueapp.consuming.set_consumers import MessageSet
 from tests.queueapp.sql.tsql import Recorder, never_connected, parsed
 from tests.testapp.models import Effect, InSets
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlglot import exp
 
-from queueapp import wakeups
+from queueapp import notifier
 from queueapp.sql.sqlserver import wakeups as service_broker
 from queueapp.sql.sqlserver.backend import SqlServerBackend
 from queueapp.sql.sqlserver.wakeups import LOOK_AGAIN, PROCEDURES, SCRIPT
@@ -147,17 +147,17 @@ def test_a_sender_that_found_nobody_to_tell_does_nothing_more_for_minutes(
 ) -> None:
     backend, now = SqlServerBackend(), [1000.0]
     monkeypatch.setattr(service_broker, "monotonic", lambda: now[0])
-    monkeypatch.setattr(wakeups, "backend_of", lambda connection: backend)
-    monkeypatch.setattr(wakeups, "_rhythms", {})
+    monkeypatch.setattr(notifier, "backend_of", lambda connection: backend)
+    monkeypatch.setattr(notifier, "_rhythms", {})
     recorder = Recorder(answers=[[(None,)], [(None,)], [(7,)]])
     connection = never_connected(recorder)
     connection.in_atomic_block = False
 
-    wakeups.sent_to("shop.Orders", connection)
+    notifier.sent_to("shop.Orders", connection)
     assert len(recorder.statements) == 1
     connection.in_atomic_block = True
     for _ in range(3):
-        wakeups.sent_to("shop.Orders", connection)
+        notifier.sent_to("shop.Orders", connection)
     assert (len(recorder.statements), connection.run_on_commit) == (1, [])
 
     now[0] += LOOK_AGAIN + 1

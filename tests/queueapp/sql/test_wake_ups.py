@@ -11,8 +11,8 @@ import pytest
 from django.db import Error
 
 from queueapp.sql.wakeups import Ear
-from tests.hearing import cut_ears, wakeable
-from tests.inprocess import DEADLINE, eventually
+from tests.in_process_worker import DEADLINE, eventually
+from tests.listeners import cut_ears, wakeable
 from tests.queueapp.sql.server import Server, within
 
 CHANNEL = "queueapp_test"

@@ -14,7 +14,7 @@ from queueapp.conf import settings as ours
 from queueapp.consuming.registry import registered
 from queueapp.errors import InvalidOption
 from queueapp.testing import Kit, QueueTestMixin
-from tests.inprocess import real_commits
+from tests.in_process_worker import real_commits
 from tests.testapp.models import AtMostOnce, Effect, Leased, Transactional
 
 SEMANTICS = (Leased, Transactional, AtMostOnce)

@@ -14,12 +14,12 @@ from django.test.utils import CaptureQueriesContext
 
 from queueapp import InvalidMessage, InvalidOption, consumer, publish, publish_many
 from queueapp.consuming.registry import registered
-from queueapp.delayed.dispatching import dispatch_due
+from queueapp.delayed.dispatch import dispatch_due
 from queueapp.errors import FilteredOut
 from queueapp.models import DelayedMessage
-from queueapp.operating import control
-from queueapp.sending import entering
-from tests.inprocess import Worker, eventually, real_commits
+from queueapp.operations import control
+from queueapp.sending import enqueue_expressions
+from tests.in_process_worker import Worker, eventually, real_commits
 from tests.testapp.models import Bookings, LateFlights, LateFlightsOnce, Packed
 
 pytestmark = real_commits
@@ -109,7 +109,7 @@ def test_without_the_extra_a_send_says_how_to_install_it(
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(InvalidOption, match=r"LateFlights\.Delivery\.filter.*pip install 'queueapp\[expressions\]'"):
-        entering.entering_of(LateFlights)
+        enqueue_expressions.entering_of(LateFlights)
 
 
 # -- message types ---------------------------------------------------------------------------------------------------

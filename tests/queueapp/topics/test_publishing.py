@@ -16,15 +16,15 @@ from django.db import connection, connections, transaction
 
 from queueapp import InvalidMessage, InvalidOption, apublish, consumer, message_type, publish, publish_many
 from queueapp.consuming.registry import registered
-from queueapp.journal.keeping import Taken
+from queueapp.journal.append import Taken
 from queueapp.messages import decode_headers
 from queueapp.models import DelayedMessage
 from queueapp.models.delivery.topics import is_pattern
 from queueapp.sql.outgoing import Outgoing
-from queueapp.topics import publishing, routing
-from queueapp.topics.publishing import PublishOptions
+from queueapp.topics import publisher, routing
+from queueapp.topics.publisher import PublishOptions
 from tests.databases import statements_of
-from tests.inprocess import real_commits
+from tests.in_process_worker import real_commits
 from tests.testapp.messages import Ping
 from tests.testapp.models import Bookings, FlightAudit, FlightMail, Leased, Transactional
 
@@ -279,10 +279,10 @@ class Notebook:
 
 @pytest.fixture
 def notebook(monkeypatch: pytest.MonkeyPatch) -> Notebook:
-    monkeypatch.setattr(publishing, "_recorders", [])
+    monkeypatch.setattr(publisher, "_recorders", [])
     recorder = Notebook()
-    publishing.record_with(recorder)
-    publishing.record_with(recorder)
+    publisher.record_with(recorder)
+    publisher.record_with(recorder)
     return recorder
 
 

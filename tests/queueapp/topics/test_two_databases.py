@@ -13,7 +13,7 @@ from queueapp import publish, publish_many, replay
 from queueapp.models import JournalEntry
 from queueapp.models.delivery import Delivery
 from queueapp.topics import routing
-from queueapp.topics.filling import Filler
+from queueapp.topics.backfill import Filler
 from tests.crash.conftest import scene, server, two  # noqa: F401 (two databases, and a server of their own)
 from tests.crash.rig.two_databases import TwoDatabases
 from tests.crash.workload.routes import WAREHOUSE

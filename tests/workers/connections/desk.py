@@ -10,11 +10,11 @@ from django.db import connections, transaction
 
 from queueapp.sql import SessionState, backend_of, queue_sql
 from queueapp.sql.claimed import SEQ
-from tests.inprocess import eventually
+from tests.in_process_worker import eventually
 from tests.queueapp.sql.server import ALL, Server
 from tests.testapp.models import Effect, Transactional
 from workers.connections.handed_out import HandedOut, LeftBehind
-from workers.receiving.strategies.base import RollBack
+from workers.receiving.receivers.base import RollBack
 
 Handler = Callable[["Desk"], Any]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.db import Error, connections, transaction
 
-from tests.inprocess import eventually
+from tests.in_process_worker import eventually
 from tests.testapp.models import Effect, Transactional
 from tests.workers.connections.desk import Desk
 from workers.connections.handed_out import HandedOut

@@ -16,16 +16,16 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
-from queueapp.membership.circuit_breaker import CircuitBreaker
 from queueapp.models import PoisonMessage
-from tests.inprocess import DEADLINE, eventually, real_commits
+from queueapp.services.circuit_breaker import CircuitBreaker
+from tests.in_process_worker import DEADLINE, eventually, real_commits
 from tests.testapp.messages import Many, Ping
 from tests.testapp.models import AtMostOnce, Effect, Leased, SeveralTransactional, Transactional
 from tests.workers.trees import Tree
-from workers.processes import crashes
+from workers.processes import crash_recovery
 from workers.processes.accounting import Accounting
-from workers.processes.crashes import Crash, account
-from workers.processes.slots import InHand
+from workers.processes.crash_recovery import Crash, account
+from workers.processes.in_flight_slots import InHand
 
 pytestmark = real_commits
 Start = Callable[..., Tree]
@@ -177,8 +177,8 @@ def test_a_process_is_not_replaced_before_its_death_was_tried_to_be_counted(star
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crashes, "PATIENCE", timedelta(0))
-    monkeypatch.setattr(crashes, "AT_A_TIME", timedelta(milliseconds=200))
+    monkeypatch.setattr(crash_recovery, "PATIENCE", timedelta(0))
+    monkeypatch.setattr(crash_recovery, "AT_A_TIME", timedelta(milliseconds=200))
 
 
 @contextmanager
@@ -236,11 +236,11 @@ def test_a_call_with_several_is_counted_whole_or_not_yet() -> None:
 
 def test_a_row_is_waited_for_when_everybody_else_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server may take a moment to notice that a receiver is gone."""
-    monkeypatch.setattr(crashes, "PATIENCE", timedelta(seconds=DEADLINE))
+    monkeypatch.setattr(crash_recovery, "PATIENCE", timedelta(seconds=DEADLINE))
     Transactional.send(Ping("one"))
     (row,) = Transactional.objects.all()
     waited = threading.Event()
-    account = crashes.account
+    account = crash_recovery.account
 
     def telling(*given: Any) -> tuple[list[Crash], float]:
         found = account(*given)
@@ -248,7 +248,7 @@ def test_a_row_is_waited_for_when_everybody_else_has_ended(monkeypatch: pytest.M
             waited.set()
         return found
 
-    monkeypatch.setattr(crashes, "account", telling)
+    monkeypatch.setattr(crash_recovery, "account", telling)
     accounting = Accounting(lambda: None)
     accounting.start()
     with held(Transactional, row.seq):
@@ -272,7 +272,7 @@ def test_what_cannot_be_counted_does_not_keep_anybody_waiting(monkeypatch: pytes
 
     seen: list[Crash] = []
 
-    monkeypatch.setattr(crashes, "account", hanging)
+    monkeypatch.setattr(crash_recovery, "account", hanging)
     counted = threading.Event()
     accounting = Accounting(counted.set)
     accounting.start()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from queueapp.models import BarrierDelivery, PoisonMessage
-from tests.inprocess import eventually
+from tests.in_process_worker import eventually
 from tests.testapp.messages import Ping
 from tests.testapp.models import Effect
 from tests.testapp.ordering import Fenced, FencedAtMostOnce, FencedTransactional

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from queueapp.models import PoisonMessage
-from tests.inprocess import eventually, real_commits
+from tests.in_process_worker import eventually, real_commits
 from tests.testapp.messages import Steps
 from tests.testapp.models import Effect, Urgent
 from tests.workers.trees import Tree

@@ -12,21 +12,21 @@ import pytest
 from django.db import connections
 
 from queueapp import consumer
-from queueapp.membership.delayed_dispatcher import DelayedDispatcher
-from queueapp.membership.housekeeping import Housekeeping
-from queueapp.membership.listening import Listener
-from queueapp.membership.peer_watch import PeerWatch
 from queueapp.models import Subscriber
-from tests.inprocess import DEADLINE, eventually, real_commits
+from queueapp.services.connection_watchdog import PeerWatch
+from queueapp.services.delayed_dispatcher import DelayedDispatcher
+from queueapp.services.listener import Listener
+from queueapp.services.maintenance import Housekeeping
+from tests.in_process_worker import DEADLINE, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased
-from workers.processes import reporting
+from workers.processes import stats_log
 from workers.processes.child import ChildOptions, Stages, run_dispatcher, run_worker
-from workers.processes.crashes import FAILED, exit_text
+from workers.processes.crash_recovery import FAILED, exit_text
 from workers.processes.watchdog import Watchdog
 from workers.receiving.pump import QueuePump
 from workers.services.heartbeat import Heartbeat
-from workers.services.renewals import Renewals
+from workers.services.lease_renewer import Renewals
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
 
@@ -145,8 +145,8 @@ def test_a_process_that_is_told_to_stop_ends_well(
 def test_a_healthy_worker_says_one_line_a_minute_and_nothing_else(
     start: Callable[[str], Process], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert reporting.EVERY == 60
-    monkeypatch.setattr(reporting, "EVERY", 0.3)
+    assert stats_log.EVERY == 60
+    monkeypatch.setattr(stats_log, "EVERY", 0.3)
     caplog.set_level(logging.INFO)
 
     @consumer(Leased, name="tests")

@@ -7,7 +7,7 @@ import signal
 from collections import defaultdict
 from collections.abc import Callable
 
-from tests.inprocess import eventually, real_commits
+from tests.in_process_worker import eventually, real_commits
 from tests.testapp.messages import Turn
 from tests.testapp.models import AddressedUrgent, Effect
 from tests.workers.trees import Tree

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from django.db import OperationalError
 
-from queueapp.membership.circuit_breaker import CircuitBreaker, State
-from workers.processes import crashes
-from workers.processes.crashes import Crash, account
+from queueapp.services.circuit_breaker import CircuitBreaker, State
+from workers.processes import crash_recovery
+from workers.processes.crash_recovery import Crash, account
 
 
 def test_a_crash_that_cannot_be_written_down_is_kept_and_tried_again_after_a_while(
@@ -21,8 +21,8 @@ def test_a_crash_that_cannot_be_written_down_is_kept_and_tried_again_after_a_whi
         if not answers and crash is first:
             raise OperationalError("away")
 
-    monkeypatch.setattr(crashes, "_account", write_down)
-    monkeypatch.setattr(crashes.connections, "close_all", lambda: None)  # the test's own transaction
+    monkeypatch.setattr(crash_recovery, "_account", write_down)
+    monkeypatch.setattr(crash_recovery.connections, "close_all", lambda: None)  # the test's own transaction
 
     left = [first, second]
     for _ in range(100):

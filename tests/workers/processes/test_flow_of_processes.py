@@ -14,9 +14,9 @@ import pytest
 from django.db import connection
 
 from queueapp.models import NO_QUEUES, Now, Subscriber, UtcField
-from queueapp.operating import control
+from queueapp.operations import control
 from queueapp.sql import queue_sql
-from tests.inprocess import eventually, real_commits
+from tests.in_process_worker import eventually, real_commits
 from tests.testapp.messages import Ping
 from tests.testapp.models import Capped, CappedOnce, Effect, InProportion, InTurns
 from tests.workers.trees import CHECKOUT, Tree

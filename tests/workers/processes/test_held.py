@@ -11,7 +11,7 @@ from django.db import connection
 
 from tests.testapp.models import Effect, LateFlights
 from tests.workers.trees import Tree
-from workers.processes.remaining import remaining
+from workers.processes.until_empty import remaining
 
 Start = Callable[..., Tree]
 

@@ -18,13 +18,13 @@ from django.core.management import CommandError
 from prometheus_client.parser import text_string_to_metric_families
 
 from queueapp.errors import InvalidOption
-from queueapp.operating import control
-from tests.inprocess import DEADLINE, eventually, real_commits
+from queueapp.operations import control
+from tests.in_process_worker import DEADLINE, eventually, real_commits
 from tests.testapp.messages import Ping
 from tests.testapp.models import Effect, Leased
 from tests.workers.trees import Tree, children_of
-from workers.management.binding import bind
-from workers.processes.asking import Asked
+from workers.management.http_option import bind
+from workers.processes.background_query import Asked
 from workers.processes.http import Endpoint, Request, address_of
 from workers.processes.measured import Measured
 from workers.processes.supervisor import Supervisor

@@ -11,10 +11,10 @@ import pytest
 
 from queueapp import publish_many
 from queueapp.models import JournalCopied
-from tests.inprocess import eventually
+from tests.in_process_worker import eventually
 from tests.testapp.models import Deep, Effect
 from tests.workers.trees import Tree
-from workers.processes.remaining import remaining
+from workers.processes.until_empty import remaining
 
 Start = Callable[..., Tree]
 TOPIC = "journaled.deep"

@@ -16,8 +16,8 @@ from django.db import connection
 
 from queueapp import Semantics
 from queueapp.models import PoisonMessage
-from tests.inprocess import eventually, real_commits
-from tests.killing import kill, kill_all_others, session_of
+from tests.in_process_worker import eventually, real_commits
+from tests.kill_session import kill, kill_all_others, session_of
 from tests.testapp.messages import DEADLY, Many, Ping
 from tests.testapp.models import AtMostOnce, Effect, Leased, Several, SeveralTransactional, Together, Transactional
 from tests.workers.trees import Tree

@@ -9,12 +9,12 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from queueapp.models import Subscriber
-from tests.inprocess import Worker, eventually, real_commits
+from tests.in_process_worker import Worker, eventually, real_commits
 from tests.testapp.messages import Ping, Pong
 from tests.testapp.models import Addressed, Effect, Leased
 from tests.workers.trees import Tree
 from workers.management.commands.runqueueworker import Command
-from workers.receiving.handling import Handlers
+from workers.receiving.handlers import Handlers
 
 pytestmark = real_commits
 Start = Callable[..., Tree]

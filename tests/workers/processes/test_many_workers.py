@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.inprocess import eventually
+from tests.in_process_worker import eventually
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased, Transactional
 from tests.workers.trees import Tree

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from queueapp import consumer
-from tests.inprocess import Worker, eventually, real_commits
+from tests.in_process_worker import Worker, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased, Urgent
-from workers.processes.reporting import Report
+from workers.processes.stats_log import Report
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
 

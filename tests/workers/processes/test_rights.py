@@ -14,16 +14,16 @@ from django.core.management.base import CommandError
 from django.db import connection
 
 from queueapp.models import NO_QUEUES, Subscriber
-from queueapp.operating.rights import lacks_of_worker, remedy_of
+from queueapp.operations.privileges import lacks_of_worker, remedy_of
 from queueapp.sql import backend_of
 from tests.databases import url_of_database
-from tests.inprocess import eventually
+from tests.in_process_worker import eventually
 from tests.queueapp.test_privileges import acting_as, grants
 from tests.testapp.messages import Ping
 from tests.testapp.models import Effect, Leased
 from tests.workers.trees import Tree
-from workers.processes.remaining import remaining
 from workers.processes.supervisor import REFUSED
+from workers.processes.until_empty import remaining
 
 Start = Callable[..., Tree]
 PASSWORD = "Only-4-tests"

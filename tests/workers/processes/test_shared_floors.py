@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from queueapp.receiving.floors import Floors
+from queueapp.receiving.low_water_marks import Floors
 from queueapp.sql.claimed import MAX_SEQ, Range
-from workers.processes.shared_floors import PLACES, SharedFloors
+from workers.processes.shared_low_water_marks import PLACES, SharedFloors
 
 LEVELS = [("", 1), ("", 0)]
 

@@ -11,7 +11,7 @@ from time import monotonic
 
 import pytest
 
-from tests.inprocess import DEADLINE, eventually
+from tests.in_process_worker import DEADLINE, eventually
 from tests.workers.trees import CHECKOUT
 from workers.processes.child import Stages
 from workers.processes.signals import Signals

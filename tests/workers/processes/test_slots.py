@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from workers.processes.slots import Slots
+from workers.processes.in_flight_slots import Slots
 
 
 @pytest.fixture

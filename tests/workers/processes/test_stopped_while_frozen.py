@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.inprocess import eventually
+from tests.in_process_worker import eventually
 from tests.testapp.models import Leased
 from tests.workers.trees import Tree, children_of
 

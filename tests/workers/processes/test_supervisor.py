@@ -16,13 +16,13 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from queueapp.models import Now, PoisonMessage, Subscriber
-from tests.inprocess import DEADLINE, eventually
+from tests.in_process_worker import DEADLINE, eventually
 from tests.testapp.messages import Ping
 from tests.testapp.models import Addressed, AtMostOnce, Effect, Leased, Transactional, Urgent
 from tests.testapp.ordering import Fenced
 from tests.workers.trees import Tree, children_of
-from workers.processes.remaining import NOTHING, remaining
 from workers.processes.supervisor import NOT_FOR_US
+from workers.processes.until_empty import NOTHING, remaining
 
 Start = Callable[..., Tree]
 
@@ -156,7 +156,7 @@ def test_a_barrier_that_waits_for_a_worker_is_for_somebody_here() -> None:
 
 @pytest.mark.django_db
 def test_what_is_left_may_be_behind_much_that_is_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.processes.remaining.PIECE", 2)
+    monkeypatch.setattr("workers.processes.until_empty.PIECE", 2)
     Leased.send_many([Strange()] * 5)
     assert remaining([Leased], purges=True).hopeless
     Leased.send(Ping("known"))

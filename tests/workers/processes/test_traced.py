@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.inprocess import DEADLINE, eventually, real_commits
+from tests.in_process_worker import DEADLINE, eventually, real_commits
 from tests.testapp.models import Effect, Leased
 from tests.workers.trees import Tree
 

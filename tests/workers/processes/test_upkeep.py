@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from queueapp.membership import service
-from queueapp.membership.delayed_dispatcher import DelayedDispatcher
-from queueapp.membership.forwarder import Forwarder
-from queueapp.membership.housekeeping import Housekeeping
-from queueapp.membership.listening import Listener
-from queueapp.membership.pulse import Pulse
 from queueapp.models import DISPATCHER, HOUSEKEEPING, Now
+from queueapp.services import service
+from queueapp.services.delayed_dispatcher import DelayedDispatcher
+from queueapp.services.forwarder import Forwarder
+from queueapp.services.listener import Listener
+from queueapp.services.maintenance import Housekeeping
+from queueapp.services.service_heartbeat import Pulse
 from tests.databases import known_as
 from tests.testapp.models import Deep, Leased, Transactional
 from workers.processes.child import ChildOptions, Stages, run_dispatcher

@@ -15,13 +15,13 @@ import pytest
 from django.db import connection
 
 from queueapp import Context, Discard, consumer
-from tests.inprocess import DEADLINE, Worker, eventually, real_commits
+from tests.in_process_worker import DEADLINE, Worker, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import AtMostOnce, Leased, Transactional
 from workers.processes import watchdog
 from workers.processes.watchdog import Watchdog, interrupt, interrupt_all
-from workers.receiving.handling import TimeLimitExceeded
-from workers.receiving.strategies import Running, Task
+from workers.receiving.handlers import TimeLimitExceeded
+from workers.receiving.receivers import Running, Task
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers", "soon_wedged")]
 Start = Callable[..., Worker]

@@ -15,12 +15,12 @@ from django.db import connection, transaction
 
 from queueapp import Discard, Poison, RetryNow, consumer, signals
 from queueapp.models import DelayedMessage, PoisonMessage
-from tests.inprocess import Worker, eventually, real_commits
+from tests.in_process_worker import Worker, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import AtMostOnce, Effect, Leased, Transactional
 from workers.processes import watchdog
 from workers.processes.watchdog import Watchdog, interrupt_all
-from workers.receiving.handling import Interrupted, TimeLimitExceeded, WorkerStopped
+from workers.receiving.handlers import Interrupted, TimeLimitExceeded, WorkerStopped
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers", "soon_wedged")]
 Start = Callable[..., Worker]

@@ -9,9 +9,9 @@ from typing import Any
 
 from django.db import connections
 
-from tests.inprocess import DEADLINE
+from tests.in_process_worker import DEADLINE
 from workers.receiving.pump import QueuePump
-from workers.receiving.strategies import Batch, strategy_of
+from workers.receiving.receivers import Batch, strategy_of
 
 
 class Receiver:

@@ -11,11 +11,11 @@ from django.db import OperationalError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from queueapp.receiving.floors import Floors
-from queueapp.receiving.walk import REST
+from queueapp.receiving.low_water_marks import Floors
+from queueapp.receiving.scan_window import REST
 from queueapp.sql.claimed import MAX_SEQ, PRIORITY, RECIPIENT, SEQ, Peek, Range
-from workers.receiving import claiming
-from workers.receiving.claiming import Claiming, UnderWay
+from workers.receiving import claim_tracker
+from workers.receiving.claim_tracker import Claiming, UnderWay
 
 LEVELS = [("", 1), ("", 0)]
 
@@ -92,7 +92,7 @@ def test_behind_a_claim_that_hangs_no_message_waits_for_long(
     begin: Any, floors: Floors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, end_hanging = begin(500)
-    monkeypatch.setattr(claiming, "PATIENCE", 0.0)
+    monkeypatch.setattr(claim_tracker, "PATIENCE", 0.0)
 
     other, end_other = begin(500)
 
@@ -187,7 +187,7 @@ def test_after_a_rest_the_rescan_goes_on_where_it_was(floors: Floors, monkeypatc
         assert claims.look()[1] == []
         claims.seen(Peek(1, 0, 10_000_001), [], 0.0)
 
-    monkeypatch.setattr(claiming, "monotonic", lambda: claims._rescan_at)
+    monkeypatch.setattr(claim_tracker, "monotonic", lambda: claims._rescan_at)
 
     assert claims.look()[1][0].low == window.high + 1
 
@@ -305,7 +305,7 @@ def test_stretches_of_all_levels_are_read_again_in_turn() -> None:
 
 
 def test_large_claims_of_a_queue_with_levels_take_turns_but_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claiming, "PATIENCE", 0.05)
+    monkeypatch.setattr(claim_tracker, "PATIENCE", 0.05)
     claims = Claiming(Floors(LEVELS, leveled=True))
     began = threading.Event()
 

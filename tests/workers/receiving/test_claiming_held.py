@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from queueapp.receiving.floors import Floors
+from queueapp.receiving.low_water_marks import Floors
 from queueapp.sql.claimed import MAX_SEQ, Range
-from workers.receiving.claiming import Claiming
+from workers.receiving.claim_tracker import Claiming
 
 
 def test_what_is_in_hand_is_claimed_by_nobody_here_until_it_is_let_go() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.inprocess import DEADLINE, eventually
-from workers.receiving import crew as crews_module
-from workers.receiving.crew import Crew
+from tests.in_process_worker import DEADLINE, eventually
+from workers.receiving import receiver_pool as crews_module
+from workers.receiving.receiver_pool import Crew
 
 
 class Task:

@@ -6,7 +6,7 @@ from time import monotonic
 from typing import Any
 
 from queueapp.sql.claimed import Range
-from tests.inprocess import eventually, real_commits
+from tests.in_process_worker import eventually, real_commits
 from tests.testapp.models import Leased
 from tests.workers.receiving.batches import Receiver
 

@@ -12,13 +12,13 @@ import pytest
 from django.db import connection, transaction
 
 from queueapp import consumer
-from queueapp.membership.dead_subscribers import release_leases_of_dead_subscribers
 from queueapp.messages import new_id
 from queueapp.models import PoisonMessage, QueueControl, Subscriber
-from queueapp.operating import control
+from queueapp.operations import control
+from queueapp.services.orphaned_leases import release_leases_of_dead_subscribers
 from queueapp.sql import queue_sql
 from queueapp.sql.claimed import Range
-from tests.inprocess import Worker, eventually, real_commits
+from tests.in_process_worker import Worker, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import (
     Capped,

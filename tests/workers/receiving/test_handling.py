@@ -8,7 +8,7 @@ import pytest
 
 from queueapp import Context, Discard, RetryNow, consumer
 from queueapp.models import PoisonMessage
-from tests.inprocess import real_commits
+from tests.in_process_worker import real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased
 from tests.workers.receiving.batches import Receiver

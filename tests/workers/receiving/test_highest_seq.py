@@ -6,12 +6,12 @@ import pytest
 from django.db import connection
 
 from queueapp import consumer
-from queueapp.receiving.floors import Floors
+from queueapp.receiving.low_water_marks import Floors
 from queueapp.sql.claimed import MAX_SEQ, Range
-from tests.inprocess import eventually, real_commits
+from tests.in_process_worker import eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased
-from workers.receiving.claiming import Claiming
+from workers.receiving.claim_tracker import Claiming
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
 

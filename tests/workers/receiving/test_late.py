@@ -12,7 +12,7 @@ from django.db import connection, connections
 
 from queueapp import consumer, messages
 from tests.databases import only_on_postgresql
-from tests.inprocess import Worker, eventually, real_commits
+from tests.in_process_worker import Worker, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased
 

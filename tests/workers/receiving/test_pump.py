@@ -14,21 +14,21 @@ import pytest
 from django.db import OperationalError, connections, transaction
 
 from queueapp import Context, InvalidOption, RetryNow, consumer
-from queueapp.membership.circuit_breaker import CircuitBreaker, State
 from queueapp.models import Now
-from queueapp.receiving.walk import LOOKS_OF_A_CYCLE
+from queueapp.receiving.scan_window import LOOKS_OF_A_CYCLE
+from queueapp.services.circuit_breaker import CircuitBreaker, State
 from queueapp.sql.claimed import MAX_SEQ, Range
 from tests.conformance.gate import Gate
 from tests.databases import statements_of
-from tests.inprocess import DEADLINE, Worker, eventually, real_commits
+from tests.in_process_worker import DEADLINE, Worker, eventually, real_commits
 from tests.late_commits import committed_late, jump
 from tests.testapp.messages import Nop
 from tests.testapp.models import Addressed, AtMostOnce, Capped, Leased, Transactional
 from tests.testapp.ordering import Ranked
-from workers.receiving import claiming, crew, desk, pump, receives
+from workers.receiving import claim_tracker, desk, pump, receiver_pool, receives
 from workers.receiving.pump import QueuePump
-from workers.receiving.strategies import LeaseTask
-from workers.receiving.strategies.base import Running
+from workers.receiving.receivers import LeaseTask
+from workers.receiving.receivers.base import Running
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
 Start = Callable[..., Worker]
@@ -232,7 +232,7 @@ def test_what_a_claim_came_too_early_for_and_the_next_one_gave_way_to_is_found_a
     above what that one might have got. Nobody else would look within an hour."""
     settings.QUEUEAPP = {"PEEK_DELAY": 3600}
     monkeypatch.setattr(QueuePump, "_cover", lambda self, next_look: next_look)
-    monkeypatch.setattr(claiming, "PATIENCE", DEADLINE)
+    monkeypatch.setattr(claim_tracker, "PATIENCE", DEADLINE)
     handle(Transactional)
     send(Transactional, 1)  # after which the floor is next to what comes
     worker = start_worker(Transactional, concurrency=2)
@@ -316,7 +316,7 @@ def test_a_wake_up_while_the_pump_finds_that_it_has_nothing_to_look_for_is_not_l
     waits: list[float] = []
     looks: list[float] = []
 
-    class WokenWhileAsked(claiming.Claiming):
+    class WokenWhileAsked(claim_tracker.Claiming):
         @property
         def left(self) -> bool:
             if len(waits) == 1 and len(looks) == 1 and not before:
@@ -442,7 +442,7 @@ def test_there_are_no_more_tasks_than_messages(
 
 
 def test_helpers_without_work_end(start_worker: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew, "HELPER_IDLE", 0.05)
+    monkeypatch.setattr(receiver_pool, "HELPER_IDLE", 0.05)
     gate = Gate()
     # One message a task: a batch would hold two of them behind one that waits.
     handle(Transactional, gate.enter)
@@ -653,7 +653,7 @@ def test_the_share_of_a_task_that_hangs_in_a_statement_is_not_promised_for_long(
     task.share, task.share_at = 8, clock()
     assert one._promised() == 8
 
-    task.share_at -= claiming.PATIENCE
+    task.share_at -= claim_tracker.PATIENCE
 
     assert one._promised() == 0
 
@@ -667,11 +667,11 @@ def test_what_others_share_out_at_each_look_keeps_no_look_from_going_on(
     assert one.stats.peeks == 1
     clock = a_clock(monkeypatch)
 
-    one._seen_at = clock() - claiming.PATIENCE / 2
+    one._seen_at = clock() - claim_tracker.PATIENCE / 2
     one._look()
     assert one.stats.peeks == 1
 
-    one._seen_at = clock() - 2 * claiming.PATIENCE
+    one._seen_at = clock() - 2 * claim_tracker.PATIENCE
     one._look()
     assert one.stats.peeks == 2
 
@@ -840,7 +840,7 @@ def test_what_a_slow_handler_was_promised_others_may_take_and_what_a_quick_one_w
     clock = a_clock(monkeypatch)
     task = one.crew._make(None)
     one.crew.tasks = [task]
-    task.share, task.share_at = 8, clock() - claiming.PATIENCE / 2
+    task.share, task.share_at = 8, clock() - claim_tracker.PATIENCE / 2
     assert one._promised() == 8
     now = Running(1, None, None, clock(), None)  # type: ignore[arg-type]
     for inside in ("running", "aside"):
@@ -862,7 +862,7 @@ def test_the_share_of_a_task_is_promised_anew_with_each_of_its_claims(monkeypatc
 
     def receive(limit: int) -> int:
         promised.append(one._promised())
-        task.share_at -= claiming.PATIENCE
+        task.share_at -= claim_tracker.PATIENCE
         task.full = True
         return 1
 

@@ -13,7 +13,7 @@ import pytest
 from django.db import connections, transaction
 
 from queueapp import consumer
-from tests.inprocess import DEADLINE, Worker, eventually, real_commits
+from tests.in_process_worker import DEADLINE, Worker, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased, Transactional
 from workers.receiving.pump import COVERING, EMPTY_WAIT, QueuePump

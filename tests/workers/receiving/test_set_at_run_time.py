@@ -13,13 +13,13 @@ from django.db import connection
 
 from queueapp import consumer, overrides, publish_many
 from queueapp.flow import in_force
-from queueapp.membership.leadership import Leadership
 from queueapp.models import JournalEntry, Now, QueueControl, Subscriber
-from queueapp.operating import control
-from queueapp.operating.journal import inactive_messages
+from queueapp.operations import control
+from queueapp.operations.journal import inactive_messages
+from queueapp.services.leader_election import Leadership
 from queueapp.sql import queue_sql
-from queueapp.topics.filling import Filled, Filler
-from tests.inprocess import DEADLINE, Worker, eventually, real_commits
+from queueapp.topics.backfill import Filled, Filler
+from tests.in_process_worker import DEADLINE, Worker, eventually, real_commits
 from tests.testapp.leases import Aging
 from tests.testapp.messages import Nop
 from tests.testapp.models import Capped, Deep, Leased

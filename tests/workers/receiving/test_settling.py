@@ -19,7 +19,7 @@ from queueapp.sql import queue_sql
 from queueapp.sql.claimed import MAX_SEQ, SEQ, Peek, Range
 from tests.conformance.gate import Gate
 from tests.databases import only_on_postgresql, skip_unless_prepared
-from tests.inprocess import eventually, real_commits
+from tests.in_process_worker import eventually, real_commits
 from tests.late_commits import committed_late, jump
 from tests.queueapp.sql.server import outgoing
 from tests.testapp.messages import Nop

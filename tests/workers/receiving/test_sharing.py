@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from queueapp.sql.claimed import Peek
-from tests.inprocess import real_commits
+from tests.in_process_worker import real_commits
 from tests.testapp.models import Leased
 from workers.receiving.pump import QueuePump
-from workers.receiving.sharing import part_of, place_in_line
-from workers.receiving.strategies import LeaseTask
+from workers.receiving.receivers import LeaseTask
+from workers.receiving.work_sharing import part_of, place_in_line
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
 

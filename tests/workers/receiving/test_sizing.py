@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pytest
 
 from queueapp.sql.claimed import BODY, Claimed
-from workers.receiving.sizing import BatchSize
+from workers.receiving.batch_sizer import BatchSize
 
 TARGET = 0.08
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from queueapp import consumer
-from tests.inprocess import Worker, eventually, real_commits
-from tests.queueapp.membership.subscribers import subscriber
+from tests.in_process_worker import Worker, eventually, real_commits
+from tests.queueapp.services.subscribers import subscriber
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased
 from workers.receiving import receives

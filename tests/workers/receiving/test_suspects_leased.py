@@ -14,12 +14,12 @@ from queueapp import Context, consumer
 from queueapp.models import Now, QueueControl
 from queueapp.sql import queue_sql
 from queueapp.sql.claimed import Range
-from tests.inprocess import DEADLINE, eventually, real_commits
+from tests.in_process_worker import DEADLINE, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased
 from tests.workers.receiving.batches import Receiver
-from workers.receiving import suspects
-from workers.receiving.suspects import FEW, Caution
+from workers.receiving import quarantine
+from workers.receiving.quarantine import FEW, Caution
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
 
@@ -89,7 +89,7 @@ def test_after_a_death_only_what_may_have_caused_it_is_leased_in_small_batches(
     handled: Any, start_worker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The queue is careful for long after; what is sent meanwhile has killed nobody."""
-    monkeypatch.setattr(suspects, "LASTS", 0.0)
+    monkeypatch.setattr(quarantine, "LASTS", 0.0)
     QueueControl.objects.create(queue=Leased._meta.label, careful_until=Now() + timedelta(hours=1))
     Leased.send_many(Nop(number, "") for number in range(2000))
     lose(1, 10)
@@ -128,7 +128,7 @@ def test_whoever_starts_leases_no_suspect_beside_others_just_to_see_that_it_is_o
 def test_first_messages_that_are_harmless_wait_for_nobodys_handler(
     start_worker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(suspects, "PATIENCE", 3600.0)
+    monkeypatch.setattr(quarantine, "PATIENCE", 3600.0)
     together = threading.Barrier(3)
 
     def handler(message: Nop) -> None:
@@ -161,7 +161,7 @@ def test_suspects_in_a_large_claim_send_the_others_back_as_they_were(handled: An
 
 def test_caution_outlasts_the_last_of_them_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(suspects, "monotonic", lambda: now[0])
+    monkeypatch.setattr(quarantine, "monotonic", lambda: now[0])
     Leased.send_many(Nop(number, "") for number in range(3))
     lose(1, 1)
     rows = queue_sql(Leased, connection).claim_by_lease(connection, [Range()], 3, uuid.uuid4(), uuid.uuid4(), 60_000)
@@ -171,7 +171,7 @@ def test_caution_outlasts_the_last_of_them_for_a_while(monkeypatch: pytest.Monke
     assert one.needed(rows[1:]) == 0
     assert one.needed(rows) == 1
     assert one.level == 1
-    now[0] += suspects.LASTS + 0.01
+    now[0] += quarantine.LASTS + 0.01
     assert one.level == 0
 
 

@@ -10,11 +10,11 @@ import msgspec
 import pytest
 from django.db import OperationalError
 
-from tests.inprocess import real_commits
+from tests.in_process_worker import real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased
 from workers.receiving.pump import QueuePump
-from workers.receiving.strategies.base import Running
+from workers.receiving.receivers.base import Running
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
 

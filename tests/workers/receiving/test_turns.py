@@ -7,21 +7,21 @@ from collections.abc import Iterator
 
 import pytest
 
-from workers.receiving import turns
-from workers.receiving.turns import QUICK, InTurn, Turn
+from workers.receiving import handler_gate
+from workers.receiving.handler_gate import QUICK, InTurn, Turn
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [0.0]
-    monkeypatch.setattr(turns, "monotonic", lambda: now[0])
+    monkeypatch.setattr(handler_gate, "monotonic", lambda: now[0])
     return now
 
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits, waits for ever: a test that should not wait does not end."""
-    monkeypatch.setattr(turns, "PATIENCE", threading.TIMEOUT_MAX)
+    monkeypatch.setattr(handler_gate, "PATIENCE", threading.TIMEOUT_MAX)
 
 
 def handle(task: InTurn, clock: list[float], seconds: float, times: int = 1) -> None:
@@ -44,7 +44,7 @@ def test_who_has_waited_in_vain_goes_on_without(taken: Turn) -> None:
 
 def test_nobody_waits_for_one_who_has_overstayed(taken: Turn, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not taken.enter()
-    monkeypatch.setattr(turns, "PATIENCE", threading.TIMEOUT_MAX)
+    monkeypatch.setattr(handler_gate, "PATIENCE", threading.TIMEOUT_MAX)
     assert not taken.enter()
 
 
@@ -63,7 +63,7 @@ def test_a_turn_that_was_left_is_the_next_ones() -> None:
 def test_after_one_who_had_overstayed_turns_are_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
     turn = Turn()
     with monkeypatch.context() as patched:
-        patched.setattr(turns, "PATIENCE", 0.0)
+        patched.setattr(handler_gate, "PATIENCE", 0.0)
         assert turn.enter()
         assert not turn.enter()
     turn.leave()

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from queueapp.sql.claimed import Range
-from workers.receiving import unknown
-from workers.receiving.unknown import Unknown
+from workers.receiving import skip_ranges
+from workers.receiving.skip_ranges import Unknown
 
 SEQS = st.integers(1, 60)
 
@@ -36,12 +36,12 @@ def test_what_comes_back_is_outside_again() -> None:
 def test_many_stretches_are_joined_where_they_are_nearest(monkeypatch: object) -> None:
     one = Unknown()
 
-    for place in range(unknown.MOST):
+    for place in range(skip_ranges.MOST):
         one.add(place * 100, place * 100 + (95 if place == 7 else 5))
     one.add(100_000, 100_001)
 
     stretches = list(one)
-    assert len(stretches) == unknown.MOST
+    assert len(stretches) == skip_ranges.MOST
     assert (700, 805) in stretches
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tests.conformance.gate import Gate
-from tests.inprocess import DEADLINE, patience
+from tests.in_process_worker import DEADLINE, patience
 from tests.testapp.models import Leased, Urgent
 from tests.workers.services.upkeep import Slow
-from workers.services import renewals as renewals_module
+from workers.services import lease_renewer as renewals_module
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from queueapp import consumer
-from queueapp.operating import control
-from tests.inprocess import Worker, eventually, real_commits
+from queueapp.operations import control
+from tests.in_process_worker import Worker, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased, Transactional
-from workers.processes.slots import AT_LEAST, slots_of
+from workers.processes.in_flight_slots import AT_LEAST, slots_of
 
 
 @real_commits

@@ -15,15 +15,15 @@ import pytest
 from django.db import OperationalError, connections
 
 from queueapp import consumer
-from queueapp.membership.circuit_breaker import CircuitBreaker
-from queueapp.membership.strangers import host_name, life_of
 from queueapp.models import Now, QueueControl, Subscriber
-from queueapp.operating import control
-from tests.inprocess import DEADLINE, Worker, eventually, real_commits
+from queueapp.operations import control
+from queueapp.services.circuit_breaker import CircuitBreaker
+from queueapp.services.unclean_shutdowns import host_name, life_of
+from tests.in_process_worker import DEADLINE, Worker, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased, Transactional
 from workers.receiving.pump import QueuePump
-from workers.receiving.suspects import FEW
+from workers.receiving.quarantine import FEW
 from workers.services import heartbeat as heartbeats
 from workers.services.heartbeat import Heartbeat
 

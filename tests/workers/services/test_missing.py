@@ -9,8 +9,8 @@ import pytest
 
 from queueapp.models import DISPATCHER
 from tests.clock import Clock
-from workers.services import missing
-from workers.services.missing import Missing
+from workers.services import unattended
+from workers.services.unattended import Missing
 
 
 def test_that_nobody_does_it_is_said_once_and_again_after_ten_minutes_and_when_it_is_over(
@@ -19,7 +19,7 @@ def test_that_nobody_does_it_is_said_once_and_again_after_ten_minutes_and_when_i
     settings.QUEUEAPP = {"DEAD_AFTER": 60}
     caplog.set_level(logging.INFO, logger="workers")
     clock = Clock()
-    monkeypatch.setattr(missing, "monotonic", clock)
+    monkeypatch.setattr(unattended, "monotonic", clock)
     one = Missing(DISPATCHER, "default")
 
     def said(seconds: float, there: bool = False) -> list[str]:

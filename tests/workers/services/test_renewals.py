@@ -12,13 +12,13 @@ from django.db import connection
 
 from queueapp import consumer
 from tests.conformance.gate import Gate
-from tests.inprocess import DEADLINE, Worker, eventually, real_commits
+from tests.in_process_worker import DEADLINE, Worker, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased, Urgent
 from tests.workers.receiving.batches import Receiver
 from tests.workers.services.upkeep import Slow, expiry, locked, locked_table, seqs_of
-from workers.services import renewals as renewals_module
-from workers.services.renewals import Renewals
+from workers.services import lease_renewer as renewals_module
+from workers.services.lease_renewer import Renewals
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers", "fast")]
 Start = Callable[..., Worker]

@@ -10,12 +10,12 @@ from django.db import connection
 
 from queueapp import Context, consumer
 from tests.conformance.gate import Gate
-from tests.inprocess import DEADLINE, Worker, eventually, real_commits
-from tests.killing import kill_all_others
+from tests.in_process_worker import DEADLINE, Worker, eventually, real_commits
+from tests.kill_session import kill_all_others
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased, Urgent
 from tests.workers.services.upkeep import expiry, locked, locked_table, seqs_of
-from workers.services.renewals import Renewals
+from workers.services.lease_renewer import Renewals
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers", "fast")]
 Start = Callable[..., Worker]

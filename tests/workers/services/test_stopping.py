@@ -28,11 +28,11 @@ from queueapp import (
 )
 from queueapp.consuming.progress import checked
 from queueapp.consuming.registry import registered
+from queueapp.failures.requeue_poison import requeue
 from queueapp.models import Now, PoisonMessage, QueueControl, Subscriber
-from queueapp.poison.requeueing import requeue
 from queueapp.testing import Kit
 from tests.databases import DATABASES, marks_of
-from tests.inprocess import Worker, eventually, real_commits
+from tests.in_process_worker import Worker, eventually, real_commits
 from tests.testapp.models import AtMostOnce, Effect, Leased, Transactional, Urgent
 
 SEMANTICS = (Leased, Transactional, AtMostOnce)

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from queueapp import consumer
-from queueapp.membership.circuit_breaker import CircuitBreaker, RateBreaker
-from queueapp.membership.dead_subscribers import release_leases_of_dead_subscribers
-from queueapp.membership.delayed_dispatcher import DelayedDispatcher
-from queueapp.membership.housekeeping import Housekeeping
-from queueapp.membership.leadership import Leadership
-from queueapp.membership.pulse import Pulse
 from queueapp.models import DISPATCHER, HOUSEKEEPING, NO_QUEUES, Now, QueueControl, Subscriber
-from tests.inprocess import Worker, eventually, real_commits
+from queueapp.services.circuit_breaker import CircuitBreaker, RateBreaker
+from queueapp.services.delayed_dispatcher import DelayedDispatcher
+from queueapp.services.leader_election import Leadership
+from queueapp.services.maintenance import Housekeeping
+from queueapp.services.orphaned_leases import release_leases_of_dead_subscribers
+from queueapp.services.service_heartbeat import Pulse
+from tests.in_process_worker import Worker, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased
 

@@ -11,11 +11,11 @@ from django.db import connection
 
 from queueapp import Context, consumer
 from tests.conformance.gate import Gate
-from tests.inprocess import eventually
+from tests.in_process_worker import eventually
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased
 from tests.workers.receiving.batches import Receiver
-from workers.services.renewals import Renewals, Watched
+from workers.services.lease_renewer import Renewals, Watched
 
 
 @contextmanager

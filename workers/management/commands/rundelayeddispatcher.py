@@ -8,15 +8,15 @@ from typing import Any
 from django.core.management.base import CommandError
 from django.db import DEFAULT_DB_ALIAS, connections
 
-from queueapp.management.operator_command import OperatorCommand
+from queueapp.management.base_command import OperatorCommand
 from queueapp.models import DelayedMessage
-from queueapp.operating import inspection
+from queueapp.operations import schema_check
 from queueapp.sql import backend_of
 
-from ...processes.same_databases import refuse_where_children_would_see_another_database
+from ...processes.child_databases import refuse_where_children_would_see_another_database
 from ...processes.supervisor import Supervisor
-from ..binding import bind
-from ..findings import say_what_is_found
+from ..http_option import bind
+from ..startup_report import say_what_is_found
 
 
 class Command(OperatorCommand):
@@ -42,7 +42,7 @@ class Command(OperatorCommand):
         alias = options["database"]
         backend_of(connections[alias]).check_server(connections[alias])
         refuse_where_children_would_see_another_database()
-        inspection.require_tables(alias, [])
+        schema_check.require_tables(alias, [])
         say_what_is_found(self, alias, [DelayedMessage])
         connections.close_all()
         supervisor = Supervisor([], housekeeping=not options["no_housekeeping"], endpoint=bind(options["http"]))

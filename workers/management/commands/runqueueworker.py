@@ -12,16 +12,16 @@ from queueapp import delayed, inline, registry
 from queueapp.conf import MAX_CONCURRENCY
 from queueapp.consuming.registry import registered
 from queueapp.errors import MissingVerb
-from queueapp.management.operator_command import OperatorCommand
+from queueapp.management.base_command import OperatorCommand
 from queueapp.models import DelayedMessage
-from queueapp.operating import inspection, rights
+from queueapp.operations import privileges, schema_check
 from queueapp.sql import ErrorKind, backend_of
 
-from ...processes.same_databases import refuse_where_children_would_see_another_database
+from ...processes.child_databases import refuse_where_children_would_see_another_database
 from ...processes.supervisor import NOT_FOR_US, REFUSED, Supervisor
-from .. import subscribing
-from ..binding import bind
-from ..findings import say_what_is_found
+from .. import subscription_options
+from ..http_option import bind
+from ..startup_report import say_what_is_found
 
 HELP = """Receive queues and run their consumers until stopped.
 
@@ -42,7 +42,7 @@ def _require_stores(queues: list[Any]) -> None:
     elsewhere = {alias for queue in queues for alias in delayed.stores_of(queue)}
     for alias in sorted(elsewhere - {router.db_for_write(queue) for queue in queues}):
         try:
-            inspection.require_tables(alias, [], by_router=True)
+            schema_check.require_tables(alias, [], by_router=True)
         except Error as error:
             if backend_of(connections[alias]).error_kind(error) is not ErrorKind.CONNECTION:
                 raise
@@ -93,8 +93,10 @@ class Command(OperatorCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         # One that is named twice, by label and by table, has its tasks once.
         named = list(dict.fromkeys(registry.queues.find(name) for name in options["queue"]))
-        lane = subscribing.read_consumers(options["consumer"], named)
-        queues = named or [queue for queue in registered.queues() if not lane or subscribing.has_one_of(queue, lane)]
+        lane = subscription_options.read_consumers(options["consumer"], named)
+        queues = named or [
+            queue for queue in registered.queues() if not lane or subscription_options.has_one_of(queue, lane)
+        ]
         if not queues:
             raise CommandError(
                 "No queue has a consumer: write one with @consumer in a module consumers.py of an installed app."
@@ -109,8 +111,8 @@ class Command(OperatorCommand):
             if value is not None and not low <= value <= high:
                 raise CommandError(f"--{name} {value} is not accepted: it must be from {low} to {high}.")
         backlogs, filters = (
-            subscribing.read_backlogs(options["backlog"], queues),
-            subscribing.read_filters(options["filter"], queues),
+            subscription_options.read_backlogs(options["backlog"], queues),
+            subscription_options.read_filters(options["filter"], queues),
         )
         if options["until_empty"] and (filters or lane or 0 in backlogs.values()):
             raise CommandError(
@@ -129,7 +131,7 @@ class Command(OperatorCommand):
             backend_of(connections[alias]).check_server(connections[alias])
             # A foreign table is made by whoever owns it, perhaps after us: its pump tries again until it is there.
             managed = [queue for queue in own if queue._meta.managed]
-            inspection.require_tables(alias, managed)
+            schema_check.require_tables(alias, managed)
             self._require_rights(alias, managed)
         if not options["no_dispatcher"]:
             _require_stores(queues)
@@ -168,8 +170,8 @@ class Command(OperatorCommand):
 
     def _require_rights(self, alias: str, queues: list[Any]) -> None:
         """End where the database user may not receive; say what else it may not, which is met later."""
-        lacks = rights.lacks_of_worker(alias, queues)
+        lacks = privileges.lacks_of_worker(alias, queues)
         if any(lack.needed for lack in lacks):
-            raise CommandError(f"Nothing can be received: {rights.in_words(lacks)}", returncode=REFUSED)
+            raise CommandError(f"Nothing can be received: {privileges.in_words(lacks)}", returncode=REFUSED)
         for lack in lacks:
-            self.stderr.write(f"Warning: {rights.in_words([lack])}")
+            self.stderr.write(f"Warning: {privileges.in_words([lack])}")

@@ -17,9 +17,9 @@ from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 
 from project.flights import source, spark_job
-from project.flights.demonstration import clean_start, handling, housekeeping
-from project.flights.demonstration.progress import Progress
-from project.flights.demonstration.results import Results
+from project.flights.demo import maintenance, reset, workers
+from project.flights.demo.progress import Progress
+from project.flights.demo.results import Results
 from project.flights.producer import publish_flights_without_spark
 from project.flights.publication import Published
 from project.java import MINIMUM_VERSION, find_java
@@ -43,9 +43,9 @@ class Command(BaseCommand):
         parser.add_argument(
             "--limit", type=int, metavar="ROWS", help="Read only so many rows of the file; implies --no-spark."
         )
-        parser.add_argument("--processes", type=int, default=handling.PROCESSES, metavar="N",
+        parser.add_argument("--processes", type=int, default=workers.PROCESSES, metavar="N",
                             help="Worker processes (default %(default)s).")  # fmt: skip
-        parser.add_argument("--concurrency", type=int, default=handling.CONCURRENCY, metavar="N",
+        parser.add_argument("--concurrency", type=int, default=workers.CONCURRENCY, metavar="N",
                             help="Threads per queue in each (default %(default)s).")  # fmt: skip
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -58,9 +58,9 @@ class Command(BaseCommand):
         except KeyboardInterrupt:
             raise CommandError("Stopped; the next demo starts from a clean state.", returncode=_INTERRUPTED) from None
         except (
-            clean_start.AnotherDemoRuns,
-            handling.HandlingStopped,
-            housekeeping.NotDone,
+            reset.AnotherDemoRuns,
+            workers.HandlingStopped,
+            maintenance.NotDone,
             source.FlightsMissing,
         ) as error:
             raise CommandError(str(error)) from error
@@ -79,16 +79,16 @@ class Command(BaseCommand):
         progress = Progress(sys.stderr if options["json"] else sys.stdout)
         limit = options["limit"]
         folder = Path(settings.DATA_DIR)
-        with clean_start.only_demo(folder):
+        with reset.only_demo(folder):
             call_command("migrate", verbosity=0, interactive=False)
-            clean_start.remove_results()
+            reset.remove_results()
             progress.say("Computing from the source file what must come out ...")
             expected = source.expected(limit)
             publication, with_spark = self._publish(progress, limit, options["no_spark"])
             log = folder / "demo-workers.log"
             log.unlink(missing_ok=True)
-            with housekeeping.by_celery(folder) as trimmed:
-                handled = handling.handle_until_empty(
+            with maintenance.by_celery(folder) as trimmed:
+                handled = workers.handle_until_empty(
                     publication.published, progress, log,
                     processes=options["processes"], concurrency=options["concurrency"],
                 )  # fmt: skip

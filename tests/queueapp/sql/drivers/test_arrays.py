@@ -12,7 +12,7 @@ from django.db import connection
 from queueapp.messages import new_id
 from queueapp.sql import queue_sql
 from queueapp.sql.postgresql.session import fetch
-from tests.inprocess import real_commits
+from tests.in_process_worker import real_commits
 from tests.testapp.models import Leased
 
 pytestmark = real_commits

@@ -18,7 +18,7 @@ from queueapp.sql.claimed import BODY, Claimed, Range
 from queueapp.sql.postgresql import index_order, opening
 from queueapp.sql.postgresql.index_order import IndexOrder
 from queueapp.sql.postgresql.packed import OpeningQuery
-from tests.inprocess import real_commits
+from tests.in_process_worker import real_commits
 from tests.testapp.models import AddressedUrgent, Effect, Transactional
 
 pytestmark = real_commits

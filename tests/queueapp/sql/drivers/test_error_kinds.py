@@ -20,7 +20,7 @@ from queueapp.sql.postgresql.backend import PostgresqlBackend
 from queueapp.sql.sqlserver.backend import SqlServerBackend
 from queueapp.sql.sqlserver.errors import LockTimeout, error_kind, missing_driver
 from tests import odbc
-from tests.inprocess import real_commits
+from tests.in_process_worker import real_commits
 from tests.queueapp.sql.drivers.tds import TdsServer, broken_line, refusal
 from tests.queueapp.sql.server import ALL, Server
 from tests.testapp.models import Leased, Transactional

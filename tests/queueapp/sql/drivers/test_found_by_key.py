@@ -16,7 +16,8 @@ from django.db import connection, transaction
 from django.db.models import Model
 from django.utils import timezone
 
-from queueapp.journal.keeping import journal_of
+from queueapp.contrib.tasks.models import Result
+from queueapp.journal.append import journal_of
 from queueapp.models import DelayedMessage, MessageKey
 from queueapp.models.deferred_ack import DeferredAck
 from queueapp.models.journal import JournalEntry
@@ -28,13 +29,12 @@ from queueapp.sql.postgresql import index_order
 from queueapp.sql.postgresql.index_order import IndexOrder
 from queueapp.sql.results import Outcome
 from queueapp.sql.tables import StoreTable
-from queueapp.tasks.models import Result
 from tests.autovacuum import without_autovacuum
+from tests.bulk_rows import fill_up
 from tests.databases import only_on_postgresql
-from tests.filling import fill_up
+from tests.queueapp.contrib.tasks.conftest import APPS
 from tests.queueapp.sql.drivers.test_index_order import FEW, MESSAGES, rows_read
 from tests.queueapp.sql.server import outgoing
-from tests.queueapp.tasks.conftest import APPS
 from tests.testapp.flow import InTurns
 from tests.testapp.keyed import Keyed
 from tests.testapp.leases import Deferring

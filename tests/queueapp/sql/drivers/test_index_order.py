@@ -16,8 +16,8 @@ from queueapp.sql.claimed import Range
 from queueapp.sql.postgresql import index_order
 from queueapp.sql.postgresql.index_order import IndexOrder
 from queueapp.sql.tables import StoreTable
-from tests.filling import fill_up
-from tests.inprocess import real_commits
+from tests.bulk_rows import fill_up
+from tests.in_process_worker import real_commits
 from tests.testapp.models import AddressedUrgent, Leased, Transactional
 
 pytestmark = real_commits

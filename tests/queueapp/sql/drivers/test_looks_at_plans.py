@@ -22,7 +22,7 @@ from queueapp.sql.postgresql.index_order import (
 from queueapp.sql.postgresql.session import fetch
 from queueapp.sql.postgresql.unsorted import fetch_unsorted
 from tests.databases import only_on_postgresql
-from tests.inprocess import real_commits
+from tests.in_process_worker import real_commits
 from tests.testapp.models import Transactional
 
 pytestmark = [only_on_postgresql, real_commits, pytest.mark.usefixtures("own_session")]

@@ -17,7 +17,7 @@ from queueapp.errors import UnsupportedServer
 from queueapp.sql.sqlserver.backend import SqlServerBackend
 from queueapp.sql.sqlserver.errors import missing_driver
 from tests import odbc
-from tests.inprocess import patience
+from tests.in_process_worker import patience
 from tests.queueapp.sql.drivers.test_error_kinds import sql_server_at
 
 

@@ -15,7 +15,7 @@ from queueapp.sql.postgresql import unsorted
 from queueapp.sql.postgresql.session import fetch
 from queueapp.sql.postgresql.unsorted import execute_unsorted, fetch_unsorted
 from tests.databases import only_on_postgresql
-from tests.inprocess import real_commits
+from tests.in_process_worker import real_commits
 from tests.testapp.models import Effect
 
 pytestmark = [only_on_postgresql, real_commits, pytest.mark.usefixtures("own_session")]

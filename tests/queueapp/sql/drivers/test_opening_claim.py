@@ -18,7 +18,7 @@ from queueapp.sql import queue_sql
 from queueapp.sql.claimed import Claimed, Range
 from queueapp.sql.postgresql import index_order
 from queueapp.sql.postgresql.index_order import IndexOrder
-from tests.inprocess import real_commits
+from tests.in_process_worker import real_commits
 from tests.testapp.models import Transactional
 
 pytestmark = real_commits

@@ -14,8 +14,8 @@ from queueapp.sql.claimed import MAX_SEQ, Claimed, Range
 from queueapp.sql.postgresql import index_order
 from queueapp.sql.postgresql.index_order import IndexOrder
 from queueapp.sql.postgresql.opening import Leasing
-from tests.inprocess import real_commits
-from tests.killing import kill_this
+from tests.in_process_worker import real_commits
+from tests.kill_session import kill_this
 from tests.testapp.models import Leased
 
 pytestmark = real_commits

@@ -9,8 +9,8 @@ from psycopg.pq import TransactionStatus
 from queueapp.errors import QueueNotFound
 from queueapp.sql import queue_sql
 from queueapp.sql.postgresql.packed import numbered
-from tests.inprocess import real_commits
-from tests.killing import kill_this
+from tests.in_process_worker import real_commits
+from tests.kill_session import kill_this
 from tests.queueapp.sql.server import outgoing
 from tests.testapp.models import AddressedUrgent, Leased
 

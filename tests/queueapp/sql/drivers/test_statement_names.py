@@ -18,7 +18,7 @@ from queueapp.sql.claimed import Range
 from queueapp.sql.postgresql.index_order import IndexOrder
 from queueapp.sql.postgresql.naming import StatementNames, content_of
 from queueapp.sql.postgresql.session import execute, hot_cursor
-from tests.inprocess import real_commits
+from tests.in_process_worker import real_commits
 from tests.queueapp.sql.server import outgoing
 from tests.testapp.models import Leased, Transactional, Urgent
 

@@ -11,7 +11,7 @@ from django.db import connection
 
 from queueapp.sql import queue_sql
 from queueapp.sql.claimed import MAX_SEQ, Range
-from tests.inprocess import real_commits
+from tests.in_process_worker import real_commits
 from tests.queueapp.sql.drivers.test_index_order import FEW, MESSAGES, rows_read
 from tests.testapp.models import AtMostOnce, Leased, Transactional
 

@@ -16,8 +16,8 @@ from queueapp.sql import queue_sql
 from queueapp.sql.carried import CARRIED, COUNTS
 from queueapp.sql.rows import Row
 from queueapp.sql.tables import QueueTable
-from tests import carrying
-from tests.inprocess import eventually
+from tests import column_values
+from tests.in_process_worker import eventually
 from tests.queueapp.sql.server import Server
 from tests.testapp.models import AddressedUrgent, Leased, Urgent
 
@@ -25,7 +25,7 @@ TABLE = Arrival._meta.db_table
 
 
 def whole(**changes: Any) -> Row:
-    said = {"headers": '{"é":"🚀"}', "body": b"\0\xff"} | carrying.counts() | carrying.columns()
+    said = {"headers": '{"é":"🚀"}', "body": b"\0\xff"} | column_values.counts() | column_values.columns()
     return Row(**{"seq": 0, "id": new_id()} | said | changes)
 
 

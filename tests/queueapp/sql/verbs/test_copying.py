@@ -12,8 +12,8 @@ from django.db import connections, transaction
 from django.utils import timezone
 
 from queueapp.models import Now, Subscription
-from queueapp.sending.copies import TABLE
-from tests.inprocess import DEADLINE
+from queueapp.sending.fanout import TABLE
+from tests.in_process_worker import DEADLINE
 from tests.queueapp.sql.server import Server, outgoing
 from tests.testapp.models import Addressed, AddressedUrgent
 from tests.testapp.ordering import Fenced

@@ -1,0 +1,156 @@
+"""Consumers of whole sets: the handler works on the claimed messages where they are, in the database, and none of them comes to
+Python.
+
+A set consumer is its queue's only one, and takes messages of every type. Its queue is TRANSACTIONAL: the rows are locked while
+the handler runs, deleted behind it, and all of that is one transaction.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from django.db import connections, models
+from django.db.models import QuerySet
+from django.db.models.functions import Now
+
+from ..errors import InvalidOption
+from ..options import Option
+from ..sql import sets
+from .registration import Registration, layers, located, place_of
+from .registry import registered
+from .resolver import Finder
+
+HandlerT = TypeVar("HandlerT", bound=Callable[..., Any])
+
+SIZE = Option("size", int, 1000, "At most so many messages a set.", 1, 3500)
+
+
+class MessageSet:
+    """The messages that a handler is to work on; in its transaction nobody else can take them."""
+
+    def __init__(self, queue: Any, alias: str, seqs: Sequence[int]) -> None:
+        self.queue = queue
+        self.alias = alias
+        self._seqs = seqs
+
+    def __len__(self) -> int:
+        return len(self._seqs)
+
+    def __repr__(self) -> str:
+        return f"<MessageSet of {len(self)} messages of {self.queue._meta.label}>"
+
+    @property
+    def rows(self) -> QuerySet[Any]:
+        """They, as a queryset of the queue's own table, for subqueries and for ``raw SQL`` (``rows.query.sql_with_params()``)."""
+        rows: QuerySet[Any] = self.queue.objects.using(self.alias).filter(sets.Among("seq", self._seqs)).order_by()
+        return rows
+
+    @staticmethod
+    def body(*path: str | int, output_field: models.Field[Any, Any] | None = None) -> Any:
+        """A value in a body that is JSON, as an expression over ``rows``: ``body("price", output_field=IntegerField())``."""
+        if not path:
+            raise ValueError("body() takes the name of a field, or a path")
+        return sets.body_field(path, output_field or models.TextField())
+
+    def insert_into(self, model: type[models.Model], **values: Any) -> int:
+        """Insert a row into the table of ``model`` for each message, by one INSERT … SELECT; returns how many. The values are
+        expressions over ``rows``, or plain ones; a field that is not named gets its default. No ``save()`` and no signal."""
+        fields = {field.name: field for field in model._meta.concrete_fields}
+        for name in values:
+            if name not in fields:
+                raise InvalidOption(
+                    f"insert_into({model.__name__}): {name}", values[name], f"one of {', '.join(fields)}"
+                )
+        given = {fields[name]: sets.as_value(value, fields[name]) for name, value in values.items()}
+        for field in fields.values():
+            if field not in given and (value := _default(field)) is not None:
+                given[field] = value
+        return sets.insert_select(connections[self.alias], self.rows, model, given)
+
+
+def _default(field: Any) -> Any:
+    """What ``save()`` would put into a field that is not named; None: nothing, or the database does."""
+    if getattr(field, "auto_now", False) or getattr(field, "auto_now_add", False):
+        return Now()
+    if field.primary_key or field.generated or field.has_db_default():
+        return None
+    value = field.get_default()
+    return None if value is None else sets.as_value(value, field)
+
+
+class SetFinder(Finder):
+    """Whatever a message is, it is for the one set consumer of its queue."""
+
+    alone = True
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.registration: Registration | None = None
+
+    def find(self, type_name: str, variant: str = "") -> Registration:
+        assert self.registration is not None
+        return self.registration
+
+    def ack(self, sql: Any, connection: Any, seqs: Sequence[int], token: Any) -> int:
+        return int(sql.ack(connection, seqs, token))
+
+    def try_ack(self, sql: Any, connection: Any, seqs: Sequence[int], token: Any, wait_ms: int) -> list[int]:
+        found: list[int] = sql.try_ack(connection, seqs, token, wait_ms)
+        return found
+
+    def keep_house(self, alias: str, goes_on: Callable[[], bool]) -> None:
+        """Nothing is kept."""
+
+
+def set_consumer(
+    queue: type[models.Model], *, size: int = SIZE.default, name: str | None = None, **options: Any
+) -> Callable[[HandlerT], HandlerT]:
+    """Make a function the handler of all messages of a TRANSACTIONAL queue, some at a time, as a ``MessageSet``. ``size``: at most so
+    many; the other arguments are those of ``@consumer`` for retries, of each message for itself.
+
+    >>> @set_consumer(Prices)
+    ... def store(messages: MessageSet) -> None:
+    ...     messages.insert_into(Price, name=messages.body("name"))
+
+    Raises InvalidOption, also for a queue that has another consumer, or other semantics.
+    """
+    caller = sys._getframe(1)
+    here = f"{caller.f_code.co_filename}, line {caller.f_lineno}"
+    for_sets: Any = queue
+
+    def register(function: HandlerT) -> HandlerT:
+        with located(place_of(function) or here):
+            named = next((one for one in layers(function) if hasattr(one, "__qualname__")), type(function))
+            full = name or f"{named.__module__}.{named.__qualname__}"
+            _refuse_queue(for_sets, full)
+            if given := {"batch", "batch_wait"} & options.keys():
+                raise InvalidOption(
+                    f"@set_consumer {full}: {min(given)}", options[min(given)], "absent: `size` bounds a set"
+                )
+            finder = SetFinder(SIZE.read(size, f"@set_consumer {full}: "))
+            registration = Registration(for_sets, full, Any, function, dict(options), finder)
+            if registration.wants_context:
+                raise InvalidOption(f"@set_consumer {full}", function, "a function of (messages)")
+            finder.registration = registration
+            registered.add(registration)
+        return function
+
+    return register
+
+
+def _refuse_queue(queue: Any, name: str) -> None:
+    option = f"queue of @set_consumer {name}"
+    if not (isinstance(queue, type) and hasattr(queue, "delivery") and hasattr(queue, "_meta")) or queue._meta.abstract:
+        raise InvalidOption(option, queue, "the class of a queue with a table, a subclass of queueapp.Queue")
+    delivery, columns = queue.delivery, {field.name for field in queue._meta.local_concrete_fields}
+    for stands, why in (
+        (delivery.semantics.name != "TRANSACTIONAL", "TRANSACTIONAL (its Delivery.semantics)"),
+        (delivery.recipients, "one without recipients: a set is not for one of several consumers"),
+        (delivery.has_barriers, "one without barriers: a set may hold one"),
+        (delivery.max_backlog is not None, "one without a max_backlog"),
+        (not {"deliveries", "failures"} <= columns, "one whose table counts deliveries and failures"),
+    ):
+        if stands:
+            raise InvalidOption(option, queue._meta.label, why)

@@ -1,0 +1,298 @@
+"""From the elements of a configuration to queues, and to what is said of the rest.
+
+Whatever is not mapped is left out of the class and becomes a finding; the rest of its queue is made all the same, so that
+one run tells everything. What is taken in another way than it is written is a note.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+
+from ...models.delivery.topics import is_pattern
+from .diagnostics import Finding, NotMapped, UnreadableConfiguration, shown
+from .elements import DEFERRED_ACKS, DISTRIBUTED, ELEMENTS, EXCLUDED, QUEUES, WRITTEN_OUT, Known, Value
+from .naming import Names
+from .topics import LoggedTopic, covers, matches
+from .units import with_variables
+from .xml_reader import Element, read
+
+#: What else AMPS keeps in its SOW; no queues, so nothing is said of them.
+_NO_QUEUES = (
+    "Topic",
+    "TopicDefinition",
+    "View",
+    "ViewDefinition",
+    "ConflatedTopic",
+    "ConflatedTopicDefinition",
+    "TopicReplica",
+)
+_INCLUDED = "the file that it names is not read: import what `ampServer --dump-config` prints, which has the files in their places"
+_NOT_DISTRIBUTED = "queues of several instances are not built yet; this one is made for this database alone"
+
+
+@dataclass(slots=True)
+class ImportedQueue:
+    """One queue: its options in the order of the configuration, and what is said in its class."""
+
+    name: str
+    element: str
+    line: int
+    class_name: str = ""
+    table: str = ""
+    options: dict[str, Value] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Imported:
+    """What a configuration came to."""
+
+    file: str
+    queues: list[ImportedQueue] = field(default_factory=list)
+    journal: list[str] = field(default_factory=list)
+    unmapped: list[Finding] = field(default_factory=list)
+    notes: list[Finding] = field(default_factory=list)
+
+
+def import_configuration(path: str, environment: Mapping[str, str], taken: tuple[str, ...] = ()) -> Imported:
+    """Read a configuration. ``taken`` are names that no class may have. Raises UnreadableConfiguration."""
+    return _Import(path, environment, taken).of(read(path))
+
+
+class _Import:
+    """One run over one configuration."""
+
+    def __init__(self, path: str, environment: Mapping[str, str], taken: tuple[str, ...]) -> None:
+        self._path, self._environment = path, environment
+        self._names = Names(taken)
+        self._result = Imported(path)
+        self._log: list[LoggedTopic] | None = None
+        self._queue: ImportedQueue | None = None
+        self._seen: dict[str, int] = {}
+
+    def of(self, root: Element) -> Imported:
+        if root.name == "AMPSConfig":
+            self._configuration(root)
+        elif root.name == "SOW":
+            self._sow(root)
+        elif root.name in QUEUES:
+            self._add(root)
+        else:
+            raise UnreadableConfiguration(
+                f"{shown(self._path)}:{root.line}: <{shown(root.name)}> is no configuration of AMPS, which is an <AMPSConfig>; "
+                "its <SOW> alone, or one queue of it, is read as well."
+            )
+        for findings in (self._result.unmapped, self._result.notes):
+            findings.sort(key=lambda finding: finding.line)
+        return self._result
+
+    def _configuration(self, root: Element) -> None:
+        self._log = []
+        for section in root.named("TransactionLog"):
+            self._transaction_log(section)
+        for section in root.children:
+            if section.name == "SOW":
+                self._sow(section)
+            elif section.name in QUEUES:
+                self._unmapped(section, "a queue is defined in <SOW>, and AMPS does not see this one")
+            elif section.name == "Include":
+                self._unmapped(section, _INCLUDED)
+            elif section.name == "Actions":
+                self._note(section, "actions are not read; what becomes of expired messages is the option on_expired")
+
+    def _transaction_log(self, section: Element) -> None:
+        assert self._log is not None
+        for child in section.children:
+            if child.name == "Include":
+                self._unmapped(child, _INCLUDED)
+            elif child.name == "Topic":
+                name, kind = next(child.named("Name", "Topic"), None), next(child.named("MessageType"), None)
+                try:
+                    if name is None or not name.text:
+                        raise NotMapped("it has no Name")
+                    kind_text = self._text_of(kind) if kind else ""
+                    self._log.append(LoggedTopic(self._text_of(name), kind_text.lower()))
+                except NotMapped as error:
+                    self._unmapped(child, str(error), "TransactionLog/Topic")
+
+    def _sow(self, sow: Element) -> None:
+        for child in sow.children:
+            if child.name in QUEUES:
+                self._add(child)
+            elif child.name == "Include":
+                self._unmapped(child, _INCLUDED)
+            elif child.name not in _NO_QUEUES:
+                self._unmapped(child, "it is unknown" + _meant(child.name, [*QUEUES, *_NO_QUEUES]))
+
+    # -- one queue -------------------------------------------------------------------------------------------------
+
+    def _add(self, element: Element) -> None:
+        named = next(element.named("Name"), None) or next(element.named("Topic"), None)
+        self._queue = queue = ImportedQueue(named.text if named else "", element.name, element.line)
+        try:
+            name = self._name(named)
+            if earlier := self._seen.get(name.value):
+                raise NotMapped(f"a queue {shown(name.value)!r} is there already, at line {earlier}")
+        except NotMapped as error:
+            self._unmapped(element, f"{error}; no queue is made of it")
+            return
+        finally:
+            self._queue = None
+        self._seen[name.value] = element.line
+        queue.name, queue.options["name"] = name.value, name
+        queue.class_name, queue.table = self._names.of(name.value)
+        self._queue = queue
+        self._fill(queue, element)
+        self._queue = None
+        self._result.queues.append(queue)
+
+    def _name(self, element: Element | None) -> Value:
+        if element is None:
+            raise NotMapped("it has no Name")
+        if element.children:
+            raise NotMapped(f"its Name holds <{shown(element.children[0].name)}>, and is a text")
+        try:
+            return ELEMENTS["Name"].mapped(self._text_of(element))
+        except NotMapped as error:
+            raise NotMapped(f"its Name: {error}") from None
+
+    def _fill(self, queue: ImportedQueue, element: Element) -> None:
+        """The options of a queue that has a name."""
+        if not QUEUES[element.name]:
+            self._unmapped(element, _NOT_DISTRIBUTED)
+        given = self._given(element)
+        self._exclude(given)
+        semantics = self._semantics(given)
+        for known in ELEMENTS.values():
+            found = given.get(known.name)
+            if found is not None and known.leases and semantics == "at-most-once":
+                self._note(found, "has no effect, there and here, on a queue that is at-most-once; left out")
+            elif found is not None:
+                self._map(found, known)
+            elif default := WRITTEN_OUT[semantics].get(known.name):
+                queue.options[known.option] = Value(None, default)
+        self._check_fairness(queue, given.get("FairnessModel"), semantics)
+        self._check_required(element, given)
+        self._check_topics(queue, element, given, semantics)
+
+    def _given(self, queue: Element) -> dict[str, Element]:
+        """What is in a queue by name, but for its own; what is there twice or unknown is said."""
+        names = list(queue.named("Name")) or list(queue.named("Topic"))[:1]
+        given: dict[str, Element] = {}
+        for attribute in queue.attributes:
+            self._unmapped(queue, f"its attribute {shown(attribute)!r} is unknown")
+        for child in queue.children:
+            if child is names[0]:
+                continue
+            if child.name == "Name":
+                self._unmapped(child, f"it is there twice; that of line {names[0].line} counts")
+            elif child.name == "Topic":
+                self._unmapped(child, f"stands for Name where that is missing; that of line {names[0].line} counts")
+            elif child.name == "Include":
+                self._unmapped(child, _INCLUDED)
+            elif child.name in DISTRIBUTED:
+                self._distributed(queue, child)
+            elif child.name not in ELEMENTS:
+                self._unmapped(child, "it is unknown" + _meant(child.name, [*ELEMENTS, *DISTRIBUTED]))
+            elif child.name in given:
+                self._unmapped(child, f"it is there twice; that of line {given[child.name].line} counts")
+            elif child.children:
+                self._unmapped(child, f"it holds <{shown(child.children[0].name)}>, and is a text")
+            else:
+                given[child.name] = child
+        return given
+
+    def _distributed(self, queue: Element, element: Element) -> None:
+        if queue.name == "GroupLocalQueue":
+            self._unmapped(element, "queues of several instances are not built yet")
+        else:
+            self._unmapped(element, f"goes with a GroupLocalQueue alone, and this is a {queue.name}")
+
+    def _semantics(self, given: dict[str, Element]) -> str:
+        if "Semantics" in given:
+            try:
+                return str(ELEMENTS["Semantics"].mapped(self._text_of(given["Semantics"])).value)
+            except NotMapped:
+                pass  # said when it is mapped; AMPS' default, as if it were missing
+        return "at-least-once"
+
+    def _map(self, element: Element, known: Known) -> None:
+        assert self._queue is not None
+        try:
+            self._queue.options[known.option] = known.mapped(self._text_of(element))
+        except NotMapped as error:
+            self._unmapped(element, str(error))
+            if error.instead is not None:
+                self._queue.options[known.option] = error.instead
+
+    def _exclude(self, given: dict[str, Element]) -> None:
+        """What AMPS itself would refuse: the first of the two stays."""
+        for first, second in EXCLUDED:
+            if first in given and second in given:
+                self._unmapped(given.pop(second), f"does not go with {first} (line {given[first].line}); left out")
+
+    def _check_fairness(self, queue: ImportedQueue, element: Element | None, semantics: str) -> None:
+        only = WRITTEN_OUT["at-most-once"]["FairnessModel"]
+        model = queue.options.get("fairness_model")
+        if element is not None and semantics == "at-most-once" and model is not None and model.source != only:
+            queue.options["fairness_model"] = Value("round-robin", only)
+            self._unmapped(element, "a queue that is at-most-once has round-robin alone, which is taken")
+
+    def _check_required(self, element: Element, given: dict[str, Element]) -> None:
+        if "MessageType" not in given:
+            self._unmapped(element, "it has no MessageType, which AMPS requires")
+        if element.name == "GroupLocalQueue" and not any(element.named("InitialOwner")):
+            self._unmapped(element, "it has no InitialOwner, which AMPS requires")
+
+    # -- its topics ------------------------------------------------------------------------------------------------
+
+    def _check_topics(self, queue: ImportedQueue, element: Element, given: dict[str, Element], semantics: str) -> None:
+        topic = queue.options.get("underlying_topic", queue.options["name"]).value
+        target = queue.options.get("default_publish_target")
+        if is_pattern(topic) and target is None:
+            self._unmapped(
+                given.get("UnderlyingTopic", element),
+                f"{shown(topic)!r} is a regular expression, with which AMPS requires a DefaultPublishTarget",
+            )
+        elif target is not None and not matches(topic, target.value):
+            self._unmapped(
+                given["DefaultPublishTarget"],
+                f"{shown(target.value)!r} is none of the queue's topics, {shown(topic)!r}",
+            )
+        if self._log is None:
+            return  # a part of a configuration: nobody knows what the log keeps
+        kind = queue.options["message_type"].value if "message_type" in queue.options else ""
+        logged = [one.name for one in self._log if one.message_type in ("", kind) and covers(one.name, topic)]
+        if not logged:
+            self._note(element, f"no topic of the TransactionLog is its topic {shown(topic)!r}, which AMPS requires")
+            return
+        for name in logged if is_pattern(topic) else [topic]:
+            if name not in self._result.journal:
+                self._result.journal.append(name)
+        if semantics == "at-least-once" and "DeferredAckExpiration" not in given:
+            queue.options["deferred_ack_expiration"] = Value(None, DEFERRED_ACKS)
+
+    # -- what is said ----------------------------------------------------------------------------------------------
+
+    def _text_of(self, element: Element) -> str:
+        return with_variables(element.text, self._environment)
+
+    def _unmapped(self, element: Element, reason: str, name: str | None = None) -> None:
+        self._result.unmapped.append(self._finding(element, reason, name))
+
+    def _note(self, element: Element, reason: str) -> None:
+        self._result.notes.append(self._finding(element, reason))
+
+    def _finding(self, element: Element, reason: str, name: str | None = None) -> Finding:
+        queue = self._queue.name if self._queue else ""
+        found = Finding(self._path, element.line, queue, name or shown(element.name), reason)
+        if self._queue:
+            self._queue.findings.append(found)
+        return found
+
+
+def _meant(name: str, known: list[str]) -> str:
+    close = get_close_matches(name, known, n=1, cutoff=0.7)
+    return f"; {close[0]} may be meant" if close else ""

@@ -1,0 +1,194 @@
+"""What each element of a queue of AMPS is here: its option of ``class Delivery``, and how its text is read.
+
+One line per element of AMPS' page; ``converting`` applies them, ``docs/reference/amps.md`` tells of each.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from ...errors import InvalidExpression, InvalidOption
+from ...messages.codecs import codec_of
+from ...models.delivery import OPTIONS
+from . import units
+from .diagnostics import NotMapped, shown
+from .literals import text_literal, time_literal
+
+#: The elements that define a queue, and whether it is one of this instance alone.
+QUEUES = {"Queue": False, "QueueDefinition": False, "LocalQueue": True, "GroupLocalQueue": False}
+
+_DECLARED = {option.name: option for option in OPTIONS}
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A value as the option takes it, and as it is written in a class."""
+
+    value: Any
+    source: str
+
+
+Reader = Callable[[str], Value]
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """One element of a queue. ``leases`` is said of what has no effect, there and here, where nothing is leased."""
+
+    name: str
+    option: str
+    read: Reader
+    leases: bool = False
+
+    def mapped(self, text: str) -> Value:
+        """The value of the option. Raises NotMapped, also for one that is out of the option's bounds."""
+        if not text:
+            raise NotMapped("it is empty")
+        value = self.read(text)
+        try:
+            _DECLARED[self.option].read(value.value)
+        except InvalidOption as error:
+            raise NotMapped(f"{shown(text)!r} is not accepted here: {self.option} must be {error.accepted}") from error
+        return value
+
+
+def _text(text: str) -> Value:
+    return Value(text, text_literal(text))
+
+
+def _message_type(text: str) -> Value:
+    """A type that has a codec. Any other is written too: a check refuses it, where JSON would be a guess."""
+    value = _text(text.lower())
+    try:
+        codec_of(value.value)
+    except InvalidOption as error:
+        raise NotMapped(f"{shown(text)!r} is not read here: it must be {error.accepted}", value) from error
+    return value
+
+
+def _interval(text: str) -> Value:
+    time = units.interval(text)
+    return Value(time, time_literal(time))
+
+
+def _count(text: str) -> Value:
+    number = units.count(text)
+    return Value(number, str(number))
+
+
+def _one_of(enumeration: str, **members: str) -> Reader:
+    """One of AMPS' words, each of which is a member of an enumeration; ``_`` stands for the hyphen in the words."""
+    words = {word.replace("_", "-"): member for word, member in members.items()}
+
+    def read(text: str) -> Value:
+        word = text.lower()
+        if word not in words:
+            raise NotMapped(f"{shown(text)!r} is none of {', '.join(words)}")
+        return Value(word, f"{enumeration}.{words[word]}")
+
+    return read
+
+
+def _enabled(text: str) -> Value:
+    if text.lower() != "enabled":
+        raise NotMapped(f"{shown(text)!r} is not 'enabled', the only value that it has")
+    return Value(True, "True")
+
+
+def _expression(text: str) -> Value:
+    """An expression that compiles; where the extra is not installed, one that nobody has looked at."""
+    try:
+        from ...expressions import compile_expression
+    except ImportError:
+        return _text(text)
+    try:
+        compile_expression(text)
+    except InvalidExpression as error:
+        raise NotMapped(f"{shown(text)!r} is no expression here: {shown(str(error).splitlines()[0])}") from error
+    return _text(text)
+
+
+#: AMPS' own timestamps: 20141031T140000.123Z. The zone is always UTC.
+_TIMESTAMP = re.compile(r"(\d{4})-?(\d\d)-?(\d\d)T(\d\d):?(\d\d):?(\d\d)(\.\d{1,6})?Z?", re.ASCII)
+_BOOKMARK = re.compile(r"\d+\|\d+\|.*", re.ASCII)
+
+
+def _recovery_point(text: str) -> Value:
+    if text.lower() in ("epoch", "now", "creation"):
+        return _text(text.lower())
+    if found := _TIMESTAMP.fullmatch(text):
+        fraction = int((found[7] or ".0")[1:].ljust(6, "0"))
+        try:
+            when = datetime(*(int(part) for part in found.groups()[:6]), fraction, tzinfo=UTC)  # type: ignore[misc, arg-type]
+        except ValueError as error:
+            raise NotMapped(f"{shown(text)!r} is no time: {error}") from None
+        return _text(when.isoformat().replace("+00:00", "Z"))
+    if _BOOKMARK.fullmatch(text):
+        raise NotMapped("a bookmark names a message of AMPS' transaction log, which is not here")
+    raise NotMapped(f"{shown(text)!r} is none of epoch, now, creation, and no timestamp as AMPS writes it")
+
+
+ELEMENTS: dict[str, Known] = {
+    known.name: known
+    for known in (
+        Known("Name", "name", _text),
+        Known("MessageType", "message_type", _message_type),
+        Known("UnderlyingTopic", "underlying_topic", _text),
+        Known("DefaultPublishTarget", "default_publish_target", _text),
+        Known("Filter", "filter", _expression),
+        Known(
+            "Semantics",
+            "semantics",
+            _one_of("Semantics", at_least_once="AT_LEAST_ONCE", at_most_once="AT_MOST_ONCE"),
+        ),
+        Known("LeasePeriod", "lease_period", _interval, leases=True),
+        Known("Leasing", "leasing", _one_of("Leasing", strict="STRICT", sublet="SUBLET"), leases=True),
+        Known("MaxDeliveries", "max_deliveries", _count, leases=True),
+        Known("MaxCancels", "max_cancels", _count, leases=True),
+        Known("Expiration", "expiration", _interval),
+        Known(
+            "ExpirationModel",
+            "expiration_model",
+            _one_of("ExpirationModel", default="DEFAULT", queue="QUEUE", latest="LATEST", earliest="EARLIEST"),
+        ),
+        Known("DeferredAckExpiration", "deferred_ack_expiration", _interval, leases=True),
+        Known("MaxBacklog", "max_backlog", _count),
+        Known("MaxPerSubscriptionBacklog", "max_per_subscription_backlog", _count),
+        Known(
+            "FairnessModel",
+            "fairness_model",
+            _one_of("FairnessModel", fast="FAST", round_robin="ROUND_ROBIN", proportional="PROPORTIONAL"),
+        ),
+        Known("Priority", "priority", _expression),
+        Known("BarrierExpression", "barrier_expression", _expression),
+        Known("TargetQueueDepth", "target_queue_depth", _count),
+        Known("FileBackedMetadata", "file_backed_metadata", _enabled),
+        Known("RecoveryPoint", "recovery_point", _recovery_point),
+    )
+}
+#: Elements of a queue that several instances share.
+DISTRIBUTED = ("InitialOwner", "GroupLocalQueueDomain")
+
+#: What AMPS does where the element is missing and we would not: written out, so that the queue behaves as it did.
+WRITTEN_OUT = {
+    "at-least-once": {
+        "Leasing": "Leasing.SUBLET",
+        "LeasePeriod": "None",
+        "MaxPerSubscriptionBacklog": "1",
+        "FairnessModel": "FairnessModel.PROPORTIONAL",
+    },
+    "at-most-once": {"MaxPerSubscriptionBacklog": "1", "FairnessModel": "FairnessModel.ROUND_ROBIN"},
+}
+#: And this, of a queue whose topic the transaction log keeps.
+DEFERRED_ACKS = time_literal(timedelta(days=1))
+
+#: Which of a queue's options does not go with which others; the first stays.
+EXCLUDED = (
+    ("Priority", "BarrierExpression"),
+    ("Priority", "TargetQueueDepth"),
+    ("BarrierExpression", "TargetQueueDepth"),
+)

@@ -1,0 +1,40 @@
+"""The Django app of the tables of Celery's broker."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+from django.apps import AppConfig
+
+from ...services import maintenance_hooks
+
+
+class KombuConfig(AppConfig):
+    """Configuration of the ``queueapp.contrib.celery`` app."""
+
+    name = "queueapp.contrib.celery"
+    label = "queueapp_kombu"
+    verbose_name = "Celery"
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        from . import checks, result_rows  # noqa: F401
+
+        maintenance_hooks.pieces.append(result_rows.keep_house)
+        if find_spec("celery") is not None:
+            from celery.app.backends import BACKEND_ALIASES
+            from celery.signals import worker_init
+
+            worker_init.connect(_in_a_worker, dispatch_uid="queueapp.contrib.celery.worker", weak=False)
+            # An installed package says so by an entry point; a checkout has none.
+            BACKEND_ALIASES.setdefault("queueapp", "queueapp.contrib.celery.results:ResultBackend")
+
+
+def _in_a_worker(sender: Any, **_: Any) -> None:
+    from celery.signals import task_postrun
+
+    from . import failure_hook, retrying  # a worker's modules, which no other process needs
+
+    failure_hook.install(sender.app)
+    task_postrun.connect(retrying.close_lost, dispatch_uid="queueapp.contrib.celery.lost")

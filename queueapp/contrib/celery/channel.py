@@ -1,0 +1,370 @@
+"""A channel: what is declared, published, consumed, acked and rejected through it."""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Mapping
+from time import monotonic
+from typing import Any
+
+from amqp.protocol import queue_declare_ok_t
+from django.db import Error, connections, transaction
+from kombu.exceptions import ChannelError
+from kombu.transport import virtual
+from kombu.transport.base import to_rabbitmq_queue_arguments
+from kombu.transport.virtual.base import UNDELIVERABLE_FMT, UndeliverableWarning
+from kombu.utils.uuid import uuid
+
+from ... import notifier
+from ...errors import UndecodableMessage
+from ...messages.escaping import in_one_line
+from ...sending import send
+from ...sending.isolation import atomic_on, isolated_connection
+from ...sql import ErrorKind, backend_of, queue_sql
+from ...sql.bound import BrokerTables
+from ...sql.claimed import Claimed
+from . import poison, topology
+from .in_flight import Held
+from .models_broker import Binding, BrokerQueue, DeclaredQueue
+from .qos import Delivered, QoS, why
+from .retrying import steadily
+from .serialization import due_at, payload_of, row_for, row_for_bound, until_due
+from .topology import Declaration
+
+#: A declaration counts no further than this; a passive one, which asks for the count, than that.
+COUNTED, COUNTED_WHEN_ASKED = 1_000, 1_000_000
+#: Seconds that a process remembers who is bound to a topic exchange.
+REMEMBERED = 2.5
+
+
+class Channel(virtual.Channel):
+    """One channel of a ``Transport``, which is its ``connection``."""
+
+    Message = Delivered
+    QoS = QoS
+    supports_fanout = True
+    body_encoding = None
+    from_transport_options = ("deadletter_queue",)
+
+    def __init__(self, connection: Any, **kwargs: Any) -> None:
+        super().__init__(connection, **kwargs)
+        self.alias: str = connection.alias
+        self._transport = connection  # also once kombu has taken ``connection`` away
+        #: By queue: what it is handed to, and whether that acks.
+        self.consumers: dict[str, tuple[Any, bool]] = {}
+        #: Claimed and not delivered yet.
+        self.ahead: deque[tuple[Claimed, Held]] = deque()
+
+    # -- declaring -------------------------------------------------------------------------------------------------
+
+    def prepare_queue_arguments(self, arguments: Any, **kwargs: Any) -> Any:
+        return to_rabbitmq_queue_arguments(arguments, **kwargs)
+
+    def exchange_declare(
+        self,
+        exchange: str | None = None,
+        type: str = "direct",
+        durable: bool = False,
+        auto_delete: bool = False,
+        arguments: Any = None,
+        nowait: bool = False,
+        passive: bool = False,
+    ) -> None:
+        kind = type or "direct"
+        name = exchange or f"amq.{kind}"
+        if passive:
+            if self._kind_of(name) is None:
+                raise self._not_found("exchange", name, "Channel.exchange_declare")
+            return
+        if kind not in self.exchange_types:
+            raise ChannelError(
+                f"The exchange type {kind!r} is not accepted: one of {', '.join(sorted(self.exchange_types))}."
+            )
+        topology.declare_exchange(self.alias, name, kind)
+        self._transport.kinds[name] = kind
+
+    def exchange_delete(self, exchange: str, if_unused: bool = False, nowait: bool = False) -> None:
+        if if_unused and topology.bindings(self.alias, exchange):
+            return
+        topology.delete_exchange(self.alias, exchange)
+        self._transport.kinds.pop(exchange, None)
+
+    def _kind_of(self, exchange: str) -> str | None:
+        kinds = self._transport.kinds
+        if exchange not in kinds:
+            kind = topology.exchange_kind(self.alias, exchange)
+            if kind is None:
+                return None
+            kinds[exchange] = kind
+        return str(kinds[exchange])
+
+    def typeof(self, exchange: str, default: str = "direct") -> Any:
+        return self.exchange_types[self._kind_of(exchange) or default]
+
+    def queue_declare(
+        self,
+        queue: str | None = None,
+        passive: bool = False,
+        durable: bool = False,
+        exclusive: bool = False,
+        auto_delete: bool = False,
+        nowait: bool = False,
+        arguments: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> queue_declare_ok_t:
+        name = queue or f"amq.gen-{uuid()}"
+        if passive:
+            if not self._has_queue(name):
+                raise self._not_found("queue", name, "Channel.queue_declare")
+            return queue_declare_ok_t(name, topology.size(self.alias, name, COUNTED_WHEN_ASKED), 0)
+        one = Declaration(name, durable, auto_delete or exclusive, arguments)
+        topology.declare(self.alias, one)
+        self._transport.declarations[name] = one
+        return queue_declare_ok_t(name, topology.size(self.alias, name, COUNTED), 0)
+
+    def _not_found(self, what: str, name: str, method: str) -> ChannelError:
+        return ChannelError(f"NOT_FOUND - no {what} {name!r} in {self.alias!r}", (50, 10), method, "404")
+
+    def _has_queue(self, queue: str, **kwargs: Any) -> bool:
+        return topology.exists(self.alias, queue)
+
+    def _size(self, queue: str) -> int:
+        return topology.size(self.alias, queue, COUNTED_WHEN_ASKED)
+
+    def queue_bind(
+        self, queue: str, exchange: str | None = None, routing_key: str = "", arguments: Any = None, **kwargs: Any
+    ) -> None:
+        topology.bind(self.alias, exchange or "amq.direct", routing_key or "", queue)
+        self._transport.tables.clear()
+        self._transport.bound.setdefault(queue, set()).add((exchange or "amq.direct", routing_key or ""))
+
+    def queue_unbind(
+        self, queue: str, exchange: str | None = None, routing_key: str = "", arguments: Any = None, **kwargs: Any
+    ) -> None:
+        topology.unbind(self.alias, exchange or "amq.direct", routing_key or "", queue)
+        self._transport.tables.clear()
+        self._transport.bound.get(queue, set()).discard((exchange or "amq.direct", routing_key or ""))
+
+    def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any) -> None:
+        if if_empty and self._size(queue):
+            return
+        if if_unused and any(queue in channel.consumers for channel in self._transport.channels):
+            return
+        self._delete(queue)
+
+    def _delete(self, queue: str, *args: Any, **kwargs: Any) -> None:
+        # What was acked is written first, or the leases would seem to be lost.
+        self._transport.flush()
+        self._transport.declarations.pop(queue, None)
+        self._transport.bound.pop(queue, None)
+        self._transport.tables.clear()
+        topology.beside(self.alias, lambda: topology.delete(self.alias, queue))
+
+    def _purge(self, queue: str) -> int:
+        return topology.purge(self.alias, queue)
+
+    def get_table(self, exchange: str) -> list[tuple[str, Any, str]]:
+        """Of a topic exchange it is remembered for a moment: each worker publishes a heartbeat there every other second."""
+        tables, now = self._transport.tables, monotonic()
+        if exchange not in tables or now > tables[exchange][0]:
+            kind = self.typeof(exchange)
+            found = topology.bindings(self.alias, exchange)
+            tables[exchange] = (
+                now + REMEMBERED,
+                [kind.prepare_bind(queue, exchange, key, None) for _, key, queue in found],
+            )
+        return list(tables[exchange][1])
+
+    def list_bindings(self) -> Any:
+        return ((queue, exchange, key) for exchange, key, queue in topology.bindings(self.alias))
+
+    def get_exchanges(self) -> list[str]:
+        return sorted({exchange for exchange, _, _ in topology.bindings(self.alias)})
+
+    # -- publishing ------------------------------------------------------------------------------------------------
+
+    def _inplace_augment_message(self, message: dict[str, Any], exchange: str, routing_key: str) -> None:
+        message["properties"].setdefault("delivery_info", {}).update(exchange=exchange, routing_key=routing_key)
+
+    def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any) -> None:
+        self._inplace_augment_message(message, exchange, routing_key)
+        if not exchange:
+            self._put(routing_key, message)
+            return
+        kind = self._kind_of(exchange) or "direct"
+        if kind == "topic" or due_at(message) is not None:
+            self._put_all(exchange, routing_key, message)
+        elif not self._put_bound(exchange, None if kind == "fanout" else routing_key, message):
+            self._undelivered(exchange, routing_key, message)
+
+    def _put_all(self, exchange: str, routing_key: str, message: dict[str, Any]) -> None:
+        queues = self.typeof(exchange).lookup(self.get_table(exchange), exchange, routing_key, None)
+        if not queues:
+            self._undelivered(exchange, routing_key, message)
+            return
+        with self._publishing() as connection, atomic_on(connection):
+            for queue in sorted(queues):
+                self._store(connection, queue, message)
+
+    def _undelivered(self, exchange: str, routing_key: str, message: dict[str, Any]) -> None:
+        """As a broker does with what no queue is bound for: it is dropped, unless there is a queue for that."""
+        if self.deadletter_queue:
+            warnings.warn(
+                UndeliverableWarning(UNDELIVERABLE_FMT.format(exchange=exchange, routing_key=routing_key)), stacklevel=4
+            )
+            topology.declare(self.alias, Declaration(self.deadletter_queue, True, False, None))
+            self._put(self.deadletter_queue, message)
+
+    def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
+        with self._publishing() as connection:
+            self._store(connection, queue, message)
+
+    def _put_bound(self, exchange: str, routing_key: str | None, message: dict[str, Any]) -> int:
+        row = row_for_bound(message)
+        tables = BrokerTables(DeclaredQueue._meta.db_table, Binding._meta.db_table)
+        with self._publishing() as connection:
+            count = queue_sql(BrokerQueue, connection).insert_bound(connection, tables, row, exchange, routing_key)
+            if count:
+                notifier.sent(BrokerQueue, connection)
+        return count
+
+    def _store(self, connection: Any, queue: str, message: dict[str, Any]) -> None:
+        one = self._transport.declarations.get(queue)
+        row = row_for(message, queue, one.ttl_ms if one is not None else None)
+        due = due_at(message)
+        send.store(BrokerQueue, connection, row if due is None else until_due(row, due), bytes, None, due)
+
+    def _publishing(self) -> Any:
+        """The connection of the caller's transaction, or one beside it; a lost one is closed, so that a retry has another."""
+        if not self._transport.options.transactional and connections[self.alias].in_atomic_block:
+            return isolated_connection(self.alias)
+        return _Publishing(connections[self.alias])
+
+    # -- consuming -------------------------------------------------------------------------------------------------
+
+    def basic_consume(self, queue: str, no_ack: bool, callback: Any, consumer_tag: str, **kwargs: Any) -> None:
+        self._tag_to_queue[consumer_tag] = queue
+        self._active_queues.append(queue)
+        self._consumers.add(consumer_tag)
+        self.consumers[queue] = (callback, bool(no_ack))
+        self._transport.consuming(acks=not no_ack)
+
+    def basic_cancel(self, consumer_tag: str) -> None:
+        if consumer_tag not in self._consumers:
+            return
+        self._consumers.remove(consumer_tag)
+        queue = self._tag_to_queue.pop(consumer_tag, None)
+        if queue in self._active_queues:
+            self._active_queues.remove(queue)
+        if queue is not None and queue not in self._active_queues:
+            self.consumers.pop(queue, None)
+            # What was read ahead of it is for others.
+            self._transport.unread(self, queue)
+
+    def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Delivered | None:
+        for row, held in self._transport.take(self, [queue], 1):
+            return self.received(row, held, no_ack)
+        return None
+
+    def deliver(self, row: Claimed, held: Held) -> bool:
+        """Hand a claimed message to its consumer; False: there is none any more, or it was poison."""
+        queue = self._transport.queue_of(row)
+        consumer = self.consumers.get(queue)
+        if consumer is None:
+            self.give_back([held], handled=False)
+            return False
+        callback, no_ack = consumer
+        message = self.received(row, held, no_ack)
+        if message is None:
+            return False
+        message.queue = queue
+        callback(message)
+        return True
+
+    def received(self, row: Claimed, held: Held, no_ack: bool) -> Delivered | None:
+        """The message of a claimed row; None: it cannot be read, and is poison."""
+        try:
+            payload = payload_of(row, held.token)
+            payload["held"] = held
+            message = Delivered(payload, channel=self)
+        except (UndecodableMessage, LookupError, TypeError, ValueError, AttributeError) as error:
+            told = isinstance(error, UndecodableMessage)
+            self._bury(held, str(error) if told else f"It is no message of kombu's: {type(error).__name__}: {error}")
+            return None
+        if no_ack:
+            self.acked(held)
+        else:
+            self.qos.append(message, message.delivery_tag)
+        return message
+
+    def drain_events(self, timeout: float | None = None, callback: Any = None) -> None:
+        self._transport.drain_events(self._transport, timeout=timeout)
+
+    # -- ending ----------------------------------------------------------------------------------------------------
+
+    def acked(self, held: Held) -> None:
+        """A message is done."""
+        self._transport.acked(held)
+
+    def give_back(self, some: list[Held], *, handled: bool) -> None:
+        """Release leases at once; where the database is away, as soon as it is back."""
+        self._transport.give_back(some, handled=handled)
+
+    def is_spent(self, message: Delivered) -> bool:
+        """Whether a message is kept that would be put back: its task has ended its process, as often as it may."""
+        most = self._transport.options.max_deliveries
+        if not message.died or not most or message.deliveries < most:
+            return False
+        message.reason = f"max_deliveries: its process died, and it was handed out {message.deliveries} times."
+        return True
+
+    def bury(self, message: Delivered) -> None:
+        """Keep a message that its consumer rejects."""
+        assert message.held is not None
+        self._bury(message.held, message.reason or why(message), **message.failure)
+
+    @property
+    def keeps_failed(self) -> bool:
+        """Whether a task that has failed for good is kept."""
+        return bool(self._transport.options.keep_failed)
+
+    def _bury(self, held: Held, reason: str, **told: Any) -> None:
+        """Where that cannot be done it comes again: a lease that nobody ends would be renewed for as long as the worker lives."""
+
+        def bury() -> bool:
+            with transaction.atomic(using=self.alias):
+                return poison.bury(self.alias, held, in_one_line(reason, 500), **told)
+
+        try:
+            steadily(self.alias, bury)
+        except Exception:
+            self.give_back([held], handled=True)
+            raise
+        self._transport.forget([held])
+
+    def close(self) -> None:
+        if not self.closed:
+            self._transport.unread(self)
+        super().close()
+
+
+class _Publishing:
+    """``with``: the thread's own connection, which is closed when it turns out to be lost."""
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> Any:
+        return self._connection
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        connection = self._connection
+        if (
+            isinstance(error, Error)
+            and not connection.in_atomic_block
+            and backend_of(connection).error_kind(error) is ErrorKind.CONNECTION
+        ):
+            connection.close()

@@ -1,0 +1,334 @@
+"""Celery's results in the application's database: ``result_backend = "queueapp://"``, or ``"queueapp://alias"``.
+
+The last state of each task is a row, which its success is never overwritten in; times are the database's. Results are JSON:
+whoever can write into a table must not be able to run code in who reads it, so there is no pickle. Chords are in ``chords``,
+waiting is in ``waiting``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+from celery import states
+from celery.backends.base import BaseBackend
+from celery.exceptions import ImproperlyConfigured, TimeoutError
+from celery.result import ResultBase, result_from_tuple
+from django.apps import apps
+from django.db import DatabaseError, connections, router
+
+from ...failures.history import clean
+from ...sql import backend_of
+from ...sql.celery import Stored
+from . import retrying
+from .chords import Chords, in_ms, is_id
+from .result_waiter import looks
+
+SCHEME = "queueapp"
+#: Keys of a task's meta data that have a column.
+_COLUMNS = frozenset(
+    (
+        "task_id",
+        "status",
+        "result",
+        "traceback",
+        "children",
+        "date_done",
+        "name",
+        "args",
+        "kwargs",
+        "worker",
+        "retries",
+        "queue",
+    )
+)
+#: Tasks that one statement looks for.
+_TOGETHER = 1000
+_LONGEST_TEXT = 1_000_000
+
+
+class ResultBackend(Chords, BaseBackend):
+    """Keeps results in the tables of ``queueapp.contrib.celery``."""
+
+    supports_native_join = True
+    supports_failure_expires = True
+    persistent = True
+
+    def __init__(self, app: Any, serializer: str | None = None, url: str | None = None, **options: Any) -> None:
+        wanted = serializer or app.conf.result_serializer
+        if wanted != "json":
+            raise ImproperlyConfigured(
+                f"result_serializer = {wanted!r}: results in {SCHEME}:// are kept as JSON, so 'json' is all that is accepted."
+            )
+        options["accept"] = ["json"]  # whatever else of tasks is accepted, nothing else is written here
+        super().__init__(app, serializer=wanted, url=url or f"{SCHEME}://", **options)
+        self._named = _alias_of(self.url)
+        failure = app.conf.get("result_failure_expires")
+        self.failure_expires = self.expires if failure is None else self.prepare_expires(failure)
+        chord = app.conf.get("result_chord_expires")
+        self.chord_expires = self.expires if chord is None else self.prepare_expires(chord)
+
+    @property
+    def alias(self) -> str:
+        """The database that results are kept in."""
+        if not apps.is_installed("queueapp.contrib.celery"):
+            raise ImproperlyConfigured("Results in queueapp:// need 'queueapp.contrib.celery' in INSTALLED_APPS.")
+        from .models import CeleryResult
+
+        alias = self._named or router.db_for_write(CeleryResult)
+        if alias not in connections:
+            known = ", ".join(sorted(connections))
+            raise ImproperlyConfigured(f"result_backend = {self.url!r}: DATABASES has {known}, and no {alias!r}.")
+        return alias
+
+    # -- one result ----------------------------------------------------------------------------------------------------
+
+    def _store_result(
+        self, task_id: str, result: Any, state: str, traceback: Any = None, request: Any = None, **_: Any
+    ) -> Any:
+        from .models import CeleryResult
+
+        stored = self._stored(task_id, result, state, traceback, request)
+        alias = self.alias
+        table = CeleryResult._meta.db_table
+
+        def store() -> bool:
+            return backend_of(connections[alias]).store_result(connections[alias], table, stored)
+
+        retrying.steadily(alias, store)
+        return result
+
+    def _stored(self, task_id: str, result: Any, state: str, traceback: Any, request: Any) -> Stored:
+        _refuse_long(task_id)
+        meta = self._get_result_meta(None, state, traceback, request, format_date=False)
+        extra = {key: value for key, value in meta.items() if key not in _COLUMNS}
+        expires = self.failure_expires if state in states.EXCEPTION_STATES else self.expires
+        return Stored(
+            task_id=task_id,
+            status=clean(state, 50),
+            done=state in states.READY_STATES,
+            result=self.encode(result),
+            traceback=clean(traceback, _LONGEST_TEXT) if traceback else None,
+            children=self._encoded(meta.get("children") or None),
+            args=self._encoded(meta.get("args")),
+            kwargs=self._encoded(meta.get("kwargs")),
+            meta=self._encoded(extra or None),
+            name=_text(getattr(request, "task", None)),
+            worker=_text(getattr(request, "hostname", None)),
+            queue=_text((getattr(request, "delivery_info", None) or {}).get("routing_key")),
+            retries=int(getattr(request, "retries", None) or 0),
+            expires_ms=in_ms(expires),
+        )
+
+    def _encoded(self, value: Any) -> str | None:
+        """As JSON; what is none, which a task may be called with, as what it looks like."""
+        if value is None:
+            return None
+        try:
+            return str(self.encode(value))
+        except Exception:
+            return json.dumps(clean(repr(value), _LONGEST_TEXT))
+
+    def _get_task_meta_for(self, task_id: str) -> dict[str, Any]:
+        found = self._metas([task_id])
+        return found.get(task_id) or {"task_id": task_id, "status": states.PENDING, "result": None, "traceback": None}
+
+    def _metas(self, ids: list[str]) -> dict[str, dict[str, Any]]:
+        """What is kept of these tasks, of those of which anything is."""
+        from .result_rows import results_of
+
+        alias = self.alias
+        rows = retrying.steadily(alias, lambda: results_of(alias, ids))
+        return {row.task_id: self._meta_of(row) for row in rows}
+
+    def _meta_of(self, row: Any) -> dict[str, Any]:
+        meta = {
+            **(json.loads(row.meta) if row.meta else {}),
+            "task_id": row.task_id,
+            "status": row.status,
+            "result": self.decode(row.result) if row.result is not None else None,
+            "traceback": row.traceback,
+            "children": self.decode(row.children) if row.children else [],
+            "date_done": row.date_done,
+            "retries": row.retries,
+        }
+        meta |= {name: value for name in ("name", "worker", "queue") if (value := getattr(row, name))}
+        meta |= {name: self.decode(value) for name in ("args", "kwargs") if (value := getattr(row, name)) is not None}
+        return dict(self.meta_from_decoded(meta))
+
+    def task_result_exists(self, task_id: str) -> bool:
+        """Whether anything is kept of a task."""
+        return bool(self._ensure_retryable(self._metas, [task_id]))
+
+    def _forget(self, task_id: str) -> None:
+        from .result_rows import forget
+
+        alias = self.alias
+        retrying.steadily(alias, lambda: forget(alias, task_id))
+
+    # -- groups --------------------------------------------------------------------------------------------------------
+
+    def _save_group(self, group_id: str, result: Any) -> Any:
+        self._keep_group(group_id, result, self.expires)
+        return result
+
+    def _keep_group(self, group_id: str, result: Any, expires: Any) -> None:
+        from .models import CeleryGroup
+
+        _refuse_long(group_id)
+        text = self.encode({"result": result.as_tuple() if isinstance(result, ResultBase) else result})
+        alias, table = self.alias, CeleryGroup._meta.db_table
+
+        def save() -> None:
+            backend_of(connections[alias]).save_group(connections[alias], table, group_id, text, in_ms(expires))
+
+        retrying.steadily(alias, save)
+
+    def _restore_group(self, group_id: str) -> dict[str, Any] | None:
+        from .result_rows import group_of
+
+        alias = self.alias
+        row = retrying.steadily(alias, lambda: group_of(alias, group_id))
+        if row is None or row.result is None:
+            return None
+        found = self.decode(row.result)["result"]
+        return {
+            "task_id": group_id,
+            "result": None if found is None else result_from_tuple(found, self.app),
+            "date_done": row.created_at,
+        }
+
+    def _delete_group(self, group_id: str) -> None:
+        from .result_rows import delete_group
+
+        alias = self.alias
+        retrying.at_once(alias, lambda: delete_group(alias, group_id))
+
+    # -- waiting -------------------------------------------------------------------------------------------------------
+
+    def wait_for(
+        self,
+        task_id: str,
+        timeout: float | None = None,
+        interval: float = 0.5,
+        no_ack: bool = True,
+        on_interval: Callable[[], Any] | None = None,
+        on_message: Callable[[Any], Any] | None = None,
+    ) -> dict[str, Any]:
+        """What has become of a task, once it has ended. Raises TimeoutError."""
+        for _, meta in self.get_many(
+            [task_id], timeout=timeout, interval=interval, on_message=on_message, on_interval=on_interval
+        ):
+            if on_interval is not None:
+                # Here Celery asks whether a task before this one has failed, whose exception says more than this one's. With
+                # a chord both are there at the same time.
+                on_interval()
+            return meta
+        raise AssertionError("unreachable")
+
+    def wait_for_pending(
+        self,
+        result: Any,
+        timeout: float | None = None,
+        interval: float = 0.5,
+        no_ack: bool = True,
+        on_message: Callable[[Any], Any] | None = None,
+        on_interval: Callable[[], Any] | None = None,
+        callback: Callable[..., Any] | None = None,
+        propagate: bool = True,
+    ) -> Any:
+        """The value of a result, once it is ready; its exception is raised."""
+        self._ensure_not_eager()
+        meta = self.wait_for(result.id, timeout, interval, on_interval=on_interval, on_message=on_message)
+        result._maybe_set_cache(meta)
+        return result.maybe_throw(propagate=propagate, callback=callback)
+
+    def get_many(
+        self,
+        task_ids: Iterable[str],
+        timeout: float | None = None,
+        interval: float = 0.5,
+        no_ack: bool = True,
+        on_message: Callable[[Any], Any] | None = None,
+        on_interval: Callable[[], Any] | None = None,
+        max_iterations: int | None = None,
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        """(id, what has become of it) of each task as it ends. Raises TimeoutError when the time is over before."""
+        self._ensure_not_eager()
+        waiting = dict.fromkeys(task_ids)
+        if not waiting:
+            return
+        told = 0.0
+        for turn, passed in enumerate(looks(self.alias, waiting, timeout, interval), 1):
+            for task_id, meta in self._ended(waiting, on_message):
+                waiting.pop(task_id, None)
+                yield task_id, meta
+            if not waiting or (max_iterations and turn >= max_iterations):
+                return
+            if on_interval is not None and (passed == 0.0 or passed - told >= interval):
+                told = passed
+                on_interval()
+        raise TimeoutError("The operation timed out.")
+
+    def _ended(
+        self, waiting: dict[str, Any], on_message: Callable[[Any], Any] | None
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Those that have ended; ``on_message`` is called with each state that was not there at the last look."""
+        ids = list(waiting)
+        for first in range(0, len(ids), _TOGETHER):
+            some = ids[first : first + _TOGETHER]
+            cached = {task_id: self._cache[task_id] for task_id in some if self.is_cached(task_id)}
+            found = self._ensure_retryable(self._metas, [one for one in some if one not in cached])
+            for task_id, meta in (cached | found).items():
+                if on_message is not None and waiting.get(task_id) != meta["status"]:
+                    on_message(meta)
+                if task_id in waiting:
+                    waiting[task_id] = meta["status"]
+                if meta["status"] in states.READY_STATES:
+                    if meta["status"] == states.SUCCESS:
+                        self._cache[task_id] = meta
+                    yield task_id, meta
+
+    # -- upkeep --------------------------------------------------------------------------------------------------------
+
+    def cleanup(self) -> None:
+        """Delete what has expired: the task ``celery.backend_cleanup``."""
+        from .result_rows import delete_old
+
+        delete_old(self.alias)
+
+    def exception_safe_to_retry(self, exc: BaseException) -> bool:
+        """What ``result_backend_always_retry`` is about."""
+        return isinstance(exc, DatabaseError) and retrying.is_passing(self.alias, exc)
+
+    def on_backend_retryable_error(self, exc: BaseException) -> None:
+        """A connection that is lost is opened anew."""
+        retrying.let_go(self.alias, exc)
+
+    def __reduce__(self, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__reduce__(args, {**(kwargs or {}), "url": self.url, "expires": self.expires})
+
+
+def _alias_of(url: str) -> str:
+    """The alias that a URL names; '' where it names none."""
+    parts = urlsplit(url)
+    alias = parts.netloc
+    if parts.scheme != SCHEME or parts.path.strip("/") or parts.query or "@" in alias or ":" in alias:
+        raise ImproperlyConfigured(
+            f"result_backend = {url!r} is not understood: {SCHEME}:// for the database of the router, or {SCHEME}://alias "
+            "for one of DATABASES."
+        )
+    return alias
+
+
+def _refuse_long(identity: Any) -> None:
+    from .models import LONGEST_ID
+
+    if not is_id(identity):
+        raise ValueError(f"{identity!r:.300} is no id: at most {LONGEST_ID} characters, and no NUL, are accepted.")
+
+
+def _text(value: Any) -> str:
+    return clean(value, 255) if value else ""

@@ -1,0 +1,208 @@
+"""Which columns a DataFrame may have, and the plan by which executors turn its rows into messages.
+
+Everything that can be wrong with a schema is found here, on the driver, before any task starts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructType,
+    TimestampType,
+)
+
+from ... import messages
+from ...errors import InvalidOption
+from ...sql.carried import SENT, Kind
+from ...sql.spark import STAGED
+from .errors import InvalidDataFrame, listed
+from .targets import QueueTarget
+
+_HEADERS = MapType(StringType(), StringType())
+
+_KINDS: dict[Kind, tuple[tuple[DataType, ...], str]] = {
+    Kind.INT16: ((ByteType(), ShortType(), IntegerType(), LongType()), "integer"),
+    Kind.TEXT: ((StringType(),), "string"),
+    Kind.TIME: ((TimestampType(),), "timestamp"),
+    Kind.BOOL: ((BooleanType(),), "boolean"),
+}
+
+#: Column -> (Spark types, in words).
+ACCEPTED: dict[str, tuple[tuple[DataType, ...], str]] = {
+    "body": ((BinaryType(), StringType()), "binary or string"),
+    "headers": ((_HEADERS, StringType()), "map<string,string> or a string with a JSON object of strings"),
+    "id": ((StringType(),), "string with a UUID; null: a new one"),
+    **{one.name: _KINDS[one.kind] for one in SENT},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How rows become messages.
+
+    ``staged``: attributes that differ from row to row. ``headers``: of a typed message, the same for all rows unless
+    they are staged. ``foreign``: headers go under NServiceBus' names, with the id of their message. ``entering``: the queue's
+    expressions, which are evaluated for each row.
+    """
+
+    label: str
+    staged: tuple[str, ...]
+    headers: str | None = None
+    message_type: str | None = None
+    priorities: int = 1
+    foreign: bool = False
+    entering: Mapping[str, Any] | None = None
+    #: The queue's priority has 64 bits, all of which are accepted: the column holds what its expression would give.
+    ranked: bool = False
+
+    @property
+    def constants(self) -> tuple[str, ...]:
+        """Attributes that have one value for all rows of a move."""
+        same_headers = self.headers is not None and "headers" not in self.staged
+        return ("headers",) if same_headers else ()
+
+
+def make_plan(target: QueueTarget, schema: StructType, message_type: str | None) -> Plan:
+    """Check a DataFrame's columns against the queue. Raises InvalidDataFrame or InvalidOption with what is accepted."""
+    if target.encrypts:
+        raise InvalidDataFrame(
+            f"Queue {target.label} encrypts its bodies (Delivery.encoding), and Spark has no keys: what it wrote there would lie in "
+            "the clear. Send it with send_many, or into another queue."
+        )
+    if message_type is not None:
+        return _typed_plan(target, schema, message_type)
+    names = [field.name for field in schema.fields]
+    unknown = [name for name in names if name not in ACCEPTED]
+    if unknown:
+        raise InvalidDataFrame(
+            f"The DataFrame for queue {target.label} has columns that a message has not: {listed(unknown)}. Accepted "
+            f"columns are {listed(ACCEPTED)}; or name the message's class in option message_type."
+        )
+    _refuse_repeated(target, names)
+    if "body" not in names:
+        raise InvalidDataFrame(f"The DataFrame for queue {target.label} has no column body; it has {listed(names)}.")
+    for field in schema.fields:
+        types, words = ACCEPTED[field.name]
+        if not any(_same_kind(field.dataType, accepted) for accepted in types):
+            raise InvalidDataFrame(
+                f"Column {field.name} of the DataFrame for queue {target.label} is {field.dataType.simpleString()}; "
+                f"it must be {words}."
+            )
+    missing = [name for name in names if not target.table.has(name)]
+    if missing:
+        raise InvalidDataFrame(f"The table of queue {target.label} has no columns for {listed(missing)}.")
+    if target.recipients and "recipient" not in names:
+        raise InvalidDataFrame(
+            f"Queue {target.label} addresses each message to a consumer (Delivery.recipients): add a column recipient, "
+            "or name the message's class in option message_type, of which every consumer gets a copy when it is received."
+        )
+    computed = _computed(target)
+    if "priority" in names and "priority" in computed:
+        raise InvalidDataFrame(
+            f"The DataFrame for queue {target.label} has a column priority, and its Delivery.priority says which priority a message "
+            "has: leave the column out."
+        )
+    staged = tuple(name for name in STAGED if name in (*names, "id", "headers", *computed))
+    return Plan(
+        target.label,
+        staged,
+        priorities=target.priorities,
+        foreign=target.foreign,
+        entering=target.entering,
+        ranked=target.table.ranked,
+    )
+
+
+def _computed(target: QueueTarget) -> tuple[str, ...]:
+    """The attributes that the queue's expressions make."""
+    texts = target.entering or {}
+    made = {"priority": "priority", "barrier_expression": "is_barrier"}
+    return tuple(attribute for option, attribute in made.items() if option in texts)
+
+
+def _typed_plan(target: QueueTarget, schema: StructType, message_type: str) -> Plan:
+    cls = load_message_type(message_type)
+    fields = message_fields(cls)
+    names = [field.name for field in schema.fields]
+    unknown = [name for name in names if name not in fields]
+    if unknown:
+        raise InvalidDataFrame(
+            f"The DataFrame for queue {target.label} has columns that {message_type} has not: {listed(unknown)}. "
+            f"Its fields are {listed(fields)}."
+        )
+    _refuse_repeated(target, names)
+    missing = [name for name, (_, required) in fields.items() if required and name not in names]
+    if missing:
+        raise InvalidDataFrame(
+            f"The DataFrame for queue {target.label} lacks columns that {message_type} requires: {listed(missing)}."
+        )
+    headers = messages.encode_headers({**messages.type_headers(cls), messages.CONTENT_TYPE: messages.JSON})
+    differs = {"id", "body", *_computed(target), *(["headers"] if target.foreign else [])}
+    staged = tuple(name for name in STAGED if name in differs)
+    return Plan(
+        target.label,
+        staged,
+        headers,
+        message_type,
+        target.priorities,
+        target.foreign,
+        target.entering,
+    )
+
+
+def load_message_type(name: str) -> type:
+    """The class with this dotted name. Raises InvalidOption when there is none, or it is no struct or dataclass."""
+    module_name, _, class_name = name.rpartition(".")
+    option = 'format("queue") option message_type'
+    try:
+        cls = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError) as error:
+        raise InvalidOption(option, name, f"importable on driver and executors ({error})") from error
+    if not isinstance(cls, type) or not messages.is_typed(cls):
+        raise InvalidOption(option, name, "a msgspec.Struct or a dataclass")
+    return cls
+
+
+def message_fields(cls: Any) -> dict[str, tuple[str, bool]]:
+    """Field name -> (its name in JSON, whether it is required), in the order of the class."""
+    if issubclass(cls, msgspec.Struct):
+        return {field.name: (field.encode_name, field.required) for field in msgspec.structs.fields(cls)}
+    return {
+        field.name: (
+            field.name,
+            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING,
+        )
+        for field in dataclasses.fields(cls)
+        if field.init
+    }
+
+
+def _same_kind(given: DataType, accepted: DataType) -> bool:
+    if isinstance(accepted, MapType):
+        return (
+            isinstance(given, MapType)
+            and isinstance(given.keyType, StringType)
+            and isinstance(given.valueType, StringType)
+        )
+    return isinstance(given, type(accepted))
+
+
+def _refuse_repeated(target: QueueTarget, names: list[str]) -> None:
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise InvalidDataFrame(f"The DataFrame for queue {target.label} has columns twice: {listed(repeated)}.")

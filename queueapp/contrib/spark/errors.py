@@ -1,0 +1,39 @@
+"""The errors of the Spark sink. Spark shows the user their text inside its own exception, so the text is complete."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ...errors import QueueError
+
+
+class SparkSinkError(QueueError):
+    """Base of the sink's errors."""
+
+
+class InvalidDataFrame(SparkSinkError, ValueError):
+    """A column or a value of the DataFrame cannot become part of a message."""
+
+
+class SinkUnavailable(SparkSinkError):
+    """The database cannot be reached from this process, or lacks a table or privilege that the sink needs."""
+
+
+class StagingLost(SparkSinkError):
+    """Staged rows were gone, or not all there, at the commit. Nothing was published; run the job again.
+
+    The database crashed since the task staged them (staging tables are not logged), or somebody dropped the table.
+    """
+
+    def __init__(self, table: str, expected: int, found: int | None) -> None:
+        self.table, self.expected, self.found = table, expected, found
+        what = "is gone" if found is None else f"holds {found} rows"
+        super().__init__(
+            f"The staging table {table} {what}, its task wrote {expected} rows. Nothing was published; "
+            "run the job again."
+        )
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names for an error text, in the order in which they are documented."""
+    return ", ".join(names)

@@ -1,0 +1,211 @@
+"""The sink on PostgreSQL: ADBC's binary COPY from Arrow on executors, psycopg on the driver.
+
+Measured on 2 cores, 200,000 rows of 200 bytes into an indexed queue: ADBC 220,000-280,000 rows/s, psycopg's binary COPY
+row by row 125,000. ADBC has no uuid: the 16 bytes of a fixed-size binary are what COPY BINARY wants for one. The
+low-level API is used because ``adbc_driver_manager.dbapi`` imports pandas, a second in every worker process.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import adbc_driver_manager as adbc
+import adbc_driver_postgresql
+import psycopg
+import pyarrow as pa
+
+from ...sql.postgresql.spark import KEEP_ORDER
+from ...sql.spark import StagingName
+from ...sql.tables import QueueTable
+from .client import SinkClient
+from .columns import Plan
+from .errors import SinkUnavailable
+
+_TARGET_SCHEMA = "adbc.ingest.target_db_schema"
+_APPLICATION = "queueapp spark sink"
+_TRANSIENT_CLASSES = ("08", "57P", "40")
+
+
+class PostgresqlClient(SinkClient):
+    """One queue on PostgreSQL."""
+
+    errors = (psycopg.Error,)
+
+    # -- on executors -----------------------------------------------------------------------------------------------
+
+    def stage(
+        self, job: str, partition: int, attempt: int, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
+    ) -> tuple[str, int]:
+        with self._adbc() as connection:
+            name = StagingName.make(_one_value(connection, self.sql.clock) // 1000, job, partition, attempt)
+            _run(connection, self.sql.create_staging(name, self.plan.staged))
+            rows = _ingest(connection, name.name, schema, batches)
+            connection.commit()
+        return name.name, rows
+
+    def append(self, job: str, partition: int, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> int:
+        lifetime = self.target.lifetime_ms
+        with self._adbc() as connection:
+            # By the database's clock, read once per task.
+            expires = None if lifetime is None else _one_value(connection, self.sql.clock) + lifetime
+            whole = _whole_rows(schema, batches, self.plan, self.target.table, expires)
+            first = next(whole, None)
+            if first is None:
+                return 0
+            if self.target.table.barriers:
+                _one_value(connection, self.sql.fence(exclusive=self.may_hold_barrier)[0])
+            columns = self.target.table.columns
+            named = pa.schema([field.with_name(columns[field.name]) for field in first.schema])
+            renamed = (batch.rename_columns(named.names) for batch in _with_first(first, whole))
+            rows = _ingest(connection, self.target.table.db_table, named, renamed)
+            connection.commit()
+        return rows
+
+    @contextmanager
+    def _adbc(self) -> Iterator[adbc.AdbcConnection]:
+        conninfo = psycopg.conninfo.make_conninfo(self.database.conninfo, application_name=_APPLICATION)
+        try:
+            database = adbc_driver_postgresql.connect(conninfo)
+            try:
+                connection = adbc.AdbcConnection(database)
+            except adbc.Error:
+                database.close()
+                raise
+        except adbc.Error as error:
+            raise self._unreachable(error) from None
+        try:
+            connection.set_autocommit(False)
+            yield connection
+        except adbc.Error as error:
+            raise self.explained(error) from error
+        finally:
+            # Closing without a commit is the rollback, also for a COPY that broke off in the middle.
+            connection.close()
+            database.close()
+
+    # -- on the driver ----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def connect(self) -> Iterator[psycopg.Connection[Any]]:
+        try:
+            connection = psycopg.connect(self.database.conninfo, autocommit=True, application_name=_APPLICATION)
+        except psycopg.Error as error:
+            raise self._unreachable(error) from None
+        with connection:
+            yield connection
+
+    @contextmanager
+    def transaction(self, connection: psycopg.Connection[Any]) -> Iterator[None]:
+        with connection.transaction():
+            connection.execute(KEEP_ORDER)
+            yield
+
+    def execute(
+        self, connection: psycopg.Connection[Any], sql: str, params: Sequence[Any] = ()
+    ) -> tuple[int, list[Any]]:
+        cursor = connection.execute(sql, params, prepare=False)
+        return cursor.rowcount, cursor.fetchall() if cursor.description else []
+
+    def is_transient(self, error: Exception) -> bool:
+        state = getattr(error, "sqlstate", None)
+        if state is None:
+            return isinstance(error, psycopg.OperationalError)
+        return state.startswith(_TRANSIENT_CLASSES)
+
+    def is_missing(self, error: Exception) -> bool:
+        return isinstance(error, psycopg.errors.UndefinedTable)
+
+    def explained(self, error: Exception) -> Exception:
+        state = getattr(error, "sqlstate", None)
+        where = f"database {self.database.alias!r}"
+        text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if state in ("42P01", "42703"):
+            return SinkUnavailable(f"A table or column is missing in {where} ({text}): run manage.py migrate.")
+        if state == "42501":
+            return SinkUnavailable(
+                f"A privilege is missing in {where} ({text}). The sink inserts into the queue and its ledger, and "
+                "creates staging tables in the first schema of the search path."
+            )
+        return error
+
+    def _unreachable(self, error: Exception) -> SinkUnavailable:
+        return SinkUnavailable(
+            f"Database {self.database.alias!r} cannot be reached from {socket.gethostname()}: {str(error).strip()}"
+        )
+
+
+def _run(connection: adbc.AdbcConnection, sql: str) -> None:
+    with adbc.AdbcStatement(connection) as statement:
+        statement.set_sql_query(sql)
+        statement.execute_update()
+
+
+def _one_value(connection: adbc.AdbcConnection, sql: str) -> int:
+    with adbc.AdbcStatement(connection) as statement:
+        statement.set_sql_query(sql)
+        stream, _ = statement.execute_query()
+        with pa.RecordBatchReader._import_from_c(stream.address) as reader:
+            return int(reader.read_all().column(0)[0].as_py())
+
+
+def _ingest(connection: adbc.AdbcConnection, table: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> int:
+    """One COPY of all batches; returns how many rows the server took."""
+    failure: list[BaseException] = []
+    counted = [0]
+
+    def watched() -> Iterator[pa.RecordBatch]:
+        # ADBC turns an exception of this iterator into a text; the caller gets the exception itself.
+        try:
+            for batch in batches:
+                counted[0] += batch.num_rows
+                yield batch
+        except BaseException as error:
+            failure.append(error)
+            raise
+
+    schema_name, _, table_name = table.rpartition('"."')
+    options = {adbc.INGEST_OPTION_TARGET_TABLE: table_name, adbc.INGEST_OPTION_MODE: adbc.INGEST_OPTION_MODE_APPEND}
+    if schema_name:
+        options[_TARGET_SCHEMA] = schema_name
+    with adbc.AdbcStatement(connection) as statement:
+        statement.set_options(**options)
+        statement.bind_stream(pa.RecordBatchReader.from_batches(schema, watched()))
+        try:
+            rows = statement.execute_update()
+        except adbc.Error:
+            if failure:
+                raise failure[0] from None
+            raise
+    if rows != counted[0]:
+        raise SinkUnavailable(f"The server took {rows} of {counted[0]} rows; nothing was committed.")
+    return rows
+
+
+def _whole_rows(
+    schema: pa.Schema, batches: Iterator[pa.RecordBatch], plan: Plan, table: QueueTable, expires_ms: int | None
+) -> Iterator[pa.RecordBatch]:
+    """Rows as the queue wants them, where no move fills in what all rows have in common."""
+    for batch in batches:
+        rows = batch.num_rows
+        columns = dict(zip(schema.names, batch.columns, strict=True))
+        if "headers" in plan.constants:
+            columns["headers"] = pa.array([plan.headers] * rows, pa.string())
+        if expires_ms is not None:
+            later = pa.scalar(expires_ms * 1000, pa.timestamp("us", "UTC"))
+            own = columns.get("expires")
+            columns["expires"] = pa.array([later] * rows, later.type) if own is None else own.fill_null(later)
+        if table.naive_expires and "expires" in columns:
+            # COPY BINARY takes a timestamp for a timestamptz and the other way round: both are microseconds of UTC.
+            columns["expires"] = columns["expires"].cast(pa.int64()).cast(pa.timestamp("us"))
+        for name, constant in table.filled.items():
+            kind = pa.bool_() if constant is not None else pa.timestamp("us", "UTC")
+            columns[name] = pa.array([constant] * rows, kind)
+        yield pa.record_batch(list(columns.values()), names=list(columns))
+
+
+def _with_first(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield first
+    yield from rest

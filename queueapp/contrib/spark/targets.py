@@ -1,0 +1,169 @@
+"""What Spark's processes know of the Django project: a snapshot that the driver takes and pickles.
+
+Executors have no Django settings. The snapshot holds, from ``_meta`` and the settings, the tables and columns of all
+queues and their options, and how to connect to their databases. It travels inside the pickled data source
+class, never as an option: options are shown in plans, in the Spark UI and in event logs, and this holds passwords.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...errors import QueueNotFound, UnsupportedServer
+from ...sql.spark import LedgerTable
+from ...sql.tables import QueueTable
+from .errors import SparkSinkError
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """How to connect to one database. ``conninfo`` holds the password, so it is in no repr and no log."""
+
+    alias: str
+    vendor: str
+    conninfo: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueTarget:
+    """One queue as a sink sees it. ``foreign``: the table
+    is read by NServiceBus endpoints, so headers carry its names."""
+
+    table: QueueTable
+    database: str
+    priorities: int
+    recipients: bool
+    lifetime_ms: int | None
+    foreign: bool = False
+    #: What ``Entering`` is made of on the executors; None: the queue has no expressions.
+    entering: Mapping[str, Any] | None = None
+    #: Its bodies are encrypted, and the keys are nowhere but in the project's processes.
+    encrypts: bool = False
+
+    @property
+    def label(self) -> str:
+        return self.table.label
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All queues of the project and their databases, as they were when ``register`` was called."""
+
+    queues: tuple[QueueTarget, ...]
+    databases: Mapping[str, Database]
+    ledger: LedgerTable
+    wake_channel: str | None
+
+    def find(self, name: str) -> QueueTarget:
+        """The queue with this label, case-insensitively, or with this table. Raises QueueNotFound."""
+        for queue in self.queues:
+            if name.lower() == queue.label.lower() or name == queue.table.db_table:
+                return queue
+        raise QueueNotFound(name)
+
+
+def take_snapshot(using: str | None = None) -> Snapshot:
+    """Describe every queue of this Django project, on the database ``using`` or where the router puts each.
+
+    Starts no connection, but may start the embedded server. Raises UnsupportedServer for another vendor.
+    """
+    from django.db import connections, router
+
+    from ... import notifier
+    from ...conf import settings
+    from ...models.spark_commit import SparkCommit
+    from ...registry import queues
+
+    targets = []
+    for queue in queues:
+        delivery = queue.delivery
+        # Where messages expire by their age the queue's statements see to it, whoever wrote them.
+        lifetime = None if delivery.expires_by_age else delivery.expiration
+        targets.append(
+            QueueTarget(
+                table=QueueTable.of(queue),
+                database=using or router.db_for_write(queue),
+                priorities=delivery.priorities,
+                recipients=delivery.recipients,
+                lifetime_ms=None if lifetime is None else int(lifetime.total_seconds() * 1000),
+                foreign=bool(queue.wire_format),
+                entering=_entering(queue),
+                encrypts=delivery.encrypts,
+            )
+        )
+    return Snapshot(
+        queues=tuple(targets),
+        databases={alias: _database(connections[alias]) for alias in {target.database for target in targets}},
+        ledger=LedgerTable.of(SparkCommit),
+        wake_channel=notifier.CHANNEL if settings.WAKE_UPS else None,
+    )
+
+
+def _entering(queue: Any) -> Mapping[str, Any] | None:
+    """The expressions of a queue, as texts: what is compiled cannot be pickled."""
+    from ...models.delivery.topics import expressions_of, publish_target
+
+    if not queue.delivery.has_expressions:
+        return None
+    kind, target = queue.delivery.message_type, publish_target(queue)
+    return {"where": f"{queue._meta.label}.Delivery.", "message_type": kind, "target": target} | expressions_of(
+        queue.delivery
+    )
+
+
+def snapshot_of_settings() -> Snapshot:
+    """The snapshot, taken in a process that Spark started: with DJANGO_SETTINGS_MODULE from the environment."""
+    if not os.environ.get("DJANGO_SETTINGS_MODULE"):
+        raise SparkSinkError(
+            "The data source knows no queues: call queueapp.contrib.spark.register(spark) in the driver program after Django "
+            "is set up (instead of spark.dataSource.register), or set DJANGO_SETTINGS_MODULE for Spark."
+        )
+    import django
+    from django.apps import apps
+
+    if not apps.ready:
+        django.setup()
+    return take_snapshot()
+
+
+def _database(connection: Any) -> Database:
+    if connection.vendor == "postgresql":
+        return Database(connection.alias, connection.vendor, _postgresql_conninfo(connection))
+    if connection.vendor == "microsoft":
+        return Database(connection.alias, connection.vendor, _sqlserver_conninfo(connection))
+    raise UnsupportedServer(
+        f"The Spark sink writes to PostgreSQL and SQL Server; database {connection.alias!r} is {connection.vendor!r}."
+    )
+
+
+def _postgresql_conninfo(connection: Any) -> str:
+    """libpq's parameters as one string, quoted by psycopg: a password with spaces must not become a parse error that
+    shows it."""
+    from psycopg import pq
+    from psycopg.conninfo import make_conninfo
+
+    known = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
+    given = connection.get_connection_params()
+    params = {name: str(value) for name, value in given.items() if name in known and value is not None}
+    role = connection.settings_dict.get("OPTIONS", {}).get("assume_role")
+    if role:
+        params["options"] = f"{params.get('options', '')} -c role={role}".strip()
+    return make_conninfo("", **params)
+
+
+def _sqlserver_conninfo(connection: Any) -> str:
+    """An ODBC connection string for mssql-python, which brings its own driver: no DRIVER, no DSN."""
+    from mssql.base import encode_connection_string
+
+    settings = connection.settings_dict
+    server = settings.get("HOST") or "localhost"
+    parts = {"SERVER": f"{server},{settings['PORT']}" if settings.get("PORT") else server, "DATABASE": settings["NAME"]}
+    if settings.get("USER"):
+        parts |= {"UID": settings["USER"], "PWD": settings.get("PASSWORD") or ""}
+    else:
+        parts["Trusted_Connection"] = "yes"
+    extra = (settings.get("OPTIONS") or {}).get("extra_params") or ""
+    return encode_connection_string(parts) + (f";{extra}" if extra else "")

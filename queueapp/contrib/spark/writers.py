@@ -1,0 +1,176 @@
+"""The sink's writers: what Spark calls on executors (``write``) and on the driver (``commit``, ``abort``).
+
+    batch      writer() -> prepare -> write per task attempt -> commit(winners)            | abort(winners or None)
+    streaming  the same per micro-batch, without prepare; commit and abort also get the batch's number
+
+Spark makes the writer in one process, pickles it, and calls each method in another: nothing but what is in the fields
+survives. ``write`` may run several times for a partition; ``commit`` gets exactly one message per partition.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from ...errors import InvalidOption
+from ...sql import spark_sql
+from .client import Publication, SinkClient
+from .clients import make_client
+from .columns import Plan
+from .encoding import RowEncoder
+from .errors import SparkSinkError
+from .options import Guarantee
+from .targets import Database, QueueTarget, Snapshot
+
+log = logging.getLogger("queueapp")
+
+#: Spark sets these for the tasks of a micro-batch. The id is kept in the checkpoint, so it survives a restart, and a
+#: new checkpoint, whose batches start from 0 again, has another one.
+_QUERY_ID = "sql.streaming.queryId"
+_BATCH_ID = "streaming.sql.batchId"
+
+
+@dataclass(frozen=True)
+class Staged(WriterCommitMessage):
+    """What one task attempt did: rows in ``table`` (None: no rows, or written straight into the queue)."""
+
+    partition: int
+    table: str | None
+    rows: int
+    query_id: str | None = None
+    #: Rows that the queue's filter does not match: they are in no table.
+    refused: int = 0
+
+
+@dataclass(frozen=True)
+class Sink:
+    """One write job or streaming query on one queue: all that its processes have to know."""
+
+    database: Database
+    target: QueueTarget
+    ledger: Any
+    plan: Plan
+    wake_channel: str | None
+    guarantee: Guarantee
+    retention_hours: int
+
+    def client(self) -> SinkClient:
+        sql = spark_sql(self.database.vendor, self.target.table, self.ledger)
+        return make_client(self.database, self.target, sql, self.plan, self.wake_channel)
+
+    def write(self, job: str, batches: Iterator[pa.RecordBatch]) -> Staged:
+        """Encode and store one task attempt's rows; called on an executor."""
+        context = TaskContext.get()
+        assert context is not None
+        message = Staged(context.partitionId(), None, 0, context.getLocalProperty(_QUERY_ID))
+        encoder, source = RowEncoder(self.plan), (batch for batch in batches if batch.num_rows)
+        encoded = (some for some in map(encoder.encode, source) if some.num_rows)
+        first = next(encoded, None)
+        if first is None:
+            return replace(message, refused=encoder.refused)
+        whole, client = chain([first], encoded), self.client()
+        if self.guarantee is Guarantee.AT_LEAST_ONCE:
+            rows = client.append(job, context.partitionId(), encoder.schema, whole)
+            return replace(message, rows=rows, refused=encoder.refused)
+        table, rows = client.stage(job, context.partitionId(), context.attemptNumber(), encoder.schema, whole)
+        return replace(message, table=table, rows=rows, refused=encoder.refused)
+
+    def commit(self, job: str, publish_id: str, batch_id: int, streaming: bool, staged: Sequence[Staged]) -> None:
+        """Publish the winners' rows and clear the staging away; called on the driver."""
+        client = self.client()
+        if refused := sum(message.refused for message in staged):
+            log.info("%s: %d rows do not match its filter and were left out.", self.target.label, refused)
+        if self.guarantee is Guarantee.EXACTLY_ONCE:
+            winners = [(m.table, m.rows) for m in sorted(staged, key=lambda m: m.partition) if m.table is not None]
+            if not winners and streaming:
+                return
+            added = client.publish(Publication(publish_id, batch_id, winners, streaming))
+            self.clean(client, job)
+        else:
+            added = sum(message.rows for message in staged)
+        if added:
+            client.wake()
+
+    def clean(self, client: SinkClient, job: str) -> None:
+        """Drop the job's staging tables. What fails here is dropped after the retention by the next job."""
+        with suppress(SparkSinkError, *client.errors):
+            client.clean(job, self.retention_hours)
+
+
+def make_sink(snapshot: Snapshot, target: QueueTarget, plan: Plan, options: dict[str, Any]) -> Sink:
+    """The sink for read options."""
+    return Sink(
+        database=snapshot.databases[target.database],
+        target=target,
+        ledger=snapshot.ledger,
+        plan=plan,
+        wake_channel=snapshot.wake_channel,
+        guarantee=options["delivery"],
+        retention_hours=options["staging_retention_hours"],
+    )
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """``df.write``: one job, one publication."""
+
+    def __init__(self, sink: Sink, publish_id: str | None) -> None:
+        self.sink = sink
+        self.job = secrets.token_hex(8)
+        self.publish_id = publish_id or f"job-{self.job}"
+        if publish_id is not None and sink.guarantee is not Guarantee.EXACTLY_ONCE:
+            raise InvalidOption('format("queue") option publish_id', publish_id, "absent with delivery = at_least_once")
+        sink.client().prepare(sink.retention_hours, ledger=sink.guarantee is Guarantee.EXACTLY_ONCE)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        return self.sink.write(self.job, iterator)
+
+    def commit(self, messages: list[Any]) -> None:
+        self.sink.commit(self.job, self.publish_id, 0, False, messages)
+
+    def abort(self, messages: list[Any]) -> None:
+        if self.sink.guarantee is Guarantee.EXACTLY_ONCE:
+            self.sink.clean(self.sink.client(), self.job)
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """``df.writeStream``: one publication per micro-batch."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.sink = sink
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        context = TaskContext.get()
+        assert context is not None
+        query_id, batch_id = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
+        if query_id is None or batch_id is None:
+            raise SparkSinkError(
+                "Spark did not name the streaming query and micro-batch of this task, so exactly_once cannot be kept."
+            )
+        return self.sink.write(_job_of(query_id, int(batch_id)), iterator)
+
+    def commit(self, messages: list[Any], batchId: int) -> None:
+        query_ids = {message.query_id for message in messages}
+        if not query_ids:
+            return
+        (query_id,) = query_ids
+        self.sink.commit(_job_of(query_id, batchId), query_id, batchId, True, messages)
+
+    def abort(self, messages: list[Any], batchId: int) -> None:
+        # Spark does not say which query it is when no task succeeded; then the retention clears away what there is.
+        for query_id in {message.query_id for message in messages if message is not None}:
+            self.sink.clean(self.sink.client(), _job_of(query_id, batchId))
+
+
+def _job_of(query_id: str, batch_id: int) -> str:
+    """The same name for every run of a micro-batch, so that its replay clears away what the first run left."""
+    return hashlib.blake2b(f"{query_id}/{batch_id}".encode(), digest_size=8).hexdigest()

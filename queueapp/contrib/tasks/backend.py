@@ -1,0 +1,174 @@
+"""The backend of Django's ``TASKS``."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from functools import lru_cache, partial
+from typing import Any
+
+from django.core.checks import CheckMessage
+from django.db import transaction
+from django.utils import timezone
+
+from ... import messages, registry
+from ...errors import InvalidOption, UndecodableMessage
+from ...sending.validation import FAR_FUTURE
+from .compat import BaseTaskBackend, InvalidTask, TaskResult, TaskResultDoesNotExist, TaskResultStatus, task_enqueued
+from .options import ANY, Configuration, level_of
+from .serialization import body_of, headers_of, id_of
+from .task import QueueTask, refuse_bad_options
+
+
+class QueueBackend(BaseTaskBackend):
+    """Tasks as messages of a queue, enqueued in the caller's transaction.
+
+    >>> TASKS = {"default": {"BACKEND": "queueapp.contrib.tasks.QueueBackend", "QUEUES": ["default", "mail"], "OPTIONS": {}}}
+    """
+
+    task_class = QueueTask
+    supports_defer = True
+    supports_async_task = True
+    supports_get_result = True
+    supports_priority = True
+
+    def __init__(self, alias: str, params: dict[str, Any]) -> None:
+        super().__init__(alias, params)
+        self.problem: InvalidOption | None = None
+        try:
+            self._refuse_bad_names()
+            self._configuration = Configuration(alias, self.options)
+        except InvalidOption as error:
+            self.problem = error  # a check says it; whoever uses the backend gets it
+        else:
+            self.supports_get_result = self._configuration.keeps_results
+
+    def _refuse_bad_names(self) -> None:
+        """A queue name of Django's is the recipient of its tasks here."""
+        for name in self.queues:
+            if not isinstance(name, str) or not 1 <= len(name) <= messages.MAX_RECIPIENT or "\0" in name:
+                accepted = f"names of 1 to {messages.MAX_RECIPIENT} characters"
+                raise InvalidOption(f"TASKS[{self.alias!r}]['QUEUES']", name, accepted)
+
+    @property
+    def configuration(self) -> Configuration:
+        """Its OPTIONS. Raises InvalidOption."""
+        if self.problem is not None:
+            raise self.problem
+        return self._configuration
+
+    @property
+    def queue(self) -> Any:
+        """The queue that its tasks wait in. Raises QueueNotFound."""
+        return registry.queues.find(self.configuration.queue)
+
+    @property
+    def worked(self) -> set[str]:
+        """The queue names that workers with these settings take."""
+        work = self.configuration.work
+        return self.queues if work is None else self.queues.intersection(work)
+
+    def validate_task(self, task: Any) -> None:
+        """As Django does; and its own options are read. Raises InvalidTask."""
+        super().validate_task(task)
+        refuse_bad_options(task)
+
+    # -- enqueueing ----------------------------------------------------------------------------------------------------
+
+    def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
+        """Store a task in the caller's transaction, or after its commit (OPTIONS["enqueue_on_commit"])."""
+        self.validate_task(task)
+        configuration = self.configuration
+        _due(task)
+        refuse_unknown(task.module_path, tuple(configuration.modules))
+        identity = messages.new_id()
+        result: Any = TaskResult(
+            task=task,
+            id=str(identity),
+            status=TaskResultStatus.READY,
+            enqueued_at=None,
+            started_at=None,
+            finished_at=None,
+            last_attempted_at=None,
+            args=args,
+            kwargs=kwargs,
+            backend=self.alias,
+            errors=[],
+            worker_ids=[],
+        )
+        # What TaskResult has made of them is JSON, and what cannot be that was refused there.
+        store = partial(self._store, result, identity, body_of(result.args, result.kwargs))
+        if configuration.enqueue_on_commit is not None:
+            from .result_store import alias_of
+
+            transaction.on_commit(store, using=configuration.enqueue_on_commit or alias_of(self.queue))
+        else:
+            store()
+        return result
+
+    def _store(self, result: Any, identity: Any, body: bytes) -> None:
+        task, queue = result.task, self.queue
+        at = _due(task)
+        named = task.queue_name if self.queues else ANY
+        queue.send(
+            body,
+            headers=headers_of(task, self.alias),
+            at=at,
+            priority=level_of(task.priority, queue.delivery.priorities),
+            recipient=named if queue.delivery.recipients else "",
+            message_id=identity,
+            unknown_recipient=True,
+        )
+        object.__setattr__(result, "enqueued_at", timezone.now())
+        task_enqueued.send(type(self), task_result=result)
+
+    # -- results -------------------------------------------------------------------------------------------------------
+
+    def get_result(self, result_id: Any) -> Any:
+        """The result with this id, as it is now. Raises TaskResultDoesNotExist."""
+        from . import result_reader, result_store
+
+        if not self.supports_get_result:
+            return super().get_result(result_id)
+        queue = self.queue
+        identity = id_of(result_id)
+        result = result_reader.read(queue, result_store.alias_of(queue), identity) if identity is not None else None
+        if result is None:
+            raise TaskResultDoesNotExist(result_id)
+        return result
+
+    def check(self, **kwargs: Any) -> list[CheckMessage]:
+        """What is wrong with its settings."""
+        from .checks import check_backend
+
+        return [*super().check(**kwargs), *check_backend(self)]
+
+
+def _due(task: Any) -> datetime | None:
+    """When a task is to be run; None: now. Raises InvalidTask for a time that no store holds, before anything else is done: what
+    is stored after a commit could not be refused any more."""
+    at = task.run_after
+    if at is None:
+        return None
+    if timezone.is_naive(at):
+        at = timezone.make_aware(at)
+    now = datetime.now(UTC)  # Django's is naive where USE_TZ is off
+    if at > now + FAR_FUTURE:
+        raise InvalidTask(f"run_after = {at!r} is not accepted: it must be within 100 years from now.")
+    return at.astimezone(UTC) if at > now else None
+
+
+@lru_cache(maxsize=4096)
+def refuse_unknown(path: str, modules: tuple[str, ...]) -> None:
+    """Raise InvalidTask for a task that a worker could not find by its path: it would be poison there."""
+    from .import_task import is_allowed, task_at
+
+    try:
+        task_at(path)
+    except UndecodableMessage as error:
+        raise InvalidTask(str(error)) from error
+    module = path.rpartition(".")[0]
+    if not is_allowed(module, modules):
+        raise InvalidTask(
+            f"{path} is in no package of INSTALLED_APPS, and a worker imports a task from nowhere else: name its package in "
+            "OPTIONS['modules'] of the backend."
+        )

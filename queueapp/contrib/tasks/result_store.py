@@ -1,0 +1,177 @@
+"""Results as they are written: of success with the ack, of a failed attempt in the transaction that decides about it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import uuid
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from time import monotonic
+from typing import Any, NamedTuple
+
+from django.db import connections, router, transaction
+from django.db.models import QuerySet
+
+from ...failures.history import MAX_FAILURES, clean, describe
+from ...models import Now
+from ...sql import queue_sql
+from ...sql.claimed import Claimed
+from ...sql.results import Outcome
+from .models import Result
+from .serialization import Said
+
+#: Results deleted at a time when their retention is over.
+BATCH = 1000
+
+
+def worker_id() -> str:
+    """Who runs tasks here: host and process, as the page of the subscribers shows them."""
+    return f"{_host()}:{os.getpid()}"
+
+
+@lru_cache(maxsize=1)
+def _host() -> str:
+    return clean(socket.gethostname(), 200)
+
+
+class Finished(NamedTuple):
+    """A task that ended well, by this process' own clock; its message is still to be acked."""
+
+    said: Said
+    first_started: Any
+    started: float
+    finished: float
+    return_value: str
+    errors: str
+    worker_ids: str
+
+    def outcome(self, seq: int, now: float, **message: Any) -> Outcome:
+        """What is kept of it. ``message``: what is not read from the table any more."""
+        return Outcome(
+            seq, self.said.path, self.said.queue_name, self.said.backend, self.first_started,
+            int((now - self.started) * 1_000_000), int((now - self.finished) * 1_000_000),
+            self.return_value, self.errors, self.worker_ids, **message,
+        )  # fmt: skip
+
+
+class Pending:
+    """What ended well in this process and waits for the ack of its batch. Changed from several threads, a key at a time."""
+
+    def __init__(self) -> None:
+        self._finished: dict[tuple[str, int], Finished] = {}
+
+    def add(self, alias: str, seq: int, finished: Finished) -> None:
+        self._finished[alias, seq] = finished
+
+    def forget(self, alias: str, seq: int) -> None:
+        """It has failed after all: it was late."""
+        self._finished.pop((alias, seq), None)
+
+    def ack(
+        self, sql: Any, connection: Any, seqs: Sequence[int], token: uuid.UUID, wait_ms: int | None = None
+    ) -> list[int]:
+        """Ack messages with what is kept of them; an error leaves everything as it was. Returns the seqs that went."""
+        alias, now = connection.alias, monotonic()
+        found = [(seq, one) for seq in seqs if (one := self._finished.get((alias, seq))) is not None]
+        gone: list[int] = []
+        if found:
+            outcomes = [one.outcome(seq, now) for seq, one in found]
+            with transaction.atomic(using=alias):
+                gone = sql.ack_and_keep(connection, Result._meta.db_table, outcomes, token, wait_ms)
+        if len(found) < len(seqs):  # nothing is kept of these
+            bare = sorted({*seqs}.difference(seq for seq, _ in found))
+            if wait_ms is None:
+                gone += bare[: sql.ack(connection, bare, token)]
+            else:
+                gone += sql.try_ack(connection, bare, token, wait_ms)
+        # With a wait, what was passed over is tried again.
+        for seq in seqs if wait_ms is None else gone:
+            self._finished.pop((alias, seq), None)
+        return gone
+
+
+def keep_now(queue: Any, alias: str, finished: Finished, claimed: Claimed) -> None:
+    """Keep the result of a message that has left its table before its handler ran, in the handler's transaction."""
+    connection = connections[alias]
+    sql = queue_sql(queue, connection)
+    row = sql.table.row_of(claimed)
+    enqueued = row.enqueued_at if row.enqueued_at is not None else sent_at(row.id)
+    outcome = finished.outcome(
+        row.seq, monotonic(), id=row.id, headers=row.headers, body=row.body, enqueued_at=enqueued
+    )
+    sql.keep(connection, Result._meta.db_table, outcome)
+
+
+def sent_at(identity: uuid.UUID) -> datetime:
+    """When a message was sent, as its id says (by its sender's clock)."""
+    return datetime.fromtimestamp((identity.int >> 80) / 1000, UTC)
+
+
+# -- failed attempts ---------------------------------------------------------------------------------------------------
+
+
+def earlier(alias: str, identity: uuid.UUID) -> Result | None:
+    """What is kept of earlier attempts of a task."""
+    return Result.objects.using(alias).defer("headers", "body", "return_value").filter(pk=identity).first()
+
+
+def error_of(exception: BaseException) -> list[str]:
+    """Class and traceback of an exception, bounded, as any database takes them."""
+    cls = type(exception)
+    return [clean(f"{cls.__module__}.{cls.__qualname__}", 255), describe(exception)["traceback"]]
+
+
+def keep_failure(alias: str, failure: Any, *, again: bool, started: float | None, worker: str) -> None:
+    """Write down a failed attempt, in the transaction in which its verdict is carried out. ``again``: there will be another."""
+    row = failure.row
+    said = Said.by(row.headers)
+    before = earlier(alias, row.id) if failure.attempt > 1 else None
+    errors = json.loads(before.errors) if before else []
+    if len(errors) >= MAX_FAILURES:
+        del errors[MAX_FAILURES // 2]
+    attempted = Now() - timedelta(seconds=monotonic() - started) if started is not None else Now()
+    columns: dict[str, Any] = {
+        "status": Result.Status.READY if again else Result.Status.FAILED,
+        "task": said.path,
+        "queue_name": said.queue_name,
+        "backend": said.backend,
+        "started_at": before.started_at if before and before.started_at else attempted,
+        "last_attempted_at": attempted,
+        "finished_at": None if again else Now(),
+        "return_value": "null",
+        "errors": json.dumps([*errors, error_of(failure.exception)]),
+        "worker_ids": json.dumps([*(json.loads(before.worker_ids) if before else []), worker]),
+        "headers": row.headers,
+        "body": row.body,
+    }
+    kept = Result.objects.using(alias).filter(pk=row.id)
+    # Not save(): its signals are the user's. Nobody else writes here: the message is locked.
+    if not kept.update(**columns):
+        enqueued = row.enqueued_at if row.enqueued_at is not None else Now()
+        Result.objects.using(alias).bulk_create([Result(id=row.id, enqueued_at=enqueued, **columns)])
+
+
+# -- retention ---------------------------------------------------------------------------------------------------------
+
+
+def delete_old(alias: str, backend: str, retention: timedelta, goes_on: Callable[[], bool] = lambda: True) -> int:
+    """Delete the results of a backend whose retention is over, in batches that skip what is locked; returns how many."""
+    old: QuerySet[Result] = Result.objects.using(alias).filter(backend=backend, finished_at__lt=Now() - retention)
+    count = 0
+    while goes_on():
+        with transaction.atomic(using=alias):
+            locked = old.select_for_update(skip_locked=True).order_by("finished_at")
+            keys = list(locked.values_list("pk", flat=True)[:BATCH])
+            Result.objects.using(alias).filter(pk__in=keys)._raw_delete(alias)
+        count += len(keys)
+        if len(keys) < BATCH:
+            break
+    return count
+
+
+def alias_of(queue: Any) -> str:
+    """The database that a queue's tasks and results are written to."""
+    return router.db_for_write(queue)

@@ -1,0 +1,123 @@
+"""Giving a message up: its queue has no more patience with it, or somebody who had received it said so.
+
+    leased ---cancel, lapse, death of its holder---> limits reached? --no--> back in its place
+      |                                                   |yes
+      +----expire-----> given up <------------------------+
+    free ---time over---> given up                    drop | keep as poison | publish, as ``Delivery.on_expired`` says
+
+All of it is in the transaction that takes the message out of its queue, so it is in one place or in the other and never in
+both. What is to be published and cannot be is kept as poison, with the reason why.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from django.db import connections, transaction
+
+from .. import messages, signals
+from ..errors import QueueError
+from ..messages.checkpoints import take_checkpoint
+from ..models.delivery.expire_actions import FORCED_EXPIRE, TIME_LIMIT, Drop, KeepAsPoison, PublishTo, action_for
+from ..models.delivery.topics import content_type_of
+from ..sql import backend_of
+from ..sql.expiry import expires_at
+from ..sql.rows import Row
+from .history import attempts_of, clean, one_line
+from .limits import in_words, reached
+from .poison_store import bury, is_passing
+
+#: ``publish(topic, body, headers=..., using=..., correlation_id=..., reply_to=...)``: puts a message under a topic in the open
+#: transaction of a database, and raises where nobody takes it. Set by the room of topics; poison knows none.
+publisher: Callable[..., Any] | None = None
+
+
+class GivenUp(NamedTuple):
+    """A message that was taken out of its queue for these reasons. ``why``: what its receiver said, if that is one."""
+
+    row: Row
+    reasons: tuple[str, ...]
+    why: str = ""
+
+    @property
+    def text(self) -> str:
+        """The reasons and what there is to say about them, in one line."""
+        told = [signals.TIME_IS_OVER] if TIME_LIMIT in self.reasons else []
+        told += [self.why] if FORCED_EXPIRE in self.reasons and self.why else []
+        told += [in_words(self.row, self.reasons)]
+        return f"{', '.join(self.reasons)}: {' and '.join(filter(None, told))}".removesuffix(": ")
+
+
+def give_up(queue: Any, alias: str, given: Sequence[GivenUp]) -> None:
+    """Do with these messages what their queue says, in the caller's transaction, which has taken them out; and tell the
+    receivers of the signal ``expired`` once that is committed."""
+    given = [_with_time(queue, alias, one) for one in given]
+    for one in given:
+        action = action_for(queue.delivery.on_expired, one.reasons)
+        if isinstance(action, PublishTo):
+            publish(queue, alias, one.row, action, one.reasons, one.text)
+        elif isinstance(action, KeepAsPoison):
+            bury(alias, queue._meta.label, one.row, one.text, attempts=attempts_of(one.row.failures))
+    if given:
+        transaction.on_commit(partial(_tell, queue, given), using=alias)
+
+
+def keeps(queue: Any, *reasons: str) -> bool:
+    """Whether the queue wants the messages whole that it gives up for any of these reasons."""
+    return not all(isinstance(action_for(queue.delivery.on_expired, [reason]), Drop) for reason in reasons)
+
+
+def spent(queue: Any, row: Row) -> GivenUp | None:
+    """A message whose delivery ends without an ack, and that has reached a limit of its queue with that; None if not."""
+    reasons = reached(queue.delivery, row.deliveries, row.cancels)
+    return GivenUp(row, reasons) if reasons else None
+
+
+def publish(queue: Any, alias: str, row: Row, action: PublishTo, reasons: Sequence[str], text: str) -> None:
+    """Publish a message that is given up, with its headers and where it came from; or keep it as poison."""
+    try:
+        if publisher is None:
+            raise QueueError("nothing here publishes to topics")
+        headers = messages.decode_headers(row.headers)
+        take_checkpoint(headers)  # its consumer's; who gets this one has not begun
+        if row.body is not None:
+            # What it was in its queue, where it does not say so itself: its bytes alone would be of no type.
+            kind = messages.read_head(row.headers)[1] or content_type_of(queue) or messages.JSON
+            headers.setdefault(messages.CONTENT_TYPE, kind)
+        headers |= {messages.EXPIRED_FROM: queue._meta.label, messages.EXPIRED_FOR: ", ".join(reasons)}
+        # A savepoint: what fails here is done in another way, in the same transaction.
+        with transaction.atomic(using=alias):
+            addresses = {"original": row.id, "correlation_id": row.correlation_id, "reply_to": row.reply_to_address}
+            publisher(action.topic, row.body, headers=headers, using=alias, **addresses)
+    except Exception as error:
+        if is_passing(error, alias):
+            raise
+        why = f"{clean(text, 240)} [it could not be published to {clean(action.topic, 60)}: {clean(one_line(error), 160)}]"
+        bury(alias, queue._meta.label, row, why, attempts=attempts_of(row.failures), exception=error)
+
+
+def _with_time(queue: Any, alias: str, one: GivenUp) -> GivenUp:
+    """With all reasons that hold: its time may be over as well."""
+    if TIME_LIMIT in one.reasons:
+        return one
+    until = expires_at(queue, alias, one.row.expires, one.row.enqueued_at)
+    if until is None or until > backend_of(connections[alias]).now(connections[alias]):
+        return one
+    return one._replace(reasons=(TIME_LIMIT, *one.reasons))
+
+
+def _tell(queue: Any, given: Sequence[GivenUp]) -> None:
+    by_reason: defaultdict[tuple[tuple[str, ...], str], list[Any]] = defaultdict(list)
+    for one in given:
+        action = action_for(queue.delivery.on_expired, one.reasons)
+        # Of those whose time was over there may be thousands, and it is nobody's fault.
+        if not isinstance(action, Drop) and not {TIME_LIMIT, FORCED_EXPIRE}.issuperset(one.reasons):
+            became = "was published" if isinstance(action, PublishTo) else "is poison"
+            signals.log.error("%s: message %s %s, not acked: %s", queue._meta.label, one.row.id, became, one.text)
+        alone = one.why if one.reasons == (FORCED_EXPIRE,) else ""
+        by_reason[one.reasons, alone].append(one.row.id)
+    for (reasons, why), ids in by_reason.items():
+        signals.send_expired(queue, ids, why, reasons)

@@ -1,0 +1,126 @@
+"""Putting poison messages back into their queues: one, many, by group, by queue, all.
+
+It is set-based and in batches: each batch is one transaction that locks the rows, copies them into their queue and
+deletes them, so a message is never in both tables and never in none, and a crash in between loses nothing. What somebody
+else has locked, archived or moved meanwhile is left as it is.
+
+A message keeps its expiry while that is still to come: its sender did not want it handled later than that. One that is over
+is dropped, because it was received in time, and whoever requeues the message wants it handled.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+from django.db import connections, transaction
+from django.db.models import QuerySet
+
+from .. import notifier, registry
+from ..conf import settings
+from ..consuming.registry import registered
+from ..errors import QueueNotFound
+from ..models import Now, PoisonMessage
+from ..sql import backend_of, looking, queue_sql
+from ..sql.carried import COUNTS
+from ..sql.rows import row_from
+from ..sql.tables import StoreTable
+from .forwarded import address_from, meant_for, send_back
+from .history import set_back
+
+BATCH = 1000
+
+
+def requeue(
+    messages: QuerySet[PoisonMessage],
+    *,
+    to: Any = None,
+    reset_counts: bool = True,
+    progress: Callable[[int], None] | None = None,
+) -> int:
+    """Put unresolved poison messages back into the queue they came from, or into ``to``; returns how many went.
+
+    ``reset_counts=False`` keeps deliveries, cancels and the history, so the message has only the attempts left that it
+    had. Raises QueueNotFound, before anything is moved of that batch, for a queue that is no more.
+    """
+    # Where they are written: a router may read from a replica.
+    alias = messages.select_for_update().db
+    done, last = 0, 0
+    # What fails again at once is there anew, with a number of its own: it is not requeued for as long as it fails.
+    newest = PoisonMessage.objects.using(alias).order_by("-number").values_list("number", flat=True).first() or 0
+    todo = looking(messages.using(alias)).filter(status=PoisonMessage.Status.UNRESOLVED, number__lte=newest)
+    todo = todo.order_by("number")
+    while keys := list(todo.filter(number__gt=last).values_list("number", flat=True)[:BATCH]):
+        last = keys[-1]
+        done += _requeue_batch(alias, keys, to, reset_counts)
+        if progress is not None:
+            progress(done)
+    return done
+
+
+def _requeue_batch(alias: str, keys: list[int], to: Any, reset_counts: bool) -> int:
+    connection = connections[alias]
+    store = StoreTable.of(PoisonMessage, "number")
+    everything = PoisonMessage.objects.using(alias)
+    with transaction.atomic(using=alias):
+        # Locked first: of two operators who press requeue together, one moves a message and the other finds it gone.
+        rows = list(
+            everything.select_for_update(skip_locked=True)
+            .filter(number__in=keys, status=PoisonMessage.Status.UNRESOLVED)
+            .only("number", "queue", "destination", "consumer", "attempts", "cancels", "failures")
+        )
+        by_queue: defaultdict[Any, list[int]] = defaultdict(list)
+        elsewhere: defaultdict[str, list[int]] = defaultdict(list)
+        for row in rows:
+            name = row.destination or row.queue
+            if to and (address := address_from(alias, to)):
+                elsewhere[address].append(row.number)
+                continue
+            queue, is_elsewhere = (to, False) if to else meant_for(name, alias)
+            (elsewhere[name] if is_elsewhere else by_queue[queue]).append(row.number)
+        if not reset_counts:
+            _leave_one_attempt(everything, rows)
+        over = everything.filter(number__in=[row.number for row in rows], expires__lte=Now())
+        over.update(expires=None)
+        moved = 0
+        for queue, numbers in by_queue.items():
+            count = queue_sql(queue, connection).insert_from(connection, store, numbers, reset_counts=reset_counts)
+            gone = backend_of(connection).delete_keys(connection, store, numbers)
+            if count != gone:
+                raise RuntimeError(f"Requeue copied {count} messages into {queue._meta.label} but removed {gone}.")
+            moved += count
+            notifier.sent(queue, connection)
+        for destination, numbers in elsewhere.items():
+            chosen = everything.filter(number__in=numbers)
+            anew = dict.fromkeys(COUNTS) if reset_counts else {}
+            moved += send_back(alias, destination, [row_from(row, **anew) for row in chosen.order_by("number")])
+            chosen.delete()
+    return moved
+
+
+def _leave_one_attempt(everything: Any, rows: list[PoisonMessage]) -> None:
+    """Kept counts stand one below the limit: the message gets exactly one more attempt, as AsyncMonolith's do. Its hand-outs
+    are those attempts and what was given back: whatever nobody ended is forgiven, or it might not be handled at all."""
+    limits: dict[tuple[str, str], tuple[int, int]] = {}
+    for row in rows:
+        origin = row.queue, row.consumer
+        if origin not in limits:
+            limits[origin] = _limits_of(*origin)
+        most_attempts, most_deliveries = limits[origin]
+        attempts = max(0, min(row.attempts, most_attempts) - 1)
+        row.failures = set_back(row.failures, attempts)
+        row.deliveries = min(attempts + row.cancels, most_deliveries - 1)
+    everything.bulk_update(rows, ["failures", "deliveries"])
+
+
+def _limits_of(label: str, consumer: str) -> tuple[int, int]:
+    """(attempts, deliveries) that a message of this queue and consumer may have."""
+    try:
+        queue = registry.queues.find(label)
+    except QueueNotFound:
+        return settings.ATTEMPTS, sys.maxsize
+    known = {one.name: one for one in registered.of(queue)}
+    attempts = known[consumer].option("attempts") if consumer in known else queue.delivery.attempts
+    return attempts or settings.ATTEMPTS, queue.delivery.max_deliveries or sys.maxsize

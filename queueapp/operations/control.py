@@ -1,0 +1,293 @@
+"""What an operator does to a queue by hand: pause and resume it, empty it, and deal with single messages.
+
+Workers and operators meet here on the same rows. Nothing below waits for a worker: what a worker has locked is skipped,
+what it has leased is left alone unless the lease itself is the point, and every function returns how many messages it
+really changed, for the caller to compare with what it asked for. Who paused, resumed or purged is in the admin's log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from time import monotonic
+from typing import Any, NamedTuple
+
+from django.apps import apps
+from django.db import DataError, connections, transaction
+from django.db.models import F, Q, QuerySet
+
+from .. import notifier, signals
+from ..conf import MAX_CONCURRENCY, settings
+from ..errors import InvalidOption
+from ..failures import expire_actions
+from ..failures.failure import Failure
+from ..failures.history import attempts_of, clean
+from ..failures.poison_store import bury, is_passing, whole_record
+from ..failures.verdicts import Poison
+from ..flow import in_force
+from ..models import Now, PoisonMessage, QueueControl
+from ..models.queue import holds
+from ..sending.validation import alias_of
+from ..sql import queue_sql
+from ..sql.carried import COUNTS, carried_by
+from ..sql.claimed import FOREVER
+from ..sql.rows import Row
+
+#: A purge started from a web page answers before a proxy gives up on it; what is left takes another press.
+PURGE_FOR = timedelta(seconds=20)
+
+
+class Purged(NamedTuple):
+    """What a purge did. ``complete=False``: its time was over and there is more."""
+
+    deleted: int
+    complete: bool
+
+
+# -- the whole queue -----------------------------------------------------------------------------------------------
+
+
+def pause(queue: Any, *, by: Any = None, using: str | None = None) -> bool:
+    """Stop the workers from taking messages out of a queue; sending goes on. False: it was paused already.
+
+    Workers see it within a peek delay; what they hold by then is handled to its end. ``by`` is the user for the log.
+    """
+    return _set(queue, {"paused": True}, by, using, "Paused.")
+
+
+def resume(queue: Any, *, by: Any = None, using: str | None = None) -> bool:
+    """The reverse of ``pause``. False: it was not paused."""
+    resumed = _set(queue, {"paused": False}, by, using, "Resumed.")
+    if resumed:
+        notifier.sent(queue, connections[alias_of(queue, using)])
+    return resumed
+
+
+def set_concurrency(queue: Any, tasks: int | None, *, by: Any = None, using: str | None = None) -> bool:
+    """Let each worker process receive a queue with so many tasks from now on, whatever it was started with; None: as it was
+    started. False: that was set already. Raises InvalidOption.
+
+    Workers see it within a peek delay, and take as many as they have room for (32, or what they were started with). Tasks
+    above it end with the message that they have in hand.
+    """
+    if tasks is not None and not (isinstance(tasks, int) and 1 <= tasks <= MAX_CONCURRENCY):
+        raise InvalidOption("concurrency", tasks, f"a whole number from 1 to {MAX_CONCURRENCY}, or None")
+    return _set(queue, {"concurrency": tasks}, by, using, f"Concurrency set to {tasks or 'as started'}.")
+
+
+def set_option(queue: Any, name: str, value: Any, *, by: Any = None, using: str | None = None) -> bool:
+    """Set one of ``flow.in_force.SETTABLE`` in place of what is declared, from now on; None: as it is declared again. False: that
+    was set already. Raises InvalidOption, as the declaration would.
+
+    Workers see it within a peek delay, other processes that receive within ``flow.in_force.AGE`` seconds.
+    """
+    stored = in_force.check(queue, name, value)
+    said = "as declared" if stored is None else stored
+    changed = _set(queue, {name: stored}, by, using, f"{name} set to {said}.")
+    in_force.set_here(alias_of(queue, using))
+    if changed:
+        notifier.sent(queue, connections[alias_of(queue, using)])
+    return changed
+
+
+def purge(queue: Any, *, by: Any = None, using: str | None = None, within: timedelta = PURGE_FOR) -> Purged:
+    """Delete every message that nobody holds, from the head, in batches that commit one by one, for at most ``within``.
+
+    Leased messages stay: their handlers are running, and what they do next may be an ack.
+    """
+    alias = alias_of(queue, using)
+    connection = connections[alias]
+    sql, limit, end = queue_sql(queue, connection), settings.PURGE_BATCH, monotonic() + within.total_seconds()
+    deleted = 0
+    while True:
+        went = sql.purge(connection, limit)
+        deleted += went
+        if went < limit or monotonic() >= end:
+            break
+    complete = went < limit
+    log(by, queue, f"Purged {deleted} messages." + ("" if complete else " Stopped when its time was over."))
+    return Purged(deleted, complete)
+
+
+def _set(queue: Any, values: dict[str, Any], by: Any, using: str | None, text: str) -> bool:
+    alias, label = alias_of(queue, using), queue._meta.label
+    with transaction.atomic(using=alias):
+        QueueControl.objects.using(alias).get_or_create(queue=label)
+        # One UPDATE decides: of two operators who press at once, one changes it and is logged.
+        changed = (
+            QueueControl.objects.using(alias)
+            .filter(queue=label)
+            .exclude(**{f"{name}__isnull" if value is None else name: True if value is None else value
+                        for name, value in values.items()})
+            .update(**values, changed_at=Now(), changed_by_id=by.pk if by is not None else None)
+        )  # fmt: skip
+        if changed:
+            log(by, queue, text)
+    return bool(changed)
+
+
+def log(by: Any, queue: Any, text: str) -> None:
+    """Write a line into the admin's log, under the queue; nothing without a user (a script), or without the admin."""
+    if by is None or not apps.is_installed("django.contrib.admin"):
+        return
+    from django.contrib.admin.models import CHANGE, LogEntry
+    from django.contrib.contenttypes.models import ContentType
+
+    label = queue._meta.label
+    LogEntry.objects.create(
+        user_id=by.pk,
+        content_type=ContentType.objects.get_for_model(QueueControl, for_concrete_model=False),
+        object_id=label,
+        object_repr=label,
+        action_flag=CHANGE,
+        change_message=text,
+    )
+
+
+# -- single messages -----------------------------------------------------------------------------------------------
+
+
+def delete(queue: Any, seqs: Sequence[int], *, using: str | None = None) -> int:
+    """Delete messages that nobody holds; returns how many went. What is leased, locked or gone is left alone."""
+    alias = alias_of(queue, using)
+    with transaction.atomic(using=alias):
+        keys = list(_free(queue, alias, seqs).values_list("pk", flat=True))
+        return remove(queue, alias, keys)
+
+
+def release_leases(queue: Any, seqs: Sequence[int], *, using: str | None = None) -> int:
+    """End leases, live ones included, so that the messages are received again now; returns how many were ended.
+
+    The deliveries stay counted, and what has reached a limit of the queue with this one is given up. A holder that is still
+    at work will find its lease lost: its message is handled twice. What an AT_MOST_ONCE queue has sent is left alone.
+    """
+    if "lease_token" not in _columns(queue):
+        return 0
+    alias = alias_of(queue, using)
+    with transaction.atomic(using=alias):
+        locked = _locked(queue, alias, seqs).filter(lease_token__isnull=False)
+        if (
+            queue.delivery.keeps_sent
+        ):  # nobody is ever handed that again; what was only shared out was not handed out yet
+            locked = locked.filter(lease_token=F("lease_owner"))
+        given_up = _give_up_spent(queue, alias, locked)
+        keys = list(locked.values_list("pk", flat=True))
+        ended = queue._base_manager.using(alias).filter(pk__in=keys).update(
+            lease_token=None, lease_owner=None, lease_expires=None
+        )  # fmt: skip
+        if ended:
+            notifier.sent(queue, connections[alias])
+        return given_up + int(ended)
+
+
+def _give_up_spent(queue: Any, alias: str, leased: QuerySet[Any]) -> int:
+    """Give up what has been handed out as often as it may be: with its lease such a message's last delivery ends."""
+    most = queue.delivery.max_deliveries
+    rows = _read(queue, alias, leased.filter(deliveries__gte=most)) if most else []
+    given = (expire_actions.spent(queue, row) for row in rows)
+    expire_actions.give_up(queue, alias, [one for one in given if one is not None])
+    return remove(queue, alias, [row.seq for row in rows])
+
+
+def move_to_poison(queue: Any, seqs: Sequence[int], *, reason: str, using: str | None = None) -> int:
+    """Take messages that nobody holds out of the queue into the poison table, whole; returns how many were moved.
+
+    The ``poisoned`` signal is sent for each, after the commit."""
+    alias = alias_of(queue, using)
+    with transaction.atomic(using=alias):
+        rows = lock_free(queue, alias, seqs)
+        try:
+            with transaction.atomic(using=alias):
+                PoisonMessage.objects.using(alias).bulk_create([_as_poison(queue, row, reason) for row in rows])
+        except Exception as error:
+            if is_passing(error, alias):
+                raise
+            # Something in one of them no column takes. Each by itself, as it can be kept.
+            for row in rows:
+                bury(alias, queue._meta.label, row, reason, **_ended(row))
+        moved = remove(queue, alias, [row.seq for row in rows])
+        transaction.on_commit(lambda: _tell(queue, rows, reason), using=alias, robust=True)
+        return moved
+
+
+def unleased(queue: Any) -> Q:
+    """The condition of a message that no receiver has a live lease on, by the database's clock. One that is held until its
+    expressions are evaluated is nobody's either."""
+    if "lease_expires" not in _columns(queue):
+        return Q()
+    unleased = Q(lease_expires__isnull=True) | Q(lease_expires__lt=Now())
+    return unleased | held() if holds(queue) else unleased
+
+
+def held() -> Q:
+    """The condition of a message that is held, on a queue that ``holds``."""
+    return Q(lease_expires=FOREVER, lease_token__isnull=True)
+
+
+def _locked(queue: Any, alias: str, seqs: Sequence[int]) -> QuerySet[Any]:
+    # In seq order, as an ack locks them; SKIP LOCKED leaves what a receiver is just taking to that receiver.
+    everything: QuerySet[Any] = queue._base_manager.using(alias)
+    return everything.select_for_update(skip_locked=True).filter(pk__in=list(seqs)).order_by("pk")
+
+
+def _free(queue: Any, alias: str, seqs: Sequence[int]) -> QuerySet[Any]:
+    """Those of them that nobody holds."""
+    return _locked(queue, alias, seqs).filter(unleased(queue))
+
+
+def lock_free(queue: Any, alias: str, seqs: Sequence[int]) -> list[Row]:
+    """Lock those of these messages that nobody holds, and read them whole; in a transaction."""
+    return _read(queue, alias, _free(queue, alias, seqs))
+
+
+def _read(queue: Any, alias: str, locking: QuerySet[Any]) -> list[Row]:
+    """What it locks, whole."""
+    try:
+        return [_as_row(row) for row in locking]
+    except DataError:
+        # A time that Python has no word for, as only a foreign writer stores it. The others are not to stay because of it.
+        connection = connections[alias]
+        keys = locking.values_list("pk", flat=True)
+        rows = (queue_sql(queue, connection).lock(connection, key, None, 0) for key in list(keys))
+        return [row for row in rows if row is not None]
+
+
+def remove(queue: Any, alias: str, keys: list[int]) -> int:
+    """Delete messages that the caller has locked; returns how many."""
+    if not keys:
+        return 0
+    connection = connections[alias]
+    gone = queue_sql(queue, connection).remove(connection, keys)
+    if gone != len(keys):
+        raise RuntimeError(f"{len(keys)} messages of {queue._meta.label} were locked, but {gone} could be removed.")
+    return gone
+
+
+class MovedByHand(Exception):
+    """Nothing was raised: somebody has decided that a message is poison."""
+
+
+def _tell(queue: Any, rows: Sequence[Row], reason: str) -> None:
+    for row in rows:
+        failure = Failure(queue, None, row, MovedByHand(reason), attempts_of(row.failures))
+        signals.send(signals.poisoned, failure, Poison(clean(reason, 500)), failed=False)
+
+
+def _as_row(row: Any) -> Row:
+    """A message that the ORM read, as the rest of the engine has it."""
+    counts = {name: getattr(row, name, default) for name, default in zip(COUNTS, (0, 0, None), strict=True)}
+    return Row(seq=row.pk, id=row.id, **counts, **{"body": None} | carried_by(row))
+
+
+def _as_poison(queue: Any, row: Row, reason: str) -> PoisonMessage:
+    return PoisonMessage(**whole_record(queue._meta.label, row, reason, **_ended(row)))
+
+
+def _ended(row: Row) -> dict[str, Any]:
+    """What a record says of attempts that nobody makes any more, and for whom they were."""
+    return {"attempts": attempts_of(row.failures), "consumer": row.recipient or ""}
+
+
+def _columns(queue: Any) -> set[str]:
+    """The columns that this queue has: a foreign table (NServiceBus') may lack all that is ours."""
+    return {field.name for field in queue._meta.local_concrete_fields}

@@ -1,0 +1,56 @@
+"""What has expired: which messages that are, and deleting them, for the housekeeping and for an operator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import connections, transaction
+from django.db.models import Q
+
+from .. import overrides, signals
+from ..failures import expire_actions
+from ..flow import in_force
+from ..models import Now
+from ..models.delivery import ExpirationModel
+from ..models.delivery.expire_actions import TIME_LIMIT
+from ..sql import queue_sql
+
+
+def in_time(queue: Any, alias: str) -> Q:
+    """The condition of a message whose time is not over, for who lists them: by the same reading as the statements."""
+    if "expires" not in {field.name for field in queue._meta.local_concrete_fields}:
+        return Q()
+    _know(queue, alias)
+    own, unsaid = Q(expires__gt=Now()), Q(expires__isnull=True)
+    after = overrides.expiration(queue, alias) if queue.delivery.expires_by_age else None
+    model = queue.delivery.expiration_model
+    if after is None:
+        never = queue.delivery.expires_by_age and model in (ExpirationModel.QUEUE, ExpirationModel.LATEST)
+        return Q() if never else unsaid | own
+    aged = Q(enqueued_at__gt=Now() - after)
+    return {
+        ExpirationModel.DEFAULT: own | (unsaid & aged),
+        ExpirationModel.QUEUE: aged,
+        ExpirationModel.LATEST: own | aged,
+        ExpirationModel.EARLIEST: (unsaid | own) & aged,
+    }[model]
+
+
+def delete_expired(queue: Any, alias: str, most: int) -> int:
+    """Delete at most ``most`` expired messages that nobody holds, and send the signal ``expired``; returns how many."""
+    connection = connections[alias]
+    _know(queue, alias)
+    if expire_actions.keeps(queue, TIME_LIMIT):
+        with transaction.atomic(using=alias):
+            rows = queue_sql(queue, connection).take_expired(connection, most)
+            expire_actions.give_up(queue, alias, [expire_actions.GivenUp(row, (TIME_LIMIT,)) for row in rows])
+        return len(rows)
+    ids = queue_sql(queue, connection).purge_expired(connection, most)
+    signals.send_expired(queue, ids, signals.TIME_IS_OVER)
+    return len(ids)
+
+
+def _know(queue: Any, alias: str) -> None:
+    """An operator may have set the queue's time; a process without a heartbeat has to ask."""
+    if queue.delivery.expires_by_age:
+        in_force.refresh(alias)

@@ -1,0 +1,48 @@
+"""Acks that came before their message, looked after by the housekeeping: see ``sending.deferred``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import connections, transaction
+
+from ..models import DeferredAck, Now
+from ..sending.early_acks import TABLE
+from ..sql import backend_of, queue_sql
+from ..sql.bookmarks import STRICT, Holder
+
+#: Acks that are looked at, or dropped, in one statement.
+BATCH = 2000
+
+
+def settle(queue: Any, alias: str, after: int = 0) -> tuple[int, int]:
+    """Remove messages that came in by another way than a send after they were acked, and that nobody holds. Looks at the next
+    ``BATCH`` acks behind the number ``after``; returns how many messages went, and where to go on (0: that was the end)."""
+    connection, label = connections[alias], queue._meta.label
+    kept = DeferredAck._default_manager.using(alias).filter(queue=label, pk__gt=after, expires__gt=Now())
+    acks = list(kept.order_by("pk").values_list("pk", "message_id")[:BATCH])
+    if not acks:
+        return 0, 0
+    removed = 0
+    sql = queue_sql(queue, connection)
+    found = sql.seqs_of(connection, [identity for _, identity in acks])
+    if found:
+        with transaction.atomic(using=alias):
+            removed = sql.ack_held(connection, [seq for _, seq in found], Holder(STRICT))
+            # What somebody holds is looked at again when he is done.
+            left = {identity for identity, _ in sql.seqs_of(connection, [identity for identity, _ in found])}
+            ids = sorted({identity for identity, _ in found} - left)
+            backend_of(connection).take_deferred(connection, TABLE, label, ids)
+    return removed, acks[-1][0] if len(acks) == BATCH else 0
+
+
+def forget_old(alias: str) -> int:
+    """Drop the oldest ``BATCH`` acks whose message has not come in time; returns how many."""
+    old = DeferredAck._default_manager.using(alias).filter(expires__lte=Now())
+    keys = list(old.order_by("expires").values_list("pk", flat=True)[:BATCH])
+    return old.filter(pk__in=keys).delete()[0]
+
+
+def waiting(queue: Any, alias: str) -> int:
+    """AMPS' deferred_ack_count: how many acks of a queue wait for their message."""
+    return int(DeferredAck._default_manager.using(alias).filter(queue=queue._meta.label, expires__gt=Now()).count())

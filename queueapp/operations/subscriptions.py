@@ -1,0 +1,295 @@
+"""The subscriptions of consumers: written by who has their code, shown with what waits for them, removed by an operator alone.
+
+Who writes them: ``migrate``, a worker at its start, and ``registerconsumers``. A row that nobody's code has any more stays,
+and its copies are made and wait: a deploy that is rolled back finds them. Figures say that nobody alive serves it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from django.db import connections, router, transaction
+
+from .. import notifier, registry
+from ..consuming.registry import registered
+from ..errors import InvalidMessage, InvalidOption
+from ..messages import MAX_RECIPIENT
+from ..models import DelayedMessage, Now, Subscription
+from ..models.subscription import MAX_TYPE_NAME, new_mark
+from ..sending.validation import alias_of
+from ..sql import backend_of, queue_sql
+from ..sql.claimed import MAX_SEQ, Range
+from .control import log
+from .live_workers import Live
+
+#: Copies that are moved or purged in one transaction.
+BATCH = 500
+
+
+# -- writing -------------------------------------------------------------------------------------------------------
+
+
+def register(alias: str, queues: Iterable[Any] | None = None) -> int:
+    """Write the rows of the consumers of this process' code that have none, for the queues of one database; returns how many were
+    new. Those that are there are noted as seen."""
+    new = 0
+    for queue in queues if queues is not None else registry.queues:
+        if queue.delivery.recipients and router.db_for_write(queue) == alias and _may_have_rows(alias):
+            new += _register(queue, alias)
+    return new
+
+
+def _may_have_rows(alias: str) -> bool:
+    return bool(router.allow_migrate_model(alias, Subscription))
+
+
+def _register(queue: Any, alias: str) -> int:
+    wanted = [
+        (one.name, kind, one.aliases)
+        for one in registered.of(queue)
+        if one.finder is None
+        for kind in one.type_names
+        if len(kind) <= MAX_TYPE_NAME
+    ]
+    if not wanted:
+        return 0
+    with _alone(queue, alias):
+        new = sum(_write(queue, alias, *one) for one in wanted)
+    if new:
+        notifier.sent(queue, connections[alias])
+    return new
+
+
+def subscribe(queue: Any, consumer: str, type_name: str = "", *, by: Any = None, using: str | None = None) -> bool:
+    """Give a consumer that no code here registers a copy of each message of a type from now on: a script that calls
+    ``receive(recipient=...)``. False: it had one already. Raises InvalidOption."""
+    alias = alias_of(queue, using)
+    _refuse_without_recipients(queue)
+    if not consumer or len(consumer) > MAX_RECIPIENT or "\0" in consumer:
+        raise InvalidOption("consumer", consumer, f"a name of 1 to {MAX_RECIPIENT} characters")
+    if len(type_name) > MAX_TYPE_NAME or "\0" in type_name:
+        raise InvalidOption("type", type_name, f"the name of a message type, of at most {MAX_TYPE_NAME} characters")
+    with _alone(queue, alias):
+        new = bool(_write(queue, alias, consumer, type_name, ()))
+    if new:
+        log(by, queue, f"Consumer {consumer} subscribed to {type_name or 'messages without a type'}.")
+    return new
+
+
+class _alone:
+    """A transaction in which nobody else writes subscriptions of this queue: of a consumer under its old and its new name only
+    one may get a row, whoever starts first."""
+
+    def __init__(self, queue: Any, alias: str) -> None:
+        self._name, self._alias = f"queueapp:subscriptions:{queue._meta.label}", alias
+        self._atomic = transaction.atomic(using=alias)
+
+    def __enter__(self) -> None:
+        self._atomic.__enter__()
+        try:
+            connection = connections[self._alias]
+            backend_of(connection).lock_name(connection, self._name)
+        except BaseException as error:
+            self._atomic.__exit__(type(error), error, error.__traceback__)
+            raise
+
+    def __exit__(self, *failed: Any) -> None:
+        self._atomic.__exit__(*failed)
+
+
+def _write(queue: Any, alias: str, consumer: str, type_name: str, aliases: tuple[str, ...]) -> int:
+    """Write or note one; 1 if it is new. Under an earlier or later name it is there already."""
+    rows = Subscription._default_manager.using(alias).filter(queue=queue._meta.label, type_name=type_name)
+    same = [row for row in rows if row.consumer == consumer]
+    same += [row for row in rows if row.consumer in aliases or consumer in _names(row.aliases)]
+    if not same:
+        rows.create(
+            queue=queue._meta.label,
+            consumer=consumer,
+            type_name=type_name,
+            aliases=json.dumps(aliases) if aliases else "",
+        )
+        return 1
+    row = same[0]
+    changes: dict[str, Any] = {"seen_at": Now()}
+    if row.consumer == consumer and set(_names(row.aliases)) < set(aliases):
+        changes |= {"aliases": json.dumps(aliases), "mark": new_mark()}
+    rows.filter(pk=row.pk).update(**changes)
+    return 0
+
+
+def _names(text: str) -> list[str]:
+    return [str(one) for one in json.loads(text)] if text else []
+
+
+# -- figures -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class ConsumerFigures:
+    """One consumer of a queue that has subscriptions. ``served``: whether a live worker has it; None: one of them does not say.
+    ``waiting``: copies that anybody may take, of the first ``LIMIT`` of each priority, and whether that is all."""
+
+    queue: str
+    consumer: str
+    types: list[str]
+    served: bool | None
+    waiting: int
+    exact: bool
+    oldest_seconds: float | None
+    made_at: str = ""
+    seen_at: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        many = f"{self.waiting}{'' if self.exact else '+'}"
+        copies = f"{many} {'copy waits' if many == '1' else 'copies wait'}"
+        return f"consumer {self.consumer!r} is served by no live worker; {copies}"
+
+
+def consumer_figures(queue: Any, connection: Any, live: Live, limit: int) -> list[ConsumerFigures]:
+    """Of each consumer that subscribes to something of a queue, by name; reads about ``limit`` rows for each."""
+    if not queue.delivery.recipients:
+        return []
+    found: dict[str, ConsumerFigures] = {}
+    rows = Subscription._default_manager.using(connection.alias).filter(queue=queue._meta.label)
+    for row in rows.order_by("consumer", "type_name"):
+        one = found.get(row.consumer)
+        if one is None:
+            served = _served(live, row.consumer)
+            one = ConsumerFigures(row.queue, row.consumer, [], served, 0, True, None)
+            found[row.consumer] = one
+        one.types.append(row.type_name)
+        one.made_at = min(filter(None, (one.made_at, row.made_at.isoformat())), default="")
+        one.seen_at = max(one.seen_at, row.seen_at.isoformat())
+    for one in found.values():
+        _count(queue, connection, one, limit)
+    return list(found.values())
+
+
+def _served(live: Live, consumer: str) -> bool | None:
+    if live.recipients is None:
+        return None
+    return consumer in live.recipients
+
+
+def _count(queue: Any, connection: Any, one: ConsumerFigures, limit: int) -> None:
+    sql = queue_sql(queue, connection)
+    for priority in range(queue.delivery.priorities):
+        places = {"recipient": one.consumer, "priority": priority}
+        head = sql.head(connection, limit + 1, tuple(places[name] for name in sql.table.claim_by))
+        one.waiting += min(head.waiting, limit)
+        one.exact = one.exact and head.rows <= limit
+        if head.oldest_ms is not None:
+            one.oldest_seconds = max(one.oldest_seconds or 0.0, head.oldest_ms / 1000)
+
+
+# -- what an operator does -----------------------------------------------------------------------------------------
+
+
+def unsubscribe(queue: Any, consumer: str, *, by: Any = None, using: str | None = None) -> int:
+    """Remove the rows of a consumer: no more copies are made for it by code that does not have it. What waits for it stays.
+    Returns how many rows there were. A process whose code has the consumer writes them again when it starts."""
+    alias = alias_of(queue, using)
+    with _alone(queue, alias):
+        rows = Subscription._default_manager.using(alias).filter(queue=queue._meta.label, consumer=consumer)
+        gone = rows.delete()[0]
+    if gone:
+        log(by, queue, f"Subscriptions of consumer {consumer} removed.")
+    return gone
+
+
+def purge_copies(queue: Any, consumer: str, *, by: Any = None, using: str | None = None) -> int:
+    """Delete the copies that wait for a consumer, in its queue and in the delayed messages; returns how many. What somebody holds
+    stays."""
+    alias = alias_of(queue, using)
+    gone = _each_batch(queue, alias, consumer, ())
+    gone += _delayed(queue, alias, consumer).delete()[0]
+    log(by, queue, f"Purged {gone} copies for consumer {consumer}.")
+    return gone
+
+
+def move_copies(queue: Any, consumer: str, to: str, *, by: Any = None, using: str | None = None) -> int:
+    """Address the copies that wait for a consumer to another one, in its queue and in the delayed messages; returns how many. They
+    begin anew, behind what waits for it. Raises InvalidMessage for a name that nobody has."""
+    alias = alias_of(queue, using)
+    refuse_nobody(queue, alias, consumer, to)
+    moved = _each_batch(queue, alias, consumer, (to,))
+    moved += _delayed(queue, alias, consumer).update(recipient=to)
+    if moved:
+        notifier.sent(queue, connections[alias])
+    log(by, queue, f"Moved {moved} copies for consumer {consumer} to {to}.")
+    return moved
+
+
+def rename(queue: Any, consumer: str, to: str, *, by: Any = None, using: str | None = None) -> int:
+    """Let the rows of a consumer be another one's, and move what waits for it: for the deploy that drops the old name of a consumer
+    that was renamed. Returns how many copies were moved."""
+    alias = alias_of(queue, using)
+    label = queue._meta.label
+    with _alone(queue, alias):
+        rows = Subscription._default_manager.using(alias).filter(queue=label)
+        for row in rows.filter(consumer=consumer):
+            if not rows.filter(consumer=to, type_name=row.type_name).exists():
+                rows.create(queue=label, consumer=to, type_name=row.type_name)
+            row.delete()
+    return move_copies(queue, consumer, to, by=by, using=using)
+
+
+def _each_batch(queue: Any, alias: str, consumer: str, to: tuple[str, ...]) -> int:
+    connection = connections[alias]
+    sql = queue_sql(queue, connection)
+    done = 0
+    for priority in range(queue.delivery.priorities):
+        low = -(2**63)
+        while heads := sql.read_heads(connection, Range(low, MAX_SEQ, consumer, priority), BATCH):
+            with transaction.atomic(using=alias):
+                done += sql.replace_by_copies(connection, [seq for seq, _ in heads], to, recipient=consumer)
+            low = heads[-1][0] + 1
+    return done
+
+
+def _delayed(queue: Any, alias: str, consumer: str) -> Any:
+    return DelayedMessage.objects.using(alias).filter(destination=queue._meta.label, recipient=consumer)
+
+
+def refuse_nobody(queue: Any, alias: str, consumer: str, to: str) -> None:
+    """Raise InvalidMessage for a name that copies for a consumer cannot be moved to."""
+    known = {one.name for one in registered.of(queue)}
+    known |= set(
+        Subscription._default_manager.using(alias).filter(queue=queue._meta.label).values_list("consumer", flat=True)
+    )
+    if to == consumer or to not in known:
+        some = ", ".join(sorted(known - {consumer})) or "none"
+        raise InvalidMessage(
+            f"Copies for {consumer!r} of {queue._meta.label} cannot be moved to {to!r}: it must be another consumer of the queue. "
+            f"Known: {some}."
+        )
+
+
+def refuse_unknown(queue: Any, alias: str, consumer: str) -> None:
+    """Raise InvalidMessage for a name that does not subscribe and that nothing waits for: misspelt, as a rule."""
+    rows = Subscription._default_manager.using(alias).filter(queue=queue._meta.label)
+    if rows.filter(consumer=consumer).exists() or _delayed(queue, alias, consumer).exists():
+        return
+    sql, connection = queue_sql(queue, connections[alias]), connections[alias]
+    for priority in range(queue.delivery.priorities):
+        if sql.read_heads(connection, Range(-(2**63), MAX_SEQ, consumer, priority), 1):
+            return
+    some = ", ".join(sorted(set(rows.values_list("consumer", flat=True)))) or "none"
+    raise InvalidMessage(
+        f"{queue._meta.label} has no consumer {consumer!r}: it does not subscribe, and nothing waits for it. Those that do: {some}."
+    )
+
+
+def _refuse_without_recipients(queue: Any) -> None:
+    if not queue.delivery.recipients:
+        raise InvalidOption(
+            "queue", queue._meta.label, "a queue with Delivery.recipients: elsewhere a message has one consumer"
+        )

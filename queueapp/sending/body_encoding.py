@@ -1,0 +1,34 @@
+"""What a queue's ``encoding`` does to messages that are about to be stored: last of all, when their expressions were read."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from ..errors import InvalidMessage
+from ..messages import ENCRYPT_FOR
+from ..messages.body_filters import sealing
+from ..sql.outgoing import Outgoing, Run
+
+
+def sealed(queue: Any, message: Outgoing, using: str) -> Outgoing:
+    """A message as the queue stores it in this database."""
+    headers, seal = sealing(queue.delivery.encoding, message.headers, using)
+    return message._replace(headers=headers, body=seal(message.body, message.id))
+
+
+def sealed_runs(queue: Any, runs: Iterable[Run], using: str) -> Iterator[Run]:
+    """Many, with one look at the headers, and one key, for each run."""
+    for run in runs:
+        headers, seal = sealing(queue.delivery.encoding, run.like.headers, using)
+        bodies = [seal(body, uuid.UUID(bytes=one)) for one, body in zip(run.ids, run.bodies, strict=True)]
+        yield Run(run.like._replace(headers=headers), run.ids, bodies)
+
+
+def refuse_subject(queue: Any, headers: Mapping[str, str] | None) -> None:
+    """Raise InvalidMessage for what is to be encrypted for somebody, by a queue that encrypts nothing."""
+    if headers and isinstance(headers, Mapping) and ENCRYPT_FOR in headers and not queue.delivery.encrypts:
+        raise InvalidMessage(
+            f"Header {ENCRYPT_FOR!r} is not accepted by {queue._meta.label}: nothing is encrypted there (Delivery.encoding)."
+        )

@@ -1,0 +1,277 @@
+"""Sending one message, in the caller's transaction.
+
+A send is one INSERT beneath Django's cursor; no transaction is opened for it (BEGIN and COMMIT would cost a third of
+it). A delayed message goes to the delayed store of the same database or, where its queue allows that, to the delayed
+messages of another one. A wake-up follows the commit, throttled.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from contextlib import nullcontext
+from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
+from typing import Any, Unpack
+
+from asgiref.sync import sync_to_async
+from django.db import Error, connections
+from django.utils import timezone
+
+from .. import delayed, messages, notifier, registry
+from ..consuming.current_message import handling
+from ..errors import InvalidMessage, NotMigrated
+from ..models import DelayedMessage
+from ..models.delivery import OnConflict
+from ..sql import ErrorKind, backend_of, queue_sql
+from ..sql.outgoing import OPTIONS, TIMES, Outgoing
+from ..sql.tables import StoreTable
+from ..telemetry import tracing
+from . import dedupe, early_acks, fanout
+from .body_encoding import refuse_subject, sealed
+from .correlation import with_cause
+from .enqueue_expressions import entered
+from .isolation import atomic_on, isolated_connection
+from .options import CarriedOptions, SendOptions
+from .recipients import names_of, refuse_unknown_recipient
+from .validation import FAR_FUTURE, alias_of, milliseconds, outgoing
+
+
+def send(
+    queue: Any,
+    body: Any,
+    *,
+    headers: Mapping[str, str] | None = None,
+    delay: timedelta | None = None,
+    at: datetime | None = None,
+    delayed_in: str | None = None,
+    expires_in: timedelta | None = None,
+    priority: int = 0,
+    recipient: str = "",
+    correlation_id: str | None = None,
+    reply_to: str | None = None,
+    message_id: uuid.UUID | None = None,
+    isolated: bool = False,
+    unknown_recipient: bool = False,
+    using: str | None = None,
+    dedupe_key: dedupe.Key = None,
+    on_conflict: OnConflict | str | None = None,
+    **others: Unpack[CarriedOptions],
+) -> uuid.UUID:
+    """Send one message into a queue, in the caller's transaction; returns its id.
+
+    ``body``: a msgspec.Struct, a dataclass, anything JSON can hold, bytes, or None. ``delay`` and ``at`` (aware) keep
+    it in the delayed store until it is due; one that is past is due at once. ``delayed_in`` keeps it in another database
+    than the queue's, in a transaction of that one, and a dispatcher forwards it (``Delivery.delayed_in``).
+    ``expires_in`` drops it when it was not received in that time, counted from when it becomes due. ``priority``: 0 to
+    the queue's levels - 1, the highest is received first. ``recipient`` addresses one consumer; '' means every consumer
+    of its type, one copy each, on a queue with ``recipients``; there a name that neither this process nor a live worker
+    knows is refused, unless ``unknown_recipient`` (or ``delayed_in``: who sends there must not need the queue's
+    database). ``isolated=True`` commits it on a connection of its own, whatever becomes of the
+    caller's transaction. ``dedupe_key``: of those with one key one waits, on a queue with ``Delivery.dedupe_key``;
+    ``on_conflict`` ("ignore", "replace", "error") says which, and the id of the one that waits is returned (error: raises
+    DuplicateMessage). ``others``: what else a message carries (``sql.carried``): ``is_barrier``. Raises
+    InvalidMessage (FilteredOut when the queue's filter does not match), and TableNotFound or NotMigrated before `migrate`.
+    """
+    if tracing.tracer is not None and type(headers) is not tracing.Traced:
+        return tracing.tracer.send("send", send, queue._meta.label, locals())
+    if not isinstance(isolated, bool):
+        raise InvalidMessage(f"isolated = {isolated!r} is not accepted: True or False.")
+    identity = message_id or messages.new_id()
+    message = prepare(queue, body, identity, headers, expires_in, priority, recipient, correlation_id, reply_to, others)
+    alias = alias_of(queue, using)
+    key = None
+    if dedupe_key is not None or queue.delivery.dedupe_key is not None:
+        key = dedupe.key_of(queue, body, dedupe_key)
+    if delayed_in is not None:
+        if key is not None and delayed_in != alias:
+            raise InvalidMessage(
+                "dedupe_key and delayed_in exclude each other: what waits is known in the queue's database."
+            )
+        if using is not None:
+            raise InvalidMessage(
+                "using and delayed_in exclude each other: a message is forwarded to the queue's database."
+            )
+        due = when_due(delay, at)
+        if delayed_in != alias:
+            _store_for(queue, alias, delayed_in, isolated, message, due)
+            return identity
+    if recipient and not unknown_recipient:
+        refuse_unknown_recipient(queue, alias, recipient)
+    if key is not None:
+        conflict = dedupe.conflict_of(queue, on_conflict)
+        with isolated_connection(alias) if isolated else nullcontext(connections[alias]) as connection:
+            return store_once(queue, connection, message, type(body), delay, at, key, conflict) or identity
+    if isolated:
+        with isolated_connection(alias) as connection:
+            store(queue, connection, message, type(body), delay, at)
+    else:
+        store(queue, connections[alias], message, type(body), delay, at)
+    return identity
+
+
+async def asend(queue: Any, body: Any, **options: Unpack[SendOptions]) -> uuid.UUID:
+    """``send`` for async code, on the thread that Django's async ORM uses, so in the same transaction."""
+    return await sync_to_async(send, thread_sensitive=True)(queue, body, **options)
+
+
+def prepare(
+    queue: Any,
+    body: Any,
+    identity: uuid.UUID,
+    headers: Mapping[str, str] | None,
+    expires_in: timedelta | None,
+    priority: int,
+    recipient: str,
+    correlation_id: str | None,
+    reply_to: str | None,
+    others: Mapping[str, Any] = MappingProxyType({}),
+) -> Outgoing:
+    """A message as this queue stores it: body and headers encoded, options checked, expressions
+    evaluated. Asks nothing of the database. Raises InvalidMessage."""
+    refuse_subject(queue, headers)
+    told = with_addresses(headers, correlation_id, reply_to)
+    stored_headers, data = messages.encode(body, told, queue.delivery.message_type)
+    if queue.wire_format:
+        stored_headers = messages.to_nservicebus(stored_headers, identity)
+    message = outgoing(
+        queue, identity, stored_headers, data, expires_in, priority, recipient, correlation_id, reply_to, others
+    )
+    return entered(queue, message) if queue.delivery.has_expressions else message
+
+
+def with_addresses(
+    headers: Mapping[str, str] | None, correlation_id: str | None, reply_to: str | None
+) -> Mapping[str, str] | None:
+    """In the columns for consumers of NServiceBus, in the headers for handlers, which get no other columns."""
+    if (caller := handling.get()) is not None:
+        headers = with_cause(headers, correlation_id, caller)
+    if not correlation_id and not reply_to:
+        return headers
+    told = {messages.CORRELATION_ID: correlation_id, messages.REPLY_TO: reply_to}
+    return {name: value for name, value in told.items() if value} | dict(headers or {})
+
+
+def store(
+    queue: Any, connection: Any, message: Outgoing, cls: type, delay: timedelta | None, at: datetime | None
+) -> None:
+    """Store a message whose body was of class ``cls``, in the connection's transaction: now, a copy for each consumer on a
+    queue with ``recipients``, or in the delayed store."""
+    if queue.delivery.encoding:
+        message = sealed(queue, message, connection.alias)
+    if delay is not None or at is not None:
+        _store_delayed(queue, connection, message, delay, at)
+        return
+    if early_acks.defers(queue):
+        with atomic_on(connection):
+            if not early_acks.was_acked(queue, connection, message.id):
+                _enter(queue, connection, message, cls)
+        return
+    _enter(queue, connection, message, cls)
+
+
+def _enter(queue: Any, connection: Any, message: Outgoing, cls: type) -> None:
+    if queue.delivery.recipients and not message.recipient:
+        fanout.insert(queue, connection, message, names_of(cls, message.headers))
+    else:
+        queue_sql(queue, connection).insert(connection, message)
+    notifier.sent(queue, connection)
+
+
+def store_once(
+    queue: Any,
+    connection: Any,
+    message: Outgoing,
+    cls: type,
+    delay: timedelta | None,
+    at: datetime | None,
+    key: str,
+    conflict: OnConflict,
+) -> uuid.UUID | None:
+    """``store``, of a message with a key. The id of the one that waits, where that stays in its stead. Raises DuplicateMessage."""
+    if (delay is not None or at is not None) and not delayed.is_built_in(delayed.store_of(connection.alias)):
+        raise InvalidMessage(
+            f"dedupe_key = {key!r} is not accepted with delay or at: what waits in the delayed store of {connection.alias!r} "
+            "(QUEUEAPP.DELAYED_STORE) cannot be looked up."
+        )
+    # No savepoint: two more round trips, and what is refused here has changed nothing.
+    with nullcontext() if connection.in_atomic_block else atomic_on(connection):
+        kept = dedupe.admit(queue, connection, key, message.id, conflict)
+        if kept is None:
+            store(queue, connection, message, cls, delay, at)
+    return kept
+
+
+def _store_delayed(
+    queue: Any, connection: Any, message: Outgoing, delay: timedelta | None, at: datetime | None
+) -> None:
+    due = when_due(delay, at)
+    store = delayed.store_of(connection.alias)
+    with delayed.storing(connection.alias, store):
+        if delayed.is_built_in(store):
+            _store_in_table(queue._meta.label, connection, message, due)
+        else:
+            _store_elsewhere(queue, connection, message, due)
+    notifier.delayed(connection)
+
+
+def when_due(delay: timedelta | None, at: datetime | None) -> int | datetime:
+    """When a message is due: in so many milliseconds, or at a time. Raises InvalidMessage."""
+    if delay is not None and at is not None:
+        raise InvalidMessage("delay and at exclude each other: a message is due in a time or at a time.")
+    if delay is not None:
+        return milliseconds("delay", delay)
+    if at is None:
+        raise InvalidMessage("delayed_in goes with delay or at; delay=timedelta(0) forwards the message at once.")
+    if not isinstance(at, datetime) or timezone.is_naive(at):
+        raise InvalidMessage(f"at = {at!r} is not accepted: it must be an aware datetime.")
+    return _bounded(at)
+
+
+def _store_for(queue: Any, alias: str, kept_in: str, isolated: bool, message: Outgoing, due: int | datetime) -> None:
+    """Keep a message for a queue of the database ``alias`` in another one: always in the table, whatever store that one has,
+    because a transaction is what it is kept there for."""
+    if kept_in not in queue.delivery.delayed_in:
+        raise InvalidMessage(
+            f"delayed_in = {kept_in!r} is not accepted by {queue._meta.label}, which lies in {alias!r}: its "
+            f"Delivery.delayed_in = {queue.delivery.delayed_in!r} does not name that database, so nobody would forward it."
+        )
+    if queue.delivery.encoding:
+        if messages.ENCRYPT_FOR in message.headers and messages.ENCRYPT_FOR in messages.decode_headers(message.headers):
+            raise InvalidMessage(
+                f"Header {messages.ENCRYPT_FOR!r} is not accepted with delayed_in: the keys of subjects are in {alias!r}."
+            )
+        message = sealed(queue, message, alias)
+    with isolated_connection(kept_in) if isolated else nullcontext(connections[kept_in]) as connection:
+        with delayed.storing(kept_in):
+            _store_in_table(registry.address(queue, alias), connection, message, due)
+        notifier.delayed(connection)
+
+
+def _store_in_table(destination: str, connection: Any, message: Outgoing, due: int | datetime) -> None:
+    table = StoreTable.of(DelayedMessage, "due")
+    backend = backend_of(connection)
+    try:
+        backend.store_delayed(connection, table, destination, message, due)
+    except Error as error:
+        if backend.error_kind(error) is ErrorKind.MISSING:
+            raise NotMigrated(connection.alias, [f"{table.db_table} or a column of it"]) from error
+        raise
+
+
+def _store_elsewhere(queue: Any, connection: Any, message: Outgoing, due: int | datetime) -> None:
+    store = delayed.open_store(connection.alias, queue.delivery.semantics)
+    when = due if isinstance(due, datetime) else backend_of(connection).now(connection) + timedelta(milliseconds=due)
+    carried: dict[str, Any] = dict(zip(OPTIONS, message[3:], strict=True))
+    for name in TIMES:
+        if carried[name] is not None:
+            carried[name] = when + timedelta(milliseconds=carried[name])
+    store.store(delayed.Delayed(message.id, queue._meta.label, when, message.headers, message.body, **carried))
+
+
+def _bounded(at: datetime) -> datetime:
+    """A time that every table, time zone and later arithmetic can hold. Raises InvalidMessage when it is too far off."""
+    now = datetime.now(UTC)  # Django's is naive where USE_TZ is off
+    if at > now + FAR_FUTURE:
+        raise InvalidMessage(f"at = {at!r} is not accepted: it must be within 100 years from now.")
+    return max(at, now - FAR_FUTURE)  # it is due at once, however long it is past

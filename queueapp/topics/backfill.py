@@ -1,0 +1,393 @@
+"""Filling queues from the journal: what was published before a queue was there, and what waits for room in it.
+
+A queue over a journaled topic has a cursor. **Attached** when it is first seen, at its recovery point, it is **filled**: entries
+behind the cursor that the queue did not take when they were published, and that no earlier filling copied, are evaluated and
+inserted, and the cursor moves, all in one transaction that holds the cursor's lock. So an entry enters a queue once, whoever
+is killed when. Publishers know nothing of this, nor are they waited for: an entry says itself which queues took it, and the
+reader never passes one that may still come in. What was published by somebody who does not know the queue (another version of
+the code, another project) enters it in this way as well.
+
+A queue with ``target_queue_depth`` is never inserted into by publishers: it takes all this way, as much as it has room for.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from time import monotonic
+from typing import Any, NamedTuple
+
+from django.db import IntegrityError, connections, transaction
+
+from .. import messages, notifier
+from ..conf import settings
+from ..errors import InvalidOption, UndecodableMessage
+from ..flow import in_force
+from ..journal.append import FED, REFUSED, TOOK, is_fed, journal_of
+from ..journal.retention import ABANDONED
+from ..journal.start_positions import Start, start_of
+from ..journal.topics import among, is_journaled
+from ..messages.body_filters import sealing
+from ..models import DelayedMessage, JournalCopied, JournalCursor, Now, PoisonMessage
+from ..models.delivery.journal import NOW, Point, point_of, point_text
+from ..models.delivery.topics import is_pattern, underlying_topic
+from ..sending import fanout
+from ..sending.enqueue_expressions import entering_of
+from ..sending.validation import alias_of
+from ..sql import queue_sql
+from ..sql.journal import BEGINNING, Kept, Place, Position
+from ..sql.rows import Row
+
+log = logging.getLogger("queueapp")
+
+#: Most entries that are read at a time.
+BATCH = 1000
+#: Seconds between two times that a cursor is written though nothing was copied.
+SAVE_EVERY = 30.0
+
+
+class Filled(NamedTuple):
+    """What one step did. ``more``: there was more to read, or there may be; do it again at once. ``full_with``: the queue has no
+    room, because no more than so many messages were to be in it."""
+
+    read: int = 0
+    copied: int = 0
+    more: bool = False
+    full_with: int | None = None
+
+
+def is_over_journal(queue: Any) -> bool:
+    """Whether a queue may collect a journaled topic. Asks nobody."""
+    topic = underlying_topic(queue)
+    return bool(settings.JOURNAL) if is_pattern(topic) else is_journaled(topic)
+
+
+class Filler:
+    """Fills one queue in one database. Used by one thread; several may fill the same queue."""
+
+    def __init__(self, queue: Any, alias: str) -> None:
+        self.queue, self.alias = queue, alias
+        self.label: str = queue._meta.label
+        #: Where the cursor was written last, with its ``review_txid``, and how far was read since without anything to copy.
+        self._written: tuple[Position, int] | None = None
+        self._reached = BEGINNING
+        self._saved_at = -SAVE_EVERY
+
+    # -- where it is ----------------------------------------------------------------------------------------------
+
+    def attach(self) -> bool:
+        """Make the queue's cursor at its recovery point, unless it has one; move it back if another point was declared since.
+        Whether anything was done. Call it again from time to time: it says that somebody looks after the queue."""
+        declared = self._declared()
+        cursor = self._rows().filter(name=self.label).annotate(now=Now()).first()
+        if cursor is None:
+            return self._make(declared)
+        if cursor.now - cursor.seen_at > ABANDONED:
+            log.warning(
+                "%s was not filled from the journal in %r since %s: what retention has removed since then it will not get.",
+                self.label, self.alias, cursor.seen_at,
+            )  # fmt: skip
+        if cursor.recovery_point == point_text(declared) and cursor.topic == underlying_topic(self.queue):
+            self._rows().filter(name=self.label).update(seen_at=Now())
+            return False
+        return self.rebuild(declared, declared=True)
+
+    def rebuild(self, point: Point | None = None, *, declared: bool = False) -> bool:
+        """Let the queue be filled anew from a point (None: its recovery point): what never entered it. The cursor only moves
+        back, because what waits behind it must not be lost. ``declared``: this is the point from now on."""
+        point = self._declared() if point is None else point
+        with transaction.atomic(using=self.alias):
+            cursor = self._rows().select_for_update().filter(name=self.label).first()
+            if cursor is None:
+                return self._make(point)
+            cursor.topic = underlying_topic(self.queue)
+            if declared:
+                cursor.recovery_point = point_text(point)
+            start, horizon = self._start(point, cursor.topic)
+            if start.after < horizon:
+                self._move(cursor, start)
+                cursor.review_txid = horizon.txid
+            cursor.seen_at = Now()
+            cursor.save(using=self.alias)
+        return True
+
+    def _make(self, point: Point) -> bool:
+        topic = underlying_topic(self.queue)
+        start, horizon = self._start(point, topic)
+        cursor = JournalCursor(
+            name=self.label, topic=topic, recovery_point=point_text(self._declared()), review_txid=horizon.txid
+        )
+        self._place(cursor, start)
+        try:
+            with transaction.atomic(using=self.alias):
+                cursor.save(using=self.alias, force_insert=True)
+        except IntegrityError:
+            return False  # somebody was faster
+        return True
+
+    def _move(self, cursor: JournalCursor, start: Start) -> None:
+        """Move the cursor back to a start, if it is behind that, without passing over anything that it has still before it."""
+        connection = connections[self.alias]
+        journal = journal_of(connection)
+        topics = among(journal.topics(connection), cursor.topic)
+        position = Position(cursor.txid, cursor.seq)
+        if start.after > position:
+            # What the filter refused is looked at again from the point on, and not from where the cursor happens to be.
+            refused = self._refused(topics, position, start.after)
+            passed_over = json.loads(cursor.passed_over) if cursor.passed_over else []
+            cursor.passed_over = json.dumps(sorted({*passed_over, *refused})) if passed_over or refused else ""
+            return
+        if start.not_before is not None and (earliest := journal.earliest(connection, topics, position)) is not None:
+            waiting = earliest if cursor.not_before is None else max(earliest, cursor.not_before)
+            start = start._replace(not_before=min(start.not_before, waiting))
+        self._place(cursor, start)
+
+    def _refused(self, topics: Sequence[str], after: Position, last: Position) -> set[int]:
+        """Bookmarks of the entries behind one position and up to another that the queue's filter refused when they were
+        published."""
+        connection = connections[self.alias]
+        journal = journal_of(connection)
+        took, refused = TOOK.format(self.label), REFUSED.format(self.label)
+        seqs: list[set[int]] = []
+        for without in ((took,), (took, refused)):
+            place, found = after, set[int]()
+            while some := journal.read(
+                connection, topics, place, last._replace(seq=last.seq + 1), BATCH, without=without
+            ):
+                found |= {one.seq for one in some}
+                place = some[-1].position
+            seqs.append(found)
+        return seqs[0] - seqs[1]
+
+    def _place(self, cursor: JournalCursor, start: Start) -> None:
+        cursor.txid, cursor.seq = start.after
+        cursor.not_before = start.not_before
+        cursor.passed_over = json.dumps(sorted(start.passed_over)) if start.passed_over else ""
+
+    def _start(self, point: Point, topic: str) -> tuple[Start, Position]:
+        """Where filling begins, and the present horizon."""
+        connection = connections[self.alias]
+        journal = journal_of(connection)
+        horizon = journal.horizon(connection)
+        topics = among(journal.topics(connection), topic)
+        start = start_of(connection, journal, topics, point, inclusive=True)
+        if point == NOW and is_fed(self.queue):
+            # Publishers may have known of it before it was attached, and then left to the journal what is for it.
+            first = journal.first_marked(connection, topics, FED.format(self.label))
+            if first is not None:
+                start = Start(min(start.after, Position(first.txid, first.seq - 1)))
+        return start, horizon
+
+    def _declared(self) -> Point:
+        point = point_of(self.queue.delivery.recovery_point)
+        assert point is not None, "refused when it was declared"
+        return point
+
+    def _rows(self) -> Any:
+        return JournalCursor.objects.using(self.alias)
+
+    # -- filling --------------------------------------------------------------------------------------------------
+
+    def fill(self, limit: int = BATCH) -> Filled:
+        """Read on and copy, at most ``limit`` entries, in one transaction. Nothing is done while somebody else does it."""
+        connection = connections[self.alias]
+        journal = journal_of(connection)
+        with transaction.atomic(using=self.alias):
+            cursor = self._rows().select_for_update(skip_locked=True).filter(name=self.label).first()
+            if cursor is None:
+                return Filled()
+            depth = in_force.value(self.queue, "target_queue_depth", self.alias) if is_fed(self.queue) else None
+            room = limit if depth is None else self._room(limit, depth)
+            if room <= 0:
+                self._save(cursor, None)
+                return Filled(full_with=depth)
+            horizon = journal.horizon(connection)
+            topics = among(journal.topics(connection), cursor.topic)
+            position = self._position_of(cursor)
+            found = journal.read(
+                connection, topics, position, horizon, room, not_before=cursor.not_before, without=self._without(cursor)
+            )
+            copied = self._copy(self._not_entered(cursor, found))
+            end = found[-1].position if len(found) >= room else max(position, horizon)
+            cursor.copied += copied
+            if found or cursor.txid < cursor.review_txid:
+                self._save(cursor, end)  # first, since it may fail
+                self._reached = end
+            else:
+                self._reached = end
+                self._save(cursor, None)
+        return Filled(len(found), copied, len(found) >= room)
+
+    def _room(self, limit: int, depth: int) -> int:
+        connection = connections[self.alias]
+        return min(limit, depth - journal_of(connection).rows_up_to(connection, self.queue._meta.db_table, depth))
+
+    def _without(self, cursor: JournalCursor) -> Sequence[str]:
+        """Marks of what does not enter the queue from the journal."""
+        took, refused = TOOK.format(self.label), REFUSED.format(self.label)
+        return (took,) if cursor.txid < cursor.review_txid else (took, refused)
+
+    def _position_of(self, cursor: JournalCursor) -> Position:
+        """Where to read on: behind what was read since the cursor was written, unless it has been moved."""
+        position = Position(cursor.txid, cursor.seq)
+        return max(position, self._reached) if (position, cursor.review_txid) == self._written else position
+
+    def _save(self, cursor: JournalCursor, end: Position | None) -> None:
+        """Write the cursor; where nothing was found, from time to time."""
+        if end is None and monotonic() < self._saved_at + SAVE_EVERY and self._written is not None:
+            return
+        place = end or self._position_of(cursor)
+        cursor.txid, cursor.seq = place
+        cursor.seen_at = Now()
+        cursor.save(using=self.alias, update_fields=["txid", "seq", "copied", "seen_at"])
+        self._written, self._saved_at = (place, cursor.review_txid), monotonic()
+
+    def _not_entered(self, cursor: JournalCursor, found: list[Kept]) -> list[Kept]:
+        """Those of these entries that are for the queue, and never entered it."""
+        if not found:
+            return []
+        passed_over = set(json.loads(cursor.passed_over)) if cursor.passed_over else set()
+        copied = JournalCopied.objects.using(self.alias).filter(queue=self.label, seq__in=[one.seq for one in found])
+        passed_over.update(copied.values_list("seq", flat=True))
+        entries = (entering(self.queue, one) for one in found if one.seq not in passed_over)
+        return [one for one in entries if one is not None]
+
+    def _copy(self, entries: list[Kept]) -> int:
+        """Insert these into the queue and note it; returns how many."""
+        if entries:
+            insert(self.queue, connections[self.alias], entries)
+            notes = [JournalCopied(queue=self.label, seq=one.seq) for one in entries]
+            JournalCopied.objects.using(self.alias).bulk_create(notes, batch_size=500)
+        return len(entries)
+
+    # -- by hand --------------------------------------------------------------------------------------------------
+
+    def refuse_again(self) -> None:
+        """Raises InvalidOption for a queue that cannot be filled with what entered it before."""
+        if is_fed(self.queue):
+            raise InvalidOption(
+                f"{self.label}.Delivery.target_queue_depth",
+                self.queue.delivery.target_queue_depth,
+                "None for a queue that is filled again with what entered it before; use replay --to",
+            )
+
+    def again(self, point: Point | None = None, batch: int = BATCH) -> Iterator[Filled]:
+        """Put everything since a point into the queue that is not there: also what entered it before, and was acked, dropped or
+        moved since. What waits in the queue, in the delayed store or as poison is left as it is. Batch by batch, each in a
+        transaction; what is published meanwhile enters the queue as always."""
+        self.refuse_again()
+        connection = connections[self.alias]
+        journal = journal_of(connection)
+        topic = underlying_topic(self.queue)
+        end = journal.horizon(connection)
+        topics = among(journal.topics(connection), topic)
+        place = start_of(connection, journal, topics, self._declared() if point is None else point, inclusive=True)
+        while True:
+            with transaction.atomic(using=self.alias):
+                # Nobody fills the queue meanwhile, so what is not there now is not there at the end of the transaction.
+                self._rows().select_for_update().filter(name=self.label).first()
+                found = journal.read(connection, topics, place.after, end, batch, not_before=place.not_before)
+                some = (entering(self.queue, one) for one in found if one.seq not in place.passed_over)
+                wanted = [one for one in some if one is not None]
+                there = self._there(wanted)
+                missing = [one for one in wanted if bytes(one.id) not in there]
+                if missing:
+                    insert(self.queue, connection, missing)
+                    self._note(missing)
+            yield Filled(len(found), len(missing), len(found) >= batch)
+            if len(found) < batch:
+                return
+            place = place._replace(after=found[-1].position)
+
+    def _there(self, entries: list[Kept]) -> set[bytes]:
+        """Ids of those messages that the queue still has, wherever they are kept for it."""
+        if not entries:
+            return set()
+        connection = connections[self.alias]
+        ids = [messages.as_uuid(one.id) for one in entries]
+        columns = {field.name: field.column for field in self.queue._meta.local_concrete_fields}
+        delayed, poison = DelayedMessage._meta.db_table, PoisonMessage._meta.db_table
+        places = [
+            Place(self.queue._meta.db_table, columns["id"], {}),
+            Place(delayed, "message_id", {"destination": self.label}),
+            Place(poison, "message_id", {"queue": self.label, "status": PoisonMessage.Status.UNRESOLVED.value}),
+        ]
+        return journal_of(connection).waiting(connection, places, ids)
+
+    def _note(self, entries: list[Kept]) -> None:
+        """Note what is not noted yet, so that filling does not copy it as well."""
+        seqs = {one.seq for one in entries}
+        seqs -= set(
+            JournalCopied.objects.using(self.alias).filter(queue=self.label, seq__in=seqs).values_list("seq", flat=True)
+        )
+        notes = [JournalCopied(queue=self.label, seq=seq) for seq in sorted(seqs)]
+        JournalCopied.objects.using(self.alias).bulk_create(notes, batch_size=500)
+
+    def left(self, limit: int) -> int:
+        """How many entries are behind the cursor that the queue did not take, counting no further than ``limit``."""
+        connection = connections[self.alias]
+        journal = journal_of(connection)
+        cursor = self._rows().filter(name=self.label).first()
+        if cursor is None:
+            return 0
+        topics = among(journal.topics(connection), cursor.topic)
+        return journal.count(connection, topics, Position(cursor.txid, cursor.seq), self._without(cursor), limit)
+
+
+def insert(queue: Any, connection: Any, entries: Iterable[Kept]) -> int:
+    """Insert entries into a queue in the caller's transaction, and wake who receives it; returns how many messages."""
+    known = fanout.read_subscribers(queue, connection) if queue.delivery.recipients else None
+    rows = [row for one in entries for row in rows_of(queue, one, known)]
+    count = queue_sql(queue, connection).insert_rows(connection, rows)
+    notifier.sent(queue, connection)
+    return count
+
+
+def entering(queue: Any, entry: Kept) -> Kept | None:
+    """An entry with what the queue's expressions make of it; None: it is not for the queue. Nor is one that they cannot read,
+    which publishing would have refused: it stays where it is, in the journal."""
+    if not queue.delivery.has_expressions:
+        return entry
+    try:
+        found = entering_of(queue).evaluate(entry.headers, entry.body)
+    except UndecodableMessage:
+        return None
+    if not found.matches:
+        return None
+    priority = entry.priority if found.priority is None else found.priority
+    return entry._replace(priority=priority, is_barrier=entry.is_barrier or bool(found.is_barrier))
+
+
+def rows_of(queue: Any, entry: Kept, known: fanout.Subscribers | None) -> Iterator[Row]:
+    """An entry as the queue would have stored it when it was published: its age and its expiry count from then. ``known``: who
+    gets a copy of it, on a queue with ``recipients``."""
+    identity = messages.as_uuid(entry.id)
+    headers = entry.headers
+    # What the queue says is in its statements, but for a table that keeps no time of arrival.
+    lifetime = None if queue.delivery.expires_by_age else queue.delivery.expiration
+    expires = entry.expires or (entry.published_at + lifetime if lifetime is not None else None)
+    recipients: Sequence[str] = (entry.recipient,)
+    if known is not None and not entry.recipient:
+        try:
+            recipients = known.of(fanout.types_in(headers)) or ("",)
+        except UndecodableMessage:
+            recipients = ("",)
+    if queue.wire_format:
+        headers = messages.to_nservicebus(headers, identity)
+    body = entry.body
+    if queue.delivery.encoding:
+        headers, seal = sealing(queue.delivery.encoding, headers, alias_of(queue))
+        body = seal(body, identity)
+    carried = {name: getattr(entry, name) for name in ("priority", "correlation_id", "reply_to_address", "is_barrier")}
+    for recipient in recipients:
+        yield Row(
+            0,
+            identity,
+            headers,
+            body,
+            expires=expires,
+            recipient=recipient,
+            enqueued_at=entry.published_at,
+            **carried,
+        )

@@ -1,0 +1,75 @@
+"""Messages that others have inserted into a queue with expressions: evaluated in batches, and freed, dropped or buried.
+
+The database holds them (``sql.holding``): nobody receives one before. What has been done to a batch commits as a whole, and any
+number of processes share the work. When a process dies nothing was done: the next one does it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, NamedTuple
+
+from django.db import connections, transaction
+
+from .. import notifier
+from ..errors import UndecodableMessage
+from ..failures.history import attempts_of
+from ..failures.poison_store import bury
+from ..sending.enqueue_expressions import entering_of
+from ..sql import queue_sql
+
+log = logging.getLogger("queueapp")
+
+#: Messages of one batch.
+BATCH = 500
+
+
+class Evaluated(NamedTuple):
+    """What became of held messages. ``refused``: the filter does not match, so they are deleted. ``poisoned``: they cannot be
+    read."""
+
+    freed: int = 0
+    refused: int = 0
+    poisoned: int = 0
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+
+def evaluate_held(queue: Any, alias: str, limit: int = BATCH) -> Evaluated:
+    """Evaluate at most ``limit`` held messages of a queue, those that came first. In a transaction of its own, or in the
+    caller's; workers are woken when it has committed. Raises InvalidOption where the expressions cannot be compiled."""
+    connection = connections[alias]
+    sql = queue_sql(queue, connection)
+    if not sql.table.holds:
+        return Evaluated()
+    entering = entering_of(queue)
+    label, texts = queue._meta.label, queue.delivery
+    free, priorities, barriers, refused, unreadable = [], [], [], [], []
+    with transaction.atomic(using=alias):
+        for row in sql.lock_held(connection, limit):
+            try:
+                found = entering.evaluate(row.headers, row.body)
+            except UndecodableMessage as error:
+                bury(alias, label, row, "it cannot be read, so its queue's expressions cannot be evaluated",
+                     attempts=attempts_of(row.failures), exception=error)  # fmt: skip
+                log.error("%s: message %s is poison, it cannot be evaluated: %s", label, row.id, error)
+                unreadable.append(row.seq)
+                continue
+            if not found.matches:
+                refused.append(row.seq)
+                continue
+            free.append(row.seq)
+            priorities.append(found.priority or 0)
+            barriers.append(bool(found.is_barrier or row.is_barrier))
+        gone = sorted(refused + unreadable)
+        if gone and (removed := sql.remove(connection, gone)) != len(gone):
+            raise RuntimeError(f"{len(gone)} held messages of {label} were locked, but {removed} could be removed.")
+        if free:
+            ranked, marked = getattr(texts, "priority", None), getattr(texts, "barrier_expression", None)
+            freed = sql.free_held(connection, free, priorities if ranked else None, barriers if marked else None)
+            if freed != len(free):
+                raise RuntimeError(f"{len(free)} held messages of {label} were locked, but {freed} could be freed.")
+            notifier.sent(queue, connection)
+    return Evaluated(len(free), len(refused), len(unreadable))

@@ -1,0 +1,388 @@
+"""Publishing: one insert per queue that collects the topic, in the caller's transaction, all of them or none.
+
+Where the queues lie in several databases there is one transaction in each: an error before the first commit rolls back all.
+A ``Recorder`` keeps what is published before it is routed, in the same transaction.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import Any, Protocol, TypedDict, Unpack
+
+from asgiref.sync import sync_to_async
+from django.db import connections, transaction
+
+from .. import messages, notifier
+from ..errors import FilteredOut, InvalidMessage
+from ..journal.append import Journal, Taken, is_fed
+from ..journal.topics import is_journaled
+from ..messages.body_filters import wrapped_anew
+from ..models import DelayedMessage
+from ..models.delivery import NEVER
+from ..sending import dedupe, early_acks
+from ..sending.body_encoding import refuse_subject
+from ..sending.bulk import Encoded, encoded, refuse_one_message, runs_for
+from ..sending.send import prepare, store, store_once, when_due, with_addresses
+from ..sending.validation import alias_of, milliseconds, outgoing
+from ..sql.claimed import FOREVER_MS
+from ..sql.outgoing import Outgoing, Run
+from ..telemetry import tracing
+from .routing import known_topics, resolve, route
+
+
+class Recorder(Protocol):
+    """Who keeps what is published."""
+
+    def keeps(self, topic: str) -> bool:
+        """Whether it wants the messages of this topic."""
+
+    def record(self, alias: str, topic: str, published: Sequence[Outgoing], taken: Sequence[Taken]) -> None:
+        """Keep these, in the transaction that is open on this database, before they go into its queues; ``taken`` says of each
+        into which. They are addressed to nobody, and have the headers that every queue gets."""
+
+
+_recorders: list[Recorder] = [Journal()]
+
+
+def record_with(recorder: Recorder) -> None:
+    """Let this recorder see what this process publishes from now on."""
+    if recorder not in _recorders:
+        _recorders.append(recorder)
+
+
+class PublishOptions(TypedDict, total=False):
+    """What ``publish`` takes beside topic and body."""
+
+    headers: Mapping[str, str] | None
+    delay: timedelta | None
+    at: datetime | None
+    expires_in: timedelta | None
+    correlation_id: str | None
+    reply_to: str | None
+    message_id: uuid.UUID | None
+    unrouted: bool
+    using: str | None
+
+
+_NOTHING: Any = object()
+
+
+def publish(
+    topic: Any,
+    body: Any = _NOTHING,
+    *,
+    headers: Mapping[str, str] | None = None,
+    delay: timedelta | None = None,
+    at: datetime | None = None,
+    expires_in: timedelta | None = None,
+    correlation_id: str | None = None,
+    reply_to: str | None = None,
+    message_id: uuid.UUID | None = None,
+    unrouted: bool = False,
+    using: str | None = None,
+) -> uuid.UUID:
+    """Insert a message into every queue that collects ``topic``, in the caller's transaction; returns its id, which is the
+    same in each.
+
+    The name of a queue stands for its ``default_publish_target``. With one argument, a typed body, the topic is the name of
+    its type. Handlers are told the topic in the header ``topic``. A queue whose filter does not match is left out; a queue
+    with ``recipients`` gets a copy for each consumer. A topic that no queue collects and nobody keeps is refused as a likely
+    mistyping, unless ``unrouted``. The other options are those of ``Queue.send``. Raises InvalidMessage, and TableNotFound or
+    NotMigrated before `migrate`.
+
+    >>> publish("orders", {"order": 7})
+    >>> publish(OrderPlaced(order=7))
+    """
+    name, body = _named(topic, body)
+    if tracing.tracer is not None and type(headers) is not tracing.Traced:
+        given = locals()
+        del given["name"]
+        return tracing.tracer.send("publish", publish, name, given | {"topic": name})
+    identity = message_id or messages.new_id()
+    _publish(name, body, identity, headers, delay, at, expires_in, correlation_id, reply_to, unrouted, using)
+    return identity
+
+
+def publish_taken(
+    topic: str,
+    body: bytes | None,
+    *,
+    headers: Mapping[str, str],
+    using: str,
+    original: uuid.UUID,
+    correlation_id: str | None = None,
+    reply_to: str | None = None,
+) -> uuid.UUID:
+    """``publish``, of a stored message that must not get lost: raises InvalidMessage where no queue takes it and nobody keeps it.
+    What is encrypted stays so, under the new id."""
+    identity = messages.new_id()
+    stored, body = wrapped_anew(messages.encode_headers(headers), body, None, original, identity, using)
+    headers = messages.decode_headers(stored)
+    if not _publish(topic, body, identity, headers, None, None, None, correlation_id, reply_to, False, using):
+        raise InvalidMessage(f"no queue of the topic {topic!r} has a filter that matches it.")
+    return identity
+
+
+def _publish(
+    name: str,
+    body: Any,
+    identity: uuid.UUID,
+    headers: Mapping[str, str] | None,
+    delay: timedelta | None,
+    at: datetime | None,
+    expires_in: timedelta | None,
+    correlation_id: str | None,
+    reply_to: str | None,
+    unrouted: bool,
+    using: str | None,
+) -> bool:
+    """See ``publish``. Whether anybody took or kept it."""
+    topic = resolve(name)
+    queues = route(topic)
+    keepers = _keepers(name, topic, queues, unrouted)
+    if delay is not None or at is not None:
+        when_due(delay, at)  # before anything is stored
+    told = _with_topic(with_addresses(headers, correlation_id, reply_to), topic)
+    # What is delayed does not come out of the journal: it goes the way of all that is delayed.
+    by_journal = [queue for queue in queues if delay is None and at is None and is_fed(queue) and is_journaled(topic)]
+    prepared, refused = [], []
+    for queue in queues:
+        try:
+            message = prepare(queue, body, identity, told, expires_in, 0, "", correlation_id, reply_to)
+        except FilteredOut:
+            refused.append(queue)
+        else:
+            prepared.append((queue, message))
+    kept: list[Outgoing] = []
+    if keepers:
+        _refuse_kept(queues, topic)
+        kind = _message_type(queues)
+        kept = [_published(body, identity, told, expires_in, correlation_id, reply_to, kind)]
+    places = _places(queues, using, bool(keepers))
+    with ExitStack() as transactions:
+        if keepers or len(prepared) > 1:
+            for alias in places:
+                # No savepoint: as after a failed send, the caller's transaction is over.
+                transactions.enter_context(transaction.atomic(using=alias, savepoint=False))
+        for keeper in keepers:
+            for alias, there in places.items():
+                keeper.record(alias, topic, kept, [_taken(there, by_journal, refused)])
+        for queue, message in prepared:
+            if queue not in by_journal:
+                connection = connections[alias_of(queue, using)]
+                key = None if queue.delivery.dedupe_key is None else dedupe.key_of(queue, body, None)
+                if key is None:
+                    store(queue, connection, message, type(body), delay, at)
+                else:
+                    store_once(queue, connection, message, type(body), delay, at, key, dedupe.conflict_of(queue, None))
+    return bool(prepared or kept)
+
+
+async def apublish(topic: Any, body: Any = _NOTHING, **options: Unpack[PublishOptions]) -> uuid.UUID:
+    """``publish`` for async code; the same arguments, the same transaction rules as Django's async ORM."""
+    return await sync_to_async(publish, thread_sensitive=True)(topic, body, **options)
+
+
+#: Runs that are drawn before they are stored in one queue after the other: 5,000 messages.
+_RUNS_AT_ONCE = 20
+
+
+def publish_many(
+    topic: str,
+    bodies: Iterable[Any],
+    *,
+    headers: Mapping[str, str] | None = None,
+    expires_in: timedelta | None = None,
+    unrouted: bool = False,
+    using: str | None = None,
+) -> int:
+    """``publish`` every body of an iterable by the bulk path; all or nothing, in the caller's transaction if there is one.
+
+    Returns how many were published, in however many queues each of them is. The iterable is drawn lazily, 5,000 at a time.
+    Raises InvalidMessage.
+    """
+    if tracing.tracer is not None and type(headers) is not tracing.Traced:
+        return tracing.tracer.send("publish", publish_many, topic, locals())
+    refuse_one_message("publish_many", "publish(...)", bodies)
+    name, topic = topic, resolve(topic)
+    queues = route(topic)
+    keepers = _keepers(name, topic, queues, unrouted)
+    for queue in queues:
+        refuse_subject(queue, headers)
+    if keepers:
+        _refuse_kept(queues, topic)
+    if any(queue.delivery.dedupe_key is not None for queue in queues):
+        return _publish_one_by_one(
+            name, bodies, headers, expires_in, unrouted, using, _places(queues, using, bool(keepers))
+        )
+    told = _with_topic(with_addresses(headers, None, None), topic)
+    by_journal = [queue for queue in queues if is_fed(queue) and is_journaled(topic)]
+    likes = {queue: outgoing(queue, messages.new_id(), "{}", None, expires_in, 0, "", None, None) for queue in queues}
+    places = _places(queues, using, bool(keepers))
+    count = 0
+    with ExitStack() as transactions:
+        for alias in places:
+            transactions.enter_context(transaction.atomic(using=alias))
+        every = encoded(bodies, told, _message_type(queues))
+        while some := list(islice(every, _RUNS_AT_ONCE)):
+            for alias, there in places.items():
+                connection = connections[alias]
+                runs: dict[Any, Iterable[Run]] = {
+                    queue: runs_for(queue, some, likes[queue], connection, leave_out=True)
+                    for queue in there
+                    if queue not in by_journal
+                }
+                if keepers:
+                    published = list(_each(some, expires_in))
+                    taken = _taken_of_each(published, there, by_journal, runs)
+                    for keeper in keepers:
+                        keeper.record(alias, topic, published, taken)
+                for queue, its_runs in runs.items():
+                    early_acks.insert_runs(queue, connection, its_runs, True)
+            count += sum(len(one.ids) for one in some)
+        if count:
+            for alias, there in places.items():
+                for queue in there:
+                    if queue not in by_journal:
+                        notifier.sent(queue, connections[alias])
+    return count
+
+
+def _publish_one_by_one(
+    name: str,
+    bodies: Iterable[Any],
+    headers: Mapping[str, str] | None,
+    expires_in: timedelta | None,
+    unrouted: bool,
+    using: str | None,
+    places: Iterable[str],
+) -> int:
+    """Where a queue has keys: what it takes of them depends on what waits there, so it is asked for each."""
+    count = 0
+    with ExitStack() as transactions:
+        for alias in places:
+            transactions.enter_context(transaction.atomic(using=alias))
+        for body in bodies:
+            publish(name, body, headers=headers, expires_in=expires_in, unrouted=unrouted, using=using)
+            count += 1
+    return count
+
+
+def _named(topic: Any, body: Any) -> tuple[str, Any]:
+    """The topic as it was given, and the body."""
+    if body is not _NOTHING:
+        return topic, body
+    name = messages.type_name_of(type(topic))
+    if not name:
+        raise InvalidMessage(
+            f"publish({topic!r}) names no topic: a {type(topic).__qualname__} has no type to take one from (a msgspec.Struct or a "
+            "dataclass has). Write publish(topic, body)."
+        )
+    return name, topic
+
+
+def _keepers(name: str, topic: str, queues: Sequence[Any], unrouted: bool) -> list[Recorder]:
+    """Who keeps this topic. Raises InvalidMessage where nobody does and no queue collects it."""
+    keepers = [one for one in _recorders if one.keeps(topic)]
+    if not queues and not keepers and not unrouted:
+        said = repr(name) if name == topic else f"{name!r} (published to {topic!r})"
+        some = known_topics()
+        raise InvalidMessage(
+            f"topic = {said} is not accepted: no queue collects it. Known: {', '.join(some[:20])}{', …' if len(some) > 20 else ''}. "
+            "To publish all the same: unrouted=True."
+        )
+    return keepers
+
+
+def _refuse_kept(queues: Sequence[Any], topic: str) -> None:
+    """Raise InvalidMessage where what one queue would encrypt were kept in the clear for all."""
+    for queue in queues:
+        if queue.delivery.encrypts:
+            raise InvalidMessage(
+                f"topic = {topic!r} is not accepted: {queue._meta.label}, which collects it, encrypts its bodies, and the journal "
+                "would keep them in the clear."
+            )
+
+
+def _places(queues: Sequence[Any], using: str | None, kept: bool) -> dict[str, list[Any]]:
+    """The databases in which something is stored, and the queues there."""
+    places: dict[str, list[Any]] = {}
+    for queue in queues:
+        places.setdefault(alias_of(queue, using), []).append(queue)
+    if kept and not places:
+        places[alias_of(DelayedMessage, using)] = []  # where the tables are that all queues share
+    return places
+
+
+def _taken(there: Sequence[Any], by_journal: Sequence[Any], refused: Sequence[Any]) -> Taken:
+    """What becomes of one message in the queues of one database."""
+    return Taken(
+        tuple(queue for queue in there if queue not in by_journal and queue not in refused),
+        tuple(queue for queue in there if queue in by_journal and queue not in refused),
+        tuple(queue for queue in there if queue in refused),
+    )
+
+
+def _taken_of_each(
+    published: Sequence[Outgoing], there: Sequence[Any], by_journal: Sequence[Any], runs: dict[Any, Iterable[Run]]
+) -> list[Taken]:
+    """The same of each of many. Runs of queues with expressions are drawn for it: only then is known what enters them."""
+    entering: dict[Any, set[bytes]] = {}
+    for queue in runs:
+        if queue.delivery.has_expressions:
+            runs[queue] = drawn = list(runs[queue])
+            entering[queue] = {identity for run in drawn for identity in run.ids}
+    everything = _taken(there, by_journal, ())
+    if not entering:
+        return [everything] * len(published)
+    known: dict[tuple[Any, ...], Taken] = {}
+    taken = []
+    for message in published:
+        refused = tuple(queue for queue, ids in entering.items() if message.id.bytes not in ids)
+        if refused not in known:
+            known[refused] = _taken(there, by_journal, refused)
+        taken.append(known[refused])
+    return taken
+
+
+def _with_topic(headers: Mapping[str, str] | None, topic: str) -> dict[str, str]:
+    try:
+        return {messages.TOPIC: topic} | dict(headers or {}) | {messages.TOPIC: topic}
+    except (TypeError, ValueError):
+        raise InvalidMessage(f"headers = {headers!r} is not accepted: it must be a dict of strings.") from None
+
+
+def _message_type(queues: Sequence[Any]) -> str:
+    """Of a topic: that of its queues, which a system check keeps alike."""
+    return queues[0].delivery.message_type if queues else "json"
+
+
+def _published(
+    body: Any,
+    identity: uuid.UUID,
+    headers: Mapping[str, str],
+    expires_in: timedelta | None,
+    correlation_id: str | None,
+    reply_to: str | None,
+    message_type: str,
+) -> Outgoing:
+    """A message as nobody's queue has it."""
+    stored, data = messages.encode(body, headers, message_type)
+    return Outgoing(identity, stored, data, _lifetime(expires_in), "", 0, correlation_id, reply_to)
+
+
+def _each(some: Iterable[Encoded], expires_in: timedelta | None) -> Iterator[Outgoing]:
+    lifetime = _lifetime(expires_in)
+    for one in some:
+        for identity, body in zip(one.ids, one.bodies, strict=True):
+            yield Outgoing(uuid.UUID(bytes=identity), one.headers, body, lifetime)
+
+
+def _lifetime(expires_in: timedelta | None) -> int | None:
+    if expires_in == NEVER:
+        return FOREVER_MS
+    return None if expires_in is None else milliseconds("expires_in", expires_in, low=1)

@@ -1,0 +1,96 @@
+"""A mover that ends at any point: what it leaves behind, and who goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from queueapp.contrib.celery.broker_migration import Broker, Mover, migrator
+from queueapp.contrib.celery.migration_state import Moved, SetAside
+
+from .conftest import Shop, move
+
+At = Callable[..., Broker]
+Open = Callable[[str], Shop]
+
+
+class Died(Exception):
+    """In the place of a SIGKILL."""
+
+
+#: (which end, the step) behind which a mover dies.
+STEPS = [("source", "set_aside"), ("target", "put"), ("source", "arrived"), ("target", "forget")]
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(migrator, "BATCH", 3)
+
+
+def dies_behind(one: Mover, end: str, step: str) -> None:
+    broker: Any = getattr(one, end)
+    original = getattr(broker, step)
+
+    def last(*arguments: Any) -> Any:
+        original(*arguments)
+        raise Died
+
+    setattr(broker, step, last)
+
+
+@pytest.mark.parametrize(("end", "step"), STEPS)
+@pytest.mark.parametrize("direction", ["from redis", "to redis"])
+def test_it_goes_on_where_it_was(
+    alias: str, at: At, shop: Open, redis_url: str, ours_url: str, direction: str, end: str, step: str
+) -> None:
+    source, target = (redis_url, ours_url) if direction == "from redis" else (ours_url, redis_url)
+    there, here = shop(source), shop(target)
+    for number in range(8):
+        there.publish("mail", number, priority=0)
+
+    for _ in range(3):
+        one = Mover(at(source), at(target))
+        dies_behind(one, end, step)
+        with pytest.raises(Died), one.alone(30):
+            one.run(None, follow=False, told=lambda: None)
+    move(at(source), at(target))
+
+    assert here.numbers("mail") == list(range(8))
+    assert there.numbers("mail") == []
+    assert not SetAside.objects.using(alias).exists()
+
+
+@pytest.mark.parametrize(("end", "step"), STEPS[:3])
+@pytest.mark.parametrize("direction", ["from redis", "to redis"])
+def test_it_can_be_given_up(
+    alias: str, at: At, shop: Open, redis_url: str, ours_url: str, direction: str, end: str, step: str
+) -> None:
+    source, target = (redis_url, ours_url) if direction == "from redis" else (ours_url, redis_url)
+    there, here = shop(source), shop(target)
+    for number in range(8):
+        there.publish("mail", number, priority=0)
+    one = Mover(at(source), at(target))
+    dies_behind(one, end, step)
+    with pytest.raises(Died), one.alone(30):
+        one.run(None, follow=False, told=lambda: None)
+
+    again = Mover(at(source), at(target))
+    with again.alone(30):
+        count = again.put_back(None)
+
+    arrived = 0 if step == "set_aside" else 3
+    assert count == 3 - arrived
+    assert here.numbers("mail") == list(range(arrived))
+    assert sorted(there.numbers("mail")) == list(range(arrived, 8))
+    assert not Moved.objects.using(alias).exists() or step == "arrived"
+    assert not SetAside.objects.using(alias).exists()
+
+
+def test_one_at_a_time(alias: str, at: At, redis_url: str, ours_url: str) -> None:
+    one, other = Mover(at(redis_url), at(ours_url)), Mover(at(ours_url), at(redis_url))
+    with one.alone(0), pytest.raises(migrator.MoveRefused, match="one at a time"), other.alone(0):
+        pass
+    with other.alone(0):
+        pass

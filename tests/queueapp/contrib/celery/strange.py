@@ -1,0 +1,78 @@
+"""Messages that Celery itself would fail at, and that they are kept with the reason and their bytes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import kombu
+
+from queueapp.contrib.celery.models_broker import BrokerQueue
+from queueapp.models import PoisonMessage
+
+from . import celeryapp
+
+RECORD = celeryapp.record.name
+#: What Celery itself would fail at -> a part of the reason why it is kept.
+STRANGE: list[tuple[dict[str, Any], Any, str]] = [
+    ({"task": 5, "id": "3"}, [["s"], {}, {}], "This worker knows no task 5."),
+    ({"task": "tests.nowhere.strange", "id": "1\0"}, [["s"], {}, {}], "This worker knows no task"),
+    ({"task": []}, [["s"], {}, {}], "TypeError: unhashable type"),
+    ({"task": RECORD}, [["s"], {}, {}], "KeyError: 'id'"),
+    ({"task": RECORD, "id": []}, [["s"], {}, {}], "unhashable"),
+    ({"task": RECORD, "id": "x" * 300, "eta": "yesterday"}, [["s"], {}, {}], "invalid ETA value 'yesterday'"),
+    (
+        {"task": RECORD, "id": "s", "eta": "0001-01-01T00:00:00+14:00"},
+        [["s"], {}, {}],
+        "Its eta '0001-01-01T00:00:00+14:00' is no time that a worker can wait for: date value out of range",
+    ),
+    ({"task": RECORD, "id": "s", "eta": ""}, [["s"], {}, {}], "AttributeError"),
+    ({"task": RECORD, "id": "s", "expires": "never"}, [["s"], {}, {}], "invalid expires value 'never'"),
+    ({"task": RECORD, "id": "s", "expires": {}}, [["s"], {}, {}], "AttributeError"),
+    ({"task": RECORD, "id": "s", "retries": "x"}, [["s"], {}, {}], "its header 'retries' is 'x'"),
+    ({"task": RECORD, "id": "s", "timelimit": 1}, [["s"], {}, {}], "'timelimit' is no pair of seconds: 1"),
+    ({"task": RECORD, "id": "s", "timelimit": [1, 2, 3]}, [["s"], {}, {}], "no pair of seconds: [1, 2, 3]"),
+    ({"task": RECORD, "id": "s", "timelimit": ["x", 1]}, [["s"], {}, {}], "no pair of seconds: ['x', 1]"),
+    ({"task": RECORD, "id": "s", "shadow": {"a": 1}}, [["s"], {}, {}], "its header 'shadow' is {'a': 1}"),
+    ({"task": RECORD, "id": "s", "stamped_headers": 5}, [["s"], {}, {}], "its header 'stamped_headers' is 5"),
+    ({"task": RECORD, "id": "s", "stamped_headers": [[]]}, [["s"], {}, {}], "no list of names: [[]]"),
+    ({"task": RECORD, "id": "s", "compression": "zlib"}, [["s"], {}, {}], "The body does not decode: error"),
+    ({"task": RECORD, "id": "s"}, 5, "TypeError: argument of type 'int'"),
+    ({"task": RECORD, "id": "s"}, {"args": [], "kwargs": 5}, "Task keyword arguments must be a mapping"),
+    ({"task": RECORD, "id": "s"}, [["s"], {}], "not enough values to unpack"),
+    ({"task": RECORD, "id": "s"}, [5, {}, {}], "its arguments are no list: 5"),
+    ({"task": RECORD, "id": "s"}, [["s"], 7, {}], "its keyword arguments are no mapping: 7"),
+    ({"task": RECORD, "id": "s"}, [["s"], {}, 5], "what comes after it is no mapping: 5"),
+    ({"task": RECORD, "id": "s"}, [["s"], {}, {"callbacks": 5}], "'callbacks' in its body is no list of signatures: 5"),
+    ({"task": RECORD, "id": "s"}, [["s"], {}, {"errbacks": [5]}], "'errbacks' in its body is no list of signatures"),
+    ({"task": RECORD, "id": "s"}, [["s"], {}, {"chord": 5}], "'chord' in its body is no signature: 5"),
+    ({}, {"task": "tests.nowhere.strange"}, "KeyError: 'id'"),
+    ({}, {"task": RECORD, "id": "s", "args": ["s"], "timelimit": 4}, "no pair of seconds: 4"),
+    ({}, ["task"], "Rejected by its consumer."),
+    ({"task": RECORD, "id": "s"}, b"pickled", "The body does not decode: ContentDisallowed"),
+]
+
+
+def send_strange() -> None:
+    """Each of them, into the queue of the workers."""
+    with kombu.Connection("queueapp://") as conn:
+        for headers, body, _ in STRANGE:
+            conn.Producer().publish(
+                _bytes(body),
+                routing_key="celery",
+                content_type="application/x-python-serialize" if isinstance(body, bytes) else "application/json",
+                content_encoding="utf-8",
+                headers=headers,
+            )
+
+
+def assert_kept() -> None:
+    """Each of them is poison, with its bytes and why."""
+    rows = PoisonMessage.objects.filter(queue=BrokerQueue._meta.label)
+    kept = [(row.reason, _bytes(row.body)) for row in rows]
+    for _, body, reason in STRANGE:
+        assert any(reason in found and _bytes(body) == there for found, there in kept), (reason, kept)
+
+
+def _bytes(body: Any) -> bytes:
+    return bytes(body) if isinstance(body, bytes | memoryview) else json.dumps(body).encode()

@@ -1,0 +1,88 @@
+"""When a connection looks again and how many it takes ahead, by a clock of the test's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from queueapp.contrib.celery import prefetch as module
+from queueapp.contrib.celery.options import TransportOptions
+from queueapp.contrib.celery.prefetch import Looking
+from tests.clock import Clock
+
+QUEUES = ("q",)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock(100.0)
+    monkeypatch.setattr(module, "monotonic", clock)
+    return clock
+
+
+@pytest.fixture
+def looking(clock: Clock) -> Looking:
+    return Looking(TransportOptions({"max_prefetch": 20}))
+
+
+def waits(looking: Looking, clock: Clock) -> float:
+    return round(looking.next_look(QUEUES) - clock.now, 3)
+
+
+def test_what_was_never_looked_through_is_at_once_and_what_had_something_at_once_again(
+    looking: Looking, clock: Clock
+) -> None:
+    assert looking.may_look(QUEUES, paused=False)
+    looking.looked(QUEUES, found=True, hears=True)
+    assert looking.may_look(QUEUES, paused=False)
+
+
+def test_who_found_nothing_looks_again_after_a_while_or_when_it_is_told(
+    looking: Looking, clock: Clock, settings: Any
+) -> None:
+    settings.QUEUEAPP = {"WAKE_UP_INTERVAL": 0.1}
+    looking.looked(QUEUES, found=True, hears=True)
+    looking.looked(QUEUES, found=False, hears=True)
+    assert waits(looking, clock) == 0.1, "of a sender that goes on a wake-up comes once an interval"
+    looking.looked(QUEUES, found=False, hears=True)
+    assert waits(looking, clock) == 5.0
+    assert not looking.may_look(QUEUES, paused=False)
+    assert looking.may_look(("r",), paused=False), "others are looked through at their own times"
+    clock.now += 5.0
+    assert looking.may_look(QUEUES, paused=False)
+
+    looking.looked(QUEUES, found=False, hears=False)
+    assert waits(looking, clock) == 0.3
+    looking.told = True
+    assert looking.may_look(QUEUES, paused=False)
+    assert not looking.told
+
+
+def test_without_wake_ups_it_looks_often(looking: Looking, clock: Clock, settings: Any) -> None:
+    settings.QUEUEAPP = {"WAKE_UPS": False, "WAKE_UP_INTERVAL": 0.1}
+    looking.looked(QUEUES, found=True, hears=False)
+    looking.looked(QUEUES, found=False, hears=False)
+    assert waits(looking, clock) == 0.3
+
+
+def test_a_paused_queue_is_looked_at_later(looking: Looking, clock: Clock) -> None:
+    assert not looking.may_look(QUEUES, paused=True)
+    assert waits(looking, clock) == 2.0
+    assert not looking.may_look(QUEUES, paused=False)
+    clock.now += 2.0
+    assert looking.may_look(QUEUES, paused=False)
+
+
+def test_more_are_read_ahead_while_they_are_handled_in_a_moment(looking: Looking, clock: Clock) -> None:
+    def after(seconds: float) -> int:
+        looking.read_at = clock.now
+        clock.now += seconds
+        return looking.readable(QUEUES)
+
+    assert [after(0.01) for _ in range(4)] == [8, 16, 20, 20], "at most max_prefetch"
+    assert after(0.1) == 10
+    assert after(0.1) == 5
+    assert after(0.2) == 0, "tasks take long: none waits here that others could have"
+    looking.looked(QUEUES, found=False, hears=True)
+    assert after(0.01) == 0, "nothing came"

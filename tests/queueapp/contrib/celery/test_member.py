@@ -1,0 +1,245 @@
+"""What keeps a process of Celery alive in the database, whatever its connections do."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Any
+
+import kombu
+import pytest
+from django.db import DatabaseError
+
+import queueapp.contrib.celery  # noqa: F401 - makes the URL known
+from queueapp.contrib.celery import process_agent as member_module
+from queueapp.contrib.celery import topology
+from queueapp.contrib.celery.models_broker import BrokerQueue, DeclaredQueue
+from queueapp.contrib.celery.process_agent import member_of, stop_members
+from queueapp.models import QueueControl, Subscriber
+from tests.in_process_worker import DEADLINE, eventually
+
+from .consuming import Consume, drained, publish, rows
+
+
+def test_who_consumes_has_a_row_that_says_what(conn: Any, alias: str, consume: Consume) -> None:
+    consume("q", "r")
+
+    row = eventually(Subscriber.objects.using(alias).filter(queue=BrokerQueue._meta.label).first)
+    assert (row.process, row.table) == (os.getpid(), BrokerQueue._meta.db_table)
+    assert row.id == member_of(alias).leases.owner
+    member_of(alias)._next_beat = 0.0
+    member_of(alias).wake()
+    eventually(lambda: '["q", ""], ["r", ""]' in Subscriber.objects.using(alias).get(pk=row.pk).consumers)
+
+    stop_members()
+    assert not Subscriber.objects.using(alias).filter(pk=row.pk).exists()
+
+
+def test_who_is_told_so_takes_part_in_no_services(alias: str) -> None:
+    with kombu.Connection(f"queueapp://{alias}", transport_options={"services": False}) as conn:
+        kombu.Consumer(conn.channel(), [kombu.Queue("q")], on_message=lambda _: None).consume()
+        member = member_of(alias)
+        now = time.monotonic()
+        for later in (0, 5):
+            member._serve_others(now + later)
+        assert member._acks_since is not None
+        assert not member._services
+
+
+def test_a_paused_queue_is_left_alone(conn: Any, alias: str, consume: Consume) -> None:
+    QueueControl.objects.using(alias).create(queue=BrokerQueue._meta.label, paused=True)
+    found = consume("q")
+    eventually(lambda: member_of(alias).paused)
+    publish(conn, "x")
+    drained(conn)
+    assert found == []
+
+    QueueControl.objects.using(alias).update(paused=False)
+    member_of(alias)._next_beat, member_of(alias)._beats = 0.0, 0
+    member_of(alias).wake()
+    eventually(lambda: drained(conn) or found)
+
+
+def test_a_queue_in_use_is_declared_again_when_it_was_deleted(conn: Any, alias: str) -> None:
+    exchange = kombu.Exchange("all", type="fanout")
+    found: list[Any] = []
+    queue = kombu.Queue("mine", exchange, expires=1.0)
+    kombu.Consumer(conn.channel(), [queue], on_message=found.append).consume()
+    # The process was stopped for longer than the queue stays, and somebody deleted it.
+    with kombu.Connection(f"queueapp://{alias}") as other:
+        queue(other.default_channel).delete()
+
+    eventually(lambda: DeclaredQueue.objects.using(alias).filter(pk="mine").exists())
+    conn.Producer().publish("x", exchange=exchange)
+    eventually(lambda: drained(conn) or found)
+
+
+def test_a_queue_that_its_consumer_deletes_while_it_is_looked_at_stays_deleted(
+    conn: Any, alias: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen on a busy machine, of the queue of an answer: the keeper of all leases ended, for a name it did not find."""
+    channel = conn.channel()
+    queue = kombu.Queue("answers", expires=1.0)
+    consumer = kombu.Consumer(channel, [queue], on_message=lambda _: None)
+    refresh = topology.refresh
+    looked: list[bool] = []
+
+    def deleted_meanwhile(*given: Any) -> set[str]:
+        if not looked:
+            queue(channel).delete()
+        gone = refresh(*given)
+        looked.append("answers" in gone)
+        return gone
+
+    monkeypatch.setattr(topology, "refresh", deleted_meanwhile)
+    consumer.consume()
+    keeps = member_of(alias)._life
+
+    eventually(lambda: looked)
+    kombu.Consumer(channel, [kombu.Queue("others", expires=1.0)], on_message=lambda _: None).consume()
+    eventually(lambda: len(looked) > 1)
+
+    assert looked[0]
+    assert member_of(alias)._life is keeps
+    assert member_of(alias).is_alive()
+    assert list(DeclaredQueue.objects.using(alias).values_list("pk", flat=True)) == ["others"]
+
+
+def test_what_keeps_the_leases_goes_on_after_an_error_of_another_kind(
+    conn: Any, alias: str, consume: Consume, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failures = []
+
+    def fails(*given: Any) -> set[str]:
+        failures.append(given)
+        raise DatabaseError("away") if len(failures) == 1 else TypeError("nobody expects this")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(topology, "refresh", fails)
+        member = member_of(alias)
+        for _ in range(3):
+            member._refreshed_at = float("-inf")
+            seen = len(failures)
+            found = consume("q")
+            member.wake()
+            eventually(lambda seen=seen: len(failures) > seen)  # type: ignore[misc]
+    publish(conn, "x")
+    eventually(lambda: drained(conn) or found)
+    found[0].ack()
+
+    eventually(lambda: not rows(alias).exists())
+    assert member.is_alive()
+    told = [record for record in caplog.records if record.exc_info and "goes on" in record.message]
+    assert len(told) == 1
+    assert "nobody expects this" in caplog.text
+
+
+def test_what_helps_the_keeper_is_started_again_when_it_has_ended(
+    conn: Any, alias: str, consume: Consume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consume("q")
+    member = member_of(alias)
+    eventually(lambda: all(helper.is_alive() for helper in member._helpers))
+    for helper in member._helpers:
+        assert helper.stop(DEADLINE)
+    row = Subscriber.objects.using(alias).filter(pk=member.leases.owner)
+    eventually(row.exists)
+    before = row.get().heartbeat_at
+
+    def beats() -> None:
+        member._next_beat = 0.0
+        member.wake()
+
+    with monkeypatch.context() as patch:
+        for helper in member._helpers:
+            patch.setattr(helper, "start", lambda: (_ for _ in ()).throw(RuntimeError("can't start new thread")))
+        beats()
+        eventually(lambda: row.get().heartbeat_at > before)  # what cannot be started takes nothing else away
+    beats()
+
+    eventually(lambda: all(helper.is_alive() for helper in member._helpers))
+
+
+def test_the_end_of_a_process_waits_for_one_that_is_signing_off(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen on a busy machine: a worker that took longer to end than its keeper stays was gone while that deleted its row."""
+    monkeypatch.setattr(member_module, "LINGER", 0.0)
+    member = member_of(alias)
+    signs_off = threading.Event()
+
+    def flush(connection: Any) -> int:
+        signs_off.set()
+        eventually(lambda: member._asked)
+        return 0
+
+    with kombu.Connection(f"queueapp://{alias}") as conn:
+        kombu.Consumer(conn.channel(), [kombu.Queue("q")], on_message=lambda _: None).consume()
+        row = Subscriber.objects.using(alias).filter(pk=member.leases.owner)
+        eventually(row.exists)
+        monkeypatch.setattr(member.leases, "flush", flush)
+        conn.transport._member = None  # it has nothing to write
+    assert signs_off.wait(DEADLINE)
+
+    stop_members()
+
+    assert not row.exists()
+    assert not member.is_alive()
+    assert member not in member_module._leaving
+
+
+def test_one_that_was_told_to_end_is_replaced(conn: Any, alias: str, consume: Consume) -> None:
+    first = member_of(alias)
+    first.stop()
+
+    found = consume("q")
+
+    assert member_of(alias) is not first
+    publish(conn, "x")
+    eventually(lambda: drained(conn) or found)
+
+
+def test_a_connection_that_comes_when_all_others_have_left_has_another_keeper(
+    conn: Any, alias: str, consume: Consume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = member_of(alias)
+    joined = first.joined
+    monkeypatch.setattr(first, "joined", lambda transport: member_module._leave(first) and joined(transport))
+
+    found = consume("q")
+
+    assert conn.transport._member is member_of(alias)
+    assert member_of(alias) is not first
+    publish(conn, "x")
+    eventually(lambda: drained(conn) or found)
+
+
+def test_a_queue_that_stays_for_less_than_those_before_it_is_kept(
+    conn: Any, alias: str, consume: Consume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen: that of remote control of a worker with gevent, which comes after the others. It was deleted after ten seconds, and
+    whatever was said to that worker in the next twenty was lost."""
+    kept, deleted = [], []
+    refresh, reap = topology.refresh, topology.reap
+    monkeypatch.setattr(topology, "refresh", lambda *given: (kept.append(given), refresh(*given))[1])
+    monkeypatch.setattr(topology, "reap", lambda alias: (deleted.extend(gone := reap(alias)), gone)[1])
+    consume("q")
+    eventually(lambda: kept)  # nothing of it goes by itself: it looks after that again half a minute later
+    queue = kombu.Queue("late", expires=10.0)
+    kombu.Consumer(conn.channel(), [queue], on_message=lambda _: None).consume()
+    row = DeclaredQueue.objects.using(alias).filter(pk="late")
+    ends = row.get().expires_at
+
+    eventually(lambda: row.filter(expires_at__gt=ends).exists(), 2 * DEADLINE)
+
+    assert deleted == []
+
+
+def test_a_connection_outlives_what_keeps_its_leases(conn: Any, alias: str, consume: Consume) -> None:
+    found = consume("q")
+    drained(conn)
+    stop_members()
+    publish(conn, "x")
+
+    eventually(lambda: drained(conn) or found)
+    found[0].ack()
+    eventually(lambda: not rows(alias).exists())

@@ -1,0 +1,231 @@
+"""Real workers of Celery on this transport, in each pool."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import kombu
+import kombu.pools
+import pytest
+
+from queueapp.contrib.celery.models_broker import Binding, BrokerQueue, DeclaredQueue
+from queueapp.models import DelayedMessage, PoisonMessage, Subscriber
+from tests.in_process_worker import DEADLINE, eventually
+from tests.statement_counter import VARIABLE
+from tests.testapp.models import Effect
+from tests.workers.trees import Tree
+
+from . import celeryapp
+from .celeryapp import app
+from .conftest import APPS
+from .starting import begin, wait_until_ready
+from .strange import assert_kept, send_strange
+
+pytestmark = [pytest.mark.django_db(transaction=True, available_apps=APPS), pytest.mark.timeout(600)]
+
+POOLS = ["solo", "threads", "prefork", "gevent"]
+#: A project that has no other queues, and Celery's own time for the queues of remote control.
+LEAN = {"DJANGO_SETTINGS_MODULE": "tests.queueapp.contrib.celery.lean", "TEST_CONTROL_EXPIRES": "10"}
+LABEL = BrokerQueue._meta.label
+
+
+@pytest.fixture
+def start(child_environment: dict[str, str], tmp_path: Path) -> Iterator[Callable[..., Tree]]:
+    """Starts ``celery worker``, and waits until it is ready."""
+    trees: list[Tree] = []
+
+    def start(pool: str, *arguments: str, **environment: str) -> Tree:
+        tree = begin(
+            pool, f"w{len(trees)}", child_environment | environment, tmp_path / f"log {len(trees)}", *arguments
+        )
+        trees.append(tree)
+        wait_until_ready(tree)
+        return tree
+
+    yield start
+    for tree in trees:
+        tree.kill()
+
+
+@pytest.fixture(autouse=True)
+def of_this_database() -> Iterator[None]:
+    yield
+    kombu.pools.reset()
+    app._pool = app.amqp._producer_pool = None
+
+
+def effects() -> list[str]:
+    return list(Effect.objects.order_by("pk").values_list("name", flat=True))
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_in_each_pool_tasks_run_and_remote_control_is_answered(start: Any, pool: str) -> None:
+    worker = start(pool)
+
+    send_strange()
+    for number in range(50):
+        celeryapp.record.delay(f"task {number}")
+        celeryapp.record_late.delay(f"late {number}")
+
+    eventually(lambda: Effect.objects.count() == 100)
+    eventually(lambda: not BrokerQueue.objects.filter(recipient="celery").exists())
+    assert len(set(effects())) == 100
+    assert_kept()
+
+    # With gevent it says that it is ready before it listens; and a late answer to one question is what the next one gets.
+    def answers(question: str) -> Any:
+        return (getattr(app.control.inspect(timeout=5, limit=1), question)() or {}).get("w0@tests", ())
+
+    eventually(lambda: answers("ping") == {"ok": "pong"}, 2 * DEADLINE)
+    eventually(lambda: "tests.queueapp.contrib.celery.celeryapp.record" in answers("registered"), 2 * DEADLINE)
+    eventually(lambda: [one["name"] for one in answers("active_queues")] == ["celery"], 2 * DEADLINE)
+
+    app.control.shutdown()
+    assert worker.wait() == 0, worker.output
+    assert not Subscriber.objects.filter(queue=LABEL, process=worker.process.pid).exists(), worker.output
+
+
+def test_beat_sends_on_this_transport(start: Any, child_environment: dict[str, str], tmp_path: Path) -> None:
+    start("threads")
+    command = [
+        "-m",
+        "celery",
+        "-A",
+        "tests.queueapp.contrib.celery.celeryapp",
+        "beat",
+        "--schedule",
+        str(tmp_path / "schedule"),
+    ]
+    beat = Tree([*command, "--pidfile", ""], child_environment | {"TEST_BEAT": "1"}, tmp_path / "beat")
+    try:
+        eventually(lambda: effects().count("beaten") >= 2, 2 * DEADLINE)
+    finally:
+        beat.kill()
+
+
+@pytest.mark.parametrize("pool", ["threads", "prefork"])
+def test_a_killed_worker_loses_no_task_that_acks_late(start: Any, tmp_path: Path, pool: str) -> None:
+    first = start(pool, TEST_VISIBILITY_TIMEOUT="6")
+    celeryapp.wait_for.delay(str(tmp_path / "go"), "long")
+    eventually(lambda: effects() == ["long begun"])
+
+    first.kill()
+    (tmp_path / "go").touch()
+    start(pool)
+
+    eventually(lambda: effects() == ["long begun", "long begun", "long done"], 2 * DEADLINE)
+    eventually(lambda: not BrokerQueue.objects.exists())
+
+
+def test_prefork_tries_again_what_ends_its_process_and_stops_what_overruns(start: Any, tmp_path: Path) -> None:
+    # Of a task that says nothing of it, by the settings of all tasks.
+    start("prefork", TEST_ACKS_LATE="1", TEST_MAX_DELIVERIES="3")
+
+    celeryapp.die_once.delay(str(tmp_path / "died"), "survived")
+    celeryapp.dies.delay(str(tmp_path / "dies"))
+    celeryapp.overruns.delay("overran", 30)
+
+    eventually(lambda: effects() == ["survived"])
+    eventually(lambda: not BrokerQueue.objects.exists(), 2 * DEADLINE)
+    assert (tmp_path / "dies").read_text() == "xxx", "it does not come again for ever"
+    kept = PoisonMessage.objects.get(message_type=celeryapp.dies.name)
+    assert kept.deliveries == 3
+    assert kept.reason == "max_deliveries: its process died, and it was handed out 3 times."
+    assert "SoftTimeLimitExceeded" in PoisonMessage.objects.get(message_type=celeryapp.overruns.name).reason
+
+
+def test_a_long_task_keeps_its_lease(start: Any, tmp_path: Path) -> None:
+    start("solo", TEST_VISIBILITY_TIMEOUT="3")
+    start("solo", TEST_VISIBILITY_TIMEOUT="3")
+
+    celeryapp.wait_for.delay(str(tmp_path / "go"), "long")
+    eventually(lambda: effects() == ["long begun"])
+    expires = BrokerQueue.objects.filter(recipient="celery").values_list("lease_expires", flat=True).get
+    first = expires()
+    eventually(lambda: expires() > first + timedelta(seconds=4))  # it would have been over before
+    assert effects() == ["long begun"]
+
+    (tmp_path / "go").touch()
+    eventually(lambda: effects() == ["long begun", "long done"])
+    eventually(lambda: not BrokerQueue.objects.exists())
+
+
+def test_a_killed_worker_leaks_no_queue(start: Any) -> None:
+    worker = start("threads")
+    assert DeclaredQueue.objects.filter(name="w0@tests.celery.pidbox").exists()
+
+    worker.kill()
+    start("threads")  # whoever lives deletes it
+
+    eventually(lambda: not DeclaredQueue.objects.filter(name="w0@tests.celery.pidbox").exists(), 2 * DEADLINE)
+    assert not Binding.objects.filter(queue="w0@tests.celery.pidbox").exists()
+    assert not BrokerQueue.objects.filter(recipient="w0@tests.celery.pidbox").exists()
+    assert DeclaredQueue.objects.filter(name="w1@tests.celery.pidbox", expires_at__isnull=False).exists()
+
+
+def test_the_urgent_come_first(start: Any) -> None:
+    for number, priority in enumerate((0, 3, 9, 0, 255)):
+        celeryapp.record.apply_async([f"{priority} {number}"], priority=priority)
+
+    start("solo")
+
+    eventually(lambda: len(effects()) == 5)
+    assert effects() == ["9 2", "255 4", "3 1", "0 0", "0 3"]
+
+
+def test_purge_empties_a_queue() -> None:
+    for number in range(3):
+        celeryapp.record.delay(str(number))
+    celeryapp.record.apply_async(["later"], countdown=60)
+
+    assert app.control.purge() == 4
+
+    assert not BrokerQueue.objects.exists()
+    assert not DelayedMessage.objects.exists()
+
+
+def test_commands_without_a_worker_find_the_broker(child_environment: dict[str, str], tmp_path: Path) -> None:
+    celeryapp.record.delay("waits")
+    command = ["-m", "celery", "-A", "tests.queueapp.contrib.celery.celeryapp", "purge", "--force"]
+
+    purge = Tree(command, child_environment, tmp_path / "log")
+
+    assert purge.wait() == 0, purge.output
+    assert "Purged 1 message" in purge.output
+    assert not BrokerQueue.objects.exists()
+
+
+def test_an_idle_worker_hardly_asks(start: Any, tmp_path: Path) -> None:
+    tally = tmp_path / "statements"
+    start("threads", **LEAN, **{VARIABLE: str(tally)})
+    eventually(lambda: Subscriber.objects.filter(queue="(housekeeping)").exists(), 2 * DEADLINE)
+
+    def asks_a_second() -> float:
+        began, before = time.monotonic(), tally.stat().st_size
+        eventually(lambda: time.monotonic() - began > 10)
+        return (tally.stat().st_size - before) / (time.monotonic() - began)
+
+    # What it does once, at its start, is no part of it, and takes longer on a busy machine.
+    eventually(lambda: asks_a_second() <= 3.0, 3 * DEADLINE)
+
+
+def test_eventlet_is_refused(child_environment: dict[str, str], tmp_path: Path) -> None:
+    pytest.importorskip("eventlet", exc_type=ImportError)
+    command = ["-m", "celery", "-A", "tests.queueapp.contrib.celery.celeryapp", "worker", "--pool", "eventlet"]
+    worker = Tree(command, child_environment, tmp_path / "log")
+
+    assert worker.wait() == 1
+    assert "does not work under eventlet" in worker.output
+    assert "prefork, threads, solo, gevent" in worker.output
+
+
+def test_a_child_of_a_pool_publishes(start: Any) -> None:
+    start("prefork")
+
+    celeryapp.chained.delay("task")
+
+    eventually(lambda: effects() == ["task from within"])

@@ -1,0 +1,99 @@
+"""Message classes and failing sinks, importable by Spark's Python workers."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from datetime import date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from pyspark import TaskContext
+from pyspark.sql.types import StructType
+
+from queueapp.contrib.spark.source import QueueDataSource
+from queueapp.contrib.spark.targets import Snapshot
+from queueapp.contrib.spark.writers import BatchWriter
+
+
+class Part(msgspec.Struct):
+    name: str
+    count: int
+
+
+class Shipped(msgspec.Struct, rename="camel", tag="shipped"):
+    """Every kind of field, under other names in JSON than in Python."""
+
+    order_number: int
+    shipped_at: datetime
+    day: date
+    price: Decimal
+    weight: float
+    is_gift: bool
+    parts: list[Part]
+    labels: dict[str, str]
+    note: str | None = None
+
+
+@dataclasses.dataclass
+class Counted:
+    number: int
+    text: str = "none"
+
+
+def failing_source(snapshot: Snapshot, kind: str, marks: Path) -> type[QueueDataSource]:
+    """A data source "failing_queue" whose write misbehaves in the way of ``kind``; ``marks`` is an empty folder."""
+    given = {"snapshot": snapshot, "kind": kind, "marks": str(marks), "__module__": __name__}
+    return type("FailingSource", (FailingSource,), given)
+
+
+class FailingSource(QueueDataSource):
+    kind = ""
+    marks = ""
+
+    @classmethod
+    def name(cls) -> str:
+        return "failing_queue"
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        writer = super().writer(schema, overwrite)
+        return FailingWriter(writer, self.kind, self.marks)
+
+
+class FailingWriter(BatchWriter):
+    def __init__(self, writer: BatchWriter, kind: str, marks: str) -> None:
+        self.__dict__.update(writer.__dict__)
+        self.kind = kind
+        self.marks = marks
+
+    def write(self, iterator: Iterator[Any]) -> Any:
+        context = TaskContext.get()
+        assert context is not None
+        batches = list(iterator)
+        if self.kind == "duplicate":
+            # A speculative attempt that ends too, and is not the one whose message Spark keeps.
+            super().write(iter(batches))
+        message = super().write(iter(batches))
+        if self.kind == "first attempt" and context.attemptNumber() == 0:
+            raise RuntimeError("the first attempt fails after it has written")
+        Path(self.marks, str(context.partitionId())).touch()
+        if self.kind == "partition 1" and context.partitionId() == 1:
+            self._wait_for("0", "2")
+            raise RuntimeError("one partition never succeeds")
+        return message
+
+    def _wait_for(self, *partitions: str) -> None:
+        """What is still under way when a job is aborted stages its rows all the same, and nobody drops them for a day."""
+        deadline = time.monotonic() + 300
+        while not all(Path(self.marks, one).exists() for one in partitions):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"Waited 300 s in vain for partitions {partitions}.")
+            time.sleep(0.05)
+
+    def commit(self, messages: list[Any]) -> None:
+        super().commit(messages)
+        if self.kind == "commit twice":
+            super().commit(messages)

@@ -1,0 +1,96 @@
+"""Encoding of Arrow batches, without Spark and without a database."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from datetime import UTC, date, datetime
+
+import pyarrow as pa
+import pytest
+
+from queueapp.contrib.spark.columns import Plan
+from queueapp.contrib.spark.encoding import IdSource, RowEncoder, python_values
+from queueapp.contrib.spark.errors import InvalidDataFrame
+
+
+def plan(*staged: str, priorities: int = 1) -> Plan:
+    return Plan("a.B", staged, priorities=priorities)
+
+
+def test_ids_are_version_7_rise_strictly_and_do_not_repeat_between_attempts() -> None:
+    before = time.time_ns() // 1_000_000
+    source = IdSource()
+    texts = [uuid.UUID(bytes=value) for value in [*source.take(5000).to_pylist(), *source.take(5000).to_pylist()]]
+    assert texts == sorted(texts)
+    assert len(set(texts)) == 10_000
+    assert {(one.version, one.variant) for one in texts} == {(7, uuid.RFC_4122)}
+    assert before <= texts[0].int >> 80 <= time.time_ns() // 1_000_000
+    assert not set(texts) & {uuid.UUID(bytes=value) for value in IdSource().take(10_000).to_pylist()}
+
+
+def test_taking_no_ids_is_an_empty_array() -> None:
+    assert len(IdSource().take(0)) == 0
+
+
+def test_given_ids_are_kept_and_missing_ones_made() -> None:
+    given = uuid.uuid4()
+    batch = pa.record_batch({"body": ["x", "y"], "id": [str(given).upper(), None]})
+    encoded = RowEncoder(plan("id", "body")).encode(batch)
+    first, second = (uuid.UUID(bytes=value) for value in encoded["id"].to_pylist())
+    assert first == given
+    assert second.version == 7
+
+
+def test_nulls_become_what_the_columns_default_to() -> None:
+    batch = pa.record_batch(
+        {
+            "body": pa.array([None], pa.string()),
+            "headers": pa.array([None], pa.string()),
+            "recipient": pa.array([None], pa.string()),
+            "priority": pa.array([None], pa.int64()),
+            "is_barrier": pa.array([None], pa.bool_()),
+        }
+    )
+    (row,) = RowEncoder(plan("headers", "body", "recipient", "priority", "is_barrier")).encode(batch).to_pylist()
+    assert row == {"headers": "{}", "body": None, "recipient": "", "priority": 0, "is_barrier": False}
+
+
+def test_large_strings_and_wide_integers_fit() -> None:
+    batch = pa.record_batch({"body": pa.array(["x"], pa.large_string()), "priority": pa.array([1], pa.int64())})
+    encoded = RowEncoder(plan("body", "priority", priorities=2)).encode(batch)
+    assert encoded.schema.types == [pa.binary(), pa.int16()]
+
+
+@pytest.mark.parametrize("header", ['{"a": "x\\u0000"}', '{"a": null}', "not json", "[]"])
+def test_headers_that_no_receiver_could_read_are_refused(header: str) -> None:
+    with pytest.raises(InvalidDataFrame, match=r"Column headers for queue a\.B"):
+        RowEncoder(plan("headers", "body")).encode(pa.record_batch({"body": ["x"], "headers": [header]}))
+
+
+def test_a_priority_that_no_receiver_looks_at_is_refused() -> None:
+    for bad in (-1, 3):
+        with pytest.raises(InvalidDataFrame, match=f"{bad} is not accepted, it must be from 0 to 2"):
+            RowEncoder(plan("body", "priority", priorities=3)).encode(
+                pa.record_batch({"body": ["x", "y"], "priority": [0, bad]})
+            )
+
+
+@pytest.mark.parametrize(("name", "longest"), [("recipient", 200), ("correlation_id", 255), ("reply_to_address", 255)])
+def test_a_text_too_long_for_its_column_is_refused(name: str, longest: int) -> None:
+    RowEncoder(plan("body", name)).encode(pa.record_batch({"body": ["x"], name: ["ü" * longest]}))
+    with pytest.raises(InvalidDataFrame, match=f"a text of {longest + 1} characters; at most {longest} are accepted"):
+        RowEncoder(plan("body", name)).encode(pa.record_batch({"body": ["x"], name: ["ü" * (longest + 1)]}))
+
+
+def test_times_and_dates_are_what_pyarrow_makes_of_them() -> None:
+    times = [datetime(1969, 12, 31, 23, 59, 59, 1, tzinfo=UTC), None, datetime(9999, 12, 31, tzinfo=UTC)]
+    for unit in ("ms", "us"):
+        column = pa.array(times, pa.timestamp("us", "America/New_York")).cast(
+            pa.timestamp(unit, "America/New_York"), safe=False
+        )
+        assert python_values(column) == column.to_pylist()
+    naive = pa.array([datetime(2013, 1, 1, 5, 15), None], pa.timestamp("us"))
+    assert python_values(naive) == naive.to_pylist()
+    days = pa.array([date(1, 1, 1), None, date(9999, 12, 31)], pa.date32())
+    assert python_values(days) == days.to_pylist()

@@ -1,0 +1,179 @@
+"""The sink's statements: both databases write the same columns, every T-SQL statement parses, names are quoted."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import sqlglot
+
+from queueapp.contrib.spark.errors import StagingLost
+from queueapp.errors import UnsupportedServer
+from queueapp.models import SparkCommit
+from queueapp.sql import spark_sql
+from queueapp.sql.spark import STAGED, LedgerTable, SparkSql, StagingName
+from queueapp.sql.tables import QueueTable
+from tests.testapp.models import Leased, Readable
+
+NAME = StagingName.make(1_800_000_000, "0123456789abcdef", 99_999, 3)
+
+
+def sql_of(vendor: str, queue: Any = Leased) -> SparkSql:
+    return spark_sql(vendor, QueueTable.of(queue), LedgerTable.of(SparkCommit))
+
+
+def statements(sql: SparkSql) -> list[str]:
+    moves = [
+        sql.move(NAME, staged, constants, lifetime)
+        for staged, constants in ((STAGED, ()), (("id", "body"), ("headers", "recipient")))
+        for lifetime in (True, False)
+    ]
+    return [
+        sql.clock,
+        sql.list_staging,
+        sql.probe_queue(),
+        sql.probe_ledger(),
+        sql.create_staging(NAME, STAGED),
+        sql.drop_staging(NAME),
+        sql.record(),
+        sql.forget(),
+        *moves,
+    ]
+
+
+@pytest.mark.parametrize("queue", [Leased, Readable])
+def test_every_statement_parses_in_its_dialect(queue: Any) -> None:
+    for vendor, dialect in (("microsoft", "tsql"), ("postgresql", "postgres")):
+        for statement in statements(sql_of(vendor, queue)):
+            text = re.sub(r"%s|\?", "NULL", statement).replace("%%", "%")
+            (parsed,) = sqlglot.parse(text, dialect=dialect, error_level=sqlglot.ErrorLevel.RAISE)
+            assert parsed is not None
+            assert not isinstance(parsed, sqlglot.exp.Command), f"{vendor} did not parse: {text}"
+
+
+def test_both_databases_fill_the_same_columns() -> None:
+    def targets(statement: str) -> list[str]:
+        inside = statement.partition("(")[2].partition(")")[0]
+        return [name.strip(' []"') for name in inside.split(",")]
+
+    for arguments in ((STAGED, (), True), (("id", "body"), ("headers", "recipient"), False)):
+        columns = [targets(sql_of(vendor).move(NAME, *arguments)) for vendor in ("postgresql", "microsoft")]
+        assert columns[0] == columns[1]
+        assert "lease_token" not in columns[0]
+
+
+@pytest.mark.parametrize("vendor", ["postgresql", "microsoft"])
+def test_parameters_are_counted_right(vendor: str) -> None:
+    mark = "%s" if vendor == "postgresql" else "?"
+    sql = sql_of(vendor)
+    assert sql.record().count(mark) == 5
+    assert sql.forget().count(mark) == 3
+    assert sql.move(NAME, STAGED, (), False).count(mark) == 0
+    assert sql.move(NAME, STAGED, (), True).count(mark) == 1
+    assert sql.move(NAME, ("id", "body"), ("headers", "recipient"), True).count(mark) == 3
+
+
+def test_names_are_quoted_by_the_backend() -> None:
+    assert '''"odd 'name' [of a Tësch"''' in sql_of("postgresql", Readable).move(NAME, STAGED, (), False)
+    assert "[odd 'name' [of a Tësch]" in sql_of("microsoft", Readable).move(NAME, STAGED, (), False)
+
+
+def test_staging_names_fit_postgresql_and_can_be_read_back() -> None:
+    assert len(NAME.name) <= 63
+    assert StagingName.parse(NAME.name) == NAME
+    for bad in ("flight_delays", NAME.name + "; DROP TABLE x", NAME.name.upper(), "queueapp_stage_1"):
+        with pytest.raises(ValueError, match="not the name of a staging table"):
+            StagingName.parse(bad)
+
+
+def test_another_database_is_refused() -> None:
+    with pytest.raises(UnsupportedServer, match="'sqlite'"):
+        sql_of("sqlite")
+
+
+def test_sql_server_gets_numbered_rows_with_text_ids_and_utc_times() -> None:
+    pytest.importorskip("mssql_python", reason="needs the extra queueapp[sqlserver]", exc_type=ImportError)
+    from queueapp.contrib.spark.sqlserver import numbered
+
+    ids = [uuid.uuid4() for _ in range(3)]
+    when = datetime(2013, 7, 1, 12, 0, 0, 5, tzinfo=UTC)
+    schema = pa.schema([("id", pa.binary(16)), ("expires", pa.timestamp("us", "UTC"))])
+    batches = [
+        pa.RecordBatch.from_pylist([{"id": one.bytes, "expires": when} for one in part], schema=schema)
+        for part in (ids[:2], ids[2:])
+    ]
+    rows = [row for batch in numbered(iter(batches)) for row in batch.to_pylist()]
+    assert [row["ord"] for row in rows] == [0, 1, 2]
+    assert [row["id"] for row in rows] == [str(one) for one in ids]
+    assert {row["expires"] for row in rows} == {when.replace(tzinfo=None)}
+
+
+class FakeConnection:
+    """Stands for mssql-python's connection: notes what is executed and answers with row counts in order."""
+
+    description = None
+
+    def __init__(self, *found: int) -> None:
+        self.found = iter(found)
+        self.log: list[str] = []
+        self.autocommit = True
+        self.rowcount = -1
+
+    @contextmanager
+    def cursor(self) -> Iterator[FakeConnection]:
+        yield self
+
+    def execute(self, sql: str, *params: Any) -> None:
+        self.log.append(sql.split(" (")[0])
+        self.rowcount = next(self.found)
+
+    def commit(self) -> None:
+        self.log.append("COMMIT")
+
+    def rollback(self) -> None:
+        self.log.append("ROLLBACK")
+
+    def close(self) -> None:
+        self.log.append("CLOSE")
+
+
+def publish_on_sql_server(monkeypatch: pytest.MonkeyPatch, fake: FakeConnection) -> int:
+    mssql_python = pytest.importorskip(
+        "mssql_python", reason="needs the extra queueapp[sqlserver]", exc_type=ImportError
+    )
+    from queueapp.contrib.spark.client import Publication
+    from queueapp.contrib.spark.columns import Plan
+    from queueapp.contrib.spark.sqlserver import SqlServerClient
+    from queueapp.contrib.spark.targets import Database, QueueTarget
+
+    monkeypatch.setattr(mssql_python, "connect", lambda conninfo, autocommit: fake)
+    target = QueueTarget(QueueTable.of(Leased), "default", 1, False, None)
+    plan = Plan(target.label, ("id", "body"), "{}")
+    client = SqlServerClient(Database("default", "microsoft", ""), target, sql_of("microsoft"), plan, "queueapp")
+    return client.publish(Publication("p", 0, [(NAME.name, 7)], streaming=False))
+
+
+def test_on_sql_server_the_ledger_row_and_the_move_are_one_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeConnection(1, 7)
+    assert publish_on_sql_server(monkeypatch, fake) == 7
+    assert fake.log == ["INSERT INTO [queueapp_sparkcommit]", "INSERT INTO [testapp_leased]", "COMMIT", "CLOSE"]
+    assert fake.autocommit is True, "as before: what follows commits by itself"
+
+
+def test_on_sql_server_a_known_publication_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeConnection(0)
+    assert publish_on_sql_server(monkeypatch, fake) == 0
+    assert fake.log == ["INSERT INTO [queueapp_sparkcommit]", "COMMIT", "CLOSE"]
+
+
+def test_on_sql_server_a_missing_row_rolls_everything_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeConnection(1, 6)
+    with pytest.raises(StagingLost, match="holds 6 rows, its task wrote 7"):
+        publish_on_sql_server(monkeypatch, fake)
+    assert fake.log[-2:] == ["ROLLBACK", "CLOSE"]

@@ -1,0 +1,118 @@
+"""What the framework's signals tell, and who is told."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+
+from queueapp.contrib.tasks import QueueBackend
+from queueapp.contrib.tasks.compat import TaskResultStatus, task_enqueued, task_finished, task_started
+from queueapp.contrib.tasks.models import TaskQueue
+from tests.testapp.models import Effect
+
+from . import declared
+
+
+@pytest.fixture
+def told() -> Iterator[list[tuple[str, Any, Any, Any]]]:
+    """(signal, sender, status, class of the exception that is being handled), in order."""
+    told: list[tuple[str, Any, Any, Any]] = []
+    signals = {"enqueued": task_enqueued, "started": task_started, "finished": task_finished}
+    receivers = []
+    for name, signal in signals.items():
+
+        def receive(sender: Any, task_result: Any, name: str = name, **_: Any) -> None:
+            told.append((name, sender, task_result.status, sys.exc_info()[0]))
+
+        receivers.append(receive)
+        signal.connect(receive, weak=False)
+    yield told
+    for signal, receive in zip(signals.values(), receivers, strict=True):
+        signal.disconnect(receive)
+
+
+def test_signals_of_a_task_that_succeeds(backend: Any, drain: Any, told: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG), caplog.at_level(logging.DEBUG, logger="django.tasks"):
+        result = declared.add.enqueue(1, 2)
+        drain()
+
+    assert told == [
+        ("enqueued", QueueBackend, TaskResultStatus.READY, None),
+        ("started", QueueBackend, TaskResultStatus.RUNNING, None),
+        ("finished", QueueBackend, TaskResultStatus.SUCCESSFUL, None),
+    ]
+    said = [one.getMessage() for one in caplog.records if one.getMessage().startswith(f"Task id={result.id} ")]
+    assert [text.split("=")[2].split()[-1] if "state" in text else text.split()[3] for text in said] == [
+        "enqueued", "state", "state",
+    ]  # fmt: skip
+    assert [text.rpartition("state=")[2] for text in said[1:]] == ["RUNNING", "SUCCESSFUL"]
+    async_to_sync(declared.add.aenqueue)(1, 2)
+    assert told[3:] == [("enqueued", QueueBackend, TaskResultStatus.READY, None)]
+
+
+def test_signals_of_a_task_that_fails_are_told_while_its_exception_is_handled(
+    backend: Any, drain: Any, told: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    result = declared.fail.enqueue("no good")
+    with caplog.at_level(logging.INFO):
+        drain()
+
+    assert told[1:] == [
+        ("started", QueueBackend, TaskResultStatus.RUNNING, None),
+        ("finished", QueueBackend, TaskResultStatus.FAILED, ValueError),
+    ]
+    (record,) = [one for one in caplog.records if one.getMessage().startswith(f"Task id={result.id}") and one.exc_info]
+    assert "no good" in str(record.exc_info[1])
+
+
+def test_a_task_that_is_tried_again_is_not_finished(backend: Any, drain: Any, told: Any) -> None:
+    declared.succeed_third.enqueue()
+    drain()
+
+    assert [name for name, *_ in told] == ["enqueued", "started", "started", "started", "finished"]
+
+
+def test_a_task_that_nobody_knows_is_finished_too(backend: Any, drain: Any, told: Any) -> None:
+    TaskQueue.send(b"{}", headers={"type": "tests.queueapp.contrib.tasks.declared.gone"}, recipient="default")
+    drain()
+
+    assert [(name, status) for name, _, status, _ in told] == [("finished", TaskResultStatus.FAILED)]
+
+
+def test_receivers_may_use_the_orm_of_an_async_task_too(backend: Any, drain: Any) -> None:
+    def write(task_result: Any, **_: Any) -> None:
+        value = task_result.return_value if task_result.is_finished else None
+        Effect.objects.create(name=f"{task_result.status} {task_result.finished_at is not None} {value}")
+
+    for signal in (task_started, task_finished):
+        signal.connect(write, weak=False)
+    try:
+        declared.aadd.enqueue(1, 2)
+        drain()
+    finally:
+        for signal in (task_started, task_finished):
+            signal.disconnect(write)
+
+    assert set(Effect.objects.values_list("name", flat=True)) == {"RUNNING False None", "SUCCESSFUL True 3"}
+    Effect.objects.all().delete()
+
+
+def test_a_receiver_that_raises_changes_nothing(backend: Any, drain: Any) -> None:
+    def bad(**_: Any) -> None:
+        raise RuntimeError("receiver")
+
+    for signal in (task_started, task_finished):
+        signal.connect(bad, weak=False)
+    try:
+        result = declared.add.enqueue(1, 2)
+        drain()
+    finally:
+        for signal in (task_started, task_finished):
+            signal.disconnect(bad)
+
+    assert backend.get_result(result.id).return_value == 3

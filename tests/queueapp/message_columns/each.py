@@ -1,0 +1,64 @@
+"""What the tests of each carried column share: the columns, how a sender says them, and messages that fail."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from queueapp.consuming.registration import Registration
+from queueapp.failures.apply_verdict import fail
+from queueapp.sql import queue_sql
+from queueapp.sql.carried import CARRIED, SENT, Carried, Kind
+from queueapp.sql.claimed import Range
+from queueapp.sql.rows import Row
+from tests import column_values
+from tests.testapp.models import AddressedUrgent
+
+each_column = pytest.mark.parametrize("one", CARRIED, ids=lambda one: one.name)
+each_sent = pytest.mark.parametrize("one", SENT, ids=lambda one: one.name)
+
+#: How the public functions call it, where that is not its name.
+ARGUMENTS = {"expires": "expires_in", "reply_to_address": "reply_to"}
+
+
+def options(*ones: Carried) -> dict[str, Any]:
+    """What a sender says."""
+    said = {ARGUMENTS.get(one.name, one.name): column_values.said_of(one) for one in ones}
+    for one in ones:
+        if one.kind is Kind.TIME:
+            said[ARGUMENTS.get(one.name, one.name)] = timedelta(milliseconds=column_values.LIFETIME_MS)
+        if one.name == "recipient":
+            said["unknown_recipient"] = True
+    return said
+
+
+def only(model: Any) -> Any:
+    (row,) = model.objects.all()
+    return row
+
+
+def put(queue: Any = AddressedUrgent, **changes: Any) -> Row:
+    """A message with something in every column; it is there to be locked, so it has been claimed."""
+    identity = uuid.uuid4()
+    row = Row(0, identity, '{"k":"v"}', b"\0\xff", **column_values.counts() | column_values.columns() | changes)
+    queue_sql(queue, connection).insert_row(connection, row)
+    return row._replace(seq=queue.objects.get(id=identity).seq)
+
+
+def deciding(verdict: Any) -> Registration:
+    return Registration(AddressedUrgent, "tests", Any, lambda message: None, {"policy": lambda failure: verdict})
+
+
+def failed(verdict: Any, queue: Any = AddressedUrgent, **changes: Any) -> Row:
+    row = put(queue, **changes)
+    assert fail(queue, "default", row.seq, ValueError("bad"), consumer=deciding(verdict), token=None) == verdict
+    return row
+
+
+def level() -> Range:
+    sent = column_values.columns()
+    return Range(0, recipient=sent["recipient"], priority=sent["priority"])

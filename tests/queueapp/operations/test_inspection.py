@@ -1,0 +1,72 @@
+"""What is missing in a database: said of all tables at once, wherever it is asked, and of no table that is there."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+from django.db import OperationalError, connection, transaction
+
+from queueapp.operations import schema_check
+from tests.databases import only_on_postgresql
+from tests.in_process_worker import real_commits
+from tests.queueapp.management.test_first_hour import without_column, without_table
+from tests.testapp.models import Leased, Transactional
+
+pytestmark = [only_on_postgresql, real_commits]
+
+
+@pytest.fixture
+def stranger() -> Iterator[None]:
+    """This session is somebody who may read no table."""
+    name = f"stranger_{uuid.uuid4().hex}"
+    with connection.cursor() as cursor:
+        cursor.execute(f"CREATE ROLE {name}; SET ROLE {name}")
+        yield
+        cursor.execute(f"RESET ROLE; DROP ROLE {name}")
+
+
+def test_all_tables_that_lack_something_are_named_and_the_callers_transaction_goes_on() -> None:
+    with without_column(Leased, "cancels"), without_column(Transactional, "body"), transaction.atomic():
+        found = schema_check.missing("default", [Leased, Transactional])
+        assert not Leased.objects.filter(pk=-1).only("seq").exists()
+
+    assert [one.partition(" (")[0] for one in found] == [
+        "what testapp_leased has by now", "what testapp_transactional has by now",
+    ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("stranger")
+def test_a_table_that_may_not_be_read_is_there() -> None:
+    assert schema_check.missing("default", [Leased]) == []
+
+
+def test_a_table_of_another_schema_is_looked_for_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Leased._meta, "db_table", 'public"."testapp_leased')
+    assert schema_check.missing("default", [Leased]) == []
+
+    monkeypatch.setattr(Leased._meta, "db_table", 'public"."testapp_nothing')
+    (found,) = schema_check.missing("default", [Leased])
+    assert "testapp_nothing" in found
+
+
+def test_a_table_that_somebody_is_changing_is_not_called_missing() -> None:
+    other = connection.copy()
+    try:
+        with transaction.atomic(), connection.cursor() as cursor:
+            with other.cursor() as changing:
+                other.set_autocommit(False)
+                changing.execute("LOCK TABLE testapp_leased IN ACCESS EXCLUSIVE MODE")
+            cursor.execute("SET LOCAL lock_timeout = '50ms'")
+            with pytest.raises(OperationalError, match="lock timeout"):
+                schema_check.missing("default", [Leased])
+    finally:
+        other.rollback()
+        other.close()
+
+
+def test_tables_of_the_app_itself_are_looked_for_as_well() -> None:
+    from_the_app = next(iter(schema_check.apps.get_app_config("queueapp").get_models()))
+    with without_table(from_the_app):
+        assert schema_check.missing("default", []) == [from_the_app._meta.db_table]

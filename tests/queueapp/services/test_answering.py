@@ -1,0 +1,151 @@
+"""Who waits for a database is watched: through the whole of a block, and through other such blocks inside it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.db import OperationalError, connection, transaction
+
+from queueapp import consumer
+from queueapp.services import connection_timeouts
+from queueapp.services.connection_timeouts import Answering, again
+from queueapp.services.connection_watchdog import PeerWatch
+from tests.in_process_worker import Worker, eventually, real_commits
+from tests.testapp.messages import Nop
+from tests.testapp.models import AtMostOnce, Leased, Transactional
+
+
+def watched() -> Any:
+    """The connection that this thread waits for, as far as the watching thread knows."""
+    entry = connection_timeouts._waiting.get(threading.get_ident())
+    return entry and entry[1]
+
+
+def since() -> float:
+    return connection_timeouts._waiting[threading.get_ident()][0]
+
+
+class Clock:
+    """A clock that goes on by a second each time somebody looks."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_timeouts, "monotonic", Clock())
+
+
+class Named:
+    connection: Any = None
+
+    def __init__(self, alias: str) -> None:
+        self.alias = alias
+
+
+def test_after_an_inner_block_the_outer_one_is_watched_again_from_then_on(clock: None) -> None:
+    outer, inner = Named("outer"), Named("inner")
+
+    with Answering(outer):
+        began = since()
+        with Answering(inner):
+            assert watched() is inner
+            inside = since()
+        assert watched() is outer
+        assert since() > inside > began, "what the inner one took is not the outer one's"
+        with Answering(outer):
+            pass
+        assert watched() is outer
+
+    assert watched() is None
+
+
+def test_after_an_inner_block_that_failed_as_well(clock: None) -> None:
+    outer = Named("outer")
+
+    with Answering(outer):
+        with pytest.raises(ValueError), Answering(Named("inner")):
+            raise ValueError
+        assert watched() is outer
+
+    assert watched() is None
+
+
+def test_a_handler_in_between_is_not_watched_and_neither_is_what_comes_after_its_own_blocks(clock: None) -> None:
+    outer = Named("outer")
+
+    with Answering(outer) as answering:
+        answering.pause()
+        with Answering(Named("of what the handler called")):
+            pass
+        assert watched() is None
+        again()
+        assert watched() is None
+        answering.again()
+        assert watched() is outer
+
+    assert watched() is None
+
+
+@real_commits
+@pytest.mark.usefixtures("no_consumers")
+@pytest.mark.parametrize(
+    ("queue", "careful"),
+    [(AtMostOnce, False), (Leased, False), (Transactional, False), (Transactional, True)],
+    ids=["at most once", "at least once", "transactional", "carefully"],
+)
+def test_nobody_watches_the_connection_of_a_task_while_its_handler_runs(
+    start_worker: Callable[..., Worker], queue: Any, careful: bool
+) -> None:
+    """A handler may take as long as it likes, and so may what it leaves for after the commit: it would be cut."""
+    handling: list[Any] = []
+    after_commit: list[Any] = []
+
+    @consumer(queue, name="tests")
+    def act(message: Nop) -> None:
+        handling.append(watched())
+        transaction.on_commit(lambda: after_commit.append(watched()))
+
+    worker = start_worker(queue, concurrency=1)
+    worker.pump.careful = careful
+    queue.send(Nop(1, ""))
+    worker.pump.wake()
+    eventually(lambda: worker.pump.stats.handled == 1)
+
+    assert handling == after_commit == [None]
+
+
+@pytest.fixture
+def peer_watch(settings: Any) -> Iterator[None]:
+    settings.QUEUEAPP = {"DATABASE_TIMEOUT": 2}
+    watch = PeerWatch()
+    watch.start()
+    yield
+    assert watch.stop()
+
+
+@real_commits
+def test_a_statement_that_follows_an_inner_block_is_given_up_when_it_is_not_answered(peer_watch: None) -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("needs a statement that takes its time: PostgreSQL's pg_sleep")
+    other = connection.copy()
+    other.inc_thread_sharing()
+    other.ensure_connection()
+    session = other.connection.info.backend_pid
+    try:
+        with Answering(other), other.cursor() as cursor:
+            with Answering(connection), connection.cursor() as inner:
+                inner.execute("SELECT 1")
+            with pytest.raises(OperationalError):
+                cursor.execute("SELECT pg_sleep(20)")
+    finally:
+        other.close()
+        with connection.cursor() as cursor:  # the server does not know yet that nobody waits for it
+            cursor.execute("SELECT pg_terminate_backend(%s)", (session,))

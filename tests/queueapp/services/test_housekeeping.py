@@ -1,0 +1,225 @@
+"""What is done for all: expired messages and old poison go, and what nobody takes is named."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import OperationalError
+
+from queueapp.failures import poison_archive
+from queueapp.models import DelayedMessage, Leader, Now, PoisonMessage, Subscriber
+from queueapp.services import leader_election as leadership
+from queueapp.services import maintenance
+from queueapp.services.leader_election import Leadership
+from queueapp.services.maintenance import Housekeeping, purge_expired
+from queueapp.services.orphaned_leases import release_leases_of_dead_subscribers
+from queueapp.services.service import stop_all
+from tests.clock import Clock
+from tests.in_process_worker import DEADLINE, eventually, real_commits
+from tests.queueapp.services.subscribers import HOUR, subscriber
+from tests.testapp.models import Addressed, AtMostOnce, ForeignPostgres, Leased
+
+pytestmark = real_commits
+
+
+def test_expired_messages_are_purged_batch_by_batch_to_the_last(settings: Any) -> None:
+    settings.QUEUEAPP = {"PURGE_BATCH": 2}
+    expire(Leased, 5)
+    Leased.send({})
+
+    assert purge_expired(Leased, "default") == 5
+
+    assert Leased.objects.count() == 1
+
+
+# -- the thread ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Housekeeping]]:
+    services: list[Housekeeping] = []
+
+    def begin(leader: bool = True, queues: Sequence[Any] = (Leased, AtMostOnce)) -> Housekeeping:
+        leadership = Leadership("default", "housekeeping", uuid.uuid4())
+        assert leadership.hold() is leader
+        services.append(Housekeeping("default", queues, leadership))
+        services[-1].start()
+        return services[-1]
+
+    yield begin
+    assert stop_all(services, DEADLINE)
+
+
+def expire(queue: Any, count: int) -> None:
+    queue.send_many([{"number": number} for number in range(count)], expires_in=HOUR)
+    queue.objects.update(expires=Now() - timedelta(seconds=1))
+
+
+def test_expired_messages_go_at_the_start_and_live_ones_stay(start: Callable[..., Housekeeping]) -> None:
+    for queue in (Leased, AtMostOnce):
+        expire(queue, 3)
+        queue.send({})
+
+    start()
+
+    eventually(lambda: Leased.objects.count() == AtMostOnce.objects.count() == 1)
+
+
+def test_expired_messages_go_time_and_again(start: Callable[..., Housekeeping], settings: Any) -> None:
+    settings.QUEUEAPP = {"PURGE_INTERVAL": 1, "PURGE_EXPIRED_ON_STARTUP": False, "HEARTBEAT_INTERVAL": 0.1}
+    expire(Leased, 2)
+    start()
+
+    eventually(lambda: not Leased.objects.exists())
+    expire(Leased, 2)
+    eventually(lambda: not Leased.objects.exists())
+
+
+def test_a_queue_that_has_no_table_yet_keeps_no_other_from_being_purged(
+    start: Callable[..., Housekeeping], settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.QUEUEAPP = {"PURGE_INTERVAL": 1, "HEARTBEAT_INTERVAL": 0.1}
+    one = start(queues=[ForeignPostgres, Leased])
+
+    for _ in range(2):
+        expire(Leased, 1)
+        eventually(lambda: not Leased.objects.exists())
+
+    assert caplog.text.count("testapp.ForeignPostgres: expired messages cannot be purged here") == 1
+    assert one.breaker.failures == 0
+
+
+def test_a_database_that_is_away_is_waited_for(
+    start: Callable[..., Housekeeping], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    really_release, errors = release_leases_of_dead_subscribers, [OperationalError("away")]
+
+    def release(*arguments: Any) -> int:
+        if errors:
+            raise errors.pop()
+        return really_release(*arguments)
+
+    monkeypatch.setattr(maintenance, "release_leases_of_dead_subscribers", release)
+    subscriber(dead=True)
+    one = start()
+
+    eventually(lambda: not Subscriber.objects.exists())
+    eventually(lambda: one.breaker.failures == 0)
+    assert "Housekeeping in default failed, trying again" in caplog.text
+
+
+def test_purging_can_be_turned_off(start: Callable[..., Housekeeping], settings: Any) -> None:
+    settings.QUEUEAPP = {"PURGE_INTERVAL": None, "PURGE_EXPIRED_ON_STARTUP": False, "HEARTBEAT_INTERVAL": 0.1}
+    expire(Leased, 2)
+    subscriber(dead=True)
+    start()
+
+    eventually(lambda: not Subscriber.objects.exists())
+
+    assert Leased.objects.count() == 2
+
+
+def test_who_does_not_lead_does_nothing(
+    start: Callable[..., Housekeeping], settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.QUEUEAPP = {"HEARTBEAT_INTERVAL": 0.1}
+    rounds: list[float] = []
+    really_pause = Housekeeping.pause
+
+    def pause(self: Housekeeping, seconds: float) -> None:
+        rounds.append(seconds)
+        really_pause(self, seconds)
+
+    monkeypatch.setattr(Housekeeping, "pause", pause)
+    monkeypatch.setattr(maintenance, "ELECTION_INTERVAL", 0.1)
+    monkeypatch.setattr(leadership, "TERM", HOUR)
+    Leader.objects.create(role="housekeeping", holder=uuid.uuid4(), expires=Now() + HOUR)
+    expire(Leased, 1)
+    idle = start(leader=False)
+    eventually(lambda: len(rounds) >= 2)
+    assert Leased.objects.count() == 1
+    Leader.objects.update(expires=Now())  # the other has resigned
+    subscriber(dead=True)
+
+    eventually(lambda: not Subscriber.objects.exists() and not Leased.objects.exists())
+
+    assert idle.is_alive()
+
+
+def test_delayed_messages_that_nobody_delivers_are_named_once_and_counted(
+    start: Callable[..., Housekeeping], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, settings: Any
+) -> None:
+    settings.QUEUEAPP = {"HEARTBEAT_INTERVAL": 0.1}
+    monkeypatch.setattr(maintenance, "NAMING_INTERVAL", 0.0)
+    for number in range(3):
+        Leased.send({"number": number}, delay=HOUR)
+    DelayedMessage.objects.update(destination="gone.Queue", due=Now() - HOUR)
+    Leased.send({}, delay=timedelta(0))
+    one = start()
+
+    eventually(lambda: one.undeliverable == {"gone.Queue": 3})
+    DelayedMessage.objects.filter(pk=DelayedMessage.objects.earliest("pk").pk).delete()
+    eventually(lambda: one.undeliverable == {"gone.Queue": 2})
+
+    assert caplog.text.count("3 delayed messages in 'default' are overdue for 'gone.Queue'") == 1
+    assert caplog.text.count("gone.Queue") == 1
+    assert not PoisonMessage.objects.exists()
+
+
+@pytest.mark.parametrize(("retention", "left"), [(3600, ["new", "unresolved"]), (None, ["new", "old", "unresolved"])])
+def test_archived_poison_goes_when_its_retention_is_over(
+    start: Callable[..., Housekeeping], settings: Any, retention: int | None, left: list[str]
+) -> None:
+    settings.QUEUEAPP = {"POISON_RETENTION": retention, "HEARTBEAT_INTERVAL": 0.1}
+    for name in ("old", "new", "unresolved"):
+        PoisonMessage.objects.create(queue="testapp.Leased", message_id=uuid.uuid4(), reason=name)
+    poison_archive.archive(PoisonMessage.objects.exclude(reason="unresolved"))
+    PoisonMessage.objects.filter(reason="old").update(archived_at=Now() - 2 * HOUR)
+    one = start()
+
+    eventually(lambda: sorted(PoisonMessage.objects.values_list("reason", flat=True)) == left)
+
+    # A later round of the same thread has come by, and left the rest.
+    subscriber(dead=True)
+    eventually(lambda: not Subscriber.objects.exists())
+    assert one.is_alive()
+    assert sorted(PoisonMessage.objects.values_list("reason", flat=True)) == left
+
+
+def test_what_nobody_takes_is_said_once_and_again_after_an_hour(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(maintenance, "monotonic", clock)
+    subscriber(Addressed, dead=False)
+    Subscriber.objects.update(consumers='[["tests.here", ""]]')
+    for _ in range(2):
+        Addressed.send({}, recipient="tests.gone", unknown_recipient=True)
+    PoisonMessage.objects.create(message_id=uuid.uuid4(), queue="gone.\x1b[2J\nQueue", reason="r")
+    housekeeping_ = Housekeeping("default", [], Leadership("default", "tests", uuid.uuid4()))
+    Leased.send({}, delay=HOUR)
+    DelayedMessage.objects.update(destination="gone.Queue", due=Now() - HOUR)
+
+    def name() -> list[str]:
+        caplog.clear()
+        housekeeping_._name_undeliverable()
+        housekeeping_._name_stranded()
+        return [record.getMessage() for record in caplog.records]
+
+    said = name()
+    assert said[0].startswith("1 delayed messages in 'default' are overdue for 'gone.Queue'")
+    assert "movedelayed" in said[0]
+    assert said[1:] == [
+        "testapp.Addressed: 2 for recipient 'tests.gone', which no live worker has.",
+        "gone.⟨U+001B⟩[2J Queue: 1 poison messages, and no queue here has that name.",
+    ]
+    clock.now += 3599
+    assert name() == []
+    Addressed.send({}, recipient="tests.another", unknown_recipient=True)
+    assert name() == ["testapp.Addressed: 1 for recipient 'tests.another', which no live worker has."]
+    clock.now += 1
+    assert name() == said

@@ -1,0 +1,160 @@
+"""Housekeeping past what fails in the middle of it: a table that refuses, and receivers of the signal ``expired``."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from queueapp import signals
+from queueapp.models import Now
+from queueapp.operations.expiration import delete_expired
+from queueapp.services import connection_timeouts
+from queueapp.services.leader_election import Leadership
+from queueapp.services.maintenance import Housekeeping
+from queueapp.services.service import stop_all
+from tests.in_process_worker import DEADLINE, eventually, real_commits
+from tests.testapp.models import AtMostOnce, Leased, Urgent
+
+pytestmark = real_commits
+
+
+@pytest.fixture
+def start(settings: Any) -> Iterator[Callable[..., Housekeeping]]:
+    settings.QUEUEAPP = {"HEARTBEAT_INTERVAL": 0.1, "PURGE_INTERVAL": 1}
+    services: list[Housekeeping] = []
+
+    def begin(*queues: Any) -> Housekeeping:
+        services.append(Housekeeping("default", queues, Leadership("default", "housekeeping", uuid.uuid4())))
+        services[-1].start()
+        return services[-1]
+
+    yield begin
+    assert stop_all(services, DEADLINE)
+
+
+@contextmanager
+def told(receiver: Callable[..., None]) -> Iterator[None]:
+    signals.expired.connect(receiver)
+    try:
+        yield
+    finally:
+        signals.expired.disconnect(receiver)
+
+
+def expire(queue: Any, count: int = 1) -> None:
+    queue.send_many([{"number": number} for number in range(count)], expires_in=timedelta(hours=1))
+    queue.objects.update(expires=Now() - timedelta(seconds=1))
+
+
+@pytest.fixture
+def refusing() -> Iterator[None]:
+    """A table whose rows cannot be deleted or changed, for a reason that is none of ours."""
+    if connection.vendor != "postgresql":
+        pytest.skip("the trigger is PostgreSQL's")
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RAISE EXCEPTION 'kept'; END$$"
+        )
+        cursor.execute(
+            "CREATE TRIGGER refuse BEFORE DELETE OR UPDATE ON testapp_urgent FOR EACH ROW EXECUTE FUNCTION refuse()"
+        )
+        yield
+        cursor.execute("DROP FUNCTION refuse() CASCADE")
+
+
+@pytest.mark.usefixtures("refusing")
+def test_a_table_that_refuses_keeps_no_other_from_being_purged_and_is_told(start: Callable[..., Housekeeping]) -> None:
+    Urgent.send({}, expires_in=timedelta(milliseconds=1))
+    one = start(Urgent, Leased, AtMostOnce)
+
+    for _ in range(2):
+        expire(Leased, 2)
+        expire(AtMostOnce)
+        eventually(lambda: not Leased.objects.exists() and not AtMostOnce.objects.exists())
+
+    eventually(lambda: one.breaker.trouble())
+    assert "kept" in one.breaker.last_error
+    assert Urgent.objects.count() == 1
+
+
+def test_a_receiver_that_leaves_keeps_nobody_from_being_purged(
+    start: Callable[..., Housekeeping], caplog: pytest.LogCaptureFixture
+) -> None:
+    def leave(**_: Any) -> None:
+        raise SystemExit(3)
+
+    with told(leave):
+        one = start(Leased)
+        for _ in range(2):
+            expire(Leased)
+            eventually(lambda: not Leased.objects.exists())
+        assert one.is_alive()
+        eventually(lambda: "not all told: RuntimeError('SystemExit in the receivers of a signal')" in caplog.text)
+
+
+def test_a_receiver_may_take_its_time(start: Callable[..., Housekeeping]) -> None:
+    """It is not the database that is waited for: nobody cuts the connection beneath it."""
+    inside, goes_on = threading.Event(), threading.Event()
+    watched: list[Any] = []
+
+    def slow(**_: Any) -> None:
+        watched.append(connection_timeouts._waiting.get(threading.get_ident()))
+        inside.set()
+        goes_on.wait(DEADLINE)
+
+    expire(Leased)
+    with told(slow):
+        start(Leased)
+        assert inside.wait(DEADLINE)
+        goes_on.set()
+        eventually(lambda: not Leased.objects.exists())
+
+    assert watched[0] is None
+
+
+def test_after_code_of_the_users_the_database_is_watched_again() -> None:
+    thread = threading.get_ident()
+    with connection_timeouts.Answering(connection):
+        assert (
+            connection_timeouts.at_rest("a hook", lambda: connection_timeouts._waiting.get(thread), settled=True)
+            is None
+        )
+        assert connection_timeouts._waiting[thread][1] is connection
+    assert thread not in connection_timeouts._waiting
+
+
+def test_a_receiver_that_leaves_a_transaction_open_takes_nothing_with_it(
+    start: Callable[..., Housekeeping], caplog: pytest.LogCaptureFixture
+) -> None:
+    def careless(**_: Any) -> None:
+        connection.set_autocommit(False)
+
+    with told(careless):
+        start(Leased)
+        for _ in range(2):
+            expire(Leased)
+            eventually(lambda: not Leased.objects.exists())
+
+    assert "left a transaction open in 'default'" in caplog.text
+
+
+def test_who_is_told_of_what_has_expired_sees_that_it_is_gone_and_may_use_the_database() -> None:
+    found: list[tuple[int, int, str]] = []
+
+    def count(queue: Any, ids: list[uuid.UUID], reason: str, **_: Any) -> None:
+        AtMostOnce.send({"gone": len(ids)})
+        found.append((len(ids), queue.objects.count(), reason))
+
+    expire(Leased, 5)
+    with told(count):
+        assert [delete_expired(Leased, "default", 3) for _ in range(3)] == [3, 2, 0]
+
+    assert found == [(3, 2, signals.TIME_IS_OVER), (2, 0, signals.TIME_IS_OVER)]
+    assert AtMostOnce.objects.count() == 2

@@ -1,0 +1,37 @@
+"""What a set consumer's task writes down for whoever accounts for its process: all of its messages, and none when it has ended."""
+
+from __future__ import annotations
+
+from queueapp import MessageSet, set_consumer
+from queueapp.consuming.registry import registered
+from tests.in_process_worker import real_commits
+from tests.testapp.messages import Nop
+from tests.testapp.models import InSets
+from tests.workers.receiving.batches import Receiver
+from workers.processes.in_flight_slots import Slots
+
+pytestmark = real_commits
+
+
+def test_a_process_that_dies_has_the_whole_set_in_hand() -> None:
+    slots = Slots(1)
+    seen: list[tuple[int, ...]] = []
+    registered._by_queue.pop(InSets._meta.label, None)
+
+    @set_consumer(InSets, name="sets")
+    def look(messages: MessageSet) -> None:
+        (one,) = slots.in_hand()
+        seen.append(one.several)
+
+    try:
+        InSets.send_many(Nop(number, "") for number in range(5))
+        seqs = tuple(InSets.objects.order_by("seq").values_list("seq", flat=True))
+        receiver = Receiver(InSets)
+        receiver.task.slot = slots.slot(0)
+        assert receiver.receive(100) == 5
+    finally:
+        registered.remove("sets")
+
+    assert seen == [seqs]
+    assert not list(slots.in_hand())
+    slots.close()

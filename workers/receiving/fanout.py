@@ -1,0 +1,91 @@
+"""A message that names no recipient though several consumers want it: who met it puts a copy for each in its place.
+
+A foreign producer, Spark, plain SQL, or a delayed message that is due know no consumers. Whoever claims such a message first
+asks who subscribes now (once a claim), and never runs a handler for it: original and copies change places in one statement,
+so a process that dies at any moment leaves either the one or the others. One that only one consumer wants is handled as it is.
+
+What was leased is replaced under its token. What would be deleted by its claim is rolled back first, and then replaced, if
+nobody else was faster: the copies are claimed as any other message.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Sequence
+
+from django.db import Error, connections, transaction
+
+from queueapp.services.connection_timeouts import Answering
+from queueapp.sql.claimed import HEADERS, MAX_SEQ, PRIORITY, RECIPIENT, SEQ, Claimed, Range
+
+from .desk import Desk
+
+#: So many are replaced at once where they are not claimed in batches.
+MOST = 500
+
+#: Seqs by the consumers that are to have a copy.
+Parts = dict[tuple[str, ...], list[int]]
+
+
+def parts_of(desk: Desk, rows: Iterable[Claimed]) -> Parts:
+    """Of what was claimed what is to be replaced; asks who subscribes now where something names no recipient."""
+    unaddressed = [(row[SEQ], row[HEADERS]) for row in rows if not row[RECIPIENT]]
+    if not unaddressed:
+        return {}
+    desk.handlers.learn(connections[desk.alias])
+    return _sorted(desk, unaddressed)
+
+
+def replace_leased(desk: Desk, rows: Sequence[Claimed], token: uuid.UUID) -> list[Claimed]:
+    """Replace what several want of a leased batch; returns the others."""
+    connection = connections[desk.alias]
+    while True:
+        try:
+            with Answering(connection):
+                parts = parts_of(desk, rows)
+                if parts:
+                    _replace(desk, parts, token)
+            break
+        except Error as error:
+            # After a commit without an answer nothing is leased under the token any more, and nothing is done.
+            if not desk.survive(error, desk.breaker, connection):
+                raise
+    if not parts:
+        return list(rows)
+    desk.copied()
+    gone = {seq for seqs in parts.values() for seq in seqs}
+    return [row for row in rows if row[SEQ] not in gone]
+
+
+def replace_free(desk: Desk, parts: Parts) -> None:
+    """Replace these, whose claim was rolled back; what somebody else has taken since then is his."""
+    with Answering(connections[desk.alias]):
+        _replace(desk, parts, None)
+    desk.copied()
+
+
+def replace_from(desk: Desk, row: Claimed) -> None:
+    """The same from a message on that was claimed alone: what follows came from the same producer as a rule."""
+    connection = connections[desk.alias]
+    with Answering(connection):
+        stretch = Range(row[SEQ], MAX_SEQ, priority=row[PRIORITY])
+        parts = _sorted(desk, desk.sql.read_heads(connection, stretch, MOST))
+        if parts:
+            _replace(desk, parts, None)
+    desk.copied()
+
+
+def _sorted(desk: Desk, heads: Iterable[tuple[int, str]]) -> Parts:
+    parts: Parts = {}
+    for seq, headers in heads:
+        names = desk.handlers.wanted_by(headers)
+        if names:
+            parts.setdefault(names, []).append(seq)
+    return parts
+
+
+def _replace(desk: Desk, parts: Parts, token: uuid.UUID | None) -> None:
+    connection = connections[desk.alias]
+    with transaction.atomic(using=desk.alias):
+        for names, seqs in parts.items():
+            desk.sql.replace_by_copies(connection, sorted(seqs), names, token)

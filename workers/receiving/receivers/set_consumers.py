@@ -1,0 +1,147 @@
+"""TRANSACTIONAL, a set of messages at a time (``@set_consumer``): lock them, let the handler write its statements, delete them, in
+one transaction. Only their numbers come to this process.
+
+    a set --handled, deleted, committed--> the next has twice as many, up to its size
+          --failed--> rolled back, nobody is judged --> half of it --> ... --> one --> judged
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from django.db import connections, transaction
+
+from queueapp.consuming.batch_context import BatchContext
+from queueapp.consuming.context import Receiving
+from queueapp.consuming.options import MOST_IN_A_BATCH
+from queueapp.consuming.set_consumers import MessageSet
+from queueapp.failures.history import one_line
+from queueapp.services.connection_timeouts import Answering
+from queueapp.sql import ErrorKind, backend_of
+from queueapp.sql.claimed import DELIVERIES, SEQ, Claimed
+
+from ..batch_sizer import BatchSize
+from ..desk import Desk, is_error_of
+from ..handlers import Entry, Interrupted, WorkerStopped
+from ..slot import Slot
+from .base import RollBack
+from .transactional import TransactionalTask
+
+log = logging.getLogger("workers")
+
+
+class NotThere(Exception):
+    """The handler has deleted messages of its set, which is the worker's business."""
+
+
+class SetTask(TransactionalTask):
+    """The task of a set consumer."""
+
+    def __init__(self, desk: Desk, slot: Slot | None) -> None:
+        super().__init__(desk, slot)
+        self._largest = min(self.handlers.finder.size, backend_of(connections[self.alias]).max_batch)
+        self._limit = self._largest
+        self.size = BatchSize(self._largest, 1.0)
+        self.size.n = self._largest
+        self._entry = Entry(self.handlers.finder.registration)
+        self._receiving = Receiving(self.queue, self.alias, self._entry.registration, self.extend, self.write_headers)
+
+    @property
+    def most(self) -> int:
+        return self._largest
+
+    def receive(self, limit: int) -> int:
+        self.full = False
+        connection = connections[self.alias]
+        wanted = min(limit, self._limit)
+        rows: list[Claimed] = []
+        outcome: BaseException | bool | None = None
+        handled = False
+        try:
+            with Answering(connection) as answering, transaction.atomic(using=self.alias):
+                with self.desk.claim(wanted) as claim:
+                    # One that is alone may have to be told of.
+                    claim.rows = rows = self.sql.lock_heads(connection, claim.ranges, wanted, bodies=wanted == 1)
+                if not rows:
+                    return 0
+                self.full = len(rows) == wanted
+                self.desk.claimed(rows, self.full)
+                if (
+                    len(rows) > 1
+                    and (place := next((n for n, row in enumerate(rows) if row[DELIVERIES]), None)) is not None
+                ):
+                    # What has failed before takes no others with it.
+                    self._limit = max(1, place)
+                    raise RollBack
+                answering.pause()
+                outcome = self.call(rows[0]) if len(rows) == 1 else self._call(rows)
+                answering.again()
+                handled = True
+                if outcome is not None:
+                    raise RollBack
+                seqs = [row[SEQ] for row in rows]
+                if (gone := len(seqs) - self.sql.remove(connection, seqs)) != 0:
+                    outcome = NotThere(f"The handler has deleted {gone} messages of its set: leave that to the worker.")
+                    raise RollBack
+                hooks = self._run_every_hook(connection, rows[0], answering)
+        except RollBack:
+            hooks = False
+        except Exception as error:
+            hooks = False
+            lost = is_error_of(connection, error, ErrorKind.CONNECTION)
+            if not handled or (lost and len(rows) > 1):
+                if rows:
+                    self._limit = max(1, len(rows) // 2)  # it may be the set that the session died of
+                    self.desk.rolled_back(rows)
+                raise
+            outcome = error  # of the delete, or of the commit
+        else:
+            self._limit = min(2 * self._limit, self._largest)
+            if hooks or self.handed.stale:
+                self.mend()
+            self.desk.succeeded(len(rows))
+            return len(rows)
+        self._take_back(rows, outcome)
+        return len(rows)
+
+    def call(self, claimed: Claimed, *, leased: bool = False) -> BaseException | bool | None:
+        return self._call([claimed])
+
+    def _call(self, rows: list[Claimed]) -> BaseException | None:
+        self.cut_loose = False
+        context = BatchContext(self._receiving, rows, [1] * len(rows), self._extend_none)
+        seqs = [row[SEQ] for row in rows]
+        messages = MessageSet(self.queue, self.alias, seqs)
+        # If this process dies of one of them, these are handled alone from then on.
+        with self.in_hand(seqs[:MOST_IN_A_BATCH], suspect=False):
+            return self.run(self._entry, messages, context, seqs[0])
+
+    def _extend_none(self, *_: Any) -> None:
+        """A row lock owns them."""
+
+    def _take_back(self, rows: list[Claimed], outcome: BaseException | bool | None) -> None:
+        """It is rolled back. Alone in its set, a message is judged; of several nobody is."""
+        self.full = True
+        if isinstance(outcome, Interrupted):
+            self.handed.replace()
+        elif self.handed.stale:
+            self.mend()
+        if outcome is None or isinstance(outcome, WorkerStopped) or len(rows) > 1:
+            self.desk.rolled_back(rows)
+        if outcome is None or isinstance(outcome, WorkerStopped):
+            return
+        assert isinstance(outcome, BaseException)
+        if len(rows) == 1:
+            self._failed(rows[0], outcome, connections[self.alias], None)
+            self._limit = min(2, self._largest)
+            return
+        self._limit = len(rows) // 2
+        log.info("%s: a set of %d messages failed (%s); it is halved.", self.desk.label, len(rows), one_line(outcome))
+
+    def _entry_of(self, claimed: Claimed) -> Entry:
+        return self._entry  # whatever it is; its headers were not read
+
+    def stands(self, seq: int) -> bool:
+        """Nobody can tell whether the lock is that of another transaction."""
+        return False
