@@ -64,7 +64,6 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "django.contrib.staticfiles",
     "queueapp",
-    "queueapp.contrib.amps",
     "queueapp.contrib.celery",
     "workers",
     "project.flights",

@@ -12,12 +12,12 @@ from project.database import database
 from project.settings import *  # noqa: F403
 
 INSTALLED_APPS = [
-    *INSTALLED_APPS,
+    *INSTALLED_APPS,  # noqa: F405
     "queueapp.contrib.amps",
     "queueapp.contrib.tasks",
     "tests.testapp",
     "tests.guide_app",
-]  # noqa: F405
+]
 if find_spec("django.tasks") is None:
     INSTALLED_APPS.append("django_tasks")  # the backport, in requirements-dev.txt
 TASKS = {

@@ -53,10 +53,10 @@ def test_the_suite_runs_under_unittest_as_the_page_says(monkeypatch: pytest.Monk
 def configured(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The project uses this store."""
     monkeypatch.setattr("tests.docs.FileStore", FileStore, raising=False)
-    delayed.opening._store.cache_clear()
+    delayed.loading._store.cache_clear()
     settings.QUEUEAPP = {"DELAYED_STORE": "tests.docs.FileStore", "DISPATCH_POLL": 0.05}
     yield
-    delayed.opening._store.cache_clear()
+    delayed.loading._store.cache_clear()
 
 
 @pytest.mark.usefixtures("configured")

@@ -12,7 +12,7 @@ import pytest
 from queueapp.consuming.registry import registered
 from queueapp.contrib.tasks import consumers
 from queueapp.contrib.tasks.models import TaskQueue
-from queueapp.contrib.tasks.options import OPTIONS
+from queueapp.contrib.tasks.task_options import OPTIONS
 from tests.in_process_worker import Worker, eventually
 
 from .pages import DOCS, blocks

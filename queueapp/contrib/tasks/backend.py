@@ -14,9 +14,9 @@ from ... import messages, registry
 from ...errors import InvalidOption, UndecodableMessage
 from ...sending.validation import FAR_FUTURE
 from .compat import BaseTaskBackend, InvalidTask, TaskResult, TaskResultDoesNotExist, TaskResultStatus, task_enqueued
-from .options import ANY, Configuration, level_of
 from .serialization import body_of, headers_of, id_of
 from .task import QueueTask, refuse_bad_options
+from .task_options import ANY, Configuration, level_of
 
 
 class QueueBackend(BaseTaskBackend):

@@ -11,7 +11,7 @@ from django.db import connections, router
 
 from ...errors import InvalidOption, QueueNotFound
 from ...models import Semantics
-from .options import OWN_QUEUE
+from .task_options import OWN_QUEUE
 
 NEEDED = ("id", "headers", "body", "enqueued_at", "failures", "lease_token", "lease_owner", "lease_expires")
 

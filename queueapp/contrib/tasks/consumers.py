@@ -40,11 +40,11 @@ from .compat import (
     task_started,
 )
 from .import_task import restored, task_at
-from .options import ANY
 from .result_reader import delete_lost, errors_from
 from .result_store import Finished, Pending, keep_failure, keep_now, sent_at, worker_id
 from .serialization import Said, arguments_of
 from .task import options_of
+from .task_options import ANY
 
 log = logging.getLogger("queueapp")
 

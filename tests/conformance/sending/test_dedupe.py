@@ -23,13 +23,13 @@ from queueapp import (
     OnConflict,
     QueueError,
     consumer,
-    failures,
     messages,
     processed_once,
     publish,
     publish_many,
 )
 from queueapp.consuming.registry import registered
+from queueapp.failures import poison_archive, requeue_poison
 from queueapp.models import DelayedMessage, MessageKey, PoisonMessage, ProcessedMessage
 from queueapp.receiving import inbox
 from queueapp.sql import queue_sql
@@ -287,7 +287,7 @@ def test_poison_does_not_wait_and_a_requeued_message_does() -> None:
         message_id=identity, queue=Keyed._meta.label, headers=row.headers, body=row.body, reason="x"
     )
     Keyed.objects.all().delete()
-    assert failures.requeue(failures.find()) == 1
+    assert requeue_poison.requeue(poison_archive.find()) == 1
     Keyed.send(body(2, "a"))
     assert there(Keyed) == [1]
 

@@ -22,7 +22,6 @@ from queueapp import (
     RetryLater,
     UndecodableMessage,
     consumer,
-    failures,
     messages,
     publish,
     publish_many,
@@ -30,6 +29,7 @@ from queueapp import (
 from queueapp.consuming.registry import registered
 from queueapp.encryption import erase_subject, keyring, rewrap_subject_keys
 from queueapp.errors import ErasedMessage
+from queueapp.failures import edit_poison, poison_archive, requeue_poison
 from queueapp.flow.filters import SubscriberFilter
 from queueapp.messages import body_filters
 from queueapp.models import DelayedMessage, PoisonMessage, SubjectKey
@@ -182,9 +182,9 @@ def test_a_poison_message_stays_encrypted_and_is_requeued_and_edited(queue: Any,
     while len(calls) < 4:
         calls.append(None)
 
-    assert failures.requeue(failures.find().filter(number=first.number)) == 1
+    assert requeue_poison.requeue(poison_archive.find().filter(number=first.number)) == 1
     plain = messages.encode(Parcel(9, "edited"), None, queue.delivery.message_type)[1]
-    new = failures.edit_and_requeue(second.number, body=plain)
+    new = edit_poison.edit_and_requeue(second.number, body=plain)
 
     eventually(lambda: Parcel(9, "edited") in calls[4:])
     eventually(lambda: [one.number for one in calls[4:]].count(9) == 1 and len(calls) >= 6)
@@ -203,9 +203,9 @@ def test_an_edit_of_headers_alone_encrypts_the_body_for_the_copy_and_keeps_it_en
     headers = messages.decode_headers(row.headers)
     for change in ({"content-type": messages.JSON}, {"encryption-key": "old"}):
         with pytest.raises(InvalidMessage, match="locked"):
-            failures.edit_and_requeue(kept.number, headers=headers | change)
+            edit_poison.edit_and_requeue(kept.number, headers=headers | change)
 
-    failures.edit_and_requeue(kept.number, headers=headers | {"more": "x"})
+    edit_poison.edit_and_requeue(kept.number, headers=headers | {"more": "x"})
 
     copy = Secret.objects.get()
     assert bytes(copy.body) != bytes(row.body)
@@ -288,7 +288,7 @@ def test_a_key_that_is_missing_fails_attempts_and_is_found_after_a_requeue(keys:
     assert kept.exception_type == "queueapp.errors.KeyMissing"
     assert "'new' is not in QUEUEAPP.KEYRING" in kept.reason
     keys["new"] = KEYS["new"]
-    assert failures.requeue(failures.find()) == 1
+    assert requeue_poison.requeue(poison_archive.find()) == 1
 
     eventually(lambda: calls == [Parcel(1)])
 
@@ -344,7 +344,7 @@ def test_what_was_sent_for_an_erased_subject_is_discarded_and_never_retried(queu
 
     assert erase_subject("ada") == 1
     assert erase_subject("ada") == 0
-    failures.requeue(failures.find())
+    requeue_poison.requeue(poison_archive.find())
     queue.send(Parcel(7), headers=ada)  # it is back, with another key
     work(queue, dispatcher=True)
 

@@ -117,10 +117,10 @@ def test_nobody_adds_or_edits_one(operator: Client, numbers: list[int]) -> None:
 def other_store(settings: Any) -> Iterator[None]:
     """What is sent with a delay is kept by a store of a third party."""
     WholeStore.reset()
-    delayed.opening._store.cache_clear()
+    delayed.loading._store.cache_clear()
     settings.QUEUEAPP = {"DELAYED_STORE": "tests.queueapp.delayed.stores.WholeStore"}
     yield
-    delayed.opening._store.cache_clear()
+    delayed.loading._store.cache_clear()
 
 
 @pytest.mark.usefixtures("other_store")
@@ -143,7 +143,7 @@ def test_a_list_of_all_says_nothing(operator: Client) -> None:
 
 
 def test_a_store_that_is_none_does_not_break_the_list(operator: Client, settings: Any) -> None:
-    delayed.opening._store.cache_clear()
+    delayed.loading._store.cache_clear()
     settings.QUEUEAPP = {"DELAYED_STORE": "shop.nowhere.Store"}
     (note,) = notes(operator.get(url(DelayedMessage)))
     assert "shop.nowhere.Store" in note

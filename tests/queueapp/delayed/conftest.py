@@ -16,9 +16,9 @@ from tests.queueapp.delayed.stores import SampleStore, WholeStore
 def _fresh_stores() -> Iterator[None]:
     SampleStore.reset()
     WholeStore.reset()
-    delayed.opening._store.cache_clear()
+    delayed.loading._store.cache_clear()
     yield
-    delayed.opening._store.cache_clear()
+    delayed.loading._store.cache_clear()
 
 
 @pytest.fixture

@@ -160,7 +160,7 @@ def test_undeliverable_messages_are_found_by_destination_and_those_of_known_queu
 def test_a_destination_may_be_spelled_as_the_registry_understands_it(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delayed.dispatching, "_spellings", set())
+    monkeypatch.setattr(delayed.dispatch, "_spellings", set())
     DelayedMessage.objects.create(destination=name, due=Now() - HOUR, message_id=uuid.uuid4())
 
     assert delayed.undeliverable("default") == {}
@@ -304,7 +304,7 @@ class ListStore(DelayedStore):
 
 @pytest.fixture
 def lists(settings: Any) -> ListStore:
-    delayed.opening._store.cache_clear()
+    delayed.loading._store.cache_clear()
     settings.QUEUEAPP = {"DELAYED_STORE": "tests.queueapp.delayed.test_delayed.ListStore"}
     store = store_of("default")
     assert isinstance(store, ListStore)

@@ -167,7 +167,7 @@ def test_a_target_without_our_tables_is_worked_with_and_named_once(
     two: TwoDatabases, caplog: pytest.LogCaptureFixture
 ) -> None:
     two.there.execute("ALTER TABLE queueapp_arrival RENAME TO none_of_ours")
-    delayed.forwarding._say_once.cache_clear()
+    delayed.forward._say_once.cache_clear()
     with override_settings(DATABASE_ROUTERS=[NoArrivals()]):
         for _ in range(2):
             keep()
@@ -179,7 +179,7 @@ def test_a_target_without_our_tables_is_worked_with_and_named_once(
 
 
 def test_notes_are_forgotten_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delayed.forwarding, "_AT_ONCE", 2)
+    monkeypatch.setattr(delayed.forward, "_AT_ONCE", 2)
     ids = [keep() for _ in range(6)]
     row = DelayedMessage.objects.get(message_id=ids[0])
     forward()

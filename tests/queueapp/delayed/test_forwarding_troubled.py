@@ -220,10 +220,10 @@ class Derived(SqlDelayedStore):
 
 @pytest.fixture
 def derived(settings: Any) -> Iterator[None]:
-    delayed.opening._store.cache_clear()
+    delayed.loading._store.cache_clear()
     settings.QUEUEAPP = {"DELAYED_STORE": f"{__name__}.Derived", "DISPATCH_POLL": 60}
     yield
-    delayed.opening._store.cache_clear()
+    delayed.loading._store.cache_clear()
 
 
 @pytest.mark.usefixtures("derived")

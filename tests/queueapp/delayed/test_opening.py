@@ -147,7 +147,7 @@ def test_the_dispatcher_opens_it_for_the_strongest_of_its_queues(
     sample: Sample, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert delayed.open_for_dispatch("default")[1] is Semantics.TRANSACTIONAL
-    delayed.opening._store.cache_clear()
+    delayed.loading._store.cache_clear()
     sample.opened = []
     monkeypatch.setattr(queues, "_by_label", {"testapp.Leased": queues._by_label["testapp.Leased"]})
 

@@ -14,8 +14,6 @@ from queueapp import Context, QueueNotFound, consumer
 from queueapp.consuming.registry import registered
 from queueapp.failures import edit_poison, poison_archive, requeue_poison
 from queueapp.failures.history import attempts_of, read_failures
-from queueapp.failures.poison_archive import archive
-from queueapp.failures.requeue_poison import requeue
 from queueapp.models import Now, PoisonMessage
 from tests.databases import statements_of
 from tests.in_process_worker import real_commits
@@ -60,7 +58,7 @@ def test_a_requeued_message_is_back_in_its_queue_as_it_was_and_new() -> None:
 
 
 def test_many_are_requeued_in_batches_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requeue, "BATCH", 4)
+    monkeypatch.setattr(requeue_poison, "BATCH", 4)
     bury(10)
     told: list[int] = []
 
@@ -205,7 +203,7 @@ def test_an_archived_message_is_neither_found_nor_requeued_until_it_is_restored(
 
 
 def test_only_archived_and_edited_messages_whose_retention_is_over_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive, "BATCH", 2)
+    monkeypatch.setattr(poison_archive, "BATCH", 2)
     *old, new, unresolved = bury(5)
     poison_archive.archive(poison_archive.find([row.number for row in (*old[:2], new)]))
     edit_poison.edit_and_requeue(old[2].number, body=b"9")

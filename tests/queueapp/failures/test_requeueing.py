@@ -158,7 +158,7 @@ def test_a_message_that_goes_into_a_queue_with_fewer_levels_gets_the_nearest() -
 
 
 def test_of_several_operators_at_once_each_message_goes_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("queueapp.failures.requeue.BATCH", 3)
+    monkeypatch.setattr("queueapp.failures.requeue_poison.BATCH", 3)
     bury(60)
     start = threading.Barrier(4)
     done: list[int] = []

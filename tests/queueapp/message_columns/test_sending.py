@@ -102,10 +102,10 @@ class Elsewhere(DelayedStore):
 
 @pytest.fixture
 def elsewhere(settings: Any) -> Iterator[DelayedStore]:
-    delayed.opening._store.cache_clear()
+    delayed.loading._store.cache_clear()
     settings.QUEUEAPP = {"DELAYED_STORE": f"{__name__}.Elsewhere"}
     yield store_of("default")
-    delayed.opening._store.cache_clear()
+    delayed.loading._store.cache_clear()
 
 
 @real_commits

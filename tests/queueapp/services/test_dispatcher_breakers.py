@@ -45,10 +45,10 @@ def start(settings: Any) -> Iterator[Start]:
 @pytest.fixture
 def sample(settings: Any) -> Iterator[type[SampleStore]]:
     SampleStore.reset()
-    delayed.opening._store.cache_clear()
+    delayed.loading._store.cache_clear()
     settings.QUEUEAPP = {"DELAYED_STORE": "tests.queueapp.delayed.stores.SampleStore"}
     yield SampleStore
-    delayed.opening._store.cache_clear()
+    delayed.loading._store.cache_clear()
 
 
 @pytest.fixture

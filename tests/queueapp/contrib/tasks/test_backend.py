@@ -24,8 +24,8 @@ from queueapp.contrib.tasks.compat import (
     task_enqueued,
 )
 from queueapp.contrib.tasks.models import TaskQueue
-from queueapp.contrib.tasks.options import level_of
 from queueapp.contrib.tasks.serialization import body_of
+from queueapp.contrib.tasks.task_options import level_of
 from queueapp.errors import InvalidOption
 from queueapp.models import DelayedMessage, PoisonMessage
 from tests.databases import only_on_postgresql
