@@ -96,7 +96,7 @@ def prepare(connection: Any) -> str | None:
 def after_migrate(*, using: str, **_: Any) -> None:
     """Whoever migrates a database makes what wake-ups need there: as a rule nobody else may. Without it queues are polled."""
     connection = connections[using]
-    if not settings.WAKE_UPS or not router.allow_migrate_model(using, DelayedMessage):
+    if not settings.NOTIFY or not router.allow_migrate_model(using, DelayedMessage):
         return
     try:
         why = prepare(connection)
@@ -137,7 +137,7 @@ def _tamed(hook: Callable[[], Any]) -> Callable[[], None]:
 
 
 def _after_commit(connection: Any, payload: str) -> None:
-    if not settings.WAKE_UPS or not backend_of(connection).may_notify(connection):
+    if not settings.NOTIFY or not backend_of(connection).may_notify(connection):
         return
     if not connection.in_atomic_block:
         _notify(connection.alias, payload, connection)
@@ -164,7 +164,7 @@ def _notify(alias: str, payload: str, connection: Any = None) -> None:
         rhythm = _rhythms.get(key)
         if rhythm is None:
             rhythm = _rhythms[key] = _Rhythm()
-        if not rhythm.due(monotonic(), settings.WAKE_UP_INTERVAL.total_seconds()):
+        if not rhythm.due(monotonic(), settings.NOTIFY_INTERVAL.total_seconds()):
             return
     if connection is None:
         connection = connections[alias]

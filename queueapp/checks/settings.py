@@ -54,10 +54,10 @@ def check_settings(**_: Any) -> list[Any]:
                 id="queueapp.E008",
             )
         )
-    if settings.AROUND_HANDLERS and (problem := _no_function(settings.AROUND_HANDLERS)):
+    if settings.HANDLER_CONTEXT_MANAGER and (problem := _no_function(settings.HANDLER_CONTEXT_MANAGER)):
         found.append(
             checks.Error(
-                f"QUEUEAPP.AROUND_HANDLERS is {settings.AROUND_HANDLERS!r}: {problem}. No worker can start.",
+                f"QUEUEAPP.HANDLER_CONTEXT_MANAGER is {settings.HANDLER_CONTEXT_MANAGER!r}: {problem}. No worker can start.",
                 hint="Name a function of the context that returns a context manager, by its dotted path.",
                 id="queueapp.E009",
             )

@@ -40,7 +40,7 @@ def check_tables(databases: Any = None, **_: Any) -> list[Any]:
 
 def _check_wake_ups(alias: str) -> list[Any]:
     """W010: there are no wake-ups, and there could be."""
-    if not settings.WAKE_UPS or schema_check.is_about_to_migrate():
+    if not settings.NOTIFY or schema_check.is_about_to_migrate():
         return []
     try:
         lack = backend_of(connections[alias]).lacking_for_wake_ups(connections[alias])

@@ -23,7 +23,7 @@ OPTIONS: tuple[Option, ...] = (
         high=3500,
     ),
     Option(
-        "DISPATCH_POLL",
+        "DISPATCH_INTERVAL",
         timedelta,
         timedelta(seconds=5),
         "The delayed dispatcher looks again after this long at most, whatever it was told.",

@@ -25,7 +25,7 @@ OPTIONS: tuple[Option, ...] = (
         "([context](reference/context.md#what-a-handler-sends)).",
     ),
     Option(
-        "AROUND_HANDLERS",
+        "HANDLER_CONTEXT_MANAGER",
         str,
         "",
         "Dotted path of a function of the context that returns a context manager; each handler is called within it: the tenant that "

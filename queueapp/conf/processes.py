@@ -26,7 +26,7 @@ OPTIONS: tuple[Option, ...] = (
         seconds=True,
     ),
     Option(
-        "CAREFUL_PERIOD",
+        "CRASH_TRACKING_PERIOD",
         timedelta,
         timedelta(seconds=60),
         "For so long after a subscriber of a TRANSACTIONAL queue died without a goodbye each hand-out of that queue is recorded "
@@ -37,7 +37,7 @@ OPTIONS: tuple[Option, ...] = (
         seconds=True,
     ),
     Option(
-        "WEDGED_AFTER",
+        "STUCK_HANDLER_AFTER",
         timedelta,
         timedelta(seconds=10),
         "A handler that ignores its time limit for so much longer costs its process: it is drained and replaced.",

@@ -29,14 +29,14 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option("CONCURRENCY", int, 4, "Receive tasks (threads) per queue and worker process.", low=1, high=MAX_CONCURRENCY),
     Option(
-        "WAKE_UPS",
+        "NOTIFY",
         bool,
         True,
         "Tell sleeping workers of a commit that sent messages, and listen for it: NOTIFY on PostgreSQL, Service Broker on SQL "
         "Server.",
     ),
     Option(
-        "WAKE_UP_INTERVAL",
+        "NOTIFY_INTERVAL",
         timedelta,
         timedelta(milliseconds=50),
         "A process that sends to a queue all the time, every 2 ms or more often, wakes its workers once in this time; one that "

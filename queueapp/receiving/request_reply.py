@@ -182,7 +182,7 @@ def _listening(alias: str) -> Iterator[Callable[[float, str], bool]]:
     never = threading.Event()
     silent: Callable[[float, str], bool] = lambda seconds, label: never.wait(seconds)  # noqa: E731
     ear: Ear | None = None
-    if settings.WAKE_UPS:
+    if settings.NOTIFY:
         ear = backend_of(connections[alias]).ear(connections[alias].copy(), CHANNEL)
         try:
             ear.connect()

@@ -74,7 +74,7 @@ class DelayedDispatcher(Service):
                 wait = self._failed(_cause(error), self.recovery_breaker)
             if woken:
                 # Wake-ups are throttled: what was stored just after this one is seen by looking once more.
-                wait = min(wait, settings.WAKE_UP_INTERVAL.total_seconds())
+                wait = min(wait, settings.NOTIFY_INTERVAL.total_seconds())
             woken = wait > 0 and self.pause(wait)
         try:
             with Answering(connections[self.alias]):
@@ -84,7 +84,7 @@ class DelayedDispatcher(Service):
 
     def _round(self) -> float:
         """One round; returns how many seconds to wait for the next."""
-        poll = settings.DISPATCH_POLL.total_seconds()
+        poll = settings.DISPATCH_INTERVAL.total_seconds()
         if not self.leadership.hold():
             return poll
         limit = settings.DISPATCH_BATCH

@@ -120,7 +120,7 @@ class Listener(Service):
             return
         raise NoNotifications(
             "Nothing arrives of what is told; is there a connection pooler in transaction mode? "
-            "Point the workers at the server itself, or set QUEUEAPP.WAKE_UPS to False."
+            "Point the workers at the server itself, or set QUEUEAPP.NOTIFY to False."
         )
 
 

@@ -60,7 +60,7 @@ def release_leases_of_dead_subscribers(alias: str, left_alone: LeftAlone | None 
         # First the mark: from now on attempts are recorded before handlers run, so that a message that kills the whole
         # tree is counted the next time.
         QueueControl.objects.using(alias).update_or_create(
-            queue=row.queue, defaults={"careful_until": Now() + settings.CAREFUL_PERIOD}
+            queue=row.queue, defaults={"careful_until": Now() + settings.CRASH_TRACKING_PERIOD}
         )
         try:
             spent = _give_up_spent(sql, alias, row)

@@ -13,7 +13,7 @@ each row of another tree that is there when a process begins is judged by what c
 
 It is judged again with each look until it has beaten once or is gone: signed off, or buried, which is known. What died
 after this process has begun is found by its time, ``alive_until``, as are the rows of the long dead. One that nobody
-buries (no housekeeper may, or there is none) is a reason for as long as one that was buried: ``CAREFUL_PERIOD``, from when
+buries (no housekeeper may, or there is none) is a reason for as long as one that was buried: ``CRASH_TRACKING_PERIOD``, from when
 this process first saw it. By its own clock and not by the row's time: each life of a tree has to be careful at first.
 """
 
@@ -88,7 +88,7 @@ class Strangers:
         now = monotonic()
         lapsed = list(rows.filter(alive_until__lt=Now()).values_list("id", "queue"))
         self._dead = {key: self._dead.get(key, now) for key, _ in lapsed}
-        period = settings.CAREFUL_PERIOD.total_seconds()
+        period = settings.CRASH_TRACKING_PERIOD.total_seconds()
         dead = {queue for key, queue in lapsed if now - self._dead[key] < period}
         return dead | self._suspected(rows) if self._met else dead
 

@@ -46,7 +46,7 @@ def endpoint(
 ) -> Iterator[Endpoint]:
     """A queue without messages and without consumers, on one database in one semantics."""
     queue, alias = request.param
-    settings.QUEUEAPP = {"PEEK_DELAY": 0.1, "RETRY_DELAY": 0, "DISPATCH_POLL": 0.1}
+    settings.QUEUEAPP = {"PEEK_DELAY": 0.1, "RETRY_DELAY": 0, "DISPATCH_INTERVAL": 0.1}
     monkeypatch.setattr(registered, "_by_queue", {})
     endpoint = Endpoint(queue, alias, tag=request.node.name[:100])
     caplog.set_level(logging.INFO)

@@ -44,7 +44,7 @@ class New(msgspec.Struct):
 @pytest.fixture
 def calls(settings: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """No consumers but those of the test; (consumer, number) of each call."""
-    settings.QUEUEAPP = {"PEEK_DELAY": 0.1, "RETRY_DELAY": 0, "DISPATCH_POLL": 0.1}
+    settings.QUEUEAPP = {"PEEK_DELAY": 0.1, "RETRY_DELAY": 0, "DISPATCH_INTERVAL": 0.1}
     monkeypatch.setattr(registered, "_by_queue", {})
     return []
 
@@ -335,7 +335,7 @@ def test_origin_defect_14_the_type_of_an_exception_is_not_told_and_a_delay_break
         raise ZeroDivisionError("no")
 
     consumer(Leased, name="failing", attempts=1)(fail)
-    with telemetry(PEEK_DELAY=0.1, DISPATCH_POLL=0.1, RETRY_DELAY=0) as found:
+    with telemetry(PEEK_DELAY=0.1, DISPATCH_INTERVAL=0.1, RETRY_DELAY=0) as found:
         with found.tracer.start_as_current_span("the view"):
             Leased.send(Note("", 1), delay=timedelta(0))
         work(Leased, dispatcher=True)

@@ -24,7 +24,7 @@ from tests.conformance.endpoint import Endpoint, Note, modes
 from tests.in_process_worker import eventually
 from tests.telemetry import Telemetry, is_child_of, telemetry
 
-AT_ONCE = {"PEEK_DELAY": 0.1, "RETRY_DELAY": 0, "DISPATCH_POLL": 0.1}
+AT_ONCE = {"PEEK_DELAY": 0.1, "RETRY_DELAY": 0, "DISPATCH_INTERVAL": 0.1}
 
 
 @pytest.fixture

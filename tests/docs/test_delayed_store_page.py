@@ -54,7 +54,7 @@ def configured(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     """The project uses this store."""
     monkeypatch.setattr("tests.docs.FileStore", FileStore, raising=False)
     delayed.loading._store.cache_clear()
-    settings.QUEUEAPP = {"DELAYED_STORE": "tests.docs.FileStore", "DISPATCH_POLL": 0.05}
+    settings.QUEUEAPP = {"DELAYED_STORE": "tests.docs.FileStore", "DISPATCH_INTERVAL": 0.05}
     yield
     delayed.loading._store.cache_clear()
 

@@ -54,7 +54,7 @@ def test_a_tree_has_as_many_connections_as_the_formula_says(scene: Scene) -> Non
 def test_the_formula_without_wake_ups_and_with_at_most_once_alone(settings: object) -> None:
     module: dict[str, object] = {}
     exec(FILES["connections.py"], module)
-    settings.QUEUEAPP = {"WAKE_UPS": False, "CONCURRENCY": 4}
+    settings.QUEUEAPP = {"NOTIFY": False, "CONCURRENCY": 4}
     assert module["connections_of_a_tree"]([AtMostOnce], dispatcher=False) == (1 + 4) + 1 + 3 + 1
     assert module["connections_of_a_tree"]([AtMostOnce], housekeeping=False) == (1 + 4) + 1 + 2 + 1
     assert module["connections_of_a_tree"]([AtMostOnce], dispatcher=False, housekeeping=False) == (1 + 4) + 1 + 1

@@ -63,7 +63,7 @@ def test_the_tests_of_the_page_pass(shop: ModuleType) -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_the_flow_runs_with_real_workers(shop: ModuleType, settings: Any) -> None:
-    settings.QUEUEAPP = {"PEEK_DELAY": 0.1, "DISPATCH_POLL": 0.1}
+    settings.QUEUEAPP = {"PEEK_DELAY": 0.1, "DISPATCH_INTERVAL": 0.1}
     workers = [Worker(shop.OrderEvents).start(), Worker(shop.Deadlines, dispatcher=True).start()]
     try:
         orders = [shop.place_order("pepper", 100 + number) for number in range(10)]

@@ -175,5 +175,5 @@ def test_a_checkpoint_where_nothing_can_be_kept_is_a_warning(monkeypatch: pytest
     [("", []), ("os.path.join", []), ("os.nothing", ["queueapp.E009"]), ("os.sep", ["queueapp.E009"])],
 )
 def test_what_is_around_handlers_can_be_called(path: str, ids_found: list[str]) -> None:
-    with override_settings(QUEUEAPP={"AROUND_HANDLERS": path}):
+    with override_settings(QUEUEAPP={"HANDLER_CONTEXT_MANAGER": path}):
         assert [one.id for one in check_settings()] == ids_found

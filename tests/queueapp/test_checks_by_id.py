@@ -323,5 +323,5 @@ def test_wake_ups_that_could_be_had_are_a_warning_with_what_mends_it(
     assert isinstance(found, Warning)
     assert found.msg == "The database 'default': Service Broker is turned off in this database."
     assert found.hint == "ALTER DATABASE CURRENT SET ENABLE_BROKER."
-    settings.QUEUEAPP = {"WAKE_UPS": False}
+    settings.QUEUEAPP = {"NOTIFY": False}
     assert [one for one in checks.check_tables(databases=["default"]) if one.id == "queueapp.W010"] == []

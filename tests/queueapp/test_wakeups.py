@@ -29,7 +29,7 @@ pytestmark = real_commits
 @pytest.fixture(autouse=True)
 def unthrottled(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Iterator[None]:
     wakeable("default")
-    settings.QUEUEAPP = {"WAKE_UP_INTERVAL": 0.001}
+    settings.QUEUEAPP = {"NOTIFY_INTERVAL": 0.001}
     monkeypatch.setattr(notifier, "_rhythms", {})
     yield
     close_isolated()
@@ -109,7 +109,7 @@ def test_no_wake_up_rides_in_a_transaction(monkeypatch: pytest.MonkeyPatch) -> N
 def test_what_was_rolled_back_does_not_throttle_what_is_committed(
     ear: Ear, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings.QUEUEAPP = {"WAKE_UP_INTERVAL": timedelta(seconds=10)}
+    settings.QUEUEAPP = {"NOTIFY_INTERVAL": timedelta(seconds=10)}
     now = [1000.0]
     monkeypatch.setattr(notifier, "monotonic", lambda: now[0])
 
@@ -184,7 +184,7 @@ def test_whichever_savepoints_roll_back_what_is_committed_wakes(ear: Ear, block:
 def test_of_a_sender_at_full_speed_one_wake_up_an_interval_is_enough(
     ear: Ear, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings.QUEUEAPP = {"WAKE_UP_INTERVAL": timedelta(seconds=10)}
+    settings.QUEUEAPP = {"NOTIFY_INTERVAL": timedelta(seconds=10)}
     now = [1000.0]
     monkeypatch.setattr(notifier, "monotonic", lambda: now[0])
 
@@ -204,7 +204,7 @@ def test_of_a_sender_at_full_speed_one_wake_up_an_interval_is_enough(
 def test_a_sender_that_stays_at_full_speed_wakes_once_an_interval(
     ear: Ear, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings.QUEUEAPP = {"WAKE_UP_INTERVAL": timedelta(seconds=0.05)}
+    settings.QUEUEAPP = {"NOTIFY_INTERVAL": timedelta(seconds=0.05)}
     now = [1000.0]
     monkeypatch.setattr(notifier, "monotonic", lambda: now[0])
     for _ in range(20):
@@ -220,7 +220,7 @@ def test_a_sender_that_stays_at_full_speed_wakes_once_an_interval(
 
 
 def test_a_sender_at_a_leisurely_rate_wakes_each_time(ear: Ear, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings.QUEUEAPP = {"WAKE_UP_INTERVAL": timedelta(seconds=10)}
+    settings.QUEUEAPP = {"NOTIFY_INTERVAL": timedelta(seconds=10)}
     now = [1000.0]
     monkeypatch.setattr(notifier, "monotonic", lambda: now[0])
 
@@ -232,7 +232,7 @@ def test_a_sender_at_a_leisurely_rate_wakes_each_time(ear: Ear, settings: Any, m
 
 
 def test_after_the_interval_it_wakes_again(ear: Ear, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings.QUEUEAPP = {"WAKE_UP_INTERVAL": timedelta(seconds=10)}
+    settings.QUEUEAPP = {"NOTIFY_INTERVAL": timedelta(seconds=10)}
     now = [1000.0]
     monkeypatch.setattr(notifier, "monotonic", lambda: now[0])
 
@@ -268,7 +268,7 @@ def test_an_isolated_send_wakes_although_the_transaction_goes_on(ear: Ear) -> No
 
 
 def test_wake_ups_can_be_turned_off(ear: Ear, settings: Any) -> None:
-    settings.QUEUEAPP = {"WAKE_UPS": False}
+    settings.QUEUEAPP = {"NOTIFY": False}
 
     Leased.send({})
 

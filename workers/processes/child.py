@@ -240,7 +240,7 @@ def run_worker(options: ChildOptions, stages: Stages) -> int:
         leased = [pump for pump in own_pumps if pump.queue.delivery.semantics is not Semantics.AT_MOST_ONCE]
         if leased:
             services.append(Renewals(alias, leased))
-    if settings.WAKE_UPS:
+    if settings.NOTIFY:
         services += [Listener(alias, on_wake) for alias in by_alias]
     receiving = [Job(f"the pump of {pump.queue._meta.label}", pump.run, stages.stopping) for pump in pumps]
     stages.begin()
@@ -341,7 +341,7 @@ def run_dispatcher(options: ChildOptions, stages: Stages) -> int:
         services.append(Pulse(alias, breakers, uuid.UUID(options.supervisor)))
         all_movers += movers
         all_breakers += [breaker for own in breakers.values() for breaker in own]
-        if settings.WAKE_UPS and (movers or keepers):
+        if settings.NOTIFY and (movers or keepers):
             woken: dict[str, Sequence[Service]] = {notifier.DELAYED: movers, notifier.JOURNAL: keepers}
 
             def on_wake(payload: str, woken: dict[str, Sequence[Service]] = woken) -> None:

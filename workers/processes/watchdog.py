@@ -58,7 +58,7 @@ class Watchdog(Service):
                     continue
                 if interrupt(task, running):
                     late.append((task, running))
-                if over > settings.WEDGED_AFTER.total_seconds() and self._on_wedged is not None:
+                if over > settings.STUCK_HANDLER_AFTER.total_seconds() and self._on_wedged is not None:
                     wedged.append((task, running))
                     on_wedged, self._on_wedged = self._on_wedged, None
                     on_wedged()
@@ -82,7 +82,7 @@ class Watchdog(Service):
         """Whether it has no limit, and runs for so long that somebody is to be told, once."""
         if aside.deadline is not None or self._told.get(task) is aside:
             return False
-        if monotonic() - aside.started < settings.WEDGED_AFTER.total_seconds():
+        if monotonic() - aside.started < settings.STUCK_HANDLER_AFTER.total_seconds():
             return False
         self._told[task] = aside
         return True

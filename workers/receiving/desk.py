@@ -96,7 +96,7 @@ class Desk:
         self.breaker = CircuitBreaker(f"Receive from {self.label}", patience)
         #: Of this queue in this process; who else has one adds it.
         self.breakers: list[Breaker] = [self.peek_breaker, self.breaker]
-        #: TRANSACTIONAL: record each hand-out before its handler runs; kept by the heartbeat (see ``CAREFUL_PERIOD``).
+        #: TRANSACTIONAL: record each hand-out before its handler runs; kept by the heartbeat (see ``CRASH_TRACKING_PERIOD``).
         self.careful = False
         self.caution = Caution()
         #: Messages that failed in a transaction with others (``Delivery.transaction_size``): to be handled alone.
@@ -256,7 +256,7 @@ class Desk:
     def made_room(self) -> None:
         """Messages of a queue that was at its limit have ended: whoever waits for room is told, throttled."""
         self.at_limit = False
-        if monotonic() - self._told_room_at >= settings.WAKE_UP_INTERVAL.total_seconds():
+        if monotonic() - self._told_room_at >= settings.NOTIFY_INTERVAL.total_seconds():
             self._told_room_at = monotonic()
             notifier.sent(self.queue, connections[self.alias])
 

@@ -77,8 +77,8 @@ class Entry:
         #: It takes so many messages a call, as a list; 0: one.
         self.batch: int = registration.options["batch"] or 0
         self.call = _caller(registration, self.timeout)
-        if settings.AROUND_HANDLERS and not registration.name.startswith("queueapp."):
-            self.call = _within(import_string(settings.AROUND_HANDLERS), self.call)
+        if settings.HANDLER_CONTEXT_MANAGER and not registration.name.startswith("queueapp."):
+            self.call = _within(import_string(settings.HANDLER_CONTEXT_MANAGER), self.call)
         for watch in watching:
             self.call = watch(registration, self.call)
         if tracing.tracer is not None:

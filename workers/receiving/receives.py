@@ -153,7 +153,7 @@ class Receives:
             self._wake.set()
 
     def _task_ended(self) -> None:
-        self._covered_at = monotonic() + settings.WAKE_UP_INTERVAL.total_seconds()
+        self._covered_at = monotonic() + settings.NOTIFY_INTERVAL.total_seconds()
         if self.desk.claiming.left and self._grow_at is None and self._empty_claims <= COVERING:
             self._grow_at = monotonic() + GROW_WAIT
         # Many workers on one backlog: what the others of this one were promised is not to be given away meanwhile.

@@ -63,8 +63,8 @@ class Looking:
     def looked(self, queues: Queues, *, found: bool, hears: bool) -> None:
         """Plan the next look. Of a sender that sends all the time a wake-up comes once an interval."""
         idle = self._options.polling_interval if hears else min(UNTOLD, self._options.polling_interval)
-        if self.plans.get(queues, (True, 0.0))[0] and not found and settings.WAKE_UPS:
-            idle = min(idle, settings.WAKE_UP_INTERVAL.total_seconds())
+        if self.plans.get(queues, (True, 0.0))[0] and not found and settings.NOTIFY:
+            idle = min(idle, settings.NOTIFY_INTERVAL.total_seconds())
         self.plans[queues] = found, monotonic() + idle
 
     def readable(self, queues: Queues) -> int:

@@ -82,7 +82,7 @@ class Member(Service):
         self._breaker = CircuitBreaker(f"Leases in {alias}")
         self._services: list[Service] = []
         self._listener = Listener(alias, self._heard)
-        self._helpers: list[Service] = [PeerWatch(), *([self._listener] if settings.WAKE_UPS else [])]
+        self._helpers: list[Service] = [PeerWatch(), *([self._listener] if settings.NOTIFY else [])]
         self._woken: list[Service] = []
         self._acks_since: float | None = None
         self._alone_since: float | None = None

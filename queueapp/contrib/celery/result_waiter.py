@@ -168,7 +168,7 @@ def looks(alias: str, ids: Collection[str], timeout: float | None, interval: flo
         waiter.heard.wait(left)
         yield monotonic() - began
         wait *= 2
-    if not settings.WAKE_UPS:
+    if not settings.NOTIFY:
         yield from _at_times(waiter, began, wait, timeout, lambda: interval)
         return
     ears = listening(alias)

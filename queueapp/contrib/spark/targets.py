@@ -98,7 +98,7 @@ def take_snapshot(using: str | None = None) -> Snapshot:
         queues=tuple(targets),
         databases={alias: _database(connections[alias]) for alias in {target.database for target in targets}},
         ledger=LedgerTable.of(SparkCommit),
-        wake_channel=notifier.CHANNEL if settings.WAKE_UPS else None,
+        wake_channel=notifier.CHANNEL if settings.NOTIFY else None,
     )
 
 

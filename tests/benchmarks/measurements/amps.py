@@ -42,7 +42,7 @@ WARM_UP = 2_000
 #: Sends that are timed at a time.
 BLOCK = 250
 #: Of the processes that send here: nobody is woken by a message before the clock runs.
-SILENT = {"WAKE_UPS": False}
+SILENT = {"NOTIFY": False}
 
 Fill = Callable[[Any, int], object]
 

@@ -16,7 +16,7 @@ DONE = "done"
 def main() -> None:
     """Send until stdin ends."""
     os.environ["DJANGO_SETTINGS_MODULE"] = "tests.benchmarks.settings"
-    os.environ["BENCH_QUEUEAPP"] = json.dumps({"WAKE_UPS": sys.argv[1:] != [SILENT]})
+    os.environ["BENCH_QUEUEAPP"] = json.dumps({"NOTIFY": sys.argv[1:] != [SILENT]})
     import django
 
     django.setup()

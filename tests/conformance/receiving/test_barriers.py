@@ -100,7 +100,7 @@ class Field:
 
 @pytest.fixture
 def field(request: pytest.FixtureRequest, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Field]:
-    settings.QUEUEAPP = {"PEEK_DELAY": 0.1, "RETRY_DELAY": 0, "DISPATCH_POLL": 0.1}
+    settings.QUEUEAPP = {"PEEK_DELAY": 0.1, "RETRY_DELAY": 0, "DISPATCH_INTERVAL": 0.1}
     monkeypatch.setattr(registered, "_by_queue", {})
     monkeypatch.setattr(barriers, "_looked", {})
     field = Field(*request.param)

@@ -392,7 +392,7 @@ def test_what_makes_no_sense_is_refused() -> None:
 
 
 def test_a_queue_without_keys_asks_nothing_for_them(settings: Any) -> None:
-    settings.QUEUEAPP = {"WAKE_UPS": False}
+    settings.QUEUEAPP = {"NOTIFY": False}
     Leased.send(body(0))
     with traced() as wire:
         Leased.send(body(1, "a"))

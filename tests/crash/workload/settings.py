@@ -18,7 +18,7 @@ QUEUEAPP = {
     "HEARTBEAT_INTERVAL": 1,
     "DEAD_AFTER": 3,
     "SHUTDOWN_GRACE": 5,
-    "DISPATCH_POLL": 0.5,
+    "DISPATCH_INTERVAL": 0.5,
     **json.loads(os.environ.get("CRASH_QUEUEAPP", "{}")),
 }
 if DATABASES["default"]["ENGINE"] != "mssql":  # noqa: F405 - there sessions are known by the process that has them

@@ -262,7 +262,7 @@ def test_a_refusal_is_of_its_own_round(two: TwoDatabases, mover: Forwarder) -> N
 
 
 def test_it_waits_no_longer_than_until_the_next_one_is_due(mover: Forwarder) -> None:
-    with override_settings(QUEUEAPP={"DISPATCH_POLL": 60}):
+    with override_settings(QUEUEAPP={"DISPATCH_INTERVAL": 60}):
         assert mover._round() == 60
         keep(delay=timedelta(seconds=20))
         assert 0 < mover._round() <= 20

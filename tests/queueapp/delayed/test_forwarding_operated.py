@@ -89,7 +89,7 @@ def test_what_nobody_forwards_any_more_is_named(monkeypatch: pytest.MonkeyPatch)
 @pytest.fixture
 def movers() -> Iterator[tuple[DelayedDispatcher, Forwarder]]:
     holder = uuid.uuid4()
-    with override_settings(QUEUEAPP={"DISPATCH_POLL": 0.05}):
+    with override_settings(QUEUEAPP={"DISPATCH_INTERVAL": 0.05}):
         both = DelayedDispatcher("default", holder), Forwarder("default", WAREHOUSE, holder)
         for one in both:
             one.start()

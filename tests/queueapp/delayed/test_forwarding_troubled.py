@@ -221,7 +221,7 @@ class Derived(SqlDelayedStore):
 @pytest.fixture
 def derived(settings: Any) -> Iterator[None]:
     delayed.loading._store.cache_clear()
-    settings.QUEUEAPP = {"DELAYED_STORE": f"{__name__}.Derived", "DISPATCH_POLL": 60}
+    settings.QUEUEAPP = {"DELAYED_STORE": f"{__name__}.Derived", "DISPATCH_INTERVAL": 60}
     yield
     delayed.loading._store.cache_clear()
 

@@ -157,7 +157,7 @@ def test_the_dispatcher_opens_it_for_the_strongest_of_its_queues(
 
 
 def test_a_dispatcher_serves_a_store_that_refuses_the_strongest(sample: Sample, settings: Any) -> None:
-    settings.QUEUEAPP |= {"DISPATCH_POLL": 0.05}
+    settings.QUEUEAPP |= {"DISPATCH_INTERVAL": 0.05}
     sample.refused = (Semantics.TRANSACTIONAL,)
     Leased.send({"a": 1}, delay=timedelta(0))
     dispatcher = DelayedDispatcher("default", uuid.uuid4())

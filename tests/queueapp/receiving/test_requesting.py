@@ -230,7 +230,7 @@ def test_a_queue_with_consumers_would_lose_the_answer_to_them() -> None:
 
 @real_commits
 def test_without_wake_ups_it_looks_from_time_to_time(settings: Any) -> None:
-    settings.QUEUEAPP = {"WAKE_UPS": False}
+    settings.QUEUEAPP = {"NOTIFY": False}
     with pytest.raises(NoReply):
         ask(1, timeout=NOW)
 

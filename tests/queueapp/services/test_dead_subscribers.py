@@ -54,7 +54,7 @@ def test_leases_of_the_living_are_left_alone() -> None:
 
 
 def test_after_a_death_its_queue_is_received_carefully_for_a_while(settings: Any) -> None:
-    settings.QUEUEAPP = {"CAREFUL_PERIOD": 3600}
+    settings.QUEUEAPP = {"CRASH_TRACKING_PERIOD": 3600}
     subscriber(dead=True)
 
     release_leases_of_dead_subscribers("default")

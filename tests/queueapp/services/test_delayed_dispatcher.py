@@ -31,7 +31,7 @@ Start = Callable[[], DelayedDispatcher]
 @pytest.fixture
 def start(settings: Any) -> Iterator[Start]:
     """Starts dispatchers, each as a process would; they stop with the test."""
-    settings.QUEUEAPP = {"DISPATCH_POLL": 0.05, "DISPATCH_BATCH": 10}
+    settings.QUEUEAPP = {"DISPATCH_INTERVAL": 0.05, "DISPATCH_BATCH": 10}
     started: list[DelayedDispatcher] = []
 
     def begin() -> DelayedDispatcher:
@@ -60,7 +60,7 @@ def test_all_that_is_due_is_moved_in_due_order(start: Start) -> None:
 
 
 def test_more_than_a_batch_is_moved_at_once(start: Start, settings: Any) -> None:
-    settings.QUEUEAPP = settings.QUEUEAPP | {"DISPATCH_POLL": 60}
+    settings.QUEUEAPP = settings.QUEUEAPP | {"DISPATCH_INTERVAL": 60}
     store(35)
     one = start()
 
@@ -68,7 +68,7 @@ def test_more_than_a_batch_is_moved_at_once(start: Start, settings: Any) -> None
 
 
 def test_it_sleeps_until_the_next_is_due(start: Start, settings: Any) -> None:
-    settings.QUEUEAPP = settings.QUEUEAPP | {"DISPATCH_POLL": 60}
+    settings.QUEUEAPP = settings.QUEUEAPP | {"DISPATCH_INTERVAL": 60}
     store(1, due_in=timedelta(milliseconds=300))
     store(1, due_in=timedelta(hours=1))
     one = start()
@@ -79,7 +79,7 @@ def test_it_sleeps_until_the_next_is_due(start: Start, settings: Any) -> None:
 
 
 def test_a_wake_up_lets_it_look_at_once(start: Start, settings: Any) -> None:
-    settings.QUEUEAPP = settings.QUEUEAPP | {"DISPATCH_POLL": 60}
+    settings.QUEUEAPP = settings.QUEUEAPP | {"DISPATCH_INTERVAL": 60}
     one = start()
     eventually(lambda: one.leadership.held)
     store(1)
@@ -143,7 +143,7 @@ def test_two_projects_on_one_database_each_dispatch_their_own(start: Start, monk
 
 
 def test_what_nobody_here_can_deliver_neither_blocks_nor_wakes_the_dispatcher(start: Start, settings: Any) -> None:
-    settings.QUEUEAPP = settings.QUEUEAPP | {"DISPATCH_POLL": 60}
+    settings.QUEUEAPP = settings.QUEUEAPP | {"DISPATCH_INTERVAL": 60}
     store(25)  # more than a batch, all of them overdue
     DelayedMessage.objects.update(destination="another.Project", due=F("due") - timedelta(hours=1))
     store(2)
@@ -230,7 +230,7 @@ def _impatient(name: str, time_to_trigger: timedelta) -> Any:
 
 def test_what_somebody_else_has_locked_is_looked_for_less_and_less_often(settings: Any) -> None:
     """Whoever cancels a message in a long transaction of his own keeps the dispatcher from nothing else, and busy with nothing."""
-    settings.QUEUEAPP = {"DISPATCH_POLL": 60}
+    settings.QUEUEAPP = {"DISPATCH_INTERVAL": 60}
     one = DelayedDispatcher("default", uuid.uuid4())
     store(1)
     with another() as other:
@@ -251,7 +251,7 @@ def test_what_somebody_else_has_locked_is_looked_for_less_and_less_often(setting
 
 
 def test_an_idle_round_asks_its_store_once(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings.QUEUEAPP = {"DISPATCH_POLL": 60}
+    settings.QUEUEAPP = {"DISPATCH_INTERVAL": 60}
     backend = type(backend_of(connection))
     really, asked = backend.first_due, []
 

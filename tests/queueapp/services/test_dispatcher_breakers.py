@@ -30,7 +30,7 @@ def start(settings: Any) -> Iterator[Start]:
     started: list[DelayedDispatcher] = []
 
     def begin(**given: Any) -> DelayedDispatcher:
-        settings.QUEUEAPP = getattr(settings, "QUEUEAPP", {}) | {"DISPATCH_POLL": 0.05} | given
+        settings.QUEUEAPP = getattr(settings, "QUEUEAPP", {}) | {"DISPATCH_INTERVAL": 0.05} | given
         one = DelayedDispatcher("default", uuid.uuid4())
         for breaker in (one.fetch_breaker, one.dispatch_breaker):
             breaker._waits = dict.fromkeys(State, 0.01)
@@ -239,7 +239,7 @@ def test_a_round_moves_as_many_as_the_setting_says(start: Start, monkeypatch: py
 @pytest.mark.parametrize("seconds", [0.05, 60])
 def test_it_looks_again_after_the_time_that_the_setting_says(start: Start, seconds: float) -> None:
     """What was stored past us (by another program, with its wake-up lost) is found by the next look, not before."""
-    one = start(DISPATCH_POLL=seconds)
+    one = start(DISPATCH_INTERVAL=seconds)
     eventually(lambda: one.leadership.held)
     looks: list[float] = []
     really = one._round

@@ -82,7 +82,7 @@ def test_a_send_in_a_transaction_wakes_after_the_commit(start_worker: Start, han
 def test_sends_that_the_throttle_swallows_are_handled_too(
     start_worker: Start, handled: list[int], settings: Any
 ) -> None:
-    settings.QUEUEAPP = settings.QUEUEAPP | {"WAKE_UP_INTERVAL": 0.3}
+    settings.QUEUEAPP = settings.QUEUEAPP | {"NOTIFY_INTERVAL": 0.3}
     asleep(start_worker(Leased, listener=True))
 
     for number in range(5):

@@ -326,7 +326,7 @@ def test_every_service_is_started_and_stopped_twenty_times(
     make: Callable[[], Service], settings: Any, sessions: Callable[[], int]
 ) -> None:
     settings.QUEUEAPP = {
-        "HEARTBEAT_INTERVAL": 0.1, "PEEK_DELAY": 0.1, "DISPATCH_POLL": 0.05, "JOURNAL": {"^journaled": None},
+        "HEARTBEAT_INTERVAL": 0.1, "PEEK_DELAY": 0.1, "DISPATCH_INTERVAL": 0.05, "JOURNAL": {"^journaled": None},
     }  # fmt: skip
     ends: list[Service] = []
     one = make()
@@ -357,7 +357,7 @@ def _into_its_work(one: Service) -> None:
 
 @pytest.mark.parametrize("make", MAKERS)
 def test_starts_and_stops_from_many_threads_leave_it_stopped(make: Callable[[], Service], settings: Any) -> None:
-    settings.QUEUEAPP = {"HEARTBEAT_INTERVAL": 0.1, "PEEK_DELAY": 0.1, "DISPATCH_POLL": 0.05}
+    settings.QUEUEAPP = {"HEARTBEAT_INTERVAL": 0.1, "PEEK_DELAY": 0.1, "DISPATCH_INTERVAL": 0.05}
     one, ends, errors = make(), [], []  # type: ignore[var-annotated]
     go = threading.Barrier(4)
 

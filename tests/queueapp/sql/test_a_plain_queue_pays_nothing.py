@@ -110,7 +110,7 @@ def test_its_statements_and_their_plans_are_those_that_one_would_write(by_hand: 
 
 
 def test_its_life_is_an_insert_an_update_and_a_delete(settings: Any) -> None:
-    settings.QUEUEAPP = {"WAKE_UPS": False}
+    settings.QUEUEAPP = {"NOTIFY": False}
     for _ in range(2):  # the first time statements are prepared, and what an operator set is read
         in_force.forget()
         with connection.cursor() as cursor:
@@ -134,7 +134,7 @@ def test_its_life_is_an_insert_an_update_and_a_delete(settings: Any) -> None:
 
 @pytest.mark.parametrize(("queue", "reads"), [(Transactional, 0), (AtMostOnce, 0), (Leased, 1), (Capped, 1)])
 def test_receive_asks_what_an_operator_set_only_where_that_matters(queue: Any, reads: int, settings: Any) -> None:
-    settings.QUEUEAPP = {"WAKE_UPS": False}
+    settings.QUEUEAPP = {"NOTIFY": False}
     in_force.forget()
     with statements() as said, queue.receive() as batch:
         assert len(batch) == 0
@@ -175,7 +175,7 @@ def wal_of(action: Callable[[], object], table: str) -> Wal:
 
 
 def test_its_wal_is_that_of_a_table_written_by_hand(by_hand: str, settings: Any) -> None:
-    settings.QUEUEAPP = {"WAKE_UPS": False}
+    settings.QUEUEAPP = {"NOTIFY": False}
     table, sql = Leased._meta.db_table, queue_sql(Leased, connection)
     owner = new_id()
     headers, body = '{"content-type":"application/json"}', b'{"n":1}'

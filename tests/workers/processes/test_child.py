@@ -54,7 +54,7 @@ class Process:
 
 @pytest.fixture
 def start(settings: Any) -> Iterator[Callable[[str], Process]]:
-    settings.QUEUEAPP = {"HEARTBEAT_INTERVAL": 0.1, "PEEK_DELAY": 0.1, "DISPATCH_POLL": 0.05}
+    settings.QUEUEAPP = {"HEARTBEAT_INTERVAL": 0.1, "PEEK_DELAY": 0.1, "DISPATCH_INTERVAL": 0.05}
     started: list[Process] = []
 
     def begin(role: str) -> Process:

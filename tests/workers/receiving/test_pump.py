@@ -94,7 +94,7 @@ def test_an_idle_pump_waits_one_peek_delay_between_peeks(monkeypatch: pytest.Mon
 
 
 def test_after_a_task_has_ended_it_looks_once_more_soon(start_worker: Start, settings: Any) -> None:
-    settings.QUEUEAPP = {"PEEK_DELAY": 3600, "WAKE_UP_INTERVAL": 0.05}
+    settings.QUEUEAPP = {"PEEK_DELAY": 3600, "NOTIFY_INTERVAL": 0.05}
     handled = threading.Event()
     handle(Leased, lambda message, context: handled.set())
     send(Leased, 1)
@@ -149,7 +149,7 @@ def test_a_message_that_somebody_holds_is_not_claimed_again_and_again(start_work
 
 
 def test_after_empty_claims_in_a_row_it_looks_no_sooner_than_their_wait_says(settings: Any) -> None:
-    settings.QUEUEAPP = {"PEEK_DELAY": 7, "WAKE_UP_INTERVAL": 0.05}
+    settings.QUEUEAPP = {"PEEK_DELAY": 7, "NOTIFY_INTERVAL": 0.05}
     one = idle_pump(concurrency=1)
     far = monotonic() + 7
 
@@ -179,7 +179,7 @@ def test_after_empty_claims_in_a_row_what_claims_left_to_each_other_is_nothing_t
 
 def test_a_wake_up_ends_the_longer_and_longer_waits_of_empty_claims(settings: Any) -> None:
     """Else what is sent after it, and not told because it is throttled, would wait as long as what is held."""
-    settings.QUEUEAPP = {"PEEK_DELAY": 7, "WAKE_UP_INTERVAL": 0.05}
+    settings.QUEUEAPP = {"PEEK_DELAY": 7, "NOTIFY_INTERVAL": 0.05}
     one = idle_pump(concurrency=1)
     one.workers = 2
     one._empty_claims = pump.COVERING + 5
@@ -210,7 +210,7 @@ def test_a_new_message_does_not_wait_for_the_handlers_of_others(start_worker: St
 
 
 def test_a_wake_up_while_all_tasks_are_busy_is_not_lost(start_worker: Start, settings: Any) -> None:
-    settings.QUEUEAPP = {"PEEK_DELAY": 3600, "WAKE_UP_INTERVAL": 10}
+    settings.QUEUEAPP = {"PEEK_DELAY": 3600, "NOTIFY_INTERVAL": 10}
     gate = Gate()
     handle(Transactional, gate.enter)
     worker = start_worker(Transactional, concurrency=1)
@@ -602,7 +602,7 @@ def test_what_was_sent_while_a_long_look_was_under_way_is_looked_for_again(
     start_worker: Start, monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
     """A task ends during a look that takes longer than the interval of wake-ups, and what was sent then told nobody."""
-    settings.QUEUEAPP = {"PEEK_DELAY": 3600, "WAKE_UP_INTERVAL": 0.02}
+    settings.QUEUEAPP = {"PEEK_DELAY": 3600, "NOTIFY_INTERVAL": 0.02}
     one = idle_pump()
     looks: list[float] = []
     waits: list[float] = []

@@ -218,7 +218,7 @@ def test_a_worker_is_careful_while_its_queue_has_an_unburied_dead(start_worker: 
 
 
 def test_a_dead_that_nobody_buries_is_no_reason_to_be_careful_for_ever(start_worker: Start, settings: Any) -> None:
-    settings.QUEUEAPP = settings.QUEUEAPP | {"CAREFUL_PERIOD": 2, "DEAD_AFTER": 2}
+    settings.QUEUEAPP = settings.QUEUEAPP | {"CRASH_TRACKING_PERIOD": 2, "DEAD_AFTER": 2}
     stranger(alive=False)
 
     for _ in range(2):  # each life of a tree is careful at first, however long the other one has been dead

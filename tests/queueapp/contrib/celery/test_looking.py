@@ -41,7 +41,7 @@ def test_what_was_never_looked_through_is_at_once_and_what_had_something_at_once
 def test_who_found_nothing_looks_again_after_a_while_or_when_it_is_told(
     looking: Looking, clock: Clock, settings: Any
 ) -> None:
-    settings.QUEUEAPP = {"WAKE_UP_INTERVAL": 0.1}
+    settings.QUEUEAPP = {"NOTIFY_INTERVAL": 0.1}
     looking.looked(QUEUES, found=True, hears=True)
     looking.looked(QUEUES, found=False, hears=True)
     assert waits(looking, clock) == 0.1, "of a sender that goes on a wake-up comes once an interval"
@@ -60,7 +60,7 @@ def test_who_found_nothing_looks_again_after_a_while_or_when_it_is_told(
 
 
 def test_without_wake_ups_it_looks_often(looking: Looking, clock: Clock, settings: Any) -> None:
-    settings.QUEUEAPP = {"WAKE_UPS": False, "WAKE_UP_INTERVAL": 0.1}
+    settings.QUEUEAPP = {"NOTIFY": False, "NOTIFY_INTERVAL": 0.1}
     looking.looked(QUEUES, found=True, hears=False)
     looking.looked(QUEUES, found=False, hears=False)
     assert waits(looking, clock) == 0.3

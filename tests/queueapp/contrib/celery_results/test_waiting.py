@@ -98,7 +98,7 @@ def test_nobody_is_told_of_tasks_that_nobody_waits_for(backend: Any, alias: str)
 
 
 def test_without_wake_ups_results_are_polled(backend: Any, app: Celery, alias: str, later: Any, settings: Any) -> None:
-    settings.QUEUEAPP = {"WAKE_UPS": False}
+    settings.QUEUEAPP = {"NOTIFY": False}
     result_waiter._listening.clear()
     later(lambda: backend.store_result("a", 5, states.SUCCESS))
 

@@ -65,7 +65,7 @@ def configure(settings: Any, install_anew: Callable[[], None]) -> Callable[..., 
 @pytest.fixture
 def backend(alias: str, settings: Any, configure: Callable[..., Any]) -> Iterator[Any]:
     """The default backend on one database, without tasks."""
-    settings.QUEUEAPP = {"PEEK_DELAY": 0.1, "DISPATCH_POLL": 0.1, "RETRY_DELAY": 0}
+    settings.QUEUEAPP = {"PEEK_DELAY": 0.1, "DISPATCH_INTERVAL": 0.1, "RETRY_DELAY": 0}
     if alias != "default":
         settings.DATABASE_ROUTERS = [Place(alias)]
     yield configure()
