@@ -140,7 +140,7 @@ LOGGING = {
     "handlers": {"console": {"class": "logging.StreamHandler", "formatter": _log_format}},
     "loggers": {
         name: {"handlers": ["console"], "level": os.environ.get("LOG_LEVEL", "INFO"), "propagate": True}
-        for name in ("queueapp", "workers", "project")
+        for name in ("queueapp", "project")
     },
 }
 

@@ -18,7 +18,7 @@ from .connection_timeouts import answering_each, at_rest, go_on, rest
 from .maintenance import Housekeeping
 from .service import Service
 
-log = logging.getLogger("workers")
+log = logging.getLogger("queueapp.workers")
 
 #: How often it looks, if the settings do not say.
 EVERY = timedelta(seconds=30)

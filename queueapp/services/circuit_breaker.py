@@ -16,7 +16,7 @@ from .database_outage import of_an_outage
 
 __all__ = ["Breaker", "CircuitBreaker", "RateBreaker", "State", "Trouble"]
 
-log = logging.getLogger("workers")
+log = logging.getLogger("queueapp.workers")
 circuit_breaker.told_elsewhere.append(of_an_outage)
 circuit_breaker.remedies.append(remedy_of)
 

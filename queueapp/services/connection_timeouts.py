@@ -33,7 +33,7 @@ from ..errors import UnsupportedServer
 from ..sql import ErrorKind, backend_of
 from .database_outage import outage_of
 
-log = logging.getLogger("workers")
+log = logging.getLogger("queueapp.workers")
 _T = TypeVar("_T")
 
 

@@ -25,7 +25,7 @@ from django.db.backends.signals import connection_created
 from ..errors import UnsupportedServer
 from ..sql import backend_of
 
-log = logging.getLogger("workers")
+log = logging.getLogger("queueapp.workers")
 
 #: Seconds between the end of one outage and the beginning of another one that is told at once.
 SPACING = 10.0

@@ -23,7 +23,7 @@ from .connection_timeouts import Answering, again, at_rest
 from .leader_election import Leadership, role
 from .service import Service
 
-log = logging.getLogger("workers")
+log = logging.getLogger("queueapp.workers")
 
 #: Seconds that a round waits for what somebody else has locked: at first, and at most.
 _LOCKED_FIRST, _LOCKED_MOST = 0.005, 1.0

@@ -22,7 +22,7 @@ from .connection_timeouts import Answering
 from .database_outage import outage_of
 from .service import Service
 
-log = logging.getLogger("workers")
+log = logging.getLogger("queueapp.workers")
 
 #: Seconds between two proofs that the connection is alive, and how long one may take.
 LIVENESS = 15.0

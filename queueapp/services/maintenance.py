@@ -35,7 +35,7 @@ from .leader_election import Leadership
 from .orphaned_leases import LeftAlone, release_leases_of_dead_subscribers
 from .service import Service
 
-log = logging.getLogger("workers")
+log = logging.getLogger("queueapp.workers")
 
 #: Seconds between two rounds.
 PACE = 1.0

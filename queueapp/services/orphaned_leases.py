@@ -23,7 +23,7 @@ from ..receiving import barriers
 from ..sql import ErrorKind, QueueSql, QueueTable, backend_of, queue_sql
 from .connection_timeouts import again
 
-log = logging.getLogger("workers")
+log = logging.getLogger("queueapp.workers")
 
 BATCH = 3000
 #: Dead subscribers that cannot be buried by this process, and their queues.

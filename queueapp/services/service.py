@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from django.db import connections
 
-log = logging.getLogger("workers")
+log = logging.getLogger("queueapp.workers")
 
 
 class Life(NamedTuple):

@@ -17,7 +17,7 @@ from .connection_timeouts import Answering
 from .service import Service
 from .subscriber_rows import alive, all_beat, row_of_process, told
 
-log = logging.getLogger("workers")
+log = logging.getLogger("queueapp.workers")
 
 
 class Pulse(Service):

@@ -76,7 +76,7 @@ def test_the_test_above_would_see(code: str) -> None:
     [
         "from ..connections import dead_peers",
         "from queueapp.conf import settings",
-        "log = logging.getLogger('workers')",
+        "log = logging.getLogger('queueapp.workers')",
         "connect(f, dispatch_uid='workers.dead_peers')",
         "pump.workers = 1",
     ],

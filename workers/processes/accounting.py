@@ -17,7 +17,7 @@ from queueapp.services.service import Service
 
 from . import crash_recovery
 
-log = logging.getLogger("workers")
+log = logging.getLogger("queueapp.workers")
 
 #: Seconds between two looks while there is nothing to count: it is woken for what comes.
 IDLE = 3600.0

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 from django.db import connections
 
-log = logging.getLogger("workers")
+log = logging.getLogger("queueapp.workers")
 _T = TypeVar("_T")
 
 

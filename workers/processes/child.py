@@ -28,7 +28,7 @@ from queueapp.services.service import Job, Service, stop_all
 
 from .signals import Signals
 
-log = logging.getLogger("workers")
+log = logging.getLogger("queueapp.workers")
 
 #: How long an interrupted handler may take to notice before the process ends all the same.
 INTERRUPT_GRACE = 3.0

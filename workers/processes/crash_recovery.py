@@ -40,7 +40,7 @@ from queueapp.sql import ErrorKind, backend_of, queue_sql
 
 from .in_flight_slots import InHand, Slots
 
-log = logging.getLogger("workers")
+log = logging.getLogger("queueapp.workers")
 
 
 #: Exit code of a child that stopped because one of its services or pumps had ended unasked.

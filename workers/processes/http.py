@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from queueapp.errors import InvalidOption
 
-log = logging.getLogger("workers")
+log = logging.getLogger("queueapp.workers")
 
 DEFAULT_HOST = "127.0.0.1"
 #: Seconds that a client may take for its request, and requests at once.

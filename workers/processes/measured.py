@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 
 from queueapp import signals
 
-log = logging.getLogger("workers")
+log = logging.getLogger("queueapp.workers")
 
 PREFIX = "queueapp-metrics-"
 #: Whoever has it locked lives.

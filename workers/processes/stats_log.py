@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ..receiving.pump import QueuePump
 
-log = logging.getLogger("workers")
+log = logging.getLogger("queueapp.workers")
 
 #: Seconds between two lines.
 EVERY = 60.0

@@ -40,7 +40,7 @@ from .shared_low_water_marks import SharedFloors
 from .signals import Signals
 from .until_empty import is_empty, remaining
 
-log = logging.getLogger("workers")
+log = logging.getLogger("queueapp.workers")
 
 #: A child that lived shorter than this is restarted with growing delay.
 SHORT_LIFE = 5.0

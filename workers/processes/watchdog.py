@@ -21,7 +21,7 @@ from ..receiving.pump import QueuePump
 from ..receiving.receivers import Aside, Running, Task
 from ..receiving.striking import call_off, raise_in
 
-log = logging.getLogger("workers")
+log = logging.getLogger("queueapp.workers")
 
 _BUSY, _IDLE = 0.1, 0.25
 

@@ -42,7 +42,7 @@ from .ranked_claiming import RankedClaiming
 from .skipped_messages import Strangers
 from .stats import Stats
 
-log = logging.getLogger("workers")
+log = logging.getLogger("queueapp.workers")
 
 
 class Desk:

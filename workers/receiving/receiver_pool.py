@@ -26,7 +26,7 @@ from queueapp.sending.isolation import close_isolated
 from .receivers import Task
 from .slot import Slot
 
-log = logging.getLogger("workers")
+log = logging.getLogger("queueapp.workers")
 
 #: An idle task ends after so many seconds, and closes its connection; the last one stays.
 HELPER_IDLE = 10.0

@@ -21,7 +21,7 @@ from .claim_tracker import Claiming, UnderWay
 from .handlers import Handlers
 from .stats import Stats
 
-log = logging.getLogger("workers")
+log = logging.getLogger("queueapp.workers")
 
 #: Headers read at once while looking for the end of a stretch of messages that nobody here takes.
 FIRST_WALK, WALK = 50, 5_000

@@ -20,7 +20,7 @@ from ..receiving.pump import QueuePump
 from ..receiving.receivers import Running, Task
 from ..receiving.striking import cancel
 
-log = logging.getLogger("workers")
+log = logging.getLogger("queueapp.workers")
 
 #: Seconds that the way of a request may take, and two clocks may differ in how long that was.
 _SLACK = 0.2

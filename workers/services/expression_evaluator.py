@@ -23,7 +23,7 @@ from queueapp.services.service import Service
 from queueapp.sql import ErrorKind, backend_of
 from queueapp.topics.evaluate_pending import BATCH, evaluate_held
 
-log = logging.getLogger("workers")
+log = logging.getLogger("queueapp.workers")
 
 #: How often the log says, in seconds, how many messages a filter has refused.
 TOLD = 3600.0

@@ -37,7 +37,7 @@ from ..receiving.pump import QueuePump
 from .cancellation import Stopping, in_hand
 from .unattended import Missing
 
-log = logging.getLogger("workers")
+log = logging.getLogger("queueapp.workers")
 
 #: Unknown types that a row names, and characters of each.
 MOST_TYPES, LONGEST_TYPE = 50, 255

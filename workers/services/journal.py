@@ -28,7 +28,7 @@ from queueapp.services.service import Service
 from queueapp.sql import ErrorKind, backend_of
 from queueapp.topics.backfill import Filler, is_over_journal
 
-log = logging.getLogger("workers")
+log = logging.getLogger("queueapp.workers")
 
 LOOK_AGAIN, LOOK_OTHERS = 0.05, 5.0
 #: For so long after it was woken it goes on looking: the publisher's transaction may be behind an open one.

@@ -24,7 +24,7 @@ from queueapp.sql.claimed import FOREVER_MS
 from ..receiving.pump import QueuePump
 from ..receiving.receivers import Batch, LeaseTask
 
-log = logging.getLogger("workers")
+log = logging.getLogger("queueapp.workers")
 
 _BUSY, _IDLE = 0.1, 0.25
 #: What waits behind one message for longer than this is given to others.

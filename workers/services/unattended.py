@@ -13,7 +13,7 @@ from queueapp.conf import settings
 from queueapp.models import DISPATCHER, HOUSEKEEPING
 from queueapp.operations.statistics import NOBODY
 
-log = logging.getLogger("workers")
+log = logging.getLogger("queueapp.workers")
 
 #: Seconds until the same is said again.
 SAY_AGAIN = 600.0

@@ -292,7 +292,7 @@ def test_what_cannot_be_evaluated_here_stays_held_and_is_said_once(
         return len(tries) >= times
 
     monkeypatch.setattr(evaluate_pending, "entering_of", missing)
-    monkeypatch.setattr(expression_evaluator, "log", logging.getLogger("workers"))
+    monkeypatch.setattr(expression_evaluator, "log", logging.getLogger("queueapp.workers"))
     insert(filtered, 1)
     service = evaluation()
 

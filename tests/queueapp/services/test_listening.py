@@ -183,7 +183,7 @@ def test_a_database_without_wake_ups_says_so_once_and_its_listener_stops_at_once
 def test_each_time_that_listening_ends_and_begins_again_is_said(
     listen: Callable[[list[str]], Listener], caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "workers")
+    caplog.set_level("INFO", "queueapp.workers")
     one = listen([])
 
     for times in (1, 2):

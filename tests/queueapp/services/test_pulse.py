@@ -69,7 +69,7 @@ def test_a_beat_that_fails_is_repeated_on_a_new_connection(pulse: Pulse) -> None
 def test_it_stops_without_a_word_too_many_where_it_cannot_sign_off(
     breakers: dict[str, CircuitBreaker], caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "workers")
+    caplog.set_level("INFO", "queueapp.workers")
     pulse = Pulse("default", {DISPATCHER: [breakers[DISPATCHER]]}, uuid.uuid4())
     with without_table(Subscriber):
         pulse.start()

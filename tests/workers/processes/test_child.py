@@ -156,7 +156,7 @@ def test_a_healthy_worker_says_one_line_a_minute_and_nothing_else(
     process = start("worker")
 
     def said() -> list[str]:
-        ours = [one for one in caplog.records if one.name in ("queueapp", "workers")]
+        ours = [one for one in caplog.records if one.name in ("queueapp", "queueapp.workers")]
         return [one.getMessage() for one in ours]
 
     def minutes() -> list[int]:

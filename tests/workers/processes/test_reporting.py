@@ -29,7 +29,7 @@ def test_one_line_says_what_was_done_since_the_last_one(
     report = Report(pumps)
     Leased.send_many(Nop(number, "") for number in range(5))
     eventually(lambda: pumps[0].stats.handled == 4 and pumps[0].stats.failed == 1)
-    caplog.set_level(logging.INFO, logger="workers")
+    caplog.set_level(logging.INFO, logger="queueapp.workers")
 
     report.tell()
     report.tell()

@@ -277,13 +277,13 @@ def test_no_limit_waits_for_whoever_reads_the_log(start_worker: Start, release: 
     deadlines = [task.running.deadline for task in worker.pump.tasks if task.running]
     eventually(lambda: monotonic() > max(one or 0.0 for one in deadlines))
     blocked = Blocked()
-    logging.getLogger("workers").addHandler(blocked)
+    logging.getLogger("queueapp.workers").addHandler(blocked)
     try:
         watching = Watchdog([worker.pump])
         watching.start()
         eventually(lambda: not Leased.objects.exists())
     finally:
-        logging.getLogger("workers").removeHandler(blocked)
+        logging.getLogger("queueapp.workers").removeHandler(blocked)
         assert watching.stop(DEADLINE)
 
     assert sorted(struck) == [1, 2]

@@ -65,7 +65,7 @@ def receiving(signal: Any, receiver: Callable[..., None]) -> Iterator[None]:
 
 
 def messages(caplog: pytest.LogCaptureFixture, level: int) -> list[str]:
-    return [one.getMessage() for one in caplog.records if one.levelno == level and one.name == "workers"]
+    return [one.getMessage() for one in caplog.records if one.levelno == level and one.name == "queueapp.workers"]
 
 
 @pytest.mark.parametrize("careful", [False, True])

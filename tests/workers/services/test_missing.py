@@ -17,7 +17,7 @@ def test_that_nobody_does_it_is_said_once_and_again_after_ten_minutes_and_when_i
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, settings: Any
 ) -> None:
     settings.QUEUEAPP = {"DEAD_AFTER": 60}
-    caplog.set_level(logging.INFO, logger="workers")
+    caplog.set_level(logging.INFO, logger="queueapp.workers")
     clock = Clock()
     monkeypatch.setattr(unattended, "monotonic", clock)
     one = Missing(DISPATCHER, "default")

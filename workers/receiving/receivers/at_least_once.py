@@ -37,7 +37,7 @@ from ..slot import Slot
 from .base import Task
 from .recovering import recover
 
-log = logging.getLogger("workers")
+log = logging.getLogger("queueapp.workers")
 
 #: A table that is locked as a whole is waited for so long by what has another way.
 EXTEND_WAIT_MS = 100

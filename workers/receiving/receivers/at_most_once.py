@@ -26,7 +26,7 @@ from . import taken
 from .base import RollBack, Task
 from .strangers import strangers_of
 
-log = logging.getLogger("workers")
+log = logging.getLogger("queueapp.workers")
 
 
 class AtMostOnceTask(Task):

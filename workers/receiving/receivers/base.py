@@ -40,7 +40,7 @@ from ..handlers import Entry, Handlers, Interrupted, TimeLimitExceeded, WorkerSt
 from ..slot import Slot
 from .in_hand import TakesInHand
 
-log = logging.getLogger("workers")
+log = logging.getLogger("queueapp.workers")
 _T = TypeVar("_T")
 _recursion_limit = sys.getrecursionlimit
 _RECURSION_LIMIT = _recursion_limit()

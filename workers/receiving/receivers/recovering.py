@@ -21,7 +21,7 @@ from queueapp.sql.claimed import SEQ, Claimed
 from ..desk import is_error_of
 from ..handlers import WorkerStopped
 
-log = logging.getLogger("workers")
+log = logging.getLogger("queueapp.workers")
 
 
 def recover(

@@ -25,7 +25,7 @@ from ..desk import is_error_of
 from .at_most_once import AtMostOnceTask
 from .strangers import strangers_of
 
-log = logging.getLogger("workers")
+log = logging.getLogger("queueapp.workers")
 
 #: How long to wait for whoever looks at a message that was sent to this task.
 _PATIENCE_MS = 10_000

@@ -28,7 +28,7 @@ from ..slot import Slot
 from .base import RollBack
 from .transactional import TransactionalTask
 
-log = logging.getLogger("workers")
+log = logging.getLogger("queueapp.workers")
 
 
 class NotThere(Exception):

@@ -18,7 +18,7 @@ from queueapp.services.connection_timeouts import Answering
 from queueapp.sql.claimed import HEADERS, ID, Claimed
 from queueapp.sql.rows import Row
 
-log = logging.getLogger("workers")
+log = logging.getLogger("queueapp.workers")
 
 
 def keep(

@@ -37,7 +37,7 @@ from .at_least_once import Batch, LeaseTask
 from .base import RollBack, Task
 from .recovering import recover
 
-log = logging.getLogger("workers")
+log = logging.getLogger("queueapp.workers")
 
 
 NO_TOKEN = uuid.UUID(int=0)

@@ -40,7 +40,7 @@ from .base import RollBack
 from .strangers import strangers_of
 from .transactional import TransactionalTask
 
-log = logging.getLogger("workers")
+log = logging.getLogger("queueapp.workers")
 
 #: What is claimed at once is what handlers do in about so many seconds.
 STAGE_SECONDS = 0.01
