@@ -81,8 +81,8 @@ def health(
         if queue not in NO_QUEUES:
             processes.add(process)  # it has a row for each of its queues
         for one in list_told(trouble):
-            if one.get("state") == State.TRIGGERED.value:
-                found.unwell.append(f"{queue}: {one.get('name', '')} is triggered: {one.get('error', '')}")
+            if one.get("state") == State.OPEN.value:
+                found.unwell.append(f"{queue}: {one.get('name', '')} is open: {one.get('error', '')}")
     found.unwell = list(dict.fromkeys(found.unwell))
     found.workers = len(processes)
     for label in wanted:

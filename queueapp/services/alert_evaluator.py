@@ -12,8 +12,8 @@ from django.db import Error, connections
 
 from .. import callbacks
 from ..alerts import conditions, store
+from ..circuit_breaker import CircuitBreaker
 from ..conf import settings
-from .circuit_breaker import CircuitBreaker
 from .connection_timeouts import answering_each, at_rest, go_on, rest
 from .maintenance import Housekeeping
 from .service import Service

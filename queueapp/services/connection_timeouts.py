@@ -49,10 +49,10 @@ def prepare_connections() -> Callable[[], None]:
         wanted = backend.handler_options() | (backend.liveness_options(limit.total_seconds()) if limit else {})
         before[alias] = connections[alias].settings_dict.get("OPTIONS", {})
         connections[alias].settings_dict["OPTIONS"] = wanted | before[alias]
-    connection_created.connect(_connected, dispatch_uid="workers.dead_peers")
+    connection_created.connect(_connected, dispatch_uid="queueapp.services.connection_timeouts")
 
     def undo() -> None:
-        connection_created.disconnect(dispatch_uid="workers.dead_peers")
+        connection_created.disconnect(dispatch_uid="queueapp.services.connection_timeouts")
         for alias, options in before.items():
             connections[alias].settings_dict["OPTIONS"] = options
 

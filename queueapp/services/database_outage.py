@@ -22,7 +22,9 @@ from weakref import WeakSet
 from django.db import Error
 from django.db.backends.signals import connection_created
 
+from .. import circuit_breaker
 from ..errors import UnsupportedServer
+from ..operations.privileges import remedy_of
 from ..sql import backend_of
 
 log = logging.getLogger("queueapp.workers")
@@ -130,4 +132,6 @@ def _connected(*, connection: Any, **_: Any) -> None:
     outage.answered()
 
 
-connection_created.connect(_connected, dispatch_uid="workers.outages")
+connection_created.connect(_connected, dispatch_uid="queueapp.services.database_outage")
+circuit_breaker.already_reported.append(of_an_outage)
+circuit_breaker.remedies.append(remedy_of)

@@ -16,9 +16,9 @@ from datetime import timedelta
 from django.db import Error, connections
 
 from .. import callbacks, delayed
+from ..circuit_breaker import Breaker, CircuitBreaker, RateBreaker
 from ..conf import settings
 from ..sql import ErrorKind, backend_of
-from .circuit_breaker import Breaker, CircuitBreaker, RateBreaker
 from .connection_timeouts import Answering, again, at_rest
 from .leader_election import Leadership, role
 from .service import Service
@@ -151,7 +151,7 @@ class DelayedDispatcher(Service):
                 return 0.01
             connection.close()
         if isinstance(breaker, RateBreaker):
-            if breaker.trouble() is None:
+            if breaker.report() is None:
                 log.error("A round of the dispatcher of %r failed.", self.alias, exc_info=error)
             return max(breaker.pace, breaker.failure(error))
         return breaker.failure(error)

@@ -15,8 +15,8 @@ from time import monotonic
 from django.db import connections
 
 from .. import delayed
+from ..circuit_breaker import CircuitBreaker, RateBreaker
 from ..sql import ErrorKind, backend_of
-from .circuit_breaker import CircuitBreaker, RateBreaker
 from .connection_timeouts import Answering
 from .delayed_dispatcher import DelayedDispatcher
 

@@ -17,6 +17,7 @@ from typing import Any
 from django.db import Error, connections
 
 from .. import callbacks, delayed, notifier
+from ..circuit_breaker import CircuitBreaker
 from ..conf import settings
 from ..consuming.registry import registered
 from ..failures import poison_archive, requeue_poison
@@ -29,7 +30,6 @@ from ..receiving import barriers
 from ..sending import early_acks
 from ..sql import ErrorKind, backend_of, queue_sql
 from . import maintenance_hooks
-from .circuit_breaker import CircuitBreaker
 from .connection_timeouts import Answering, again, at_rest
 from .leader_election import Leadership
 from .orphaned_leases import LeftAlone, release_leases_of_dead_subscribers

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 
 from django.db import Error, connections
 
+from ..circuit_breaker import Breaker, BreakerReport, CircuitBreaker
 from ..conf import settings
 from ..models import Subscriber
-from .circuit_breaker import Breaker, CircuitBreaker, Trouble
 from .connection_timeouts import Answering
 from .service import Service
 from .subscriber_rows import alive, all_beat, row_of_process, told
@@ -64,5 +64,5 @@ class Pulse(Service):
         self._told = news
 
 
-def _troubles(breakers: Sequence[Breaker]) -> list[Trouble]:
-    return [trouble for one in breakers if (trouble := one.trouble()) is not None]
+def _troubles(breakers: Sequence[Breaker]) -> list[BreakerReport]:
+    return [trouble for one in breakers if (trouble := one.report()) is not None]

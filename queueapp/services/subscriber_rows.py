@@ -8,10 +8,10 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from ..circuit_breaker import BreakerReport
 from ..conf import settings
 from ..models import Now, Subscriber
 from ..version import VERSION
-from .circuit_breaker import Trouble
 from .unclean_shutdowns import host_name, life_of
 
 #: Characters of an error that a row tells.
@@ -69,7 +69,7 @@ def version() -> str:
     return os.environ.get("QUEUEAPP_WORKER_VERSION", VERSION)[:64]
 
 
-def told(troubles: Iterable[Trouble]) -> str:
+def told(troubles: Iterable[BreakerReport]) -> str:
     """Troubles as the column ``trouble`` holds them; '' when all is well."""
     found = [one | {"error": one["error"][:LONGEST_ERROR]} for one in troubles]
     return json.dumps(found) if found else ""

@@ -59,7 +59,7 @@ def poison(count: int, **values: Any) -> None:
 
 def everything() -> None:
     """Something in every state and on every page."""
-    trouble = [{"name": "Renewal of leases of testapp.Leased", "state": "armed", "error": LONG_REASON}]
+    trouble = [{"name": "Renewal of leases of testapp.Leased", "state": "failing", "error": LONG_REASON}]
     common = {"supervisor": uuid.uuid4(), "version": "2026.11.22+0123456789ab"}
     live = Subscriber.objects.create(
         queue="testapp.Leased", host="worker-1.reservations.eu-central.example.com", process=1234567,

@@ -50,7 +50,7 @@ def test_a_whole_poison_group_is_requeued_with_select_all(browse: Browse) -> Non
 
 def test_the_overview_tells_trouble_and_what_nobody_takes(browse: Browse, populated: None) -> None:
     trouble = [
-        {"name": "Renewal of leases of testapp.Leased", "state": "armed", "error": f"OperationalError: {HOSTILE}"}
+        {"name": "Renewal of leases of testapp.Leased", "state": "failing", "error": f"OperationalError: {HOSTILE}"}
     ]
     Subscriber.objects.filter(queue=DISPATCHER).delete()
     Subscriber.objects.filter(queue="testapp.Leased").update(

@@ -96,7 +96,7 @@ def test_a_failover_leaves_the_workers_on_a_read_only_server_until_it_ends(scene
     scene.terminate_workers()
     send_some(scene, 20, "meanwhile")  # on a connection from before
     for queue in QUEUES:
-        failed = f"Receive from {queue._meta.label} failed, trying again: InternalError: cannot execute"
+        failed = f"Receive from {queue._meta.label} failed; trying again: InternalError: cannot execute"
         wait_until(lambda line=failed: line in tree.log_text(), "the workers have found out")  # type: ignore[misc]
     with scene.server.connect() as administrator:
         administrator.execute(f"ALTER DATABASE {scene.name} RESET default_transaction_read_only")

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 
 from queueapp import callbacks
-from queueapp.services.circuit_breaker import CircuitBreaker
+from queueapp.circuit_breaker import CircuitBreaker
 from queueapp.services.connection_timeouts import at_rest
 from queueapp.services.service import Service
 

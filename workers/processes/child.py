@@ -290,11 +290,11 @@ def run_dispatcher(options: ChildOptions, stages: Stages) -> int:
     from django.db import router
 
     from queueapp import delayed, notifier, registry
+    from queueapp.circuit_breaker import Breaker
     from queueapp.conf import settings
     from queueapp.models import DISPATCHER, HOUSEKEEPING
     from queueapp.models.queue import holds
     from queueapp.services.alert_evaluator import Alerting
-    from queueapp.services.circuit_breaker import Breaker
     from queueapp.services.connection_watchdog import PeerWatch
     from queueapp.services.delayed_dispatcher import DelayedDispatcher
     from queueapp.services.forwarder import Forwarder

@@ -27,6 +27,7 @@ from typing import Any
 from django.db import Error, connections, router, transaction
 
 from queueapp import messages, notifier, signals
+from queueapp.circuit_breaker import CircuitBreaker
 from queueapp.consuming.registry import registered
 from queueapp.errors import UndecodableMessage
 from queueapp.failures import apply_verdict
@@ -34,7 +35,6 @@ from queueapp.failures.history import ProcessDied
 from queueapp.models import Subscriber
 from queueapp.models.delivery import Semantics
 from queueapp.receiving import barriers
-from queueapp.services.circuit_breaker import CircuitBreaker
 from queueapp.services.connection_timeouts import Answering, patience
 from queueapp.sql import ErrorKind, backend_of, queue_sql
 

@@ -15,9 +15,8 @@ from typing import Any
 from prometheus_client import Counter, Gauge, Histogram
 
 from queueapp import signals
-from queueapp.circuit_breaker import State
+from queueapp.circuit_breaker import Breaker, State
 from queueapp.consuming.registration import Registration
-from queueapp.services.circuit_breaker import Breaker
 from queueapp.services.delayed_dispatcher import DelayedDispatcher
 
 from ..receiving import handlers
@@ -43,7 +42,7 @@ LOST = Counter("queueapp_leases_lost", "Leases that were over before what they w
 TASKS = Gauge("queueapp_tasks", "Receive tasks that there may be at once.", ["queue"], multiprocess_mode="livesum")
 WORKING = Gauge("queueapp_tasks_working", "Receive tasks at work.", ["queue"], multiprocess_mode="livesum")
 BREAKER = Gauge(
-    "queueapp_breaker_state", "0: disarmed, 1: armed or throttled, 2: triggered; the worst of the processes.", ["breaker"],
+    "queueapp_breaker_state", "0: closed, 1: failing or throttled, 2: open; the worst of the processes.", ["breaker"],
     multiprocess_mode="livemax",
 )  # fmt: skip
 DISPATCHED = Counter("queueapp_dispatched", "Delayed messages that were moved to their queues.", ["database"])
@@ -132,7 +131,7 @@ class Measuring:
             for trouble in pump.desk.troubles():
                 states[trouble["name"]] = _severity(trouble["state"])
         for breaker in self._breakers:
-            trouble_ = breaker.trouble()
+            trouble_ = breaker.report()
             states[_name(breaker)] = _severity(trouble_["state"]) if trouble_ else 0
         self._known |= states.keys()
         for name in self._known:
@@ -151,4 +150,4 @@ def _name(breaker: Breaker) -> str:
 
 
 def _severity(state: str) -> int:
-    return 2 if state == State.TRIGGERED.value else 1
+    return 2 if state == State.OPEN.value else 1

@@ -107,7 +107,7 @@ class Probes:
     # -- whether it is ready --------------------------------------------------------------------------------------
 
     def readyz(self, request: Request) -> Reply:
-        """200, or 503: a process is missing, the database cannot be asked, a breaker is triggered, a queue is behind ``?max-age`` or
+        """200, or 503: a process is missing, the database cannot be asked, a breaker is open, a queue is behind ``?max-age`` or
         ``?max-waiting``; 400 for bounds that are none."""
         try:
             bounds = _bounds(request.query)

@@ -88,7 +88,7 @@ def remaining(queues: Sequence[Any], *, purges: bool) -> Remaining:
     except Error as error:
         remedy = remedy_of(error)
         connections.close_all()
-        return UNKNOWN if remedy is None else Remaining(f"{str(error).strip()} -- to mend it: {remedy}", True, True)
+        return UNKNOWN if remedy is None else Remaining(f"{str(error).strip()} -- remedy: {remedy}", True, True)
     except delayed.FetchFailed as error:
         return Remaining(f"what is delayed is not known: {error}", False)
     return Remaining("; ".join(words), hopeless) if words else NOTHING

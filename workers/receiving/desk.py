@@ -20,6 +20,7 @@ from typing import Any
 from django.db import Error, connections
 
 from queueapp import circuit_breaker, delayed, notifier, overrides
+from queueapp.circuit_breaker import Breaker, BreakerReport, CircuitBreaker
 from queueapp.conf import settings
 from queueapp.flow.filters import SubscriberFilter
 from queueapp.flow.limited_claims import Taking
@@ -28,7 +29,6 @@ from queueapp.models.delivery import Semantics
 from queueapp.receiving.low_water_marks import Floors
 from queueapp.receiving.priority64_marks import RankedFloors
 from queueapp.sending.isolation import close_isolated
-from queueapp.services.circuit_breaker import Breaker, CircuitBreaker, Trouble
 from queueapp.sql import ErrorKind, QueueSql, backend_of, queue_sql
 from queueapp.sql.claimed import FOREVER_MS, MAX_SEQ, SEQ, Claimed, Range
 from queueapp.telemetry import tracing
@@ -293,13 +293,13 @@ class Desk:
         """The one of the table that delayed retries go to, shared with every ``send(delay=)`` of this process."""
         return delayed.store_breaker(self.alias)
 
-    def troubles(self) -> list[Trouble]:
+    def troubles(self) -> list[BreakerReport]:
         """Which breakers are not disarmed, and the throttle."""
         all_of_them = [*self.breakers, *delayed.store_breakers(self.alias)]
-        told = [trouble for one in all_of_them if (trouble := one.trouble()) is not None]
+        told = [trouble for one in all_of_them if (trouble := one.report()) is not None]
         if self.throttled:
             why = f"{self._consecutive_failures} failures in a row"
-            told.append(Trouble(name=f"Handlers of {self.label}", state="throttled", error=why))
+            told.append(BreakerReport(name=f"Handlers of {self.label}", state="throttled", error=why))
         return told
 
     def trouble(self) -> str:

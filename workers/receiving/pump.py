@@ -27,13 +27,13 @@ from typing import Any
 
 from django.db import Error, connections
 
+from queueapp.circuit_breaker import CircuitBreaker
 from queueapp.conf import settings
 from queueapp.flow.filters import SubscriberFilter
 from queueapp.receiving.low_water_marks import Floors
 from queueapp.receiving.priority64_marks import floors_for
 from queueapp.receiving.scan_window import LOOKS_OF_A_CYCLE
 from queueapp.sending.isolation import close_isolated
-from queueapp.services.circuit_breaker import CircuitBreaker
 from queueapp.services.connection_timeouts import Answering
 from queueapp.sql import queue_sql
 from queueapp.sql.claimed import Peek

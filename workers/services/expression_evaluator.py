@@ -15,9 +15,9 @@ from typing import Any
 from django.db import Error, connections
 
 from queueapp import callbacks
+from queueapp.circuit_breaker import CircuitBreaker
 from queueapp.conf import settings
 from queueapp.errors import InvalidOption
-from queueapp.services.circuit_breaker import CircuitBreaker
 from queueapp.services.connection_timeouts import Answering, again, at_rest
 from queueapp.services.service import Service
 from queueapp.sql import ErrorKind, backend_of

@@ -21,12 +21,12 @@ from django.db import Error, connections, transaction
 from django.db.models import Q
 
 from queueapp import notifier
+from queueapp.circuit_breaker import CircuitBreaker
 from queueapp.conf import settings
 from queueapp.flow import in_force
 from queueapp.models import Now, QueueControl, Subscriber, UtcField
 from queueapp.operations import subscriptions
 from queueapp.receiving import barriers
-from queueapp.services.circuit_breaker import CircuitBreaker
 from queueapp.services.connection_timeouts import Answering
 from queueapp.services.service import Service
 from queueapp.services.subscriber_rows import all_beat, beat, told

@@ -16,12 +16,12 @@ from typing import Any
 from django.db import Error, connections
 
 from queueapp import callbacks
+from queueapp.circuit_breaker import CircuitBreaker
 from queueapp.conf import settings
 from queueapp.errors import InvalidOption
 from queueapp.flow import in_force
 from queueapp.journal import retention
 from queueapp.journal.append import is_fed, journal_of
-from queueapp.services.circuit_breaker import CircuitBreaker
 from queueapp.services.connection_timeouts import Answering, again, at_rest
 from queueapp.services.leader_election import Leadership
 from queueapp.services.service import Service

@@ -15,7 +15,7 @@ from time import monotonic
 
 from django.db import Error, connections, transaction
 
-from queueapp.services.circuit_breaker import CircuitBreaker
+from queueapp.circuit_breaker import CircuitBreaker
 from queueapp.services.connection_timeouts import Answering
 from queueapp.services.service import Service
 from queueapp.sql import ErrorKind, backend_of

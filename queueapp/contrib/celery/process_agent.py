@@ -23,9 +23,9 @@ from weakref import WeakSet
 from django.db import Error, connections, router
 
 from ... import delayed, notifier, registry
+from ...circuit_breaker import Breaker, CircuitBreaker
 from ...conf import settings
 from ...models import DISPATCHER, HOUSEKEEPING, QueueControl, Subscriber
-from ...services.circuit_breaker import Breaker, CircuitBreaker
 from ...services.connection_timeouts import Answering
 from ...services.connection_watchdog import PeerWatch
 from ...services.delayed_dispatcher import DelayedDispatcher
@@ -172,7 +172,7 @@ class Member(Service):
             "handled": leases.acked,
             "outstanding": leases.outstanding,
             "lost": leases.lost,
-            "trouble": told([one for one in (self._breaker.trouble(),) if one is not None]),
+            "trouble": told([one for one in (self._breaker.report(),) if one is not None]),
             "consumers": json.dumps([(queue, "") for queue in queues]),
         }
         if not beat(self.alias, leases.owner, BrokerQueue, self._supervisor, news, dict) and self._has_row:

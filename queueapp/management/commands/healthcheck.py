@@ -24,7 +24,7 @@ class Command(OperatorCommand):
     """Say whether workers are well."""
 
     help = (
-        "Whether the workers of this host are well: each has a heartbeat, no circuit breaker is triggered and, where a bound is "
+        "Whether the workers of this host are well: each has a heartbeat, no circuit breaker is open and, where a bound is "
         f"given, queues are within it. Exit code 0: well. {UNWELL}: not, a line says why. {UNREACHABLE}: the database cannot be asked."
     )
     requires_system_checks: list[str] = []

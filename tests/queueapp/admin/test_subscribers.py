@@ -57,7 +57,7 @@ def test_what_a_worker_tells_is_on_its_page_whatever_version_it_is(
     operator: Client, pair: tuple[Subscriber, Subscriber]
 ) -> None:
     Subscriber.objects.filter(pk=pair[0].pk).update(
-        trouble=json.dumps([{"name": "Renewal", "state": "armed", "error": "<b>gone"}, 7]),
+        trouble=json.dumps([{"name": "Renewal", "state": "failing", "error": "<b>gone"}, 7]),
         consumers=json.dumps([["invoices", "shop.Paid"], ["all", ""], "of another version", [1]]),
         unknown_types=json.dumps(["shop.Late", ""]),
     )

@@ -435,7 +435,7 @@ def test_who_does_not_lead_evaluates_nothing(settings: Any, told: list[channels.
     poison("a")
     one = alerting()
     one.start()
-    eventually(lambda: one.breaker.trouble() is None and one.is_alive())
+    eventually(lambda: one.breaker.report() is None and one.is_alive())
     assert one.stop(30)
     assert told == []
 

@@ -127,12 +127,12 @@ def test_a_target_that_is_away_feeds_the_breaker_of_its_own(
 
     eventually(lambda: forwarder.dispatch_breaker.failures > 2)
 
-    trouble = forwarder.dispatch_breaker.trouble()
+    trouble = forwarder.dispatch_breaker.report()
     assert trouble is not None
     assert trouble["name"] == "Dispatch of due messages in default for warehouse"
     assert forwarder.fetch_breaker.failures == dispatcher.dispatch_breaker.failures == 0
     two.here.server.execute(f"ALTER DATABASE {two.there.name} ALLOW_CONNECTIONS true")
-    eventually(lambda: forwarder.dispatch_breaker.state is State.DISARMED)
+    eventually(lambda: forwarder.dispatch_breaker.state is State.CLOSED)
     connections[WAREHOUSE].close()
     eventually(lambda: len(there()) == 1)
 

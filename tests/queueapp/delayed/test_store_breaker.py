@@ -48,7 +48,7 @@ def state() -> State:
 
 
 @pytest.mark.usefixtures("no_table")
-@pytest.mark.parametrize(("seconds", "then"), [(0.001, State.TRIGGERED), (3600, State.ARMED)])
+@pytest.mark.parametrize(("seconds", "then"), [(0.001, State.OPEN), (3600, State.FAILING)])
 def test_a_send_that_cannot_be_stored_arms_it_and_its_setting_triggers_it(
     settings: Any, seconds: float, then: State, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -66,7 +66,7 @@ def test_a_send_that_cannot_be_stored_arms_it_and_its_setting_triggers_it(
     assert state() is then
     assert monotonic() - started < 45, "a request does not wait"
     critical = [record for record in caplog.records if record.levelno == logging.CRITICAL]
-    assert len(critical) == (then is State.TRIGGERED)
+    assert len(critical) == (then is State.OPEN)
     assert all("Store of delayed messages in default" in record.getMessage() for record in critical)
 
 
@@ -74,7 +74,7 @@ def test_the_first_that_is_stored_disarms_it(sample: type[SampleStore]) -> None:
     sample.faults = {"store": ConnectionError("away")}
     with pytest.raises(ConnectionError):
         Leased.send({}, delay=HOUR)
-    assert state() is State.ARMED
+    assert state() is State.FAILING
     assert [one.name for one in delayed.store_breakers("default")] == [
         "Store of delayed messages in default (tests.queueapp.delayed.stores.SampleStore)"
     ]
@@ -82,7 +82,7 @@ def test_the_first_that_is_stored_disarms_it(sample: type[SampleStore]) -> None:
 
     Leased.send({}, delay=HOUR)
 
-    assert state() is State.DISARMED
+    assert state() is State.CLOSED
 
 
 def test_a_store_that_cannot_be_opened_arms_it(sample: type[SampleStore]) -> None:
@@ -91,7 +91,7 @@ def test_a_store_that_cannot_be_opened_arms_it(sample: type[SampleStore]) -> Non
     with pytest.raises(ConnectionError):
         Leased.send({}, delay=HOUR)
 
-    assert state() is State.ARMED
+    assert state() is State.FAILING
 
 
 def test_what_is_the_callers_fault_does_not() -> None:
@@ -101,11 +101,11 @@ def test_what_is_the_callers_fault_does_not() -> None:
         transaction.set_rollback(True)
         with pytest.raises(transaction.TransactionManagementError):
             DelayedMessage.objects.exists()
-    assert state() is State.DISARMED
+    assert state() is State.CLOSED
 
 
 @pytest.mark.usefixtures("no_consumers")
-@pytest.mark.parametrize(("seconds", "then"), [(0.001, State.TRIGGERED), (3600, State.ARMED)])
+@pytest.mark.parametrize(("seconds", "then"), [(0.001, State.OPEN), (3600, State.FAILING)])
 def test_delayed_retries_that_cannot_be_stored_arm_it_and_what_was_to_be_retried_stays(
     start_worker: Callable[..., Worker], settings: Any, seconds: float, then: State
 ) -> None:
@@ -126,5 +126,5 @@ def test_delayed_retries_that_cannot_be_stored_arm_it_and_what_was_to_be_retried
         assert Leased.objects.count() == 1
 
     eventually(DelayedMessage.objects.exists)
-    eventually(lambda: breaker.state is State.DISARMED)
+    eventually(lambda: breaker.state is State.CLOSED)
     assert not Leased.objects.exists()

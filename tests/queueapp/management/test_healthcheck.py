@@ -59,7 +59,7 @@ def test_a_process_that_receives_several_queues_is_one_worker() -> None:
 
 def test_trouble_with_other_queues_is_none_of_those_that_are_named() -> None:
     alive()
-    alive("testapp.Transactional", trouble=[{"name": "Peek", "state": "triggered", "error": "no table"}])
+    alive("testapp.Transactional", trouble=[{"name": "Peek", "state": "open", "error": "no table"}])
     assert check("testapp.Leased") == (0, "Well: 1 worker.\n")
     assert check()[0] == 1
 
@@ -97,11 +97,11 @@ def test_a_script_that_receives_once_is_no_worker() -> None:
 
 
 def test_a_triggered_breaker_is_unwell_and_an_armed_one_is_not() -> None:
-    alive(trouble=[{"name": "Peek", "state": "armed", "error": "once"}])
+    alive(trouble=[{"name": "Peek", "state": "failing", "error": "once"}])
     assert check()[0] == 0
-    alive(DISPATCHER, trouble=[{"name": "Fetch", "state": "triggered", "error": "no\x1b[2J table"}])
+    alive(DISPATCHER, trouble=[{"name": "Fetch", "state": "open", "error": "no\x1b[2J table"}])
     code, said = check("testapp.Leased")
-    assert (code, said) == (1, "Not well: (dispatcher): Fetch is triggered: no⟨U+001B⟩[2J table")
+    assert (code, said) == (1, "Not well: (dispatcher): Fetch is open: no⟨U+001B⟩[2J table")
 
 
 def test_lag_is_held_against_a_bound() -> None:

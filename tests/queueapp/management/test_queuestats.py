@@ -29,7 +29,7 @@ def lines(*queues: str) -> list[str]:
 
 def test_nothing_that_a_stranger_wrote_is_obeyed_by_the_terminal() -> None:
     PoisonMessage.objects.create(message_id=uuid.uuid4(), queue=HOSTILE, reason="r")
-    trouble = [{"name": "Peek", "state": "armed", "error": HOSTILE}]
+    trouble = [{"name": "Peek", "state": "failing", "error": HOSTILE}]
     Subscriber.objects.create(
         queue="testapp.Leased", host="h", process=1, supervisor=uuid.uuid4(), alive_until=Now() + timedelta(1),
         trouble=json.dumps(trouble), consumers=json.dumps([["c", "known"]]), unknown_types=json.dumps([HOSTILE]),

@@ -83,7 +83,7 @@ def test_what_is_not_known_is_left_out_and_never_zero() -> None:
 
 
 def test_a_breaker_that_is_not_disarmed_is_a_metric() -> None:
-    told = '[{"name": "Peek of testapp.Leased", "state": "triggered", "error": "a \\"quoted\\" one"}]'
+    told = '[{"name": "Peek of testapp.Leased", "state": "open", "error": "a \\"quoted\\" one"}]'
     Subscriber.objects.create(
         id=uuid.uuid4(), queue="testapp.Leased", host="h", process=1, supervisor=uuid.uuid4(), trouble=told,
         alive_until=Now() + timedelta(seconds=20),
@@ -93,7 +93,7 @@ def test_a_breaker_that_is_not_disarmed_is_a_metric() -> None:
     families = {family.name: family for family in text_string_to_metric_families(text)}
 
     (sample,) = families["queueapp_trouble"].samples
-    assert sample.labels == {"queue": "testapp.Leased", "breaker": "Peek of testapp.Leased", "state": "triggered"}
+    assert sample.labels == {"queue": "testapp.Leased", "breaker": "Peek of testapp.Leased", "state": "open"}
     assert "quoted" not in text, "errors may hold anything"
     paused = {one.labels["queue"]: one.value for one in families["queueapp_paused"].samples}
     assert paused["testapp.Leased"] == 1

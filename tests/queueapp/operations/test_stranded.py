@@ -163,7 +163,7 @@ def test_dispatchers_and_housekeepers_are_lines_of_their_own_with_their_trouble(
     (one,) = [one for one in figures() if one.queue == name]
     assert one.subscribers == 0
     assert one.note.endswith("; the last one was seen 3m ago")
-    trouble = [{"name": "Dispatch of due messages in default", "state": "armed", "error": "e"}]
+    trouble = [{"name": "Dispatch of due messages in default", "state": "failing", "error": "e"}]
     live(name, trouble=json.dumps(trouble))
     (one,) = [one for one in figures() if one.queue == name]
     assert (one.subscribers, one.trouble, one.note) == (1, trouble, "")

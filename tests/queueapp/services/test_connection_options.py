@@ -24,7 +24,7 @@ def options(monkeypatch: pytest.MonkeyPatch) -> Any:
         return dict(connection.settings_dict["OPTIONS"])
 
     yield prepared
-    connection_created.disconnect(dispatch_uid="workers.dead_peers")
+    connection_created.disconnect(dispatch_uid="queueapp.services.connection_timeouts")
 
 
 def test_statements_that_handlers_repeat_are_prepared(options: Any) -> None:

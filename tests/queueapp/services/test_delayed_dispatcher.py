@@ -12,9 +12,9 @@ from django.db import IntegrityError, OperationalError, connection
 from django.db.models import F
 
 from queueapp import delayed
+from queueapp.circuit_breaker import CircuitBreaker, State
 from queueapp.models import DelayedMessage, Leader, Now, PoisonMessage
 from queueapp.registry import queues
-from queueapp.services.circuit_breaker import CircuitBreaker, State
 from queueapp.services.delayed_dispatcher import DelayedDispatcher
 from queueapp.services.leader_election import TERM, role
 from queueapp.services.service import stop_all
@@ -200,7 +200,7 @@ def test_a_database_that_is_away_is_waited_for(start: Start, monkeypatch: pytest
 
     eventually(lambda: one.dispatched == 1)
 
-    eventually(lambda: one.fetch_breaker.state is State.DISARMED)
+    eventually(lambda: one.fetch_breaker.state is State.CLOSED)
 
 
 def test_a_round_that_breaks_is_not_the_end_of_the_dispatcher(
@@ -225,7 +225,7 @@ def _raise(error: Exception) -> Any:
 
 
 def _impatient(name: str, time_to_trigger: timedelta) -> Any:
-    return CircuitBreaker(name, time_to_trigger, armed_wait=timedelta(milliseconds=1))
+    return CircuitBreaker(name, time_to_trigger, failing_wait=timedelta(milliseconds=1))
 
 
 def test_what_somebody_else_has_locked_is_looked_for_less_and_less_often(settings: Any) -> None:

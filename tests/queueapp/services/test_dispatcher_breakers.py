@@ -84,7 +84,7 @@ def send_refused(count: int = 1) -> None:
 
 
 @pytest.mark.usefixtures("refusing")
-@pytest.mark.parametrize(("seconds", "then"), [(0.001, State.TRIGGERED), (3600, State.ARMED)])
+@pytest.mark.parametrize(("seconds", "then"), [(0.001, State.OPEN), (3600, State.FAILING)])
 def test_refused_forwards_feed_the_dispatch_breaker_though_nothing_is_retried(
     start: Start, seconds: float, then: State
 ) -> None:
@@ -98,11 +98,11 @@ def test_refused_forwards_feed_the_dispatch_breaker_though_nothing_is_retried(
     eventually(lambda: one.dispatch_breaker.state is then)
     eventually(lambda: one.dispatch_breaker.failures == 2)
     assert "tests_leased_0" in one.dispatch_breaker.last_error
-    assert one.fetch_breaker.state is State.DISARMED
-    assert one.recovery_breaker.state is State.DISARMED
+    assert one.fetch_breaker.state is State.CLOSED
+    assert one.recovery_breaker.state is State.CLOSED
 
     Leased.send({}, delay=timedelta(0))
-    eventually(lambda: one.dispatch_breaker.state is State.DISARMED)
+    eventually(lambda: one.dispatch_breaker.state is State.CLOSED)
 
 
 @pytest.mark.usefixtures("refusing")
@@ -136,7 +136,7 @@ def test_a_store_that_cannot_remove_feeds_the_dispatch_breaker(start: Start, sam
     Leased.send({}, delay=timedelta(0))
     one = start()
 
-    eventually(lambda: one.dispatch_breaker.state is State.ARMED)
+    eventually(lambda: one.dispatch_breaker.state is State.FAILING)
 
     assert not Leased.objects.exists(), "what was not removed was not sent"
     sample.faults = {}
@@ -147,7 +147,7 @@ def test_a_store_that_cannot_remove_feeds_the_dispatch_breaker(start: Start, sam
 # -- fetch -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("seconds", "then"), [(0.001, State.TRIGGERED), (3600, State.ARMED)])
+@pytest.mark.parametrize(("seconds", "then"), [(0.001, State.OPEN), (3600, State.FAILING)])
 def test_a_table_that_cannot_be_read_feeds_the_fetch_breaker(start: Start, seconds: float, then: State) -> None:
     with connection.schema_editor() as editor:
         editor.alter_db_table(DelayedMessage, "queueapp_delayedmessage", "queueapp_elsewhere")
@@ -159,7 +159,7 @@ def test_a_table_that_cannot_be_read_feeds_the_fetch_breaker(start: Start, secon
     finally:
         with connection.schema_editor() as editor:
             editor.alter_db_table(DelayedMessage, "queueapp_elsewhere", "queueapp_delayedmessage")
-    eventually(lambda: one.fetch_breaker.state is State.DISARMED)
+    eventually(lambda: one.fetch_breaker.state is State.CLOSED)
 
 
 @pytest.mark.parametrize("verb", ["setup_infrastructure", "initialize", "fetch_next_due", "next"])
@@ -175,14 +175,14 @@ def test_a_store_that_cannot_be_asked_feeds_the_fetch_breaker_and_keeps_no_delay
     eventually(Leased.objects.exists)
 
     sample.faults = {}
-    eventually(lambda: one.fetch_breaker.state is State.DISARMED)
+    eventually(lambda: one.fetch_breaker.state is State.CLOSED)
 
 
 # -- recovery --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("refusing")
-@pytest.mark.parametrize(("per_second", "then"), [(1, State.TRIGGERED), (1000, State.ARMED)])
+@pytest.mark.parametrize(("per_second", "then"), [(1, State.OPEN), (1000, State.FAILING)])
 def test_a_database_that_cannot_count_a_refusal_feeds_the_recovery_breaker(
     start: Start, constrain: Callable[[Any, models.Q], None], per_second: int, then: State,
     caplog: pytest.LogCaptureFixture,

@@ -109,7 +109,7 @@ def test_a_database_that_is_away_is_waited_for(
 
     eventually(lambda: not Subscriber.objects.exists())
     eventually(lambda: one.breaker.failures == 0)
-    assert "Housekeeping in default failed, trying again" in caplog.text
+    assert "Housekeeping in default failed; trying again" in caplog.text
 
 
 def test_purging_can_be_turned_off(start: Callable[..., Housekeeping], settings: Any) -> None:

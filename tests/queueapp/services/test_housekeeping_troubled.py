@@ -79,7 +79,7 @@ def test_a_table_that_refuses_keeps_no_other_from_being_purged_and_is_told(start
         expire(AtMostOnce)
         eventually(lambda: not Leased.objects.exists() and not AtMostOnce.objects.exists())
 
-    eventually(lambda: one.breaker.trouble())
+    eventually(lambda: one.breaker.report())
     assert "kept" in one.breaker.last_error
     assert Urgent.objects.count() == 1
 

@@ -12,8 +12,8 @@ import psycopg
 import pytest
 from django.db import Error, OperationalError, ProgrammingError, connection, connections, transaction
 
+from queueapp.circuit_breaker import CircuitBreaker, State
 from queueapp.services import database_outage
-from queueapp.services.circuit_breaker import CircuitBreaker, State
 from queueapp.services.connection_timeouts import Answering
 from queueapp.services.database_outage import Outage, outage_of
 from tests.clock import Clock
@@ -80,17 +80,17 @@ def test_many_connections_lose_their_server_and_get_it_back_with_two_lines(
     for session, breaker in zip(sessions, breakers, strict=True):
         ask(session, breaker)
     assert outage.lasts
-    assert [breaker.state for breaker in breakers] == [State.ARMED] * 5
+    assert [breaker.state for breaker in breakers] == [State.FAILING] * 5
     for session, breaker in zip(sessions, breakers, strict=True):
         ask(session, breaker)
         session.close()
 
     assert not outage.lasts
-    assert [breaker.state for breaker in breakers] == [State.DISARMED] * 5
+    assert [breaker.state for breaker in breakers] == [State.CLOSED] * 5
     first, last = told(caplog)
     assert re.match(r"Database 'default' does not answer: \w+Error: ", first)
     assert last.startswith("Database 'default' answers again after ")
-    assert sum("failed, trying again" in record.getMessage() for record in caplog.records) == 5, "noted, as information"
+    assert sum("failed; trying again" in record.getMessage() for record in caplog.records) == 5, "noted, as information"
 
 
 def test_its_end_is_told_to_whoever_waits_for_it_and_to_nobody_after_that(outage: Outage, other: Any) -> None:
@@ -129,7 +129,7 @@ def test_an_error_of_a_server_that_answers_is_told_by_its_own_breaker(
     breaker.failure(raised.value)
 
     assert not outage.lasts
-    assert told(caplog) == [f"Loop failed, trying again: ProgrammingError: {str(raised.value).splitlines()[0]}"]
+    assert told(caplog) == [f"Loop failed; trying again: ProgrammingError: {str(raised.value).splitlines()[0]}"]
     breaker.success()
     assert "works again" in told(caplog)[-1]
 
@@ -180,7 +180,7 @@ def test_a_breaker_that_fails_in_an_outage_and_then_by_itself_says_so(
     breaker.failure(ValueError("something else"))
     breaker.failure(ValueError("something else"))
 
-    assert told(caplog)[1:] == ["Loop failed, trying again: ValueError: something else"]
+    assert told(caplog)[1:] == ["Loop failed; trying again: ValueError: something else"]
 
 
 def test_a_database_that_comes_and_goes_does_not_fill_the_log(

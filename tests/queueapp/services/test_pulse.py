@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from django.db import connection
 
+from queueapp.circuit_breaker import CircuitBreaker
 from queueapp.models import DISPATCHER, HOUSEKEEPING, Now, Subscriber
-from queueapp.services.circuit_breaker import CircuitBreaker
 from queueapp.services.service_heartbeat import Pulse
 from tests.in_process_worker import DEADLINE, eventually, real_commits
 from tests.kill_session import kill_all_others

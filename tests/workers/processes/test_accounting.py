@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
+from queueapp.circuit_breaker import CircuitBreaker
 from queueapp.models import PoisonMessage
-from queueapp.services.circuit_breaker import CircuitBreaker
 from tests.in_process_worker import DEADLINE, eventually, real_commits
 from tests.testapp.messages import Many, Ping
 from tests.testapp.models import AtMostOnce, Effect, Leased, SeveralTransactional, Transactional

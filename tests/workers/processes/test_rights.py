@@ -104,11 +104,11 @@ def test_a_right_that_is_taken_away_is_said_once_and_seen_by_operators(start_tre
     run(f"REVOKE {right} FROM {quoted}")
     Leased.send(Ping("late"))
     trouble = Subscriber.objects.exclude(queue__in=NO_QUEUES).values_list("trouble", flat=True)
-    told = eventually(lambda: next((text for text in trouble.all() if "triggered" in text), None))
+    told = eventually(lambda: next((text for text in trouble.all() if "open" in text), None))
 
     assert "Receive from testapp.Leased" in told
     assert f"GRANT {right} TO " in told.replace('\\"', '"'), "queuestats and the overview show it"
-    assert tree.output.count("Receive from testapp.Leased is refused, which no retry mends") == 1
+    assert tree.output.count("Receive from testapp.Leased is refused, and no retry repairs that") == 1
     assert tree.terminate() == 0
 
 

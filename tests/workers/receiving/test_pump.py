@@ -14,9 +14,9 @@ import pytest
 from django.db import OperationalError, connections, transaction
 
 from queueapp import Context, InvalidOption, RetryNow, consumer
+from queueapp.circuit_breaker import CircuitBreaker, State
 from queueapp.models import Now
 from queueapp.receiving.scan_window import LOOKS_OF_A_CYCLE
-from queueapp.services.circuit_breaker import CircuitBreaker, State
 from queueapp.sql.claimed import MAX_SEQ, Range
 from tests.conformance.gate import Gate
 from tests.databases import statements_of
@@ -375,7 +375,7 @@ def test_a_peek_that_fails_is_tried_again_and_counted(
     worker = start_worker(Leased)
 
     eventually(lambda: worker.pump.stats.handled == 1)
-    assert worker.pump.peek_breaker.state is State.DISARMED
+    assert worker.pump.peek_breaker.state is State.CLOSED
     assert worker.pump.trouble() == ""
     assert "works again after 3 failures" in caplog.text
 

@@ -15,9 +15,9 @@ import pytest
 from django.db import OperationalError, connections
 
 from queueapp import consumer
+from queueapp.circuit_breaker import CircuitBreaker
 from queueapp.models import Now, QueueControl, Subscriber
 from queueapp.operations import control
-from queueapp.services.circuit_breaker import CircuitBreaker
 from queueapp.services.unclean_shutdowns import host_name, life_of
 from tests.in_process_worker import DEADLINE, Worker, eventually, real_commits
 from tests.testapp.messages import Nop
@@ -268,7 +268,7 @@ def test_careful_workers_record_each_hand_out_and_handle_everything_once(start_w
 
 
 def test_a_database_that_is_away_is_waited_for(start_worker: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeats, "CircuitBreaker", lambda name: CircuitBreaker(name, armed_wait=timedelta(0)))
+    monkeypatch.setattr(heartbeats, "CircuitBreaker", lambda name: CircuitBreaker(name, failing_wait=timedelta(0)))
     really_beat = Heartbeat._beat
     errors = [OperationalError("away")] * 3
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from queueapp import consumer
+from queueapp.circuit_breaker import CircuitBreaker, RateBreaker
 from queueapp.models import DISPATCHER, HOUSEKEEPING, NO_QUEUES, Now, QueueControl, Subscriber
-from queueapp.services.circuit_breaker import CircuitBreaker, RateBreaker
 from queueapp.services.delayed_dispatcher import DelayedDispatcher
 from queueapp.services.leader_election import Leadership
 from queueapp.services.maintenance import Housekeeping
@@ -43,7 +43,7 @@ def test_each_breaker_of_a_queue_is_told_and_taken_back(start_worker: Start, set
     eventually(lambda: [one["name"] for one in told()] == [
         "Renewal of leases of testapp.Leased", "Store of delayed messages in default",
     ])  # fmt: skip
-    assert {(one["state"], one["error"]) for one in told()} == {("armed", "RuntimeError: it is broken")}
+    assert {(one["state"], one["error"]) for one in told()} == {("failing", "RuntimeError: it is broken")}
     for one in breakers:
         one.success()
     eventually(lambda: not told())
@@ -99,6 +99,6 @@ def test_a_dead_dispatcher_or_housekeeper_is_forgotten_and_makes_nobody_careful(
 def test_failures_of_an_earlier_window_are_no_trouble_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
     breaker = RateBreaker("Recovery", 1)
     breaker.failure(RuntimeError("once"))
-    assert breaker.trouble() == {"name": "Recovery", "state": "armed", "error": "RuntimeError: once"}
+    assert breaker.report() == {"name": "Recovery", "state": "failing", "error": "RuntimeError: once"}
     breaker._window_started -= RateBreaker.WINDOW + 1
-    assert breaker.trouble() is None
+    assert breaker.report() is None

@@ -164,7 +164,7 @@ def no_table() -> Iterator[None]:
 
 
 @real_commits
-@pytest.mark.parametrize(("seconds", "then"), [(0.001, State.TRIGGERED), (3600, State.ARMED)])
+@pytest.mark.parametrize(("seconds", "then"), [(0.001, State.OPEN), (3600, State.FAILING)])
 @pytest.mark.parametrize(("trouble", "name"), [("refusing_leases", "breaker"), ("no_table", "peek_breaker")])
 def test_time_to_trigger_receive_circuit_breaker(
     settings: Any, request: pytest.FixtureRequest, trouble: str, name: str, seconds: float, then: State

@@ -1,4 +1,4 @@
-"""Circuit breakers: armed by the first failure, triggered by time, disarmed by the first success."""
+"""Circuit breakers: failing from the first failure, open after a time, closed by the first success."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from datetime import timedelta
 import pytest
 
 from queueapp import circuit_breaker
-from queueapp.services import circuit_breaker as timed_breaker
-from queueapp.services.circuit_breaker import CircuitBreaker, RateBreaker, State
+from queueapp.circuit_breaker import CircuitBreaker, RateBreaker, State
 from tests.clock import Clock
 
 
@@ -19,7 +18,6 @@ from tests.clock import Clock
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     clock = Clock()
     monkeypatch.setattr(circuit_breaker, "monotonic", clock)
-    monkeypatch.setattr(timed_breaker, "monotonic", clock)
     return clock
 
 
@@ -29,14 +27,14 @@ def breaker() -> CircuitBreaker:
 
 def test_first_failure_arms_and_success_disarms(clock: Clock) -> None:
     one = breaker()
-    assert one.state is State.DISARMED
+    assert one.state is State.CLOSED
 
     assert one.failure(ValueError("first")) == 1.0
-    assert one.state is State.ARMED
+    assert one.state is State.FAILING
     assert (one.failures, one.last_error) == (1, "ValueError: first")
 
     one.success()
-    assert one.state is State.DISARMED
+    assert one.state is State.CLOSED
     assert one.failures == 0
 
 
@@ -49,7 +47,7 @@ def test_failing_for_its_time_triggers(clock: Clock) -> None:
     clock.now += 0.1
 
     assert one.failure(ValueError()) == 10.0
-    assert one.state is State.TRIGGERED
+    assert one.state is State.OPEN
     assert one.failure(ValueError()) == 10.0
 
 
@@ -62,7 +60,7 @@ def test_success_in_between_starts_the_time_anew(clock: Clock) -> None:
 
     one.failure(ValueError())
 
-    assert one.state is State.ARMED
+    assert one.state is State.FAILING
 
 
 def test_each_change_of_state_is_logged_once(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
@@ -101,7 +99,7 @@ def test_a_thousand_threads_arm_and_disarm_it_once(caplog: pytest.LogCaptureFixt
         thread.join()
 
     assert len(caplog.records) == 2, "armed once, disarmed once"
-    assert one.state is State.DISARMED
+    assert one.state is State.CLOSED
 
 
 def test_rate_breaker_triggers_on_more_than_its_rate_in_a_window(clock: Clock) -> None:
@@ -110,7 +108,7 @@ def test_rate_breaker_triggers_on_more_than_its_rate_in_a_window(clock: Clock) -
     waits = [one.failure(ValueError()) for _ in range(31)]
 
     assert waits == [0.0] * 30 + [10.0]
-    assert one.state is State.TRIGGERED
+    assert one.state is State.OPEN
 
 
 def test_rate_breaker_begins_anew_with_each_window(clock: Clock) -> None:
@@ -120,7 +118,7 @@ def test_rate_breaker_begins_anew_with_each_window(clock: Clock) -> None:
     clock.now += 31
 
     assert one.failure(ValueError()) == 0.0
-    assert one.state is State.ARMED
+    assert one.state is State.FAILING
 
 
 def test_what_mends_an_error_is_said_as_long_as_it_is_the_error_whoever_fails_for_it(
@@ -136,11 +134,11 @@ def test_what_mends_an_error_is_said_as_long_as_it_is_the_error_whoever_fails_fo
     one = breaker()
     for _ in range(3):  # the tasks of one queue, and the same task again
         one.failure(PermissionError("table a"))
-        assert one.last_error == "PermissionError: table a -- to mend it: GRANT it"
+        assert one.last_error == "PermissionError: table a -- remedy: GRANT it"
     assert asked == ["table a"], "a look at the catalog for one error, not for each failure"
 
     one.failure(PermissionError("table b"))
-    assert one.last_error.startswith("PermissionError: table b -- to mend it")
+    assert one.last_error.startswith("PermissionError: table b -- remedy")
     one.failure(ValueError("another"))
     assert one.last_error == "ValueError: another"
 
