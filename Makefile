@@ -45,9 +45,21 @@ demo: $(VENV)/runtime.installed java  ## run the main job end to end: real fligh
 run: $(VENV)/runtime.installed  ## serve the site, the admin and the workers until Ctrl-C
 	$(PY) manage.py runsite
 
+# The slow tier: processes that are killed, other projects' own suites, Chromium, Spark, installed wheels, whole pages.
+SLOW := tests/crash tests/celery_suite tests/browser tests/packaging tests/typing tests/benchmarks tests/project \
+	tests/queueapp/contrib/spark tests/queueapp/contrib/celery tests/docs/test_tutorial.py tests/docs/test_site.py \
+	tests/queueapp/management/test_first_hour.py tests/workers/processes
+
 .PHONY: test
-test: $(VENV)/dev.installed $(VENV)/docs.installed java chromium odbc pgbouncer redis  ## run the tests (TESTS="-k word" narrows them)
-	$(PY) -m pytest $(if $(TESTS)$(DATABASE_URL),,$(SIDE_BY_SIDE)) $(TESTS)
+test: $(VENV)/dev.installed $(VENV)/docs.installed odbc pgbouncer  ## run the tests of a contributor: unit and conformance (TESTS="-k word" narrows them)
+	$(PY) -m pytest $(if $(TESTS)$(DATABASE_URL),,$(SIDE_BY_SIDE)) $(or $(TESTS),$(addprefix --ignore=,$(SLOW)))
+
+.PHONY: test-slow
+test-slow: $(VENV)/dev.installed $(VENV)/docs.installed java chromium odbc pgbouncer redis
+	$(PY) -m pytest $(if $(DATABASE_URL),,$(SIDE_BY_SIDE)) $(SLOW)
+
+.PHONY: test-all
+test-all: test test-slow  ## run all tests: those of `make test`, then crash, Celery's suites, browser, packaging, Spark
 
 .PHONY: lint
 lint: $(VENV)/dev.installed  ## check style, formatting, who imports whom, and the workflows of .github
