@@ -43,6 +43,8 @@ def test_the_dashboard_shows_metrics_of_the_monitoring_page_and_no_others() -> N
     dashboard = json.loads((DOCS / "grafana-dashboard.json").read_text())
     expressions = " ".join(target["expr"] for panel in dashboard["panels"] for target in panel["targets"])
     page = (DOCS / "monitoring.md").read_text()
-    shown = set(re.findall(r"queueapp_\w+", page)) | {f"queueapp_messages{end}" for end in re.findall(r"`…(_\w+)`", page)}
+    shown = set(re.findall(r"queueapp_\w+", page)) | {
+        f"queueapp_messages{end}" for end in re.findall(r"`…(_\w+)`", page)
+    }
     used = {name.removesuffix("_bucket") for name in re.findall(r"queueapp_\w+", expressions)}
     assert used <= shown

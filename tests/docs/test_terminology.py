@@ -43,7 +43,9 @@ EXEMPT = {
     "docs/lineage.md", "docs/reference/glossary.md", "docs/reference/celery-terms.md",
     "queueapp/conf/asyncmonolith_names.py",
 }  # fmt: skip
-FORBIDDEN = re.compile("|".join(rf"(?P<w{number}>\b(?:{words})\b)" for number, words in enumerate(WORDS)), re.IGNORECASE)
+FORBIDDEN = re.compile(
+    "|".join(rf"(?P<w{number}>\b(?:{words})\b)" for number, words in enumerate(WORDS)), re.IGNORECASE
+)
 
 
 def files() -> list[Path]:
@@ -60,7 +62,9 @@ def prose_of(path: Path) -> list[tuple[int, str]]:
         return list(enumerate(path.read_text().splitlines(), 1))
     found = []
     for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
-        if token.type in (tokenize.COMMENT, tokenize.STRING, tokenize.NAME) or tokenize.tok_name[token.type].startswith("FSTRING"):
+        if token.type in (tokenize.COMMENT, tokenize.STRING, tokenize.NAME) or tokenize.tok_name[token.type].startswith(
+            "FSTRING"
+        ):
             text = token.string.replace("_", " ") if token.type == tokenize.NAME else token.string
             found += ((token.start[0] + index, line) for index, line in enumerate(text.splitlines()))
     return found
