@@ -3,8 +3,7 @@
 Rows deleted at the head cannot be cleaned up while any old snapshot is open; a claim that starts at the head walks over
 all of them (3,300 messages a second and falling; 66,000 and flat from a floor). A floor is a hint of one process: it
 only ever hides rows that came back behind it (a late commit, a lapsed lease, a rollback elsewhere), and those are found
-by the rescan, which walks from zero to the floor in windows sized by the time they take; over what is ``settled`` it walks
-seldom. Losing a floor costs nothing.
+by the rescan, which walks from zero to the floor in windows sized by the time they take. Losing a floor costs nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from typing import Any
 
 from ..sql.claimed import MAX_SEQ, PRIORITY, RECIPIENT, SEQ, Claimed, Range
 from .scan_window import FIRST_WINDOW, Walk
-from .settled import Before, Question, Settled
 
 #: Where messages come back all the time, the rescan goes on after so many looks just behind the floor.
 _NEARS_IN_A_ROW = 8
@@ -30,8 +28,6 @@ class Floors:
     a lost update only means that a few rows are looked at twice, or found by the rescan."""
 
     __slots__ = (
-        "_audit",
-        "_auditing",
         "_low",
         "_near",
         "_nears",
@@ -44,7 +40,6 @@ class Floors:
         "_walk",
         "leveled",
         "levels",
-        "settled",
     )
 
     def __init__(self, levels: Iterable[Level] = (("", 0),), leveled: bool = False) -> None:
@@ -60,9 +55,8 @@ class Floors:
         #: Looks for them since the rescan went on.
         self._nears = 0
         self._place = {level: place for place, level in enumerate(self.levels)}
-        self.settled = Settled()
-        #: The rescan, from what is settled to the floor; and after a cycle of it now and then a window of what is settled.
-        self._walk, self._audit, self._auditing = Walk(), Walk(), False
+        #: The rescan, from zero to the floor.
+        self._walk = Walk()
         #: What the quickest of its looks took, in seconds: the way to the server and back, which no smaller window shortens.
         self._trip = math.inf
         self._turn = 0
@@ -113,24 +107,12 @@ class Floors:
             self._near = reached + 1 if reached else None
             return False
         self._nears = 0
-        alone = self._alone(seconds)
-        if self._auditing:
-            self._audited(alone, reached)
-            return True
-        if not self._walk.go_on(self.settled.to, max(self._low), alone, reached):
-            return False
-        self.settled.walked(self._walk.taken)
-        self._auditing = self.settled.is_due
-        return not self._auditing
+        return self._walk.go_on(max(self._low), self._alone(seconds), reached)
 
-    def _audited(self, seconds: float, reached: int) -> None:
-        settled, self._auditing = self.settled, False
-        settled.walked_over_settled(seconds)
-        whole = settled.to
-        if self._audit.go_on(0, whole, seconds, reached):
-            settled.all_was_walked_over(self._audit.taken)
-            # Where there is little the span doubles each time, and there may be much the next time.
-            self._audit.span = min(self._audit.span, max(2 * whole, FIRST_WINDOW))
+    @property
+    def cycle_seconds(self) -> float:
+        """What the last cycle of the rescan, or the present one, has taken the server."""
+        return self._walk.taken
 
     def _alone(self, seconds: float) -> float:
         """What of the time of a look, which is known now, it took the server itself."""
@@ -138,30 +120,16 @@ class Floors:
             self._trip = min(self._trip, seconds)
         return max(0.0, seconds - self._trip)
 
-    @property
-    def before(self) -> Before:
-        """For ``settled``, and for who looks: how things are before a look."""
-        return Before(self.came_down, self.settled.over, self.settled.to, self.settled.era)
-
-    def question(self) -> Question | None:
-        """Whether somebody is to ask the database who writes, for ``settled``. (What one level has none of may be another's,
-        whose floor is not there yet.)"""
-        return None if self.leveled else self.settled.question(self.lowest)
-
     def connected_anew(self) -> None:
         """The next look may go to another server, which may be farther away."""
         self._trip = math.inf
-        self.settled.forget()
 
     @property
     def _window(self) -> tuple[int, int]:
         """The seqs of the present window, from and to (exclusive)."""
         if self._near is not None:
             return self._near, self._near + FIRST_WINDOW
-        if self._auditing:
-            start, end = self._audit.window(0)
-            return start, min(end, self.settled.to)
-        return self._walk.window(self.settled.to)
+        return self._walk.window()
 
     def is_present(self, only: Range) -> bool:
         """Whether it is of the present window: two may have looked at one, and go on from it once."""
@@ -179,9 +147,7 @@ class Floors:
     @property
     def rescanning(self) -> bool:
         """Whether a part of what lies behind the floors is still to be looked at, and soon."""
-        if self._audit.position is not None and self.settled.is_due:
-            return True
-        return self._near is not None or self._auditing or self._walk.position is not None
+        return self._near is not None or self._walk.position is not None
 
     @property
     def told(self) -> bool:
@@ -243,7 +209,6 @@ class Floors:
             if seq < low:
                 self._low[place] = seq
         self._returns[0 if told else 1] += 1
-        self.settled.lower(seq)  # last: a look that ends now either sees that one came down, or is made good by this
 
     def lower_all(self, seqs: Sequence[int]) -> None:
         """These came back."""
@@ -253,8 +218,7 @@ class Floors:
         """Look from the very beginning again."""
         for place in range(len(self._low)):
             self._low[place] = 0
-        self._walk.position, self._auditing = None, False
-        self.settled.forget()
+        self._walk.position = None
 
     @property
     def lowest(self) -> int:

@@ -167,14 +167,14 @@ class RankedFloors(Floors):
         if started < self.rescan_at and self._returns[0] == self._returns_seen:
             return
         self._returns_seen = self._returns[0]
-        low, end = window = self._walk.window(0)
+        low, end = window = self._walk.window()
         places, last, count = sql.look_through(connection, low, min(end - 1, looked_to), self.floor, WINDOW_ROWS)
         seconds = monotonic() - started
         self._hold_wanted(places, unwanted)
         with self._lock:
             self.rescan_at = started + seconds * (1 + REST)
-            if self._walk.window(0) == window:  # else another one has looked at it meanwhile, and has gone on
-                self._walk.go_on(0, looked_to + 1, self._alone(seconds), last if count == WINDOW_ROWS else 0)
+            if self._walk.window() == window:  # else another one has looked at it meanwhile, and has gone on
+                self._walk.go_on(looked_to + 1, self._alone(seconds), last if count == WINDOW_ROWS else 0)
 
     def _hold_wanted(self, places: Sequence[int], unwanted: Callable[[int], bool]) -> None:
         wanted = [place for place in places if not unwanted(place)]

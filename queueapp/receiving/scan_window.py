@@ -21,34 +21,27 @@ REST = 9
 
 
 class Walk:
-    """One cycle after the other over the same stretch, which may grow meanwhile."""
+    """One cycle after the other from zero to an end, which may grow meanwhile."""
 
-    __slots__ = ("_begin", "position", "span", "taken")
+    __slots__ = ("position", "span", "taken")
 
     def __init__(self) -> None:
         #: Where it has got to; None: the next cycle has not begun.
         self.position: int | None = None
         #: How many seqs the next window has.
         self.span = FIRST_WINDOW
-        self._begin = 0
         #: What the present cycle, or the last one, has taken the server, in seconds.
         self.taken = 0.0
 
-    def window(self, begin: int) -> tuple[int, int]:
-        """The seqs of the next window, from and to (exclusive), of a cycle that begins there."""
-        start = self.position
-        if start is None:
-            start = begin
-            if begin < self._begin:
-                # Over little the span has doubled each time, and here much may have to be walked over once more.
-                self.span = min(self.span, FIRST_WINDOW)
-            self._begin = begin
+    def window(self) -> tuple[int, int]:
+        """The seqs of the next window, from and to (exclusive)."""
+        start = self.position or 0
         return start, start + self.span
 
-    def go_on(self, begin: int, end: int, seconds: float, reached: int = 0) -> bool:
+    def go_on(self, end: int, seconds: float, reached: int = 0) -> bool:
         """A window was looked at, up to the seq ``reached`` if not to its end, and took the server so long. True when that completed
-        a cycle, which goes from ``begin`` to ``end``."""
-        start, end_of_window = self.window(begin)
+        a cycle, which goes from zero to ``end``."""
+        start, end_of_window = self.window()
         self.taken = seconds if self.position is None else self.taken + seconds
         if reached:
             # Many rows that nobody may take now. In a stretch without any the span has doubled until it spans them all.
@@ -56,7 +49,7 @@ class Walk:
             self.position = reached + 1
         else:
             self.position = end_of_window
-        self._resize(seconds, end - begin)
+        self._resize(seconds, end)
         if self.position >= end:
             self.position = None
             return True

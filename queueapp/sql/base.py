@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import enum
 import uuid
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -88,12 +88,6 @@ class QueueSql(
     ) -> Peek:
         """Count available messages, at most ``limit`` in each group of ranges. Takes no locks that outlive it. A
         message that another open transaction has taken is not available."""
-
-    @abc.abstractmethod
-    def writers(self, connection: Any) -> Set[str] | None:
-        """The transactions that may bring messages with seqs that were given before now: all that hold the lock to write into
-        the table, by names that it gives no other (and a server that was started anew may). None: the database keeps that to
-        itself, or it says nothing of this queue; the caller does without. No table is read."""
 
     @abc.abstractmethod
     def read_heads(self, connection: Any, only: Range, limit: int) -> list[tuple[int, str]]:

@@ -66,12 +66,9 @@ WINDOW_ROWS = 30_000
 
 class Peek(NamedTuple):
     """What a peek saw: available messages ahead of the floor and in the rescanned range, at most ``limit`` each, the
-    lowest seq among them (0: none), where in the rescanned range it ended after ``WINDOW_ROWS`` (0: at its end), and the
-    lowest seq of all that are in the table there, available or not (MAX_SEQ: none; and where ``QueueSql.writers`` tells
-    nothing, since nobody asks for it)."""
+    lowest seq among them (0: none), and where in the rescanned range it ended after ``WINDOW_ROWS`` (0: at its end)."""
 
     ahead: int
     behind: int
     first: int
     reached: int = 0
-    present: int = MAX_SEQ

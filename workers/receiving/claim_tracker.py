@@ -18,14 +18,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence, Set
 from time import monotonic
-from typing import Any
 
 import msgspec
 
 from queueapp.receiving.low_water_marks import Floors, Level
 from queueapp.receiving.scan_window import REST
-from queueapp.receiving.settled import Before
-from queueapp.sql.base import QueueSql
 from queueapp.sql.claimed import MAX_SEQ, SEQ, Claimed, Peek, Range
 
 from .skip_ranges import Unknown
@@ -34,9 +31,9 @@ from .skip_ranges import Unknown
 LARGE_CLAIM = 50
 #: Seconds that a claim is given way to, either way: behind one that hangs no message waits for long.
 PATIENCE = 0.1
-#: After a walk over all that lies behind the floors that took the server itself longer than ``BRIEF``, no other for so many seconds:
-#: where one is short a tenth of the time is many of them, and none of them is waited for.
-LEAST_REST = 0.1
+#: After a walk over all that lies behind the floors that took the server itself longer than ``BRIEF`` (seconds), no other for
+#: ``LEAST_REST``: where one is short a tenth of the time is many of them, and none of them is waited for.
+BRIEF, LEAST_REST = 0.001, 0.1
 
 
 class UnderWay(msgspec.Struct, eq=False):
@@ -114,12 +111,6 @@ class Claiming:
 
     # -- looking --------------------------------------------------------------------------------------------------
 
-    def look_behind(self, sql: QueueSql, connection: Any) -> None:
-        """Before a look, what that does not do itself: to ask the database what of what lies behind the floor it may settle."""
-        question = self.floors.question()
-        if question is not None:
-            self.floors.settled.told(question, sql.writers(connection))
-
     def look(self) -> tuple[list[Range], list[Range]]:
         """(ahead, behind): where the next look goes."""
         with self._lock:
@@ -134,10 +125,11 @@ class Claiming:
         """When the rescan goes on that has begun, by the monotonic clock; None: all that lies behind the floors was looked at."""
         return self._rescan_at if self.floors.rescanning else None
 
-    def seen(self, peek: Peek, behind: Sequence[Range], seconds: float, before: Before | None = None) -> None:
-        """A look saw this, behind the floors in these ranges; ``before``: what was known before it (None: as it is)."""
+    def seen(self, peek: Peek, behind: Sequence[Range], seconds: float, came_down: int | None = None) -> None:
+        """A look saw this, behind the floors in these ranges; ``came_down``: how often they had come down before it (None: as often
+        as now)."""
         with self._lock:
-            unchanged = before is None or before.came_down == self.floors.came_down
+            unchanged = came_down is None or came_down == self.floors.came_down
             if peek.behind:
                 # First these, together with what is ahead; the window stays until a claim finds it clear.
                 ends = [only._replace(high=min(only.high, peek.reached)) for only in behind] if peek.reached else behind
@@ -146,12 +138,9 @@ class Claiming:
             # is under way: that passed for a look at the window, and what lay there was found after six seconds.)
             elif behind and self.floors.is_present(behind[0]):
                 self._behind = []
-                ended = self.floors.rescanned(seconds, peek.reached) and self.floors.settled.is_long
+                ended = self.floors.rescanned(seconds, peek.reached) and self.floors.cycle_seconds > BRIEF
                 rest = max(REST * seconds, LEAST_REST if ended else 0.0)
                 self._rescan_at = max(self._rescan_at, monotonic() + rest)
-            if behind and before is not None and unchanged:
-                # After it has gone on: a walk begins where nothing is settled.
-                self.floors.settled.seen(behind[0], peek, before)
             if peek.ahead and not peek.behind and not self._unknown and unchanged:
                 self.floors.seen(peek.first)  # else it may have passed what has become free since
 

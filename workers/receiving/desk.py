@@ -162,9 +162,9 @@ class Desk:
         return visible
 
     def look_behind(self) -> None:
-        """Before a look, what that does not do itself: what may be settled, where priorities have 64 bits late commits and what
-        came back; barriers."""
-        self.claiming.look_behind(self.sql, connections[self.alias])
+        """Before a look, what that does not do itself: where priorities have 64 bits late commits and what came back; barriers."""
+        if isinstance(self.claiming, RankedClaiming):
+            self.claiming.look_behind(self.sql, connections[self.alias])
         if self.fence is not None:
             self.fence.look()
 

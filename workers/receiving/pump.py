@@ -310,7 +310,7 @@ class QueuePump(Receives):
         try:
             with Answering(connection):
                 desk.look_behind()
-                before = self.floors.before
+                came_down = self.floors.came_down
                 ahead, behind = desk.look()
                 seen = desk.sql.peek(connection, ahead, behind, self.peek_limit)
                 desk.strangers.reread(REREADS)
@@ -322,7 +322,7 @@ class QueuePump(Receives):
         self._seen_at = started
         desk.stats.peeks += 1
         desk.peek_breaker.success()
-        desk.claiming.seen(seen, behind, monotonic() - started, before)
+        desk.claiming.seen(seen, behind, monotonic() - started, came_down)
         return seen
 
     @property

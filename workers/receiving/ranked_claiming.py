@@ -10,7 +10,6 @@ from collections.abc import Sequence, Set
 from typing import Any
 
 from queueapp.receiving.priority64_marks import RankedFloors, Taken
-from queueapp.receiving.settled import Before
 from queueapp.sql.claimed import MAX_PLACE, PRIORITY, SEQ, Claimed, Peek, Range, place_of
 
 from .claim_tracker import PATIENCE, Claiming, UnderWay
@@ -62,7 +61,7 @@ class RankedClaiming(Claiming):
     def goes_on_at(self) -> float | None:
         return self.floors.rescan_at if self.floors.rescanning else None
 
-    def seen(self, peek: Peek, behind: Sequence[Range], seconds: float, before: Before | None = None) -> None:
+    def seen(self, peek: Peek, behind: Sequence[Range], seconds: float, came_down: int | None = None) -> None:
         """What there is has been looked at by seq."""
 
     # -- claiming -------------------------------------------------------------------------------------------------

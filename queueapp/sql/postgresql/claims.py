@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import enum
 import uuid
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from operator import itemgetter
 from time import monotonic
 from typing import Any
-
-from django.db import Error
 
 from ..base import QueueSql
 from ..claimed import MAX_SEQ, PRIORITY, WINDOW_ROWS, Claimed, Peek, Range
@@ -21,7 +19,7 @@ from .index_order import IndexOrder
 from .opening import Leasing, OfOne, Opening
 from .packed import ready, ready_to_open
 from .rows import read, to_utc
-from .session import fetch, load, quote, quote_table
+from .session import load, quote, quote_table
 
 _BY_SEQ = itemgetter(0)
 #: The places of a message's values in a result of one row.
@@ -119,22 +117,6 @@ class PostgresqlClaims(QueueSql):
         params = (*self._range_params(ahead, limit), WINDOW_ROWS, *window)
         found, back, *places = self._in_order.fetch(connection, self._peeks[where], params)[0]
         return Peek(found, min(back, limit), *places)
-
-    def writers(self, connection: Any) -> Set[str] | None:
-        # Index: none, the server's locks in memory (0.1 ms; of a thousand, 1). Safe: it locks nothing. INSERT and COPY have this
-        # lock before they draw a seq, and until what they have brought is seen by each new snapshot; so have UPDATE and DELETE.
-        # Not by xids: a COPY, and an INSERT whose trigger waits, have seqs before they have one.
-        sql = (
-            "SELECT DISTINCT l.virtualtransaction FROM pg_locks AS l WHERE l.locktype = 'relation' AND l.mode = 'RowExclusiveLock' "
-            "AND l.relation = %s::text::regclass AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())"
-        )
-        try:
-            rows = fetch(connection, sql, (self._q.replace("%%", "%"),))
-        except Error:
-            return (
-                None  # not for this user's eyes; or a failure that the look meets as well, unless it is of this alone
-            )
-        return {row[0] for row in rows}
 
     def read_heads(self, connection: Any, only: Range, limit: int) -> list[tuple[int, str]]:
         return self._read_heads(connection, only, limit, False)
@@ -333,14 +315,14 @@ class PostgresqlClaims(QueueSql):
         if ahead is Where.SEVERAL:
             scan = f"SELECT m.seq FROM {self._LEVELS} CROSS JOIN LATERAL ({scan}) AS m(seq) LIMIT %s"
         return (
-            f"SELECT a.n, b.n, coalesce(least(a.first, b.first), 0), coalesce(b.reached, 0), coalesce(b.present, {MAX_SEQ}) "
+            "SELECT a.n, b.n, coalesce(least(a.first, b.first), 0), coalesce(b.reached, 0) "
             f"FROM (SELECT count(*) AS n, min(x.seq) AS first FROM ({scan}) AS x(seq)) a, "
             f"({self._build_window(behind)}) b"
         )
 
     def _build_window(self, where: Where) -> str:
-        """(free rows, the first of them, where the look ended before the end of the window or NULL, the first row of all) of
-        a rescan window. It looks at so many rows, free or not: a window over a million leased ones must not take a third of a
+        """(free rows, the first of them, where the look ended before the end of the window or NULL) of a rescan window.
+        It looks at so many rows, free or not: a window over a million leased ones must not take a third of a
         second."""
         within, order = self._build_place(where)
         rows = (
@@ -349,13 +331,11 @@ class PostgresqlClaims(QueueSql):
         )
         level = (
             "SELECT count(*) FILTER (WHERE w.free) AS n, min(w.seq) FILTER (WHERE w.free) AS first, "
-            f"CASE WHEN count(*) = %s THEN max(w.seq) END AS reached, min(w.seq) AS present FROM ({rows}) AS w(seq, free)"
+            f"CASE WHEN count(*) = %s THEN max(w.seq) END AS reached FROM ({rows}) AS w(seq, free)"
         )
         if where is not Where.SEVERAL:
             return level
-        total = (
-            "SELECT sum(m.n)::bigint AS n, min(m.first) AS first, min(m.reached) AS reached, min(m.present) AS present"
-        )
+        total = "SELECT sum(m.n)::bigint AS n, min(m.first) AS first, min(m.reached) AS reached"
         return f"{total} FROM (SELECT %s AS most) AS c, {self._LEVELS} CROSS JOIN LATERAL ({level.replace('%s', 'c.most', 1)}) AS m"
 
     def _range_params(self, ranges: Sequence[Range], limit: int) -> tuple[Any, ...]:

@@ -7,7 +7,7 @@ message with a higher seq than a barrier was sent when that barrier was committe
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from typing import Any
 
 from ...messages import new_id
@@ -90,9 +90,6 @@ class PostgresqlFencedQueueSql(FencedInserts, PostgresqlQueueSql):
 
     def _claimant(self, owner: uuid.UUID | None) -> tuple[Any, ...]:
         return (owner,)
-
-    def writers(self, connection: Any) -> Set[str] | None:
-        return None  # a look behind the floor sees nothing from the first barrier on
 
     # -- barriers -------------------------------------------------------------------------------------------------
 

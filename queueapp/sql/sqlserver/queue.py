@@ -9,7 +9,7 @@ is in ``upkeep``, what is no queue in ``backend``.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ...messages.ids import as_uuid
@@ -98,11 +98,6 @@ class SqlServerQueueSql(
         limit: int,
     ) -> Peek:
         return self._claims.peek(connection, ahead, behind, limit)
-
-    def writers(self, connection: Any) -> Set[str] | None:
-        # Who holds which lock is told to who may see the server's state, and no user of a queue needs to. A deleted row is a
-        # ghost here, which the server cleans up whoever reads; readers of row versions keep some.
-        return None
 
     def read_heads(self, connection: Any, only: Range, limit: int) -> list[tuple[int, str]]:
         return self._claims.read_heads(connection, only, limit)

@@ -134,7 +134,8 @@ DRAINS = 4
 @measures(
     Figure(
         "overlapping-readers",
-        ">= 0.9",
+        # The rescan reads the dead rows that the snapshots retain for a tenth of the time.
+        ">= 0.85",
         "ratio",
         "AT_LEAST_ONCE drains of 100,000 while three overlapping REPEATABLE READ readers are open for 120 s / without (msg/s)",
     )

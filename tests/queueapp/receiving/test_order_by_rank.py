@@ -117,7 +117,7 @@ def test_priority_of_64_bits_passes_through_the_stores(alias: str) -> None:
     poison = PoisonMessage.objects.using(alias).get()
     assert poison.priority == 2**62
 
-    requeue.requeue(PoisonMessage.objects.using(alias).filter(pk=poison.pk))
+    requeue(PoisonMessage.objects.using(alias).filter(pk=poison.pk))
 
     assert Ranked.objects.using(alias).get().priority == 2**62
 

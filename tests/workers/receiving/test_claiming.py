@@ -372,21 +372,6 @@ def test_a_window_that_comes_due_while_a_look_is_under_way_was_not_looked_at(flo
     assert claims.look()[1][0].low == first[0].high + 1
 
 
-def test_what_a_look_settles_is_not_passed_over_unseen(floors: Floors) -> None:
-    """The next window begins where this one ended, and not so much further."""
-    floors.passed(rows(1_000_000), floors.returns)
-    floors.settled.over = 1_000_000
-    claims = Claiming(floors)
-    before, (_, window) = floors.before, claims.look()
-
-    claims.seen(Peek(0, 0, 0), window, 0.004, before)
-
-    assert floors.settled.to == window[0].high + 1
-    assert claims._rescan_at > 0.0
-    claims._rescan_at = 0.0
-    assert claims.look()[1][0].low == window[0].high + 1
-
-
 def test_a_look_that_ended_early_goes_on_from_there(floors: Floors) -> None:
     floors.passed(rows(1_000_000), floors.returns)
     claims = Claiming(floors)
@@ -417,7 +402,7 @@ def test_in_the_middle_of_a_cycle_there_is_no_more_rest_than_for_its_time(floors
     claims.seen(Peek(0, 0, 0), claims.look()[1], 0.001)
     claims._rescan_at = 0.0
 
-    floors.settled.is_long = True
+    floors._walk.taken = 1.0
     began = monotonic()
     claims.seen(Peek(0, 0, 0), claims.look()[1], 0.004)
 
@@ -468,7 +453,7 @@ def test_a_look_raises_no_floor_over_what_became_free_while_it_was_under_way(flo
     """To the look it was in the hands of a claim."""
     claims = Claiming(floors)
     lower, higher = claims.begin(500), claims.begin(500)
-    before = floors.before
+    before = floors.came_down
     claims.look()
     lower.rows, higher.rows = rows(*range(100, 151)), rows()
     claims.end(lower)
@@ -478,7 +463,7 @@ def test_a_look_raises_no_floor_over_what_became_free_while_it_was_under_way(flo
     claims.seen(Peek(1, 0, 700), [], 0.001, before)
     assert floors.lowest == 151
 
-    claims.seen(Peek(1, 0, 700), [], 0.001, floors.before)
+    claims.seen(Peek(1, 0, 700), [], 0.001, floors.came_down)
     assert floors.lowest == 700
 
 
