@@ -13,7 +13,7 @@ from .. import messages
 from ..errors import MessageCancelled
 from ..messages.checkpoints import take_checkpoint, with_checkpoint
 from ..messages.ids import as_uuid
-from ..messages.well_known import WellKnown
+from ..messages.well_known_headers import WellKnown
 from ..sql.claimed import BODY, HEADERS, ID, SEQ, Claimed
 from .progress import checked
 from .registration import Registration

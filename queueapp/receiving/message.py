@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from .. import messages
 from ..messages.checkpoints import take_checkpoint, with_checkpoint
 from ..messages.ids import as_uuid
-from ..messages.well_known import WellKnown
+from ..messages.well_known_headers import WellKnown
 from ..models.delivery.topics import content_type_of
 from ..sql.claimed import BODY, CANCELS, DELIVERIES, HEADERS, ID, SEQ, Claimed
 

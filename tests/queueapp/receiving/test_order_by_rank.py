@@ -303,12 +303,12 @@ def test_queues_without_it_claim_by_the_same_statements() -> None:
 def test_windows_of_the_rescan_grow_behind_a_distant_server_too() -> None:
     ranked = RankedFloors()
     for _ in range(20):
-        ranked._walk.go_on(0, 1_000_000, ranked._alone(0.12))
+        ranked._walk.go_on(1_000_000, ranked._alone(0.12))
 
     assert ranked._walk.span >= 1_000_000
 
     for _ in range(20):  # or on a busy machine
-        ranked._walk.go_on(0, 1_000_000, ranked._alone(1.0))
+        ranked._walk.go_on(1_000_000, ranked._alone(1.0))
 
     assert ranked._walk.span == 1_000_000 // 16
 
