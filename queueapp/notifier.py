@@ -87,7 +87,7 @@ def journaled(connection: Any) -> None:
 def prepare(connection: Any) -> str | None:
     """Make what wake-ups need in a database, where it is missing and this user may; else why there are none, in words."""
     try:
-        backend_of(connection).prepare_wake_ups(connection)
+        backend_of(connection).notifications.prepare(connection)
     except (Error, NoWakeUps) as error:
         return str(error).strip().split("\n", 1)[0]
     return None
@@ -137,7 +137,7 @@ def _tamed(hook: Callable[[], Any]) -> Callable[[], None]:
 
 
 def _after_commit(connection: Any, payload: str) -> None:
-    if not settings.NOTIFY or not backend_of(connection).may_notify(connection):
+    if not settings.NOTIFY or not backend_of(connection).notifications.may_notify(connection):
         return
     if not connection.in_atomic_block:
         _notify(connection.alias, payload, connection)
@@ -169,7 +169,7 @@ def _notify(alias: str, payload: str, connection: Any = None) -> None:
     if connection is None:
         connection = connections[alias]
     try:
-        backend_of(connection).notify(connection, CHANNEL, payload)
+        backend_of(connection).notifications.notify(connection, CHANNEL, payload)
     except Error as error:
         # The message is stored by now: a sender that got an error here would send it a second time.
         log.info("A wake-up for %s was lost, polling finds the message: %s", payload, error)

@@ -253,7 +253,7 @@ def _inline(strategy: Any) -> Any:
 
 def _is_failed(connection: Any) -> bool:
     try:
-        return backend_of(connection).session_state(connection, ask=connection.errors_occurred) is SessionState.FAILED
+        return backend_of(connection).sessions.state(connection, ask=connection.errors_occurred) is SessionState.FAILED
     except UnsupportedServer:
         return False
 
@@ -298,7 +298,8 @@ def _subscribed(desk: Desk) -> Iterator[None]:
         connection = connections[alias]
         if connection.is_usable():
             while (
-                delivery.counts_leases and desk.sql.release_owner(connection, desk.subscriber, _FEW, started=True) > 0
+                delivery.counts_leases
+                and desk.sql.maintenance.release_owner(connection, desk.subscriber, _FEW, started=True) > 0
             ):
                 pass
             rows.filter(pk=desk.subscriber).delete()

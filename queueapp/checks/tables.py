@@ -43,7 +43,7 @@ def _check_wake_ups(alias: str) -> list[Any]:
     if not settings.NOTIFY or schema_check.is_about_to_migrate():
         return []
     try:
-        lack = backend_of(connections[alias]).lacking_for_wake_ups(connections[alias])
+        lack = backend_of(connections[alias]).notifications.unavailable(connections[alias])
     except Error:
         return []  # which is W007
     if lack is None:

@@ -33,11 +33,11 @@ class Finder(abc.ABC):
 
     @abc.abstractmethod
     def ack(self, sql: Any, connection: Any, seqs: Sequence[int], token: uuid.UUID) -> int:
-        """``QueueSql.ack``, and in one transaction with it whatever is kept of these messages."""
+        """``QueueSql.acks.ack``, and in one transaction with it whatever is kept of these messages."""
 
     @abc.abstractmethod
     def try_ack(self, sql: Any, connection: Any, seqs: Sequence[int], token: uuid.UUID, wait_ms: int) -> list[int]:
-        """``QueueSql.try_ack``, in the same way. In a transaction of its own."""
+        """``QueueSql.acks.try_ack``, in the same way. In a transaction of its own."""
 
     @abc.abstractmethod
     def keep_house(self, alias: str, goes_on: Callable[[], bool]) -> None:

@@ -94,10 +94,10 @@ class SetFinder(Finder):
         return self.registration
 
     def ack(self, sql: Any, connection: Any, seqs: Sequence[int], token: Any) -> int:
-        return int(sql.ack(connection, seqs, token))
+        return int(sql.acks.ack(connection, seqs, token))
 
     def try_ack(self, sql: Any, connection: Any, seqs: Sequence[int], token: Any, wait_ms: int) -> list[int]:
-        found: list[int] = sql.try_ack(connection, seqs, token, wait_ms)
+        found: list[int] = sql.acks.try_ack(connection, seqs, token, wait_ms)
         return found
 
     def keep_house(self, alias: str, goes_on: Callable[[], bool]) -> None:

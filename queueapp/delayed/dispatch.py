@@ -39,7 +39,7 @@ Agenda = list[tuple[str, int]]
 def agenda(alias: str) -> Agenda:
     """What there is to do for this process in one database's store, and when."""
     connection = connections[alias]
-    return backend_of(connection).first_due(connection, StoreTable.of(DelayedMessage, "due"), destinations())
+    return backend_of(connection).delayed.first_due(connection, StoreTable.of(DelayedMessage, "due"), destinations())
 
 
 def is_idle(agenda: Agenda) -> bool:
@@ -65,7 +65,7 @@ def dispatch_due(alias: str, limit: int, on_refused: OnRefused = ignore, seen: A
         return total
     with transaction.atomic(using=alias):
         for destination in overdue:
-            keys = backend.lock_due(connection, table, destination, limit - locked)
+            keys = backend.delayed.lock_due(connection, table, destination, limit - locked)
             if keys:
                 locked += len(keys)
                 done = _dispatch_to(alias, table, destination, keys, on_refused)
@@ -143,8 +143,8 @@ def _move(alias: str, table: StoreTable, queue: Any, keys: list[int]) -> None:
     connection = connections[alias]
     # A savepoint: what fails here must not undo what went to other queues.
     with transaction.atomic(using=alias):
-        moved = queue_sql(queue, connection).insert_from(connection, table, keys)
-        gone = backend_of(connection).delete_keys(connection, table, keys)
+        moved = queue_sql(queue, connection).inserts.insert_from(connection, table, keys)
+        gone = backend_of(connection).delayed.delete(connection, table, keys)
         if not moved == gone == len(keys):
             raise RuntimeError(f"Dispatch of {len(keys)} messages inserted {moved} and removed {gone}.")
     notifier.sent(queue, connection)

@@ -74,7 +74,9 @@ def forward_due(
     backend = backend_of(connection)
     table = StoreTable.of(DelayedMessage, "due")
     total, locked = Dispatched(0, 0), 0
-    overdue = [name for name, ms in backend.first_due(connection, table, addresses(alias).get(target, [])) if ms <= 0]
+    overdue = [
+        name for name, ms in backend.delayed.first_due(connection, table, addresses(alias).get(target, [])) if ms <= 0
+    ]
     if not overdue:
         return total
     # Before anything is locked: most outages are seen here.
@@ -83,7 +85,7 @@ def forward_due(
     failure: Exception | None = None
     with transaction.atomic(using=alias):
         for destination in overdue:
-            keys = backend.lock_due(connection, table, destination, limit - locked)
+            keys = backend.delayed.lock_due(connection, table, destination, limit - locked)
             if keys:
                 batch = _Forwarding(alias, target, destination, on_refused, waiting)
                 done = batch.forward(table, keys)
@@ -104,7 +106,7 @@ def next_forward_in(alias: str, target: str) -> timedelta | None:
     """How long until the earliest message for that database is due (negative: overdue); None: there is none."""
     connection = connections[alias]
     table = StoreTable.of(DelayedMessage, "due")
-    first = backend_of(connection).first_due(connection, table, addresses(alias).get(target, []))
+    first = backend_of(connection).delayed.first_due(connection, table, addresses(alias).get(target, []))
     return timedelta(milliseconds=first[0][1]) if first else None
 
 
@@ -163,7 +165,7 @@ class _Forwarding:
                 raise
             self.failure = error
         if self._moved:
-            gone = backend_of(connection).delete_keys(connection, table, self._moved)
+            gone = backend_of(connection).delayed.delete(connection, table, self._moved)
             if gone != len(self._moved):
                 raise RuntimeError(
                     f"{len(self._moved)} messages were forwarded, but {gone} were removed from the store."
@@ -212,7 +214,7 @@ class _Forwarding:
         with self._waiting(connection), transaction.atomic(using=self._target):
             fresh = self._fresh(rows)
             if fresh:
-                queue_sql(self._queue, connection).insert_rows(connection, [row_from(row) for row in fresh])
+                queue_sql(self._queue, connection).inserts.insert_rows(connection, [row_from(row) for row in fresh])
                 notifier.sent(self._queue, connection)
         if len(fresh) < len(rows):
             log.warning(
@@ -229,7 +231,7 @@ class _Forwarding:
         keyed = {_key_of(row): row for row in rows}
         # Whatever is wrong with that table, the messages are not to blame.
         with step(DispatchFailed, self._target):
-            noted = backend_of(connection).note_arrivals(
+            noted = backend_of(connection).delayed.record_forwarded(
                 connection,
                 Arrival._meta.db_table,
                 [(key, row.message_id) for key, row in keyed.items()],

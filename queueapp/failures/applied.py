@@ -52,7 +52,7 @@ class Once:
         connection = connections[self._alias]
         try:
             with transaction.atomic(using=self._alias):
-                return backend_of(connection).note_processed(
+                return backend_of(connection).dedupe.record_processed(
                     connection, ProcessedMessage._meta.db_table, self._key, self._label
                 )
         except Error as error:

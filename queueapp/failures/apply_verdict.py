@@ -65,7 +65,7 @@ def fail(
     sql = queue_sql(queue, connections[alias])
 
     def locked() -> Row | None:
-        return sql.lock(connections[alias], seq, token, int(wait.total_seconds() * 1000))
+        return sql.failures.lock(connections[alias], seq, token, int(wait.total_seconds() * 1000))
 
     def in_full() -> Decided | None:
         row = locked()
@@ -79,7 +79,7 @@ def fail(
             return None
         failure = _failure(queue, sql.table, row, exception, consumer, token, items)
         verdict = _bury_bare(failure, alias, error)
-        _ended(sql.remove(connections[alias], [seq]), failure)
+        _ended(sql.failures.remove(connections[alias], [seq]), failure)
         return Decided(failure, verdict, connections[alias])
 
     decided = _recorded(alias, in_full, bare)
@@ -150,7 +150,7 @@ def decide_locked(
     failures = _history(row, failure, verdict)
     stays = isinstance(verdict, RetryLater) and sql.table.barriers
     if isinstance(verdict, RetryNow) or stays:
-        ended = sql.put_back(
+        ended = sql.failures.requeue(
             connection,
             row.seq,
             deliveries=failure.row.deliveries,
@@ -161,9 +161,9 @@ def decide_locked(
         )
         if isinstance(verdict, RetryLater):
             # It waits in its place: in the delayed store the barriers behind it would not see it.
-            sql.hold_back(connection, row.seq, verdict.delay // timedelta(milliseconds=1))
+            sql.barriers.postpone(connection, row.seq, verdict.delay // timedelta(milliseconds=1))
     else:
-        ended = sql.remove(connection, [row.seq])
+        ended = sql.failures.remove(connection, [row.seq])
         _keep(failure, verdict, failures, alias)
     _ended(ended, failure)
     notifier.run_every_hook(connection)  # the policy's
@@ -187,7 +187,7 @@ def decide_taken(
     verdict = _verdict(failure, alias)
     failures = _history(row, failure, verdict)
     if isinstance(verdict, RetryNow):
-        sql.insert_row(connection, failure.row._replace(failures=failures), same_queue=True)
+        sql.inserts.insert_row(connection, failure.row._replace(failures=failures), same_queue=True)
     else:
         _keep(failure, verdict, failures, alias)
     return Decided(failure, verdict, connection)

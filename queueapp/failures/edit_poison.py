@@ -58,7 +58,7 @@ def edit_and_requeue(
         if is_elsewhere:
             send_back(using, name, [copy])
         else:
-            queue_sql(queue, connection).insert_row(connection, copy)
+            queue_sql(queue, connection).inserts.insert_row(connection, copy)
             notifier.sent(queue, connection)
         row.status, row.edited_as, row.archived_at = PoisonMessage.Status.EDITED, identity, Now()
         row.save(update_fields=["status", "edited_as", "archived_at"])

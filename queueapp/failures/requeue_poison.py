@@ -86,8 +86,10 @@ def _requeue_batch(alias: str, keys: list[int], to: Any, reset_counts: bool) -> 
         over.update(expires=None)
         moved = 0
         for queue, numbers in by_queue.items():
-            count = queue_sql(queue, connection).insert_from(connection, store, numbers, reset_counts=reset_counts)
-            gone = backend_of(connection).delete_keys(connection, store, numbers)
+            count = queue_sql(queue, connection).inserts.insert_from(
+                connection, store, numbers, reset_counts=reset_counts
+            )
+            gone = backend_of(connection).delayed.delete(connection, store, numbers)
             if count != gone:
                 raise RuntimeError(f"Requeue copied {count} messages into {queue._meta.label} but removed {gone}.")
             moved += count

@@ -39,7 +39,7 @@ class Remembered:
         own = connection.get_autocommit() and not connection.in_atomic_block
         if own and self._drop:
             self._drop = False  # before it is done: if it fails, the next turn comes
-            self._dropped_to = sql.drop_records(connection, self._dropped_to)
+            self._dropped_to = sql.limits.drop_records(connection, self._dropped_to)
         got = claim(self._seen)
         if own and got.seen is not None:
             self._seen = got.seen

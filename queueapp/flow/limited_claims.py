@@ -90,29 +90,29 @@ class Taking:
             most = self.most
 
             def claim(seen: Seen | None) -> Within:
-                return self.sql.claim_within(connection, ranges, limit, token, owner, lease_ms, most, seen)
+                return self.sql.limits.claim_within(connection, ranges, limit, token, owner, lease_ms, most, seen)
 
             got = claim_record_cache.of(self.queue, connection).claim(self.sql, connection, claim)
             return Taken(got.rows, got.at_limit, len(got.rows) == limit)
         if bounded and self._abounds(connection, ranges):
             return self._take_freely(connection, ranges, limit, token, owner, lease_ms)
-        given = self.sql.take_up(connection, owner, limit, token, lease_ms)
+        given = self.sql.limits.take_up(connection, owner, limit, token, lease_ms)
         if given:
             return Taken(given, full=True)
         if bounded and self._learn(owner) and self._abounds(connection, ranges):
             return self._take_freely(connection, ranges, limit, token, owner, lease_ms)
         with transaction.atomic(using=self.alias):
-            self.sql.lock_flow(connection)
+            self.sql.limits.lock(connection)
             taken = self._take_or_share_out(connection, ranges, limit, token, owner, lease_ms, own)
         if isinstance(taken, Taken):
             return taken
         at_limit, nobodys = taken
-        given = self.sql.take_up(connection, owner, limit, token, lease_ms)
+        given = self.sql.limits.take_up(connection, owner, limit, token, lease_ms)
         return Taken(given, at_limit, bool(given or nobodys), nobodys)
 
     def shared_out(self, connection: Any, owner: uuid.UUID) -> int:
         """How many messages were shared out to a subscriber that has not taken them up."""
-        return self.sql.count_shared_out(connection, owner) if self._dispatches else 0
+        return self.sql.limits.count_shared_out(connection, owner) if self._dispatches else 0
 
     def _learn(self, owner: uuid.UUID) -> bool:
         """Learn how much all live subscribers may hold, unless that is known; whether anything is new."""
@@ -130,7 +130,7 @@ class Taking:
     def _abounds(self, connection: Any, ranges: Sequence[Range]) -> bool:
         """Whether there is more than all live subscribers may hold, whatever they hold."""
         room = self._room if monotonic() < self._known_until else 0
-        return room > 0 and self.sql.peek(connection, ranges, (), room).ahead >= room
+        return room > 0 and self.sql.claims.peek(connection, ranges, (), room).ahead >= room
 
     def _take_freely(
         self,
@@ -142,7 +142,7 @@ class Taking:
         lease_ms: int | None,
     ) -> Taken:
         until = FOREVER_MS if lease_ms is None else lease_ms
-        rows = self.sql.claim_by_lease(connection, ranges, limit, token, owner, until)
+        rows = self.sql.claims.claim_by_lease(connection, ranges, limit, token, owner, until)
         return Taken(rows, full=len(rows) == limit)
 
     def _take_or_share_out(
@@ -157,7 +157,7 @@ class Taking:
     ) -> Taken | tuple[bool, Sequence[Claimed]]:
         """Under the lock. What it took for itself; or, after it shared out, whether the limit is reached, and what is nobody's."""
         out = Counter[uuid.UUID]()
-        for one in self.sql.leases(connection):
+        for one in self.sql.limits.leases(connection):
             out[one.owner] += one.messages
         subscriptions = self._subscriptions(out, owner, own)
         most = self.most
@@ -168,15 +168,15 @@ class Taking:
             return Taken([], at_limit=not left)
         filtered = any(one.filter is not None for one in subscriptions)
         window = min(wanted, WINDOW)
-        if not filtered and wanted == free and self.sql.peek(connection, ranges, (), window).ahead >= window:
+        if not filtered and wanted == free and self.sql.claims.peek(connection, ranges, (), window).ahead >= window:
             # More than there is room for: every model fills everybody.
             mine = next(one.room.free for one in subscriptions if one.id == owner)
             if not mine:
                 return Taken([])
             wanted = min(limit, mine)
-            got = self.sql.claim_within(connection, ranges, wanted, token, owner, lease_ms, most)
+            got = self.sql.limits.claim_within(connection, ranges, wanted, token, owner, lease_ms, most)
             return Taken(got.rows, got.at_limit, len(got.rows) == wanted)
-        heads = self.sql.lock_heads(connection, ranges, FILTERED_WINDOW if filtered else window, bodies=filtered)
+        heads = self.sql.limits.lock_heads(connection, ranges, FILTERED_WINDOW if filtered else window, bodies=filtered)
         passes = self._matching(subscriptions, heads) if filtered else None
         shared = self._share_out(connection, subscriptions, heads, left, passes)
         nobodys = [] if passes is None else [
@@ -233,7 +233,7 @@ class Taking:
             return 0
         seqs, owners = zip(*given, strict=True)
         # It is to be taken up while its subscriber lives; nothing is revived that was not.
-        self.sql.share_out(connection, seqs, owners, in_force.milliseconds(self._patience()))
+        self.sql.limits.share_out(connection, seqs, owners, in_force.milliseconds(self._patience()))
         if turns and now != turn:
             last = owners[-1]
             FairTurn.objects.using(self.alias).update_or_create(queue=self.label, defaults={"last": last})

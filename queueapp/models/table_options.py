@@ -37,18 +37,18 @@ class TableOptions(BaseConstraint):
     def constraint_sql(self, model: Any, schema_editor: Any) -> Any:
         """What goes into CREATE TABLE. The rest follows the table, deferred."""
         backend, columns = backend_of(schema_editor.connection), self.columns(model)
-        after = backend.options_after_create(schema_editor, model._meta.db_table, *columns, self.options())
+        after = backend.schema.options_after_create(schema_editor, model._meta.db_table, *columns, self.options())
         schema_editor.deferred_sql.append(after)
-        return backend.inline_columns(schema_editor, *columns, self.options())
+        return backend.schema.inline_columns(schema_editor, *columns, self.options())
 
     def create_sql(self, model: Any, schema_editor: Any) -> str:
         # Never None on PostgreSQL: with parametrised defaults Django defers constraints and executes what it got.
-        return backend_of(schema_editor.connection).set_options(
+        return backend_of(schema_editor.connection).schema.set_options(
             schema_editor, model._meta.db_table, *self.columns(model), self.options()
         )
 
     def remove_sql(self, model: Any, schema_editor: Any) -> str:
-        return backend_of(schema_editor.connection).reset_options(
+        return backend_of(schema_editor.connection).schema.reset_options(
             schema_editor, model._meta.db_table, *self.columns(model), self.options()
         )
 

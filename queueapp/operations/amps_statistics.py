@@ -101,7 +101,7 @@ def flow_figures(
     outstanding: Counter[UUID] | None = None
     if sql.table.counts:
         # That nothing is leased is known already, of a table that was looked at as a whole.
-        leases = sql.leases(connection) if leased or not exact else []
+        leases = sql.limits.leases(connection) if leased or not exact else []
         outstanding = Counter()
         for lease in leases:
             outstanding[lease.owner] += lease.messages

@@ -104,4 +104,4 @@ def text_for(queue: Any, rule: Rule = Rule()) -> str:
     connection = connections[router.db_for_read(queue) or "default"]
     late = None if rule.late is None else int(rule.late / timedelta(milliseconds=1))
     asked = Wanted(rule.per_worker, late, rule.least, rule.most, Subscriber._meta.db_table, queue._meta.label)
-    return queue_sql(queue, connection).wanted_text(asked)
+    return queue_sql(queue, connection).figures.workers_wanted(asked)

@@ -100,7 +100,7 @@ def purge(queue: Any, *, by: Any = None, using: str | None = None, within: timed
     sql, limit, end = queue_sql(queue, connection), settings.PURGE_BATCH, monotonic() + within.total_seconds()
     deleted = 0
     while True:
-        went = sql.purge(connection, limit)
+        went = sql.maintenance.purge(connection, limit)
         deleted += went
         if went < limit or monotonic() >= end:
             break
@@ -248,7 +248,7 @@ def _read(queue: Any, alias: str, locking: QuerySet[Any]) -> list[Row]:
         # A time that Python has no word for, as only a foreign writer stores it. The others are not to stay because of it.
         connection = connections[alias]
         keys = locking.values_list("pk", flat=True)
-        rows = (queue_sql(queue, connection).lock(connection, key, None, 0) for key in list(keys))
+        rows = (queue_sql(queue, connection).failures.lock(connection, key, None, 0) for key in list(keys))
         return [row for row in rows if row is not None]
 
 
@@ -257,7 +257,7 @@ def remove(queue: Any, alias: str, keys: list[int]) -> int:
     if not keys:
         return 0
     connection = connections[alias]
-    gone = queue_sql(queue, connection).remove(connection, keys)
+    gone = queue_sql(queue, connection).failures.remove(connection, keys)
     if gone != len(keys):
         raise RuntimeError(f"{len(keys)} messages of {queue._meta.label} were locked, but {gone} could be removed.")
     return gone

@@ -42,10 +42,10 @@ def delete_expired(queue: Any, alias: str, most: int) -> int:
     _know(queue, alias)
     if expire_actions.keeps(queue, TIME_LIMIT):
         with transaction.atomic(using=alias):
-            rows = queue_sql(queue, connection).take_expired(connection, most)
+            rows = queue_sql(queue, connection).maintenance.take_expired(connection, most)
             expire_actions.give_up(queue, alias, [expire_actions.GivenUp(row, (TIME_LIMIT,)) for row in rows])
         return len(rows)
-    ids = queue_sql(queue, connection).purge_expired(connection, most)
+    ids = queue_sql(queue, connection).maintenance.purge_expired(connection, most)
     signals.send_expired(queue, ids, signals.TIME_IS_OVER)
     return len(ids)
 

@@ -44,7 +44,7 @@ def move_type(
         with transaction.atomic(using=alias):
             rows = control.lock_free(queue, alias, keys)
             if rows:
-                queue_sql(to, connection).insert_rows(connection, [_anew(row) for row in rows])
+                queue_sql(to, connection).inserts.insert_rows(connection, [_anew(row) for row in rows])
                 notifier.sent(to, connection)
             return control.remove(queue, alias, [row.seq for row in rows])
 

@@ -44,14 +44,14 @@ def lacks_of_worker(alias: str, queues: Iterable[Any]) -> list[Lack]:
     """What the user of this database's connection lacks to receive these queues. Reads the catalog only."""
     connection = connections[alias]
     backend = backend_of(connection)
-    if statement := backend.read_only(connection):
+    if statement := backend.schema.read_only(connection):
         return [Lack(None, f"nothing can be written in {alias!r} by its user", statement, True)]
     found = []
     for model, rights, needed in [*((queue, _ALL, _TO_RECEIVE) for queue in queues), *_OF_WORKERS]:
         table = model._meta.db_table
-        if lacking := backend.lacking_rights(connection, table, rights):
+        if lacking := backend.schema.missing_privileges(connection, table, rights):
             problem = f"the database user may not {', '.join(lacking)} in table {table} of {alias!r}"
-            statement = backend.grant(connection, table, lacking)
+            statement = backend.schema.grant(connection, table, lacking)
             found.append(Lack(model, problem, statement, not set(lacking).isdisjoint(needed)))
     return found
 

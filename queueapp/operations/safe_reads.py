@@ -47,7 +47,7 @@ class Reader:
             # A savepoint: an error must not break the transaction that the caller may be in.
             with (
                 transaction.atomic(using=self.alias),
-                backend_of(connection).waiting_at_most(connection, self._wait_ms),
+                backend_of(connection).sessions.lock_timeout(connection, self._wait_ms),
             ):
                 return function(), ""
         except UnsupportedServer as error:

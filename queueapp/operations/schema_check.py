@@ -99,7 +99,7 @@ def inspect(model: Any, alias: str) -> list[Finding]:
     well. Of a table that is not ours (unmanaged) only what statements cannot do without."""
     connection = connections[alias]
     backend, table = backend_of(connection), model._meta.db_table
-    there = backend.indexes(connection, table)
+    there = backend.schema.indexes(connection, table)
     if not there:
         return []
     required = _named_index(model) if backend.names_indexes else None
@@ -109,9 +109,11 @@ def inspect(model: Any, alias: str) -> list[Finding]:
             found += _about_index(model, index, there, connection, named=index.name == required)
     for constraint in model._meta.constraints if model._meta.managed else ():
         if isinstance(constraint, TableOptions):
-            for problem, remedy in backend.drift(connection, table, *constraint.columns(model), constraint.options()):
+            for problem, remedy in backend.schema.drift(
+                connection, table, *constraint.columns(model), constraint.options()
+            ):
                 found.append(Finding(model, f"table {table}: {problem}", remedy))
-        elif isinstance(constraint, RowVersionIndex) and not backend.has_row_version_index(connection, table):
+        elif isinstance(constraint, RowVersionIndex) and not backend.schema.has_row_version_index(connection, table):
             with connection.schema_editor(collect_sql=True, atomic=False) as editor:
                 statement = constraint.create_sql(model, editor)
             problem = f"table {table}: the index on RowVersion that NServiceBus looks for is missing"
@@ -122,7 +124,7 @@ def inspect(model: Any, alias: str) -> list[Finding]:
 def remarks(alias: str) -> list[Remark]:
     """Settings of a database that its operators should know of."""
     connection = connections[alias]
-    return backend_of(connection).remarks(connection)
+    return backend_of(connection).schema.remarks(connection)
 
 
 def _named_index(model: Any) -> str | None:
@@ -156,7 +158,9 @@ def _about_index(
             editor.add_index(model, index)
             problem = f"{what} is something else or out of use"
         elif serving:
-            rename = backend_of(connection).rename_index(connection, model._meta.db_table, serving[0], index.name)
+            rename = backend_of(connection).schema.rename_index(
+                connection, model._meta.db_table, serving[0], index.name
+            )
             return [Finding(model, f"{what} is called {serving[0]}{end}", rename)]
         else:
             editor.add_index(model, index)

@@ -25,14 +25,14 @@ def settle(queue: Any, alias: str, after: int = 0) -> tuple[int, int]:
         return 0, 0
     removed = 0
     sql = queue_sql(queue, connection)
-    found = sql.seqs_of(connection, [identity for _, identity in acks])
+    found = sql.ack_by_seq.seqs_of(connection, [identity for _, identity in acks])
     if found:
         with transaction.atomic(using=alias):
-            removed = sql.ack_held(connection, [seq for _, seq in found], Holder(STRICT))
+            removed = sql.ack_by_seq.ack(connection, [seq for _, seq in found], Holder(STRICT))
             # What somebody holds is looked at again when he is done.
-            left = {identity for identity, _ in sql.seqs_of(connection, [identity for identity, _ in found])}
+            left = {identity for identity, _ in sql.ack_by_seq.seqs_of(connection, [identity for identity, _ in found])}
             ids = sorted({identity for identity, _ in found} - left)
-            backend_of(connection).take_deferred(connection, TABLE, label, ids)
+            backend_of(connection).early_acks.take(connection, TABLE, label, ids)
     return removed, acks[-1][0] if len(acks) == BATCH else 0
 
 

@@ -263,7 +263,7 @@ class _Database:
     def _count(self, queue: Any, one: QueueFigures) -> None:
         """The figures of its own table."""
         connection = connections[self.alias]
-        head, cause = self.reader.read(lambda: queue_sql(queue, connection).head(connection, LIMIT + 1))
+        head, cause = self.reader.read(lambda: queue_sql(queue, connection).figures.head(connection, LIMIT + 1))
         if head is None:
             remedy = hint(cause, self.alias) if queue._meta.managed else ""
             return one.fail("its messages", cause + remedy)
@@ -275,7 +275,9 @@ class _Database:
             if one.deferred_ack_count is None:
                 one.fail("acks before their messages", cause)
         if holds(queue):
-            one.held, cause = self.reader.read(lambda: queue_sql(queue, connection).count_held(connection, LIMIT))
+            one.held, cause = self.reader.read(
+                lambda: queue_sql(queue, connection).unevaluated.count(connection, LIMIT)
+            )
             if one.held is None:
                 one.fail("what is held", cause)
             elif one.held:
@@ -332,7 +334,7 @@ class _Database:
         """How many rows a large table has."""
         connection = connections[self.alias]
         # No table has more rows than numbers; the catalog may be older than that, or never have looked.
-        most = queue_sql(queue, connection).last(connection) - first + 1
+        most = queue_sql(queue, connection).figures.last_seq(connection) - first + 1
         told = backend_of(connection).estimate_rows(connection, queue._meta.db_table)
         return min(told or most, most)
 

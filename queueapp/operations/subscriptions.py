@@ -91,7 +91,7 @@ class _alone:
         self._atomic.__enter__()
         try:
             connection = connections[self._alias]
-            backend_of(connection).lock_name(connection, self._name)
+            backend_of(connection).early_acks.lock_name(connection, self._name)
         except BaseException as error:
             self._atomic.__exit__(type(error), error, error.__traceback__)
             raise
@@ -183,7 +183,7 @@ def _count(queue: Any, connection: Any, one: ConsumerFigures, limit: int) -> Non
     sql = queue_sql(queue, connection)
     for priority in range(queue.delivery.priorities):
         places = {"recipient": one.consumer, "priority": priority}
-        head = sql.head(connection, limit + 1, tuple(places[name] for name in sql.table.claim_by))
+        head = sql.figures.head(connection, limit + 1, tuple(places[name] for name in sql.table.claim_by))
         one.waiting += min(head.waiting, limit)
         one.exact = one.exact and head.rows <= limit
         if head.oldest_ms is not None:
@@ -248,9 +248,9 @@ def _each_batch(queue: Any, alias: str, consumer: str, to: tuple[str, ...]) -> i
     done = 0
     for priority in range(queue.delivery.priorities):
         low = -(2**63)
-        while heads := sql.read_heads(connection, Range(low, MAX_SEQ, consumer, priority), BATCH):
+        while heads := sql.claims.read_heads(connection, Range(low, MAX_SEQ, consumer, priority), BATCH):
             with transaction.atomic(using=alias):
-                done += sql.replace_by_copies(connection, [seq for seq, _ in heads], to, recipient=consumer)
+                done += sql.fanout.replace_by_copies(connection, [seq for seq, _ in heads], to, recipient=consumer)
             low = heads[-1][0] + 1
     return done
 
@@ -280,7 +280,7 @@ def refuse_unknown(queue: Any, alias: str, consumer: str) -> None:
         return
     sql, connection = queue_sql(queue, connections[alias]), connections[alias]
     for priority in range(queue.delivery.priorities):
-        if sql.read_heads(connection, Range(-(2**63), MAX_SEQ, consumer, priority), 1):
+        if sql.claims.read_heads(connection, Range(-(2**63), MAX_SEQ, consumer, priority), 1):
             return
     some = ", ".join(sorted(set(rows.values_list("consumer", flat=True)))) or "none"
     raise InvalidMessage(

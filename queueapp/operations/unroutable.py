@@ -58,7 +58,7 @@ def stranded(queue: Any, connection: Any, live: Live, limit: int) -> list[Strand
             key = "recipient", recipient
         else:
             continue
-        head = sql.head(connection, limit + 1, level)
+        head = sql.figures.head(connection, limit + 1, level)
         if head.waiting:
             one = totals.setdefault(key, Stranded(*key, 0, True, None))
             age = None if head.oldest_ms is None else head.oldest_ms / 1000
@@ -91,10 +91,10 @@ def _beyond(queue: Any, by: tuple[str, ...], level: Level) -> str:
 
 def _levels(sql: Any, connection: Any) -> list[Level]:
     found: list[Level] = []
-    level = sql.next_level(connection, None)
+    level = sql.figures.next_level(connection, None)
     while level is not None and len(found) < MOST_LEVELS:
         found.append(level)
-        level = sql.next_level(connection, level)
+        level = sql.figures.next_level(connection, level)
     return found
 
 
@@ -102,8 +102,8 @@ def _types(sql: Any, connection: Any, live: Live, levels: list[Level], limit: in
     counts: dict[str, tuple[int, int | None]] = dict.fromkeys(live.unknown_types, (0, None))
     complete = True
     for level in levels:
-        complete = complete and sql.head(connection, limit + 1, level).rows <= limit
-        for headers, age in sql.head_types(connection, limit, level):
+        complete = complete and sql.figures.head(connection, limit + 1, level).rows <= limit
+        for headers, age in sql.figures.head_types(connection, limit, level):
             kind = messages.told_type(headers)[:255]
             if kind in counts and not _takes_a_base(live, headers):
                 count, oldest = counts[kind]

@@ -50,7 +50,7 @@ def _end(one: Ending, ids: list[uuid.UUID], end: Callable[[list[int]], int], kin
     ended, missing = 0, []
     for first in range(0, len(ids), 1000):
         some = ids[first : first + 1000]
-        found = one.sql.seqs_of(one.connection, some)
+        found = one.sql.ack_by_seq.seqs_of(one.connection, some)
         ended += end([seq for _, seq in found])
         there = {identity for identity, _ in found}
         missing += [identity for identity in some if identity not in there]
@@ -63,7 +63,7 @@ def _end_or_keep(one: Ending, identity: uuid.UUID, end: Callable[[list[int]], in
         try:
             with transaction.atomic(using=one.alias):
                 early_acks.lock(one.queue, one.connection, identity)
-                if found := one.sql.seqs_of(one.connection, [identity]):
+                if found := one.sql.ack_by_seq.seqs_of(one.connection, [identity]):
                     return end([seq for _, seq in found])
                 early_acks.keep(one.queue, one.connection, [identity], kind)
                 return 0

@@ -63,14 +63,14 @@ class Ending:
 
     def ack(self, seqs: list[int]) -> int:
         """Delete them; returns how many went."""
-        return sum(self.sql.ack_held(self.connection, part, self.holder) for part in self.parts(seqs))
+        return sum(self.sql.ack_by_seq.ack(self.connection, part, self.holder) for part in self.parts(seqs))
 
     def expire(self, seqs: list[int], reason: str) -> int:
         """Take them out and do with them what the queue does with what it gives up; returns how many."""
         done = 0
         for part in self.parts(seqs):
             with transaction.atomic(using=self.alias):
-                rows = self.sql.take_held(self.connection, part, self.holder)
+                rows = self.sql.ack_by_seq.take(self.connection, part, self.holder)
                 given = [expire_actions.GivenUp(row, (FORCED_EXPIRE,), reason) for row in rows]
                 expire_actions.give_up(self.queue, self.alias, given)
             done += len(rows)
@@ -87,7 +87,7 @@ class Ending:
                 if delay_ms is not None:
                     done += self._put_off(part, delay_ms)
                     continue
-                freed = self.sql.cancel_held(self.connection, part, self.holder, limits)
+                freed = self.sql.ack_by_seq.cancel(self.connection, part, self.holder, limits)
                 done += len(freed)
             if freed:
                 lower_floors(self.queue, self.alias, freed)
@@ -95,13 +95,13 @@ class Ending:
         return done
 
     def _give_up_spent(self, seqs: list[int], limits: Limits) -> int:
-        rows = self.sql.take_held(self.connection, seqs, self.holder, leased=True, limits=limits)
+        rows = self.sql.ack_by_seq.take(self.connection, seqs, self.holder, leased=True, limits=limits)
         spent = (expire_actions.spent(self.queue, row._replace(cancels=row.cancels + 1)) for row in rows)
         expire_actions.give_up(self.queue, self.alias, [one for one in spent if one is not None])
         return len(rows)
 
     def _put_off(self, seqs: list[int], delay_ms: int) -> int:
-        rows = self.sql.take_held(self.connection, seqs, self.holder, leased=True)
+        rows = self.sql.ack_by_seq.take(self.connection, seqs, self.holder, leased=True)
         due = Now() + timedelta(milliseconds=delay_ms)
         # Not save(): its signals are the user's.
         DelayedMessage.objects.using(self.alias).bulk_create([self._delayed(row, due) for row in rows])
@@ -128,9 +128,9 @@ class Ending:
         expression = compile_expression(where)
         # What a message does not say of itself is as it was when it entered.
         topic, content_type = publish_target(self.queue), content_type_of(self.queue)
-        after, upto = -(2**63), self.sql.last(self.connection)
+        after, upto = -(2**63), self.sql.figures.last_seq(self.connection)
         while True:
-            found = self.sql.candidates(self.connection, after, upto, LOOKED_AT, self.holder)
+            found = self.sql.ack_by_seq.candidates(self.connection, after, upto, LOOKED_AT, self.holder)
             matched = []
             for seq, headers, body in found:
                 try:
@@ -189,7 +189,7 @@ def extend(
     lease_ms = milliseconds("period", period, low=1)
     one = Ending(queue, client, using)
     parts = one.parts(seqs_of(bookmarks))
-    return sum(len(one.sql.extend_held(one.connection, part, one.holder, lease_ms)) for part in parts)
+    return sum(len(one.sql.ack_by_seq.extend(one.connection, part, one.holder, lease_ms)) for part in parts)
 
 
 def seqs_of(bookmarks: int | Iterable[int]) -> list[int]:

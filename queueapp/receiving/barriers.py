@@ -9,7 +9,7 @@
 Who releases is whoever looks: a worker after its acks and at each look, the housekeeping, and ``Queue.receive()`` for itself.
 One at a time, and nobody waits. A row before a barrier is not acked while it is leased, locked, deleted by a transaction that
 has not committed, or held back for a retry (``hold_back``: on such a queue a retry waits in its place, and not in the
-delayed store). One that became poison is no row any more. No row can come before a barrier that is there (``QueueSql.fence``),
+delayed store). One that became poison is no row any more. No row can come before a barrier that is there (``barriers.lock_sends``),
 so what was once found to be gone is not looked for again.
 """
 
@@ -44,11 +44,11 @@ def release(queue: Any, alias: str, also: uuid.UUID | None = None, recipient: st
     connection = connections[alias]
     sql = queue_sql(queue, connection)
     count = 0
-    while (barrier := sql.first_barrier(connection)) is not None:
+    while (barrier := sql.barriers.first(connection)) is not None:
         with transaction.atomic(using=alias):
             if _is_held(sql, queue, alias, connection, barrier):
                 break
-            row = sql.lock_barrier(connection, barrier)
+            row = sql.barriers.lock(connection, barrier)
             # Again under the lock, since a releaser before us may have been here; and from the very beginning, once a barrier.
             _looked.pop((queue._meta.db_table, alias), None)
             if row is None or _is_held(sql, queue, alias, connection, barrier):
@@ -59,7 +59,7 @@ def release(queue: Any, alias: str, also: uuid.UUID | None = None, recipient: st
             if not receivers:
                 break
             _deliver(queue, alias, row, receivers)
-            if sql.remove(connection, [barrier]) != 1:
+            if sql.failures.remove(connection, [barrier]) != 1:
                 raise RuntimeError(f"Barrier {barrier} of {queue._meta.label} vanished under its lock.")
         count += 1
     if count:
@@ -69,7 +69,7 @@ def release(queue: Any, alias: str, also: uuid.UUID | None = None, recipient: st
 
 def _is_held(sql: Any, queue: Any, alias: str, connection: Any, barrier: int) -> bool:
     key = queue._meta.db_table, alias
-    first: int | None = sql.first_before(connection, _looked.get(key, _LOWEST), barrier)
+    first: int | None = sql.barriers.first_seq(connection, _looked.get(key, _LOWEST), barrier)
     _looked[key] = barrier if first is None else first
     return first is not None
 

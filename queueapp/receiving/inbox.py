@@ -46,7 +46,7 @@ def processed_once(context: Any) -> bool:
     # so that two never wait for each other.
     for name in sorted((context.consumer.name, *context.consumer.aliases)):
         whole = "\\0".join((label, name, what)).encode(errors="surrogatepass")
-        first &= backend.note_processed(connection, TABLE, blake2b(whole, digest_size=20).hexdigest(), label)
+        first &= backend.dedupe.record_processed(connection, TABLE, blake2b(whole, digest_size=20).hexdigest(), label)
     return first
 
 
@@ -56,12 +56,12 @@ def keep_house(alias: str, goes_on: Callable[[], bool]) -> None:
     backend = backend_of(connection)
     if settings.PROCESSED_RETENTION:
         kept = int(settings.PROCESSED_RETENTION.total_seconds() * 1000)
-        while goes_on() and backend.forget_processed(connection, TABLE, kept, BATCH) == BATCH:
+        while goes_on() and backend.dedupe.purge_processed(connection, TABLE, kept, BATCH) == BATCH:
             pass
     store, kept = StoreTable.of(DelayedMessage, "due"), int(KEYS_KEPT.total_seconds() * 1000)
     keys = MessageKey._meta.db_table
     for queue in queues:
         if queue.delivery.dedupe_key is not None and router.db_for_write(queue) == alias:
             table = queue_sql(queue, connection).table
-            while goes_on() and backend.forget_keys(connection, keys, table, store, kept, BATCH) == BATCH:
+            while goes_on() and backend.dedupe.purge_keys(connection, keys, table, store, kept, BATCH) == BATCH:
                 pass

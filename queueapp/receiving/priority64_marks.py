@@ -142,12 +142,12 @@ class RankedFloors(Floors):
         """Read what has arrived since the last time."""
         if self._looked_to is None:
             # The highest seq first: what comes after it is new, and what was there is found from the floor, which is 0.
-            last = sql.last(connection)
+            last = sql.figures.last_seq(connection)
             with self._lock:
                 self._looked_to = last if self._looked_to is None else self._looked_to
         for _ in range(ARRIVED_PIECES):
             after, floor = self._looked_to or 0, self.floor
-            places, last, count = sql.look_through(connection, after + 1, MAX_SEQ, floor, ARRIVED_AT_ONCE)
+            places, last, count = sql.claims.scan_order_keys(connection, after + 1, MAX_SEQ, floor, ARRIVED_AT_ONCE)
             with self._lock:
                 self._hold(places)
                 if self.floor > floor:
@@ -161,14 +161,16 @@ class RankedFloors(Floors):
         for places that are ``unwanted``."""
         self.look_for_arrived(sql, connection)
         looked_to = self._looked_to or 0
-        places, _, _ = sql.look_through(connection, looked_to - NEAR, looked_to, self.floor, NEAR + 1)
+        places, _, _ = sql.claims.scan_order_keys(connection, looked_to - NEAR, looked_to, self.floor, NEAR + 1)
         self._hold_wanted(places, unwanted)
         started = monotonic()
         if started < self.rescan_at and self._returns[0] == self._returns_seen:
             return
         self._returns_seen = self._returns[0]
         low, end = window = self._walk.window()
-        places, last, count = sql.look_through(connection, low, min(end - 1, looked_to), self.floor, WINDOW_ROWS)
+        places, last, count = sql.claims.scan_order_keys(
+            connection, low, min(end - 1, looked_to), self.floor, WINDOW_ROWS
+        )
         seconds = monotonic() - started
         self._hold_wanted(places, unwanted)
         with self._lock:

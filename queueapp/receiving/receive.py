@@ -154,7 +154,7 @@ class Receive:
         if delivery.max_backlog is not None and delivery.semantics is Semantics.TRANSACTIONAL:
             # Places of the queue, freed when the block's transaction ends.
             most = in_force.value(self.queue, "max_backlog", self.alias)
-            self._limit = sql.take_permits(connection, most, self._limit, more=self._within)
+            self._limit = sql.limits.take_permits(connection, most, self._limit, more=self._within)
             if not self._limit:
                 return []
         if self._held.sent:
@@ -188,7 +188,9 @@ class Receive:
         for ranges in looks:
             take(ranges)
         # Last what lies in none of the levels, and no more of it than is taken: a worker's housekeeper may not be there.
-        if (left := self._limit - len(rows)) > 0 and sql.clamp_priorities(connection, [self._recipient], left):
+        if (left := self._limit - len(rows)) > 0 and sql.maintenance.clamp_priorities(
+            connection, [self._recipient], left
+        ):
             take(looks[-1])
         left = self._limit - len(rows) if self._recipient and delivery.recipients else 0
         if left > 0 and fanout.replace_waiting(self.queue, connection, self._recipient, left):
@@ -207,8 +209,8 @@ class Receive:
             return self._taking.take(connection, ranges, limit, token, owner, lease_ms, own=own).rows
         if self._held.leased or self._held.sent:
             lease_ms = FOREVER_MS if self._held.sent else self._held.lease_ms
-            return sql.claim_by_lease(connection, ranges, limit, token, owner, lease_ms)
-        return sql.claim_by_delete(connection, ranges, limit, self._held.whole, owner=owner)
+            return sql.claims.claim_by_lease(connection, ranges, limit, token, owner, lease_ms)
+        return sql.claims.claim_by_delete(connection, ranges, limit, self._held.whole, owner=owner)
 
     def _claim_by_rank(self, sql: QueueSql, connection: Any, floors: RankedFloors) -> list[Claimed]:
         """With a priority of 64 bits. What came back or was committed late has its place before the floor, so that is looked

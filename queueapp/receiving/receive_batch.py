@@ -62,7 +62,9 @@ class Held:
                     f"{self.queue._meta.label} has no lease columns: raise in the block to give back its messages."
                 )
             if self.sent and not (how == "expired" and self.whole):
-                queue_sql(self.queue, connections[self.alias]).ack(connections[self.alias], [message.seq], self.lease)
+                queue_sql(self.queue, connections[self.alias]).acks.ack(
+                    connections[self.alias], [message.seq], self.lease
+                )
             if how == "expired":
                 self._expire(message, reason)
             message._state = how
@@ -71,7 +73,7 @@ class Held:
         if how == "cancelled" and self._reasons(message):
             ended = self._give_up(message.seq, cancelled=True)
         elif how == "cancelled":
-            ended = sql.give_back(connection, [message.seq], self.lease, handled=True)
+            ended = sql.acks.release(connection, [message.seq], self.lease, handled=True)
         elif how == "expired":
             ended = self._expire(message, reason)
         else:
@@ -87,15 +89,17 @@ class Held:
     def _ack(self, seq: int) -> int:
         sql, connection = self.sql
         if self.queue.delivery.leasing is Leasing.FENCED:
-            return sql.ack(connection, [seq], self.lease)
-        return sql.ack_held(connection, [seq], self._holder)
+            return sql.acks.ack(connection, [seq], self.lease)
+        return sql.ack_by_seq.ack(connection, [seq], self._holder)
 
     def _expire(self, message: Message, reason: str) -> int:
         """Drop a message, or do with it what its queue wants; returns how many that were."""
         sql, connection = self.sql
         if expire_actions.keeps(self.queue, FORCED_EXPIRE):
             with transaction.atomic(using=self.alias):
-                rows = sql.take_held(connection, [message.seq], self._holder) if self.leased else self._rows(message)
+                rows = (
+                    sql.ack_by_seq.take(connection, [message.seq], self._holder) if self.leased else self._rows(message)
+                )
                 given = [expire_actions.GivenUp(row, (FORCED_EXPIRE,), reason) for row in rows]
                 expire_actions.give_up(self.queue, self.alias, given)
             return len(rows)
@@ -110,7 +114,7 @@ class Held:
         """A message that nobody leases, whole. One that is in no table any more was counted by nobody when it was handed out."""
         sql, connection = self.sql
         if self.sent:
-            return sql.take_held(connection, [message.seq], Holder(FENCED, self.lease))
+            return sql.ack_by_seq.take(connection, [message.seq], Holder(FENCED, self.lease))
         return [sql.table.row_of(message._claimed)._replace(deliveries=message.deliveries)]
 
     @property
@@ -150,7 +154,7 @@ class Held:
         sql = queue_sql(self.queue, connection)
         with transaction.atomic(using=self.alias):
             # The token fences. Nobody else can have it locked for long: a lease is ended in one statement.
-            row = sql.lock(connection, seq, self.lease, _PATIENCE_MS)
+            row = sql.failures.lock(connection, seq, self.lease, _PATIENCE_MS)
             if row is None:
                 return 0
             # The hand-out that ends here as it began is none; one that is given back is counted as such.
@@ -158,7 +162,7 @@ class Held:
             row = row._replace(**counts)
             reasons = reached(self.queue.delivery, row.deliveries, row.cancels if cancelled else 0)
             expire_actions.give_up(self.queue, self.alias, [expire_actions.GivenUp(row, reasons)])
-            return sql.remove(connection, [seq])
+            return sql.failures.remove(connection, [seq])
 
     def extend(self, seq: int, period: timedelta | None) -> None:
         """Let a lease run for ``period`` from now, None: for as long as it was taken. Raises LeaseLost."""
@@ -166,7 +170,7 @@ class Held:
             return
         connection = connections[self.alias]
         lease_ms = self.lease_ms if period is None else validation.milliseconds("period", period, low=1)
-        if not queue_sql(self.queue, connection).extend(connection, [seq], self.lease, lease_ms):
+        if not queue_sql(self.queue, connection).acks.extend(connection, [seq], self.lease, lease_ms):
             raise LeaseLost(self.queue._meta.label, seq)
 
     def write_headers(self, seq: int, headers: str) -> None:
@@ -175,7 +179,7 @@ class Held:
         if semantics is not Semantics.AT_LEAST_ONCE:
             raise NoCheckpoint(self.queue._meta.label, semantics.name)
         connection = connections[self.alias]
-        if not queue_sql(self.queue, connection).write_headers(connection, seq, self.lease, headers):
+        if not queue_sql(self.queue, connection).acks.write_headers(connection, seq, self.lease, headers):
             raise LeaseLost(self.queue._meta.label, seq)
 
     def give_back(self, waiting: list[Message], started: list[Message]) -> None:
@@ -190,13 +194,13 @@ class Held:
         unended = sorted(message.seq for message in started if not message._state and not message.is_barrier)
         # A lease that was lost meanwhile is not an error here: whoever has it now ends it.
         if unstarted:
-            sql.give_back(connection, unstarted, self.lease, handled=False)
+            sql.acks.release(connection, unstarted, self.lease, handled=False)
         for message in started:
             if not message._state and not message.is_barrier and self._reasons(message):
                 self._give_up(message.seq, cancelled=True)
                 unended.remove(message.seq)
         if unended:
-            sql.give_back(connection, unended, self.lease, handled=True)
+            sql.acks.release(connection, unended, self.lease, handled=True)
         if unstarted or unended:
             lower_floors(self.queue, self.alias, unstarted + unended)
 
@@ -204,6 +208,6 @@ class Held:
         """AT_MOST_ONCE: what was not iterated over was sent all the same."""
         connection = connections[self.alias]
         if seqs := sorted(message.seq for message in held if not (message._state or message.is_barrier)):
-            queue_sql(self.queue, connection).ack(connection, seqs, self.lease)
+            queue_sql(self.queue, connection).acks.ack(connection, seqs, self.lease)
         sign_off(self.alias, self.owner)
         notifier.sent(self.queue, connection)

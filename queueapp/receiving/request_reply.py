@@ -183,7 +183,7 @@ def _listening(alias: str) -> Iterator[Callable[[float, str], bool]]:
     silent: Callable[[float, str], bool] = lambda seconds, label: never.wait(seconds)  # noqa: E731
     ear: Ear | None = None
     if settings.NOTIFY:
-        ear = backend_of(connections[alias]).ear(connections[alias].copy(), CHANNEL)
+        ear = backend_of(connections[alias]).notifications.listener(connections[alias].copy(), CHANNEL)
         try:
             ear.connect()
             ear.listen()
@@ -224,8 +224,8 @@ def _take(queue: Any, alias: str, correlation: str) -> Reply | None:
             continue
         try:
             with transaction.atomic(using=alias):
-                row = sql.lock(connection, seq, None, _PATIENCE_MS)
-                if row is not None and sql.remove(connection, [seq]) == 1:
+                row = sql.failures.lock(connection, seq, None, _PATIENCE_MS)
+                if row is not None and sql.failures.remove(connection, [seq]) == 1:
                     return Reply(queue, row, headers)
         except Error as error:
             if backend_of(connection).error_kind(error) is not ErrorKind.LOCKED:

@@ -70,15 +70,17 @@ def admit_many(queue: Any, connection: Any, wanted: dict[str, uuid.UUID], confli
     backend, label = backend_of(connection), queue._meta.label
     digests = {digest(key): key for key in wanted}
     ids = {one: wanted[key] for one, key in digests.items()}
-    named = backend.hold_keys(connection, TABLE, label, list(ids), list(ids.values()))
+    named = backend.dedupe.lock_keys(connection, TABLE, label, list(ids), list(ids.values()))
     known = {key: one for key, one in named.items() if one != ids[key]}
     if not known:
         return {}
     # First where it may come from, then where it goes to: what a dispatcher moves meanwhile is seen in either.
     store = StoreTable.of(DelayedMessage, "due")
-    stored = backend.lock_stored(connection, store, label, list(known.values())) if _is_built_in(connection) else []
+    stored = (
+        backend.dedupe.lock_stored(connection, store, label, list(known.values())) if _is_built_in(connection) else []
+    )
     sql = queue_sql(queue, connection)
-    waiting = sql.lock_waiting(connection, list(known.values()))
+    waiting = sql.claims.lock_waiting(connection, list(known.values()))
     there = {one for _, one in (*stored, *waiting)}
     kept = {key: one for key, one in known.items() if one in there}
     if kept and conflict is OnConflict.ERROR:
@@ -86,13 +88,13 @@ def admit_many(queue: Any, connection: Any, wanted: dict[str, uuid.UUID], confli
         raise DuplicateMessage(label, digests[key], one)
     if conflict is OnConflict.REPLACE:
         if stored:
-            backend.delete_keys(connection, store, [number for number, _ in stored])
+            backend.delayed.delete(connection, store, [number for number, _ in stored])
         if waiting:
-            sql.remove(connection, [seq for seq, _ in waiting])
+            sql.failures.remove(connection, [seq for seq, _ in waiting])
         kept = {}
     anew = [key for key in known if key not in kept]
     if anew:
-        backend.set_keys(connection, TABLE, label, anew, [ids[key] for key in anew])
+        backend.dedupe.set_keys(connection, TABLE, label, anew, [ids[key] for key in anew])
     return {digests[key]: one for key, one in kept.items()}
 
 

@@ -30,27 +30,27 @@ def defers(queue: Any) -> bool:
 def was_acked(queue: Any, connection: Any, identity: uuid.UUID) -> bool:
     """Whether a message that is about to be stored was acked before; its ack is used up. In the transaction that stores it."""
     backend = backend_of(connection)
-    backend.lock_name(connection, name_of(queue, identity))
-    return bool(backend.take_deferred(connection, TABLE, queue._meta.label, [identity]))
+    backend.early_acks.lock_name(connection, name_of(queue, identity))
+    return bool(backend.early_acks.take(connection, TABLE, queue._meta.label, [identity]))
 
 
 def insert_runs(queue: Any, connection: Any, runs: Iterable[Run], undisturbed: bool) -> int:
-    """``QueueSql.insert_runs`` of a bulk send, without what was acked before, encoded as the queue says. In a transaction."""
+    """``QueueSql.inserts.insert_runs`` of a bulk send, without what was acked before, encoded as the queue says. In a transaction."""
     if queue.delivery.encoding:
         runs, undisturbed = sealed_runs(queue, runs, connection.alias), False
     if defers(queue):
         runs, undisturbed = _without_acked(queue, connection, runs), False
-    return queue_sql(queue, connection).insert_runs(connection, runs, undisturbed)
+    return queue_sql(queue, connection).inserts.insert_runs(connection, runs, undisturbed)
 
 
 def _without_acked(queue: Any, connection: Any, runs: Iterable[Run]) -> Iterator[Run]:
     backend = backend_of(connection)
-    backend.lock_name(connection, name_of_all(queue), shared=True)
+    backend.early_acks.lock_name(connection, name_of_all(queue), shared=True)
     #: All so far: the copies for further recipients have the ids of the first.
     acked: set[bytes] = set()
     for run in runs:
         ids = [uuid.UUID(bytes=one) for one in run.ids]
-        acked |= {one.bytes for one in backend.take_deferred(connection, TABLE, queue._meta.label, ids)}
+        acked |= {one.bytes for one in backend.early_acks.take(connection, TABLE, queue._meta.label, ids)}
         kept = [pair for pair in zip(run.ids, run.bodies, strict=True) if pair[0] not in acked]
         if kept:
             yield Run(run.like, [one for one, _ in kept], [body for _, body in kept])
@@ -59,14 +59,14 @@ def _without_acked(queue: Any, connection: Any, runs: Iterable[Run]) -> Iterator
 def keep(queue: Any, connection: Any, ids: Sequence[uuid.UUID], kind: str) -> None:
     """Keep acks of messages that are not there; their names are locked."""
     keep_ms = int(queue.delivery.deferred_ack_expiration.total_seconds() * 1000)
-    backend_of(connection).defer(connection, TABLE, queue._meta.label, ids, kind, keep_ms)
+    backend_of(connection).early_acks.store(connection, TABLE, queue._meta.label, ids, kind, keep_ms)
 
 
 def lock(queue: Any, connection: Any, identity: uuid.UUID) -> None:
     """From now until the transaction ends nobody stores this message by a send."""
     backend = backend_of(connection)
-    backend.lock_name(connection, name_of(queue, identity))
-    backend.lock_name(connection, name_of_all(queue))
+    backend.early_acks.lock_name(connection, name_of(queue, identity))
+    backend.early_acks.lock_name(connection, name_of_all(queue))
 
 
 def name_of(queue: Any, identity: uuid.UUID) -> str:

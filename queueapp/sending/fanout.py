@@ -4,7 +4,7 @@ Those are rows (``models.Subscription``), and the consumers of this process' cod
 makes no difference who copies a message: a producer that imports no consumers, a worker of a lane, a process of the code
 before or after.
 
-A sender remembers the rows. Its INSERT asks whether they are still the same (``QueueSql.insert_copies``), so no statement is
+A sender remembers the rows. Its INSERT asks whether they are still the same (``QueueSql.fanout.insert_copies``), so no statement is
 spent on that, and no copy is lost to a consumer whose row was committed a moment ago.
 """
 
@@ -99,7 +99,7 @@ def forget() -> None:
 def read_subscribers(queue: Any, connection: Any) -> Subscribers:
     """Who subscribes now: one statement, in the connection's transaction. Raises NotMigrated."""
     try:
-        rows = queue_sql(queue, connection).read_subscriptions(connection, TABLE)
+        rows = queue_sql(queue, connection).fanout.read_subscriptions(connection, TABLE)
     except Error as error:
         if backend_of(connection).error_kind(error) is ErrorKind.MISSING:
             raise NotMigrated(connection.alias, [TABLE]) from error
@@ -118,10 +118,10 @@ def insert(queue: Any, connection: Any, message: Outgoing, types: Sequence[str])
         if not names:
             break
         with atomic_on(connection) if sql.table.barriers else nullcontext():
-            if sql.insert_copies(connection, message, names, TABLE, known.mark):
+            if sql.fanout.insert_copies(connection, message, names, TABLE, known.mark):
                 return
         known = read_subscribers(queue, connection)
-    sql.insert(connection, message)
+    sql.inserts.insert(connection, message)
 
 
 def replace_waiting(queue: Any, connection: Any, recipient: str, limit: int) -> int:
@@ -132,13 +132,13 @@ def replace_waiting(queue: Any, connection: Any, recipient: str, limit: int) -> 
     for priority in range(queue.delivery.priorities - 1, -1, -1):
         low = _LOWEST
         while done < limit:
-            heads = sql.read_heads(connection, Range(low, MAX_SEQ, priority=priority), _PIECE)
+            heads = sql.claims.read_heads(connection, Range(low, MAX_SEQ, priority=priority), _PIECE)
             parts: dict[tuple[str, ...], list[int]] = {}
             for seq, headers in heads:
                 if recipient in (names := _wanting(known, headers)):
                     parts.setdefault(names, []).append(seq)
             with atomic_on(connection):
-                done += sum(sql.replace_by_copies(connection, seqs, names) for names, seqs in parts.items())
+                done += sum(sql.fanout.replace_by_copies(connection, seqs, names) for names, seqs in parts.items())
             if len(heads) < _PIECE:
                 break
             low = heads[-1][0] + 1

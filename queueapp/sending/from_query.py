@@ -63,9 +63,9 @@ def send_from(
     like = outgoing(queue, identity, stored, None, expires_in, priority, recipient, None, None, others)
     sql = queue_sql(queue, connection)
     with transaction.atomic(using=alias):
-        columns = sql.columns_of(connection, source)
+        columns = sql.inserts.columns_of(connection, source)
         _refuse_columns([name for name, _ in columns], of)
-        count = sql.insert_select(connection, like, source, columns)
+        count = sql.inserts.insert_select(connection, like, source, columns)
     if count:
         notifier.sent(queue, connection)
     return count
@@ -94,7 +94,7 @@ def _source(queue: Any, rows: Any, params: Sequence[Any] | None, connection: Any
     chosen = chosen if chosen._fields is not None else chosen.values()
     sql, given = chosen.query.get_compiler(connection=connection).as_sql()
     if chosen.ordered and not chosen.query.is_sliced:
-        sql = queue_sql(queue, connection).ordered(sql)
+        sql = queue_sql(queue, connection).inserts.ordered_select(sql)
     return Source(sql, given, _names_of(chosen))
 
 

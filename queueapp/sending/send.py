@@ -174,7 +174,7 @@ def _enter(queue: Any, connection: Any, message: Outgoing, cls: type) -> None:
     if queue.delivery.recipients and not message.recipient:
         fanout.insert(queue, connection, message, names_of(cls, message.headers))
     else:
-        queue_sql(queue, connection).insert(connection, message)
+        queue_sql(queue, connection).inserts.insert(connection, message)
     notifier.sent(queue, connection)
 
 
@@ -252,7 +252,7 @@ def _store_in_table(destination: str, connection: Any, message: Outgoing, due: i
     table = StoreTable.of(DelayedMessage, "due")
     backend = backend_of(connection)
     try:
-        backend.store_delayed(connection, table, destination, message, due)
+        backend.delayed.store(connection, table, destination, message, due)
     except Error as error:
         if backend.error_kind(error) is ErrorKind.MISSING:
             raise NotMigrated(connection.alias, [f"{table.db_table} or a column of it"]) from error

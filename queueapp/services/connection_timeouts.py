@@ -46,7 +46,9 @@ def prepare_connections() -> Callable[[], None]:
             backend = backend_of(connections[alias])
         except UnsupportedServer:
             continue  # holds no queue
-        wanted = backend.handler_options() | (backend.liveness_options(limit.total_seconds()) if limit else {})
+        wanted = backend.sessions.handler_options() | (
+            backend.sessions.liveness_options(limit.total_seconds()) if limit else {}
+        )
         before[alias] = connections[alias].settings_dict.get("OPTIONS", {})
         connections[alias].settings_dict["OPTIONS"] = wanted | before[alias]
     connection_created.connect(_connected, dispatch_uid="queueapp.services.connection_timeouts")
@@ -64,11 +66,11 @@ def _connected(*, connection: Any, **_: Any) -> None:
         backend = backend_of(connection)
     except UnsupportedServer:
         return
-    backend.name_statements(connection)
+    backend.sessions.name_statements(connection)
     if settings.DATABASE_TIMEOUT is None:
         return
     try:
-        backend.watch_client(connection, settings.DATABASE_TIMEOUT.total_seconds())
+        backend.sessions.watch_client(connection, settings.DATABASE_TIMEOUT.total_seconds())
     except Error as error:
         # An exotic server or pooler refuses: it finds out later that a worker is gone, nothing else.
         log.info("The server of %r cannot be told to watch its clients: %s",
@@ -200,7 +202,7 @@ def give_up_the_silent(seconds: float) -> None:
 
 def _cut(connection: Any) -> bool:
     """Shut the socket down beneath the thread that waits for it, which then sees a lost connection."""
-    descriptor = backend_of(connection).socket_of(connection)
+    descriptor = backend_of(connection).sessions.socket_of(connection)
     if descriptor is None:
         return False
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as end:

@@ -55,7 +55,7 @@ class Listener(Service):
     def _keep_listening(self) -> None:
         wait = _FIRST_WAIT
         while not self.stopping:
-            ear = backend_of(connections[self.alias]).ear(connections[self.alias].copy(), CHANNEL)
+            ear = backend_of(connections[self.alias]).notifications.listener(connections[self.alias].copy(), CHANNEL)
             try:
                 with ear:
                     self._listen(ear)
@@ -105,7 +105,7 @@ class Listener(Service):
         connection = connections[self.alias]
         try:
             with Answering(connection):
-                backend_of(connection).notify(connection, CHANNEL, _PROOF)
+                backend_of(connection).notifications.notify(connection, CHANNEL, _PROOF)
         finally:
             connection.close()
         deadline = monotonic() + 5

@@ -241,7 +241,7 @@ def clamp_priorities(queue: Any, alias: str, service: Housekeeping | None = None
     recipients = ["", *(name for one in registered.of(queue) for name in (one.name, *one.aliases))]
 
     def step() -> int:
-        some = sql.clamp_priorities(connection, recipients, LEVELS_BATCH)
+        some = sql.maintenance.clamp_priorities(connection, recipients, LEVELS_BATCH)
         moved.update(some)
         return sum(some.values())
 

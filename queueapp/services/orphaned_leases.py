@@ -126,7 +126,7 @@ def _give_up_spent(sql: QueueSql, alias: str, row: Subscriber) -> int:
     total = 0
     while _is_dead(alias, row):
         with transaction.atomic(using=alias):
-            rows = sql.take_owned(connections[alias], row.id, most, BATCH)
+            rows = sql.ack_by_seq.take_owned(connections[alias], row.id, most, BATCH)
             given = (expire_actions.spent(queue, one) for one in rows)
             expire_actions.give_up(queue, alias, [one for one in given if one is not None])
         total += len(rows)
@@ -149,11 +149,14 @@ def _release(sql: QueueSql, alias: str, row: Subscriber) -> int:
         return 0
     connection, count = connections[alias], 0
     try:
-        while row.sent and _is_dead(alias, row) and sql.delete_sent(connection, row.id, BATCH):
+        while row.sent and _is_dead(alias, row) and sql.limits.delete_sent(connection, row.id, BATCH):
             again()  # at most once: it goes with whom it was sent to
         # Of a batch nobody knows which message was in hand. That they were handed out and nobody ended it stays on the rows: it
         # costs none of them an attempt, and says which are to be received with care.
-        while _is_dead(alias, row) and (some := sql.release_owner(connection, row.id, BATCH, started=True)) > 0:
+        while (
+            _is_dead(alias, row)
+            and (some := sql.maintenance.release_owner(connection, row.id, BATCH, started=True)) > 0
+        ):
             count += some
             again()
     except Error as error:

@@ -74,7 +74,7 @@ class SparkSql(abc.ABC):
 
     @abc.abstractmethod
     def fence(self, *, exclusive: bool) -> tuple[str, tuple[str, ...]]:
-        """(statement, parameters) with one value: takes the lock of who sends to a queue with barriers (``QueueSql.fence``), until
+        """(statement, parameters) with one value: takes the lock of who sends to a queue with barriers (``barriers.lock_sends``), until
         the transaction ends; at least 0 when it was granted."""
 
     @abc.abstractmethod

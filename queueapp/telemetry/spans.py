@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from time import perf_counter, time_ns
 from typing import Any, TypeVar, cast
 
@@ -279,28 +280,28 @@ class OpenTelemetry:
 
 
 class Statements:
-    """The statements of a queue, with claims and acks told. Everything else is theirs."""
+    """The statements of a queue, with spans around claims and acks."""
 
     def __init__(self, telemetry: OpenTelemetry, label: str, sql: Any) -> None:
-        self._telemetry, self._label, self._sql = telemetry, label, sql
+        self._sql = sql
+        claim, ack = partial(telemetry.claim, label), partial(telemetry.ack, label)
+        self.claims = _Traced(sql.claims, claim, ("claim_by_lease", "claim_by_delete", "commit_and_claim"))
+        self.acks = _Traced(sql.acks, ack, ("ack",))
+        self.ack_by_seq = _Traced(sql.ack_by_seq, ack, ("ack",))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sql, name)
 
-    def claim_by_lease(self, *given: Any, **named: Any) -> Any:
-        return self._telemetry.claim(self._label, self._sql.claim_by_lease, *given, **named)
 
-    def claim_by_delete(self, *given: Any, **named: Any) -> Any:
-        return self._telemetry.claim(self._label, self._sql.claim_by_delete, *given, **named)
+class _Traced:
+    """The verbs of one subject, of which those with these names are traced."""
 
-    def commit_and_claim(self, *given: Any, **named: Any) -> Any:
-        return self._telemetry.claim(self._label, self._sql.commit_and_claim, *given, **named)
+    def __init__(self, verbs: Any, trace: Callable[..., Any], names: Sequence[str]) -> None:
+        self._verbs, self._trace, self._names = verbs, trace, names
 
-    def ack(self, *given: Any) -> Any:
-        return self._telemetry.ack(self._label, self._sql.ack, *given)
-
-    def ack_held(self, *given: Any) -> Any:
-        return self._telemetry.ack(self._label, self._sql.ack_held, *given)
+    def __getattr__(self, name: str) -> Any:
+        verb = getattr(self._verbs, name)
+        return partial(self._trace, verb) if name in self._names else verb
 
 
 _VERDICTS = {

@@ -339,7 +339,7 @@ def insert(queue: Any, connection: Any, entries: Iterable[Kept]) -> int:
     """Insert entries into a queue in the caller's transaction, and wake who receives it; returns how many messages."""
     known = fanout.read_subscribers(queue, connection) if queue.delivery.recipients else None
     rows = [row for one in entries for row in rows_of(queue, one, known)]
-    count = queue_sql(queue, connection).insert_rows(connection, rows)
+    count = queue_sql(queue, connection).inserts.insert_rows(connection, rows)
     notifier.sent(queue, connection)
     return count
 

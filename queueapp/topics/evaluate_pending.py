@@ -48,7 +48,7 @@ def evaluate_held(queue: Any, alias: str, limit: int = BATCH) -> Evaluated:
     label, texts = queue._meta.label, queue.delivery
     free, priorities, barriers, refused, unreadable = [], [], [], [], []
     with transaction.atomic(using=alias):
-        for row in sql.lock_held(connection, limit):
+        for row in sql.unevaluated.lock(connection, limit):
             try:
                 found = entering.evaluate(row.headers, row.body)
             except UndecodableMessage as error:
@@ -64,11 +64,13 @@ def evaluate_held(queue: Any, alias: str, limit: int = BATCH) -> Evaluated:
             priorities.append(found.priority or 0)
             barriers.append(bool(found.is_barrier or row.is_barrier))
         gone = sorted(refused + unreadable)
-        if gone and (removed := sql.remove(connection, gone)) != len(gone):
+        if gone and (removed := sql.failures.remove(connection, gone)) != len(gone):
             raise RuntimeError(f"{len(gone)} held messages of {label} were locked, but {removed} could be removed.")
         if free:
             ranked, marked = getattr(texts, "priority", None), getattr(texts, "barrier_expression", None)
-            freed = sql.free_held(connection, free, priorities if ranked else None, barriers if marked else None)
+            freed = sql.unevaluated.release(
+                connection, free, priorities if ranked else None, barriers if marked else None
+            )
             if freed != len(free):
                 raise RuntimeError(f"{len(free)} held messages of {label} were locked, but {freed} could be freed.")
             notifier.sent(queue, connection)

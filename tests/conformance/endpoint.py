@@ -99,7 +99,7 @@ class Endpoint:
     def is_empty(self) -> bool:
         """Whether no message is left in the queue, neither waiting nor in a handler."""
         connection = connections[self.alias]
-        return queue_sql(self.queue, connection).is_empty(connection)
+        return queue_sql(self.queue, connection).maintenance.is_empty(connection)
 
     def wait_until_empty(self) -> None:
         """And until no worker of this process has anything in hand: what AT_MOST_ONCE takes is gone from the queue before its

@@ -28,7 +28,7 @@ def hand_out(endpoint: Endpoint) -> None:
     """Lease every message, and end none: the process tree dies, or the give-back does not arrive in time."""
     connection = connections[endpoint.alias]
     token = uuid.uuid4()
-    queue_sql(endpoint.queue, connection).claim_by_lease(connection, [Range()], 100, token, token, 60_000)
+    queue_sql(endpoint.queue, connection).claims.claim_by_lease(connection, [Range()], 100, token, token, 60_000)
     endpoint.rows.update(lease_expires=Now() - timedelta(seconds=1))
 
 

@@ -258,7 +258,7 @@ class LeasedQueue(RuleBasedStateMachine):
             return
         connection = connections["default"]
         levels = [Range(0, MAX_SEQ, "", priority) for priority in range(self.priorities - 1, -1, -1)]
-        seen = queue_sql(self.queue, connection).peek(connection, levels, [], 1000)
+        seen = queue_sql(self.queue, connection).claims.peek(connection, levels, [], 1000)
         assert seen.ahead == sum(row.available for row in self.model.rows)
 
 
@@ -296,7 +296,9 @@ class CappedQueue(LeasedQueue):
             held = [row for row in self.model.rows if row.held_by is batch]
             owner = Capped.objects.filter(body=b'{"number":%d}' % held[0].number).get().lease_owner if held else None
             if owner is not None:
-                assert queue_sql(Capped, connection).release_owner(connection, owner, 100, started=True) == len(held)
+                assert queue_sql(Capped, connection).maintenance.release_owner(
+                    connection, owner, 100, started=True
+                ) == len(held)
             for row in held:
                 self.model.release(row)
 
@@ -304,7 +306,7 @@ class CappedQueue(LeasedQueue):
     def a_process_that_has_just_begun_knows_what_is_out(self) -> None:
         if hasattr(self, "model"):
             connection = connections["default"]
-            out = sum(one.messages for one in queue_sql(Capped, connection).leases(connection))
+            out = sum(one.messages for one in queue_sql(Capped, connection).limits.leases(connection))
             assert out == sum(not row.lapsed for row in self.model.rows)
 
 
@@ -394,7 +396,7 @@ class FencedQueue(LeasedQueue):
         if hasattr(self, "model"):
             assert isinstance(self.model, FencedModel)
             connection = connections["default"]
-            seen = queue_sql(self.queue, connection).peek(connection, [Range()], [], 1000)
+            seen = queue_sql(self.queue, connection).claims.peek(connection, [Range()], [], 1000)
             assert seen.ahead == sum(row.available for row in self.model.before_barrier())
 
 
@@ -548,7 +550,7 @@ class SharedOutQueue(RuleBasedStateMachine):
     def ack(self, place: int, count: int) -> None:
         connection = connections["default"]
         for token, seq in self.held[place][:count]:
-            assert queue_sql(self.queue, connection).ack(connection, [seq], token) == 1
+            assert queue_sql(self.queue, connection).acks.ack(connection, [seq], token) == 1
         del self.held[place][:count]
 
     @invariant()
@@ -556,7 +558,7 @@ class SharedOutQueue(RuleBasedStateMachine):
         if hasattr(self, "waiting"):
             connection = connections["default"]
             out = Counter[uuid.UUID]()
-            for one in queue_sql(self.queue, connection).leases(connection):
+            for one in queue_sql(self.queue, connection).limits.leases(connection):
                 out[one.owner] += one.messages
             assert [out[key] for key in self.ids] == [self.out(place) for place in range(3)]
 

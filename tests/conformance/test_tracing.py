@@ -225,7 +225,7 @@ def test_a_row_without_a_context_begins_a_trace(endpoint: Endpoint, told: Teleme
     headers = json.dumps({"type": type_name_of(Note), "content-type": "application/json"})
     body = json.dumps({"tag": endpoint.tag, "number": 0}).encode()
     connection = connections[endpoint.alias]
-    queue_sql(endpoint.queue, connection).insert(connection, Outgoing(uuid.uuid4(), headers, body))
+    queue_sql(endpoint.queue, connection).inserts.insert(connection, Outgoing(uuid.uuid4(), headers, body))
     endpoint.start()
 
     (span,) = eventually(lambda: told.named(f"process {label(endpoint)}"))
@@ -242,7 +242,7 @@ def test_headers_of_a_stranger_never_disturb(
     seen: list[bytes] = []
     consumer(endpoint.queue, name="raw")(_keep(seen))
     connection = connections[endpoint.alias]
-    queue_sql(endpoint.queue, connection).insert(connection, Outgoing(uuid.uuid4(), headers, b"1"))
+    queue_sql(endpoint.queue, connection).inserts.insert(connection, Outgoing(uuid.uuid4(), headers, b"1"))
     endpoint.start()
 
     eventually(lambda: seen or endpoint.poison.exists())

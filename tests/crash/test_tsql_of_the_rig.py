@@ -341,16 +341,16 @@ def test_a_worker_that_waits_is_found_in_the_statement_that_is_meant_and_in_no_o
     connection, table = never_connected(recorder), queue._meta.db_table
     sql, token, held = queue_sql(queue, connection), uuid.uuid4(), STANDSTILL["microsoft"]
     verbs: dict[str, Callable[[], object]] = {
-        "look": lambda: sql.peek(connection, [Range(0)], [Range(0, 9)], 100),
+        "look": lambda: sql.claims.peek(connection, [Range(0)], [Range(0, 9)], 100),
         "claim": lambda: (
-            sql.claim_by_lease(connection, [Range(0)], 10, token, token, 5000)
+            sql.claims.claim_by_lease(connection, [Range(0)], 10, token, token, 5000)
             if queue is Leased
-            else sql.claim_by_delete(connection, [Range(0)], 10)
+            else sql.claims.claim_by_delete(connection, [Range(0)], 10)
         ),
-        "ack": lambda: sql.ack(connection, [1], token),
-        "extend": lambda: sql.extend(connection, [1], token, 5000),
-        "record": lambda: sql.lock(connection, 1, token, 5000),
-        "record at once": lambda: sql.lock_again(connection, 1, 5000),
+        "ack": lambda: sql.acks.ack(connection, [1], token),
+        "extend": lambda: sql.acks.extend(connection, [1], token, 5000),
+        "record": lambda: sql.failures.lock(connection, 1, token, 5000),
+        "record at once": lambda: sql.failures.rollback_and_lock(connection, 1, 5000),
     }
     found: dict[str, list[str]] = {"claims": [], "acking": [], "recording": []}
     for verb, run in verbs.items():

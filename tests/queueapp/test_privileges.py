@@ -148,7 +148,7 @@ def test_copies_of_consumers_are_made_shown_and_moved_under_the_documented_grant
     assert Addressed.objects.filter(recipient="").count() == 2
     seqs = list(Addressed.objects.filter(recipient="").values_list("seq", flat=True))
     with acting_as("worker"), transaction.atomic():
-        assert queue_sql(Addressed, connection).replace_by_copies(connection, seqs, ["one", "two"]) == 2
+        assert queue_sql(Addressed, connection).fanout.replace_by_copies(connection, seqs, ["one", "two"]) == 2
     with acting_as("inspector"):
         (found,) = figures([Addressed])
         assert [one.consumer for one in found.consumers] == ["addressed.first", "addressed.second"]
@@ -160,7 +160,7 @@ def test_copies_of_consumers_are_made_shown_and_moved_under_the_documented_grant
 
 def claim_one() -> tuple[int, uuid.UUID]:
     token = uuid.uuid4()
-    rows = queue_sql(Leased, connection).claim_by_lease(connection, [Range()], 1, token, uuid.uuid4(), 60_000)
+    rows = queue_sql(Leased, connection).claims.claim_by_lease(connection, [Range()], 1, token, uuid.uuid4(), 60_000)
     return rows[0][SEQ], token
 
 
@@ -182,13 +182,13 @@ def test_a_worker_receives_ends_fails_dispatches_and_keeps_house() -> None:
     Leased.send({"n": 7}, delay=timedelta(0))
     with acting_as("worker"):
         sql = queue_sql(Leased, connection)
-        assert sql.peek(connection, [Range()], [], 100).ahead == 6
+        assert sql.claims.peek(connection, [Range()], [], 100).ahead == 6
         seq, token = claim_one()
-        assert sql.extend(connection, [seq], token, 1000) == [seq]
-        assert sql.ack(connection, [seq], token) == 1
-        assert len(sql.claim_by_delete(connection, [Range()], 1)) == 1
+        assert sql.acks.extend(connection, [seq], token, 1000) == [seq]
+        assert sql.acks.ack(connection, [seq], token) == 1
+        assert len(sql.claims.claim_by_delete(connection, [Range()], 1)) == 1
         seq, token = claim_one()
-        assert sql.give_back(connection, [seq], token, handled=False) == 1
+        assert sql.acks.release(connection, [seq], token, handled=False) == 1
         for attempt in range(5):
             verdict = apply_verdict.fail(Leased, "default", seq, ValueError("no"), consumer=None, token=None)
             assert verdict is not None
@@ -232,11 +232,11 @@ def test_an_inspector_reads_figures_and_changes_nothing() -> None:
 def test_a_forwarder_puts_in_what_another_database_has_kept() -> None:
     rows = [Row(0, uuid.uuid4(), "{}", b"{}"), Row(0, uuid.uuid4(), "{}", b"{}")]
     with acting_as("forwarder"):
-        noted = backend_of(connection).note_arrivals(
+        noted = backend_of(connection).delayed.record_forwarded(
             connection, Arrival._meta.db_table, [(row.id, row.id) for row in rows], "elsewhere"
         )
         assert noted == {row.id for row in rows}
-        assert queue_sql(Leased, connection).insert_rows(connection, rows) == 2
+        assert queue_sql(Leased, connection).inserts.insert_rows(connection, rows) == 2
         assert Arrival.objects.filter(origin="elsewhere", arrived_at__lt=Now()).delete()[0] == 2
         with refused():
             list(Leased.objects.all())
@@ -278,14 +278,16 @@ def test_wake_ups_need_nothing_but_what_is_granted() -> None:
     with acting_as("worker"), connection.cursor() as cursor:
         cursor.execute("EXEC queueapp_listen")
         ((tells, hears),) = cursor.fetchall()
-        backend_of(connection).notify(connection, notifier.CHANNEL, "shop.Orders")
-        assert backend_of(connection).may_notify(connection)
+        backend_of(connection).notifications.notify(connection, notifier.CHANNEL, "shop.Orders")
+        assert backend_of(connection).notifications.may_notify(connection)
         cursor.execute("EXEC queueapp_hear @hears = %s", [hears])
         assert ("DEFAULT", "shop.Orders") in [tuple(row) for row in cursor.fetchall()]
         cursor.execute("EXEC queueapp_stop_listening @tells = %s, @hears = %s", [tells, hears])
     with acting_as("inspector"):
-        backend_of(connection).notify(connection, notifier.CHANNEL, "shop.Orders")
-        assert not backend_of(connection).may_notify(connection), "who may not tell is not asked to for a while"
+        backend_of(connection).notifications.notify(connection, notifier.CHANNEL, "shop.Orders")
+        assert not backend_of(connection).notifications.may_notify(connection), (
+            "who may not tell is not asked to for a while"
+        )
 
 
 def test_the_grants_of_sql_server_are_t_sql() -> None:
@@ -360,10 +362,10 @@ def test_a_worker_of_celery_takes_ends_keeps_results_and_keeps_house(celery_app:
     with acting_as("worker", "task_worker"):
         token = uuid.uuid4()
         ranges = [Range(recipient="celery", priority=level) for level in range(10)]
-        rows = sql.claim_by_lease(connection, ranges, 3, token, uuid.uuid4(), 60_000)
+        rows = sql.claims.claim_by_lease(connection, ranges, 3, token, uuid.uuid4(), 60_000)
         first, second, third = (row[SEQ] for row in rows)
-        assert sql.give_back(connection, [first], token, handled=True) == 1
-        assert sql.ack(connection, [second], token) == 1
+        assert sql.acks.release(connection, [first], token, handled=True) == 1
+        assert sql.acks.ack(connection, [second], token) == 1
         with transaction.atomic():
             assert buried.bury("default", Held(third, token), "it failed")
         topology.declare("default", topology.Declaration("w@host.celery.pidbox", False, True, None))

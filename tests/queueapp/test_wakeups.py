@@ -43,7 +43,7 @@ class Ear:
 
     def heard(self) -> list[str]:
         """What was said up to now: the last word is our own."""
-        backend_of(connection).notify(connection, notifier.CHANNEL, "that is all")
+        backend_of(connection).notifications.notify(connection, notifier.CHANNEL, "that is all")
         heard: list[str] = []
         eventually(lambda: "that is all" in (heard.extend(self._ear.heard(1)) or heard))
         heard.remove("that is all")
@@ -52,7 +52,7 @@ class Ear:
 
 @pytest.fixture
 def ear() -> Iterator[Ear]:
-    with backend_of(connection).ear(connection.copy(), notifier.CHANNEL) as ear:
+    with backend_of(connection).notifications.listener(connection.copy(), notifier.CHANNEL) as ear:
         ear.connect()
         ear.listen()
         yield Ear(ear)
@@ -87,7 +87,7 @@ def test_no_wake_up_rides_in_a_transaction(monkeypatch: pytest.MonkeyPatch) -> N
     """NOTIFY makes the commits of a whole server take turns. That PostgreSQL tells nobody before the commit is no help."""
     told: list[bool] = []
     backend = type(backend_of(connection))
-    really = backend.notify
+    really = backend.notifications.notify
 
     def notify(self: Any, connection: Any, channel: str, payload: str) -> None:
         told.append(connection.in_atomic_block)

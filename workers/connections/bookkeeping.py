@@ -44,7 +44,7 @@ def home_of(connection: Any) -> Backend | None:
 def state_of(connection: Any, backend: Backend | None, *, ask: bool = False) -> SessionState:
     """What is open on the session. On a database that is no home of queues, by what Django believes."""
     if backend is not None:
-        return backend.session_state(connection, ask=ask)
+        return backend.sessions.state(connection, ask=ask)
     if connection.connection is None:
         return SessionState.GONE
     return SessionState.IDLE if connection.autocommit else SessionState.MANUAL
@@ -53,7 +53,7 @@ def state_of(connection: Any, backend: Backend | None, *, ask: bool = False) -> 
 def abandon(raw: Any, backend: Backend | None) -> None:
     """Close a driver's connection whatever it is in the middle of; the server rolls back. Never raises."""
     if backend is not None:
-        backend.abandon(raw)
+        backend.sessions.discard(raw)
     else:
         with suppress(Exception):
             raw.close()

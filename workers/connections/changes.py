@@ -45,15 +45,15 @@ class Changes:
         self.ran = True
         if self.statement is None:
             text = sql if isinstance(sql, str) else _text_of(sql, context)
-            if self._is_change(text) and (not params or many or self._backend.changes_session(text, params)):
+            if self._is_change(text) and (not params or many or self._backend.sessions.changes_session(text, params)):
                 self.statement = text[:100]
         return execute(sql, params, many, context)
 
     def _is_change(self, text: str) -> bool:
         if len(text) <= _LOOKED_AT:
             return _changes_session(self._backend, text)
-        if self._backend.may_be_several(text):
-            return self._backend.changes_session(text)  # too long to be kept
+        if self._backend.sessions.may_be_multiple(text):
+            return self._backend.sessions.changes_session(text)  # too long to be kept
         return _changes_session(self._backend, text[:_LOOKED_AT])
 
     def forget(self) -> None:
@@ -82,7 +82,7 @@ class Changes:
 # The ORM's are the same time and again: 0.5 µs instead of up to 20.
 @lru_cache(maxsize=500)
 def _changes_session(backend: Backend, sql: str) -> bool:
-    return backend.changes_session(sql)
+    return backend.sessions.changes_session(sql)
 
 
 def _text_of(sql: Any, context: Any) -> str:

@@ -98,7 +98,7 @@ class HandedOut:
         #: The last ``after`` saw the session unchanged in autocommit, and the thread has no other: it may be handed out again
         #: without ``before``, unless somebody has used it since (``used``).
         self.fresh = False
-        self._session_state = self._backend.session_state
+        self._session_state = self._backend.sessions.state
         self._state = _GONE
         self._autocommit = True
         self._in_atomic = False
@@ -117,12 +117,12 @@ class HandedOut:
         connection = self._connection
         if self.stale and not connection.in_atomic_block:
             self.replace()
-        state = self._backend.session_state(connection)
+        state = self._backend.sessions.state(connection)
         self._in_atomic = in_atomic = connection.in_atomic_block
         if in_atomic:
             self._blocks = connection.atomic_blocks[:]
             self._savepoints = connection.savepoint_ids[:]
-            self._mark = None if state is _GONE else self._backend.transaction_mark(connection)
+            self._mark = None if state is _GONE else self._backend.sessions.transaction_mark(connection)
         elif state is _GONE or state is _BUSY or state is _FAILED or connection.needs_rollback:
             # Nobody can work with that: better met here than by the handler. One not yet opened is set right as well.
             self.replace()
@@ -130,7 +130,7 @@ class HandedOut:
         self._raw = raw = connection.connection
         self._changes.forget()
         if raw is not self._settings_of:
-            self._settings, self._settings_of = self._backend.settings_of_session(connection), raw
+            self._settings, self._settings_of = self._backend.sessions.settings(connection), raw
         self._autocommit = connection.autocommit
         # Django keeps what broke an earlier transaction, and would give it as the cause where this handler is refused a statement.
         connection.rollback_exc = None
@@ -237,7 +237,7 @@ class HandedOut:
             self.changed = changes.statement
         elif left is not None:
             self.changed = left
-        elif connection.connection is self._settings_of and self._settings != self._backend.settings_of_session(
+        elif connection.connection is self._settings_of and self._settings != self._backend.sessions.settings(
             connection
         ):
             self.changed = ""
@@ -265,14 +265,14 @@ class HandedOut:
             or connection.errors_occurred
             or connection.closed_in_transaction
             or self._registered() is not connection
-            or self._backend.session_state(connection) is not self._state
+            or self._backend.sessions.state(connection) is not self._state
         ):
             return False
         if self._in_atomic:
             return (
                 connection.savepoint_ids == self._savepoints
                 and connection.atomic_blocks == self._blocks
-                and not self._backend.may_be_another(connection, self._mark)
+                and not self._backend.sessions.may_be_another_transaction(connection, self._mark)
             )
         return not connection.savepoint_ids and not connection.run_on_commit
 
@@ -281,7 +281,7 @@ class HandedOut:
     ) -> LeftBehind | None:
         connection = self._connection
         # Where the driver does not know, the server is asked once something has gone wrong.
-        state = self._backend.session_state(connection, ask=failed is not None or connection.errors_occurred)
+        state = self._backend.sessions.state(connection, ask=failed is not None or connection.errors_occurred)
         swallowed = connection.rollback_exc
         lost = self._lost(state, failed)
         doomed = self._doomed(state, stands, seq) if lost is None and failed is None and self._in_atomic else None
@@ -381,7 +381,7 @@ class HandedOut:
                 f"The handler swallowed the error of a statement, so the server would answer COMMIT on {alias!r} with "
                 "ROLLBACK: let the error pass, or put an atomic() of its own around what may fail."
             )
-        if stands is not None and self._backend.may_be_another(connection, self._mark):
+        if stands is not None and self._backend.sessions.may_be_another_transaction(connection, self._mark):
             with suppress(Error):
                 if stands(seq):
                     return None

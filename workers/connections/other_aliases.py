@@ -114,5 +114,5 @@ def is_plain(connection: Any, backend: Backend | None, *, ask: bool) -> bool:
 
 def _is_alive(connection: Any, backend: Backend | None, erred: bool) -> bool:
     if backend is not None:
-        return not backend.hung_up(connection)
+        return not backend.sessions.is_disconnected(connection)
     return not erred or bool(connection.is_usable())

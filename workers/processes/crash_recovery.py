@@ -171,10 +171,10 @@ def _sign_off(queue: Any, alias: str, key: uuid.UUID) -> None:
     sql = queue_sql(queue, connection)
     with Answering(connection) as answering:
         if queue.delivery.keeps_sent:
-            while sql.delete_sent(connection, key, 3000):
+            while sql.limits.delete_sent(connection, key, 3000):
                 answering.again()
         if sql.table.has("lease_owner"):
-            while sql.release_owner(connection, key, 3000, started=False):
+            while sql.maintenance.release_owner(connection, key, 3000, started=False):
                 answering.again()
             notifier.sent(queue, connection)
         if sql.table.barriers:
@@ -207,11 +207,11 @@ def _count_several(queue: Any, one: InHand, text: str) -> None:
     # All or none: one that was counted and is tried again with the others would be counted once more.
     with transaction.atomic(using=alias):
         for seq in one.several:
-            row = sql.lock(connection, seq, token, AT_A_TIME // timedelta(milliseconds=1))
+            row = sql.failures.lock(connection, seq, token, AT_A_TIME // timedelta(milliseconds=1))
             if row is not None:
                 # What is leased was counted when it was.
                 deliveries = row.deliveries + (token is None)
-                sql.put_back(
+                sql.failures.requeue(
                     connection, seq, deliveries=deliveries, cancels=row.cancels, failures=row.failures, token=token
                 )
     log.warning("%s: a worker process %s in a call with %d messages (from seq %d on); they are handled one by one.",

@@ -45,7 +45,7 @@ def is_empty(queues: Sequence[Any]) -> bool:
             alias = router.db_for_write(queue)
             connection = connections[alias]
             with Answering(connection):
-                if not queue_sql(queue, connection).is_empty(connection):
+                if not queue_sql(queue, connection).maintenance.is_empty(connection):
                     return False
                 if delayed.waiting(alias, queue._meta.label, 1) or barriers.released(queue, alias, 1):
                     return False
@@ -98,8 +98,8 @@ def _of(queue: Any, alias: str, purges: bool) -> Remaining:
     connection = connections[alias]
     sql = queue_sql(queue, connection)
     label = queue._meta.label
-    head = sql.head(connection, LIMIT + 1)
-    here = sql.is_empty(connection)
+    head = sql.figures.head(connection, LIMIT + 1)
+    here = sql.maintenance.is_empty(connection)
     later = delayed.waiting(alias, label, LIMIT)
     elsewhere = _kept_elsewhere(queue, LIMIT)
     inactive = inactive_messages(queue, alias, LIMIT)[0]
@@ -110,7 +110,7 @@ def _of(queue: Any, alias: str, purges: bool) -> Remaining:
     rows = looking(DelayedMessage.objects.using(alias)).filter(destination=label)
     first = rows.order_by("due").values_list("due", flat=True).first()
     more = "+" if head.rows > LIMIT else ""
-    held = sql.count_held(connection, LIMIT) if sql.table.holds else 0
+    held = sql.unevaluated.count(connection, LIMIT) if sql.table.holds else 0
     counts = {"waiting": head.waiting, "leased": head.leased, "held": held, "expired": head.expired}
     # What an open transaction has is in none of them.
     counts["being handled"] = max(0, head.rows - sum(counts.values()))
@@ -156,25 +156,25 @@ def _unknown(sql: QueueSql, connection: Any, queue: Any) -> Counter[str] | None:
     if handlers.copies:
         handlers.learn(connection)
     found: Counter[str] = Counter()
-    level: tuple[Any, ...] | None = sql.next_level(connection, None) if sql.table.claim_by else ()
+    level: tuple[Any, ...] | None = sql.figures.next_level(connection, None) if sql.table.claim_by else ()
     while level is not None:
         place = dict(zip(sql.table.claim_by, level, strict=True))
         whole = Range(recipient=place.get("recipient", ""), priority=place.get("priority", 0))
-        waiting = sql.head(connection, LIMIT, level).waiting
+        waiting = sql.figures.head(connection, LIMIT, level).waiting
         if whole.recipient not in handlers.recipients:
             found[f"recipient {whole.recipient!r}"] += waiting
         elif (whole.recipient and waiting) or (
             not whole.recipient and not _none_is_known(sql, connection, handlers, whole, found)
         ):
             return None
-        level = sql.next_level(connection, level) if level else None
+        level = sql.figures.next_level(connection, level) if level else None
     return +found
 
 
 def _none_is_known(sql: QueueSql, connection: Any, handlers: Handlers, whole: Range, found: Counter[str]) -> bool:
     """Whether there is a consumer here for none of these; counts them."""
     while True:
-        heads = sql.read_heads(connection, whole, PIECE)
+        heads = sql.claims.read_heads(connection, whole, PIECE)
         for _, headers in heads:
             if handlers.knows(headers):
                 return False

@@ -69,7 +69,7 @@ def replace_from(desk: Desk, row: Claimed) -> None:
     connection = connections[desk.alias]
     with Answering(connection):
         stretch = Range(row[SEQ], MAX_SEQ, priority=row[PRIORITY])
-        parts = _sorted(desk, desk.sql.read_heads(connection, stretch, MOST))
+        parts = _sorted(desk, desk.sql.claims.read_heads(connection, stretch, MOST))
         if parts:
             _replace(desk, parts, None)
     desk.copied()
@@ -88,4 +88,4 @@ def _replace(desk: Desk, parts: Parts, token: uuid.UUID | None) -> None:
     connection = connections[desk.alias]
     with transaction.atomic(using=desk.alias):
         for names, seqs in parts.items():
-            desk.sql.replace_by_copies(connection, sorted(seqs), names, token)
+            desk.sql.fanout.replace_by_copies(connection, sorted(seqs), names, token)

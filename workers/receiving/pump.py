@@ -312,7 +312,7 @@ class QueuePump(Receives):
                 desk.look_behind()
                 came_down = self.floors.came_down
                 ahead, behind = desk.look()
-                seen = desk.sql.peek(connection, ahead, behind, self.peek_limit)
+                seen = desk.sql.claims.peek(connection, ahead, behind, self.peek_limit)
                 desk.strangers.reread(REREADS)
         except Error as error:
             desk.survive(error, self.peek_breaker, connection)

@@ -118,8 +118,8 @@ class Strangers:
     def _heads(self, connection: Any, stretch: Range, most: int) -> Sequence[tuple[Any, ...]]:
         """(seq, headers) of what lies there, and the bodies where a filter asks for them."""
         if self._filter is None:
-            return self._sql().read_heads(connection, stretch, most)
-        return self._sql().read_heads_and_bodies(connection, stretch, min(most, FILTERED_WALK))
+            return self._sql().claims.read_heads(connection, stretch, most)
+        return self._sql().claims.read_heads_and_bodies(connection, stretch, min(most, FILTERED_WALK))
 
     def _is_strange(self, head: tuple[Any, ...], stretch: Range) -> bool:
         """Whether it is not for this process. What is to be copied for several is, whatever its filter says."""

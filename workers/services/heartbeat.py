@@ -124,11 +124,11 @@ class Heartbeat(Service):
         connection, sql = connections[self.alias], pump.desk.sql
         if delivery.dispatches:
             with transaction.atomic(using=self.alias):
-                sql.lock_flow(connection)  # behind whoever shares out to it now; from here on nobody does
+                sql.limits.lock(connection)  # behind whoever shares out to it now; from here on nobody does
                 Subscriber.objects.using(self.alias).filter(pk=pump.subscriber).update(receives=False)
-        while delivery.keeps_sent and sql.delete_sent(connection, pump.subscriber, BATCH):
+        while delivery.keeps_sent and sql.limits.delete_sent(connection, pump.subscriber, BATCH):
             pass
-        while sql.release_owner(connection, pump.subscriber, BATCH, started=True) > 0:
+        while sql.maintenance.release_owner(connection, pump.subscriber, BATCH, started=True) > 0:
             notifier.sent(pump.queue, connection)
 
     def _subscribe(self) -> None:

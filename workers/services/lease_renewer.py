@@ -131,7 +131,7 @@ class Renewals(Service):
             return
         try:
             with Answering(connections[self.alias]), transaction.atomic(using=self.alias):
-                reached = task.sql.renew(
+                reached = task.sql.acks.renew(
                     connections[self.alias], sorted(seqs), batch.token, int(batch.period * 1000), WAIT_MS
                 )
         except Error:
@@ -149,7 +149,7 @@ class Renewals(Service):
             if not ending.seqs:
                 continue
             task, token = ending.task, ending.batch.token
-            verb = task.sql.try_ack if ending.acks else task.sql.try_give_back
+            verb = task.sql.acks.try_ack if ending.acks else task.sql.acks.try_release
             if ending.acks and task.handlers.finder is not None:
                 verb = partial(task.handlers.finder.try_ack, task.sql)
             with Answering(connections[self.alias]), transaction.atomic(using=self.alias):

@@ -224,7 +224,9 @@ class Channel(virtual.Channel):
         row = row_for_bound(message)
         tables = BrokerTables(DeclaredQueue._meta.db_table, Binding._meta.db_table)
         with self._publishing() as connection:
-            count = queue_sql(BrokerQueue, connection).insert_bound(connection, tables, row, exchange, routing_key)
+            count = queue_sql(BrokerQueue, connection).fanout.insert_routed(
+                connection, tables, row, exchange, routing_key
+            )
             if count:
                 notifier.sent(BrokerQueue, connection)
         return count

@@ -190,7 +190,7 @@ class Chords:
         connection = connections[self.alias]
         value = self.encode(self.encode_result(result, state))  # type: ignore[attr-defined]
         part = Part(request.group, request.id, result_rows.place_of(request.group_index), state, value)
-        counted = backend_of(connection).count_part(
+        counted = backend_of(connection).celery_results.count_part(
             connection, CeleryGroup._meta.db_table, CeleryChordPart._meta.db_table, part, in_ms(self.chord_expires)
         )
         if counted.is_over:

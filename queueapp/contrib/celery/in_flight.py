@@ -130,7 +130,7 @@ class Leases:
             token, seqs = next(iter(done.items()))
             some = sorted(seqs)[:MOST]
             try:
-                count = sql.ack(connection, some, token)
+                count = sql.acks.ack(connection, some, token)
             except BaseException:
                 with self._lock:
                     for one, left in done.items():
@@ -165,7 +165,7 @@ class Leases:
         while by_token:
             token, seqs = next(iter(by_token.items()))
             try:
-                count += sql.give_back(connection, sorted(seqs), token, handled=handled)
+                count += sql.acks.release(connection, sorted(seqs), token, handled=handled)
             except BaseException:
                 with self._lock:
                     for one, left in by_token.items():
@@ -199,7 +199,7 @@ class Leases:
             asked = monotonic()
             try:
                 with transaction.atomic(using=connection.alias):
-                    sql.renew(connection, seqs, token, int(batch.period * 1000), WAIT_MS)
+                    sql.acks.renew(connection, seqs, token, int(batch.period * 1000), WAIT_MS)
             except Error as error:
                 if backend_of(connection).error_kind(error) is not ErrorKind.LOCKED:
                     raise

@@ -23,12 +23,12 @@ def bury(alias: str, held: Held, reason: str, **told: Any) -> bool:
     what else is known of why."""
     connection = connections[alias]
     sql = queue_sql(BrokerQueue, connection)
-    row = sql.lock(connection, held.seq, held.token, WAIT_MS)
+    row = sql.failures.lock(connection, held.seq, held.token, WAIT_MS)
     if row is None:
         return False
     told = {"attempts": max(1, attempts_of(row.failures)), **told}
     bury_row(alias, BrokerQueue._meta.label, row, reason, consumer=row.recipient, **told)
-    return sql.remove(connection, [held.seq]) == 1
+    return sql.failures.remove(connection, [held.seq]) == 1
 
 
 def bury_acked(alias: str, message: Delivered) -> None:

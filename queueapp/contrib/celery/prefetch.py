@@ -92,7 +92,7 @@ class Looking:
         token, asked, returns = leases.token(period), monotonic(), floors.returns
         with session.use() as connection:
             sql = queue_sql(BrokerQueue, connection)
-            rows = sql.claim_by_lease(connection, ranges, limit, token, leases.owner, self._options.lease_ms)
+            rows = sql.claims.claim_by_lease(connection, ranges, limit, token, leases.owner, self._options.lease_ms)
         if rows:
             floors.passed(rows, returns)
             leases.took(token, [row[SEQ] for row in rows], asked, period, self._options.use_lock_renewal)

@@ -72,7 +72,7 @@ class Listening:
     def _run(self) -> None:
         failed = True
         try:
-            ear = backend_of(connections[self.alias]).ear_for_results(connections[self.alias].copy())
+            ear = backend_of(connections[self.alias]).celery_results.listener(connections[self.alias].copy())
             if ear is not None:
                 with ear:
                     failed = not self._listen(ear)
@@ -103,7 +103,7 @@ class Listening:
         # On another connection, as everything else will be told.
         teller = connections[self.alias].copy()
         try:
-            backend_of(teller).tell_waiting(teller, _PROOF)
+            backend_of(teller).celery_results.notify_waiting(teller, _PROOF)
         finally:
             teller.close()
         deadline = monotonic() + 5

@@ -95,7 +95,7 @@ class ResultBackend(Chords, BaseBackend):
         table = CeleryResult._meta.db_table
 
         def store() -> bool:
-            return backend_of(connections[alias]).store_result(connections[alias], table, stored)
+            return backend_of(connections[alias]).celery_results.store_result(connections[alias], table, stored)
 
         retrying.steadily(alias, store)
         return result
@@ -182,7 +182,9 @@ class ResultBackend(Chords, BaseBackend):
         alias, table = self.alias, CeleryGroup._meta.db_table
 
         def save() -> None:
-            backend_of(connections[alias]).save_group(connections[alias], table, group_id, text, in_ms(expires))
+            backend_of(connections[alias]).celery_results.save_group(
+                connections[alias], table, group_id, text, in_ms(expires)
+            )
 
         retrying.steadily(alias, save)
 

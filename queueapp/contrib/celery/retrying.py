@@ -45,7 +45,7 @@ def at_once(alias: str, call: Callable[[], _T]) -> _T:
         with transaction.atomic(using=alias):
             value = call()
             # Somebody may have caught an error, and COMMIT would answer ROLLBACK without a word.
-            if backend_of(connections[alias]).session_state(connections[alias]) is SessionState.FAILED:
+            if backend_of(connections[alias]).sessions.state(connections[alias]) is SessionState.FAILED:
                 raise DatabaseError("A statement of this transaction has failed, so nothing of it would be kept.")
         return value
 
@@ -57,10 +57,10 @@ def take_back(alias: str) -> None:
     connection = connections[alias]
     if connection.in_atomic_block:
         log.error("A task has left an atomic block open in %r: it is rolled back.", alias)
-        backend_of(connection).abandon(connection.connection)
+        backend_of(connection).sessions.discard(connection.connection)
         del connections[alias]  # type: ignore[attr-defined]
         return
-    state = backend_of(connection).session_state(connection)
+    state = backend_of(connection).sessions.state(connection)
     if state not in (SessionState.IDLE, SessionState.GONE):
         log.error("A task has left a transaction open in %r: it is rolled back.", alias)
         connection.close()

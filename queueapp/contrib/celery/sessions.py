@@ -59,7 +59,7 @@ class Session:
         limit = settings.DATABASE_TIMEOUT
         if limit is not None:
             own = connection.settings_dict.get("OPTIONS", {})
-            wanted = backend_of(connection).liveness_options(limit.total_seconds())
+            wanted = backend_of(connection).sessions.liveness_options(limit.total_seconds())
             connection.settings_dict["OPTIONS"] = wanted | own
         self._connection = connection
         return connection
@@ -70,7 +70,7 @@ class Session:
         if connection is None or connection.connection is None:
             return
         _of_a_parent.append((connection, connection.connection))
-        descriptor = backend_of(connection).socket_of(connection)
+        descriptor = backend_of(connection).sessions.socket_of(connection)
         if descriptor is not None:
             with contextlib.suppress(OSError):
                 os.close(descriptor)

@@ -80,13 +80,13 @@ class Pending:
         if found:
             outcomes = [one.outcome(seq, now) for seq, one in found]
             with transaction.atomic(using=alias):
-                gone = sql.ack_and_keep(connection, Result._meta.db_table, outcomes, token, wait_ms)
+                gone = sql.results.ack_and_store(connection, Result._meta.db_table, outcomes, token, wait_ms)
         if len(found) < len(seqs):  # nothing is kept of these
             bare = sorted({*seqs}.difference(seq for seq, _ in found))
             if wait_ms is None:
-                gone += bare[: sql.ack(connection, bare, token)]
+                gone += bare[: sql.acks.ack(connection, bare, token)]
             else:
-                gone += sql.try_ack(connection, bare, token, wait_ms)
+                gone += sql.acks.try_ack(connection, bare, token, wait_ms)
         # With a wait, what was passed over is tried again.
         for seq in seqs if wait_ms is None else gone:
             self._finished.pop((alias, seq), None)
@@ -102,7 +102,7 @@ def keep_now(queue: Any, alias: str, finished: Finished, claimed: Claimed) -> No
     outcome = finished.outcome(
         row.seq, monotonic(), id=row.id, headers=row.headers, body=row.body, enqueued_at=enqueued
     )
-    sql.keep(connection, Result._meta.db_table, outcome)
+    sql.results.store(connection, Result._meta.db_table, outcome)
 
 
 def sent_at(identity: uuid.UUID) -> datetime:

@@ -37,7 +37,7 @@ class Command(MigrateCommand):
             return super().handle(*args, **options)  # not one of ours: a second database of some other vendor
         try:
             try:
-                backend.lock_migrations(lock)
+                backend.schema.lock_migrations(lock)
             except Error as error:
                 # The first that asks the database: where it is down, or the password wrong, that is all there is to say.
                 if line := explain(error):
@@ -49,7 +49,7 @@ class Command(MigrateCommand):
                 return result
             finally:
                 with suppress(Error):  # a session that is lost holds no lock any more
-                    backend.unlock_migrations(lock)
+                    backend.schema.unlock_migrations(lock)
         finally:
             lock.close()
 

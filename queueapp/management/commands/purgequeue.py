@@ -38,7 +38,9 @@ class Command(OperatorCommand):
         connection = connections[router.db_for_write(queue)]
         sql = queue_sql(queue, connection)
         step = (
-            partial(delete_expired, queue, connection.alias) if options["expired"] else partial(sql.purge, connection)
+            partial(delete_expired, queue, connection.alias)
+            if options["expired"]
+            else partial(sql.maintenance.purge, connection)
         )
         with self.counting("deleted", lambda total: f"{total} messages of {label} were deleted.") as progress:
             while count := step(BATCH):

@@ -91,7 +91,7 @@ class Claims:
     # -- looking --------------------------------------------------------------------------------------------------
 
     def peek(self, connection: Any, ahead: Sequence[Range], behind: Sequence[Range], limit: int) -> Peek:
-        """See ``QueueSql.peek``."""
+        """See ``QueueSql.claims.peek``."""
         ahead, behind = ahead or [Range(1, 0)], behind or [Range(1, 0)]
         look, window = self._look(several=self._several(ahead)), self._window()
         # Index: as the claim. Safe: LOOKING; what an open transaction has deleted or leased is not available, what it
@@ -106,11 +106,11 @@ class Claims:
         return Peek(n_ahead, min(n_behind or 0, limit), first, reached or 0)
 
     def look_through(self, connection: Any, low: int, high: int, before: int, limit: int) -> tuple[list[int], int, int]:
-        """See ``QueueSql.look_through``."""
+        """See ``QueueSql.claims.scan_order_keys``."""
         raise NotImplementedError
 
     def read_heads(self, connection: Any, only: Range, limit: int, *, bodies: bool = False) -> list[Any]:
-        """See ``QueueSql.read_heads`` and ``read_heads_and_bodies``."""
+        """See ``QueueSql.claims.read_heads`` and ``read_heads_and_bodies``."""
         rest = f", q.{self._c['body']}" if bodies else ""
         # Index: as the claim. Safe: LOOKING.
         sql = (
@@ -251,7 +251,7 @@ class Claims:
     # -- what no claim finds ------------------------------------------------------------------------------------------
 
     def clamp(self, connection: Any, recipients: Sequence[str], limit: int) -> dict[int, int]:
-        """See ``QueueSql.clamp_priorities``."""
+        """See ``QueueSql.maintenance.clamp_priorities``."""
         highest = self._table.levels - 1
         if highest < 0:
             return {}

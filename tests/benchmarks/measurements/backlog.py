@@ -54,14 +54,14 @@ def claims(queue: Any, batch: int = 100) -> Iterator[float]:
     owner = new_id()
     while True:
         started = monotonic()
-        peeked = sql.peek(connection, floors.ahead(), floors.behind(), _CHUNK)
+        peeked = sql.claims.peek(connection, floors.ahead(), floors.behind(), _CHUNK)
         floors.rescanned(monotonic() - started)
         assert peeked.ahead == _CHUNK
         for _ in range(_CHUNK // batch):
             token = new_id()
-            rows = sql.claim_by_lease(connection, floors.ahead(), batch, token, owner, 30_000)
+            rows = sql.claims.claim_by_lease(connection, floors.ahead(), batch, token, owner, 30_000)
             floors.passed(rows, floors.returns)
-            assert sql.ack(connection, [row[SEQ] for row in rows], token) == batch
+            assert sql.acks.ack(connection, [row[SEQ] for row in rows], token) == batch
         yield monotonic() - started
 
 

@@ -28,7 +28,7 @@ def fill_traced(count: int) -> None:
         for number, one in enumerate(outgoing(Nop, count, "")):
             parent = f"00-{number + 1:032x}-{number + 1:016x}-01"
             headers = one.headers[:-1] + f',"traceparent":"{parent}"}}'
-            sql.insert(connection, Outgoing(one.id, headers, one.body))
+            sql.inserts.insert(connection, Outgoing(one.id, headers, one.body))
     with connection.cursor() as cursor:
         cursor.execute(f"VACUUM (ANALYZE) {connection.ops.quote_name(Leased._meta.db_table)}")
 

@@ -97,7 +97,7 @@ def checkpoint() -> None:
 def append(queue: Any, cls: type, count: int, *, recipient: str = "") -> None:
     """Put ``count`` messages of a type into a queue; nobody is woken."""
     with transaction.atomic():
-        queue_sql(queue, connection).insert_many(connection, outgoing(cls, count, recipient))
+        queue_sql(queue, connection).inserts.insert_many(connection, outgoing(cls, count, recipient))
 
 
 def flood(queue: Any, cls: type, count: int) -> None:

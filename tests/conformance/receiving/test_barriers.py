@@ -159,7 +159,7 @@ def test_barrier_rule_1_waits_until_every_previous_message_is_acked(field: Field
     # In some semantics what is handled waits for its batch, so those are not all gone; but the one is in hand.
     eventually(lambda: 5 in field.began)
     connection = connections[field.alias]
-    assert queue_sql(field.queue, connection).first_barrier(connection) is not None
+    assert queue_sql(field.queue, connection).barriers.first(connection) is not None
     assert barriers.release(field.queue, field.alias) == 0
     assert 100 not in field.began
     gate.set()
@@ -209,7 +209,7 @@ def test_barrier_rule_3_one_without_a_subscriber_is_held(field: Field) -> None:
     assert barriers.release(field.queue, field.alias) == 0
     assert field.rows.count() == 2
     connection = connections[field.alias]
-    assert queue_sql(field.queue, connection).first_barrier(connection) is not None
+    assert queue_sql(field.queue, connection).barriers.first(connection) is not None
 
     field.handle()
     field.start()
@@ -296,7 +296,7 @@ def test_barrier_rule_8_at_most_once_waits_for_acks_and_hands_nothing_out_twice(
     token, owner = uuid.uuid4(), uuid.uuid4()
     field.send(1)
     field.send(100, barrier=True)
-    (row,) = sql.claim_by_lease(connection, [Range()], 10, token, owner, FOREVER_MS)
+    (row,) = sql.claims.claim_by_lease(connection, [Range()], 10, token, owner, FOREVER_MS)
     field.handle()
     field.start()
 
@@ -304,7 +304,7 @@ def test_barrier_rule_8_at_most_once_waits_for_acks_and_hands_nothing_out_twice(
     eventually(lambda: field._workers[0].pump.stats.peeks > 5)
     assert field.began == []
 
-    assert sql.delete_sent(connection, owner, 100) == 1
+    assert sql.limits.delete_sent(connection, owner, 100) == 1
     eventually(lambda: field.ended == [100])
     assert field.rows.count() == 0
 
@@ -353,7 +353,7 @@ def test_barrier_whose_time_is_over_holds_nothing(field: Field) -> None:
     field.send(100, barrier=True, expires_in=timedelta(milliseconds=1))
     field.send(2)
     connection = connections[field.alias]
-    eventually(lambda: queue_sql(field.queue, connection).first_barrier(connection) is None)
+    eventually(lambda: queue_sql(field.queue, connection).barriers.first(connection) is None)
     field.handle()
     field.start()
 
@@ -413,7 +413,7 @@ def test_barrier_bulk_and_delayed_sends_take_the_same_lock(field: Field, way: st
                 rows = [Row(0, uuid.uuid4(), "{}", b"1"), Row(0, uuid.uuid4(), "{}", b"2")]
                 with transaction.atomic(using=field.alias):
                     connection = connections[field.alias]
-                    assert queue_sql(field.queue, connection).insert_rows(connection, rows) == 2
+                    assert queue_sql(field.queue, connection).inserts.insert_rows(connection, rows) == 2
             done.append("bulk")
         finally:
             connections[field.alias].close()
@@ -478,7 +478,7 @@ def test_barrier_expression_finds_it_when_it_is_sent_and_when_others_insert_it(f
 
     field.rows.bulk_create([queue(headers="{}", body=b'{"n": 5, "last": true}')])
     queue.send({"n": 6}, using=alias)
-    assert sql.claim_by_lease(connection, [Range()], 10, uuid.uuid4(), uuid.uuid4(), 1000) == []
+    assert sql.claims.claim_by_lease(connection, [Range()], 10, uuid.uuid4(), uuid.uuid4(), 1000) == []
     with queue.receive(10, using=alias) as batch:
         assert [message.body["n"] for message in batch] == [5]
     with queue.receive(10, using=alias) as batch:

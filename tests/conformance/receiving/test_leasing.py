@@ -57,15 +57,15 @@ def test_lease_period_unset_should_be_released_when_its_worker_is_dead(endpoint:
     endpoint.send(1)
     dead, connection = uuid.uuid4(), connections[endpoint.alias]
     sql = queue_sql(endpoint.queue, connection)
-    assert len(sql.claim_by_lease(connection, [Range()], 5, uuid.uuid4(), dead, FOREVER_MS)) == 1
-    assert sql.peek(connection, [Range()], [], 5).ahead == 0
+    assert len(sql.claims.claim_by_lease(connection, [Range()], 5, uuid.uuid4(), dead, FOREVER_MS)) == 1
+    assert sql.claims.peek(connection, [Range()], [], 5).ahead == 0
     Subscriber.objects.using(endpoint.alias).create(
         pk=dead, queue=endpoint.queue._meta.label, table=endpoint.queue._meta.db_table, host="h", process=1,
         supervisor=1, alive_until=Now() - timedelta(minutes=1),
     )  # fmt: skip
 
     assert release_leases_of_dead_subscribers(endpoint.alias) == 1
-    assert sql.peek(connection, [Range()], [], 5).ahead == 1
+    assert sql.claims.peek(connection, [Range()], [], 5).ahead == 1
 
 
 @modes("R")

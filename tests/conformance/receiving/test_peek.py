@@ -19,7 +19,7 @@ from workers.receiving.pump import QueuePump
 
 def peek(endpoint: Endpoint, limit: int = 1000) -> int:
     connection = connections[endpoint.alias]
-    return queue_sql(endpoint.queue, connection).peek(connection, [Range()], [], limit).ahead
+    return queue_sql(endpoint.queue, connection).claims.peek(connection, [Range()], [], limit).ahead
 
 
 def elsewhere(work: Any) -> Any:
@@ -57,7 +57,7 @@ def test_when_receive_takes_long_to_complete_should_not_count_it(endpoint: Endpo
     endpoint.send_many(2)
     connection = connections[endpoint.alias]
     with transaction.atomic(using=endpoint.alias):
-        taken = queue_sql(endpoint.queue, connection).claim_by_delete(connection, [Range()], 1)
+        taken = queue_sql(endpoint.queue, connection).claims.claim_by_delete(connection, [Range()], 1)
 
         assert elsewhere(lambda: peek(endpoint)) == 1
         assert len(taken) == 1

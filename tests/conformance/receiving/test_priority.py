@@ -50,7 +50,7 @@ class Market:
             headers, body = encode(cls(price), None)
             rows.append(Outgoing(messages.new_id(), headers, body)._replace(priority=price))
         connection = connections[self.alias]
-        queue_sql(self.queue, connection).insert_many(connection, rows)
+        queue_sql(self.queue, connection).inserts.insert_many(connection, rows)
 
     def handle(self, act: Callable[[Bid], Any] = lambda bid: None, **options: Any) -> None:
         def handler(bid: Bid, context: Context) -> None:
@@ -194,7 +194,7 @@ def test_priority_of_64_bits_is_kept_by_what_comes_in_rows(market: Market) -> No
     connection = connections[market.alias]
     rows = [Row(0, messages.new_id(), "{}", b"1", priority=priority) for priority in (2**62, -(2**62))]
 
-    assert queue_sql(market.queue, connection).insert_rows(connection, rows) == 2
+    assert queue_sql(market.queue, connection).inserts.insert_rows(connection, rows) == 2
 
     found = market.queue.objects.using(market.alias).order_by("seq").values_list("priority", flat=True)
     assert list(found) == [2**62, -(2**62)]

@@ -187,7 +187,7 @@ def test_a_send_that_is_rolled_back_leaves_no_key() -> None:
 
 def test_what_has_expired_does_not_wait() -> None:
     Keyed.send(body(1, "a"), expires_in=timedelta(milliseconds=1))
-    eventually(lambda: not queue_sql(Keyed, connection).lock_waiting(connection, [Keyed.objects.get().id]))
+    eventually(lambda: not queue_sql(Keyed, connection).claims.lock_waiting(connection, [Keyed.objects.get().id]))
     Keyed.send(body(2, "a"), on_conflict="error")
     assert 2 in there(Keyed)
 

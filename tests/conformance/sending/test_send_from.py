@@ -210,4 +210,4 @@ def test_queues_whose_bodies_the_database_cannot_write(
             patch.setattr(endpoint.queue.delivery, option, value)
             with pytest.raises(InvalidMessage, match=f"send_from is not for .*{option}"):
                 endpoint.queue.send_from(rows.values("name"), using=endpoint.alias)
-    assert queue_sql(endpoint.queue, connections[endpoint.alias]).is_empty(connections[endpoint.alias])
+    assert queue_sql(endpoint.queue, connections[endpoint.alias]).maintenance.is_empty(connections[endpoint.alias])

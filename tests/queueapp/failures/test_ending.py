@@ -167,13 +167,13 @@ def test_what_meets_a_lock_while_it_is_published_stays_in_its_queue(
         publish(topic, body, **options)
         bodies.append(body)
         if len(bodies) > published_before:  # late: the message is there already
-            queue_sql(Transactional, connections[alias]).lock(connections[alias], seq, None, 50)
+            queue_sql(Transactional, connections[alias]).failures.lock(connections[alias], seq, None, 50)
 
     other = connections[alias].copy()
     try:
         with other.cursor():
             other.set_autocommit(False)
-            queue_sql(Transactional, other).lock(other, seq, None, 1_000)
+            queue_sql(Transactional, other).failures.lock(other, seq, None, 1_000)
         monkeypatch.setattr(expire_actions, "publisher", publish_and_meet_a_lock)
         with pytest.raises(DatabaseError):
             delete_expired(Leased, alias, 10)

@@ -45,7 +45,7 @@ def put(queue: Any = AddressedUrgent, **changes: Any) -> Row:
     """A message with something in every column; it is there to be locked, so it has been claimed."""
     identity = uuid.uuid4()
     row = Row(0, identity, '{"k":"v"}', b"\0\xff", **column_values.counts() | column_values.columns() | changes)
-    queue_sql(queue, connection).insert_row(connection, row)
+    queue_sql(queue, connection).inserts.insert_row(connection, row)
     return row._replace(seq=queue.objects.get(id=identity).seq)
 
 

@@ -84,7 +84,7 @@ def test_the_mended_copy_of_a_poison_message_has_it(one: Carried) -> None:
 def test_a_message_that_was_received_at_most_once_is_kept_with_it(one: Carried) -> None:
     put()
     sql = queue_sql(AddressedUrgent, connection)
-    (claimed,) = sql.claim_by_delete(connection, [level()], 1, whole=True)
+    (claimed,) = sql.claims.claim_by_delete(connection, [level()], 1, whole=True)
 
     fail_taken(AddressedUrgent, "default", sql.table.row_of(claimed), ValueError(), consumer=deciding(Poison("tests")))
 
@@ -100,9 +100,9 @@ def test_a_locked_message_is_read_with_it(one: Carried, again: bool) -> None:
 
     connection.set_autocommit(False)
     lock: Callable[[], Row | None] = (
-        (lambda: sql.lock_again(connection, expected.seq, 1000))
+        (lambda: sql.failures.rollback_and_lock(connection, expected.seq, 1000))
         if again
-        else (lambda: sql.lock(connection, expected.seq, None, 1000))
+        else (lambda: sql.failures.lock(connection, expected.seq, None, 1000))
     )
     row = lock()
     connection.rollback()

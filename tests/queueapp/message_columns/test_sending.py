@@ -55,7 +55,7 @@ def test_rows_of_a_copy_hold_it(one: Carried, others: bool) -> None:
     if not others:
         said = Outgoing(messages.new_id(), "{}", b"1", **{one.outgoing: column_values.said_of(one)})
 
-    queue_sql(AddressedUrgent, connection).insert_many(connection, [said])
+    queue_sql(AddressedUrgent, connection).inserts.insert_many(connection, [said])
 
     row = only(AddressedUrgent)
     assert column_values.arrived(one, getattr(row, one.name), row.enqueued_at)
@@ -156,7 +156,7 @@ def test_the_copies_for_several_consumers_have_it(one: Carried, queue: Any, sett
             claimed = [
                 claimed
                 for name in names
-                for claimed in sql.claim_by_delete(
+                for claimed in sql.claims.claim_by_delete(
                     connection, [Range(0, recipient=name, priority=original.priority)], 5
                 )
             ]

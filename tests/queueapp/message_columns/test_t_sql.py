@@ -32,20 +32,22 @@ _STORE = StoreTable.of(DelayedMessage, "due")
 
 #: Statements that only senders have a say in, and those that move everything.
 OF_SENDERS: dict[str, Callable[[SqlServerQueueSql, Any], Any]] = {
-    "insert": lambda sql, c: sql.insert(c, _FULL),
-    "insert many": lambda sql, c: sql.insert_many(c, [_FULL]),
-    "delay": lambda sql, c: SqlServerBackend().store_delayed(c, _STORE, "d", _FULL, 10),
-    "delay until": lambda sql, c: SqlServerBackend().store_delayed(c, _STORE, "d", _FULL, column_values.TIME),
+    "insert": lambda sql, c: sql.inserts.insert(c, _FULL),
+    "insert many": lambda sql, c: sql.inserts.insert_many(c, [_FULL]),
+    "delay": lambda sql, c: SqlServerBackend().delayed.store(c, _STORE, "d", _FULL, 10),
+    "delay until": lambda sql, c: SqlServerBackend().delayed.store(c, _STORE, "d", _FULL, column_values.TIME),
 }
 OF_MOVES: dict[str, Callable[[SqlServerQueueSql, Any], Any]] = {
-    "claim": lambda sql, c: sql.claim_by_delete(c, [level()], 1),
-    "claim whole": lambda sql, c: sql.claim_by_delete(c, [level()], 1, whole=True),
-    "lock": lambda sql, c: sql.lock(c, 1, None, 100),
-    "lock again": lambda sql, c: sql.lock_again(c, 1, 100),
-    "insert row": lambda sql, c: sql.insert_row(c, _ROW),
-    "insert rows": lambda sql, c: sql.insert_rows(c, [_ROW, _ROW]),
-    "dispatch": lambda sql, c: sql.insert_from(c, _STORE, [1]),
-    "requeue": lambda sql, c: sql.insert_from(c, StoreTable.of(PoisonMessage, "number"), [1], reset_counts=True),
+    "claim": lambda sql, c: sql.claims.claim_by_delete(c, [level()], 1),
+    "claim whole": lambda sql, c: sql.claims.claim_by_delete(c, [level()], 1, whole=True),
+    "lock": lambda sql, c: sql.failures.lock(c, 1, None, 100),
+    "lock again": lambda sql, c: sql.failures.rollback_and_lock(c, 1, 100),
+    "insert row": lambda sql, c: sql.inserts.insert_row(c, _ROW),
+    "insert rows": lambda sql, c: sql.inserts.insert_rows(c, [_ROW, _ROW]),
+    "dispatch": lambda sql, c: sql.inserts.insert_from(c, _STORE, [1]),
+    "requeue": lambda sql, c: sql.inserts.insert_from(
+        c, StoreTable.of(PoisonMessage, "number"), [1], reset_counts=True
+    ),
 }
 
 

@@ -37,7 +37,7 @@ def locked_elsewhere(queue: Any, seq: int) -> Iterator[None]:
     other = connection.copy()
     try:
         other.set_autocommit(False)
-        assert queue_sql(queue, other).lock(other, seq, None, 10_000) is not None
+        assert queue_sql(queue, other).failures.lock(other, seq, None, 10_000) is not None
         yield
         other.rollback()
     finally:

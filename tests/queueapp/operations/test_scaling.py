@@ -66,7 +66,7 @@ def test_a_rule_out_of_its_bounds_is_refused(given: dict[str, Any]) -> None:
 def by_sql(queue: Any, rule: Rule, alias: str) -> int:
     late = None if rule.late is None else int(rule.late.total_seconds() * 1000)
     asked = Wanted(rule.per_worker, late, rule.least, rule.most, Subscriber._meta.db_table, queue._meta.label)
-    text = queue_sql(queue, connections[alias]).wanted_text(asked)
+    text = queue_sql(queue, connections[alias]).figures.workers_wanted(asked)
     with connections[alias].cursor() as cursor:
         cursor.execute(text)  # without parameters, as others run it
         ((count,),) = cursor.fetchall()
@@ -99,7 +99,9 @@ def test_the_statement_says_the_same(alias: str, queue: Any) -> None:
 
 @each_table
 def test_its_t_sql_is_one_select_of_one_number(table: QueueTable) -> None:
-    text = SqlServerQueueSql(table).wanted_text(Wanted(100, 60_000, 0, 10, "queueapp_subscriber", "app.It's"))
+    text = SqlServerQueueSql(table).figures.workers_wanted(
+        Wanted(100, 60_000, 0, 10, "queueapp_subscriber", "app.It's")
+    )
     (found,) = sqlglot.parse(text, dialect="tsql")
     assert isinstance(found, exp.Select)
     assert [one.alias for one in found.expressions] == ["wanted"]

@@ -32,7 +32,7 @@ def insert_rows(alias: str, *rows: tuple[bytes, bool]) -> None:
     """As a queue is filled from the journal, or as what is due arrives from another database."""
     connection = connections[alias]
     some = [Row(0, new_id(), "{}", body, is_barrier=is_barrier) for body, is_barrier in rows]
-    queue_sql(Fenced, connection).insert_rows(connection, some)
+    queue_sql(Fenced, connection).inserts.insert_rows(connection, some)
 
 
 def waits(alias: str, step: Callable[[], Any]) -> None:

@@ -134,7 +134,7 @@ def test_what_came_in_by_another_way_is_removed_by_housekeeping(alias: str, monk
     Deferring.ack(ids=ids, using=alias)
     connection = connections[alias]
     for identity in ids[1:4]:
-        queue_sql(Deferring, connection).insert(connection, outgoing(id=identity))
+        queue_sql(Deferring, connection).inserts.insert(connection, outgoing(id=identity))
     with Deferring.receive(using=alias) as batch:
         (held,) = batch
         removed, after = 0, 0

@@ -87,10 +87,10 @@ def test_expiration_model(alias: str, model: str, queues: str, says: str, alive:
 
     connection = connections[alias]
     sql = queue_sql(queue, connection)
-    assert sql.peek(connection, [Range()], [], 5).ahead == alive
-    assert sql.peek(connection, [], [Range()], 5).behind == alive
-    assert len(sql.read_heads(connection, Range(), 5)) == alive
-    head = sql.head(connection, 10)
+    assert sql.claims.peek(connection, [Range()], [], 5).ahead == alive
+    assert sql.claims.peek(connection, [], [Range()], 5).behind == alive
+    assert len(sql.claims.read_heads(connection, Range(), 5)) == alive
+    head = sql.figures.head(connection, 10)
     assert (head.waiting, head.expired) == (int(alive), int(not alive))
     row = queue.objects.using(alias).get()
     until = expires_at(queue, alias, row.expires, row.enqueued_at)
@@ -140,10 +140,10 @@ def test_expiration_can_be_changed_while_messages_wait(alias: str) -> None:
     connection = connections[alias]
 
     assert overrides.override(Aging, alias, expiration=SHORT)
-    assert queue_sql(Aging, connection).peek(connection, [Range()], [], 5).ahead == 0
+    assert queue_sql(Aging, connection).claims.peek(connection, [Range()], [], 5).ahead == 0
     assert overrides.override(Aging, alias, expiration=LONG)
     assert not overrides.override(Aging, alias, expiration=LONG)
-    assert queue_sql(Aging, connection).peek(connection, [Range()], [], 5).ahead == 1
+    assert queue_sql(Aging, connection).claims.peek(connection, [Range()], [], 5).ahead == 1
 
 
 def test_what_is_expired_and_leased_can_be_acked_and_goes_when_its_lease_ends(alias: str) -> None:

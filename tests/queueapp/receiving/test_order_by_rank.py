@@ -40,10 +40,10 @@ def put(queue: Any, alias: str, *priorities: int, many: bool = False) -> None:
     sql = queue_sql(queue, connection)
     rows = [Outgoing(messages.new_id(), "{}", str(one).encode())._replace(priority=one) for one in priorities]
     if many:
-        sql.insert_many(connection, rows)
+        sql.inserts.insert_many(connection, rows)
     else:
         for row in rows:
-            sql.insert(connection, row)
+            sql.inserts.insert(connection, row)
 
 
 def take(queue: Any, alias: str, count: int) -> list[int]:
@@ -110,10 +110,10 @@ def test_priority_of_64_bits_passes_through_the_stores(alias: str) -> None:
     sql = queue_sql(Ranked, connection)
     seq = Ranked.objects.using(alias).get().seq
     with transaction.atomic(using=alias):
-        row = sql.lock(connection, seq, None, 1000)
+        row = sql.failures.lock(connection, seq, None, 1000)
         assert row is not None
         bury(alias, "testapp.Ranked", row, "for the test", attempts=1)
-        assert sql.remove(connection, [seq]) == 1
+        assert sql.failures.remove(connection, [seq]) == 1
     poison = PoisonMessage.objects.using(alias).get()
     assert poison.priority == 2**62
 
@@ -182,7 +182,7 @@ def test_priority_a_late_commit_is_found_behind_the_floor(alias: str) -> None:
     assert isinstance(ranked, RankedFloors)
     assert take(Ranked, alias, 5) == [49, 48, 47, 46, 45]
     put(Ranked, alias, 1000)
-    ranked._looked_to = sql.last(connection)  # as if its seq had been passed while it was not committed
+    ranked._looked_to = sql.figures.last_seq(connection)  # as if its seq had been passed while it was not committed
 
     assert take(Ranked, alias, 2) == [1000, 44]
 
@@ -202,7 +202,7 @@ def test_priority_what_somebody_has_in_hand_is_not_sought_before_the_floor(alias
         with other.cursor():
             other.set_autocommit(False)
             in_hand = Range(place_of(2000, of[2000]), place_of(2000, of[2000]))
-            assert len(sql.claim_by_delete(other, [in_hand], 1)) == 1
+            assert len(sql.claims.claim_by_delete(other, [in_hand], 1)) == 1
         ranked.look_for_arrived(sql, connection)
         assert ranked.take(10).places == [place_of(1000, of[1000])]
         ranked.look_behind(sql, connection)
@@ -245,7 +245,7 @@ def test_priority_dead_rows_of_an_old_snapshot_are_not_walked_over() -> None:
         ranked.look_for_arrived(sql, connection)
         for _ in range(20):
             taken = ranked.take(500)
-            got = sql.claim_by_delete(connection, taken.ranges, 500)
+            got = sql.claims.claim_by_delete(connection, taken.ranges, 500)
             ranked.ended(taken, got, full=True)
         put(Ranked, "default", 2**60)
         ranked.look_for_arrived(sql, connection)
@@ -376,7 +376,7 @@ def test_priority_what_arrives_while_the_floor_rises_over_it_is_held() -> None:
     ranked.look_for_arrived(sql, connection)
     ranked.floor = place_of(5, 0)
     put(Ranked, "default", 3)
-    look_through = sql.look_through
+    look_through = sql.claims.scan_order_keys
 
     class RisesMeanwhile:
         def look_through(self, *arguments: Any) -> Any:

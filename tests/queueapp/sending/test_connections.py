@@ -90,7 +90,7 @@ FIRST_STATEMENTS = {
     "send later": lambda: Leased.send({}, delay=timedelta(hours=1)),
     "receive": lambda: Leased.receive().__enter__(),
     "receive in a transaction": lambda: Transactional.receive().__enter__().__exit__(None, None, None),
-    "peek": lambda: queue_sql(Leased, connections["default"]).peek(connections["default"], [Range()], [], 1),
+    "peek": lambda: queue_sql(Leased, connections["default"]).claims.peek(connections["default"], [Range()], [], 1),
     "the ORM": lambda: Effect.objects.count(),
 }
 

@@ -253,7 +253,7 @@ def test_what_somebody_else_has_locked_is_looked_for_less_and_less_often(setting
 def test_an_idle_round_asks_its_store_once(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.QUEUEAPP = {"DISPATCH_INTERVAL": 60}
     backend = type(backend_of(connection))
-    really, asked = backend.first_due, []
+    really, asked = backend.delayed.first_due, []
 
     def first_due(self: Any, *given: Any) -> Any:
         asked.append(really(self, *given))

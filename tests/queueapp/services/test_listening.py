@@ -170,7 +170,9 @@ def test_a_database_without_wake_ups_says_so_once_and_its_listener_stops_at_once
         asked.append(1)
         raise NoWakeUps("Azure SQL Database has no Service Broker")
 
-    monkeypatch.setattr(type(backend_of(connection).ear(connection.copy(), "x")), "listen", listening)
+    monkeypatch.setattr(
+        type(backend_of(connection).notifications.listener(connection.copy(), "x")), "listen", listening
+    )
     listener = listen([])
     eventually(lambda: asked)
     listener.wake()
@@ -201,9 +203,9 @@ def test_whatever_is_told_by_whoever_may_tell_ends_no_listener(listen: Callable[
     eventually(one.established.is_set)
 
     for payload in ("'; DROP TABLE x", "\x01\x1b[31m", "\u202e\U0001f600", "x" * 7000, "queueapp-listening"):
-        backend_of(connection).notify(connection, notifier.CHANNEL, payload)
+        backend_of(connection).notifications.notify(connection, notifier.CHANNEL, payload)
     for number in range(500):
-        backend_of(connection).notify(connection, notifier.CHANNEL, f"nobody's {number}")
+        backend_of(connection).notifications.notify(connection, notifier.CHANNEL, f"nobody's {number}")
 
     eventually(lambda: "nobody's 499" in heard)
     assert one.is_alive()

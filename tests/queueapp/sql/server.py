@@ -88,7 +88,7 @@ class Server:
         """Put messages in; returns their seqs, which ascend in the order of sending."""
         before = self.seqs(queue)
         for _ in range(count):
-            self.sql(queue).insert(self.connection, outgoing(**options))
+            self.sql(queue).inserts.insert(self.connection, outgoing(**options))
         return self.seqs(queue)[len(before) :]
 
     def seqs(self, queue: Any) -> list[int]:
@@ -108,7 +108,7 @@ class Server:
         """Lease messages; returns the token and the seqs."""
         token = uuid.uuid4()
         owner = options.pop("owner", None) or uuid.uuid4()
-        rows = self.sql(queue).claim_by_lease(self.connection, ranges, limit, token, owner, lease_ms, **options)
+        rows = self.sql(queue).claims.claim_by_lease(self.connection, ranges, limit, token, owner, lease_ms, **options)
         return token, [row[SEQ] for row in rows]
 
     def passed(self, time: Callable[[], datetime]) -> None:

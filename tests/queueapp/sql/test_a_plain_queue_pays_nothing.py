@@ -187,11 +187,11 @@ def test_its_wal_is_that_of_a_table_written_by_hand(by_hand: str, settings: Any)
         low = 0
         while True:
             token = new_id()
-            rows = sql.claim_by_lease(connection, [Range(low)], BATCH, token, owner, 60_000)
+            rows = sql.claims.claim_by_lease(connection, [Range(low)], BATCH, token, owner, 60_000)
             if not rows:
                 break
             low = rows[-1][SEQ] + 1
-            assert sql.ack(connection, [row[SEQ] for row in rows], token) == len(rows)
+            assert sql.acks.ack(connection, [row[SEQ] for row in rows], token) == len(rows)
 
     def theirs() -> None:
         with connection.cursor() as cursor:

@@ -32,8 +32,8 @@ def foreign(server: Server) -> Iterator[Any]:
 
 def test_what_we_send_is_a_row_that_its_owner_understands(server: Server, foreign: Any) -> None:
     one, two = outgoing(b"1", '{"A": "ß"}'), outgoing(None, expires_ms=60_000)
-    server.sql(foreign).insert(server.connection, one)
-    assert server.sql(foreign).insert_many(server.connection, [two, outgoing(b"")]) == 2
+    server.sql(foreign).inserts.insert(server.connection, one)
+    assert server.sql(foreign).inserts.insert_many(server.connection, [two, outgoing(b"")]) == 2
 
     rows = server.run(f"SELECT Id, Headers, Body, Expires FROM {foreign._meta.db_table} ORDER BY 4, 2")
 
@@ -54,7 +54,7 @@ def test_what_its_owner_sends_is_received_whole(server: Server, foreign: Any) ->
         f"INSERT INTO {foreign._meta.db_table} ({columns}) VALUES ({values})", str(identity), '{"a": "b"}', b"\0\1"
     )
 
-    (claimed,) = server.sql(foreign).claim_by_delete(server.connection, ALL, 5, whole=True)
+    (claimed,) = server.sql(foreign).claims.claim_by_delete(server.connection, ALL, 5, whole=True)
 
     row = whole(foreign, claimed)
     assert (row.id, row.headers, row.body) == (identity, '{"a": "b"}', b"\0\1")
@@ -69,23 +69,25 @@ def test_claims_and_peek_know_what_others_hold(server: Server, foreign: Any) -> 
     holder = server.another()
 
     with server.transaction(holder):
-        assert seqs_of(queue_sql(foreign, holder).claim_by_delete(holder, ALL, 1)) == seqs[:1]
+        assert seqs_of(queue_sql(foreign, holder).claims.claim_by_delete(holder, ALL, 1)) == seqs[:1]
         with within():
-            assert server.sql(foreign).peek(server.connection, ALL, (), 10) == Peek(2, 0, seqs[1])
-            rows = server.sql(foreign).claim_by_delete(server.connection, [Range(1, seqs[1] - 1), Range(seqs[2])], 5)
+            assert server.sql(foreign).claims.peek(server.connection, ALL, (), 10) == Peek(2, 0, seqs[1])
+            rows = server.sql(foreign).claims.claim_by_delete(
+                server.connection, [Range(1, seqs[1] - 1), Range(seqs[2])], 5
+            )
             assert seqs_of(rows) == seqs[2:]
 
 
 def test_expired_messages_are_neither_received_nor_kept(server: Server, foreign: Any) -> None:
-    server.sql(foreign).insert(server.connection, outgoing(expires_ms=1))
+    server.sql(foreign).inserts.insert(server.connection, outgoing(expires_ms=1))
     (kept,) = server.put(foreign, 1)[-1:]
     sql = server.sql(foreign)
     (expired,) = [row for row in server.rows(foreign) if row.expires is not None]
     # datetime counts in 3 ms.
     server.passed(lambda: expired.expires + timedelta(milliseconds=10))
 
-    assert sql.peek(server.connection, ALL, (), 10).ahead == 1
-    assert sql.purge_expired(server.connection, 10) == [expired.id]
+    assert sql.claims.peek(server.connection, ALL, (), 10).ahead == 1
+    assert sql.maintenance.purge_expired(server.connection, 10) == [expired.id]
     assert server.seqs(foreign) == [kept]
 
 
@@ -95,25 +97,25 @@ def test_failure_is_written_into_the_headers(server: Server, foreign: Any) -> No
     sql = queue_sql(foreign, other)
 
     with server.transaction(other):
-        row = sql.lock(other, seq, None, 1_000)
+        row = sql.failures.lock(other, seq, None, 1_000)
         assert row is not None
         assert (row.deliveries, row.failures) == (0, None)
-        assert sql.put_back(other, seq, deliveries=1, cancels=0, failures="[]", headers='{"Retries": "1"}') == 1
-        again = sql.lock_again(other, seq, 1_000)
+        assert sql.failures.requeue(other, seq, deliveries=1, cancels=0, failures="[]", headers='{"Retries": "1"}') == 1
+        again = sql.failures.rollback_and_lock(other, seq, 1_000)
         assert again is not None
-        assert sql.put_back(other, seq, deliveries=1, cancels=0, failures="[]", headers='{"Retries": "2"}') == 1
+        assert sql.failures.requeue(other, seq, deliveries=1, cancels=0, failures="[]", headers='{"Retries": "2"}') == 1
 
     assert server.row(foreign, seq).headers == '{"Retries": "2"}'
-    assert sql.remove(other, [seq]) == 1
-    assert sql.is_empty(other) is True
+    assert sql.failures.remove(other, [seq]) == 1
+    assert sql.maintenance.is_empty(other) is True
 
 
 def test_delayed_message_moves_into_it(server: Server, foreign: Any) -> None:
     store = StoreTable.of(DelayedMessage, "due")
     sent = outgoing(b"late", expires_ms=3_600_000, priority=2, recipient="x")
-    number = server.backend.store_delayed(server.connection, store, foreign._meta.label, sent, 0)
+    number = server.backend.delayed.store(server.connection, store, foreign._meta.label, sent, 0)
 
-    assert server.sql(foreign).insert_from(server.connection, store, [number]) == 1
+    assert server.sql(foreign).inserts.insert_from(server.connection, store, [number]) == 1
 
     (row,) = server.rows(foreign)
     delayed = DelayedMessage.objects.using(server.alias).get(number=number)
@@ -123,5 +125,5 @@ def test_delayed_message_moves_into_it(server: Server, foreign: Any) -> None:
 
 def test_purge_leaves_nothing(server: Server, foreign: Any) -> None:
     server.put(foreign, 3)
-    assert server.sql(foreign).purge(server.connection, 10) == 3
-    assert server.sql(foreign).is_empty(server.connection) is True
+    assert server.sql(foreign).maintenance.purge(server.connection, 10) == 3
+    assert server.sql(foreign).maintenance.is_empty(server.connection) is True

@@ -124,7 +124,7 @@ def test_look_waits_for_no_open_transaction(server: Server) -> None:
     taken, free = server.put(Transactional, 2)
     handler = server.another()
     with server.rolled_back(handler):
-        assert len(queue_sql(Transactional, handler).claim_by_delete(handler, ALL, 1)) == 1
+        assert len(queue_sql(Transactional, handler).claims.claim_by_delete(handler, ALL, 1)) == 1
         with within():
             rows = looking(Transactional.objects.using(server.alias))
             seen = set(rows.values_list("seq", flat=True))
@@ -142,7 +142,7 @@ def test_figures_wait_for_no_open_transaction(server: Server, monkeypatch: pytes
     PoisonMessage.objects.using(server.alias).create(message_id=uuid.uuid4(), queue=label)
     handler = server.another()
     with server.rolled_back(handler):
-        queue_sql(Transactional, handler).claim_by_delete(handler, ALL, 1)
+        queue_sql(Transactional, handler).claims.claim_by_delete(handler, ALL, 1)
         with handler.cursor() as cursor:
             for model in (DelayedMessage, PoisonMessage):
                 key, table = model._meta.pk.column, handler.ops.quote_name(model._meta.db_table)

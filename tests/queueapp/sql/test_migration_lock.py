@@ -26,9 +26,9 @@ def waiting(server: Server) -> Iterator[threading.Event]:
     other, has_it = server.another(), threading.Event()
 
     def migrate() -> None:
-        server.backend.lock_migrations(other)
+        server.backend.schema.lock_migrations(other)
         has_it.set()
-        server.backend.unlock_migrations(other)
+        server.backend.schema.unlock_migrations(other)
 
     thread = threading.Thread(target=migrate)
     thread.start()
@@ -41,11 +41,11 @@ def waiting(server: Server) -> Iterator[threading.Event]:
 
 def test_second_waits_until_the_first_is_done_and_not_until_its_session_ends(server: Server) -> None:
     first = server.another()
-    server.backend.lock_migrations(first)
+    server.backend.schema.lock_migrations(first)
 
     with waiting(server) as has_it:
         assert not has_it.wait(1.5), "two of them have it"
-        server.backend.unlock_migrations(first)
+        server.backend.schema.unlock_migrations(first)
         assert has_it.wait(60), "the session is still open, and has the lock"
 
 
@@ -82,7 +82,7 @@ def asked(*answers: int) -> Recorder:
     connection = never_connected(recorder)
     backend: Backend = backend_of(connection)
     assert isinstance(backend, SqlServerBackend)
-    backend.lock_migrations(connection)
+    backend.schema.lock_migrations(connection)
     return recorder
 
 

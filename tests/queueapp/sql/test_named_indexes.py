@@ -116,7 +116,7 @@ def test_table_that_is_not_there_or_not_ours_is_not_ours_to_tell(inspected: Any)
 def test_setting_of_the_database_is_said_either_way(setting: int, advised: bool) -> None:
     connection = never_connected(Recorder(answers=[[(setting,)]]))
 
-    (remark,) = backend_of(connection).remarks(connection)
+    (remark,) = backend_of(connection).schema.remarks(connection)
 
     assert remark.text.startswith(f"READ_COMMITTED_SNAPSHOT is {'on' if setting else 'off'}")
     assert bool(remark.advice) is advised
@@ -148,19 +148,19 @@ def without_claim_index(server: Server) -> Iterator[None]:
     try:
         yield
     finally:
-        if CLAIM not in server.backend.indexes(server.connection, AddressedUrgent._meta.db_table):
+        if CLAIM not in server.backend.schema.indexes(server.connection, AddressedUrgent._meta.db_table):
             with server.connection.schema_editor() as editor:
                 editor.add_index(AddressedUrgent, claim)
 
 
 def taken(server: Server) -> int:
-    return len(server.sql(AddressedUrgent).claim_by_delete(server.connection, levels(3), 10))
+    return len(server.sql(AddressedUrgent).claims.claim_by_delete(server.connection, levels(3), 10))
 
 
 def test_tables_that_were_migrated_lack_nothing(server: Server) -> None:
     for model in (AddressedUrgent, Leased, DelayedMessage):
         assert schema_check.inspect(model, server.alias) == []
-        there = server.backend.indexes(server.connection, model._meta.db_table)
+        there = server.backend.schema.indexes(server.connection, model._meta.db_table)
         assert {one.name for one in model._meta.indexes} <= there.keys()
 
 
@@ -177,16 +177,18 @@ def test_missing_index_is_mended_by_what_is_said(server: Server) -> None:
 def test_renamed_index_matters_where_statements_name_it(server: Server) -> None:
     server.put(AddressedUrgent, 2)
     connection, table = server.connection, AddressedUrgent._meta.db_table
-    server.run(server.backend.rename_index(connection, table, CLAIM, "by_another_name"))
+    server.run(server.backend.schema.rename_index(connection, table, CLAIM, "by_another_name"))
     try:
         found = schema_check.inspect(AddressedUrgent, server.alias)
         assert len(found) == server.backend.names_indexes
         server.run(
-            found[0].remedy if found else server.backend.rename_index(connection, table, "by_another_name", CLAIM)
+            found[0].remedy
+            if found
+            else server.backend.schema.rename_index(connection, table, "by_another_name", CLAIM)
         )
     finally:
-        if "by_another_name" in server.backend.indexes(connection, table):
-            server.run(server.backend.rename_index(connection, table, "by_another_name", CLAIM))
+        if "by_another_name" in server.backend.schema.indexes(connection, table):
+            server.run(server.backend.schema.rename_index(connection, table, "by_another_name", CLAIM))
 
     assert schema_check.inspect(AddressedUrgent, server.alias) == []
     assert taken(server) == 2

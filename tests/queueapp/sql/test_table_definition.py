@@ -92,9 +92,9 @@ def test_options_can_be_set_and_reset_later(seq: str, body_string: bool) -> None
     backend, options = backend_of(connection), OPTIONS | {"body_string": body_string}
     wanted = ([] if seq == "RowVersion" else ["RowVersion"]) + (["BodyString"] if body_string else [])
     with connection.schema_editor(collect_sql=True, atomic=False) as editor:
-        *of_columns, of_index = backend.set_options(editor, "orders", seq, "body", options).split("; ")
-        of_index_again, *dropped = backend.reset_options(editor, "orders", seq, "body", options).split("; ")
-        inline = backend.inline_columns(editor, seq, "body", options)
+        *of_columns, of_index = backend.schema.set_options(editor, "orders", seq, "body", options).split("; ")
+        of_index_again, *dropped = backend.schema.reset_options(editor, "orders", seq, "body", options).split("; ")
+        inline = backend.schema.inline_columns(editor, seq, "body", options)
 
     assert of_index == "ALTER INDEX ALL ON [orders] SET (OPTIMIZE_FOR_SEQUENTIAL_KEY = ON)"
     assert of_index_again == "ALTER INDEX ALL ON [orders] SET (OPTIMIZE_FOR_SEQUENTIAL_KEY = OFF)"
@@ -119,9 +119,9 @@ def test_index_options_are_those_that_the_server_knows(version: int, azure: bool
     vars(connection).update(sql_server_version=version, to_azure_sql_db=azure)
     backend = backend_of(connection)
     with connection.schema_editor(collect_sql=True, atomic=False) as editor:
-        after = backend.options_after_create(editor, "shop].[orders", "seq", "body", OPTIONS)
-        later = backend.set_options(editor, "shop].[orders", "seq", "body", OPTIONS)
-        nothing = backend.set_options(editor, "orders", "RowVersion", "body", OPTIONS)
+        after = backend.schema.options_after_create(editor, "shop].[orders", "seq", "body", OPTIONS)
+        later = backend.schema.set_options(editor, "shop].[orders", "seq", "body", OPTIONS)
+        nothing = backend.schema.set_options(editor, "orders", "RowVersion", "body", OPTIONS)
 
     assert alters_index(after)
     assert after.startswith("ALTER INDEX ALL ON [shop].[orders] REBUILD WITH (FILLFACTOR = 100")
@@ -133,7 +133,7 @@ def test_index_options_are_those_that_the_server_knows(version: int, azure: bool
 def drift(options: dict[str, Any], *answers: list[tuple[Any, ...]]) -> list[Drift]:
     recorder = Recorder(answers=list(answers))
     connection = never_connected(recorder)
-    found = backend_of(connection).drift(connection, "orders", "seq", "body", options)
+    found = backend_of(connection).schema.drift(connection, "orders", "seq", "body", options)
     for statement in recorder.statements:
         assert [type(one) for one in parsed(statement.sql)] == [exp.Select]
         assert statement.params == ("[orders]",)
@@ -198,7 +198,7 @@ def test_only_a_queue_in_their_wire_format_has_the_index_that_nservicebus_looks_
 
     recorder = Recorder(answers=[[(0,)]])
     connection = never_connected(recorder)
-    assert backend_of(connection).has_row_version_index(connection, "shop].[orders") is False
+    assert backend_of(connection).schema.has_row_version_index(connection, "shop].[orders") is False
     ((question, asked),) = [(parsed(one.sql), one.params) for one in recorder.statements]
     assert ([type(one) for one in question], asked) == ([exp.Select], ("[shop].[orders]",))
 
@@ -207,7 +207,7 @@ def test_only_a_queue_in_their_wire_format_has_the_index_that_nservicebus_looks_
 
 
 def test_body_can_be_read_in_the_table(server: Server) -> None:
-    server.sql(Readable).insert(server.connection, outgoing(b'{"order": 7}'))
+    server.sql(Readable).inserts.insert(server.connection, outgoing(b'{"order": 7}'))
 
     column = "body_string" if server.vendor == "postgresql" else "[BodyString]"
     table = server.connection.ops.quote_name(Readable._meta.db_table)
@@ -218,13 +218,13 @@ def test_name_that_needs_quoting_is_quoted_in_every_verb(server: Server) -> None
     seqs = server.put(Readable, 4)
     sql = server.sql(Readable)
 
-    assert sql.peek(server.connection, ALL, (), 10).ahead == 4
+    assert sql.claims.peek(server.connection, ALL, (), 10).ahead == 4
     token, leased = server.lease(Readable, 2)
-    assert sql.ack(server.connection, leased, token) == 2
-    assert sql.insert_many(server.connection, [outgoing()]) == 1
-    assert sql.remove(server.connection, seqs) == 2
-    assert sql.purge(server.connection, 10) == 1
-    assert sql.is_empty(server.connection) is True
+    assert sql.acks.ack(server.connection, leased, token) == 2
+    assert sql.inserts.insert_many(server.connection, [outgoing()]) == 1
+    assert sql.failures.remove(server.connection, seqs) == 2
+    assert sql.maintenance.purge(server.connection, 10) == 1
+    assert sql.maintenance.is_empty(server.connection) is True
     assert server.backend.estimate_rows(server.connection, Readable._meta.db_table) >= 0
 
 
@@ -240,8 +240,8 @@ def test_table_that_was_migrated_has_not_drifted(server: Server) -> None:
     for queue in (Leased, Readable):
         (options,) = [c for c in queue._meta.constraints if isinstance(c, TableOptions)]
         table = queue._meta.db_table
-        assert server.backend.drift(server.connection, table, "seq", "body", options.options()) == []
-    assert server.backend.drift(server.connection, "no_such_table", "seq", "body", OPTIONS) == []
+        assert server.backend.schema.drift(server.connection, table, "seq", "body", options.options()) == []
+    assert server.backend.schema.drift(server.connection, "no_such_table", "seq", "body", OPTIONS) == []
 
 
 def test_table_that_drifted_is_mended_by_what_is_said(server: Server) -> None:
@@ -259,13 +259,13 @@ def test_table_that_drifted_is_mended_by_what_is_said(server: Server) -> None:
         with connection.cursor() as cursor:
             cursor.execute(statement)
 
-    found = server.backend.drift(connection, table, "seq", "body", wanted)
+    found = server.backend.schema.drift(connection, table, "seq", "body", wanted)
     try:
         assert len(found) == len(broken) + 1
         for one in found:
             with connection.cursor() as cursor:
                 cursor.execute(one.remedy)
-        assert server.backend.drift(connection, table, "seq", "body", wanted) == []
+        assert server.backend.schema.drift(connection, table, "seq", "body", wanted) == []
     finally:
         with connection.cursor() as cursor:
             column = "[BodyString]" if server.vendor == "microsoft" else "body_string"

@@ -25,7 +25,7 @@ def test_one_statement_for_all_that_are_bound(key: str | None, expires_ms: int |
     message = MESSAGE._replace(expires_ms=expires_ms, body=body)
 
     ((sent, found),) = statements_of(
-        QueueTable.of(BrokerQueue), lambda s, c, _: s.insert_bound(c, TABLES, message, "SECRET", key)
+        QueueTable.of(BrokerQueue), lambda s, c, _: s.fanout.insert_routed(c, TABLES, message, "SECRET", key)
     )
 
     assert kinds(found) == [exp.Insert]

@@ -41,12 +41,12 @@ from tests.testapp.ordering import Ranked
 TAKEN, LOOKED_AT = set(TAKING.split(", ")), set(LOOKING.split(", "))
 FOUND: list[tuple[Any, ...]] = [(1,), (2,)]
 PURGES: dict[str, Verb] = {
-    "purge": _after([FOUND], lambda s, c: s.purge(c, 10)),
-    "purge of what has expired": _after([FOUND], lambda s, c: s.purge_expired(c, 10)),
+    "purge": _after([FOUND], lambda s, c: s.maintenance.purge(c, 10)),
+    "purge of what has expired": _after([FOUND], lambda s, c: s.maintenance.purge_expired(c, 10)),
 }
 RELEASES: dict[str, Verb] = {
-    "release": _after([FOUND], lambda s, c: s.release_owner(c, OWNER, 10)),
-    "release, not started": _after([FOUND], lambda s, c: s.release_owner(c, OWNER, 10, started=False)),
+    "release": _after([FOUND], lambda s, c: s.maintenance.release_owner(c, OWNER, 10)),
+    "release, not started": _after([FOUND], lambda s, c: s.maintenance.release_owner(c, OWNER, 10, started=False)),
 }
 
 
@@ -57,8 +57,8 @@ RELEASES: dict[str, Verb] = {
 @pytest.mark.parametrize("verb", ["delete", "lease"])
 def test_claim_by_its_index_looks_and_takes_by_key(table: QueueTable, verb: str) -> None:
     run = {
-        "delete": _after([], lambda s, c: s.claim_by_delete(c, LEVELS[:1], 5)),
-        "lease": _after([], lambda s, c: s.claim_by_lease(c, LEVELS[:1], 5, TOKEN, OWNER, 1_000)),
+        "delete": _after([], lambda s, c: s.claims.claim_by_delete(c, LEVELS[:1], 5)),
+        "lease": _after([], lambda s, c: s.claims.claim_by_lease(c, LEVELS[:1], 5, TOKEN, OWNER, 1_000)),
     }[verb]
     ((statement, (claim,)),) = statements_of(table, run)
 
@@ -84,7 +84,7 @@ def test_claim_by_its_index_looks_and_takes_by_key(table: QueueTable, verb: str)
 
 
 def test_claim_in_the_order_of_the_table_takes_what_it_finds() -> None:
-    ((_, (claim,)),) = statements_of(PLAIN, _after([], lambda s, c: s.claim_by_delete(c, LEVELS[:1], 5)))
+    ((_, (claim,)),) = statements_of(PLAIN, _after([], lambda s, c: s.claims.claim_by_delete(c, LEVELS[:1], 5)))
 
     assert [given for _, given in hints([claim])] == [TAKEN]
 
@@ -102,7 +102,7 @@ def test_purges_look_for_keys_and_lock_those_alone(table: QueueTable, purge: str
         check_look_and_take(table, PURGES[purge], exp.Delete, looks_again=by_two_indexes)
     else:
         recorder = Recorder()
-        assert SqlServerQueueSql(table).purge_expired(never_connected(recorder), 10) == []
+        assert SqlServerQueueSql(table).maintenance.purge_expired(never_connected(recorder), 10) == []
         assert recorder.statements == []
 
 
@@ -146,7 +146,7 @@ def test_keys_are_looked_for_after_those_that_were_tried(
     monkeypatch.setattr("queueapp.sql.sqlserver.queue.MAX_BATCH", 2)
     recorder = Recorder(answers=answers)
 
-    assert SqlServerQueueSql(PLAIN).purge(never_connected(recorder), 9) == taken
+    assert SqlServerQueueSql(PLAIN).maintenance.purge(never_connected(recorder), 9) == taken
 
     looks = [one for one in recorder.statements if one.sql.startswith("SELECT")]
     assert [one.params[-1] for one in looks] == after
@@ -159,7 +159,7 @@ def test_purge_of_what_has_expired_ends(went: int, rounds: int, monkeypatch: pyt
     gone = [uuid.uuid4() for _ in range(went)]
     recorder = Recorder(answers=[[(4,), (2,)], [(one,) for one in gone], [], []])
 
-    assert SqlServerQueueSql(replace(PLAIN)).purge_expired(never_connected(recorder), 9) == gone
+    assert SqlServerQueueSql(replace(PLAIN)).maintenance.purge_expired(never_connected(recorder), 9) == gone
 
     assert sum(one.sql.startswith("SELECT") for one in recorder.statements) == rounds
     assert "[2,4]" in recorder.statements[1].params, "in the order in which everybody locks"
@@ -173,25 +173,27 @@ RANKED, CAPPED = QueueTable.of(Ranked), QueueTable.of(Capped)
 STRETCH = [Range(1, MAX_PLACE)]
 #: What takes as many as it is told to: how it is called, and what the looks before its last statement find.
 TAKERS: dict[str, tuple[Callable[[Any], Any], list[list[tuple[Any, ...]]]]] = {
-    "purge": (lambda c: SqlServerBackend().queue(PLAIN).purge(c, MANY), []),
-    "expired": (lambda c: SqlServerBackend().queue(PLAIN).purge_expired(c, MANY), []),
-    "release": (lambda c: SqlServerBackend().queue(PLAIN).release_owner(c, OWNER, MANY), []),
-    "owned": (lambda c: SqlServerBackend().queue(PLAIN).take_owned(c, OWNER, 3, MANY), []),
-    "held": (lambda c: SqlServerBackend().queue(PLAIN).lock_held(c, MANY), []),
-    "heads": (lambda c: SqlServerBackend().queue(CAPPED).lock_heads(c, LEVELS[:1], MANY, bodies=False), []),
-    "heads by rank": (lambda c: SqlServerBackend().queue(RANKED).lock_heads(c, STRETCH, MANY, bodies=False), []),
+    "purge": (lambda c: SqlServerBackend().queue(PLAIN).maintenance.purge(c, MANY), []),
+    "expired": (lambda c: SqlServerBackend().queue(PLAIN).maintenance.purge_expired(c, MANY), []),
+    "release": (lambda c: SqlServerBackend().queue(PLAIN).maintenance.release_owner(c, OWNER, MANY), []),
+    "owned": (lambda c: SqlServerBackend().queue(PLAIN).ack_by_seq.take_owned(c, OWNER, 3, MANY), []),
+    "held": (lambda c: SqlServerBackend().queue(PLAIN).unevaluated.lock(c, MANY), []),
+    "heads": (lambda c: SqlServerBackend().queue(CAPPED).limits.lock_heads(c, LEVELS[:1], MANY, bodies=False), []),
+    "heads by rank": (lambda c: SqlServerBackend().queue(RANKED).limits.lock_heads(c, STRETCH, MANY, bodies=False), []),
     "heads at places": (
         lambda c: (
-            SqlServerBackend().queue(RANKED).lock_heads(c, [Range(n, n) for n in range(1, 9_000)], MANY, bodies=False)
+            SqlServerBackend()
+            .queue(RANKED)
+            .limits.lock_heads(c, [Range(n, n) for n in range(1, 9_000)], MANY, bodies=False)
         ),
         [],
     ),
-    "shared out": (lambda c: SqlServerBackend().queue(CAPPED).take_up(c, OWNER, MANY, TOKEN, 1), []),
-    "sent": (lambda c: SqlServerBackend().queue(CAPPED).delete_sent(c, OWNER, MANY), []),
-    "due": (lambda c: SqlServerBackend().lock_due(c, DELAYED, "SECRET", MANY), []),
+    "shared out": (lambda c: SqlServerBackend().queue(CAPPED).limits.take_up(c, OWNER, MANY, TOKEN, 1), []),
+    "sent": (lambda c: SqlServerBackend().queue(CAPPED).limits.delete_sent(c, OWNER, MANY), []),
+    "due": (lambda c: SqlServerBackend().delayed.lock_due(c, DELAYED, "SECRET", MANY), []),
     "journal": (lambda c: SqlServerJournalSql("queueapp_journalentry").purge(c, "SECRET", 1, BEGINNING, MANY), []),
     "priorities": (
-        lambda c: SqlServerBackend().queue(QueueTable.of(Urgent)).clamp_priorities(c, [""], MANY),
+        lambda c: SqlServerBackend().queue(QueueTable.of(Urgent)).maintenance.clamp_priorities(c, [""], MANY),
         [[(0,)]],
     ),
 }

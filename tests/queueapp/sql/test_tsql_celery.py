@@ -35,7 +35,7 @@ def _run(answers: list[Any], verb: Callable[[SqlServerBackend, Any], Any]) -> tu
 
 @pytest.mark.parametrize("stored", [STORED, STORED._replace(done=False, expires_ms=None)], ids=["ended", "begun"])
 def test_a_result_that_is_there_is_changed(stored: Stored) -> None:
-    returned, found = _run([[(1,)]], lambda sql, c: sql.store_result(c, "results", stored))
+    returned, found = _run([[(1,)]], lambda sql, c: sql.celery_results.store_result(c, "results", stored))
 
     assert returned is True
     assert [kinds(one) for _, one in found] == [[exp.Update]]
@@ -45,7 +45,7 @@ def test_a_result_that_is_there_is_changed(stored: Stored) -> None:
 
 
 def test_a_result_that_is_not_there_is_inserted() -> None:
-    returned, found = _run([[], [(1,)]], lambda sql, c: sql.store_result(c, "results", STORED))
+    returned, found = _run([[], [(1,)]], lambda sql, c: sql.celery_results.store_result(c, "results", STORED))
 
     assert returned is True
     assert [kinds(one) for _, one in found] == [[exp.Update], [exp.Insert]]
@@ -53,7 +53,7 @@ def test_a_result_that_is_not_there_is_inserted() -> None:
 
 
 def test_a_success_is_left_alone() -> None:
-    returned, found = _run([[], [], []], lambda sql, c: sql.store_result(c, "results", STORED))
+    returned, found = _run([[], [], []], lambda sql, c: sql.celery_results.store_result(c, "results", STORED))
 
     assert returned is False
     assert [kinds(one) for _, one in found] == [[exp.Update], [exp.Insert], [exp.Update]]
@@ -61,7 +61,7 @@ def test_a_success_is_left_alone() -> None:
 
 def test_a_member_is_counted() -> None:
     answers = [[(1,)], [(1,)], [(1, 2, 0, 0)]]
-    returned, found = _run(answers, lambda sql, c: sql.count_part(c, "groups", "parts", PART, 5))
+    returned, found = _run(answers, lambda sql, c: sql.celery_results.count_part(c, "groups", "parts", PART, 5))
 
     assert returned == Counted(1, 2, 0, False)
     assert [kinds(one) for _, one in found] == [[exp.Insert], [exp.Update], [exp.Select]]
@@ -70,7 +70,7 @@ def test_a_member_is_counted() -> None:
 
 def test_a_member_that_was_counted_counts_nothing_more() -> None:
     answers = [[(0,)], [(1,)], [(1, None, 0, 1)]]
-    returned, found = _run(answers, lambda sql, c: sql.count_part(c, "groups", "parts", PART, None))
+    returned, found = _run(answers, lambda sql, c: sql.celery_results.count_part(c, "groups", "parts", PART, None))
 
     assert returned == Counted(1, None, 0, True)
     assert "THEN 0 ELSE 0 END" in found[1][0].sql
@@ -79,9 +79,9 @@ def test_a_member_that_was_counted_counts_nothing_more() -> None:
 @pytest.mark.parametrize(
     "verb",
     [
-        lambda sql, c: sql.set_size(c, "groups", "SECRET", 5, 10),
-        lambda sql, c: sql.add_to_size(c, "groups", "SECRET", None),
-        lambda sql, c: sql.save_group(c, "groups", "SECRET", '"SECRET"', 10),
+        lambda sql, c: sql.celery_results.set_size(c, "groups", "SECRET", 5, 10),
+        lambda sql, c: sql.celery_results.add_to_size(c, "groups", "SECRET", None),
+        lambda sql, c: sql.celery_results.save_group(c, "groups", "SECRET", '"SECRET"', 10),
     ],
     ids=["set size", "add to size", "save group"],
 )
@@ -93,9 +93,11 @@ def test_a_group_is_changed_or_inserted(verb: Callable[[SqlServerBackend, Any], 
 
 
 def test_one_that_was_inserted_in_between_is_changed_after_all() -> None:
-    found = _run([[(0,)], [(0,)], [(1,)]], lambda sql, c: sql.add_to_size(c, "groups", "SECRET", None))[1]
+    found = _run([[(0,)], [(0,)], [(1,)]], lambda sql, c: sql.celery_results.add_to_size(c, "groups", "SECRET", None))[
+        1
+    ]
     assert [kinds(one) for _, one in found] == [[exp.Update], [exp.Insert], [exp.Update]]
 
 
 def test_results_are_polled() -> None:
-    assert SqlServerBackend().ear_for_results(None) is None
+    assert SqlServerBackend().celery_results.listener(None) is None

@@ -23,7 +23,7 @@ addressed_table = pytest.mark.parametrize(
 @addressed_table
 def test_who_subscribes_is_one_question(table: QueueTable) -> None:
     rows: list[Any] = [("one", "", "", 5)]
-    ((_, found),) = statements_of(table, _after([rows], lambda s, c: s.read_subscriptions(c, "subscriptions")))
+    ((_, found),) = statements_of(table, _after([rows], lambda s, c: s.fanout.read_subscriptions(c, "subscriptions")))
 
     assert kinds(found) == [exp.Select]
 
@@ -32,7 +32,7 @@ def test_who_subscribes_is_one_question(table: QueueTable) -> None:
 @pytest.mark.parametrize("message", [FULL._replace(recipient=""), BARE], ids=["full", "bare"])
 def test_copies_are_put_in_by_one_statement_that_asks_who_subscribes(table: QueueTable, message: Any) -> None:
     ((statement, found),) = statements_of(
-        table, _after([], lambda s, c: s.insert_copies(c, message, ["SECRET", "b"], "subscriptions", 2**61))
+        table, _after([], lambda s, c: s.fanout.insert_copies(c, message, ["SECRET", "b"], "subscriptions", 2**61))
     )
 
     assert kinds(found) == [exp.Insert]
@@ -46,7 +46,7 @@ def test_copies_are_put_in_by_one_statement_that_asks_who_subscribes(table: Queu
 def test_originals_are_locked_copied_and_deleted(table: QueueTable, token: Any) -> None:
     locked: list[Any] = [(1,), (2,)]
     found = statements_of(
-        table, _after([locked], lambda s, c: s.replace_by_copies(c, [1, 2, 3], ["SECRET", "b"], token))
+        table, _after([locked], lambda s, c: s.fanout.replace_by_copies(c, [1, 2, 3], ["SECRET", "b"], token))
     )
 
     assert [kinds(one) for _, one in found] == [[exp.Select], [exp.Insert], [exp.Delete]]
@@ -57,13 +57,15 @@ def test_originals_are_locked_copied_and_deleted(table: QueueTable, token: Any) 
 @addressed_table
 def test_no_statement_locks_the_table(table: QueueTable) -> None:
     seqs = list(range(MAX_BATCH))
-    found = statements_of(table, _after([], lambda s, c: s.replace_by_copies(c, seqs, ["a", "b"])))
+    found = statements_of(table, _after([], lambda s, c: s.fanout.replace_by_copies(c, seqs, ["a", "b"])))
 
     assert [kinds(one)[0] for _, one in found].count(exp.Insert) == 2
 
 
 @addressed_table
 def test_who_gets_no_copy_is_not_inserted(table: QueueTable) -> None:
-    found = statements_of(table, _after([[(1,)]], lambda s, c: s.replace_by_copies(c, [1], [], recipient="SECRET")))
+    found = statements_of(
+        table, _after([[(1,)]], lambda s, c: s.fanout.replace_by_copies(c, [1], [], recipient="SECRET"))
+    )
 
     assert [kinds(one) for _, one in found] == [[exp.Select], [exp.Delete]]

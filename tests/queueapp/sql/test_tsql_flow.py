@@ -27,18 +27,22 @@ def _ranges(sql: SqlServerQueueSql) -> Any:
 KEY = [[(1,)]]
 #: Verb -> (how to call it, what its last statement is, whether its first one looks by the index on leases).
 VERBS: dict[str, tuple[Verb, type[exp.Expression], bool]] = {
-    "leases": (_after([], lambda s, c: s.leases(c)), exp.Select, True),
-    "lock heads": (_after([], lambda s, c: s.lock_heads(c, _ranges(s), 5, bodies=True)), exp.Select, False),
-    "lock heads, no bodies": (_after([], lambda s, c: s.lock_heads(c, _ranges(s), 5, bodies=False)), exp.Select, False),
-    "share out": (_after([], lambda s, c: s.share_out(c, [1, 2], [OWNER, TOKEN], 10**12)), exp.Update, False),
-    "count shared out": (_after([[(0,)]], lambda s, c: s.count_shared_out(c, OWNER)), exp.Select, True),
-    "take up": (_after(KEY, lambda s, c: s.take_up(c, OWNER, 5, TOKEN, 10**12)), exp.Update, True),
-    "take up for ever": (_after(KEY, lambda s, c: s.take_up(c, OWNER, 5, TOKEN, None)), exp.Update, True),
-    "delete sent": (_after(KEY, lambda s, c: s.delete_sent(c, OWNER, 5)), exp.Delete, True),
-    "release": (_after(KEY, lambda s, c: s.release_owner(c, OWNER, 5, started=False)), exp.Update, False),
-    "extend": (_after([], lambda s, c: s.extend(c, [1], TOKEN, 5)), exp.Update, False),
-    "renew": (_after([], lambda s, c: s.renew(c, [1], TOKEN, 5, 100)), exp.Update, False),
-    "heads and bodies": (_after([], lambda s, c: s.read_heads_and_bodies(c, LEVELS[0], 5)), exp.Select, False),
+    "leases": (_after([], lambda s, c: s.limits.leases(c)), exp.Select, True),
+    "lock heads": (_after([], lambda s, c: s.limits.lock_heads(c, _ranges(s), 5, bodies=True)), exp.Select, False),
+    "lock heads, no bodies": (
+        _after([], lambda s, c: s.limits.lock_heads(c, _ranges(s), 5, bodies=False)),
+        exp.Select,
+        False,
+    ),
+    "share out": (_after([], lambda s, c: s.limits.share_out(c, [1, 2], [OWNER, TOKEN], 10**12)), exp.Update, False),
+    "count shared out": (_after([[(0,)]], lambda s, c: s.limits.count_shared_out(c, OWNER)), exp.Select, True),
+    "take up": (_after(KEY, lambda s, c: s.limits.take_up(c, OWNER, 5, TOKEN, 10**12)), exp.Update, True),
+    "take up for ever": (_after(KEY, lambda s, c: s.limits.take_up(c, OWNER, 5, TOKEN, None)), exp.Update, True),
+    "delete sent": (_after(KEY, lambda s, c: s.limits.delete_sent(c, OWNER, 5)), exp.Delete, True),
+    "release": (_after(KEY, lambda s, c: s.maintenance.release_owner(c, OWNER, 5, started=False)), exp.Update, False),
+    "extend": (_after([], lambda s, c: s.acks.extend(c, [1], TOKEN, 5)), exp.Update, False),
+    "renew": (_after([], lambda s, c: s.acks.renew(c, [1], TOKEN, 5, 100)), exp.Update, False),
+    "heads and bodies": (_after([], lambda s, c: s.claims.read_heads_and_bodies(c, LEVELS[0], 5)), exp.Select, False),
 }
 
 
@@ -68,7 +72,9 @@ def test_a_claim_on_a_queue_that_shares_out_counts_by_the_index_on_leases() -> N
     for lease_ms in (None, 10**12):
         found = statements_of(
             table,
-            _after([[(0,)], [(3,)]], lambda s, c, ms=lease_ms: s.claim_within(c, _ranges(s), 5, TOKEN, OWNER, ms, 9)),
+            _after(
+                [[(0,)], [(3,)]], lambda s, c, ms=lease_ms: s.limits.claim_within(c, _ranges(s), 5, TOKEN, OWNER, ms, 9)
+            ),
         )
         assert "sp_getapplock" in str(found[0][0])
         assert any("_leased" in hint for _, each in hints(found[1][1]) for hint in each)
@@ -84,7 +90,8 @@ def test_a_claim_that_is_recorded_is_read_completely(table: QueueTable) -> None:
     answers = [[(0,)], [], [(3,)], [], [(7, 2, None), (8, 1, "[[3, 4]]")], [], [(9,)], [(4,)]]
     for lease_ms in (None, 10**12):
         found = statements_of(
-            table, _after(answers, lambda s, c, ms=lease_ms: s.claim_within(c, _ranges(s), 5, TOKEN, OWNER, ms, 6))
+            table,
+            _after(answers, lambda s, c, ms=lease_ms: s.limits.claim_within(c, _ranges(s), 5, TOKEN, OWNER, ms, 6)),
         )
         texts = [str(statement) for statement, _ in found]
         assert "sp_getapplock" in texts[0]
@@ -94,7 +101,7 @@ def test_a_claim_that_is_recorded_is_read_completely(table: QueueTable) -> None:
     seen = Seen(8, "[7]", "[[3, 4], [9, 9]]")
     answers = [[(0,)], [], [], [(7, 2, "[[1, 2]]")], [(1,), (2,)], [(9,)], [(4,)]]
     found = statements_of(
-        table, _after(answers, lambda s, c: s.claim_within(c, _ranges(s), 5, TOKEN, OWNER, 10, 6, seen))
+        table, _after(answers, lambda s, c: s.limits.claim_within(c, _ranges(s), 5, TOKEN, OWNER, 10, 6, seen))
     )
     texts = [str(statement) for statement, _ in found]
     assert any("DELETE c FROM OPENJSON" in text for text in texts)
@@ -106,7 +113,7 @@ def test_dropping_records_is_read_completely(table: QueueTable) -> None:
     if table.claims is None:
         pytest.skip("it has none")
     answers = [[(1, "[]"), (2, "[[3, 4]]"), (3, None), (4, "[[7, 7]]")], [(4,)]]
-    found = statements_of(table, _after(answers, lambda s, c: s.drop_records(c, 0)))
+    found = statements_of(table, _after(answers, lambda s, c: s.limits.drop_records(c, 0)))
     assert len(found) == 3
     assert "DELETE r FROM OPENJSON" in str(found[-1][0])
 
@@ -119,6 +126,6 @@ def test_stretches_are_as_few_as_can_be() -> None:
 
 def test_permits_are_read_completely() -> None:
     table = QueueTable.of(CappedTransactional)
-    ((statement, found),) = statements_of(table, _after([[(1,)]], lambda s, c: s.take_permits(c, 3, 1)))
+    ((statement, found),) = statements_of(table, _after([[(1,)]], lambda s, c: s.limits.take_permits(c, 3, 1)))
     assert tables(found) == {"sp_getapplock"}
     assert "@LockTimeout = 0" in str(statement)

@@ -21,28 +21,28 @@ _backend = SqlServerBackend()
 HELD = set(KEEPING.split(", "))
 VERBS: dict[str, tuple[Verb, list[type[exp.Expression]], list[set[str]]]] = {
     "hold": (
-        _after([[(2,)], []], lambda s, c: _backend.hold_keys(c, KEYS, "q", ["b", "a"], [TOKEN, OWNER])),
+        _after([[(2,)], []], lambda s, c: _backend.dedupe.lock_keys(c, KEYS, "q", ["b", "a"], [TOKEN, OWNER])),
         [exp.Insert, exp.Select],
         [HELD, {"UPDLOCK", "ROWLOCK"}],
     ),
     "set": (
-        _after([[(2,)]], lambda s, c: _backend.set_keys(c, KEYS, "q", ["b", "a"], [TOKEN, OWNER])),
+        _after([[(2,)]], lambda s, c: _backend.dedupe.set_keys(c, KEYS, "q", ["b", "a"], [TOKEN, OWNER])),
         [exp.Update],
         [{"ROWLOCK"}],
     ),
     "stored": (
-        _after([], lambda s, c: _backend.lock_stored(c, STORE, "q", [TOKEN])),
+        _after([], lambda s, c: _backend.dedupe.lock_stored(c, STORE, "q", [TOKEN])),
         [exp.Select],
         [{"UPDLOCK", "ROWLOCK", "READCOMMITTEDLOCK"}],
     ),
     "forget": (
-        _after([[(2,)]], lambda s, c: _backend.forget_keys(c, KEYS, QUEUE, STORE, 10**10, 5)),
+        _after([[(2,)]], lambda s, c: _backend.dedupe.purge_keys(c, KEYS, QUEUE, STORE, 10**10, 5)),
         [exp.Delete],
         [set(TAKING.split(", ")), {"READCOMMITTEDLOCK"}, {"READCOMMITTEDLOCK"}],
     ),
-    "note": (_after([[(1,)]], lambda s, c: _backend.note_processed(c, DONE, "k", "q")), [exp.Insert], [HELD]),
+    "note": (_after([[(1,)]], lambda s, c: _backend.dedupe.record_processed(c, DONE, "k", "q")), [exp.Insert], [HELD]),
     "forget notes": (
-        _after([[(1,)]], lambda s, c: _backend.forget_processed(c, DONE, 10**10, 5)),
+        _after([[(1,)]], lambda s, c: _backend.dedupe.purge_processed(c, DONE, 10**10, 5)),
         [exp.Delete],
         [set(TAKING.split(", "))],
     ),
@@ -60,7 +60,7 @@ def test_verb_is_the_statements_it_says_with_the_locks_it_needs(verb: str) -> No
 
 @each_table
 def test_what_waits_is_taken_by_its_id_and_what_was_begun_is_passed_over(table: QueueTable) -> None:
-    ((statement, found),) = statements_of(table, _after([], lambda s, c: s.lock_waiting(c, [TOKEN, OWNER])))
+    ((statement, found),) = statements_of(table, _after([], lambda s, c: s.claims.lock_waiting(c, [TOKEN, OWNER])))
     assert kinds(found) == [exp.Select]
     assert [given for _, given in hints(found) if given] == [set(TAKING.split(", "))]
     token: Any = table.columns.get("lease_token")

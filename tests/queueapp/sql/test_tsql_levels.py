@@ -16,7 +16,7 @@ from tests.queueapp.sql.tsql import Recorder, columns, hints, never_connected
 
 
 def _clamping(answers: list[list[tuple[Any, ...]]]) -> Verb:
-    return _after(answers, lambda s, c: s.clamp_priorities(c, ["", "SECRET"], 9_000))
+    return _after(answers, lambda s, c: s.maintenance.clamp_priorities(c, ["", "SECRET"], 9_000))
 
 
 @pytest.mark.parametrize("table", [table for table in TABLES.values() if table.levels], ids=lambda t: t.db_table)

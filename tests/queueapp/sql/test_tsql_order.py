@@ -81,7 +81,7 @@ def test_priority_claims_are_by_key_for_places_and_one_statement_for_a_stretch()
         Range(place_of(3, 5), MAX_PLACE),
     ]
 
-    by_key, *stretches = sent(RANKED, [], lambda s, c: s.claim_by_lease(c, ranges, 10, TOKEN, OWNER, 1_000))
+    by_key, *stretches = sent(RANKED, [], lambda s, c: s.claims.claim_by_lease(c, ranges, 10, TOKEN, OWNER, 1_000))
 
     assert [type(one.tree[0]) for one in (by_key, *stretches)] == [exp.Update] * 4
     assert by_key.params[-1] == "[4,1]"
@@ -97,15 +97,15 @@ def test_priority_claims_are_by_key_for_places_and_one_statement_for_a_stretch()
 @pytest.mark.parametrize(
     ("verb", "kind"),
     [
-        (lambda s, c: s.claim_by_delete(c, [Range(0, MAX_PLACE)], 5), exp.Delete),
-        (lambda s, c: s.claim_by_delete(c, [Range(0, MAX_PLACE)], 5, whole=True), exp.Delete),
-        (lambda s, c: s.peek(c, [Range(7, 7), Range(9, MAX_PLACE)], [], 5), exp.Select),
-        (lambda s, c: s.read_heads(c, Range(9, MAX_PLACE), 5), exp.Select),
-        (lambda s, c: s.read_heads_and_bodies(c, Range(9, MAX_PLACE), 5), exp.Select),
-        (lambda s, c: s.lock_heads(c, [Range(7, 7), Range(9, MAX_PLACE)], 5, bodies=True), exp.Select),
-        (lambda s, c: s.lock_heads(c, [Range(9, MAX_PLACE)], 5, bodies=False), exp.Select),
-        (lambda s, c: s.look_through(c, 1, 9, place_of(4, 4), 5), exp.Select),
-        (lambda s, c: s.insert_many(c, [Outgoing(new_id(), "{}", b"")._replace(priority=2**62)]), exp.Insert),
+        (lambda s, c: s.claims.claim_by_delete(c, [Range(0, MAX_PLACE)], 5), exp.Delete),
+        (lambda s, c: s.claims.claim_by_delete(c, [Range(0, MAX_PLACE)], 5, whole=True), exp.Delete),
+        (lambda s, c: s.claims.peek(c, [Range(7, 7), Range(9, MAX_PLACE)], [], 5), exp.Select),
+        (lambda s, c: s.claims.read_heads(c, Range(9, MAX_PLACE), 5), exp.Select),
+        (lambda s, c: s.claims.read_heads_and_bodies(c, Range(9, MAX_PLACE), 5), exp.Select),
+        (lambda s, c: s.limits.lock_heads(c, [Range(7, 7), Range(9, MAX_PLACE)], 5, bodies=True), exp.Select),
+        (lambda s, c: s.limits.lock_heads(c, [Range(9, MAX_PLACE)], 5, bodies=False), exp.Select),
+        (lambda s, c: s.claims.scan_order_keys(c, 1, 9, place_of(4, 4), 5), exp.Select),
+        (lambda s, c: s.inserts.insert_many(c, [Outgoing(new_id(), "{}", b"")._replace(priority=2**62)]), exp.Insert),
     ],
 )  # fmt: skip
 def test_priority_of_64_bits_is_t_sql(verb: Callable[[Any, Any], Any], kind: type[exp.Expression]) -> None:
@@ -119,7 +119,7 @@ def test_a_claim_reads_the_last_seq_and_then_the_first_barrier_and_ends_before_i
     last, barrier, claim = sent(
         FENCED,
         [[(0,)], [], [(90,)], [(50,)]],
-        lambda s, c: s.claim_by_lease(c, [Range(7)], 10, TOKEN, OWNER, 1_000),
+        lambda s, c: s.claims.claim_by_lease(c, [Range(7)], 10, TOKEN, OWNER, 1_000),
     )[1:]
 
     assert "DESC" in last.sql
@@ -128,7 +128,7 @@ def test_a_claim_reads_the_last_seq_and_then_the_first_barrier_and_ends_before_i
 
 
 def test_a_claim_of_who_has_a_barrier_to_take_gets_nothing() -> None:
-    (barred,) = sent(FENCED, [[(0,)], [(1,)]], lambda s, c: s.claim_by_delete(c, [Range()], 10, owner=OWNER))
+    (barred,) = sent(FENCED, [[(0,)], [(1,)]], lambda s, c: s.claims.claim_by_delete(c, [Range()], 10, owner=OWNER))
 
     assert columns(barred.tree) == {"subscriber"}
 
@@ -136,10 +136,10 @@ def test_a_claim_of_who_has_a_barrier_to_take_gets_nothing() -> None:
 def test_who_has_a_barrier_to_take_is_not_given_what_was_shared_out_to_him() -> None:
     table = QueueTable.of(FencedInTurns)
 
-    (barred,) = sent(table, [[(0,)], [(1,)]], lambda s, c: s.take_up(c, OWNER, 10, TOKEN, 1_000))
+    (barred,) = sent(table, [[(0,)], [(1,)]], lambda s, c: s.limits.take_up(c, OWNER, 10, TOKEN, 1_000))
     assert columns(barred.tree) == {"subscriber"}
 
-    *_, look, take = sent(table, [[(0,)], [], [(3,)]], lambda s, c: s.take_up(c, OWNER, 10, TOKEN, 1_000))
+    *_, look, take = sent(table, [[(0,)], [], [(3,)]], lambda s, c: s.limits.take_up(c, OWNER, 10, TOKEN, 1_000))
     assert [type(one.tree[0]) for one in (look, take)] == [exp.Select, exp.Update]
 
 
@@ -147,7 +147,7 @@ def test_what_is_locked_to_be_shared_out_ends_before_the_first_barrier() -> None
     last, barrier, heads = sent(
         QueueTable.of(FencedInTurns),
         [[(0,)], [(90,)], [(50,)]],
-        lambda s, c: s.lock_heads(c, [Range(7)], 10, bodies=False),
+        lambda s, c: s.limits.lock_heads(c, [Range(7)], 10, bodies=False),
     )
 
     assert "DESC" in last.sql
@@ -158,7 +158,9 @@ def test_what_is_locked_to_be_shared_out_ends_before_the_first_barrier() -> None
 @pytest.mark.parametrize("table", [FENCED, QueueTable.of(FencedAddressed)], ids=["plain", "addressed"])
 @pytest.mark.parametrize("is_barrier", [False, True])
 def test_a_send_takes_its_lock_in_the_transaction_of_its_insert(table: QueueTable, is_barrier: bool) -> None:
-    (insert,) = sent(table, [], lambda s, c: s.insert(c, Outgoing(new_id(), "{}", b"")._replace(is_barrier=is_barrier)))
+    (insert,) = sent(
+        table, [], lambda s, c: s.inserts.insert(c, Outgoing(new_id(), "{}", b"")._replace(is_barrier=is_barrier))
+    )
 
     assert type(insert.tree[0]) is exp.Insert
     assert ("'Exclusive'" in insert.sql) is is_barrier
@@ -170,18 +172,18 @@ HELD = [(0,)]
 @pytest.mark.parametrize(
     ("verb", "answers", "kinds"),
     [
-        (lambda s, c: s.insert_many(c, [Outgoing(new_id(), "{}", b"")]), [HELD], [exp.Insert]),
-        (lambda s, c: s.insert_row(c, Row(0, new_id(), "{}", b"")), [HELD], [exp.Insert]),
-        (lambda s, c: s.insert_rows(c, [Row(0, new_id(), "{}", b"")]), [HELD], [exp.Insert]),
-        (lambda s, c: s.insert_from(c, StoreTable.of(DelayedMessage, "due"), [1, 2]), [[], HELD], [exp.Select, exp.Insert]),
-        (lambda s, c: s.peek(c, [Range()], [Range(0, 9)], 5), [[(9,)], [], [(9,)], [], [(0, 0, None, None, None)]],
+        (lambda s, c: s.inserts.insert_many(c, [Outgoing(new_id(), "{}", b"")]), [HELD], [exp.Insert]),
+        (lambda s, c: s.inserts.insert_row(c, Row(0, new_id(), "{}", b"")), [HELD], [exp.Insert]),
+        (lambda s, c: s.inserts.insert_rows(c, [Row(0, new_id(), "{}", b"")]), [HELD], [exp.Insert]),
+        (lambda s, c: s.inserts.insert_from(c, StoreTable.of(DelayedMessage, "due"), [1, 2]), [[], HELD], [exp.Select, exp.Insert]),
+        (lambda s, c: s.claims.peek(c, [Range()], [Range(0, 9)], 5), [[(9,)], [], [(9,)], [], [(0, 0, None, None, None)]],
          [exp.Select] * 5),
-        (lambda s, c: s.read_heads(c, Range(0, 9), 5), [[(9,)]], [exp.Select] * 3),
-        (lambda s, c: s.read_heads_and_bodies(c, Range(0, 9), 5), [[(9,)]], [exp.Select] * 3),
-        (lambda s, c: s.first_barrier(c), [], [exp.Select]),
-        (lambda s, c: s.lock_barrier(c, 5), [HELD], [exp.Select]),
-        (lambda s, c: s.first_before(c, 1, 5), [], [exp.Select]),
-        (lambda s, c: s.hold_back(c, 5, 90_000_000), [], [exp.Update]),
+        (lambda s, c: s.claims.read_heads(c, Range(0, 9), 5), [[(9,)]], [exp.Select] * 3),
+        (lambda s, c: s.claims.read_heads_and_bodies(c, Range(0, 9), 5), [[(9,)]], [exp.Select] * 3),
+        (lambda s, c: s.barriers.first(c), [], [exp.Select]),
+        (lambda s, c: s.barriers.lock(c, 5), [HELD], [exp.Select]),
+        (lambda s, c: s.barriers.first_seq(c, 1, 5), [], [exp.Select]),
+        (lambda s, c: s.barriers.postpone(c, 5, 90_000_000), [], [exp.Update]),
     ],
 )  # fmt: skip
 def test_barriers_are_t_sql(
@@ -193,7 +195,7 @@ def test_barriers_are_t_sql(
 
 
 def test_what_a_dead_worker_was_handing_out_at_most_once_is_deleted() -> None:
-    _, delete = sent(QueueTable.of(FencedAtMostOnce), [[(4,), (5,)]], lambda s, c: s.delete_sent(c, OWNER, 100))
+    _, delete = sent(QueueTable.of(FencedAtMostOnce), [[(4,), (5,)]], lambda s, c: s.limits.delete_sent(c, OWNER, 100))
 
     assert type(delete.tree[0]) is exp.Delete
 
@@ -202,7 +204,7 @@ def test_what_is_held_may_be_a_barrier_so_a_claim_ends_before_it() -> None:
     *_, first_held, claim = sent(
         QueueTable.of(FencedByExpression),
         [HELD, [], [(90,)], [], [(40,)]],
-        lambda s, c: s.claim_by_lease(c, [Range(7)], 10, TOKEN, OWNER, 1_000),
+        lambda s, c: s.claims.claim_by_lease(c, [Range(7)], 10, TOKEN, OWNER, 1_000),
     )
 
     assert columns(first_held.tree) == {"seq", "lease_expires", "lease_token"}

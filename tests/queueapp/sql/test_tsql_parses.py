@@ -104,22 +104,25 @@ def _after(answers: list[list[tuple[Any, ...]]], verb: Callable[[SqlServerQueueS
 
 #: Verb -> (how to call it, what the statement is). Each answer lets the verb go on to its next statement.
 LEASE_VERBS: dict[str, tuple[Verb, type[exp.Expression]]] = {
-    "lease": (_after([], lambda s, c: s.claim_by_lease(c, _claimed(s), 5, TOKEN, OWNER, 1_000)), exp.Update),
-    "lease, one range": (_after([], lambda s, c: s.claim_by_lease(c, LEVELS[:1], 5, TOKEN, OWNER, 1_000)), exp.Update),
-    "ack": (_after([], lambda s, c: s.ack(c, [1, 2], TOKEN)), exp.Delete),
-    "cancel": (_after([], lambda s, c: s.give_back(c, [1, 2], TOKEN, handled=True)), exp.Update),
-    "give back": (_after([], lambda s, c: s.give_back(c, [1], TOKEN, handled=False)), exp.Update),
-    "extend": (_after([], lambda s, c: s.extend(c, [1, 2], TOKEN, 10**12)), exp.Update),
-    "write headers": (_after([], lambda s, c: s.write_headers(c, 1, TOKEN, "SECRET")), exp.Update),
-    "renew": (_after([], lambda s, c: s.renew(c, [1, 2], TOKEN, 10**12, 100)), exp.Update),
-    "try to ack": (_after([], lambda s, c: s.try_ack(c, [1, 2], TOKEN, 100)), exp.Delete),
-    "try to give back": (_after([], lambda s, c: s.try_give_back(c, [1, 2], TOKEN, 100)), exp.Update),
-    "lock by token": (_after([], lambda s, c: s.lock(c, 1, TOKEN, 100)), exp.Select),
-    "put back by token": (
-        _after([], lambda s, c: s.put_back(c, 1, deliveries=1, cancels=0, failures="SECRET", token=TOKEN)),
+    "lease": (_after([], lambda s, c: s.claims.claim_by_lease(c, _claimed(s), 5, TOKEN, OWNER, 1_000)), exp.Update),
+    "lease, one range": (
+        _after([], lambda s, c: s.claims.claim_by_lease(c, LEVELS[:1], 5, TOKEN, OWNER, 1_000)),
         exp.Update,
     ),
-    "put back": (_after([], lambda s, c: s.put_back(c, 1, deliveries=1, cancels=0, failures=None)), exp.Update),
+    "ack": (_after([], lambda s, c: s.acks.ack(c, [1, 2], TOKEN)), exp.Delete),
+    "cancel": (_after([], lambda s, c: s.acks.release(c, [1, 2], TOKEN, handled=True)), exp.Update),
+    "give back": (_after([], lambda s, c: s.acks.release(c, [1], TOKEN, handled=False)), exp.Update),
+    "extend": (_after([], lambda s, c: s.acks.extend(c, [1, 2], TOKEN, 10**12)), exp.Update),
+    "write headers": (_after([], lambda s, c: s.acks.write_headers(c, 1, TOKEN, "SECRET")), exp.Update),
+    "renew": (_after([], lambda s, c: s.acks.renew(c, [1, 2], TOKEN, 10**12, 100)), exp.Update),
+    "try to ack": (_after([], lambda s, c: s.acks.try_ack(c, [1, 2], TOKEN, 100)), exp.Delete),
+    "try to give back": (_after([], lambda s, c: s.acks.try_release(c, [1, 2], TOKEN, 100)), exp.Update),
+    "lock by token": (_after([], lambda s, c: s.failures.lock(c, 1, TOKEN, 100)), exp.Select),
+    "put back by token": (
+        _after([], lambda s, c: s.failures.requeue(c, 1, deliveries=1, cancels=0, failures="SECRET", token=TOKEN)),
+        exp.Update,
+    ),
+    "put back": (_after([], lambda s, c: s.failures.requeue(c, 1, deliveries=1, cancels=0, failures=None)), exp.Update),
     **{
         f"{name}, {leasing}": (
             _after([], lambda s, c, verb=verb, leasing=leasing: verb(s, c, Holder(leasing, OWNER))),
@@ -127,60 +130,67 @@ LEASE_VERBS: dict[str, tuple[Verb, type[exp.Expression]]] = {
         )
         for leasing in ("strict", "sublet", "fenced")
         for name, verb, kind in (
-            ("ack by name", lambda s, c, holder: s.ack_held(c, [1, 2], holder), exp.Delete),
-            ("take by name", lambda s, c, holder: s.take_held(c, [1, 2], holder), exp.Delete),
+            ("ack by name", lambda s, c, holder: s.ack_by_seq.ack(c, [1, 2], holder), exp.Delete),
+            ("take by name", lambda s, c, holder: s.ack_by_seq.take(c, [1, 2], holder), exp.Delete),
             (
                 "take at a limit",
-                lambda s, c, holder: s.take_held(c, [1], holder, leased=True, limits=Limits(2, 3)),
+                lambda s, c, holder: s.ack_by_seq.take(c, [1], holder, leased=True, limits=Limits(2, 3)),
                 exp.Delete,
             ),
-            ("cancel by name", lambda s, c, holder: s.cancel_held(c, [1, 2], holder, Limits(2, 3)), exp.Update),
-            ("cancel without limits", lambda s, c, holder: s.cancel_held(c, [1, 2], holder, Limits()), exp.Update),
-            ("extend by name", lambda s, c, holder: s.extend_held(c, [1, 2], holder, 10**12), exp.Update),
-            ("candidates", lambda s, c, holder: s.candidates(c, 0, 9, 5, holder), exp.Select),
+            ("cancel by name", lambda s, c, holder: s.ack_by_seq.cancel(c, [1, 2], holder, Limits(2, 3)), exp.Update),
+            (
+                "cancel without limits",
+                lambda s, c, holder: s.ack_by_seq.cancel(c, [1, 2], holder, Limits()),
+                exp.Update,
+            ),
+            ("extend by name", lambda s, c, holder: s.ack_by_seq.extend(c, [1, 2], holder, 10**12), exp.Update),
+            ("candidates", lambda s, c, holder: s.ack_by_seq.candidates(c, 0, 9, 5, holder), exp.Select),
         )
     },
 }
 VERBS: dict[str, tuple[Verb, type[exp.Expression]]] = {
-    "insert": (_after([], lambda s, c: s.insert(c, FULL)), exp.Insert),
-    "insert bare": (_after([], lambda s, c: s.insert(c, BARE)), exp.Insert),
-    "insert many": (_after([], lambda s, c: s.insert_many(c, [FULL, BARE])), exp.Insert),
-    "insert many bare": (_after([], lambda s, c: s.insert_many(c, [BARE] * 1_001)), exp.Insert),
-    "peek": (_after(PEEKED, lambda s, c: s.peek(c, LEVELS, LEVELS, 5)), exp.Select),
-    "peek, nothing behind": (_after(PEEKED, lambda s, c: s.peek(c, LEVELS, [], 5)), exp.Select),
-    "peek, one range": (_after(PEEKED, lambda s, c: s.peek(c, LEVELS[:1], LEVELS[:1], 5)), exp.Select),
-    "heads": (_after([[(1, "{}")]], lambda s, c: s.read_heads(c, LEVELS[0], 5)), exp.Select),
-    "delete": (_after([], lambda s, c: s.claim_by_delete(c, _claimed(s), 5)), exp.Delete),
-    "delete whole": (_after([], lambda s, c: s.claim_by_delete(c, _claimed(s), 5, whole=True)), exp.Delete),
-    "lock": (_after([], lambda s, c: s.lock(c, 1, None, 100)), exp.Select),
-    "lock again": (_after([], lambda s, c: s.lock_again(c, 1, 100)), exp.Select),
+    "insert": (_after([], lambda s, c: s.inserts.insert(c, FULL)), exp.Insert),
+    "insert bare": (_after([], lambda s, c: s.inserts.insert(c, BARE)), exp.Insert),
+    "insert many": (_after([], lambda s, c: s.inserts.insert_many(c, [FULL, BARE])), exp.Insert),
+    "insert many bare": (_after([], lambda s, c: s.inserts.insert_many(c, [BARE] * 1_001)), exp.Insert),
+    "peek": (_after(PEEKED, lambda s, c: s.claims.peek(c, LEVELS, LEVELS, 5)), exp.Select),
+    "peek, nothing behind": (_after(PEEKED, lambda s, c: s.claims.peek(c, LEVELS, [], 5)), exp.Select),
+    "peek, one range": (_after(PEEKED, lambda s, c: s.claims.peek(c, LEVELS[:1], LEVELS[:1], 5)), exp.Select),
+    "heads": (_after([[(1, "{}")]], lambda s, c: s.claims.read_heads(c, LEVELS[0], 5)), exp.Select),
+    "delete": (_after([], lambda s, c: s.claims.claim_by_delete(c, _claimed(s), 5)), exp.Delete),
+    "delete whole": (_after([], lambda s, c: s.claims.claim_by_delete(c, _claimed(s), 5, whole=True)), exp.Delete),
+    "lock": (_after([], lambda s, c: s.failures.lock(c, 1, None, 100)), exp.Select),
+    "lock again": (_after([], lambda s, c: s.failures.rollback_and_lock(c, 1, 100)), exp.Select),
     "put back, headers": (
-        _after([], lambda s, c: s.put_back(c, 1, deliveries=1, cancels=0, failures=None, headers="SECRET")),
+        _after([], lambda s, c: s.failures.requeue(c, 1, deliveries=1, cancels=0, failures=None, headers="SECRET")),
         exp.Update,
     ),
-    "insert row": (_after([], lambda s, c: s.insert_row(c, WHOLE_ROW)), exp.Insert),
-    "insert rows": (_after([], lambda s, c: s.insert_rows(c, [WHOLE_ROW, WHOLE_ROW])), exp.Insert),
-    "insert bare rows": (_after([], lambda s, c: s.insert_rows(c, [Row(0, new_id(), "{}", None)])), exp.Insert),
-    "insert bare row": (_after([], lambda s, c: s.insert_row(c, Row(0, new_id(), "{}", None))), exp.Insert),
-    "remove": (_after([], lambda s, c: s.remove(c, [1, 2])), exp.Delete),
-    "is empty": (_after([], lambda s, c: s.is_empty(c)), exp.Select),
-    "figures": (_after(COUNTED, lambda s, c: s.head(c, 10_001)), exp.Select),
-    "figures of a level": (_after(COUNTED, lambda s, c: s.head(c, 10_001, _level(s))), exp.Select),
-    "types": (_after([[("{}", 5)]], lambda s, c: s.head_types(c, 10_001)), exp.Select),
-    "types of a level": (_after([[("{}", 5)]], lambda s, c: s.head_types(c, 10_001, _level(s))), exp.Select),
-    "last": (_after([[(5,)]], lambda s, c: s.last(c)), exp.Select),
-    "seqs of ids": (_after([], lambda s, c: s.seqs_of(c, [TOKEN, OWNER])), exp.Select),
-    "from delayed": (_after([], lambda s, c: s.insert_from(c, DELAYED, [1])), exp.Insert),
-    "from poison, reset": (_after([], lambda s, c: s.insert_from(c, POISON, [1], reset_counts=True)), exp.Insert),
+    "insert row": (_after([], lambda s, c: s.inserts.insert_row(c, WHOLE_ROW)), exp.Insert),
+    "insert rows": (_after([], lambda s, c: s.inserts.insert_rows(c, [WHOLE_ROW, WHOLE_ROW])), exp.Insert),
+    "insert bare rows": (_after([], lambda s, c: s.inserts.insert_rows(c, [Row(0, new_id(), "{}", None)])), exp.Insert),
+    "insert bare row": (_after([], lambda s, c: s.inserts.insert_row(c, Row(0, new_id(), "{}", None))), exp.Insert),
+    "remove": (_after([], lambda s, c: s.failures.remove(c, [1, 2])), exp.Delete),
+    "is empty": (_after([], lambda s, c: s.maintenance.is_empty(c)), exp.Select),
+    "figures": (_after(COUNTED, lambda s, c: s.figures.head(c, 10_001)), exp.Select),
+    "figures of a level": (_after(COUNTED, lambda s, c: s.figures.head(c, 10_001, _level(s))), exp.Select),
+    "types": (_after([[("{}", 5)]], lambda s, c: s.figures.head_types(c, 10_001)), exp.Select),
+    "types of a level": (_after([[("{}", 5)]], lambda s, c: s.figures.head_types(c, 10_001, _level(s))), exp.Select),
+    "last": (_after([[(5,)]], lambda s, c: s.figures.last_seq(c)), exp.Select),
+    "seqs of ids": (_after([], lambda s, c: s.ack_by_seq.seqs_of(c, [TOKEN, OWNER])), exp.Select),
+    "from delayed": (_after([], lambda s, c: s.inserts.insert_from(c, DELAYED, [1])), exp.Insert),
+    "from poison, reset": (
+        _after([], lambda s, c: s.inserts.insert_from(c, POISON, [1], reset_counts=True)),
+        exp.Insert,
+    ),
 }
 HELD_VERBS: dict[str, tuple[Verb, type[exp.Expression]]] = {
-    "lock held": (_after([], lambda s, c: s.lock_held(c, 5)), exp.Select),
-    "free held": (_after([], lambda s, c: s.free_held(c, [1, 2], None, None)), exp.Update),
+    "lock held": (_after([], lambda s, c: s.unevaluated.lock(c, 5)), exp.Select),
+    "free held": (_after([], lambda s, c: s.unevaluated.release(c, [1, 2], None, None)), exp.Update),
     "free held, all": (
-        _after([], lambda s, c: s.free_held(c, [1, 2], [2**63 - 1, -(2**63)], [True, False])),
+        _after([], lambda s, c: s.unevaluated.release(c, [1, 2], [2**63 - 1, -(2**63)], [True, False])),
         exp.Update,
     ),
-    "count held": (_after([[(5,)]], lambda s, c: s.count_held(c, 10)), exp.Select),
+    "count held": (_after([[(5,)]], lambda s, c: s.unevaluated.count(c, 10)), exp.Select),
 }
 each_table = pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 leased_table = pytest.mark.parametrize(
@@ -258,7 +268,7 @@ def check_kinds(table: QueueTable, run: Verb, kind: type[exp.Expression]) -> Non
 @pytest.mark.parametrize("table", [BOTH, TABLES["Urgent"], TABLES["odd names, levels"]], ids=lambda t: t.db_table)
 def test_levels_that_hold_nothing_are_one_question(table: QueueTable) -> None:
     first, question, last = statements_of(
-        table, _after([[], [(1,)], []], lambda s, c: s.claim_by_lease(c, LEVELS, 5, TOKEN, OWNER, 1_000))
+        table, _after([[], [(1,)], []], lambda s, c: s.claims.claim_by_lease(c, LEVELS, 5, TOKEN, OWNER, 1_000))
     )
     assert [kinds(found) for _, found in (first, question, last)] == [[exp.Update], [exp.Select], [exp.Update]]
     assert LEVELS[0].low in first[0].params
@@ -271,7 +281,7 @@ def test_levels_that_hold_nothing_are_one_question(table: QueueTable) -> None:
 )
 def test_next_level_is_a_seek_and_never_an_or(name: str, conditions: list[str]) -> None:
     table = TABLES[name]
-    found = statements_of(table, _after([[], []], lambda s, c: s.next_level(c, _level(s))))
+    found = statements_of(table, _after([[], []], lambda s, c: s.figures.next_level(c, _level(s))))
     assert len(found) == len(conditions)
     for (_, (select,)), last in zip(found, conditions, strict=True):
         assert not list(select.find_all(exp.Or))
@@ -280,7 +290,7 @@ def test_next_level_is_a_seek_and_never_an_or(name: str, conditions: list[str]) 
         assert set(LOOKING.split(", ")) | {f"INDEX({_bracketed(table.claim_index)})"} in [
             given for _, given in hints([select])
         ]
-    ((_, (select,)),) = statements_of(table, _after([[]], lambda s, c: s.next_level(c, None)))
+    ((_, (select,)),) = statements_of(table, _after([[]], lambda s, c: s.figures.next_level(c, None)))
     assert select.args.get("where") is None
 
 
@@ -334,7 +344,7 @@ def test_takers_skip_what_is_locked_and_lookers_lock_nothing(table: QueueTable) 
         "last": [looking],
     }
     verbs = {name: run for name, (run, _) in VERBS.items()}
-    one_range = _after([], lambda s, c: s.claim_by_delete(c, LEVELS[:1], 5))
+    one_range = _after([], lambda s, c: s.claims.claim_by_delete(c, LEVELS[:1], 5))
     for name, hinted in expected.items():
         run = one_range if name == "delete" else verbs[name]
         found = [given for _, given in hints(statements_of(table, run)[0][1])]
@@ -371,7 +381,7 @@ def _bracketed(name: str | None) -> str:
 
 @each_table
 def test_claim_is_an_ordered_top_of_one_range(table: QueueTable) -> None:
-    ((_, (delete,)),) = statements_of(table, _after([], lambda s, c: s.claim_by_delete(c, LEVELS[:1], 5)))
+    ((_, (delete,)),) = statements_of(table, _after([], lambda s, c: s.claims.claim_by_delete(c, LEVELS[:1], 5)))
     (select,) = delete.find_all(exp.Select)
     assert isinstance(select.args["limit"].expression, exp.Placeholder)
     assert [ordered.this.name for ordered in select.args["order"].expressions] == [table.columns["seq"]]
@@ -391,8 +401,8 @@ def test_figures_read_no_more_of_a_table_than_their_limit(table: QueueTable, of_
         return _level(sql) if of_level else ()
 
     for verb in (
-        _after(COUNTED, lambda s, c: s.head(c, 10_001, level(s))),
-        _after([], lambda s, c: s.head_types(c, 10_001, level(s))),
+        _after(COUNTED, lambda s, c: s.figures.head(c, 10_001, level(s))),
+        _after([], lambda s, c: s.figures.head_types(c, 10_001, level(s))),
     ):
         ((said, (select,)),) = statements_of(table, verb)
         (inner,) = [one.this for one in select.find_all(exp.Subquery)]
@@ -421,7 +431,7 @@ def test_claim_returns_what_the_contract_says(table: QueueTable) -> None:
     order += [] if table.has("enqueued_at") else ["enqueued_at"]
     recorder = Recorder(answers=[[tuple(returned[name] for name in order)]])
 
-    (row,) = SqlServerQueueSql(table).claim_by_delete(never_connected(recorder), LEVELS[:1], 1, whole=True)
+    (row,) = SqlServerQueueSql(table).claims.claim_by_delete(never_connected(recorder), LEVELS[:1], 1, whole=True)
 
     given = {name: returned[name] if name in order else absent.get(name) for name in (*names, *rest)}
     given |= {"id": TOKEN.bytes, "enqueued_at": carried["enqueued_at"]}
@@ -434,29 +444,29 @@ def test_claim_returns_what_the_contract_says(table: QueueTable) -> None:
 
 def _ask_for_state(backend: SqlServerBackend, connection: Any) -> None:
     connection.connection.closed, connection.connection.autocommit = False, True
-    assert backend.session_state(connection, ask=True) is SessionState.IN_TRANSACTION
+    assert backend.sessions.state(connection, ask=True) is SessionState.IN_TRANSACTION
 
 
 BACKEND: dict[str, tuple[Callable[[SqlServerBackend, Any], Any], list[list[tuple[Any, ...]]], type[exp.Expression]]] = {
-    "delay": (lambda b, c: b.store_delayed(c, DELAYED, "SECRET", FULL, 10**12), [[(1,)]], exp.Insert),
+    "delay": (lambda b, c: b.delayed.store(c, DELAYED, "SECRET", FULL, 10**12), [[(1,)]], exp.Insert),
     "delay until": (
-        lambda b, c: b.store_delayed(c, DELAYED, "SECRET", FULL, datetime.now(UTC) + timedelta(1)), [[(1,)]], exp.Insert
+        lambda b, c: b.delayed.store(c, DELAYED, "SECRET", FULL, datetime.now(UTC) + timedelta(1)), [[(1,)]], exp.Insert
     ),
-    "delay bare": (lambda b, c: b.store_delayed(c, DELAYED, "SECRET", BARE, 0), [[(1,)]], exp.Insert),
-    "take deferred": (lambda b, c: b.take_deferred(c, "queueapp_deferredack", "SECRET", [TOKEN, OWNER]), [], exp.Delete),
+    "delay bare": (lambda b, c: b.delayed.store(c, DELAYED, "SECRET", BARE, 0), [[(1,)]], exp.Insert),
+    "take deferred": (lambda b, c: b.early_acks.take(c, "queueapp_deferredack", "SECRET", [TOKEN, OWNER]), [], exp.Delete),
     "note arrivals": (
-        lambda b, c: b.note_arrivals(c, "queueapp_arrival", [(new_id(), new_id())] * 2, "SECRET"), [], exp.Insert
+        lambda b, c: b.delayed.record_forwarded(c, "queueapp_arrival", [(new_id(), new_id())] * 2, "SECRET"), [], exp.Insert
     ),
-    "lock due": (lambda b, c: b.lock_due(c, DELAYED, "SECRET", 10), [], exp.Select),
-    "first due": (lambda b, c: b.first_due(c, DELAYED, ["SECRET", "Zoë"]), [], exp.Select),
-    "delete keys": (lambda b, c: b.delete_keys(c, DELAYED, [1, 2]), [], exp.Delete),
+    "lock due": (lambda b, c: b.delayed.lock_due(c, DELAYED, "SECRET", 10), [], exp.Select),
+    "first due": (lambda b, c: b.delayed.first_due(c, DELAYED, ["SECRET", "Zoë"]), [], exp.Select),
+    "delete keys": (lambda b, c: b.delayed.delete(c, DELAYED, [1, 2]), [], exp.Delete),
     "estimate": (lambda b, c: b.estimate_rows(c, "SECRET].[orders"), [[(5,)]], exp.Select),
     "now": (lambda b, c: b.now(c), [[(datetime(2030, 1, 1),)]], exp.Select),
     "check": (lambda b, c: b.check_server(c), [[("16.0.1000.6", 2, 160)]], exp.Select),
-    "migrations are over": (lambda b, c: b.unlock_migrations(c), [], exp.Execute),
+    "migrations are over": (lambda b, c: b.schema.unlock_migrations(c), [], exp.Execute),
     "session": (_ask_for_state, [[(1, 1)]], exp.Select),
-    "indexes": (lambda b, c: b.indexes(c, "SECRET].[orders"), [[("a_claim", "recipient", 0, 0)]], exp.Select),
-    "settings": (lambda b, c: b.remarks(c), [[(0,)]], exp.Select),
+    "indexes": (lambda b, c: b.schema.indexes(c, "SECRET].[orders"), [[("a_claim", "recipient", 0, 0)]], exp.Select),
+    "settings": (lambda b, c: b.schema.remarks(c), [[(0,)]], exp.Select),
 }  # fmt: skip
 
 
@@ -488,7 +498,10 @@ def test_everything_a_message_carries_goes_into_its_queue() -> None:
 
 def test_a_deferred_ack_is_written_over_or_put_in() -> None:
     found = statements_of(
-        PLAIN, lambda _, c, __: SqlServerBackend().defer(c, "queueapp_deferredack", "SECRET", [TOKEN], "SECRET", 10**12)
+        PLAIN,
+        lambda _, c, __: SqlServerBackend().early_acks.store(
+            c, "queueapp_deferredack", "SECRET", [TOKEN], "SECRET", 10**12
+        ),
     )
     assert [kinds(read) for _, read in found] == [[exp.Update], [exp.Insert]]
 
@@ -496,7 +509,7 @@ def test_a_deferred_ack_is_written_over_or_put_in() -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_purge_by_age_asks_each_index_and_takes_by_key(model: str) -> None:
     table = TABLES[f"aged by {model}"]
-    for verb in (lambda s, c: s.purge_expired(c, 5), lambda s, c: s.take_expired(c, 5)):
+    for verb in (lambda s, c: s.maintenance.purge_expired(c, 5), lambda s, c: s.maintenance.take_expired(c, 5)):
         found = statements_of(table, _after([], verb))
         ordered = [select.args["order"].expressions[0].this.name for _, (select,) in found]
         by_age, by_own = table.columns["enqueued_at"], table.columns["expires"]
@@ -505,7 +518,7 @@ def test_purge_by_age_asks_each_index_and_takes_by_key(model: str) -> None:
 
 def test_what_a_dead_subscriber_had_for_the_last_time_is_looked_for_and_taken_by_key() -> None:
     row = (1, str(TOKEN), "{}", b"", 3, 0, None, *(None for _ in CARRIED))
-    found = statements_of(PLAIN, _after([[(1,)], [row]], lambda s, c: s.take_owned(c, OWNER, 3, 5)))
+    found = statements_of(PLAIN, _after([[(1,)], [row]], lambda s, c: s.ack_by_seq.take_owned(c, OWNER, 3, 5)))
     assert [kinds(read) for _, read in found] == [[exp.Select], [exp.Delete]]
 
 
@@ -513,7 +526,7 @@ def test_what_a_dead_subscriber_had_for_the_last_time_is_looked_for_and_taken_by
 def test_a_lock_on_a_name_is_the_transactions(shared: bool, mode: str) -> None:
     def lock(_: Any, connection: Any, recorder: Recorder) -> None:
         recorder.answers = [[(0,)]]
-        SqlServerBackend().lock_name(connection, "SECRET", shared=shared)
+        SqlServerBackend().early_acks.lock_name(connection, "SECRET", shared=shared)
 
     ((statement, found),) = statements_of(PLAIN, lock)
     assert exp.Execute in [type(one) for one in found]
@@ -523,7 +536,7 @@ def test_a_lock_on_a_name_is_the_transactions(shared: bool, mode: str) -> None:
 def test_a_lock_that_was_refused_is_an_error() -> None:
     def lock(_: Any, connection: Any, recorder: Recorder) -> None:
         recorder.answers = [[(-3,)]]
-        SqlServerBackend().lock_name(connection, "SECRET")
+        SqlServerBackend().early_acks.lock_name(connection, "SECRET")
 
     with pytest.raises(QueueError, match="sp_getapplock said -3"):
         statements_of(PLAIN, lock)

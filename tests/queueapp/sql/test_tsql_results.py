@@ -33,7 +33,9 @@ task_table = pytest.mark.parametrize(
 @task_table
 @pytest.mark.parametrize("wait_ms", [None, 100])
 def test_an_ack_deletes_and_keeps(table: QueueTable, wait_ms: int | None) -> None:
-    found = statements_of(table, _after([GONE], lambda s, c: s.ack_and_keep(c, "results", [OUTCOME], TOKEN, wait_ms)))
+    found = statements_of(
+        table, _after([GONE], lambda s, c: s.results.ack_and_store(c, "results", [OUTCOME], TOKEN, wait_ms))
+    )
 
     assert [kinds(one) for _, one in found] == [[exp.Delete], [exp.Update], [exp.Insert]]
     taken = {"ROWLOCK"} if wait_ms is None else set(TAKING.split(", "))
@@ -46,14 +48,14 @@ def test_an_ack_deletes_and_keeps(table: QueueTable, wait_ms: int | None) -> Non
 
 @task_table
 def test_what_is_no_longer_leased_has_no_result(table: QueueTable) -> None:
-    found = statements_of(table, _after([[]], lambda s, c: s.ack_and_keep(c, "results", [OUTCOME], TOKEN)))
+    found = statements_of(table, _after([[]], lambda s, c: s.results.ack_and_store(c, "results", [OUTCOME], TOKEN)))
 
     assert [kinds(one) for _, one in found] == [[exp.Delete]]
 
 
 @task_table
 def test_a_result_of_its_own_is_written_over_an_earlier_one(table: QueueTable) -> None:
-    found = statements_of(table, _after([], lambda s, c: s.keep(c, "results", WHOLE)))
+    found = statements_of(table, _after([], lambda s, c: s.results.store(c, "results", WHOLE)))
 
     assert [kinds(one) for _, one in found] == [[exp.Update], [exp.Insert]]
     assert all(set(KEEPING.split(", ")) in [given for _, given in hints(one)] for _, one in found)

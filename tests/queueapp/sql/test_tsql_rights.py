@@ -16,7 +16,7 @@ _backend = SqlServerBackend()
 
 def test_what_is_lacking_is_asked_of_the_catalog() -> None:
     ((sent, found),) = statements_of(
-        TABLE, lambda s, c, _: _backend.lacking_rights(c, "shop].[or'ders", ["SELECT", "DELETE"])
+        TABLE, lambda s, c, _: _backend.schema.missing_privileges(c, "shop].[or'ders", ["SELECT", "DELETE"])
     )
     assert kinds(found) == [exp.Select]
     assert placeholders(found) == len(sent.params) == 5
@@ -24,13 +24,13 @@ def test_what_is_lacking_is_asked_of_the_catalog() -> None:
 
 
 def test_a_database_that_cannot_be_written_to_is_known_by_the_catalog() -> None:
-    ((_, found),) = statements_of(TABLE, lambda s, c, _: _backend.read_only(c))
+    ((_, found),) = statements_of(TABLE, lambda s, c, _: _backend.schema.read_only(c))
     assert kinds(found) == [exp.Select]
 
 
 def test_a_lock_is_waited_for_no_longer_and_the_session_is_as_before() -> None:
     def look(_s: object, c: object, _: object) -> None:
-        with _backend.waiting_at_most(c, 5):
+        with _backend.sessions.lock_timeout(c, 5):
             pass
 
     before, after = (sent.sql for sent, _ in statements_of(TABLE, look))

@@ -19,7 +19,9 @@ SOURCE = Source("SELECT [n] FROM [somewhere] WHERE [n] > %s", [7])
 
 @pytest.mark.parametrize("like", [LIKE, LIKE._replace(expires_ms=5000, correlation_id="SECRET", is_barrier=True)])
 def test_one_insert_of_all_rows(like: Outgoing) -> None:
-    ((sent, found),) = statements_of(PLAIN, lambda s, c, _: s.insert_select(c, like, SOURCE, [("a%]", 0), ("b", 0)]))
+    ((sent, found),) = statements_of(
+        PLAIN, lambda s, c, _: s.inserts.insert_select(c, like, SOURCE, [("a%]", 0), ("b", 0)])
+    )
 
     assert kinds(found) == [exp.Insert]
     assert {PLAIN.db_table, "somewhere"} <= tables(found)
@@ -29,13 +31,13 @@ def test_one_insert_of_all_rows(like: Outgoing) -> None:
 
 
 def test_names_are_asked_for_where_a_select_says_none() -> None:
-    ((_, found),) = statements_of(PLAIN, lambda s, c, _: s.columns_of(c, SOURCE))
+    ((_, found),) = statements_of(PLAIN, lambda s, c, _: s.inserts.columns_of(c, SOURCE))
 
     assert kinds(found) == [exp.Select]
 
 
 def test_an_order_within_another_select() -> None:
-    ordered = SqlServerQueueSql(PLAIN).ordered("SELECT [n] FROM [somewhere] ORDER BY [n]")
+    ordered = SqlServerQueueSql(PLAIN).inserts.ordered_select("SELECT [n] FROM [somewhere] ORDER BY [n]")
 
     assert ordered.endswith("ORDER BY [n] OFFSET 0 ROWS")
 
@@ -44,4 +46,4 @@ def test_the_order_of_a_queryset_is_said_once() -> None:
     connection = never_connected(Recorder())
     sql, _ = Effect.objects.order_by("pk").query.get_compiler(connection=connection).as_sql()
 
-    assert SqlServerQueueSql(PLAIN).ordered(sql).count("OFFSET 0 ROWS") == 1
+    assert SqlServerQueueSql(PLAIN).inserts.ordered_select(sql).count("OFFSET 0 ROWS") == 1

@@ -90,13 +90,13 @@ def sent(answers: list[Any], act: Any) -> Recorder:
 
 
 def test_what_is_there_is_left_alone() -> None:
-    (question,) = sent([THERE], SqlServerBackend().prepare_wake_ups).statements
+    (question,) = sent([THERE], SqlServerBackend().notifications.prepare).statements
 
     assert [type(one) for one in parsed(question.sql)] == [exp.Select]
 
 
 def test_what_is_missing_is_made_in_its_order() -> None:
-    recorder = sent([BARE, *[[(0,)], []] * len(SCRIPT)], SqlServerBackend().prepare_wake_ups)
+    recorder = sent([BARE, *[[(0,)], []] * len(SCRIPT)], SqlServerBackend().notifications.prepare)
 
     assert [one.sql for one in recorder.statements[2::2]] == list(SCRIPT.values())
     for question in recorder.statements[1::2]:
@@ -111,7 +111,7 @@ def test_where_it_cannot_be_had_nothing_is_made(answer: Any, why: str) -> None:
     recorder = Recorder(answers=[answer])
 
     with pytest.raises(NoWakeUps, match=why):
-        SqlServerBackend().prepare_wake_ups(never_connected(recorder))
+        SqlServerBackend().notifications.prepare(never_connected(recorder))
 
     assert len(recorder.statements) == 1
 
@@ -120,7 +120,7 @@ def test_what_could_be_mended_is_told_with_the_statement() -> None:
     backend = SqlServerBackend()
 
     def lack(answer: Any) -> Any:
-        return backend.lacking_for_wake_ups(never_connected(Recorder(answers=[answer])))
+        return backend.notifications.unavailable(never_connected(Recorder(answers=[answer])))
 
     assert lack(THERE) is None
     assert lack([(5, 1, *[None] * 4)]) is None, "nobody can"
@@ -130,7 +130,9 @@ def test_what_could_be_mended_is_told_with_the_statement() -> None:
 
 def test_telling_is_one_batch_with_the_payload_as_a_parameter() -> None:
     backend = SqlServerBackend()
-    (told,) = sent([[(7,)]], lambda connection: backend.notify(connection, "queueapp", "shop.Orders")).statements
+    (told,) = sent(
+        [[(7,)]], lambda connection: backend.notifications.notify(connection, "queueapp", "shop.Orders")
+    ).statements
 
     assert told.params == ("shop.Orders",)
     frame = re.fullmatch(
@@ -161,17 +163,17 @@ def test_a_sender_that_found_nobody_to_tell_does_nothing_more_for_minutes(
     assert (len(recorder.statements), connection.run_on_commit) == (1, [])
 
     now[0] += LOOK_AGAIN + 1
-    assert backend.may_notify(connection)
-    backend.notify(connection, "queueapp", "shop.Orders")
-    assert not backend.may_notify(connection)
-    backend.notify(connection, "queueapp", "shop.Orders")
-    assert backend.may_notify(connection)
+    assert backend.notifications.may_notify(connection)
+    backend.notifications.notify(connection, "queueapp", "shop.Orders")
+    assert not backend.notifications.may_notify(connection)
+    backend.notifications.notify(connection, "queueapp", "shop.Orders")
+    assert backend.notifications.may_notify(connection)
 
 
 def test_an_ear_waits_for_its_own_conversation_and_ends_it() -> None:
     ends = ("8a3f1c2e-0000-4000-8000-000000000001", "8a3f1c2e-0000-4000-8000-000000000002")
     recorder = Recorder(answers=[THERE, [ends], [("DEFAULT", "shop.Orders"), ("DEFAULT", "")], []])
-    ear = SqlServerBackend().ear(never_connected(recorder), "queueapp")
+    ear = SqlServerBackend().notifications.listener(never_connected(recorder), "queueapp")
 
     ear.connect()
     ear.listen()
@@ -190,7 +192,9 @@ def test_an_ear_waits_for_its_own_conversation_and_ends_it() -> None:
 def test_an_ear_whose_conversation_has_ended_says_so() -> None:
     ended = "http://schemas.microsoft.com/SQL/ServiceBroker/Error"
     ends = ("8a3f1c2e-0000-4000-8000-000000000001", "8a3f1c2e-0000-4000-8000-000000000002")
-    ear = SqlServerBackend().ear(never_connected(Recorder(answers=[THERE, [ends], [(ended, None)]])), "queueapp")
+    ear = SqlServerBackend().notifications.listener(
+        never_connected(Recorder(answers=[THERE, [ends], [(ended, None)]])), "queueapp"
+    )
     ear.connect()
     ear.listen()
 

@@ -19,9 +19,9 @@ WAIT_MS = 200
 Verb = Callable[[Any, Any, list[int], uuid.UUID], list[int]]
 #: Each verb on a connection of its own, in a transaction of its own.
 VERBS: dict[str, Verb] = {
-    "renew": lambda sql, c, seqs, token: sql.renew(c, seqs, token, 60_000, WAIT_MS),
-    "try_ack": lambda sql, c, seqs, token: sql.try_ack(c, seqs, token, WAIT_MS),
-    "try_give_back": lambda sql, c, seqs, token: sql.try_give_back(c, seqs, token, WAIT_MS),
+    "renew": lambda sql, c, seqs, token: sql.acks.renew(c, seqs, token, 60_000, WAIT_MS),
+    "try_ack": lambda sql, c, seqs, token: sql.acks.try_ack(c, seqs, token, WAIT_MS),
+    "try_give_back": lambda sql, c, seqs, token: sql.acks.try_release(c, seqs, token, WAIT_MS),
 }
 each_verb = pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
 
@@ -43,14 +43,14 @@ def holding(server: Server, seq: int, token: uuid.UUID) -> Iterator[None]:
     """Somebody has this row locked in an open transaction."""
     holder = server.another()
     with server.rolled_back(holder):
-        assert queue_sql(Leased, holder).extend(holder, [seq], token, 60_000) == [seq]
+        assert queue_sql(Leased, holder).acks.extend(holder, [seq], token, 60_000) == [seq]
         yield
 
 
 def test_renewal_lengthens_and_never_shortens(server: Server) -> None:
     short, long = server.put(Leased, 2)
     token, leased = server.lease(Leased, lease_ms=1_000)
-    server.sql(Leased).extend(server.connection, [long], token, 600_000)
+    server.sql(Leased).acks.extend(server.connection, [long], token, 600_000)
 
     assert run(server, VERBS["renew"], leased, token) == [short, long]
 
@@ -88,7 +88,7 @@ def test_only_what_is_leased_under_the_token_is_touched(server: Server, verb: Ve
     ranges = levels(3)
     stale, _ = server.lease(AddressedUrgent, 3, ranges=ranges, lease_ms=1)
     server.passed(lambda: server.row(AddressedUrgent, mine).lease_expires)
-    server.sql(AddressedUrgent).give_back(server.connection, [free], stale, handled=False)
+    server.sql(AddressedUrgent).acks.release(server.connection, [free], stale, handled=False)
     fresh, _ = server.lease(AddressedUrgent, 1, ranges=[r._replace(low=taken, high=taken) for r in ranges])
     before = [(row.deliveries, row.lease_token, row.lease_expires) for row in server.rows(AddressedUrgent)[:2]]
 

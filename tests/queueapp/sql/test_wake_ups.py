@@ -25,7 +25,7 @@ def listening(server: Server) -> Iterator[Callable[[], Ear]]:
     ears: list[Ear] = []
 
     def make() -> Ear:
-        ears.append(server.backend.ear(server.connection.copy(), CHANNEL))
+        ears.append(server.backend.notifications.listener(server.connection.copy(), CHANNEL))
         ears[-1].connect()
         ears[-1].listen()
         return ears[-1]
@@ -42,7 +42,7 @@ def until_heard(ear: Ear, count: int) -> list[str]:
 
 
 def tell(server: Server, payload: str) -> None:
-    server.backend.notify(server.connection, CHANNEL, payload)
+    server.backend.notifications.notify(server.connection, CHANNEL, payload)
 
 
 def test_everybody_who_listens_hears_everything_in_order(server: Server, listening: Callable[[], Ear]) -> None:
@@ -152,4 +152,4 @@ def test_an_ear_leaves_no_conversation_behind_and_renews_its_own(
 
 def test_nothing_is_lacking_where_there_are_wake_ups(server: Server, listening: Callable[[], Ear]) -> None:
     listening()
-    assert server.backend.lacking_for_wake_ups(server.connection) is None
+    assert server.backend.notifications.unavailable(server.connection) is None

@@ -103,14 +103,16 @@ class Desk:
         try:
             with transaction.atomic(using=self.alias):
                 # A session that was closed holds its message until its server has rolled it back: in its own time.
-                (claimed,) = eventually(lambda: sql.claim_by_delete(connection, ALL, 1))
+                (claimed,) = eventually(lambda: sql.claims.claim_by_delete(connection, ALL, 1))
                 seq = claimed[SEQ]
                 self.call(handler)
-                left = self.handed.after(self.failed, lambda seq: sql.lock(connection, seq, None, 1000) is None, seq)
+                left = self.handed.after(
+                    self.failed, lambda seq: sql.failures.lock(connection, seq, None, 1000) is None, seq
+                )
                 if left is not None and left.replaced:
                     raise RollBack
                 if left is not None or self.failed is not None:
-                    sql.lock_again(connection, seq, 1000)
+                    sql.failures.rollback_and_lock(connection, seq, 1000)
                     connection.run_on_commit = []
                     raise RollBack
         except RollBack:
@@ -144,7 +146,7 @@ class Desk:
         assert not connection.savepoint_ids
         assert not connection.atomic_blocks
         assert not connection.run_on_commit
-        assert backend_of(connection).session_state(connection, ask=True) is SessionState.IDLE
+        assert backend_of(connection).sessions.state(connection, ask=True) is SessionState.IDLE
 
     def effects(self, name: str) -> list[Any]:
         """What has been committed under a name."""

@@ -389,9 +389,9 @@ CHANGING = [
 
 @pytest.mark.parametrize("statement", HARMLESS)
 def test_what_only_looks_like_a_change_keeps_the_session(desk: Desk, statement: str) -> None:
-    assert not desk.server.backend.changes_session(statement)
+    assert not desk.server.backend.sessions.changes_session(statement)
 
 
 @pytest.mark.parametrize("statement", CHANGING)
 def test_a_change_is_seen_however_it_is_written(desk: Desk, statement: str) -> None:
-    assert desk.server.backend.changes_session(statement)
+    assert desk.server.backend.sessions.changes_session(statement)

@@ -208,7 +208,7 @@ def test_what_a_handler_leaves_in_the_workers_transaction_is_said_and_mended(des
     if handler not in COMMITTED:
         assert handler is closes_and_goes_on or desk.effects("abuse") == []
         assert desk.messages() == messages, "nothing may have been committed"
-        free = desk.server.sql(Transactional).lock(desk.server.connection, messages[0], None, 10_000)
+        free = desk.server.sql(Transactional).failures.lock(desk.server.connection, messages[0], None, 10_000)
         assert free is not None, "nobody may hold the message any more"
     desk.do(desk.is_as_opened)
     desk.works()

@@ -41,7 +41,7 @@ def test_max_backlog_is_never_exceeded_by_16_tasks_of_4_processes(start_tree: Ca
     seen = []
 
     def drained() -> bool:
-        seen.append(sum(one.messages for one in queue_sql(queue, connection).leases(connection)))
+        seen.append(sum(one.messages for one in queue_sql(queue, connection).limits.leases(connection)))
         return not queue.objects.exists()
 
     eventually(drained, 120)
@@ -75,7 +75,7 @@ def test_max_backlog_holds_while_processes_are_killed_and_the_limit_changes(star
     tree = start_tree(label(Capped), "--processes", "3", "--concurrency", "3")
 
     def out() -> int:
-        seen.append(sum(one.messages for one in queue_sql(Capped, connection).leases(connection)))
+        seen.append(sum(one.messages for one in queue_sql(Capped, connection).limits.leases(connection)))
         return seen[-1]
 
     def handled() -> int:

@@ -148,5 +148,5 @@ def test_a_user_that_can_write_nothing_by_a_setting_is_told_how_to_end_it() -> N
 @pytest.mark.django_db
 def test_only_a_missing_right_is_said_to_need_one() -> None:
     backend = backend_of(connection)
-    assert backend.lacking_rights(connection, Leased._meta.db_table, ["SELECT", "DELETE"]) == []
+    assert backend.schema.missing_privileges(connection, Leased._meta.db_table, ["SELECT", "DELETE"]) == []
     assert remedy_of(ValueError("permission denied")) is None

@@ -15,7 +15,7 @@ from tests.workers.receiving.batches import Receiver
 def test_what_held_nothing_is_read_again_for_a_tenth_of_the_time() -> None:
     desk = Receiver(Leased).pump.desk
     desk.claiming.extend_unknown(Range(1), 5)
-    read_heads, reads = desk.sql.read_heads, list[float]()
+    read_heads, reads = desk.sql.claims.read_heads, list[float]()
 
     def slowly(*arguments: Any) -> Any:
         reads.append(monotonic())
@@ -23,14 +23,14 @@ def test_what_held_nothing_is_read_again_for_a_tenth_of_the_time() -> None:
             pass
         return read_heads(*arguments)
 
-    desk.sql.read_heads = slowly  # type: ignore[method-assign]
+    desk.sql.claims.read_heads = slowly  # type: ignore[method-assign]
     try:
         desk.strangers.reread(1)
         desk.strangers.reread(1)
         assert len(reads) == 1
         eventually(lambda: desk.strangers.reread(1) or len(reads) == 2)
     finally:
-        del desk.sql.read_heads  # type: ignore[attr-defined]
+        del desk.sql.claims.read_heads  # type: ignore[attr-defined]
 
     assert reads[1] - reads[0] >= 10 * 0.02
 

@@ -72,7 +72,7 @@ def never_more_out(queue: Any, most: int) -> Iterator[list[int]]:
 
     def look() -> None:
         while not done.is_set():
-            seen.append(sum(one.messages for one in queue_sql(queue, connection).leases(connection)))
+            seen.append(sum(one.messages for one in queue_sql(queue, connection).limits.leases(connection)))
         connection.close()
 
     thread = threading.Thread(target=look)
@@ -92,7 +92,7 @@ def test_max_backlog_holds_for_all_workers_together(start_worker: Start, queue: 
     with never_more_out(queue, most):
         for _ in range(3):
             start_worker(queue, heartbeat=True, concurrency=4)
-        eventually(lambda: sum(one.messages for one in queue_sql(queue, connection).leases(connection)) == most)
+        eventually(lambda: sum(one.messages for one in queue_sql(queue, connection).limits.leases(connection)) == most)
         gate.open.set()
         eventually(lambda: not queue.objects.exists())
     assert gate.ended == 60
@@ -250,7 +250,9 @@ def test_semantics_at_most_once_with_a_limit_what_could_not_be_acked_goes_with_t
     worker.pump.paused = True
     CappedOnce.send_many({"n": n} for n in range(4))
     # As a worker leaves it whose database did not answer while it stopped.
-    queue_sql(CappedOnce, connection).claim_within(connection, [Range()], 3, new_id(), worker.pump.subscriber, None, 3)
+    queue_sql(CappedOnce, connection).limits.claim_within(
+        connection, [Range()], 3, new_id(), worker.pump.subscriber, None, 3
+    )
     worker.stop()
     assert worker.heartbeat is not None
     worker.heartbeat.goodbye()
@@ -340,7 +342,7 @@ def test_semantics_at_most_once_with_a_limit_is_gone_with_the_subscriber_that_it
         id=dead, queue=CappedOnce._meta.label, host="gone", process=1, supervisor=new_id(), sent=True,
         alive_until="2020-01-01T00:00:00Z",
     )  # fmt: skip
-    sql.claim_within(connection, [Range()], 3, new_id(), dead, None, 3)
+    sql.limits.claim_within(connection, [Range()], 3, new_id(), dead, None, 3)
 
     release_leases_of_dead_subscribers("default")
 

@@ -238,7 +238,7 @@ def test_what_a_claim_came_too_early_for_and_the_next_one_gave_way_to_is_found_a
     worker = start_worker(Transactional, concurrency=2)
     on_its_way, arrives = threading.Event(), threading.Event()
     sql = worker.pump.desk.sql
-    claim = sql.claim_by_delete
+    claim = sql.claims.claim_by_delete
 
     def answer_late(*args: Any, **options: Any) -> Any:
         rows = claim(*args, **options)
@@ -716,7 +716,7 @@ def test_a_look_that_saw_a_floor_come_down_raises_none(monkeypatch: pytest.Monke
     one = idle_pump()
     jump(Leased, 700)
     send(Leased, 1)
-    peek = one.desk.sql.peek
+    peek = one.desk.sql.claims.peek
 
     def comes_down(*arguments: Any) -> Any:
         seen = peek(*arguments)

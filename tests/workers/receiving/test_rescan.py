@@ -42,7 +42,7 @@ def send(queue: Any, count: int = 1) -> list[int]:
 def pass_over(pump: QueuePump, limit: int = 1_000) -> list[int]:
     """Claim by deletion, ahead of the floor, as one process would in a moment; what was there."""
     with pump.desk.claiming.claim(limit) as claim:
-        claim.rows = pump.desk.sql.claim_by_delete(connection, claim.ranges, limit)
+        claim.rows = pump.desk.sql.claims.claim_by_delete(connection, claim.ranges, limit)
     return [row[SEQ] for row in claim.rows]
 
 
@@ -94,9 +94,9 @@ def test_message_restored_by_a_rollback_is_found(pump: QueuePump, leased: bool) 
         sql = queue_sql(Leased, other)
         only = [Range(seqs[2], seqs[2])]
         if leased:
-            assert sql.claim_by_lease(other, only, 1, uuid4(), uuid4(), 60_000)
+            assert sql.claims.claim_by_lease(other, only, 1, uuid4(), uuid4(), 60_000)
         else:
-            assert sql.claim_by_delete(other, only, 1)
+            assert sql.claims.claim_by_delete(other, only, 1)
         assert pass_over(pump) == [*seqs[:2], *seqs[3:]]
         assert look(pump).behind == 0
 
@@ -107,7 +107,7 @@ def test_message_restored_by_a_rollback_is_found(pump: QueuePump, leased: bool) 
 def test_message_of_a_prepared_transaction_is_found(pump: QueuePump) -> None:
     skip_unless_prepared(connection)
     with another() as other, other.cursor() as cursor:
-        queue_sql(Leased, other).insert(other, outgoing())
+        queue_sql(Leased, other).inserts.insert(other, outgoing())
         send(Leased, 5)
         pass_over(pump)
         look(pump, 1)

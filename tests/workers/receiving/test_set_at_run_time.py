@@ -68,7 +68,7 @@ def gate() -> Iterator[Callable[[Any], Gate]]:
 
 
 def leased(queue: Any) -> int:
-    return sum(one.messages for one in queue_sql(queue, connection).leases(connection))
+    return sum(one.messages for one in queue_sql(queue, connection).limits.leases(connection))
 
 
 def test_max_backlog_set_at_run_time_is_lowered_and_raised_for_a_running_worker(start_worker: Start, gate: Any) -> None:

@@ -29,8 +29,8 @@ def lose(times: int, count: int) -> None:
     sql = queue_sql(Leased, connection)
     for _ in range(times):
         owner = uuid.uuid4()
-        sql.claim_by_lease(connection, [Range()], count, uuid.uuid4(), owner, 60_000)
-        assert sql.release_owner(connection, owner, count, started=True) == count
+        sql.claims.claim_by_lease(connection, [Range()], count, uuid.uuid4(), owner, 60_000)
+        assert sql.maintenance.release_owner(connection, owner, count, started=True) == count
 
 
 def leased() -> int:
@@ -110,7 +110,7 @@ def test_whoever_starts_leases_no_suspect_beside_others_just_to_see_that_it_is_o
     lose(2, 20)
     one = Receiver(Leased, starts=True)
     sql, leasing = one.task.sql, one.pump.desk.suspects._leasing
-    really_claim = sql.claim_by_lease
+    really_claim = sql.claims.claim_by_lease
     alone: list[bool] = []
 
     def claim(*arguments: Any) -> Any:
@@ -164,7 +164,9 @@ def test_caution_outlasts_the_last_of_them_for_a_while(monkeypatch: pytest.Monke
     monkeypatch.setattr(quarantine, "monotonic", lambda: now[0])
     Leased.send_many(Nop(number, "") for number in range(3))
     lose(1, 1)
-    rows = queue_sql(Leased, connection).claim_by_lease(connection, [Range()], 3, uuid.uuid4(), uuid.uuid4(), 60_000)
+    rows = queue_sql(Leased, connection).claims.claim_by_lease(
+        connection, [Range()], 3, uuid.uuid4(), uuid.uuid4(), 60_000
+    )
     one = Caution()
 
     assert one.level == 2, "nobody knows yet"
@@ -179,7 +181,9 @@ def test_of_several_suspects_the_one_that_was_lost_most_says_how_careful_to_be()
     Leased.send_many(Nop(number, "") for number in range(3))
     lose(1, 2)
     lose(1, 1)
-    rows = queue_sql(Leased, connection).claim_by_lease(connection, [Range()], 3, uuid.uuid4(), uuid.uuid4(), 60_000)
+    rows = queue_sql(Leased, connection).claims.claim_by_lease(
+        connection, [Range()], 3, uuid.uuid4(), uuid.uuid4(), 60_000
+    )
     one = Caution()
 
     assert one.needed(rows) == 2

@@ -126,7 +126,7 @@ class LeaseTask(Task):
             asked = monotonic()  # before the statement, so that a slow round trip cannot stretch the lease
             with Answering(connection):
                 if taking is None:
-                    claim.rows = rows = self.sql.claim_by_lease(
+                    claim.rows = rows = self.sql.claims.claim_by_lease(
                         connection, claim.ranges, limit, token, self.desk.subscriber, lease_ms
                     )
                     self.full = len(rows) == limit
@@ -258,7 +258,7 @@ class LeaseTask(Task):
             recover(self, row, error, batch.token, items)
         if unknown:
             with Answering(connections[self.alias]):
-                self.sql.give_back(connections[self.alias], sorted(unknown), batch.token, handled=False)
+                self.sql.acks.release(connections[self.alias], sorted(unknown), batch.token, handled=False)
             self.desk.strangers.leave_alone(claim, claim.rows or (), unknown)
         failures.clear()
         unknown.clear()
@@ -307,22 +307,22 @@ class LeaseTask(Task):
         """Delete what may be ended by who holds it: by its token, or by what else the queue's leasing allows."""
         leasing, connection = self.queue.delivery.leasing, connections[self.alias]
         if leasing is Leasing.FENCED:
-            return self.sql.ack(connection, seqs, token)
-        return self.sql.ack_held(connection, seqs, Holder(leasing.value, self.desk.subscriber))
+            return self.sql.acks.ack(connection, seqs, token)
+        return self.sql.ack_by_seq.ack(connection, seqs, Holder(leasing.value, self.desk.subscriber))
 
     def _give_back(self, batch: Batch, keep: int) -> None:
         """Give back what was not started, from the right, all but ``keep``; not counted as a delivery."""
         surplus = batch.take_waiting(keep)
         if surplus:
             with Answering(connections[self.alias]):
-                ended = self.sql.give_back(connections[self.alias], surplus, batch.token, handled=False)
+                ended = self.sql.acks.release(connections[self.alias], surplus, batch.token, handled=False)
             if not self.queue.delivery.others_may_end:
                 self.desk.stats.lost += len(surplus) - ended
             self.desk.came_back(surplus)
 
     def write_headers(self, seq: int, headers: str) -> None:
         batch = self.batch
-        if batch is None or not self.sql.write_headers(connections[self.alias], seq, batch.token, headers):
+        if batch is None or not self.sql.acks.write_headers(connections[self.alias], seq, batch.token, headers):
             raise LeaseLost(self.queue._meta.label, seq)
 
     def extend(self, seq: int, period: timedelta | None) -> None:
@@ -334,7 +334,7 @@ class LeaseTask(Task):
         seconds = batch.period if period is None else period.total_seconds()
         if not connections[self.alias].get_autocommit() and self._extend_beside(seq, batch, seconds):
             return
-        if not self.sql.extend(connections[self.alias], [seq], batch.token, int(seconds * 1000)):
+        if not self.sql.acks.extend(connections[self.alias], [seq], batch.token, int(seconds * 1000)):
             raise LeaseLost(self.queue._meta.label, seq)
         if seconds < batch.period:
             batch.again.add(seq)  # it ends before the others of its batch are due
@@ -348,6 +348,6 @@ class LeaseTask(Task):
             return False
         try:
             with isolated_connection(self.alias) as connection, atomic_on(connection):
-                return bool(self.sql.renew(connection, [seq], batch.token, int(seconds * 1000), EXTEND_WAIT_MS))
+                return bool(self.sql.acks.renew(connection, [seq], batch.token, int(seconds * 1000), EXTEND_WAIT_MS))
         except Error:
             return False  # of the spare connection; the handler's own says whether the lease is lost

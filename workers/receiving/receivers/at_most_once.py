@@ -54,7 +54,7 @@ class AtMostOnceTask(Task):
             with Answering(connection), transaction.atomic(using=self.alias):
                 # It ends before the commit, so that no other task walks over these rows meanwhile.
                 with self.desk.claim(limit) as claim:
-                    claim.rows = rows = self.sql.claim_by_delete(
+                    claim.rows = rows = self.sql.claims.claim_by_delete(
                         connection, claim.ranges, limit, whole=True, owner=self.desk.subscriber
                     )
                 if not rows:

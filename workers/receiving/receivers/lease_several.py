@@ -172,7 +172,7 @@ class LeaseSeveralTask(SeveralTask, LeaseTask):
         if batch.period == math.inf:
             return  # they have more than they ask for
         seconds = batch.period if period is None else period.total_seconds()
-        reached = self.sql.extend(connections[self.alias], sorted(seqs), batch.token, int(seconds * 1000))
+        reached = self.sql.acks.extend(connections[self.alias], sorted(seqs), batch.token, int(seconds * 1000))
         if lost := {*seqs}.difference(reached):
             raise LeaseLost(self.queue._meta.label, min(lost))
         if seconds < batch.period:

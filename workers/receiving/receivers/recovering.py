@@ -32,7 +32,7 @@ def recover(
         # A lease is ended uncounted; what was received in a transaction is back since its rollback.
         if token is not None:
             with Answering(connections[task.alias]):
-                task.sql.give_back(connections[task.alias], [claimed[SEQ]], token, handled=False)
+                task.sql.acks.release(connections[task.alias], [claimed[SEQ]], token, handled=False)
         task.desk.came_back([claimed[SEQ]])
         return
     if not isinstance(error, MessageCancelled):

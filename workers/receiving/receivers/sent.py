@@ -42,7 +42,7 @@ class SentTask(AtMostOnceTask):
         with self.desk.claim(limit) as claim:
             with Answering(connection):
                 if taking is None:
-                    rows = self.sql.claim_by_lease(
+                    rows = self.sql.claims.claim_by_lease(
                         connection, claim.ranges, limit, token, self.desk.subscriber, FOREVER_MS
                     )
                     taken = Taken(rows, full=len(rows) == limit)
@@ -102,7 +102,7 @@ class SentTask(AtMostOnceTask):
     def _give_back(self, seqs: list[int], token: uuid.UUID) -> None:
         connection = connections[self.alias]
         with Answering(connection):
-            self.sql.give_back(connection, seqs, token, handled=False)
+            self.sql.acks.release(connection, seqs, token, handled=False)
 
     def _ack(self, ended: list[int], handled: int, token: uuid.UUID) -> int:
         """Delete what has ended, of which so many were handled; returns how many are still to be counted. It is tried again
@@ -111,7 +111,7 @@ class SentTask(AtMostOnceTask):
         while ended:
             try:
                 with Answering(connection):
-                    self.sql.ack(connection, sorted(ended), token)
+                    self.sql.acks.ack(connection, sorted(ended), token)
             except Error as error:
                 if not self.desk.survive(error, self.desk.breaker, connection):
                     log.error("%s: %d messages that were handled keep their places until this worker is dead: %s",
@@ -134,7 +134,7 @@ class SentTask(AtMostOnceTask):
         while True:
             try:
                 with Answering(connection), transaction.atomic(using=self.alias):
-                    row = self.sql.lock(connection, claimed[SEQ], token, _PATIENCE_MS)
+                    row = self.sql.failures.lock(connection, claimed[SEQ], token, _PATIENCE_MS)
                 break
             except Error as failure:
                 if not is_error_of(connection, failure, ErrorKind.LOCKED) and not self.desk.survive(

@@ -62,7 +62,7 @@ class SetTask(TransactionalTask):
             with Answering(connection) as answering, transaction.atomic(using=self.alias):
                 with self.desk.claim(wanted) as claim:
                     # One that is alone may have to be told of.
-                    claim.rows = rows = self.sql.lock_heads(connection, claim.ranges, wanted, bodies=wanted == 1)
+                    claim.rows = rows = self.sql.limits.lock_heads(connection, claim.ranges, wanted, bodies=wanted == 1)
                 if not rows:
                     return 0
                 self.full = len(rows) == wanted
@@ -81,7 +81,7 @@ class SetTask(TransactionalTask):
                 if outcome is not None:
                     raise RollBack
                 seqs = [row[SEQ] for row in rows]
-                if (gone := len(seqs) - self.sql.remove(connection, seqs)) != 0:
+                if (gone := len(seqs) - self.sql.failures.remove(connection, seqs)) != 0:
                     outcome = NotThere(f"The handler has deleted {gone} messages of its set: leave that to the worker.")
                     raise RollBack
                 hooks = self._run_every_hook(connection, rows[0], answering)

@@ -58,7 +58,7 @@ def put_back(task: Any, claimed: Claimed) -> None:
         try:
             with Answering(connection), transaction.atomic(using=task.alias):
                 if once.first():
-                    task.sql.insert_row(connection, row, same_queue=True)
+                    task.sql.inserts.insert_row(connection, row, same_queue=True)
             task.desk.copied()
             return
         except Error as failure:

@@ -97,7 +97,7 @@ class TransactionalTask(LeaseTask):
                 if self._needs_permits and not self._take_permit(connection):
                     return 0
                 with self.desk.claim(1) as claim:
-                    rows: Sequence[Claimed] = self.sql.claim_by_delete(
+                    rows: Sequence[Claimed] = self.sql.claims.claim_by_delete(
                         connection, claim.ranges, 1, owner=self.desk.subscriber
                     )
                     claim.rows = rows
@@ -169,17 +169,17 @@ class TransactionalTask(LeaseTask):
     def _take_permit(self, connection: Any) -> bool:
         """Take one of the queue's places for the open transaction, whose end frees it."""
         most: int = in_force.value(self.queue, "max_backlog", self.alias)
-        return self.sql.take_permits(connection, most, 1) == 1
+        return self.sql.limits.take_permits(connection, most, 1) == 1
 
     def _commit_and_claim(self, connection: Any) -> UnderWay | None:
         """Commit the message in hand and claim the next one; None: not in one trip, and nothing was done. Its ``rows`` are None
         where the commit is done and the claim is not."""
         with self.desk.claim(1) as claim:
             sql = self.sql
-            way = sql.commits_with_claim(connection, claim.ranges)
+            way = sql.claims.pipelined_claim(connection, claim.ranges)
             if way is None:
                 return None
-            claim.rows = sql.commit_and_claim(connection, claim.ranges, way)
+            claim.rows = sql.claims.commit_and_claim(connection, claim.ranges, way)
             claim.failed = claim.rows is None
         self._done()
         return claim
@@ -239,13 +239,13 @@ class TransactionalTask(LeaseTask):
         return outcome
 
     def stands(self, seq: int) -> bool:
-        return self.sql.lock(connections[self.alias], seq, None, wait_ms=1000) is None
+        return self.sql.failures.lock(connections[self.alias], seq, None, wait_ms=1000) is None
 
     def _decide_in_place(self, claimed: Claimed, error: BaseException, connection: Any) -> Decided:
         """Undo the handler and decide, without letting go of the message: between a rollback and a transaction that
         counts the attempt, another worker would run it once more. Raises RollBack when it was taken all the same."""
         self.about = claimed
-        row = self.sql.lock_again(connection, claimed[SEQ], wait_ms=1000)
+        row = self.sql.failures.rollback_and_lock(connection, claimed[SEQ], wait_ms=1000)
         # The handler's transaction is gone, and with it what it meant to do after its commit.
         connection.needs_rollback = False
         connection.run_on_commit = []
@@ -281,10 +281,10 @@ class TransactionalTask(LeaseTask):
             with Answering(connection) as answering, transaction.atomic(using=self.alias):
                 elsewhere = self.desk.claiming.holds(claimed[SEQ])  # since before it became careful
                 if elsewhere or (self._needs_permits and not self._take_permit(connection)):
-                    self.sql.give_back(connection, [claimed[SEQ]], token, handled=False)
+                    self.sql.acks.release(connection, [claimed[SEQ]], token, handled=False)
                     return
                 # From here on the row lock owns the message, however long the handler takes and the lease lasts.
-                if self.sql.ack(connection, [claimed[SEQ]], token) != 1:
+                if self.sql.acks.ack(connection, [claimed[SEQ]], token) != 1:
                     self.desk.stats.lost += 1
                     log.warning("%s", LeaseLost(self.queue._meta.label, claimed[SEQ]))
                     return
@@ -304,7 +304,7 @@ class TransactionalTask(LeaseTask):
             self.desk.succeeded(1)
         elif outcome is False:
             with Answering(connection):
-                self.sql.give_back(connection, [claimed[SEQ]], token, handled=False)
+                self.sql.acks.release(connection, [claimed[SEQ]], token, handled=False)
             self.desk.strangers.leave_alone(claim, claim.rows or (), [claimed[SEQ]])
         else:
             assert isinstance(outcome, BaseException)
@@ -320,7 +320,7 @@ class TransactionalTask(LeaseTask):
                 # A victim did nothing wrong: everything was rolled back, it is received again.
                 if token is not None:
                     with Answering(connection):
-                        self.sql.give_back(connection, [seq], token, handled=False)
+                        self.sql.acks.release(connection, [seq], token, handled=False)
                 self.desk.retried(seq)
                 return
         recover(self, claimed, error, token, self.items)

@@ -160,7 +160,7 @@ class TogetherTask(TransactionalTask):
         if self._needs_permits and (wanted := self._take_places(batch, connection, wanted)) == 0:
             return False
         with self.desk.claim(wanted) as claim:
-            claim.rows = rows = self.sql.claim_by_delete(
+            claim.rows = rows = self.sql.claims.claim_by_delete(
                 connection, claim.ranges, wanted, whole=self._whole, owner=self.desk.subscriber
             )
         self.full = len(rows) == wanted
@@ -190,7 +190,7 @@ class TogetherTask(TransactionalTask):
         if batch.places < wanted:
             most: int = in_force.value(self.queue, "max_backlog", self.alias)
             more = bool(batch.rows)
-            batch.places += self.sql.take_permits(connection, most, wanted - batch.places, more=more)
+            batch.places += self.sql.limits.take_permits(connection, most, wanted - batch.places, more=more)
         return min(wanted, batch.places)
 
     def _is_apart(self, row: Claimed) -> bool:

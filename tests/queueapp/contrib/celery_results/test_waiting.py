@@ -43,7 +43,7 @@ def later(alias: str) -> Any:
 
 
 def _hears(alias: str) -> bool:
-    return backend_of(connections[alias]).ear_for_results(connections[alias]) is not None
+    return backend_of(connections[alias]).celery_results.listener(connections[alias]) is not None
 
 
 def test_who_waits_is_told(backend: Any, app: Celery, alias: str, later: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,17 +56,17 @@ class Message:
 
     def put(self, headers: str = '{"k":"v"}', **columns: Any) -> None:
         row = Row(0, uuid.uuid4(), headers, BODY, **columns)
-        queue_sql(self.queue, connection).insert_row(connection, row)
+        queue_sql(self.queue, connection).inserts.insert_row(connection, row)
 
     def fail(self, who: Registration | None, error: BaseException | None = None, **options: Any) -> Any:
         sql, token = queue_sql(self.queue, connection), uuid.uuid4()
         error = error or Failed("bad")
         levels = [Range()]
         if self.queue is AtMostOnce:
-            (claimed,) = sql.claim_by_delete(connection, levels, 1, whole=True)
+            (claimed,) = sql.claims.claim_by_delete(connection, levels, 1, whole=True)
             return fail_taken(self.queue, "default", sql.table.row_of(claimed), error, consumer=who, **options)
         if self.queue is Leased:
-            (claimed,) = sql.claim_by_lease(connection, levels, 1, token, token, 60_000)
+            (claimed,) = sql.claims.claim_by_lease(connection, levels, 1, token, token, 60_000)
             return fail(self.queue, "default", claimed[0], error, consumer=who, token=token, **options)
         seq = self.queue.objects.values_list("seq", flat=True).get()
         return fail(self.queue, "default", seq, error, consumer=who, token=None, **options)

@@ -83,7 +83,7 @@ def test_a_message_that_never_expires_is_claimed_beside_others(whole: bool) -> N
     with connection.cursor() as cursor:
         cursor.execute(f"UPDATE \"{AddressedUrgent._meta.db_table}\" SET expires = 'infinity'")
 
-    rows = queue_sql(AddressedUrgent, connection).claim_by_delete(
+    rows = queue_sql(AddressedUrgent, connection).claims.claim_by_delete(
         connection, [Range(recipient=name) for name in ("", "first")], 10, whole=whole
     )
 

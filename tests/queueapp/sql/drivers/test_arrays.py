@@ -76,7 +76,7 @@ def test_ack_is_prepared_once_for_keys_of_any_size() -> None:
     sql, token = queue_sql(Leased, connection), new_id()
 
     for seqs in ([1], [40_000], [2**31 + 1], [1, 2**40]):
-        assert sql.ack(connection, seqs, token) == 0
+        assert sql.acks.ack(connection, seqs, token) == 0
 
     with connection.cursor() as cursor:
         cursor.execute(

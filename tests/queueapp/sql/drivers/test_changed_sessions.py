@@ -124,37 +124,37 @@ NOT_LOCAL = [
 
 @pytest.mark.parametrize("sql", POSTGRESQL)
 def test_statement_that_outlives_its_transaction_on_postgresql(sql: str) -> None:
-    assert PostgresqlBackend().changes_session(sql)
+    assert PostgresqlBackend().sessions.changes_session(sql)
 
 
 @pytest.mark.parametrize("sql", NOT_POSTGRESQL)
 def test_statement_that_ends_with_its_transaction_on_postgresql(sql: str) -> None:
-    assert not PostgresqlBackend().changes_session(sql)
+    assert not PostgresqlBackend().sessions.changes_session(sql)
 
 
 @pytest.mark.parametrize("sql", SQL_SERVER)
 def test_statement_that_outlives_its_transaction_on_sql_server(sql: str) -> None:
-    assert SqlServerBackend().changes_session(sql)
+    assert SqlServerBackend().sessions.changes_session(sql)
 
 
 @pytest.mark.parametrize("sql", NOT_SQL_SERVER)
 def test_statement_that_ends_with_its_transaction_on_sql_server(sql: str) -> None:
-    assert not SqlServerBackend().changes_session(sql)
+    assert not SqlServerBackend().sessions.changes_session(sql)
 
 
 @pytest.mark.parametrize(("sql", "params"), LOCAL)
 def test_set_config_is_what_its_parameter_says(sql: str, params: Any) -> None:
-    assert not PostgresqlBackend().changes_session(sql, params)
+    assert not PostgresqlBackend().sessions.changes_session(sql, params)
 
 
 @pytest.mark.parametrize(("sql", "params"), NOT_LOCAL)
 def test_set_config_for_good_by_its_parameter(sql: str, params: Any) -> None:
-    assert PostgresqlBackend().changes_session(sql, params)
+    assert PostgresqlBackend().sessions.changes_session(sql, params)
 
 
 @pytest.mark.parametrize("sql", SQL_SERVER)
 def test_each_on_sql_server_is_found_behind_a_long_one(sql: str) -> None:
     text = f"SELECT {', '.join(['1'] * 1000)}\n{sql}"
 
-    assert SqlServerBackend().may_be_several(text)
-    assert SqlServerBackend().changes_session(text)
+    assert SqlServerBackend().sessions.may_be_multiple(text)
+    assert SqlServerBackend().sessions.changes_session(text)

@@ -42,7 +42,7 @@ def three_messages(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureReque
 
 
 def claim() -> Claimed:
-    (claimed,) = queue_sql(Transactional, connection).claim_by_delete(connection, ALL, 1)
+    (claimed,) = queue_sql(Transactional, connection).claims.claim_by_delete(connection, ALL, 1)
     return claimed
 
 
@@ -52,9 +52,9 @@ def follow() -> list[Claimed] | None:
 
 def follow_in(ranges: Sequence[Range]) -> list[Claimed] | None:
     sql = queue_sql(Transactional, connection)
-    way = sql.commits_with_claim(connection, ranges)
+    way = sql.claims.pipelined_claim(connection, ranges)
     assert way is not None
-    return sql.commit_and_claim(connection, ranges, way)
+    return sql.claims.commit_and_claim(connection, ranges, way)
 
 
 def left() -> list[bytes]:
@@ -92,10 +92,10 @@ def test_only_what_lies_in_the_range_is_claimed() -> None:
     first, second, third = Transactional.objects.order_by("seq").values_list("seq", flat=True)
     sql = queue_sql(Transactional, connection)
     with transaction.atomic():
-        assert [row[BODY] for row in sql.claim_by_delete(connection, [Range(second)], 1)] == [b"2"]
+        assert [row[BODY] for row in sql.claims.claim_by_delete(connection, [Range(second)], 1)] == [b"2"]
         assert [row[BODY] for row in follow_in([Range(third)]) or ()] == [b"3"]
     with transaction.atomic():
-        assert sql.claim_by_delete(connection, [Range(0, first - 1)], 1) == []
+        assert sql.claims.claim_by_delete(connection, [Range(0, first - 1)], 1) == []
 
     assert left() == [b"1"]
 
@@ -178,9 +178,9 @@ def test_it_is_not_done_where_the_transaction_is_not_the_usual_one(differ: Calla
     sql = queue_sql(Transactional, connection)
     with transaction.atomic():
         claim()
-        assert sql.commits_with_claim(connection, ALL)
+        assert sql.claims.pipelined_claim(connection, ALL)
         differ()
-        assert not sql.commits_with_claim(connection, ALL)
+        assert not sql.claims.pipelined_claim(connection, ALL)
         transaction.set_rollback(True)
 
 
@@ -205,8 +205,8 @@ def test_it_is_not_done_in_the_middle_of_something(within: Callable[[], Abstract
     with transaction.atomic():
         claim()
         with within():
-            assert not sql.commits_with_claim(connection, ALL)
-        assert sql.commits_with_claim(connection, ALL)
+            assert not sql.claims.pipelined_claim(connection, ALL)
+        assert sql.claims.pipelined_claim(connection, ALL)
         transaction.set_rollback(True)
 
 
@@ -231,9 +231,9 @@ def test_who_is_cut_off_in_the_middle_leaves_a_closed_connection(monkeypatch: py
 def test_it_is_not_done_in_several_ranges_or_on_a_queue_with_levels() -> None:
     with transaction.atomic():
         claim()
-        assert not queue_sql(Transactional, connection).commits_with_claim(connection, [Range(0, 5), Range(7, 9)])
-        assert not queue_sql(Transactional, connection).commits_with_claim(connection, [])
-        assert not queue_sql(AddressedUrgent, connection).commits_with_claim(connection, ALL)
+        assert not queue_sql(Transactional, connection).claims.pipelined_claim(connection, [Range(0, 5), Range(7, 9)])
+        assert not queue_sql(Transactional, connection).claims.pipelined_claim(connection, [])
+        assert not queue_sql(AddressedUrgent, connection).claims.pipelined_claim(connection, ALL)
 
 
 # -- planned once --------------------------------------------------------------------------------------------------
@@ -300,10 +300,10 @@ def test_a_streak_goes_on_though_another_threads_claim_was_in_vain() -> None:
     sql = queue_sql(Transactional, connection)
     with transaction.atomic():
         claim()
-        way = sql.commits_with_claim(connection, ALL)
+        way = sql.claims.pipelined_claim(connection, ALL)
         assert way is not None
         sql._of_one._count = -1
-        assert [row[BODY] for row in sql.commit_and_claim(connection, ALL, way)] == [b"2"]
+        assert [row[BODY] for row in sql.claims.commit_and_claim(connection, ALL, way)] == [b"2"]
         sql._of_one._count = opening.DEEP
         assert [row[BODY] for row in follow() or ()] == [b"3"]
 

@@ -45,9 +45,9 @@ def test_deadlock_has_one_victim(server: Server) -> None:
         sql = queue_sql(Transactional, connection)
         try:
             with server.transaction(connection):
-                sql.lock(connection, first, None, 60_000)
+                sql.failures.lock(connection, first, None, 60_000)
                 both_hold.wait()
-                sql.lock(connection, second, None, 60_000)
+                sql.failures.lock(connection, second, None, 60_000)
             kinds.append("done")
         except Error as error:
             kinds.append(server.kind_of(error))
@@ -66,9 +66,9 @@ def test_lock_timeout_is_locked(server: Server) -> None:
     holder, waiter = server.another(), server.another()
 
     with server.rolled_back(holder), server.rolled_back(waiter):
-        queue_sql(Transactional, holder).lock(holder, seq, None, 1_000)
+        queue_sql(Transactional, holder).failures.lock(holder, seq, None, 1_000)
         with pytest.raises(Error) as raised:
-            queue_sql(Transactional, waiter).lock(waiter, seq, None, 50)
+            queue_sql(Transactional, waiter).failures.lock(waiter, seq, None, 50)
 
     assert server.kind_of(raised.value) == "locked"
 
@@ -91,7 +91,7 @@ def test_missing_privilege_is_denied(server: Server) -> None:
 
     assert failing(server, other, "SELECT * FROM testapp_leased") == "denied"
     with pytest.raises(Error) as raised:
-        queue_sql(Leased, other).claim_by_delete(other, ALL, 1)
+        queue_sql(Leased, other).claims.claim_by_delete(other, ALL, 1)
     assert server.kind_of(raised.value) == "denied"
 
     other.close()
@@ -109,7 +109,7 @@ def test_terminated_session_is_a_lost_connection(server: Server) -> None:
         server.run(f"KILL {session}")
 
     with pytest.raises(Error) as raised:
-        queue_sql(Leased, victim).is_empty(victim)
+        queue_sql(Leased, victim).maintenance.is_empty(victim)
 
     assert server.kind_of(raised.value) == "connection"
 
@@ -132,7 +132,7 @@ def test_serialization_failure_is_like_a_deadlock() -> None:
         cursor.execute("SELECT 1")
         server.lease(Leased)
         with pytest.raises(Error) as raised:
-            queue_sql(Leased, other).put_back(other, seq, deliveries=0, cancels=0, failures=None)
+            queue_sql(Leased, other).failures.requeue(other, seq, deliveries=0, cancels=0, failures=None)
 
     server.close()
     assert server.kind_of(raised.value) == "deadlock"

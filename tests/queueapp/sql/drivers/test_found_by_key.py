@@ -51,23 +51,23 @@ RESULTS, KEYS, EARLY = (one._meta.db_table for one in (Result, MessageKey, Defer
 
 Verb = Callable[[Any, list[int], uuid.UUID], object]
 VERBS: dict[str, Verb] = {
-    "ack": lambda sql, seqs, token: sql.ack(connection, seqs, token),
-    "give_back": lambda sql, seqs, token: sql.give_back(connection, seqs, token, handled=False),
-    "extend": lambda sql, seqs, token: sql.extend(connection, seqs, token, 60_000),
-    "write_headers": lambda sql, seqs, token: sql.write_headers(connection, seqs[0], token, "{}"),
-    "lock": lambda sql, seqs, token: sql.lock(connection, seqs[0], token, 1000),
-    "put_back": lambda sql, seqs, token: sql.put_back(
+    "ack": lambda sql, seqs, token: sql.acks.ack(connection, seqs, token),
+    "give_back": lambda sql, seqs, token: sql.acks.release(connection, seqs, token, handled=False),
+    "extend": lambda sql, seqs, token: sql.acks.extend(connection, seqs, token, 60_000),
+    "write_headers": lambda sql, seqs, token: sql.acks.write_headers(connection, seqs[0], token, "{}"),
+    "lock": lambda sql, seqs, token: sql.failures.lock(connection, seqs[0], token, 1000),
+    "put_back": lambda sql, seqs, token: sql.failures.requeue(
         connection, seqs[0], deliveries=1, cancels=0, failures=None, token=token
     ),
-    "remove": lambda sql, seqs, _: sql.remove(connection, seqs),
-    "try_ack": lambda sql, seqs, token: sql.try_ack(connection, seqs, token, 1000),
-    "try_give_back": lambda sql, seqs, token: sql.try_give_back(connection, seqs, token, 1000),
-    "ack_held": lambda sql, seqs, token: sql.ack_held(connection, seqs, Holder(FENCED, token)),
-    "take_held": lambda sql, seqs, token: sql.take_held(connection, seqs, Holder(FENCED, token)),
-    "extend_held": lambda sql, seqs, token: sql.extend_held(connection, seqs, Holder(FENCED, token), 60_000),
-    "cancel_held": lambda sql, seqs, token: sql.cancel_held(connection, seqs, Holder(FENCED, token), NO_LIMITS),
-    "ack_and_keep": lambda sql, seqs, token: sql.ack_and_keep(connection, RESULTS, [outcome(*seqs)], token),
-    "lock_waiting": lambda sql, *_: sql.lock_waiting(connection, [uuid.uuid4()]),
+    "remove": lambda sql, seqs, _: sql.failures.remove(connection, seqs),
+    "try_ack": lambda sql, seqs, token: sql.acks.try_ack(connection, seqs, token, 1000),
+    "try_give_back": lambda sql, seqs, token: sql.acks.try_release(connection, seqs, token, 1000),
+    "ack_held": lambda sql, seqs, token: sql.ack_by_seq.ack(connection, seqs, Holder(FENCED, token)),
+    "take_held": lambda sql, seqs, token: sql.ack_by_seq.take(connection, seqs, Holder(FENCED, token)),
+    "extend_held": lambda sql, seqs, token: sql.ack_by_seq.extend(connection, seqs, Holder(FENCED, token), 60_000),
+    "cancel_held": lambda sql, seqs, token: sql.ack_by_seq.cancel(connection, seqs, Holder(FENCED, token), NO_LIMITS),
+    "ack_and_keep": lambda sql, seqs, token: sql.results.ack_and_store(connection, RESULTS, [outcome(*seqs)], token),
+    "lock_waiting": lambda sql, *_: sql.claims.lock_waiting(connection, [uuid.uuid4()]),
 }
 
 
@@ -89,10 +89,10 @@ def early() -> DeferredAck:
 
 #: Of tables that all queues share: what makes a row, and a verb that is given one.
 SHARED: dict[str, tuple[Callable[[], Model], Callable[[Any, Any], object]]] = {
-    "delete_keys": (waiting, lambda backend, row: backend.delete_keys(connection, STORE, [row.pk])),
-    "lock_stored": (waiting, lambda backend, row: backend.lock_stored(connection, STORE, "a", [row.message_id])),
-    "set_keys": (key, lambda backend, row: backend.set_keys(connection, KEYS, "a", [row.key], [row.message_id])),
-    "take_deferred": (early, lambda backend, row: backend.take_deferred(connection, EARLY, "a", [row.message_id])),
+    "delete_keys": (waiting, lambda backend, row: backend.delayed.delete(connection, STORE, [row.pk])),
+    "lock_stored": (waiting, lambda backend, row: backend.dedupe.lock_stored(connection, STORE, "a", [row.message_id])),
+    "set_keys": (key, lambda backend, row: backend.dedupe.set_keys(connection, KEYS, "a", [row.key], [row.message_id])),
+    "take_deferred": (early, lambda backend, row: backend.early_acks.take(connection, EARLY, "a", [row.message_id])),
 }
 
 
@@ -103,7 +103,7 @@ def test_of_a_queue_what_is_read_does_not_depend_on_what_waits(name: str, monkey
 
     def one() -> Callable[[], object]:
         token = uuid.uuid4()
-        seqs = [row[SEQ] for row in sql.claim_by_lease(connection, [Range()], 1, token, uuid.uuid4(), 60_000)]
+        seqs = [row[SEQ] for row in sql.claims.claim_by_lease(connection, [Range()], 1, token, uuid.uuid4(), 60_000)]
         assert len(seqs) == 1
         return lambda: VERBS[name](sql, seqs, token)
 
@@ -130,23 +130,23 @@ def test_of_messages_that_are_shared_out_neither(name: str, monkeypatch: pytest.
     def one() -> Callable[[], object]:
         owner = uuid.uuid4()
         with transaction.atomic():
-            heads = sql.lock_heads(connection, [Range()], 1, bodies=False)
+            heads = sql.limits.lock_heads(connection, [Range()], 1, bodies=False)
             if name == "share_out":
-                return lambda: sql.share_out(connection, [heads[0][SEQ]], [owner], 60_000)
-            assert sql.share_out(connection, [heads[0][SEQ]], [owner], 60_000) == 1
+                return lambda: sql.limits.share_out(connection, [heads[0][SEQ]], [owner], 60_000)
+            assert sql.limits.share_out(connection, [heads[0][SEQ]], [owner], 60_000) == 1
         if name == "take_up":
-            return lambda: sql.take_up(connection, owner, 1, uuid.uuid4(), 60_000)
-        return lambda: sql.count_shared_out(connection, owner)
+            return lambda: sql.limits.take_up(connection, owner, 1, uuid.uuid4(), 60_000)
+        return lambda: sql.limits.count_shared_out(connection, owner)
 
     check(monkeypatch, sql, InTurns, lambda count: InTurns.send_many(range(count)), one)
 
 
 #: Of one message, by its seq or its id; a queue that has the verb.
 OTHERS: dict[str, tuple[Any, Callable[[Any, Any], object]]] = {
-    "seqs_of": (Deferring, lambda sql, row: sql.seqs_of(connection, [row.id])),
-    "lock_barrier": (Fenced, lambda sql, row: sql.lock_barrier(connection, row.seq)),
-    "hold_back": (Fenced, lambda sql, row: sql.hold_back(connection, row.seq, 1)),
-    "free_held": (FencedByExpression, lambda sql, row: sql.free_held(connection, [row.seq], None, [False])),
+    "seqs_of": (Deferring, lambda sql, row: sql.ack_by_seq.seqs_of(connection, [row.id])),
+    "lock_barrier": (Fenced, lambda sql, row: sql.barriers.lock(connection, row.seq)),
+    "hold_back": (Fenced, lambda sql, row: sql.barriers.postpone(connection, row.seq, 1)),
+    "free_held": (FencedByExpression, lambda sql, row: sql.unevaluated.release(connection, [row.seq], None, [False])),
 }
 
 

@@ -44,7 +44,7 @@ def packed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
 def _claim(limit: int = 1, low: int = 0, high: int = MAX_SEQ) -> list[Claimed]:
     sql = queue_sql(Leased, connection)
-    return sql.claim_by_lease(connection, [Range(low, high)], limit, new_id(), new_id(), 60_000)
+    return sql.claims.claim_by_lease(connection, [Range(low, high)], limit, new_id(), new_id(), 60_000)
 
 
 def _free() -> None:
@@ -89,7 +89,7 @@ def test_it_is_leased_for_as_long_as_was_asked_for_and_to_whom() -> None:
     token, owner = new_id(), new_id()
     sql = queue_sql(Leased, connection)
 
-    ((seq, *_),) = sql.claim_by_lease(connection, [Range()], 1, token, owner, 3_600_000)
+    ((seq, *_),) = sql.claims.claim_by_lease(connection, [Range()], 1, token, owner, 3_600_000)
 
     with connection.cursor() as cursor:
         cursor.execute(
@@ -98,8 +98,8 @@ def test_it_is_leased_for_as_long_as_was_asked_for_and_to_whom() -> None:
         ((held, by, seconds),) = cursor.fetchall()
     assert (held, by) == (token, owner)
     assert 3_500 < seconds <= 3_601
-    assert sql.ack(connection, [seq], new_id()) == 0
-    assert sql.ack(connection, [seq], token) == 1
+    assert sql.acks.ack(connection, [seq], new_id()) == 0
+    assert sql.acks.ack(connection, [seq], token) == 1
 
 
 def test_in_a_transaction_that_is_rolled_back_nothing_is_leased(packed: list[Any]) -> None:

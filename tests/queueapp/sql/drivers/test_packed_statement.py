@@ -24,7 +24,7 @@ def insert():
     if connection.vendor != "postgresql":
         pytest.skip("PostgreSQL only")
     connection.ensure_connection()
-    return lambda: queue_sql(Leased, connection).insert(connection, outgoing(b"body"))
+    return lambda: queue_sql(Leased, connection).inserts.insert(connection, outgoing(b"body"))
 
 
 def test_first_statement_of_a_transaction_is_rolled_back_with_it(insert) -> None:
@@ -55,7 +55,7 @@ def test_nothing_runs_in_a_broken_transaction(insert) -> None:
 
 def test_statements_of_the_user_are_not_prepared_because_ours_are(insert) -> None:
     insert()
-    assert not queue_sql(Leased, connections["default"]).is_empty(connections["default"])
+    assert not queue_sql(Leased, connections["default"]).maintenance.is_empty(connections["default"])
     for _ in range(10):
         Leased.objects.filter(seq=0).exists()
 
@@ -74,12 +74,12 @@ def test_what_a_message_says_is_stored_as_a_cursor_stores_it(insert) -> None:
     said: dict[str, object] = {"recipient": "somebody é", "priority": 2, "correlation_id": "c", "reply_to_address": "r"}
     said |= {"is_barrier": False, "expires_ms": 3_600_000}
     for some in ({name: said[name]} for name in said):
-        sql.insert(connection, outgoing(**some))
-    sql.insert(connection, outgoing(body=None, **said))
+        sql.inserts.insert(connection, outgoing(**some))
+    sql.inserts.insert(connection, outgoing(body=None, **said))
     assert connection.connection.pgconn.transaction_status == TransactionStatus.IDLE
     with transaction.atomic():
         Leased.objects.count()  # the first of a transaction goes through a cursor, the others are packed
-        sql.insert(connection, outgoing(body=None, **said))
+        sql.inserts.insert(connection, outgoing(body=None, **said))
 
     rows = list(AddressedUrgent.objects.order_by("seq"))
     names = ("headers", "body", "recipient", "priority", "correlation_id", "reply_to_address", "is_barrier")
@@ -99,7 +99,9 @@ def test_what_a_message_says_is_stored_as_a_cursor_stores_it(insert) -> None:
 def test_a_text_with_a_nul_is_refused_not_cut_off(insert) -> None:
     insert()
     with pytest.raises(DatabaseError):
-        queue_sql(AddressedUrgent, connections["default"]).insert(connections["default"], outgoing(recipient="a\0b"))
+        queue_sql(AddressedUrgent, connections["default"]).inserts.insert(
+            connections["default"], outgoing(recipient="a\0b")
+        )
 
     assert not AddressedUrgent.objects.exists()
 

@@ -18,8 +18,8 @@ from tests.queueapp.sql.server import Server
 
 def state(server: Server, connection: Any) -> SessionState:
     """The state, which must be the same whether the server is asked or not."""
-    known = server.backend.session_state(connection)
-    asked = server.backend.session_state(connection, ask=True)
+    known = server.backend.sessions.state(connection)
+    asked = server.backend.sessions.state(connection, ask=True)
     assert known is asked
     return asked
 
@@ -52,7 +52,7 @@ def test_transaction_of_raw_sql_is_known_to_who_asks(server: Server) -> None:
     connection = server.another()
     run(connection, "BEGIN" if server.vendor == "postgresql" else "BEGIN TRANSACTION")
 
-    assert server.backend.session_state(connection, ask=True) is SessionState.IN_TRANSACTION
+    assert server.backend.sessions.state(connection, ask=True) is SessionState.IN_TRANSACTION
 
 
 def test_failed_transaction(server: Server) -> None:
@@ -72,13 +72,13 @@ def test_session_that_the_server_has_ended_is_known_to_have_hung_up(server: Serv
         pytest.skip("the drivers of SQL Server do not tell before the next statement")
     connection = server.another()
     run(connection, "SELECT 1")
-    assert not server.backend.hung_up(connection)
+    assert not server.backend.sessions.is_disconnected(connection)
 
     server.run("SELECT pg_terminate_backend(%s, 10000)", connection.connection.info.backend_pid)
 
-    assert server.backend.session_state(connection) is SessionState.IDLE, "nobody has looked yet"
-    assert server.backend.hung_up(connection)
-    assert server.backend.session_state(connection) is SessionState.GONE
+    assert server.backend.sessions.state(connection) is SessionState.IDLE, "nobody has looked yet"
+    assert server.backend.sessions.is_disconnected(connection)
+    assert server.backend.sessions.state(connection) is SessionState.GONE
 
 
 def test_abandoned_session_lets_go_of_what_it_has_locked(server: Server) -> None:
@@ -89,8 +89,8 @@ def test_abandoned_session_lets_go_of_what_it_has_locked(server: Server) -> None
         connection.connection.pgconn.send_query(b"SELECT pg_sleep(600)")
     raw = connection.connection
 
-    server.backend.abandon(raw)
-    server.backend.abandon(raw)
+    server.backend.sessions.discard(raw)
+    server.backend.sessions.discard(raw)
 
     connection.connection = None
     server.run("DELETE FROM queueapp_leader")
@@ -118,19 +118,19 @@ def sql_server(tds: TdsServer) -> Iterator[Any]:
         f"SERVER=127.0.0.1,{tds.port};UID=app;PWD=secret;DATABASE=shop;Encrypt=no", native_uuid=False, autocommit=True
     )
     yield connection
-    SqlServerBackend().abandon(connection.connection)
+    SqlServerBackend().sessions.discard(connection.connection)
 
 
 def test_driver_of_sql_server_knows_its_mode(sql_server: Any) -> None:
     backend = SqlServerBackend()
-    assert backend.session_state(sql_server) is SessionState.IDLE
+    assert backend.sessions.state(sql_server) is SessionState.IDLE
 
     sql_server.connection.autocommit = False
-    assert backend.session_state(sql_server) is SessionState.IN_TRANSACTION
+    assert backend.sessions.state(sql_server) is SessionState.IN_TRANSACTION
 
     sql_server.connection.close()
-    assert backend.session_state(sql_server) is SessionState.GONE
-    assert backend.session_state(sql_server, ask=True) is SessionState.GONE
+    assert backend.sessions.state(sql_server) is SessionState.GONE
+    assert backend.sessions.state(sql_server, ask=True) is SessionState.GONE
 
 
 @pytest.mark.parametrize(
@@ -158,16 +158,16 @@ def test_session_of_sql_server_that_does_not_answer_as_it_should(
 
     sql_server.create_cursor = create_cursor
 
-    assert SqlServerBackend().session_state(sql_server, ask=True) is expected
+    assert SqlServerBackend().sessions.state(sql_server, ask=True) is expected
 
 
 def test_transaction_of_sql_server_is_suspected_after_an_error_alone(sql_server: Any) -> None:
     backend = SqlServerBackend()
-    mark = backend.transaction_mark(sql_server)
-    assert not backend.may_be_another(sql_server, mark)
+    mark = backend.sessions.transaction_mark(sql_server)
+    assert not backend.sessions.may_be_another_transaction(sql_server, mark)
 
     with suppress(Error), sql_server.wrap_database_errors:
         sql_server.connection.cursor().execute(f"SELECT 1 {refusal(1205, 13, 'chosen as the deadlock victim')}")
 
-    assert backend.may_be_another(sql_server, mark)
-    assert not backend.hung_up(sql_server)
+    assert backend.sessions.may_be_another_transaction(sql_server, mark)
+    assert not backend.sessions.is_disconnected(sql_server)

@@ -36,7 +36,7 @@ def connection() -> Iterator[Any]:
 
 
 def insert(queue: Any, connection: Any, **options: Any) -> None:
-    queue_sql(queue, connection).insert(connection, outgoing(**options))
+    queue_sql(queue, connection).inserts.insert(connection, outgoing(**options))
 
 
 #: Without an option, and with one: two statements. Both are packed, but for the first one of a transaction (a cursor's).
@@ -276,14 +276,14 @@ def test_a_table_that_another_session_has_altered_is_used_as_before(
 
     def run() -> int:
         if way == "peek":
-            return sql.peek(connection, [Range()], [], 5).ahead
+            return sql.claims.peek(connection, [Range()], [], 5).ahead
         if way == "ack":
-            return sql.ack(connection, [1], token)
+            return sql.acks.ack(connection, [1], token)
         if way == "delete":
             with transaction.atomic():
-                return len(sql.claim_by_delete(connection, [Range()], 1))
+                return len(sql.claims.claim_by_delete(connection, [Range()], 1))
         only = Range(0, 2**40) if way == "lease in a closed range" else Range()
-        return len(sql.claim_by_lease(connection, [only], 1, token, new_id(), 60_000))
+        return len(sql.claims.claim_by_lease(connection, [only], 1, token, new_id(), 60_000))
 
     assert run() == run() == 0
     for kind in ("bigint", "integer"):

@@ -22,14 +22,17 @@ pytestmark = [
 
 
 def lease(sql: Any, ranges: list[Range]) -> list[Any]:
-    return list(sql.claim_by_lease(connection, ranges, FEW, uuid.uuid4(), uuid.uuid4(), 1000))
+    return list(sql.claims.claim_by_lease(connection, ranges, FEW, uuid.uuid4(), uuid.uuid4(), 1000))
 
 
 VERBS: dict[str, tuple[Any, Callable[[Any, list[Range]], Any]]] = {
-    "peek": (Leased, lambda sql, ranges: sql.peek(connection, ranges, [], FEW)),
+    "peek": (Leased, lambda sql, ranges: sql.claims.peek(connection, ranges, [], FEW)),
     "claim by lease": (Leased, lease),
-    "claim by delete": (Transactional, lambda sql, ranges: sql.claim_by_delete(connection, ranges, FEW)),
-    "claim of whole messages": (AtMostOnce, lambda sql, ranges: sql.claim_by_delete(connection, ranges, FEW, True)),
+    "claim by delete": (Transactional, lambda sql, ranges: sql.claims.claim_by_delete(connection, ranges, FEW)),
+    "claim of whole messages": (
+        AtMostOnce,
+        lambda sql, ranges: sql.claims.claim_by_delete(connection, ranges, FEW, True),
+    ),
 }
 
 
@@ -75,8 +78,8 @@ def test_looking_for_the_end_of_what_nobody_here_takes_reads_what_it_returns() -
     sql, many = fill(Leased, 15 * MESSAGES), 150 * FEW
     seqs = list(Leased.objects.order_by("seq").values_list("seq", flat=True)[:6])
 
-    read = rows_read(lambda: sql.read_heads(connection, Range(seqs[3]), many))
-    heads = sql.read_heads(connection, Range(seqs[3], seqs[5]), many)
+    read = rows_read(lambda: sql.claims.read_heads(connection, Range(seqs[3]), many))
+    heads = sql.claims.read_heads(connection, Range(seqs[3], seqs[5]), many)
 
     assert read <= 2 * many
     assert [seq for seq, _ in heads] == seqs[3:6]

@@ -17,8 +17,8 @@ EndpointAt = Callable[[Any], Endpoint]
 def test_what_we_send_they_receive(server: Server, endpoint_at: EndpointAt, their_queue: Any) -> None:
     one = outgoing(b"1", '{"A": "ß"}')
     many = [outgoing(None), outgoing(b"", expires_ms=3_600_000)]
-    server.sql(their_queue).insert(server.connection, one)
-    assert server.sql(their_queue).insert_many(server.connection, many) == 2
+    server.sql(their_queue).inserts.insert(server.connection, one)
+    assert server.sql(their_queue).inserts.insert_many(server.connection, many) == 2
     endpoint = endpoint_at(their_queue)
     assert endpoint.peek() == 3
 
@@ -42,7 +42,7 @@ def test_what_they_send_and_delay_we_receive(server: Server, endpoint_at: Endpoi
     server.passed(lambda: due + timedelta(milliseconds=10))
     endpoint.move_due()
 
-    claimed = server.sql(their_queue).claim_by_delete(server.connection, ALL, 5, whole=True)
+    claimed = server.sql(their_queue).claims.claim_by_delete(server.connection, ALL, 5, whole=True)
 
     sent, moved = (whole(their_queue, one) for one in claimed)
     assert (sent.id, sent.headers, sent.body) == (identity, '{"a": "b"}', b"sent")
@@ -55,10 +55,10 @@ def test_neither_takes_what_the_other_is_handling(server: Server, endpoint_at: E
     holder, endpoint = server.another(), endpoint_at(their_queue)
 
     with server.rolled_back(holder):
-        assert seqs_of(queue_sql(their_queue, holder).claim_by_delete(holder, ALL, 1)) == seqs[:1]
+        assert seqs_of(queue_sql(their_queue, holder).claims.claim_by_delete(holder, ALL, 1)) == seqs[:1]
         with within(), endpoint.handling() as theirs:
             assert theirs is not None
-            ours = server.sql(their_queue).claim_by_delete(server.connection, ALL, 5)
+            ours = server.sql(their_queue).claims.claim_by_delete(server.connection, ALL, 5)
             assert seqs_of(ours) == seqs[2:]
 
     assert server.seqs(their_queue) == seqs[:1]
@@ -71,8 +71,8 @@ def test_a_message_that_failed_with_us_they_receive_with_the_count_in_its_header
     other = server.another()
     with server.transaction(other):
         sql = queue_sql(their_queue, other)
-        sql.lock(other, seq, None, 1_000)
-        sql.put_back(other, seq, deliveries=1, cancels=0, failures="[]", headers='{"queueapp.Attempts": "1"}')
+        sql.failures.lock(other, seq, None, 1_000)
+        sql.failures.requeue(other, seq, deliveries=1, cancels=0, failures="[]", headers='{"queueapp.Attempts": "1"}')
 
     received = endpoint_at(their_queue).receive()
 

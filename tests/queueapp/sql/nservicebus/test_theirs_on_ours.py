@@ -29,7 +29,7 @@ def ranges_of(queue: Any) -> list[Range]:
 
 def hold_first(server: Server, connection: Any, queue: Any) -> int:
     """Take the first message by a claim of ours, in a transaction that stays open."""
-    (row,) = queue_sql(queue, connection).claim_by_delete(connection, ranges_of(queue), 1)
+    (row,) = queue_sql(queue, connection).claims.claim_by_delete(connection, ranges_of(queue), 1)
     return int(row[SEQ])
 
 
@@ -37,7 +37,7 @@ def hold_first(server: Server, connection: Any, queue: Any) -> int:
 def test_what_they_send_is_received_whole(server: Server, endpoint_at: EndpointAt, queue: Any) -> None:
     identity = endpoint_at(queue).send(b'{"name": "theirs"}', {"NServiceBus.ContentType": "ß 🚀"})
 
-    (claimed,) = server.sql(queue).claim_by_delete(server.connection, ranges_of(queue), 5, whole=True)
+    (claimed,) = server.sql(queue).claims.claim_by_delete(server.connection, ranges_of(queue), 5, whole=True)
 
     row = whole(queue, claimed)
     assert (row.id, row.headers, row.body) == (
@@ -66,7 +66,7 @@ def test_the_columns_that_older_senders_fill_are_ours_too(server: Server, endpoi
 @each_queue
 def test_they_receive_in_order_what_we_send(server: Server, endpoint_at: EndpointAt, queue: Any) -> None:
     sent = [outgoing(bytes([n]), '{"n": "1"}') for n in range(3)] + [outgoing(None)]
-    server.sql(queue).insert_many(server.connection, sent)
+    server.sql(queue).inserts.insert_many(server.connection, sent)
     endpoint = endpoint_at(queue)
 
     received = [endpoint.receive() for _ in range(5)]
@@ -88,7 +88,7 @@ def test_neither_takes_what_the_other_is_handling(server: Server, endpoint_at: E
         with within(), endpoint.handling() as theirs:
             assert theirs is not None
             assert theirs.id == ids[second]
-            ours = server.sql(queue).claim_by_delete(server.connection, ranges_of(queue), 5)
+            ours = server.sql(queue).claims.claim_by_delete(server.connection, ranges_of(queue), 5)
             assert seqs_of(ours) == [third]
             assert another.receive() is None
             assert another.peek() == 0
@@ -125,7 +125,7 @@ def test_expiry_is_by_one_clock(server: Server, endpoint_at: EndpointAt, queue: 
     endpoint = endpoint_at(queue)
     endpoint.send(b"theirs, late", expires=timedelta(milliseconds=1))
     endpoint.send(b"theirs", expires=timedelta(hours=1))
-    server.sql(queue).insert_many(
+    server.sql(queue).inserts.insert_many(
         server.connection, [outgoing(b"late", expires_ms=1), outgoing(b"o", expires_ms=10**7)]
     )
     late = max(row.expires for row in server.rows(queue) if row.body.endswith(b"late"))
@@ -135,14 +135,14 @@ def test_expiry_is_by_one_clock(server: Server, endpoint_at: EndpointAt, queue: 
     if server.vendor == "microsoft":
         endpoint.purge_expired()
     else:
-        assert len(server.sql(queue).purge_expired(server.connection, 10)) == 2
+        assert len(server.sql(queue).maintenance.purge_expired(server.connection, 10)) == 2
 
     assert [bytes(row.body) for row in server.rows(queue)] == [b"theirs", b"o"]
     assert [one.expired for one in (endpoint.receive(), endpoint.receive()) if one] == [False, False]
 
 
 def test_they_are_told_that_a_message_of_ours_has_expired(server: Server, endpoint_at: EndpointAt) -> None:
-    server.sql(Leased).insert(server.connection, outgoing(b"late", expires_ms=1))
+    server.sql(Leased).inserts.insert(server.connection, outgoing(b"late", expires_ms=1))
     (row,) = server.rows(Leased)
     server.passed(lambda: row.expires + timedelta(milliseconds=10))
 
@@ -173,7 +173,7 @@ def test_their_delayed_messages_are_moved_into_it(
     left = endpoint.next_due()
     assert left is not None
     assert timedelta(days=26, hours=2) < left < timedelta(days=26, hours=3)
-    assert seqs_of(server.sql(queue).claim_by_delete(server.connection, ranges_of(queue), 5)) == [row.seq]
+    assert seqs_of(server.sql(queue).claims.claim_by_delete(server.connection, ranges_of(queue), 5)) == [row.seq]
 
 
 def test_their_script_leaves_a_table_of_ours_alone(server: Server, endpoint_at: EndpointAt) -> None:

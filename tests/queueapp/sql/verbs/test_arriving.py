@@ -30,13 +30,13 @@ def whole(**changes: Any) -> Row:
 
 
 def put(server: Server, queue: Any, rows: list[Row]) -> list[Any]:
-    assert queue_sql(queue, server.connection).insert_rows(server.connection, rows) == len(rows)
+    assert queue_sql(queue, server.connection).inserts.insert_rows(server.connection, rows) == len(rows)
     return list(queue.objects.using(server.alias).order_by("seq"))
 
 
 def note(server: Server, *keys: uuid.UUID, connection: Any = None, origin: str = "here") -> set[uuid.UUID]:
     arrivals = [(key, uuid.uuid4()) for key in keys]
-    return server.backend.note_arrivals(connection or server.connection, TABLE, arrivals, origin)
+    return server.backend.delayed.record_forwarded(connection or server.connection, TABLE, arrivals, origin)
 
 
 def test_rows_are_put_in_whole_and_in_order(server: Server) -> None:

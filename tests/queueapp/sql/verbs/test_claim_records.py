@@ -34,7 +34,7 @@ class Claimer:
 
     def claim(self, limit: int, most: int, lease_ms: int = 60_000) -> tuple[Any, list[int]]:
         connection, token = connections[self.alias], new_id()
-        got = queue_sql(Capped, connection).claim_within(
+        got = queue_sql(Capped, connection).limits.claim_within(
             connection, ALL, limit, token, self.owner, lease_ms, most, self.seen
         )
         self.seen = got.seen
@@ -42,7 +42,7 @@ class Claimer:
 
     def ack(self, token: Any, seqs: list[int]) -> None:
         connection = connections[self.alias]
-        assert queue_sql(Capped, connection).ack(connection, seqs, token) == len(seqs)
+        assert queue_sql(Capped, connection).acks.ack(connection, seqs, token) == len(seqs)
 
 
 def fill(count: int, alias: str) -> None:
@@ -57,7 +57,7 @@ def test_what_was_leased_before_counting_began_is_counted(server: Server) -> Non
     """By a version, or under options, that kept no records."""
     fill(6, server.alias)
     connection = connections[server.alias]
-    queue_sql(Capped, connection).claim_by_lease(connection, ALL, 3, new_id(), new_id(), 60_000)
+    queue_sql(Capped, connection).claims.claim_by_lease(connection, ALL, 3, new_id(), new_id(), 60_000)
     one = Claimer(server.alias)
     assert len(one.claim(5, 4)[1]) == 1
     assert one.claim(5, 4)[1] == []
@@ -92,11 +92,11 @@ def test_what_was_given_back_or_released_frees_its_place_and_is_counted_once_whe
     one, connection = Claimer(server.alias), connections[server.alias]
     sql = queue_sql(Capped, connection)
     token, seqs = one.claim(4, 4)
-    assert sql.give_back(connection, seqs[:1], token, handled=True) == 1
+    assert sql.acks.release(connection, seqs[:1], token, handled=True) == 1
     again = one.claim(1, 4)
     assert again[1] == seqs[:1]  # its old place
     assert one.claim(1, 4)[1] == []
-    assert sql.release_owner(connection, one.owner, 10, started=True) == 4
+    assert sql.maintenance.release_owner(connection, one.owner, 10, started=True) == 4
     assert Claimer(server.alias).claim(9, 4)[1] == seqs
 
 
@@ -147,17 +147,17 @@ def test_what_a_transaction_saw_that_was_rolled_back_is_not_remembered(server: S
         token = new_id()
 
         def within(seen: Seen | None) -> Within:
-            return sql.claim_within(connection, ALL, limit, token, owner, 60_000, 5, seen)
+            return sql.limits.claim_within(connection, ALL, limit, token, owner, 60_000, 5, seen)
 
         return token, [row[SEQ] for row in known.claim(sql, connection, within).rows]
 
     token, seqs = claim(5)
     with transaction.atomic(using=server.alias):
-        assert sql.ack(connection, seqs, token) == 5
+        assert sql.acks.ack(connection, seqs, token) == 5
         assert len(claim(5)[1]) == 5  # those five are gone, as it sees it
         transaction.set_rollback(True, using=server.alias)
     assert claim(5)[1] == []
-    assert sql.ack(connection, seqs, token) == 5
+    assert sql.acks.ack(connection, seqs, token) == 5
     assert len(claim(9)[1]) == 5
 
 
@@ -171,7 +171,7 @@ def test_a_lease_that_is_lengthened_in_an_open_transaction_keeps_its_place(serve
     def lengthen() -> None:
         connection = connections[server.alias]
         with transaction.atomic(using=server.alias):
-            got.append(queue_sql(Capped, connection).extend(connection, [seq], token, 60_000))
+            got.append(queue_sql(Capped, connection).acks.extend(connection, [seq], token, 60_000))
             extended.set()
             commit.wait(30)
         connection.close()
@@ -208,7 +208,7 @@ def test_a_place_is_free_only_a_while_after_its_lease_has_lapsed(
         monkeypatch.setattr("queueapp.sql.sqlserver.recorded._MARGIN_MS", 3_600_000)
     sql = type(queue_sql(Capped, connection))(QueueTable.of(Capped))
 
-    within = sql.claim_within(connection, ALL, 1, new_id(), new_id(), 60_000, 1, holder.seen)
+    within = sql.limits.claim_within(connection, ALL, 1, new_id(), new_id(), 60_000, 1, holder.seen)
 
     assert within.rows == []
     monkeypatch.undo()
@@ -255,7 +255,9 @@ class Paused:
         connection = connections[self.alias]
         try:
             # A transaction of the claimer's own: its statements go one by one, and the first of them with the lock.
-            within = self._sql.claim_within(connection, ALL, 3, new_id(), new_id(), 60_000, 5, Seen(0, "{}", "{}"))
+            within = self._sql.limits.claim_within(
+                connection, ALL, 3, new_id(), new_id(), 60_000, 5, Seen(0, "{}", "{}")
+            )
             self.got += [row[SEQ] for row in within.rows]
         finally:
             connection.close()
@@ -309,14 +311,14 @@ def test_records_of_no_use_are_dropped_and_the_first_one_stays(server: Server) -
         one.ack(*one.claim(1, 5))
     pending = records(server.alias).create(queue=QUEUE, places=0)
 
-    floor = sql.drop_records(connection, 0)
+    floor = sql.limits.drop_records(connection, 0)
 
     assert records(server.alias).count() == 3  # the first, what is held, and what is being claimed
     assert Claimer(server.alias).claim(9, 5)[1] != []
     assert one.claim(9, 5)[1] == []
     one.ack(*held)
     records(server.alias).filter(pk=pending.pk).delete()
-    assert sql.drop_records(connection, floor) >= floor
+    assert sql.limits.drop_records(connection, floor) >= floor
     assert records(server.alias).count() == 2
 
 
@@ -356,7 +358,7 @@ def test_claims_read_no_more_records_under_an_old_snapshot(server: Server) -> No
         before = entries_read()
         for _ in range(50):
             one.ack(*one.claim(1, 5))
-        sql.drop_records(connection, one.seen.upto - 60 if one.seen else 0)
+        sql.limits.drop_records(connection, one.seen.upto - 60 if one.seen else 0)
         return entries_read() - before
 
     old = connection.copy()

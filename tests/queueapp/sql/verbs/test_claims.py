@@ -22,7 +22,7 @@ EVERYWHERE = {Leased: ALL, Urgent: levels(3), Addressed: levels(1), AddressedUrg
 def take(server: Server, connection: Any, queue: Any, limit: int, **options: Any) -> list[int]:
     """Claim by delete on a connection; the seqs in claim order."""
     ranges = options.pop("ranges", EVERYWHERE.get(queue, ALL))
-    return seqs_of(queue_sql(queue, connection).claim_by_delete(connection, ranges, limit, **options))
+    return seqs_of(queue_sql(queue, connection).claims.claim_by_delete(connection, ranges, limit, **options))
 
 
 @pytest.mark.parametrize("queue", QUEUES)
@@ -31,7 +31,7 @@ def test_lease_takes_the_lowest_and_counts_the_delivery(server: Server, queue: A
     token, owner = uuid.uuid4(), uuid.uuid4()
     before = server.backend.now(server.connection)
 
-    rows = server.sql(queue).claim_by_lease(server.connection, EVERYWHERE[queue], 3, token, owner, 60_000)
+    rows = server.sql(queue).claims.claim_by_lease(server.connection, EVERYWHERE[queue], 3, token, owner, 60_000)
 
     assert seqs_of(rows) == seqs[:3]
     assert [row[DELIVERIES] for row in rows] == [1, 1, 1]
@@ -57,11 +57,13 @@ def test_lapsed_lease_is_claimed_again_in_its_old_place(server: Server, queue: A
     first, _ = server.lease(queue, 1, ranges=EVERYWHERE[queue], lease_ms=1)
     server.passed(lambda: server.row(queue, seqs[0]).lease_expires)
 
-    rows = server.sql(queue).claim_by_lease(server.connection, EVERYWHERE[queue], 2, uuid.uuid4(), uuid.uuid4(), 60_000)
+    rows = server.sql(queue).claims.claim_by_lease(
+        server.connection, EVERYWHERE[queue], 2, uuid.uuid4(), uuid.uuid4(), 60_000
+    )
 
     assert seqs_of(rows) == seqs
     assert [row[DELIVERIES] for row in rows] == [2, 1]
-    assert server.sql(queue).ack(server.connection, seqs, first) == 0
+    assert server.sql(queue).acks.ack(server.connection, seqs, first) == 0
 
 
 def test_lease_may_last_longer_than_an_int_of_milliseconds(server: Server) -> None:
@@ -76,7 +78,7 @@ def test_lease_may_last_longer_than_an_int_of_milliseconds(server: Server) -> No
 def test_delete_returns_the_messages_and_they_are_gone(server: Server, queue: Any) -> None:
     seqs = server.put(queue, 4)
 
-    rows = server.sql(queue).claim_by_delete(server.connection, EVERYWHERE[queue], 3)
+    rows = server.sql(queue).claims.claim_by_delete(server.connection, EVERYWHERE[queue], 3)
 
     assert seqs_of(rows) == seqs[:3]
     assert [row[DELIVERIES] for row in rows] == [0, 0, 0]
@@ -93,7 +95,7 @@ def test_claim_passes_over_what_is_locked_and_never_waits(server: Server, queue:
         with within():
             assert take(server, other, queue, 1) == seqs[2:3]
             sql = queue_sql(queue, other)
-            rows = sql.claim_by_lease(other, EVERYWHERE[queue], 5, uuid.uuid4(), uuid.uuid4(), 1_000)
+            rows = sql.claims.claim_by_lease(other, EVERYWHERE[queue], 5, uuid.uuid4(), uuid.uuid4(), 1_000)
             assert seqs_of(rows) == seqs[3:]
             assert take(server, other, queue, 5) == []
 
@@ -113,7 +115,7 @@ def test_message_of_an_open_transaction_is_not_there_yet_and_not_waited_for(serv
     (seen,) = server.put(Leased)
 
     with server.transaction(sender):
-        queue_sql(Leased, sender).insert(sender, outgoing())
+        queue_sql(Leased, sender).inserts.insert(sender, outgoing())
         with within():
             assert take(server, other, Leased, 5) == [seen]
 
@@ -143,7 +145,7 @@ def test_highest_priority_comes_first(server: Server) -> None:
         seq for level in (0, 2, 1, 2) for seq in server.put(Urgent, priority=level)
     )  # fmt: skip
 
-    rows = server.sql(Urgent).claim_by_delete(server.connection, levels(3), 3)
+    rows = server.sql(Urgent).claims.claim_by_delete(server.connection, levels(3), 3)
 
     assert seqs_of(rows) == [urgent, urgent_too, normal]
     assert [row[PRIORITY] for row in rows] == [2, 2, 1]
@@ -178,7 +180,7 @@ def test_recipient_gets_what_is_addressed_to_it(server: Server, queue: Any) -> N
     )
     many = levels(3 if queue is AddressedUrgent else 1, ("nobody", "me", "no one"))
 
-    rows = server.sql(queue).claim_by_delete(server.connection, many, 9)
+    rows = server.sql(queue).claims.claim_by_delete(server.connection, many, 9)
 
     assert seqs_of(rows) == [mine, also_mine]
     assert {row[RECIPIENT] for row in rows} == {"me"}
@@ -193,7 +195,7 @@ def test_levels_of_many_recipients_come_in_claim_order(server: Server) -> None:
         for level in (0, 2)
     }
 
-    rows = server.sql(AddressedUrgent).claim_by_delete(server.connection, levels(3, ("b", "x", "a")), 7)
+    rows = server.sql(AddressedUrgent).claims.claim_by_delete(server.connection, levels(3, ("b", "x", "a")), 7)
 
     assert [row[PRIORITY] for row in rows] == [2, 2, 2, 2, 0, 0, 0]
     assert sorted(seqs_of(rows)[:4]) == sorted(sent["a", 2] + sent["b", 2])
@@ -249,19 +251,19 @@ def test_heads_are_read_in_order_and_nothing_is_taken(server: Server, queue: Any
     only = EVERYWHERE[queue][-1]
     (held,) = server.lease(queue, 1, ranges=pieces(queue, (seqs[1], seqs[1])))[1]
 
-    heads = server.sql(queue).read_heads(server.connection, only._replace(low=seqs[0]), 2)
+    heads = server.sql(queue).claims.read_heads(server.connection, only._replace(low=seqs[0]), 2)
 
     assert [seq for seq, _ in heads] == [seqs[0], seqs[2]], "what is leased is not there"
     assert {headers for _, headers in heads} == {server.row(queue, seqs[0]).headers}
     assert held == seqs[1]
-    assert server.sql(queue).read_heads(server.connection, only._replace(low=seqs[3] + 1), 2) == []
+    assert server.sql(queue).claims.read_heads(server.connection, only._replace(low=seqs[3] + 1), 2) == []
     assert len(take(server, server.connection, queue, 9)) == 3
 
 
 @pytest.mark.parametrize("by_lease", [True, False], ids=["lease", "delete"])
 @pytest.mark.parametrize("queue", [Leased, Urgent])
 def test_concurrent_claims_take_every_message_once(server: Server, queue: Any, by_lease: bool) -> None:
-    sent = server.sql(queue).insert_many(
+    sent = server.sql(queue).inserts.insert_many(
         server.connection, (outgoing(priority=n % 3 * (queue is Urgent)) for n in range(900))
     )
     taken: list[list[int]] = [[], [], [], []]
@@ -273,11 +275,11 @@ def test_concurrent_claims_take_every_message_once(server: Server, queue: Any, b
             while len(mine) < 900:
                 if by_lease:
                     token = uuid.uuid4()
-                    rows = sql.claim_by_lease(connection, EVERYWHERE[queue], 20, token, token, 60_000)
+                    rows = sql.claims.claim_by_lease(connection, EVERYWHERE[queue], 20, token, token, 60_000)
                 else:
-                    rows = sql.claim_by_delete(connection, EVERYWHERE[queue], 20)
+                    rows = sql.claims.claim_by_delete(connection, EVERYWHERE[queue], 20)
                 mine += seqs_of(rows)
-                if not rows and sql.peek(connection, EVERYWHERE[queue], (), 1).ahead == 0:
+                if not rows and sql.claims.peek(connection, EVERYWHERE[queue], (), 1).ahead == 0:
                     break
         except BaseException as error:
             failed.append(error)

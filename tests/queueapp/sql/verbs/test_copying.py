@@ -39,7 +39,7 @@ def test_a_send_stores_a_copy_for_each_where_the_rows_are_as_it_thinks(server: S
     subscribe(server, QUEUES[queue is Addressed], "another queue's")
     message = outgoing(b"x", '{"a": "b"}', correlation_id="c", reply_to_address="r", is_barrier=True, expires_ms=60_000)
 
-    stored = server.sql(queue).insert_copies(server.connection, message, ["two", "one"], TABLE, mark)
+    stored = server.sql(queue).fanout.insert_copies(server.connection, message, ["two", "one"], TABLE, mark)
 
     assert stored == 2
     first, second = server.rows(queue)
@@ -53,7 +53,7 @@ def test_a_send_stores_a_copy_for_each_where_the_rows_are_as_it_thinks(server: S
 def test_a_message_without_a_body_has_copies_without_one(server: Server) -> None:
     mark = subscribe(server, Addressed, "one")
 
-    assert server.sql(Addressed).insert_copies(server.connection, outgoing(None), ["one"], TABLE, mark) == 1
+    assert server.sql(Addressed).fanout.insert_copies(server.connection, outgoing(None), ["one"], TABLE, mark) == 1
 
     assert server.rows(Addressed)[0].body is None
 
@@ -62,7 +62,7 @@ def test_a_message_without_a_body_has_copies_without_one(server: Server) -> None
 def test_a_send_that_thinks_otherwise_stores_nothing(server: Server, mark: int) -> None:
     subscribe(server, Addressed, "one")
 
-    assert server.sql(Addressed).insert_copies(server.connection, outgoing(), ["one"], TABLE, mark) == 0
+    assert server.sql(Addressed).fanout.insert_copies(server.connection, outgoing(), ["one"], TABLE, mark) == 0
 
     assert server.rows(Addressed) == []
 
@@ -76,7 +76,7 @@ def test_a_row_that_is_not_committed_does_not_count(server: Server) -> None:
             cursor.execute(
                 f"INSERT INTO {TABLE} (queue, consumer, mark) VALUES (%s, %s, %s)", [Addressed._meta.label, "two", 5]
             )
-        stored = server.sql(Addressed).insert_copies(server.connection, outgoing(), ["one"], TABLE, mark)
+        stored = server.sql(Addressed).fanout.insert_copies(server.connection, outgoing(), ["one"], TABLE, mark)
 
     assert stored == 1
 
@@ -99,7 +99,7 @@ def test_a_message_is_replaced_by_copies_with_all_that_it_carries(server: Server
     original = server.row(queue, seq)
 
     with transaction.atomic(using=server.alias):
-        replaced = server.sql(queue).replace_by_copies(server.connection, [seq], ["one", "two"])
+        replaced = server.sql(queue).fanout.replace_by_copies(server.connection, [seq], ["one", "two"])
 
     assert replaced == 1
     copies = server.rows(queue)
@@ -118,7 +118,7 @@ def test_copies_stand_in_the_order_of_their_originals(server: Server) -> None:
     ids = [row.id for row in server.rows(Addressed)]
 
     with transaction.atomic(using=server.alias):
-        server.sql(Addressed).replace_by_copies(server.connection, seqs, ["one", "two"])
+        server.sql(Addressed).fanout.replace_by_copies(server.connection, seqs, ["one", "two"])
 
     assert [(row.id, row.recipient) for row in server.rows(Addressed)] == [(i, n) for i in ids for n in ("one", "two")]
 
@@ -128,9 +128,9 @@ def test_what_is_leased_is_replaced_under_its_token_alone(server: Server) -> Non
     token, leased = server.lease(Addressed, 2)
     sql = server.sql(Addressed)
     with transaction.atomic(using=server.alias):
-        assert sql.replace_by_copies(server.connection, seqs, ["one", "two"], uuid.uuid4()) == 0
-        assert sql.replace_by_copies(server.connection, seqs, ["one", "two"], token) == 2
-        assert sql.replace_by_copies(server.connection, seqs, ["one", "two"], token) == 0
+        assert sql.fanout.replace_by_copies(server.connection, seqs, ["one", "two"], uuid.uuid4()) == 0
+        assert sql.fanout.replace_by_copies(server.connection, seqs, ["one", "two"], token) == 2
+        assert sql.fanout.replace_by_copies(server.connection, seqs, ["one", "two"], token) == 0
 
     assert recipients(server, Addressed) == ["", "one", "two", "one", "two"]
     assert all(seq not in server.seqs(Addressed) for seq in leased)
@@ -145,9 +145,9 @@ def test_what_somebody_leases_locks_or_is_over_stays(server: Server) -> None:
     rows.filter(seq=addressed).update(recipient="somebody")
     other = server.another()
     with server.rolled_back(other):
-        assert server.sql(Addressed).lock(other, locked, None, 1000) is not None
+        assert server.sql(Addressed).failures.lock(other, locked, None, 1000) is not None
         with transaction.atomic(using=server.alias):
-            replaced = server.sql(Addressed).replace_by_copies(
+            replaced = server.sql(Addressed).fanout.replace_by_copies(
                 server.connection, [free, leased, locked, expired, held_back, addressed], ["one", "two"]
             )
 
@@ -159,8 +159,8 @@ def test_copies_of_a_consumer_are_another_ones_or_nobodys(server: Server) -> Non
     seqs = server.put(Addressed, 2, recipient="old") + server.put(Addressed)
     sql = server.sql(Addressed)
     with transaction.atomic(using=server.alias):
-        assert sql.replace_by_copies(server.connection, seqs[:1], ["new"], recipient="old") == 1
-        assert sql.replace_by_copies(server.connection, seqs, [], recipient="old") == 1
+        assert sql.fanout.replace_by_copies(server.connection, seqs[:1], ["new"], recipient="old") == 1
+        assert sql.fanout.replace_by_copies(server.connection, seqs, [], recipient="old") == 1
 
     assert recipients(server, Addressed) == ["", "new"]
 
@@ -177,7 +177,7 @@ def test_of_two_that_replace_at_once_one_does(server: Server) -> None:
             for first in range(0, 200, 20):
                 with transaction.atomic(using=server.alias):
                     some = seqs[first : first + 20]
-                    counts.append(server.sql(Addressed).replace_by_copies(connection, some, ["one", "two"]))
+                    counts.append(server.sql(Addressed).fanout.replace_by_copies(connection, some, ["one", "two"]))
         finally:
             connection.close()
 
@@ -196,8 +196,8 @@ def test_a_queue_with_barriers_is_locked_for_its_copies(server: Server, monkeypa
     (seq,) = server.put(Fenced)
     mark = subscribe(server, Fenced, "one")
     with transaction.atomic(using=server.alias):
-        assert sql.insert_copies(server.connection, outgoing(is_barrier=True), ["one", "two"], TABLE, mark) == 2
-        assert sql.replace_by_copies(server.connection, [seq], ["one", "two"]) == 1
+        assert sql.fanout.insert_copies(server.connection, outgoing(is_barrier=True), ["one", "two"], TABLE, mark) == 2
+        assert sql.fanout.replace_by_copies(server.connection, [seq], ["one", "two"]) == 1
 
     assert [(row.recipient, row.is_barrier) for row in server.rows(Fenced)] == [
         ("one", True), ("two", True), ("one", False), ("two", False),

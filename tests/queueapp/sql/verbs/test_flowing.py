@@ -39,11 +39,11 @@ def test_max_backlog_is_never_exceeded_by_16_claimers(server: Server, queue: Any
         try:
             while not done.is_set():
                 token = new_id()
-                got = sql.claim_within(connection, ranges, 1 + number % 5, token, owner, 60_000, cap)
-                out = sum(one.messages for one in sql.leases(connection))
+                got = sql.limits.claim_within(connection, ranges, 1 + number % 5, token, owner, 60_000, cap)
+                out = sum(one.messages for one in sql.limits.leases(connection))
                 with lock:
                     seen[0] = max(seen[0], out)
-                if got.rows and sql.ack(connection, [row[SEQ] for row in got.rows], token) != len(got.rows):
+                if got.rows and sql.acks.ack(connection, [row[SEQ] for row in got.rows], token) != len(got.rows):
                     raise AssertionError("a lease was lost")
                 with lock:
                     handled[0] += len(got.rows)
@@ -68,13 +68,13 @@ def test_max_backlog_limits_a_claim_and_says_that_it_did(server: Server) -> None
     sql = queue_sql(Capped, connection)
     token, owner = new_id(), new_id()
 
-    first = sql.claim_within(connection, ALL, 3, token, owner, 60_000, 5)
-    second = sql.claim_within(connection, ALL, 3, token, owner, 60_000, 5)
-    third = sql.claim_within(connection, ALL, 3, token, owner, 60_000, 5)
+    first = sql.limits.claim_within(connection, ALL, 3, token, owner, 60_000, 5)
+    second = sql.limits.claim_within(connection, ALL, 3, token, owner, 60_000, 5)
+    third = sql.limits.claim_within(connection, ALL, 3, token, owner, 60_000, 5)
 
     assert [(len(one.rows), one.at_limit) for one in (first, second)] == [(3, False), (2, True)]
     assert third.rows == []
-    assert sql.leases(connection) == [(owner, token, 5)]
+    assert sql.limits.leases(connection) == [(owner, token, 5)]
 
 
 def test_max_backlog_does_not_count_a_lapsed_lease_and_does_not_revive_it(server: Server) -> None:
@@ -82,15 +82,15 @@ def test_max_backlog_does_not_count_a_lapsed_lease_and_does_not_revive_it(server
     connection = connections[server.alias]
     sql = queue_sql(Capped, connection)
     token = new_id()
-    (row,) = sql.claim_within(connection, ALL, 1, token, new_id(), 1, 1).rows
+    (row,) = sql.limits.claim_within(connection, ALL, 1, token, new_id(), 1, 1).rows
 
-    while not sql.claim_within(connection, [Range(row[SEQ] + 1)], 1, new_id(), new_id(), 60_000, 1).rows:
+    while not sql.limits.claim_within(connection, [Range(row[SEQ] + 1)], 1, new_id(), new_id(), 60_000, 1).rows:
         pass
 
-    assert sql.extend(connection, [row[SEQ]], token, 60_000) == []
+    assert sql.acks.extend(connection, [row[SEQ]], token, 60_000) == []
     with transaction.atomic(using=server.alias):
-        assert sql.renew(connection, [row[SEQ]], token, 60_000, 1000) == []
-    assert sum(one.messages for one in sql.leases(connection)) == 1
+        assert sql.acks.renew(connection, [row[SEQ]], token, 60_000, 1000) == []
+    assert sum(one.messages for one in sql.limits.leases(connection)) == 1
 
 
 def test_max_backlog_in_the_callers_transaction_locks_the_queue_until_its_end(server: Server) -> None:
@@ -100,12 +100,12 @@ def test_max_backlog_in_the_callers_transaction_locks_the_queue_until_its_end(se
 
     def other() -> None:
         connection = connections[server.alias]
-        got.append(len(sql.claim_within(connection, ALL, 4, new_id(), new_id(), 60_000, 3).rows))
+        got.append(len(sql.limits.claim_within(connection, ALL, 4, new_id(), new_id(), 60_000, 3).rows))
         connection.close()
 
     thread = threading.Thread(target=other)
     with transaction.atomic(using=server.alias):
-        assert len(sql.claim_within(connections[server.alias], ALL, 2, new_id(), new_id(), 60_000, 3).rows) == 2
+        assert len(sql.limits.claim_within(connections[server.alias], ALL, 2, new_id(), new_id(), 60_000, 3).rows) == 2
         thread.start()
         thread.join(0.3)
         assert got == []
@@ -138,8 +138,8 @@ def test_acks_where_messages_are_shared_out_seek_their_own_messages_and_do_not_w
         cursor.execute(
             f"ANALYZE {sql._q}"
         )  # while nothing is leased, so that the index on leases is empty to the planner
-    sql.claim_within(connection, ALL, 2_000, new_id(), new_id(), 60_000, 10_000)
-    seqs = [row[SEQ] for row in sql.claim_within(connection, ALL, 500, token, new_id(), 60_000, 10_000).rows]
+    sql.limits.claim_within(connection, ALL, 2_000, new_id(), new_id(), 60_000, 10_000)
+    seqs = [row[SEQ] for row in sql.limits.claim_within(connection, ALL, 500, token, new_id(), 60_000, 10_000).rows]
 
     def read_of_leases() -> int:
         with connection.cursor() as cursor:
@@ -151,9 +151,9 @@ def test_acks_where_messages_are_shared_out_seek_their_own_messages_and_do_not_w
             return int(cursor.fetchone()[0])
 
     before = read_of_leases()
-    assert len(sql.extend(connection, seqs[:200], token, 60_000)) == 200
-    assert sql.give_back(connection, seqs[:200], token, handled=False) == 200
-    assert sql.ack(connection, seqs[200:], token) == 300
+    assert len(sql.acks.extend(connection, seqs[:200], token, 60_000)) == 200
+    assert sql.acks.release(connection, seqs[:200], token, handled=False) == 200
+    assert sql.acks.ack(connection, seqs[200:], token) == 300
     assert read_of_leases() - before == 0
 
 
@@ -162,7 +162,7 @@ def test_at_most_once_is_sent_for_ever(server: Server) -> None:
     connection = connections[server.alias]
     sql = queue_sql(CappedOnce, connection)
 
-    sql.claim_within(connection, ALL, 1, new_id(), new_id(), None, 3)
+    sql.limits.claim_within(connection, ALL, 1, new_id(), new_id(), None, 3)
 
     until = CappedOnce.objects.using(server.alias).get().lease_expires
     assert until is not None
@@ -174,13 +174,13 @@ def test_at_most_once_of_a_dead_subscriber_is_deleted_and_not_given_back(server:
     connection = connections[server.alias]
     sql = queue_sql(InTurnsOnce, connection)
     dead = new_id()
-    sql.claim_within(connection, ALL, 3, new_id(), dead, None, 3)
+    sql.limits.claim_within(connection, ALL, 3, new_id(), dead, None, 3)
     with transaction.atomic(using=server.alias):
-        heads = sql.lock_heads(connection, ALL, 1, bodies=False)
-        sql.share_out(connection, [heads[0][SEQ]], [dead], 60_000)
+        heads = sql.limits.lock_heads(connection, ALL, 1, bodies=False)
+        sql.limits.share_out(connection, [heads[0][SEQ]], [dead], 60_000)
 
-    assert sql.delete_sent(connection, dead, 100) == 3
-    assert sql.release_owner(connection, dead, 100, started=False) == 1
+    assert sql.limits.delete_sent(connection, dead, 100) == 3
+    assert sql.maintenance.release_owner(connection, dead, 100, started=False) == 1
 
     assert [row.deliveries for row in InTurnsOnce.objects.using(server.alias).order_by("seq")] == [0, 0]
 
@@ -192,7 +192,7 @@ def test_permits_are_places_of_the_queue_that_a_transaction_frees(server: Server
     def other() -> None:
         connection = connections[server.alias]
         with transaction.atomic(using=server.alias):
-            free[0] = sql.take_permits(connection, 3, 2)
+            free[0] = sql.limits.take_permits(connection, 3, 2)
             taken.set()
             release.wait(30)
         connection.close()
@@ -201,12 +201,12 @@ def test_permits_are_places_of_the_queue_that_a_transaction_frees(server: Server
     thread.start()
     assert taken.wait(30)
     with transaction.atomic(using=server.alias):
-        assert sql.take_permits(connections[server.alias], 3, 5) == 1
-        assert sql.take_permits(connections[server.alias], 3, 1, more=True) == 0
+        assert sql.limits.take_permits(connections[server.alias], 3, 5) == 1
+        assert sql.limits.take_permits(connections[server.alias], 3, 1, more=True) == 0
     release.set()
     thread.join(30)
     with transaction.atomic(using=server.alias):
-        assert (free[0], sql.take_permits(connections[server.alias], 3, 5)) == (2, 3)
+        assert (free[0], sql.limits.take_permits(connections[server.alias], 3, 5)) == (2, 3)
 
 
 def test_what_is_shared_out_is_taken_up_by_its_subscriber_once(server: Server) -> None:
@@ -215,19 +215,21 @@ def test_what_is_shared_out_is_taken_up_by_its_subscriber_once(server: Server) -
     sql = queue_sql(InTurns, connection)
     one, other = new_id(), new_id()
     with transaction.atomic(using=server.alias):
-        sql.lock_flow(connection)
-        heads = sql.lock_heads(connection, ALL, 10, bodies=True)
-        sql.share_out(connection, [row[SEQ] for row in heads], [one, other, one, other], 60_000)
+        sql.limits.lock(connection)
+        heads = sql.limits.lock_heads(connection, ALL, 10, bodies=True)
+        sql.limits.share_out(connection, [row[SEQ] for row in heads], [one, other, one, other], 60_000)
     seqs = [row[SEQ] for row in heads]
 
-    assert sql.count_shared_out(connection, one) == 2
+    assert sql.limits.count_shared_out(connection, one) == 2
     token = uuid.uuid4()
-    taken = sql.take_up(connection, one, 1, token, 60_000) + sql.take_up(connection, one, 5, token, 60_000)
+    taken = sql.limits.take_up(connection, one, 1, token, 60_000) + sql.limits.take_up(
+        connection, one, 5, token, 60_000
+    )
 
     assert [row[SEQ] for row in taken] == [seqs[0], seqs[2]]
     assert [row[4] for row in taken] == [1, 1]  # counted as deliveries now
-    assert sql.take_up(connection, one, 5, token, 60_000) == []
-    assert sql.ack(connection, [seqs[0], seqs[2]], token) == 2
+    assert sql.limits.take_up(connection, one, 5, token, 60_000) == []
+    assert sql.acks.ack(connection, [seqs[0], seqs[2]], token) == 2
 
 
 @pytest.mark.parametrize("leasing", [SUBLET, STRICT, FENCED])
@@ -237,12 +239,12 @@ def test_what_is_shared_out_and_not_taken_up_is_not_given_back_by_name(server: S
     connection, one = connections[server.alias], new_id()
     sql = queue_sql(InTurns, connection)
     with transaction.atomic(using=server.alias):
-        seqs = [row[SEQ] for row in sql.lock_heads(connection, ALL, 2, bodies=False)]
-        sql.share_out(connection, seqs, [one, one], 60_000)
+        seqs = [row[SEQ] for row in sql.limits.lock_heads(connection, ALL, 2, bodies=False)]
+        sql.limits.share_out(connection, seqs, [one, one], 60_000)
     holder = Holder(leasing, one)
-    assert sql.cancel_held(connection, seqs, holder, NO_LIMITS) == []
-    assert sql.extend_held(connection, seqs, holder, 1_000) == []
+    assert sql.ack_by_seq.cancel(connection, seqs, holder, NO_LIMITS) == []
+    assert sql.ack_by_seq.extend(connection, seqs, holder, 1_000) == []
     token = new_id()
-    (taken,) = sql.take_up(connection, one, 1, token, 60_000)
-    assert sql.cancel_held(connection, seqs, Holder(leasing, token), NO_LIMITS) == [taken[SEQ]]
+    (taken,) = sql.limits.take_up(connection, one, 1, token, 60_000)
+    assert sql.ack_by_seq.cancel(connection, seqs, Holder(leasing, token), NO_LIMITS) == [taken[SEQ]]
     assert list(InTurns.objects.using(server.alias).order_by("seq").values_list("cancels", flat=True)) == [1, 0]

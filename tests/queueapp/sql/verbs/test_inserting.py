@@ -32,8 +32,8 @@ HEADERS = {
     "100 kB": json.dumps({"Trace": "x" * 100_000}),
 }
 
-single = pytest.param(lambda sql, connection, message: sql.insert(connection, message), id="insert")
-bulk = pytest.param(lambda sql, connection, message: sql.insert_many(connection, [message]), id="insert_many")
+single = pytest.param(lambda sql, connection, message: sql.inserts.insert(connection, message), id="insert")
+bulk = pytest.param(lambda sql, connection, message: sql.inserts.insert_many(connection, [message]), id="insert_many")
 both_ways = pytest.mark.parametrize("store", [single, bulk])
 
 
@@ -42,7 +42,7 @@ both_ways = pytest.mark.parametrize("store", [single, bulk])
 def test_body_comes_back_byte_for_byte(server: Server, store: Any, body: bytes | None) -> None:
     store(server.sql(Leased), server.connection, outgoing(body))
 
-    (claimed,) = server.sql(Leased).claim_by_delete(server.connection, ALL, 1)
+    (claimed,) = server.sql(Leased).claims.claim_by_delete(server.connection, ALL, 1)
 
     assert claimed[3] == body
     assert body is None or type(claimed[3]) is bytes
@@ -53,7 +53,7 @@ def test_body_comes_back_byte_for_byte(server: Server, store: Any, body: bytes |
 def test_headers_come_back_as_they_were(server: Server, store: Any, headers: str) -> None:
     store(server.sql(Leased), server.connection, outgoing(headers=headers))
 
-    (claimed,) = server.sql(Leased).claim_by_delete(server.connection, ALL, 1)
+    (claimed,) = server.sql(Leased).claims.claim_by_delete(server.connection, ALL, 1)
 
     assert claimed[2] == headers
 
@@ -103,7 +103,7 @@ def test_expiry_may_be_a_century_away(server: Server, store: Any) -> None:
 def test_many_keep_the_order_in_which_they_were_sent(server: Server) -> None:
     sent = [outgoing(str(n).encode()) for n in range(2_500)]
 
-    assert server.sql(Leased).insert_many(server.connection, iter(sent)) == 2_500
+    assert server.sql(Leased).inserts.insert_many(server.connection, iter(sent)) == 2_500
 
     assert [row.body for row in server.rows(Leased)] == [message.body for message in sent]
     assert [row.id for row in server.rows(Leased)] == [message.id for message in sent]
@@ -117,7 +117,7 @@ def test_many_may_differ_in_every_column(server: Server) -> None:
         outgoing(b"y", '{"é": "ü"}', reply_to_address="r", is_barrier=True),
     ]
 
-    assert server.sql(AddressedUrgent).insert_many(server.connection, sent) == 4
+    assert server.sql(AddressedUrgent).inserts.insert_many(server.connection, sent) == 4
 
     stored = server.rows(AddressedUrgent)
     assert [row.body for row in stored] == [None, b"", b"x", b"y"]
@@ -132,14 +132,14 @@ def test_many_may_differ_in_every_column(server: Server) -> None:
 
 def test_bodies_larger_than_a_statement_go_in_several(server: Server) -> None:
     body = bytes(range(256)) * 4_000
-    assert server.sql(Leased).insert_many(server.connection, (outgoing(body) for _ in range(7))) == 7
+    assert server.sql(Leased).inserts.insert_many(server.connection, (outgoing(body) for _ in range(7))) == 7
 
-    rows = server.sql(Leased).claim_by_delete(server.connection, ALL, 10)
+    rows = server.sql(Leased).claims.claim_by_delete(server.connection, ALL, 10)
     assert [row[3] == body for row in rows] == [True] * 7
 
 
 def test_nothing_to_send_is_no_statement(server: Server) -> None:
-    assert server.sql(Leased).insert_many(server.connection, []) == 0
+    assert server.sql(Leased).inserts.insert_many(server.connection, []) == 0
     assert server.rows(Leased) == []
 
 
@@ -150,7 +150,7 @@ def test_rollback_of_the_caller_takes_them_back(server: Server, store: Any) -> N
 
     with server.rolled_back(other):
         store(sql, other, outgoing())
-        assert sql.peek(other, ALL, (), 10).ahead == 1
+        assert sql.claims.peek(other, ALL, (), 10).ahead == 1
 
     assert server.rows(Leased) == []
 
@@ -162,7 +162,7 @@ def test_many_may_be_read_from_the_same_connection(server: Server) -> None:
                 assert server.backend.now(server.connection)
             yield outgoing(str(n).encode())
 
-    assert server.sql(Leased).insert_many(server.connection, messages()) == 1_500
+    assert server.sql(Leased).inserts.insert_many(server.connection, messages()) == 1_500
 
 
 def test_many_that_fail_half_way_leave_nothing(server: Server) -> None:
@@ -173,7 +173,7 @@ def test_many_that_fail_half_way_leave_nothing(server: Server) -> None:
 
     other = server.another()
     with pytest.raises(ZeroDivisionError), server.transaction(other):
-        queue_sql(Leased, other).insert_many(other, messages())
+        queue_sql(Leased, other).inserts.insert_many(other, messages())
 
     assert server.rows(Leased) == []
 
@@ -189,20 +189,22 @@ def test_missing_table_is_a_queue_that_is_not_found(server: Server, monkeypatch:
     sql = queue_sql(Leased, server.connection)
 
     with pytest.raises(QueueNotFound, match="no_such_table"):
-        sql.insert(server.connection, outgoing())
+        sql.inserts.insert(server.connection, outgoing())
     with pytest.raises(QueueNotFound, match="no_such_table"):
-        sql.insert_many(server.connection, [outgoing()])
+        sql.inserts.insert_many(server.connection, [outgoing()])
     with pytest.raises(QueueNotFound, match="no_such_table"):
-        sql.insert_from(server.connection, StoreTable.of(DelayedMessage, "due"), [1])
+        sql.inserts.insert_from(server.connection, StoreTable.of(DelayedMessage, "due"), [1])
 
 
 def test_message_that_is_claimed_whole_can_be_put_back_as_it_was(server: Server) -> None:
     sent = outgoing(b"body", '{"a": "b"}', expires_ms=60_000, recipient="me", priority=1, correlation_id="c",
                     reply_to_address="r")  # fmt: skip
-    server.sql(AddressedUrgent).insert(server.connection, sent)
+    server.sql(AddressedUrgent).inserts.insert(server.connection, sent)
     (stored,) = server.rows(AddressedUrgent)
 
-    (claimed,) = server.sql(AddressedUrgent).claim_by_delete(server.connection, levels(3, ("me",)), 5, whole=True)
+    (claimed,) = server.sql(AddressedUrgent).claims.claim_by_delete(
+        server.connection, levels(3, ("me",)), 5, whole=True
+    )
 
     row = whole(AddressedUrgent, claimed)
     assert (row.seq, row.id, row.headers, row.body) == (stored.seq, sent.id, sent.headers, sent.body)

@@ -29,11 +29,11 @@ def test_priorities_beyond_either_end_get_the_nearest_level(server: Server, queu
         server.put(queue, priority=priority)
     sql = server.sql(queue)
 
-    moved = sql.clamp_priorities(server.connection, [""], 100)
+    moved = sql.maintenance.clamp_priorities(server.connection, [""], 100)
 
     assert moved == {-(2**15): 1, -1: 1, 3: 1, 2**15 - 1: 1}
     assert priorities(server, queue) == [0, 0, 0, 1, 2, 2, 2]
-    assert sql.clamp_priorities(server.connection, [""], 100) == {}
+    assert sql.maintenance.clamp_priorities(server.connection, [""], 100) == {}
 
 
 @pytest.mark.parametrize("queue", LEVELED)
@@ -41,9 +41,9 @@ def test_no_more_are_moved_than_asked_for_and_they_keep_their_places(server: Ser
     seqs = server.put(queue, 3, priority=9) + server.put(queue, 3, priority=-2)
     sql = server.sql(queue)
 
-    assert sql.clamp_priorities(server.connection, [""], 2) == {9: 2}
-    assert sql.clamp_priorities(server.connection, [""], 2) == {9: 1, -2: 1}
-    assert sql.clamp_priorities(server.connection, [""], 2) == {-2: 2}
+    assert sql.maintenance.clamp_priorities(server.connection, [""], 2) == {9: 2}
+    assert sql.maintenance.clamp_priorities(server.connection, [""], 2) == {9: 1, -2: 1}
+    assert sql.maintenance.clamp_priorities(server.connection, [""], 2) == {-2: 2}
 
     assert server.seqs(queue) == seqs
     assert server.lease(queue, ranges=levels(3))[1] == seqs
@@ -54,7 +54,7 @@ def test_only_messages_of_the_recipients_named_are_moved(server: Server) -> None
         server.put(AddressedUrgent, recipient=name, priority=7)
     sql = server.sql(AddressedUrgent)
 
-    assert sql.clamp_priorities(server.connection, ["", "two"], 100) == {7: 2}
+    assert sql.maintenance.clamp_priorities(server.connection, ["", "two"], 100) == {7: 2}
     assert priorities(server, AddressedUrgent) == [2, 7, 2]
 
 
@@ -62,22 +62,22 @@ def test_only_messages_of_the_recipients_named_are_moved(server: Server) -> None
 def test_a_queue_without_levels_is_left_as_it_is(server: Server, queue: Any) -> None:
     server.put(queue, priority=9)
 
-    assert server.sql(queue).clamp_priorities(server.connection, [""], 100) == {}
+    assert server.sql(queue).maintenance.clamp_priorities(server.connection, [""], 100) == {}
     assert priorities(server, queue) == [9]
 
 
 @pytest.mark.parametrize("queue", LEVELED)
 def test_what_is_leased_or_locked_or_expired_is_passed_over(server: Server, queue: Any) -> None:
     leased, locked, over, _free = server.put(queue, 4)
-    server.sql(queue).claim_by_lease(server.connection, levels(3), 1, uuid.uuid4(), uuid.uuid4(), 60_000)
+    server.sql(queue).claims.claim_by_lease(server.connection, levels(3), 1, uuid.uuid4(), uuid.uuid4(), 60_000)
     rows = queue.objects.using(server.alias)
     rows.update(priority=9)
     rows.filter(seq=over).update(expires="2020-01-01T00:00:00Z")
     holder = server.another()
 
     with server.transaction(holder), within():
-        assert queue_sql(queue, holder).lock(holder, locked, None, 1_000) is not None
-        assert server.sql(queue).clamp_priorities(server.connection, [""], 100) == {9: 1}
+        assert queue_sql(queue, holder).failures.lock(holder, locked, None, 1_000) is not None
+        assert server.sql(queue).maintenance.clamp_priorities(server.connection, [""], 100) == {9: 1}
 
     assert priorities(server, queue) == [9, 9, 9, 2]
     assert server.row(queue, leased).lease_token is not None
@@ -87,7 +87,7 @@ def test_a_rollback_takes_it_back(server: Server) -> None:
     server.put(Urgent, priority=9)
 
     with transaction.atomic(using=server.alias):
-        assert server.sql(Urgent).clamp_priorities(connections[server.alias], [""], 100) == {9: 1}
+        assert server.sql(Urgent).maintenance.clamp_priorities(connections[server.alias], [""], 100) == {9: 1}
         transaction.set_rollback(True, using=server.alias)
 
     assert priorities(server, Urgent) == [9]
@@ -97,7 +97,7 @@ def test_a_rollback_takes_it_back(server: Server) -> None:
 def test_however_many_wait_in_the_levels_none_of_them_is_looked_at(server: Server, queue: Any) -> None:
     if server.vendor != "postgresql":
         pytest.skip("reads PostgreSQL's statistics")
-    server.sql(queue).insert_many(server.connection, (outgoing(priority=n % 3) for n in range(6_000)))
+    server.sql(queue).inserts.insert_many(server.connection, (outgoing(priority=n % 3) for n in range(6_000)))
     server.put(queue, priority=9)
     server.run(f"ANALYZE {queue._meta.db_table}")
 
@@ -110,7 +110,7 @@ def test_however_many_wait_in_the_levels_none_of_them_is_looked_at(server: Serve
 
     with transaction.atomic(using=server.alias):  # in which nothing of it is reported and set back
         before = read()
-        assert server.sql(queue).clamp_priorities(server.connection, ["", "a", "b"], 100) == {9: 1}
+        assert server.sql(queue).maintenance.clamp_priorities(server.connection, ["", "a", "b"], 100) == {9: 1}
         after = read()
 
     assert after[0] == before[0]
@@ -121,20 +121,20 @@ def test_however_many_wait_in_the_levels_none_of_them_is_looked_at(server: Serve
 @pytest.mark.parametrize(("given", "stored"), [(-300, 0), (1, 1), (9, 2)])
 def test_a_message_from_elsewhere_gets_the_nearest_level(server: Server, queue: Any, given: int, stored: int) -> None:
     sql = server.sql(queue)
-    sql.insert_row(server.connection, Row(0, new_id(), "{}", None, priority=given))
+    sql.inserts.insert_row(server.connection, Row(0, new_id(), "{}", None, priority=given))
     delayed = StoreTable.of(DelayedMessage, "due")
-    number = server.backend.store_delayed(server.connection, delayed, queue._meta.label, outgoing(priority=given), 0)
-    sql.insert_from(server.connection, delayed, [number])
+    number = server.backend.delayed.store(server.connection, delayed, queue._meta.label, outgoing(priority=given), 0)
+    sql.inserts.insert_from(server.connection, delayed, [number])
     poison = StoreTable.of(PoisonMessage, "number")
     row = PoisonMessage.objects.using(server.alias).create(
         queue=queue._meta.label, reason="r", message_id=uuid.uuid4(), headers="{}", priority=given
     )
-    sql.insert_from(server.connection, poison, [row.number], reset_counts=True)
+    sql.inserts.insert_from(server.connection, poison, [row.number], reset_counts=True)
 
     assert priorities(server, queue) == [stored] * 3
 
 
 def test_a_queue_without_levels_keeps_the_priority_of_a_message_from_elsewhere(server: Server) -> None:
-    server.sql(Leased).insert_row(server.connection, Row(0, new_id(), "{}", None, priority=9))
+    server.sql(Leased).inserts.insert_row(server.connection, Row(0, new_id(), "{}", None, priority=9))
 
     assert priorities(server, Leased) == [9]

@@ -19,7 +19,7 @@ from tests.testapp.models import AddressedUrgent, Leased, Transactional
 def lock(
     server: Server, connection: Any, seq: int, token: uuid.UUID | None = None, wait_ms: int = 10_000
 ) -> Row | None:
-    return queue_sql(Transactional, connection).lock(connection, seq, token, wait_ms)
+    return queue_sql(Transactional, connection).failures.lock(connection, seq, token, wait_ms)
 
 
 def wait_setting(server: Server, connection: Any) -> str:
@@ -40,7 +40,7 @@ def test_lock_reads_the_whole_message(server: Server) -> None:
     other = server.another()
 
     with server.transaction(other):
-        row = queue_sql(AddressedUrgent, other).lock(other, seq, token, 1_000)
+        row = queue_sql(AddressedUrgent, other).failures.lock(other, seq, token, 1_000)
 
     assert row == Row(
         seq, stored.id, '{"a": "ß🚀"}', b"\0\xff", deliveries=1, expires=stored.expires, recipient="me", priority=2,
@@ -55,9 +55,9 @@ def test_lock_of_a_message_that_is_gone_or_not_ours_is_none(server: Server) -> N
     sql = queue_sql(Leased, other)
 
     with server.transaction(other):
-        assert sql.lock(other, seq + 1, None, 1_000) is None
-        assert sql.lock(other, seq, uuid.uuid4(), 1_000) is None
-        assert sql.lock(other, seq, token, 1_000) is not None
+        assert sql.failures.lock(other, seq + 1, None, 1_000) is None
+        assert sql.failures.lock(other, seq, uuid.uuid4(), 1_000) is None
+        assert sql.failures.lock(other, seq, token, 1_000) is not None
 
 
 def test_lock_gives_up_after_its_time(server: Server) -> None:
@@ -92,8 +92,8 @@ def test_lock_waits_for_the_holder_and_then_sees_what_it_did(server: Server) -> 
     with server.transaction(holder):
         assert lock(server, holder, kept) is not None
         sql = queue_sql(Transactional, holder)
-        assert sql.put_back(holder, kept, deliveries=3, cancels=0, failures="[]") == 1
-        assert sql.remove(holder, [removed]) == 1
+        assert sql.failures.requeue(holder, kept, deliveries=3, cancels=0, failures="[]") == 1
+        assert sql.failures.remove(holder, [removed]) == 1
         for thread in threads:
             thread.start()
         waiting.wait()
@@ -114,8 +114,8 @@ def test_claim_and_peek_do_not_wait_for_a_locked_message(server: Server) -> None
         assert lock(server, holder, seqs[0]) is not None
         with within():
             sql = server.sql(Transactional)
-            assert sql.peek(server.connection, ALL, (), 10).ahead >= 1
-            assert seqs_of(sql.claim_by_delete(server.connection, ALL, 5)) == seqs[1:]
+            assert sql.claims.peek(server.connection, ALL, (), 10).ahead >= 1
+            assert seqs_of(sql.claims.claim_by_delete(server.connection, ALL, 5)) == seqs[1:]
 
 
 def test_lock_leaves_the_session_as_it_was(server: Server) -> None:
@@ -138,13 +138,15 @@ def test_put_back_writes_the_counts_and_ends_the_lease(server: Server) -> None:
     token, _ = server.lease(Leased)
     sql = server.sql(Leased)
 
-    assert sql.put_back(server.connection, seq, deliveries=7, cancels=2, failures='["ß"]', token=uuid.uuid4()) == 0
-    assert sql.put_back(server.connection, seq, deliveries=7, cancels=2, failures='["ß"]', token=token) == 1
+    assert (
+        sql.failures.requeue(server.connection, seq, deliveries=7, cancels=2, failures='["ß"]', token=uuid.uuid4()) == 0
+    )
+    assert sql.failures.requeue(server.connection, seq, deliveries=7, cancels=2, failures='["ß"]', token=token) == 1
 
     row = server.row(Leased, seq)
     assert (row.deliveries, row.cancels, row.failures) == (7, 2, '["ß"]')
     assert (row.lease_token, row.lease_owner, row.lease_expires) == (None, None, None)
-    assert sql.put_back(server.connection, seq, deliveries=0, cancels=0, failures=None) == 1
+    assert sql.failures.requeue(server.connection, seq, deliveries=0, cancels=0, failures=None) == 1
     assert server.row(Leased, seq).failures is None
 
 
@@ -152,7 +154,9 @@ def test_put_back_may_write_new_headers(server: Server) -> None:
     (seq,) = server.put(Leased)
     sql = server.sql(Leased)
 
-    assert sql.put_back(server.connection, seq, deliveries=1, cancels=0, failures=None, headers='{"é": "1"}') == 1
+    assert (
+        sql.failures.requeue(server.connection, seq, deliveries=1, cancels=0, failures=None, headers='{"é": "1"}') == 1
+    )
     assert server.row(Leased, seq).headers == '{"é": "1"}'
 
 
@@ -160,8 +164,8 @@ def test_remove_takes_messages_whatever_their_lease(server: Server) -> None:
     seqs = server.put(Leased, 3)
     server.lease(Leased, 1)
 
-    assert server.sql(Leased).remove(server.connection, seqs[:2]) == 2
-    assert server.sql(Leased).remove(server.connection, seqs) == 1
+    assert server.sql(Leased).failures.remove(server.connection, seqs[:2]) == 2
+    assert server.sql(Leased).failures.remove(server.connection, seqs) == 1
     assert server.seqs(Leased) == []
 
 
@@ -174,14 +178,14 @@ def test_lock_again_undoes_the_transaction_and_keeps_the_message(server: Server)
     sql = queue_sql(Transactional, mine)
 
     with server.transaction(mine):
-        assert seqs_of(sql.claim_by_delete(mine, ALL, 1)) == [seq]
-        assert sql.remove(mine, [written]) == 1
-        row = sql.lock_again(mine, seq, 1_000)
+        assert seqs_of(sql.claims.claim_by_delete(mine, ALL, 1)) == [seq]
+        assert sql.failures.remove(mine, [written]) == 1
+        row = sql.failures.rollback_and_lock(mine, seq, 1_000)
         assert row is not None
         assert row.seq == seq
         with within():
-            assert seqs_of(queue_sql(Transactional, other).claim_by_delete(other, ALL, 5)) == [written]
-        assert sql.put_back(mine, seq, deliveries=1, cancels=0, failures="[1]") == 1
+            assert seqs_of(queue_sql(Transactional, other).claims.claim_by_delete(other, ALL, 5)) == [written]
+        assert sql.failures.requeue(mine, seq, deliveries=1, cancels=0, failures="[1]") == 1
 
     assert [(row.seq, row.deliveries, row.failures) for row in server.rows(Transactional)] == [(seq, 1, "[1]")]
 
@@ -192,13 +196,13 @@ def test_lock_again_can_be_rolled_back_like_any_transaction(server: Server) -> N
     sql = queue_sql(Transactional, mine)
 
     with server.rolled_back(mine):
-        sql.claim_by_delete(mine, ALL, 1)
-        sql.lock_again(mine, seq, 1_000)
-        sql.put_back(mine, seq, deliveries=9, cancels=0, failures=None)
+        sql.claims.claim_by_delete(mine, ALL, 1)
+        sql.failures.rollback_and_lock(mine, seq, 1_000)
+        sql.failures.requeue(mine, seq, deliveries=9, cancels=0, failures=None)
 
     assert server.row(Transactional, seq).deliveries == 0
     with within():
-        assert len(server.sql(Transactional).claim_by_delete(server.connection, ALL, 1)) == 1
+        assert len(server.sql(Transactional).claims.claim_by_delete(server.connection, ALL, 1)) == 1
 
 
 def test_lock_again_works_in_a_transaction_that_failed(server: Server) -> None:
@@ -207,14 +211,14 @@ def test_lock_again_works_in_a_transaction_that_failed(server: Server) -> None:
     sql = queue_sql(Transactional, mine)
 
     with server.transaction(mine):
-        sql.claim_by_delete(mine, ALL, 1)
+        sql.claims.claim_by_delete(mine, ALL, 1)
         with pytest.raises(Error), mine.cursor() as cursor:
             cursor.execute("SELECT * FROM no_such_table_at_all")
         mine.needs_rollback = True  # what an inner atomic block says when it failed
-        row = sql.lock_again(mine, seq, 1_000)
+        row = sql.failures.rollback_and_lock(mine, seq, 1_000)
         mine.needs_rollback = False
         assert row is not None
-        assert sql.remove(mine, [seq]) == 1
+        assert sql.failures.remove(mine, [seq]) == 1
 
     assert server.seqs(Transactional) == []
 
@@ -224,7 +228,7 @@ def test_lock_again_of_a_message_that_somebody_took_is_none(server: Server) -> N
     mine = server.another()
 
     with server.transaction(mine):
-        assert queue_sql(Transactional, mine).lock_again(mine, seq + 1, 1_000) is None
+        assert queue_sql(Transactional, mine).failures.rollback_and_lock(mine, seq + 1, 1_000) is None
 
 
 def test_lock_again_gives_up_after_its_time(server: Server) -> None:
@@ -235,7 +239,7 @@ def test_lock_again_gives_up_after_its_time(server: Server) -> None:
     with server.transaction(holder):
         lock(server, holder, seq)
         with pytest.raises(Error) as raised, server.transaction(mine):
-            queue_sql(Transactional, mine).lock_again(mine, seq, 200)
+            queue_sql(Transactional, mine).failures.rollback_and_lock(mine, seq, 200)
 
     assert server.kind_of(raised.value) == "locked"
     assert wait_setting(server, mine) == before

@@ -21,7 +21,7 @@ every_shape = pytest.mark.parametrize("queue", EVERYWHERE)
 def peek(server: Server, queue: Any, limit: int = 100, connection: Any = None, **options: Any) -> Peek:
     connection = connection or server.connection
     ahead = options.pop("ahead", EVERYWHERE[queue])
-    return queue_sql(queue, connection).peek(connection, ahead, options.pop("behind", ()), limit, **options)
+    return queue_sql(queue, connection).claims.peek(connection, ahead, options.pop("behind", ()), limit, **options)
 
 
 @every_shape
@@ -40,7 +40,7 @@ def test_counts_what_is_there_up_to_the_limit(server: Server, queue: Any) -> Non
 @every_shape
 def test_gaps_are_not_messages(server: Server, queue: Any) -> None:
     seqs = server.put(queue, 30)
-    server.sql(queue).remove(server.connection, seqs[1:-1])
+    server.sql(queue).failures.remove(server.connection, seqs[1:-1])
 
     assert peek(server, queue) == Peek(2, 0, seqs[0])
 
@@ -53,7 +53,7 @@ def test_rescan_window_ends_after_so_many_rows_that_nobody_may_take(
         monkeypatch.setattr(module, "WINDOW_ROWS", 3)
     seqs = server.put(queue, 7)
     with within():
-        server.sql(queue).claim_by_lease(server.connection, EVERYWHERE[queue], 4, uuid4(), uuid4(), 60_000)
+        server.sql(queue).claims.claim_by_lease(server.connection, EVERYWHERE[queue], 4, uuid4(), uuid4(), 60_000)
     above = [r._replace(low=seqs[-1] + 1) for r in EVERYWHERE[queue]]
 
     def look(low: int) -> Peek:
@@ -93,9 +93,9 @@ def test_what_an_open_transaction_has_taken_does_not_count(
     with server.transaction(holder):
         sql = queue_sql(queue, holder)
         if by_lease:
-            taken = sql.claim_by_lease(holder, only, 1, sql_id := outgoing().id, sql_id, 60_000)
+            taken = sql.claims.claim_by_lease(holder, only, 1, sql_id := outgoing().id, sql_id, 60_000)
         else:
-            taken = sql.claim_by_delete(holder, only, 1)
+            taken = sql.claims.claim_by_delete(holder, only, 1)
         assert len(taken) == 1
         with within():
             seen = peek(server, queue)
@@ -110,7 +110,7 @@ def test_message_of_a_claim_that_rolled_back_counts_again(server: Server, queue:
     holder = server.another()
 
     with server.rolled_back(holder):
-        queue_sql(queue, holder).claim_by_delete(holder, EVERYWHERE[queue], 1)
+        queue_sql(queue, holder).claims.claim_by_delete(holder, EVERYWHERE[queue], 1)
 
     assert peek(server, queue).ahead == 2
 
@@ -120,7 +120,7 @@ def test_message_that_is_not_committed_does_not_count(server: Server, queue: Any
     sender = server.another()
 
     with server.transaction(sender):
-        queue_sql(queue, sender).insert(sender, outgoing())
+        queue_sql(queue, sender).inserts.insert(sender, outgoing())
         with within():
             assert peek(server, queue).ahead == 0
 
@@ -158,7 +158,7 @@ def test_peek_locks_nothing_not_even_in_a_transaction(server: Server, queue: Any
     with server.transaction(looker):
         assert peek(server, queue, connection=looker).ahead == 3
         with within():
-            rows = queue_sql(queue, taker).claim_by_delete(taker, EVERYWHERE[queue], 5)
+            rows = queue_sql(queue, taker).claims.claim_by_delete(taker, EVERYWHERE[queue], 5)
 
     assert [row[0] for row in rows] == seqs
 
@@ -185,4 +185,4 @@ def test_a_thousand_levels_are_one_peek(server: Server) -> None:
 
     assert peek(server, AddressedUrgent, ahead=many, behind=many) == Peek(1, 1, seqs[0])
     with within():
-        assert len(server.sql(AddressedUrgent).claim_by_delete(server.connection, many, 5)) == 1
+        assert len(server.sql(AddressedUrgent).claims.claim_by_delete(server.connection, many, 5)) == 1

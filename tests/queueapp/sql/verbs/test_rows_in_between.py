@@ -16,12 +16,12 @@ RANGES = levels(3)
 OWNER = uuid.uuid4()
 #: Each in an open transaction of its own, with what of ten messages, every other one leased by somebody, it takes.
 VERBS: dict[str, tuple[Callable[[Any, Any], Any], int]] = {
-    "lease": (lambda sql, c: sql.claim_by_lease(c, RANGES, 4, uuid.uuid4(), uuid.uuid4(), 60_000), 4),
-    "delete": (lambda sql, c: sql.claim_by_delete(c, RANGES, 4), 4),
-    "purge": (lambda sql, c: sql.purge(c, 4), 4),
-    "purge of what has expired": (lambda sql, c: sql.purge_expired(c, 10), 0),
-    "release of another's": (lambda sql, c: sql.release_owner(c, OWNER, 10), 0),
-    "priorities": (lambda sql, c: sum(sql.clamp_priorities(c, [""], 10).values()), 0),
+    "lease": (lambda sql, c: sql.claims.claim_by_lease(c, RANGES, 4, uuid.uuid4(), uuid.uuid4(), 60_000), 4),
+    "delete": (lambda sql, c: sql.claims.claim_by_delete(c, RANGES, 4), 4),
+    "purge": (lambda sql, c: sql.maintenance.purge(c, 4), 4),
+    "purge of what has expired": (lambda sql, c: sql.maintenance.purge_expired(c, 10), 0),
+    "release of another's": (lambda sql, c: sql.maintenance.release_owner(c, OWNER, 10), 0),
+    "priorities": (lambda sql, c: sum(sql.maintenance.clamp_priorities(c, [""], 10).values()), 0),
 }
 
 
@@ -40,7 +40,7 @@ def test_what_is_passed_by_is_not_locked(server: Server, verb: str) -> None:
         assert (len(took) if isinstance(took, list) else took) == expected
         with within():
             for token, leased in held:
-                assert server.sql(AddressedUrgent).ack(server.connection, leased, token) == 1
+                assert server.sql(AddressedUrgent).acks.ack(server.connection, leased, token) == 1
 
     assert server.seqs(AddressedUrgent) == seqs[1::2]
 
@@ -50,8 +50,8 @@ def test_purge_goes_on_beyond_what_somebody_has_locked(server: Server) -> None:
     holder = server.another()
     with server.rolled_back(holder):
         # A lock for a verdict: a look does not see it, the one who takes passes over it.
-        assert queue_sql(AddressedUrgent, holder).lock(holder, seqs[0], None, 1_000) is not None
+        assert queue_sql(AddressedUrgent, holder).failures.lock(holder, seqs[0], None, 1_000) is not None
         with within():
-            assert server.sql(AddressedUrgent).purge(server.connection, 100) == 5
+            assert server.sql(AddressedUrgent).maintenance.purge(server.connection, 100) == 5
 
     assert server.seqs(AddressedUrgent) == seqs[:1]

@@ -20,7 +20,7 @@ LABEL = "testapp.Leased"
 
 
 def delay(server: Server, due: Any, *, to: str = LABEL, **options: Any) -> int:
-    return server.backend.store_delayed(server.connection, DELAYED, to, outgoing(**options), due)
+    return server.backend.delayed.store(server.connection, DELAYED, to, outgoing(**options), due)
 
 
 def stored(server: Server, number: int) -> DelayedMessage:
@@ -81,10 +81,10 @@ def test_due_messages_are_locked_in_due_order_and_the_others_are_not(server: Ser
     other = server.another()
 
     with server.transaction(other):
-        assert server.backend.lock_due(other, DELAYED, LABEL, 2) == [first, second]
-        assert server.backend.lock_due(other, DELAYED, LABEL, 10) == [first, second, third]
-        assert server.backend.lock_due(other, DELAYED, "another.Queue", 10) == [elsewhere]
-        assert server.backend.lock_due(other, DELAYED, "nobody's", 10) == []
+        assert server.backend.delayed.lock_due(other, DELAYED, LABEL, 2) == [first, second]
+        assert server.backend.delayed.lock_due(other, DELAYED, LABEL, 10) == [first, second, third]
+        assert server.backend.delayed.lock_due(other, DELAYED, "another.Queue", 10) == [elsewhere]
+        assert server.backend.delayed.lock_due(other, DELAYED, "nobody's", 10) == []
 
     assert {later, latest} & {first, second, third} == set()
 
@@ -94,17 +94,17 @@ def test_two_dispatchers_share_the_work_without_waiting(server: Server) -> None:
     one, two = server.another(), server.another()
 
     with server.transaction(one), server.transaction(two):
-        first = server.backend.lock_due(one, DELAYED, LABEL, 3)
+        first = server.backend.delayed.lock_due(one, DELAYED, LABEL, 3)
         with within():
-            second = server.backend.lock_due(two, DELAYED, LABEL, 3)
-            assert server.backend.first_due(two, DELAYED, [LABEL])
+            second = server.backend.delayed.lock_due(two, DELAYED, LABEL, 3)
+            assert server.backend.delayed.first_due(two, DELAYED, [LABEL])
 
     assert first + second == numbers
 
 
 def test_first_due_of_each_destination_counts_from_the_databases_now(server: Server) -> None:
     def first(*destinations: str) -> dict[str, int]:
-        return dict(server.backend.first_due(server.connection, DELAYED, destinations))
+        return dict(server.backend.delayed.first_due(server.connection, DELAYED, destinations))
 
     assert first(LABEL) == {}
 
@@ -135,10 +135,10 @@ def test_messages_for_others_are_not_even_read(server: Server) -> None:
     other = server.another()
 
     with server.rolled_back(other):
-        assert server.backend.lock_due(other, DELAYED, LABEL, 100) == due
+        assert server.backend.delayed.lock_due(other, DELAYED, LABEL, 100) == due
         before = _rows_read(server)
-        server.backend.first_due(server.connection, DELAYED, [LABEL, "nobody's"])
-        server.backend.lock_due(server.connection, DELAYED, LABEL, 100)
+        server.backend.delayed.first_due(server.connection, DELAYED, [LABEL, "nobody's"])
+        server.backend.delayed.lock_due(server.connection, DELAYED, LABEL, 100)
         assert _rows_read(server) - before < 20
 
 
@@ -153,7 +153,7 @@ def _rows_read(server: Server) -> int:
 def test_keys_that_are_deleted_are_counted(server: Server) -> None:
     numbers = [delay(server, 0) for _ in range(3)]
 
-    assert server.backend.delete_keys(server.connection, DELAYED, [*numbers[:2], numbers[2] + 100]) == 2
+    assert server.backend.delayed.delete(server.connection, DELAYED, [*numbers[:2], numbers[2] + 100]) == 2
     assert [row.number for row in DelayedMessage.objects.using(server.alias).all()] == numbers[2:]
 
 
@@ -169,7 +169,7 @@ def test_due_messages_move_into_their_queue_in_due_order(server: Server) -> None
     )  # fmt: skip
     rows = {number: stored(server, number) for number in (late, early)}
 
-    assert server.sql(AddressedUrgent).insert_from(server.connection, DELAYED, [late, early]) == 2
+    assert server.sql(AddressedUrgent).inserts.insert_from(server.connection, DELAYED, [late, early]) == 2
 
     moved = server.rows(AddressedUrgent)
     assert [row.body for row in moved] == [b"50", b"5"]
@@ -187,8 +187,8 @@ def test_move_is_undone_with_the_callers_transaction(server: Server) -> None:
     other = server.another()
 
     with server.rolled_back(other):
-        assert queue_sql(Leased, other).insert_from(other, DELAYED, [number]) == 1
-        assert server.backend.delete_keys(other, DELAYED, [number]) == 1
+        assert queue_sql(Leased, other).inserts.insert_from(other, DELAYED, [number]) == 1
+        assert server.backend.delayed.delete(other, DELAYED, [number]) == 1
 
     assert server.seqs(Leased) == []
     assert stored(server, number).number == number
@@ -202,7 +202,9 @@ def test_poison_goes_back_with_or_without_its_counts(server: Server, reset: bool
     )  # fmt: skip
 
     sql = server.sql(Leased)
-    assert sql.insert_from(server.connection, POISON, [poison.number, poison.number + 9], reset_counts=reset) == 1
+    assert (
+        sql.inserts.insert_from(server.connection, POISON, [poison.number, poison.number + 9], reset_counts=reset) == 1
+    )
 
     (row,) = server.rows(Leased)
     assert (row.id, row.headers, row.body) == (poison.message_id, '{"a": "b"}', b"x")
@@ -228,7 +230,7 @@ def test_clock_does_not_stand_still_in_a_transaction(server: Server) -> None:
 
 
 def test_estimate_of_a_table_is_a_number_and_of_none_is_zero(server: Server) -> None:
-    server.sql(Leased).insert_many(server.connection, (outgoing(None) for _ in range(300)))
+    server.sql(Leased).inserts.insert_many(server.connection, (outgoing(None) for _ in range(300)))
     if server.vendor == "postgresql":
         server.run(f"ANALYZE {Leased._meta.db_table}")
 
@@ -237,5 +239,7 @@ def test_estimate_of_a_table_is_a_number_and_of_none_is_zero(server: Server) -> 
 
 
 def test_notify_is_accepted_whether_or_not_there_is_such_a_thing(server: Server) -> None:
-    server.backend.notify(server.connection, "queueapp_test", "payload")
-    assert server.backend.may_notify(server.connection) in ({True} if server.vendor == "postgresql" else {True, False})
+    server.backend.notifications.notify(server.connection, "queueapp_test", "payload")
+    assert server.backend.notifications.may_notify(server.connection) in (
+        {True} if server.vendor == "postgresql" else {True, False}
+    )
