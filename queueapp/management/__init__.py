@@ -1,0 +1,1 @@
+"""Management commands: operating queues from a shell, with ``--json`` where a script reads."""

@@ -1,0 +1,1 @@
+"""The commands that start worker processes."""
