@@ -11,7 +11,7 @@ from django.contrib.admin.utils import quote
 from playwright.sync_api import Page
 
 from project.flights.models import FlightDelays
-from queueapp.contrib.celery.models import BrokerQueue, CeleryResult, DeclaredQueue, SetAside
+from queueapp.contrib.celery.models import BrokerQueue, CeleryResult, DeclaredQueue, PendingMove
 from queueapp.contrib.tasks.models import Result
 from queueapp.models import DelayedMessage, JournalEntry, PoisonMessage, Subscriber, Subscription
 from tests.browser.rows import LONG_NAME, LONG_REASON, SUBJECT
@@ -32,7 +32,7 @@ def addresses() -> list[str]:
     found = ["/admin/", "/admin/queueapp/", OVERVIEW, f"{OVERVIEW}testapp.Leased/history/"]
     found.append(f"{OVERVIEW}testapp.Transactional/history/")
     for model in (
-        Leased, Urgent, Addressed, BrokerQueue, DelayedMessage, Subscriber, CeleryResult, SetAside, JournalEntry, Result,
+        Leased, Urgent, Addressed, BrokerQueue, DelayedMessage, Subscriber, CeleryResult, PendingMove, JournalEntry, Result,
     ):  # fmt: skip
         keys = model._base_manager.order_by("-pk").values_list("pk", flat=True)[:2]
         found += [list_of(model), *(f"{list_of(model)}{key}/change/" for key in keys)]

@@ -11,7 +11,7 @@ from django.contrib.contenttypes.models import ContentType
 from django.db import connection
 
 from queueapp import messages
-from queueapp.contrib.celery.models import Binding, BrokerQueue, CeleryResult, DeclaredQueue, SetAside
+from queueapp.contrib.celery.models import Binding, BrokerQueue, CeleryResult, DeclaredQueue, PendingMove
 from queueapp.contrib.tasks.models import Result
 from queueapp.failures import edit_poison
 from queueapp.journal.append import journal_of
@@ -204,7 +204,7 @@ def celery_queues() -> None:
         Binding.objects.create(exchange=LONG_NAME, routing_key=f"{LONG_NAME}.{number}.{'z' * 100}", queue=long)
     BrokerQueue.send(b"{}", recipient=long)
     BrokerQueue.send(b"{}", recipient=long, delay=timedelta(hours=1))
-    SetAside.objects.create(
+    PendingMove.objects.create(
         message_id=uuid.uuid4(), queue=long, headers=json.dumps({"type": LONG_NAME, "kombu": LONG_REASON}),
         body=json.dumps({"text": HOSTILE, "reason": LONG_REASON}).encode(),
     )  # fmt: skip

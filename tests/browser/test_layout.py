@@ -20,7 +20,7 @@ from playwright.sync_api import Page
 
 from queueapp.admin.large_tables import limits
 from queueapp.admin.queues import QueueAdmin
-from queueapp.contrib.celery.models import CeleryResult, DeclaredQueue, SetAside
+from queueapp.contrib.celery.models import CeleryResult, DeclaredQueue, PendingMove
 from queueapp.contrib.tasks.models import Result
 from queueapp.models import Alert, DelayedMessage, JournalEntry, PoisonMessage, Subscriber, Subscription
 from queueapp.operations import control
@@ -194,14 +194,14 @@ def test_nothing_is_cut_or_overlaps_for_who_may_only_look(browse: Browse, addres
     may = [f"queueapp.view_{model}" for model in ("queuecontrol", "poisonmessage", "delayedmessage", "journalentry")]
     poison_page = next(one for one in addresses if re.search(r"poisonmessage/\d+/change/", one))
     journal_page = next(one for one in addresses if re.search(r"journalentry/\d+/change/", one))
-    aside_page = next(one for one in addresses if re.search(r"setaside/\d+/change/", one))
+    aside_page = next(one for one in addresses if re.search(r"pendingmove/\d+/change/", one))
     hidden_body = next(one for one in addresses if re.search(r"delayedmessage/\d+/change/", one))
     seen = ["/admin/", pages.OVERVIEW, pages.list_of(Leased), poison_page, journal_page, aside_page, hidden_body]
 
     def look(page: Page) -> dict[str, list[str]]:
         return wrong_with(page, (f"reader-{name}" for name in pages.opened(page, seen)))
 
-    assert browse(look, permissions=[*may, "testapp.view_leased", "queueapp_kombu.view_setaside"]) == {}
+    assert browse(look, permissions=[*may, "testapp.view_leased", "queueapp_celery.view_pendingmove"]) == {}
 
 
 def test_every_page_that_can_be_opened_is_looked_at(addresses: list[str]) -> None:
@@ -288,7 +288,7 @@ def test_depth_age_and_poison_of_each_queue_are_on_the_screen_of_a_telephone(bro
         Result,
         Alert,
         DeclaredQueue,
-        SetAside,
+        PendingMove,
     ],
 )
 def test_each_figure_of_a_list_has_its_name_on_a_telephone(browse: Browse, populated: None, model: Any) -> None:

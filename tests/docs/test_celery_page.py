@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from queueapp.contrib.celery.models_broker import BrokerQueue
+from queueapp.contrib.celery.models import BrokerQueue
 from queueapp.contrib.celery.options import OPTIONS
 from queueapp.models import DelayedMessage
 

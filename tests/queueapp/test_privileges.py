@@ -20,9 +20,8 @@ from sqlglot import exp
 from queueapp import delayed, notifier, publish, publish_many, replay
 from queueapp.contrib.celery import poison as buried
 from queueapp.contrib.celery import result_rows, topology
-from queueapp.contrib.celery.in_flight import Held
-from queueapp.contrib.celery.models import CeleryResult
-from queueapp.contrib.celery.models_broker import BrokerQueue, DeclaredQueue
+from queueapp.contrib.celery.in_flight import LeasedMessage
+from queueapp.contrib.celery.models import BrokerQueue, CeleryResult, DeclaredQueue
 from queueapp.failures import apply_verdict, poison_archive, requeue_poison, verdicts
 from queueapp.journal import retention
 from queueapp.models import (
@@ -367,7 +366,7 @@ def test_a_worker_of_celery_takes_ends_keeps_results_and_keeps_house(celery_app:
         assert sql.acks.release(connection, [first], token, handled=True) == 1
         assert sql.acks.ack(connection, [second], token) == 1
         with transaction.atomic():
-            assert buried.bury("default", Held(third, token), "it failed")
+            assert buried.bury("default", LeasedMessage(third, token), "it failed")
         topology.declare("default", topology.Declaration("w@host.celery.pidbox", False, True, None))
         topology.bind("default", "celery.pidbox", "", "w@host.celery.pidbox")
         assert topology.refresh("default", [topology.Declaration("gone", False, True, None)]) == {"gone"}

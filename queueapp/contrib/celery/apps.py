@@ -10,18 +10,18 @@ from django.apps import AppConfig
 from ...services import maintenance_hooks
 
 
-class KombuConfig(AppConfig):
+class CeleryConfig(AppConfig):
     """Configuration of the ``queueapp.contrib.celery`` app."""
 
     name = "queueapp.contrib.celery"
-    label = "queueapp_kombu"
+    label = "queueapp_celery"
     verbose_name = "Celery"
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
         from . import checks, result_rows  # noqa: F401
 
-        maintenance_hooks.pieces.append(result_rows.keep_house)
+        maintenance_hooks.pieces.append(result_rows.run_maintenance)
         if find_spec("celery") is not None:
             from celery.app.backends import BACKEND_ALIASES
             from celery.signals import worker_init

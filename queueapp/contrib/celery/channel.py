@@ -25,10 +25,10 @@ from ...sql import ErrorKind, backend_of, queue_sql
 from ...sql.bound import BrokerTables
 from ...sql.claimed import Claimed
 from . import poison, topology
-from .in_flight import Held
-from .models_broker import Binding, BrokerQueue, DeclaredQueue
+from .in_flight import LeasedMessage
+from .models import Binding, BrokerQueue, DeclaredQueue
 from .qos import Delivered, QoS, why
-from .retrying import steadily
+from .retrying import with_retries
 from .serialization import due_at, payload_of, row_for, row_for_bound, until_due
 from .topology import Declaration
 
@@ -54,7 +54,7 @@ class Channel(virtual.Channel):
         #: By queue: what it is handed to, and whether that acks.
         self.consumers: dict[str, tuple[Any, bool]] = {}
         #: Claimed and not delivered yet.
-        self.ahead: deque[tuple[Claimed, Held]] = deque()
+        self.ahead: deque[tuple[Claimed, LeasedMessage]] = deque()
 
     # -- declaring -------------------------------------------------------------------------------------------------
 
@@ -269,7 +269,7 @@ class Channel(virtual.Channel):
             return self.received(row, held, no_ack)
         return None
 
-    def deliver(self, row: Claimed, held: Held) -> bool:
+    def deliver(self, row: Claimed, held: LeasedMessage) -> bool:
         """Hand a claimed message to its consumer; False: there is none any more, or it was poison."""
         queue = self._transport.queue_of(row)
         consumer = self.consumers.get(queue)
@@ -284,7 +284,7 @@ class Channel(virtual.Channel):
         callback(message)
         return True
 
-    def received(self, row: Claimed, held: Held, no_ack: bool) -> Delivered | None:
+    def received(self, row: Claimed, held: LeasedMessage, no_ack: bool) -> Delivered | None:
         """The message of a claimed row; None: it cannot be read, and is poison."""
         try:
             payload = payload_of(row, held.token)
@@ -305,11 +305,11 @@ class Channel(virtual.Channel):
 
     # -- ending ----------------------------------------------------------------------------------------------------
 
-    def acked(self, held: Held) -> None:
+    def acked(self, held: LeasedMessage) -> None:
         """A message is done."""
         self._transport.acked(held)
 
-    def give_back(self, some: list[Held], *, handled: bool) -> None:
+    def give_back(self, some: list[LeasedMessage], *, handled: bool) -> None:
         """Release leases at once; where the database is away, as soon as it is back."""
         self._transport.give_back(some, handled=handled)
 
@@ -331,7 +331,7 @@ class Channel(virtual.Channel):
         """Whether a task that has failed for good is kept."""
         return bool(self._transport.options.keep_failed)
 
-    def _bury(self, held: Held, reason: str, **told: Any) -> None:
+    def _bury(self, held: LeasedMessage, reason: str, **told: Any) -> None:
         """Where that cannot be done it comes again: a lease that nobody ends would be renewed for as long as the worker lives."""
 
         def bury() -> bool:
@@ -339,7 +339,7 @@ class Channel(virtual.Channel):
                 return poison.bury(self.alias, held, in_one_line(reason, 500), **told)
 
         try:
-            steadily(self.alias, bury)
+            with_retries(self.alias, bury)
         except Exception:
             self.give_back([held], handled=True)
             raise

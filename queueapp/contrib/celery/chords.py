@@ -92,13 +92,13 @@ class Chords:
         alias = self.alias
         # Of a task that the worker does not know the request says next to nothing.
         if request is not None and not any(getattr(request, one, False) for one in ("is_eager", "called_directly")):
-            retrying.take_back(alias)  # a worker's: the task is over
+            retrying.rollback_leftovers(alias)  # a worker's: the task is over
         if not several or connections[alias].in_atomic_block:
             end()
             return
-        self._at_once(end)
+        self._in_transaction(end)
 
-    def _at_once(self, end: Callable[[], Any]) -> Any:
+    def _in_transaction(self, end: Callable[[], Any]) -> Any:
         late: list[Callable[[], Any]] = []
 
         def whole() -> Any:
@@ -109,7 +109,7 @@ class Chords:
             finally:
                 self._ending.late = None
 
-        value = retrying.at_once(self.alias, whole)
+        value = retrying.in_transaction(self.alias, whole)
         for call in late:
             try:
                 call()
@@ -171,7 +171,7 @@ class Chords:
             connection = connections[alias]
             getattr(backend_of(connection), verb)(connection, table, group_id, *given, in_ms(self.chord_expires))
 
-        retrying.steadily(alias, change)
+        retrying.with_retries(alias, change)
 
     def on_chord_part_return(self, request: Any, state: str, result: Any, **_: Any) -> None:
         """Count a member that has ended; the last one sends the body, or fails the chord."""
@@ -181,7 +181,7 @@ class Chords:
         if self._ending.late is not None or connections[self.alias].in_atomic_block:
             count()
         else:
-            self._at_once(count)
+            self._in_transaction(count)
 
     def _count(self, request: Any, state: str, result: Any) -> None:
         from . import result_rows
@@ -258,9 +258,9 @@ def _with_errbacks(request: Any, errbacks: list[Any]) -> Any:
 
 def is_id(task_id: Any) -> bool:
     """Whether a result can be kept by it."""
-    from .models import LONGEST_ID
+    from .models import MAX_ID_LENGTH
 
-    return isinstance(task_id, str) and len(task_id) <= LONGEST_ID and "\0" not in task_id
+    return isinstance(task_id, str) and len(task_id) <= MAX_ID_LENGTH and "\0" not in task_id
 
 
 def in_ms(expires: float | timedelta | None) -> int | None:

@@ -23,7 +23,7 @@ from django.db import Error, transaction
 
 from ...failures.history import MAX_TEXT, clean, describe
 from . import poison, retrying
-from .malformed import OF_ITS_SHAPE, Endures, refused, what_is_wrong
+from .malformed import SHAPE_ERRORS, TolerantConsumerStep, refused, what_is_wrong
 from .qos import Delivered
 
 log = logging.getLogger("queueapp")
@@ -34,7 +34,7 @@ _NO_FAILURE = (Retry, Ignore, Reject, Terminated, MemoryError)
 
 def install(app: Any) -> None:
     """Let the workers of this process keep what has failed, and what they cannot run."""
-    app.steps["consumer"].add(Endures)
+    app.steps["consumer"].add(TolerantConsumerStep)
     if Task.Request == "celery.worker.request:Request":
         Task.Request = f"{__name__}:Request"
 
@@ -57,7 +57,7 @@ class Request(CeleryRequest):
             wrong = what_is_wrong(self._request_dict, self._payload)
         except InvalidTaskError as error:
             wrong = str(error) or repr(error)
-        except OF_ITS_SHAPE as error:
+        except SHAPE_ERRORS as error:
             wrong = f"{type(error).__name__}: {error}"
         if wrong:
             raise InvalidTaskError(refused(message, wrong))
@@ -145,6 +145,6 @@ class Request(CeleryRequest):
                 with transaction.atomic(using=alias):
                     poison.bury_acked(alias, message)
 
-            retrying.steadily(alias, keep)
+            retrying.with_retries(alias, keep)
         except Error as error:
             log.error("Task %s[%s] has failed and could not be kept as poison: %s", self.name, self.id, error)

@@ -17,7 +17,7 @@ from django.db import Error, transaction
 
 from ...messages import new_id
 from ...sql import ErrorKind, backend_of, queue_sql
-from .models_broker import BrokerQueue
+from .models import BrokerQueue
 
 log = logging.getLogger("queueapp")
 
@@ -27,7 +27,7 @@ WAIT_MS = 200
 MOST = 3000
 
 
-class Held(NamedTuple):
+class LeasedMessage(NamedTuple):
     """A message that is leased here."""
 
     seq: int
@@ -84,7 +84,7 @@ class Leases:
             batch.seqs.update(seqs)
             self.received += len(batch.seqs) - before
 
-    def ack(self, held: Held) -> None:
+    def ack(self, held: LeasedMessage) -> None:
         """A message is done; it is written soon."""
         with self._lock:
             self._done.setdefault(held.token, []).append(held.seq)
@@ -94,7 +94,7 @@ class Leases:
         if first:
             self._on_ack()
 
-    def forget(self, some: Iterable[Held]) -> None:
+    def forget(self, some: Iterable[LeasedMessage]) -> None:
         """These were ended in another way."""
         with self._lock:
             for held in some:
@@ -154,7 +154,7 @@ class Leases:
                 )  # fmt: skip
         return total
 
-    def give_back(self, connection: Any, some: Iterable[Held], *, handled: bool) -> int:
+    def give_back(self, connection: Any, some: Iterable[LeasedMessage], *, handled: bool) -> int:
         """Release leases at once, each message in its old place; returns how many were still held. ``handled``: a consumer has
         had them, so their delivery stays counted. What fails is owed."""
         by_token: dict[uuid.UUID, list[int]] = {}
@@ -182,7 +182,7 @@ class Leases:
             owed, self._owed = self._owed, {}
         count = 0
         for (token, handled), seqs in owed.items():
-            count += self.give_back(connection, [Held(seq, token) for seq in seqs], handled=handled)
+            count += self.give_back(connection, [LeasedMessage(seq, token) for seq in seqs], handled=handled)
         return count
 
     def renew(self, connection: Any) -> None:

@@ -20,7 +20,7 @@ from .qos import Delivered
 log = logging.getLogger("queueapp")
 
 #: What code raises that was given something else than it expects. An error of the database, of a network or of a disk is none.
-OF_ITS_SHAPE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+SHAPE_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 _SIMPLE = (str, int, float, type(None))
 _LONGEST = 300
@@ -82,7 +82,7 @@ def refused(message: Delivered, why: str) -> str:
     return message.reason
 
 
-class Endures(bootsteps.StartStopStep):  # type: ignore[misc]
+class TolerantConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]
     """A step of Celery's consumer: a message that it fails at ends no worker."""
 
     requires = (Tasks,)
@@ -96,14 +96,14 @@ class Endures(bootsteps.StartStopStep):  # type: ignore[misc]
             return invalid(c, body, message, exc)
 
         c.on_invalid_task = on_invalid_task
-        c.create_task_handler = lambda *given, **named: _enduring(made(c, *given, **named))
+        c.create_task_handler = lambda *given, **named: _tolerant(made(c, *given, **named))
 
 
-def _enduring(handle: Any) -> Any:
+def _tolerant(handle: Any) -> Any:
     def on_task_received(message: Any) -> Any:
         try:
             return handle(message)
-        except OF_ITS_SHAPE as error:
+        except SHAPE_ERRORS as error:
             if not isinstance(message, Delivered):
                 raise
             log.exception("Celery has failed at the message %s.", message.delivery_tag)

@@ -12,13 +12,13 @@ from ...messages.escaping import in_one_line
 from ...sql import queue_sql
 from ...sql.carried import CARRIED
 from ...sql.rows import Row
-from .in_flight import WAIT_MS, Held
-from .models_broker import BrokerQueue
+from .in_flight import WAIT_MS, LeasedMessage
+from .models import BrokerQueue
 from .qos import Delivered
 from .serialization import row_for
 
 
-def bury(alias: str, held: Held, reason: str, **told: Any) -> bool:
+def bury(alias: str, held: LeasedMessage, reason: str, **told: Any) -> bool:
     """Move a message that is leased here to the poison table, in the caller's transaction; False: its lease was lost. ``told``:
     what else is known of why."""
     connection = connections[alias]

@@ -12,8 +12,8 @@ from ...conf import settings
 from ...receiving.low_water_marks import Floors
 from ...sql import queue_sql
 from ...sql.claimed import SEQ, Claimed
-from .in_flight import Held, Leases
-from .models_broker import BrokerQueue
+from .in_flight import LeasedMessage, Leases
+from .models import BrokerQueue
 from .options import TransportOptions
 from .serialization import HIGHEST
 from .sessions import Session
@@ -28,7 +28,7 @@ BEHIND_EVERY = 8
 Queues = tuple[str, ...]
 
 
-class Looking:
+class Poller:
     """That of one connection."""
 
     def __init__(self, options: TransportOptions) -> None:
@@ -81,7 +81,7 @@ class Looking:
 
     def claim(
         self, session: Session, leases: Leases, queues: Queues, limit: int, *, own_floors: bool
-    ) -> list[tuple[Claimed, Held]]:
+    ) -> list[tuple[Claimed, LeasedMessage]]:
         """Lease what is there. ``own_floors``: for a caller that may ask for any queue, and seldom does."""
         floors = Floors(_wanted(queues), True) if own_floors else self._floors_of(queues)
         more = self.plans.get(queues, (False, 0.0))[0]
@@ -98,7 +98,7 @@ class Looking:
             leases.took(token, [row[SEQ] for row in rows], asked, period, self._options.use_lock_renewal)
         if behind and not floors.count_in(behind, rows):
             floors.rescanned(monotonic() - asked)
-        return [(row, Held(row[SEQ], token)) for row in rows]
+        return [(row, LeasedMessage(row[SEQ], token)) for row in rows]
 
     def came_back(self, seqs: Sequence[int]) -> None:
         """These are free again, in their old places."""

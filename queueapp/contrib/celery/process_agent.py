@@ -38,7 +38,7 @@ from ...services.service_heartbeat import Pulse
 from ...services.subscriber_rows import beat, told
 from . import topology
 from .in_flight import Leases
-from .models_broker import BrokerQueue
+from .models import BrokerQueue
 from .options import TransportOptions
 
 log = logging.getLogger("queueapp")
@@ -53,7 +53,7 @@ REAP_EVERY, SERVES_AFTER = 10.0, 1.0
 STALE = timedelta(seconds=1).total_seconds()
 
 
-class Joined(Protocol):
+class ConnectionProtocol(Protocol):
     """A connection that consumes, as a member knows it: a ``Transport``."""
 
     closed: bool
@@ -68,14 +68,14 @@ class Joined(Protocol):
     def told(self) -> None: ...
 
 
-class Member(Service):
+class ProcessAgent(Service):
     """The keeper's thread, and what it looks after."""
 
     def __init__(self, alias: str) -> None:
         super().__init__(f"celery-{alias}")
         self.alias = alias
         self.leases = Leases(self.wake)
-        self.transports: WeakSet[Joined] = WeakSet()
+        self.transports: WeakSet[ConnectionProtocol] = WeakSet()
         #: Whether an operator has paused the queue.
         self.paused = False
         self._supervisor = uuid.uuid4()
@@ -94,7 +94,7 @@ class Member(Service):
 
     # -- from outside ------------------------------------------------------------------------------------------------
 
-    def joined(self, transport: Joined) -> bool:
+    def joined(self, transport: ConnectionProtocol) -> bool:
         """A connection consumes. False: this one ends, and another has to be asked for."""
         with _lock:
             if self.stopping:
@@ -106,7 +106,7 @@ class Member(Service):
             self.start()
         return True
 
-    def present(self) -> list[Joined]:
+    def present(self) -> list[ConnectionProtocol]:
         """The connections that consume, or did: others may come while they are looked at."""
         with _lock:
             return list(self.transports)
@@ -276,40 +276,40 @@ class Member(Service):
                 _leaving.discard(self)
 
 
-_members: dict[str, Member] = {}
+_agents: dict[str, ProcessAgent] = {}
 #: Those that have nobody left to keep anything for and are signing off: the end of the process waits for them, too.
-_leaving: set[Member] = set()
+_leaving: set[ProcessAgent] = set()
 _lock = threading.Lock()
 #: A forked child's: of its parent.
 _of_a_parent: list[Any] = []
 
 
-def member_of(alias: str) -> Member:
+def agent_of(alias: str) -> ProcessAgent:
     """The member of this process in a database."""
     with _lock:
-        member = _members.get(alias)
+        member = _agents.get(alias)
         if member is None or member.stopping:
-            member = _members[alias] = Member(alias)
+            member = _agents[alias] = ProcessAgent(alias)
         return member
 
 
-def _leave(member: Member) -> bool:
+def _leave(member: ProcessAgent) -> bool:
     """The member is forgotten, unless a connection has come meanwhile."""
     with _lock:
         if any(not transport.closed for transport in list(member.transports)):
             return False
-        if _members.get(member.alias) is member:
-            del _members[member.alias]
+        if _agents.get(member.alias) is member:
+            del _agents[member.alias]
         _leaving.add(member)
         member.ask_to_stop()
         return True
 
 
-def stop_members(seconds: float = 10.0) -> None:
+def stop_agents(seconds: float = 10.0) -> None:
     """End all of them: at the end of the process, and in tests."""
     with _lock:
-        members = [*_members.values(), *_leaving]
-        _members.clear()
+        members = [*_agents.values(), *_leaving]
+        _agents.clear()
         _leaving.clear()
     stop_all(members, seconds)
 
@@ -317,10 +317,10 @@ def stop_members(seconds: float = 10.0) -> None:
 def _in_a_child() -> None:
     global _lock
     _lock = threading.Lock()
-    _of_a_parent.append((dict(_members), set(_leaving)))
-    _members.clear()
+    _of_a_parent.append((dict(_agents), set(_leaving)))
+    _agents.clear()
     _leaving.clear()
 
 
-atexit.register(stop_members)
+atexit.register(stop_agents)
 os.register_at_fork(after_in_child=_in_a_child)

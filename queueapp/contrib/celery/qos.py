@@ -8,7 +8,7 @@ from typing import Any
 
 from kombu.transport import virtual
 
-from .in_flight import Held
+from .in_flight import LeasedMessage
 
 
 class Delivered(virtual.Message):
@@ -17,7 +17,7 @@ class Delivered(virtual.Message):
 
     def __init__(self, payload: dict[str, Any], channel: Any = None, **kwargs: Any) -> None:
         super().__init__(payload, channel=channel, **kwargs)
-        self.held: Held | None = payload.get("held")
+        self.held: LeasedMessage | None = payload.get("held")
         self.undecodable: BaseException | None = None
         #: Why it is rejected, where somebody knows; and what else is written down of that.
         self.reason = ""

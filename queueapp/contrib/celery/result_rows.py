@@ -11,7 +11,7 @@ from django.db.models import Q, QuerySet
 
 from ...models import Now
 from ...sql import ErrorKind, backend_of
-from .models import LAST, CeleryChordPart, CeleryGroup, CeleryResult
+from .models import LAST_POSITION, CeleryChordPart, CeleryGroup, CeleryResult
 
 log = logging.getLogger("queueapp")
 
@@ -59,10 +59,10 @@ def drop_parts(alias: str, group_id: str) -> None:
 
 def place_of(index: Any) -> int:
     """Where a member stands in the header."""
-    return index if isinstance(index, int) and 0 <= index < LAST else LAST
+    return index if isinstance(index, int) and 0 <= index < LAST_POSITION else LAST_POSITION
 
 
-def keep_house(alias: str, goes_on: Callable[[], bool]) -> None:
+def run_maintenance(alias: str, goes_on: Callable[[], bool]) -> None:
     """What the processes do that keep house in a database; nothing where the tables are not, or are not theirs."""
     if not router.allow_migrate_model(alias, CeleryResult):
         return

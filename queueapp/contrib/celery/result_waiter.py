@@ -41,7 +41,7 @@ class Waiter:
         self.heard = threading.Event()
 
 
-class Listening:
+class ResultListener:
     """Listens for everybody who waits in this process for results of one database."""
 
     def __init__(self, alias: str) -> None:
@@ -131,16 +131,16 @@ class Listening:
                 waiter.heard.set()
 
 
-_listening: dict[str, Listening] = {}
+_listening: dict[str, ResultListener] = {}
 _making = threading.Lock()
 
 
-def listening(alias: str) -> Listening:
+def listener_of(alias: str) -> ResultListener:
     """Who listens in this process."""
     with _making:
         found = _listening.get(alias)
         if found is None or found.process != os.getpid():
-            found = _listening[alias] = Listening(alias)
+            found = _listening[alias] = ResultListener(alias)
         return found
 
 
@@ -154,7 +154,7 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-def looks(alias: str, ids: Collection[str], timeout: float | None, interval: float) -> Iterator[float]:
+def poll_times(alias: str, ids: Collection[str], timeout: float | None, interval: float) -> Iterator[float]:
     """When to look whether these tasks have ended: now, and whenever that may be so; yields the seconds since the beginning.
     Ends when the time is over, after a last look. ``interval``: the longest wait where results are not heard of."""
     began = monotonic()
@@ -169,15 +169,15 @@ def looks(alias: str, ids: Collection[str], timeout: float | None, interval: flo
         yield monotonic() - began
         wait *= 2
     if not settings.NOTIFY:
-        yield from _at_times(waiter, began, wait, timeout, lambda: interval)
+        yield from _remaining_poll_times(waiter, began, wait, timeout, lambda: interval)
         return
-    ears = listening(alias)
+    ears = listener_of(alias)
     with ears.of(waiter):
         longest = lambda: LONGEST if ears.established.is_set() else interval  # noqa: E731
-        yield from _at_times(waiter, began, wait, timeout, longest)
+        yield from _remaining_poll_times(waiter, began, wait, timeout, longest)
 
 
-def _at_times(
+def _remaining_poll_times(
     waiter: Waiter, began: float, wait: float, timeout: float | None, longest: Callable[[], float]
 ) -> Iterator[float]:
     while True:

@@ -24,7 +24,7 @@ from ...sql import backend_of
 from ...sql.celery import Stored
 from . import retrying
 from .chords import Chords, in_ms, is_id
-from .result_waiter import looks
+from .result_waiter import poll_times
 
 SCHEME = "queueapp"
 #: Keys of a task's meta data that have a column.
@@ -97,7 +97,7 @@ class ResultBackend(Chords, BaseBackend):
         def store() -> bool:
             return backend_of(connections[alias]).celery_results.store_result(connections[alias], table, stored)
 
-        retrying.steadily(alias, store)
+        retrying.with_retries(alias, store)
         return result
 
     def _stored(self, task_id: str, result: Any, state: str, traceback: Any, request: Any) -> Stored:
@@ -140,7 +140,7 @@ class ResultBackend(Chords, BaseBackend):
         from .result_rows import results_of
 
         alias = self.alias
-        rows = retrying.steadily(alias, lambda: results_of(alias, ids))
+        rows = retrying.with_retries(alias, lambda: results_of(alias, ids))
         return {row.task_id: self._meta_of(row) for row in rows}
 
     def _meta_of(self, row: Any) -> dict[str, Any]:
@@ -166,7 +166,7 @@ class ResultBackend(Chords, BaseBackend):
         from .result_rows import forget
 
         alias = self.alias
-        retrying.steadily(alias, lambda: forget(alias, task_id))
+        retrying.with_retries(alias, lambda: forget(alias, task_id))
 
     # -- groups --------------------------------------------------------------------------------------------------------
 
@@ -186,13 +186,13 @@ class ResultBackend(Chords, BaseBackend):
                 connections[alias], table, group_id, text, in_ms(expires)
             )
 
-        retrying.steadily(alias, save)
+        retrying.with_retries(alias, save)
 
     def _restore_group(self, group_id: str) -> dict[str, Any] | None:
         from .result_rows import group_of
 
         alias = self.alias
-        row = retrying.steadily(alias, lambda: group_of(alias, group_id))
+        row = retrying.with_retries(alias, lambda: group_of(alias, group_id))
         if row is None or row.result is None:
             return None
         found = self.decode(row.result)["result"]
@@ -206,7 +206,7 @@ class ResultBackend(Chords, BaseBackend):
         from .result_rows import delete_group
 
         alias = self.alias
-        retrying.at_once(alias, lambda: delete_group(alias, group_id))
+        retrying.in_transaction(alias, lambda: delete_group(alias, group_id))
 
     # -- waiting -------------------------------------------------------------------------------------------------------
 
@@ -263,7 +263,7 @@ class ResultBackend(Chords, BaseBackend):
         if not waiting:
             return
         told = 0.0
-        for turn, passed in enumerate(looks(self.alias, waiting, timeout, interval), 1):
+        for turn, passed in enumerate(poll_times(self.alias, waiting, timeout, interval), 1):
             for task_id, meta in self._ended(waiting, on_message):
                 waiting.pop(task_id, None)
                 yield task_id, meta
@@ -303,11 +303,11 @@ class ResultBackend(Chords, BaseBackend):
 
     def exception_safe_to_retry(self, exc: BaseException) -> bool:
         """What ``result_backend_always_retry`` is about."""
-        return isinstance(exc, DatabaseError) and retrying.is_passing(self.alias, exc)
+        return isinstance(exc, DatabaseError) and retrying.is_transient(self.alias, exc)
 
     def on_backend_retryable_error(self, exc: BaseException) -> None:
         """A connection that is lost is opened anew."""
-        retrying.let_go(self.alias, exc)
+        retrying.close_if_lost(self.alias, exc)
 
     def __reduce__(self, args: Any = (), kwargs: Any = None) -> Any:
         return super().__reduce__(args, {**(kwargs or {}), "url": self.url, "expires": self.expires})
@@ -326,10 +326,10 @@ def _alias_of(url: str) -> str:
 
 
 def _refuse_long(identity: Any) -> None:
-    from .models import LONGEST_ID
+    from .models import MAX_ID_LENGTH
 
     if not is_id(identity):
-        raise ValueError(f"{identity!r:.300} is no id: at most {LONGEST_ID} characters, and no NUL, are accepted.")
+        raise ValueError(f"{identity!r:.300} is no id: at most {MAX_ID_LENGTH} characters, and no NUL, are accepted.")
 
 
 def _text(value: Any) -> str:

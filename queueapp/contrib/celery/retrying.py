@@ -26,7 +26,7 @@ ATTEMPTS = 10
 _FIRST_WAIT, _LONGEST_WAIT = 0.05, 2.0
 
 
-def steadily(alias: str, call: Callable[[], _T]) -> _T:
+def with_retries(alias: str, call: Callable[[], _T]) -> _T:
     """Call it, again if an error passes by itself. Each statement commits by itself, or is part of the caller's transaction."""
     for attempt in count(1):
         try:
@@ -36,7 +36,7 @@ def steadily(alias: str, call: Callable[[], _T]) -> _T:
     raise AssertionError("unreachable")
 
 
-def at_once(alias: str, call: Callable[[], _T]) -> _T:
+def in_transaction(alias: str, call: Callable[[], _T]) -> _T:
     """Call it in one transaction, again if that fails for a reason that passes; in the caller's, if there is one."""
     if connections[alias].in_atomic_block:
         return call()
@@ -49,10 +49,10 @@ def at_once(alias: str, call: Callable[[], _T]) -> _T:
                 raise DatabaseError("A statement of this transaction has failed, so nothing of it would be kept.")
         return value
 
-    return steadily(alias, whole)
+    return with_retries(alias, whole)
 
 
-def take_back(alias: str) -> None:
+def rollback_leftovers(alias: str) -> None:
     """Make sure that a connection is out of any transaction, after a task: what that has left open would never be committed."""
     connection = connections[alias]
     if connection.in_atomic_block:
@@ -76,21 +76,21 @@ def close_lost(**_: Any) -> None:
             connection.close_if_unusable_or_obsolete()
 
 
-def is_passing(alias: str, error: BaseException) -> bool:
+def is_transient(alias: str, error: BaseException) -> bool:
     """Whether an error says nothing of what was tried, and that may be tried again: there is no transaction around it."""
     connection = connections[alias]
     return not connection.in_atomic_block and backend_of(connection).error_kind(error) in PASSING
 
 
-def let_go(alias: str, error: BaseException) -> None:
+def close_if_lost(alias: str, error: BaseException) -> None:
     """Close a connection that an error says is lost."""
     if backend_of(connections[alias]).error_kind(error) is ErrorKind.CONNECTION:
         connections[alias].close()
 
 
 def _wait_or_raise(alias: str, error: Exception, attempt: int) -> Any:
-    if attempt >= ATTEMPTS or not is_passing(alias, error):
+    if attempt >= ATTEMPTS or not is_transient(alias, error):
         raise error
     log.info("A statement of Celery's results is tried again: %s", str(error).split("\n", 1)[0])
-    let_go(alias, error)
+    close_if_lost(alias, error)
     time.sleep(min(_LONGEST_WAIT, _FIRST_WAIT * 2 ** (attempt - 1)))

@@ -15,7 +15,7 @@ from ...errors import InvalidMessage, UndecodableMessage
 from ...messages import CONTENT_TYPE, TYPE, decode_headers, encode_headers, new_id
 from ...sql.claimed import BODY, CANCELS, DELIVERIES, HEADERS, SEQ, Claimed
 from ...sql.outgoing import Outgoing
-from .models_broker import LONGEST_NAME
+from .models import MAX_NAME_LENGTH
 
 #: The header that holds what kombu keeps about a message, as JSON.
 KOMBU = "kombu"
@@ -46,8 +46,8 @@ def level_of(priority: Any) -> int:
 
 def row_for(message: Mapping[str, Any], queue: str, ttl_ms: int | None = None) -> Outgoing:
     """What is stored of a message that goes into a queue. ``ttl_ms``: the queue's own limit. Raises InvalidMessage."""
-    if not queue or len(queue) > LONGEST_NAME or "\0" in queue:
-        raise InvalidMessage(f"The queue {queue!r} is not accepted: a name of 1 to {LONGEST_NAME} characters.")
+    if not queue or len(queue) > MAX_NAME_LENGTH or "\0" in queue:
+        raise InvalidMessage(f"The queue {queue!r} is not accepted: a name of 1 to {MAX_NAME_LENGTH} characters.")
     return _row(message, queue, ttl_ms)
 
 

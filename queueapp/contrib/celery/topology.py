@@ -18,7 +18,7 @@ from django.db.models import F, Q
 
 from ...errors import InvalidMessage
 from ...models import DelayedMessage, Now
-from .models_broker import LONGEST_KEY, LONGEST_NAME, Binding, BrokerQueue, DeclaredQueue, Exchange
+from .models import MAX_KEY_LENGTH, MAX_NAME_LENGTH, Binding, BrokerQueue, DeclaredQueue, Exchange
 
 _T = TypeVar("_T")
 
@@ -66,7 +66,7 @@ def exchange_kind(alias: str, name: str) -> str | None:
 
 def declare_exchange(alias: str, name: str, kind: str) -> None:
     """Make an exchange, or change its kind."""
-    _refuse_long("The exchange", name, LONGEST_NAME)
+    _refuse_long("The exchange", name, MAX_NAME_LENGTH)
     if exchange_kind(alias, name) != kind:
         beside(alias, lambda: Exchange.objects.using(alias).update_or_create(name=name, defaults={"kind": kind}))
 
@@ -126,7 +126,7 @@ def exists(alias: str, name: str) -> bool:
 
 def declare(alias: str, one: Declaration) -> None:
     """Make a queue, or note that it is in use."""
-    _refuse_long("The queue", one.name, LONGEST_NAME)
+    _refuse_long("The queue", one.name, MAX_NAME_LENGTH)
     columns = one.columns()
     rows = DeclaredQueue.objects.using(alias)
     if one.expires_ms is None and rows.filter(pk=one.name, **columns, expires_at=None).exists():
@@ -226,7 +226,7 @@ def purge(alias: str, name: str) -> int:
 
 def bind(alias: str, exchange: str, routing_key: str, queue: str) -> None:
     """Let what is published to an exchange by this key come into a queue."""
-    _refuse_long("The routing key", routing_key, LONGEST_KEY)
+    _refuse_long("The routing key", routing_key, MAX_KEY_LENGTH)
     one: dict[str, Any] = {"exchange": exchange, "routing_key": routing_key, "queue": queue}
     if not Binding.objects.using(alias).filter(**one).exists():
         beside(alias, lambda: Binding.objects.using(alias).get_or_create(**one))

@@ -31,14 +31,14 @@ from ...sql.claimed import CANCELS, DELIVERIES, RECIPIENT, Claimed
 from ...version import VERSION
 from . import topology
 from .channel import Channel
-from .in_flight import Held
-from .models_broker import BrokerQueue, DeclaredQueue
+from .in_flight import LeasedMessage
+from .models import BrokerQueue, DeclaredQueue
 from .options import TransportOptions
-from .prefetch import PACE, Looking
-from .process_agent import Member, member_of
+from .prefetch import PACE, Poller
+from .process_agent import ProcessAgent, agent_of
 from .sessions import Session
 from .topology import Declaration
-from .waker import Bell
+from .waker import Waker
 
 SCHEME = "queueapp"
 #: Seconds between two ticks of an event loop.
@@ -76,10 +76,10 @@ class Transport(virtual.Transport):
         self.acks = False
         self._process = os.getpid()
         self._session = Session(self.alias)
-        self._member: Member | None = None
+        self._agent: ProcessAgent | None = None
         self._lock = threading.Lock()
-        self._looking = Looking(self.options)
-        self._bell = Bell()
+        self._poller = Poller(self.options)
+        self._waker = Waker()
         self._loop: Any = None
         self._timer: Any = None
 
@@ -124,7 +124,7 @@ class Transport(virtual.Transport):
         self.closed = True
         self.flush()
         self._session.close()
-        self._bell.close()
+        self._waker.close()
 
     @property
     def _is_a_childs(self) -> bool:
@@ -133,27 +133,27 @@ class Transport(virtual.Transport):
 
     def flush(self) -> None:
         """Write the acks that wait."""
-        if self._member is None or self._is_a_childs:
+        if self._agent is None or self._is_a_childs:
             return
-        leases = self._member.leases
+        leases = self._agent.leases
         try:
             with self._session.use() as connection:
                 leases.flush(connection)
         except Error:
-            self._member.wake()  # which tries again, for as long as it takes
+            self._agent.wake()  # which tries again, for as long as it takes
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 
     def consuming(self, *, acks: bool) -> None:
         """A consumer has come."""
         self.acks = self.acks or acks
-        self._joined()
+        self._registered_agent()
         self.told()
 
-    def _joined(self) -> Member:
-        while self._member is None or not self._member.joined(self):
-            self._member = member_of(self.alias)
-        return self._member
+    def _registered_agent(self) -> ProcessAgent:
+        while self._agent is None or not self._agent.joined(self):
+            self._agent = agent_of(self.alias)
+        return self._agent
 
     def queues(self) -> set[str]:
         """The queues that have consumers here."""
@@ -189,18 +189,18 @@ class Transport(virtual.Transport):
             if deadline is not None and now >= deadline:
                 raise socket.timeout("timed out")  # noqa: UP041 - as kombu's callers catch it
             hungry = self._hungry()
-            until = self._looking.next_look(_queues_of(hungry)) if hungry else now + PACE
+            until = self._poller.next_look(_queues_of(hungry)) if hungry else now + PACE
             if deadline is not None:
                 until = min(until, deadline)
-            self._bell.wait(0.0 if self._looking.told else max(0.0, until - now))
+            self._waker.wait(0.0 if self._poller.told else max(0.0, until - now))
 
     def _pump(self) -> int:
         """Hand out what is there; look for more where nothing is. Returns how many messages were handed out."""
         if (delivered := self._hand_out()) or self.closed:
             return delivered
         hungry = self._hungry()
-        paused = self._member is not None and self._member.paused
-        if not hungry or not self._looking.may_look(_queues_of(hungry), paused=paused):
+        paused = self._agent is not None and self._agent.paused
+        if not hungry or not self._poller.may_look(_queues_of(hungry), paused=paused):
             return 0
         self._look(hungry)
         return self._hand_out()
@@ -222,21 +222,21 @@ class Transport(virtual.Transport):
         return [one for one in self.channels if one.consumers and not one.ahead and one.qos.can_consume()]
 
     def _look(self, hungry: Sequence[Any]) -> None:
-        looking, queues = self._looking, _queues_of(hungry)
+        looking, queues = self._poller, _queues_of(hungry)
         by_queue = {queue: channel for channel in hungry for queue in channel.consumers}
         limits = [one.qos.can_consume_max_estimate() for one in hungry]
         most = self.options.max_prefetch
         limit = min(most if one is None else one for one in limits)
         found = self._claim(queues, min(3500, limit + looking.readable(queues)))
-        looking.looked(queues, found=bool(found), hears=self._member is not None and self._member.hears)
+        looking.looked(queues, found=bool(found), hears=self._agent is not None and self._agent.hears)
         with self._lock:
             looking.read_at = monotonic()
             for row, held in found:
                 by_queue[self.queue_of(row)].ahead.append((row, held))
 
-    def take(self, channel: Any, queues: Sequence[str], limit: int) -> list[tuple[Claimed, Held]]:
+    def take(self, channel: Any, queues: Sequence[str], limit: int) -> list[tuple[Claimed, LeasedMessage]]:
         """Claim for a caller that waits for nothing."""
-        self._joined()
+        self._registered_agent()
         with self._lock:
             for place, (row, _) in enumerate(channel.ahead):
                 if self.queue_of(row) in queues:
@@ -245,11 +245,13 @@ class Transport(virtual.Transport):
                     return [found]
         return self._claim(tuple(queues), limit, own_floors=True)
 
-    def _claim(self, queues: tuple[str, ...], limit: int, own_floors: bool = False) -> list[tuple[Claimed, Held]]:
-        leases = self._joined().leases
-        return self._without_spent(self._looking.claim(self._session, leases, queues, limit, own_floors=own_floors))
+    def _claim(
+        self, queues: tuple[str, ...], limit: int, own_floors: bool = False
+    ) -> list[tuple[Claimed, LeasedMessage]]:
+        leases = self._registered_agent().leases
+        return self._without_spent(self._poller.claim(self._session, leases, queues, limit, own_floors=own_floors))
 
-    def _without_spent(self, found: list[tuple[Claimed, Held]]) -> list[tuple[Claimed, Held]]:
+    def _without_spent(self, found: list[tuple[Claimed, LeasedMessage]]) -> list[tuple[Claimed, LeasedMessage]]:
         """Keep what was handed out too often as poison: it may be what kills its workers."""
         most = self.options.max_deliveries
         if not most:
@@ -269,25 +271,25 @@ class Transport(virtual.Transport):
 
     # -- ending ------------------------------------------------------------------------------------------------------
 
-    def acked(self, held: Held) -> None:
+    def acked(self, held: LeasedMessage) -> None:
         """A message is done."""
         if self._is_a_childs:
             return
-        self._joined_leases().ack(held)
+        self._agent_leases().ack(held)
         self.ring()
 
-    def _joined_leases(self) -> Any:
-        return (self._member or self._joined()).leases
+    def _agent_leases(self) -> Any:
+        return (self._agent or self._registered_agent()).leases
 
-    def forget(self, some: list[Held]) -> None:
+    def forget(self, some: list[LeasedMessage]) -> None:
         """These were ended in another way."""
-        self._joined_leases().forget(some)
+        self._agent_leases().forget(some)
 
-    def give_back(self, some: list[Held], *, handled: bool) -> None:
+    def give_back(self, some: list[LeasedMessage], *, handled: bool) -> None:
         """Release leases at once; where the database is away, the member does it as soon as that is back."""
         if self._is_a_childs or not some:
             return
-        member = self._member or self._joined()
+        member = self._agent or self._registered_agent()
         try:
             with self._session.use() as connection:
                 if member.leases.give_back(connection, some, handled=handled):
@@ -301,7 +303,7 @@ class Transport(virtual.Transport):
 
     def came_back(self, seqs: Sequence[int]) -> None:
         """These are free again, in their old places."""
-        self._looking.came_back(seqs)
+        self._poller.came_back(seqs)
         self.told()
 
     def unread(self, channel: Any, queue: str | None = None) -> None:
@@ -314,34 +316,34 @@ class Transport(virtual.Transport):
 
     def give_back_stale(self, before: float) -> None:
         """What was read ahead before this time and was not delivered is for others: a task has the main thread, or all places."""
-        if self._looking.read_at >= before:
+        if self._poller.read_at >= before:
             return
-        gone: list[Held] = []
+        gone: list[LeasedMessage] = []
         with self._lock:
-            if self._looking.read_at >= before:
+            if self._poller.read_at >= before:
                 return
             for channel in list(self.channels):
                 gone += [held for _, held in channel.ahead]
                 channel.ahead.clear()
-        self._looking.ahead = 0
+        self._poller.ahead = 0
         self.give_back(gone, handled=False)
 
     # -- waiting -----------------------------------------------------------------------------------------------------
 
     def told(self) -> None:
         """There may be something."""
-        self._looking.told = True
+        self._poller.told = True
         self.ring()
 
     def ring(self) -> None:
         """Wake whoever waits: from any thread."""
         if not self._is_a_childs:
-            self._bell.ring()
+            self._waker.ring()
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         self._leave_loop()
         self._loop = loop
-        loop.add_reader(self._bell.ears(), self._bell.silence)
+        loop.add_reader(self._waker.ears(), self._waker.silence)
         loop.on_tick.add(self._tick)
         # The loop may have nothing else to wake it.
         self._timer = loop.call_repeatedly(TICK, self._no_message)
@@ -363,7 +365,7 @@ class Transport(virtual.Transport):
         if self._timer is not None:
             self._timer.cancel()
         with contextlib.suppress(KeyError, ValueError, OSError):
-            loop.remove_reader(self._bell.ears())
+            loop.remove_reader(self._waker.ears())
 
 
 def _acks(channel: Any) -> bool:

@@ -8,7 +8,7 @@ import socket
 from typing import Any
 
 
-class Bell:
+class Waker:
     """A pair of sockets, made when somebody listens. Rung many times it is heard once."""
 
     def __init__(self) -> None:

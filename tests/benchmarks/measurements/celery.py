@@ -100,9 +100,9 @@ def _inserted(count: int) -> float:
     app = app_for(OURS)
     app.tasks["bench.tick"].delay(TEXT)
     with raw_connection() as raw, raw.cursor(binary=True) as cursor:
-        cursor.execute("SELECT headers, body, recipient FROM queueapp_broker LIMIT 1")
+        cursor.execute("SELECT headers, body, recipient FROM queueapp_celery_message LIMIT 1")
         row = cursor.fetchone()
-        insert = "INSERT INTO queueapp_broker (id, headers, body, recipient) VALUES (%s, %s, %s, %s)"
+        insert = "INSERT INTO queueapp_celery_message (id, headers, body, recipient) VALUES (%s, %s, %s, %s)"
         cursor.execute(insert, (uuid4(), *row), prepare=True)  # type: ignore[misc]
         started = monotonic()
         for _ in range(count):

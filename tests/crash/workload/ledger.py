@@ -23,7 +23,7 @@ QUEUES = {"testapp.Leased": "testapp_leased", "testapp.Transactional": "testapp_
           "testapp.AtMostOnce": "testapp_atmostonce"}  # fmt: skip
 #: Tasks of Celery, which all wait in one table: those that ack when they have ended, and those that ack before they begin.
 LATE, EARLY = "celery.late", "celery.early"
-CELERY_TABLE, CELERY_QUEUE, CELERY_LABEL = "queueapp_broker", "crash", "queueapp_kombu.BrokerQueue"
+CELERY_TABLE, CELERY_QUEUE, CELERY_LABEL = "queueapp_celery_message", "crash", "queueapp_celery.BrokerQueue"
 SEMANTICS = {"testapp.Leased": "at_least_once", "testapp.Transactional": "transactional",
              "testapp.AtMostOnce": "at_most_once", LATE: "acks_late", EARLY: "acks_early"}  # fmt: skip
 

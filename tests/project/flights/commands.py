@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from project.paths import CHECKOUT
-from queueapp.contrib.celery.models_broker import BrokerQueue
+from queueapp.contrib.celery.models import BrokerQueue
 from queueapp.models import NO_QUEUES, Subscriber
 from tests.in_process_worker import eventually
 

@@ -9,8 +9,8 @@ import pytest
 from django.db import transaction
 
 import queueapp.contrib.celery  # noqa: F401 (registers the transport)
-from queueapp.contrib.celery.models_broker import BrokerQueue
-from queueapp.contrib.celery.process_agent import stop_members
+from queueapp.contrib.celery.models import BrokerQueue
+from queueapp.contrib.celery.process_agent import stop_agents
 from queueapp.receiving import scan_window
 from tests.databases import only_on_postgresql
 from tests.in_process_worker import DEADLINE, real_commits
@@ -88,7 +88,7 @@ def test_kombu_finds_it_before_the_backlog_of_another_queue() -> None:
             while len(found) < 900 and "late" not in found:
                 client.drain_events(timeout=DEADLINE)
     finally:
-        stop_members()
+        stop_agents()
 
     assert "late" in found
 

@@ -7,7 +7,7 @@ import uuid
 import pytest
 from sqlglot import exp
 
-from queueapp.contrib.celery.models_broker import Binding, BrokerQueue, DeclaredQueue
+from queueapp.contrib.celery.models import Binding, BrokerQueue, DeclaredQueue
 from queueapp.sql.bound import BrokerTables
 from queueapp.sql.outgoing import Outgoing
 from queueapp.sql.tables import QueueTable
@@ -29,5 +29,5 @@ def test_one_statement_for_all_that_are_bound(key: str | None, expires_ms: int |
     )
 
     assert kinds(found) == [exp.Insert]
-    assert tables(found) == {"queueapp_broker", *TABLES}
+    assert tables(found) == {"queueapp_celery_message", *TABLES}
     assert placeholders(found) == len(sent.params)

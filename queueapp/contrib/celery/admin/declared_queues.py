@@ -30,7 +30,7 @@ from ....sql import looking
 from .. import topology as declared
 from ..models import BrokerQueue, DeclaredQueue
 
-OPERATE, DELETE = "queueapp.operate_queue", "queueapp_kombu.delete_declaredqueue"
+OPERATE, DELETE = "queueapp.operate_queue", "queueapp_celery.delete_declaredqueue"
 LABEL = BrokerQueue._meta.label
 #: Messages of a queue that a page counts; bindings that it names; queues that the confirm page names.
 COUNTED, BOUND, NAMED = 1000, 100, 10

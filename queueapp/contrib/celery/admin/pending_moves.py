@@ -22,11 +22,11 @@ from ....errors import UndecodableMessage
 from ....messages import TYPE, decode_headers
 from ....models import Now, UtcField
 from ....sql import looking
-from ..models import BrokerQueue, SetAside
+from ..models import BrokerQueue, PendingMove
 
 
-@admin.register(SetAside)
-class SetAsideAdmin(ResultsAdmin):
+@admin.register(PendingMove)
+class PendingMoveAdmin(ResultsAdmin):
     """One row a message. Bodies are for those who may see the queue's."""
 
     title = "Celery messages that are being moved"
@@ -68,11 +68,11 @@ class SetAsideAdmin(ResultsAdmin):
     # -- columns and fields ----------------------------------------------------------------------------------------
 
     @admin.display(description="number, id")
-    def numbered(self, row: SetAside) -> SafeString:
+    def numbered(self, row: PendingMove) -> SafeString:
         return display.below(row.number, str(row.message_id))
 
     @admin.display(description="task")
-    def task(self, row: SetAside) -> SafeString:
+    def task(self, row: PendingMove) -> SafeString:
         try:
             kind = decode_headers(row.headers).get(TYPE)
         except UndecodableMessage:
@@ -80,7 +80,7 @@ class SetAsideAdmin(ResultsAdmin):
         return untrusted.inline(kind, 120) if kind else display.NOTHING
 
     @admin.display(description="out of the queue")
-    def queue_name(self, row: SetAside) -> SafeString:
+    def queue_name(self, row: PendingMove) -> SafeString:
         return untrusted.inline(row.queue, 255)
 
     @admin.display(description="size")
@@ -89,10 +89,10 @@ class SetAsideAdmin(ResultsAdmin):
 
     @admin.display(description="set aside")
     def since(self, row: Any) -> Any:
-        return display.ago(row.set_aside_at, row.db_now)
+        return display.ago(row.taken_at, row.db_now)
 
     @admin.display(description="headers")
-    def said(self, row: SetAside) -> SafeString:
+    def said(self, row: PendingMove) -> SafeString:
         whole = row.headers.encode("utf-8", "replace")
         return _text(untrusted.body(whole[: untrusted.SHOWN], len(whole)))
 

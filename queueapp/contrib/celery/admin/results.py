@@ -16,7 +16,7 @@ from ....admin.large_tables.lists import BoundedFilter
 from ....admin.read_only import ResultsAdmin
 from ....models import Now, UtcField
 from ....sql import looking
-from ..models import LONGEST_ID, CeleryResult
+from ..models import MAX_ID_LENGTH, CeleryResult
 
 #: How a state looks; one of the task's own is work that is under way.
 _TONES: dict[str, display.Tone] = {
@@ -74,7 +74,7 @@ class CeleryResultAdmin(ResultsAdmin):
         term = search_term.strip()
         if not term:
             return queryset, False
-        sought = len(term) <= LONGEST_ID and "\0" not in term
+        sought = len(term) <= MAX_ID_LENGTH and "\0" not in term
         return (queryset.filter(task_id=term) if sought else queryset.none()), False
 
     # -- the page of one -----------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ..serialization import HIGHEST
 
 
-class Carried(NamedTuple):
+class Envelope(NamedTuple):
     """One message between two brokers."""
 
     #: The same whenever it is read from its source, and no other message has it.

@@ -8,14 +8,14 @@ from typing import Any
 
 from kombu import Connection, Producer
 
-from .envelope import Carried, key_of
+from .envelope import Envelope, key_of
 
 _PROPERTIES = (
     "correlation_id", "reply_to", "priority", "delivery_mode", "timestamp", "message_id", "type", "app_id", "expiration",
 )  # fmt: skip
 
 
-class Other:
+class KombuEndpoint:
     """A broker that is known by kombu's interface alone. Its queues have to be named."""
 
     exact = False
@@ -26,7 +26,7 @@ class Other:
         self._connection = connection
         self._channel: Any = connection.default_channel
         self._producer = Producer(self._channel)
-        self._held: dict[str, list[tuple[Carried, Any]]] = {}
+        self._held: dict[str, list[tuple[Envelope, Any]]] = {}
 
     def queues(self) -> list[str]:
         """Unknown: none."""
@@ -51,11 +51,11 @@ class Other:
                 break
             held.append((_carried(queue, message), message))
 
-    def aside(self, queue: str) -> list[Carried]:
+    def aside(self, queue: str) -> list[Envelope]:
         """What it was handed."""
         return [carried for carried, _ in self._held.get(queue, ())]
 
-    def arrived(self, queue: str, carried: Sequence[Carried]) -> None:
+    def arrived(self, queue: str, carried: Sequence[Envelope]) -> None:
         """Ack these."""
         for _, message in self._held[queue][: len(carried)]:
             self._channel.basic_ack(message.delivery_tag)
@@ -73,7 +73,7 @@ class Other:
         """How many messages wait in a queue; of what workers have it does not say."""
         return int(self._channel.queue_declare(queue=queue, passive=True).message_count), 0
 
-    def put(self, queue: str, carried: Sequence[Carried]) -> int:
+    def put(self, queue: str, carried: Sequence[Envelope]) -> int:
         """Publish messages into a queue; returns how many."""
         for one in carried:
             message = one.message
@@ -91,10 +91,10 @@ class Other:
             )
         return len(carried)
 
-    def forget(self, queue: str, carried: Sequence[Carried]) -> None:
+    def forget(self, queue: str, carried: Sequence[Envelope]) -> None:
         """Nothing was remembered."""
 
-    def known(self, queue: str, carried: Sequence[Carried]) -> set[str]:
+    def known(self, queue: str, carried: Sequence[Envelope]) -> set[str]:
         """Nothing is remembered."""
         return set()
 
@@ -103,7 +103,7 @@ class Other:
         self._connection.release()
 
 
-def _carried(queue: str, message: Any) -> Carried:
+def _carried(queue: str, message: Any) -> Envelope:
     properties = dict(message.properties or {})
     properties.setdefault("delivery_info", {})
     said = {
@@ -113,4 +113,4 @@ def _carried(queue: str, message: Any) -> Carried:
         "headers": dict(message.headers or {}),
         "properties": properties,
     }
-    return Carried(key_of(queue, said), queue, {**said, "properties": properties})
+    return Envelope(key_of(queue, said), queue, {**said, "properties": properties})

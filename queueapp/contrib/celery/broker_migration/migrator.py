@@ -14,7 +14,7 @@ from kombu import Connection
 
 from ....errors import QueueError
 from ....services.leader_election import TERM, Leadership
-from .envelope import Carried, inverted
+from .envelope import Envelope, inverted
 
 #: Messages that are set aside at once.
 BATCH = 500
@@ -52,10 +52,10 @@ class Broker(Protocol):
     def set_aside(self, queue: str, limit: int) -> None:
         """Take so many messages out of a queue, durably."""
 
-    def aside(self, queue: str) -> list[Carried]:
+    def aside(self, queue: str) -> list[Envelope]:
         """What was set aside of a queue and is not known to have arrived."""
 
-    def arrived(self, queue: str, carried: Sequence[Carried]) -> None:
+    def arrived(self, queue: str, carried: Sequence[Envelope]) -> None:
         """These have arrived."""
 
     def put_back(self, queue: str) -> int:
@@ -67,13 +67,13 @@ class Broker(Protocol):
     def left(self, queue: str) -> tuple[int, int]:
         """How many messages wait in a queue, and how many are with workers."""
 
-    def put(self, queue: str, carried: Sequence[Carried]) -> int:
+    def put(self, queue: str, carried: Sequence[Envelope]) -> int:
         """Put messages into a queue; returns how many were not there yet."""
 
-    def forget(self, queue: str, carried: Sequence[Carried]) -> None:
+    def forget(self, queue: str, carried: Sequence[Envelope]) -> None:
         """The source knows that these have arrived."""
 
-    def known(self, queue: str, carried: Sequence[Carried]) -> set[str]:
+    def known(self, queue: str, carried: Sequence[Envelope]) -> set[str]:
         """Keys of those that have been put, and were not forgotten."""
 
     def close(self) -> None:
@@ -86,36 +86,40 @@ def broker_at(url: str, **options: Any) -> Broker:
     connection.ensure_connection(max_retries=1, timeout=10)
     driver = connection.transport.driver_type
     if driver == "queueapp":
-        from .queueapp_endpoint import Ours
+        from .queueapp_endpoint import QueueappEndpoint
 
-        return Ours(connection)
+        return QueueappEndpoint(connection)
     if driver == "redis":
-        from .redis_endpoint import Redis
+        from .redis_endpoint import RedisEndpoint
 
-        return Redis(connection)
-    from .kombu_endpoint import Other
+        return RedisEndpoint(connection)
+    from .kombu_endpoint import KombuEndpoint
 
-    return Other(connection)
+    return KombuEndpoint(connection)
 
 
-class Mover:
+class Migrator:
     """Moves messages from ``source`` to ``target``, queue by queue. ``term``: so long after its last statement a killed one is
     gone. Raises MoveRefused where neither is ours."""
 
     def __init__(
         self, source: Broker, target: Broker, *, keep_priorities: bool = False, term: timedelta = TERM
     ) -> None:
-        from .queueapp_endpoint import Ours
+        from .queueapp_endpoint import QueueappEndpoint
 
-        if not isinstance(source, Ours) and not isinstance(target, Ours):
+        if not isinstance(source, QueueappEndpoint) and not isinstance(target, QueueappEndpoint):
             raise MoveRefused("One of the two brokers must be ours (queueapp://): it remembers what has arrived.")
-        if isinstance(source, Ours) and isinstance(target, Ours) and source.alias == target.alias:
+        if (
+            isinstance(source, QueueappEndpoint)
+            and isinstance(target, QueueappEndpoint)
+            and source.alias == target.alias
+        ):
             raise MoveRefused(f"Both brokers are those of the database {source.alias!r}: there is nothing to move.")
         self.source, self.target = source, target
         self._inverts = source.inverts != target.inverts and not keep_priorities
         self._batch = BATCH if source.exact and target.exact else SMALL_BATCH
-        ours = source if isinstance(source, Ours) else target
-        assert isinstance(ours, Ours)
+        ours = source if isinstance(source, QueueappEndpoint) else target
+        assert isinstance(ours, QueueappEndpoint)
         #: Two movers at once would put twice what both have read: it is one of a database, as its leaders are.
         self._leadership = Leadership(ours.alias, "movebroker", uuid.uuid4(), term)
         self.stopping = threading.Event()
@@ -130,7 +134,7 @@ class Mover:
 
     @contextmanager
     def alone(self, patience: float) -> Iterator[None]:
-        """While no other mover works on this database. Raises MoveRefused where one does for ``patience`` seconds; one that was
+        """While no other migrator works on this database. Raises MoveRefused where one does for ``patience`` seconds; one that was
         killed is gone after a term."""
         deadline = monotonic() + patience
         while not self._leadership.hold():

@@ -13,16 +13,15 @@ from kombu import Connection
 from ....errors import UndecodableMessage
 from ....models import DelayedMessage, Now
 from .. import topology
-from ..migration_state import Moved, SetAside
-from ..models_broker import BrokerQueue, DeclaredQueue
+from ..models import BrokerQueue, CompletedMove, DeclaredQueue, PendingMove
 from ..serialization import payload_of
 from ..topology import Declaration
-from .envelope import Carried, digest
+from .envelope import Envelope, digest
 
 _NOBODY = uuid.UUID(int=0)
 
 
-class Ours:
+class QueueappEndpoint:
     """The queues of one database. As the target of a move it takes a message once, however often it is put."""
 
     exact = True
@@ -41,7 +40,7 @@ class Ours:
     def queues(self) -> list[str]:
         """The queues that stay when their workers go."""
         names = DeclaredQueue.objects.using(self.alias).filter(expires_at=None).values_list("name", flat=True)
-        aside = SetAside.objects.using(self.alias).values_list("queue", flat=True)
+        aside = PendingMove.objects.using(self.alias).values_list("queue", flat=True)
         return sorted({*names, *aside})
 
     def bindings(self, queue: str) -> list[tuple[str, str, str]]:
@@ -68,9 +67,9 @@ class Ours:
             if len(kept) < limit:
                 delayed = topology.delayed(self.alias, queue).order_by("due", "number")
                 kept += self._take(delayed, DelayedMessage, limit - len(kept))
-            SetAside.objects.using(self.alias).bulk_create(kept)
+            PendingMove.objects.using(self.alias).bulk_create(kept)
 
-    def _take(self, waiting: Any, kind: Any, limit: int) -> list[SetAside]:
+    def _take(self, waiting: Any, kind: Any, limit: int) -> list[PendingMove]:
         odd = self._odd[kind]
         rows = waiting.exclude(pk__in=odd).select_for_update(skip_locked=True)[:limit]
         kept = {}
@@ -82,15 +81,15 @@ class Ours:
             except UndecodableMessage:
                 odd.add(row.pk)
                 continue
-            kept[row.pk] = SetAside(message_id=message_id, queue=row.recipient, headers=row.headers, body=body)
+            kept[row.pk] = PendingMove(message_id=message_id, queue=row.recipient, headers=row.headers, body=body)
         kind.objects.using(self.alias).filter(pk__in=kept).delete()
         return list(kept.values())
 
-    def aside(self, queue: str) -> list[Carried]:
+    def aside(self, queue: str) -> list[Envelope]:
         """What was set aside of a queue and is not known to have arrived, in its order."""
-        rows = SetAside.objects.using(self.alias).filter(queue=queue)
+        rows = PendingMove.objects.using(self.alias).filter(queue=queue)
         return [
-            Carried(
+            Envelope(
                 digest(f"{row.message_id} {row.number}"),
                 queue,
                 _message_of(row.message_id, row.headers, row.body),
@@ -99,19 +98,19 @@ class Ours:
             for row in rows.iterator()
         ]
 
-    def arrived(self, queue: str, carried: Sequence[Carried]) -> None:
+    def arrived(self, queue: str, carried: Sequence[Envelope]) -> None:
         """These have arrived."""
-        SetAside.objects.using(self.alias).filter(pk__in=[one.number for one in carried]).delete()
+        PendingMove.objects.using(self.alias).filter(pk__in=[one.number for one in carried]).delete()
 
     def put_back(self, queue: str) -> int:
         """Give back what was set aside of a queue; returns how many. For a move that is given up."""
         with transaction.atomic(using=self.alias):
-            rows = list(SetAside.objects.using(self.alias).filter(queue=queue).select_for_update())
+            rows = list(PendingMove.objects.using(self.alias).filter(queue=queue).select_for_update())
             connection = connections[self.alias]
             for row in rows:
                 message = _message_of(row.message_id, row.headers, row.body)
                 self._channel._store(connection, queue, message)
-            SetAside.objects.using(self.alias).filter(pk__in=[row.pk for row in rows]).delete()
+            PendingMove.objects.using(self.alias).filter(pk__in=[row.pk for row in rows]).delete()
         return len(rows)
 
     def orphaned(self, queue: str) -> str:
@@ -124,14 +123,14 @@ class Ours:
             BrokerQueue.objects.using(self.alias).filter(recipient=queue).filter(Q(expires=None) | Q(expires__gt=Now()))
         )
         leased = rows.filter(lease_expires__gte=Now()).count()
-        aside = SetAside.objects.using(self.alias).filter(queue=queue).count()
+        aside = PendingMove.objects.using(self.alias).filter(queue=queue).count()
         waiting = rows.exclude(pk__in=self._odd[BrokerQueue]).count() - leased
         delayed = topology.delayed(self.alias, queue).exclude(pk__in=self._odd[DelayedMessage]).count()
         return waiting + delayed + aside, leased
 
     # -- as a target -----------------------------------------------------------------------------------------------
 
-    def put(self, queue: str, carried: Sequence[Carried]) -> int:
+    def put(self, queue: str, carried: Sequence[Envelope]) -> int:
         """Put messages into a queue that are not there yet, in one transaction; returns how many."""
         with transaction.atomic(using=self.alias):
             had = self.known(queue, carried)
@@ -139,16 +138,16 @@ class Ours:
             connection = connections[self.alias]
             for one in new.values():
                 self._channel._store(connection, queue, one.message)
-            Moved.objects.using(self.alias).bulk_create(Moved(key=uuid.UUID(key)) for key in new)
+            CompletedMove.objects.using(self.alias).bulk_create(CompletedMove(key=uuid.UUID(key)) for key in new)
         return len(new)
 
-    def forget(self, queue: str, carried: Sequence[Carried]) -> None:
+    def forget(self, queue: str, carried: Sequence[Envelope]) -> None:
         """The source knows that these have arrived: they cannot come again."""
-        Moved.objects.using(self.alias).filter(pk__in=[uuid.UUID(one.key) for one in carried]).delete()
+        CompletedMove.objects.using(self.alias).filter(pk__in=[uuid.UUID(one.key) for one in carried]).delete()
 
-    def known(self, queue: str, carried: Sequence[Carried]) -> set[str]:
+    def known(self, queue: str, carried: Sequence[Envelope]) -> set[str]:
         """Keys of those that it has."""
-        rows = Moved.objects.using(self.alias).filter(pk__in=[uuid.UUID(one.key) for one in carried])
+        rows = CompletedMove.objects.using(self.alias).filter(pk__in=[uuid.UUID(one.key) for one in carried])
         return {key.hex for key in rows.values_list("key", flat=True)}
 
     def close(self) -> None:

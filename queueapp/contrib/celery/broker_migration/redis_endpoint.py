@@ -15,7 +15,7 @@ from kombu import Connection
 from kombu.utils.json import dumps, loads
 from kombu.utils.uuid import uuid
 
-from .envelope import Carried, closed, key_of, opened
+from .envelope import Envelope, closed, key_of, opened
 
 #: Exchanges of which each worker has a queue of its own: what is in those is for nobody else.
 _OF_WORKERS = ("celery.pidbox", "reply.celery.pidbox", "celeryev")
@@ -28,7 +28,7 @@ ASK_EVERY, ANSWER = 5.0, 2.0
 SETTLED = 3.0
 
 
-class Redis:
+class RedisEndpoint:
     """A database of Redis. As the target of a move it takes a message once, however often it is put."""
 
     exact = True
@@ -118,12 +118,12 @@ class Redis:
             if limit <= 0:
                 return
 
-    def aside(self, queue: str) -> list[Carried]:
+    def aside(self, queue: str) -> list[Envelope]:
         """What was set aside of a queue, in its order."""
         return [_carried(queue, _text(one)) for one in reversed(self._client.lrange(self._aside(queue), 0, -1))]
 
-    def arrived(self, queue: str, carried: Sequence[Carried]) -> None:
-        """These have arrived: the oldest of what is aside, which only this mover takes away."""
+    def arrived(self, queue: str, carried: Sequence[Envelope]) -> None:
+        """These have arrived: the oldest of what is aside, which only this migrator takes away."""
         if carried:
             self._client.ltrim(self._aside(queue), 0, -(len(carried) + 1))
 
@@ -221,7 +221,7 @@ class Redis:
 
     # -- as a target -----------------------------------------------------------------------------------------------
 
-    def put(self, queue: str, carried: Sequence[Carried]) -> int:
+    def put(self, queue: str, carried: Sequence[Envelope]) -> int:
         """Put messages into a queue that are not there yet, and remember them, in one transaction; returns how many."""
         with self._client.pipeline(transaction=False) as pipe:
             for one in carried:
@@ -238,12 +238,12 @@ class Redis:
             pipe.execute()
         return len(new)
 
-    def forget(self, queue: str, carried: Sequence[Carried]) -> None:
+    def forget(self, queue: str, carried: Sequence[Envelope]) -> None:
         """The source knows that these have arrived."""
         if carried:
             self._client.srem(self._arrived(queue), *[one.key for one in carried])
 
-    def known(self, queue: str, carried: Sequence[Carried]) -> set[str]:
+    def known(self, queue: str, carried: Sequence[Envelope]) -> set[str]:
         """Keys of those that it has."""
         return {one.key for one in carried if self._client.sismember(self._arrived(queue), one.key)}
 
@@ -264,6 +264,6 @@ def _is_kombus(payload: Any) -> bool:
     return isinstance(message, dict) and {"body", "properties", "headers"} <= message.keys()
 
 
-def _carried(queue: str, text: str) -> Carried:
+def _carried(queue: str, text: str) -> Envelope:
     message = loads(text)
-    return Carried(key_of(queue, message), queue, opened(message))
+    return Envelope(key_of(queue, message), queue, opened(message))

@@ -9,7 +9,7 @@ import kombu
 import pytest
 
 import queueapp.contrib.celery  # noqa: F401 - makes the URL known
-from queueapp.contrib.celery.process_agent import stop_members
+from queueapp.contrib.celery.process_agent import stop_agents
 from tests.databases import parametrize_alias
 from tests.in_process_worker import real_commits
 
@@ -25,9 +25,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(autouse=True)
-def no_members() -> Iterator[None]:
+def no_agents() -> Iterator[None]:
     yield
-    stop_members()
+    stop_agents()
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from django.contrib.admin.models import DELETION, LogEntry
 from django.test import Client
 from django.utils import timezone
 
-from queueapp.contrib.celery.models import Binding, BrokerQueue, DeclaredQueue, SetAside
+from queueapp.contrib.celery.models import Binding, BrokerQueue, DeclaredQueue, PendingMove
 from queueapp.models import DelayedMessage, Now, Subscriber
 from tests.queueapp.admin.conftest import notes, operate, url
 from tests.queueapp.admin.conftest import operator as operator
@@ -148,12 +148,12 @@ def test_a_queue_that_a_live_worker_takes_from_is_not_deleted(operator: Client, 
 
 def test_each_operation_on_a_queue_has_its_permission(staff: Callable[..., Client], queues: Any) -> None:
     assert staff().get(url(DeclaredQueue)).status_code == 403
-    seer = staff("queueapp_kombu.view_declaredqueue")
+    seer = staff("queueapp_celery.view_declaredqueue")
     assert seer.get(url(DeclaredQueue)).status_code == 200
     for client, done in (
         (seer, set()),
         (staff("queueapp.operate_queue"), {"purge"}),
-        (staff("queueapp_kombu.view_declaredqueue", "queueapp_kombu.delete_declaredqueue"), {"delete_queues"}),
+        (staff("queueapp_celery.view_declaredqueue", "queueapp_celery.delete_declaredqueue"), {"delete_queues"}),
     ):
         offered = {
             name
@@ -168,15 +168,15 @@ def test_each_operation_on_a_queue_has_its_permission(staff: Callable[..., Clien
 
 
 @pytest.fixture
-def aside(db: None) -> SetAside:
+def aside(db: None) -> PendingMove:
     headers = json.dumps({"type": HOSTILE, "kombu": HOSTILE})
-    return SetAside.objects.create(message_id=uuid.uuid4(), queue=HOSTILE, headers=headers, body=b'["secret"]')
+    return PendingMove.objects.create(message_id=uuid.uuid4(), queue=HOSTILE, headers=headers, body=b'["secret"]')
 
 
-def test_what_a_move_has_set_aside_is_shown(operator: Client, aside: SetAside) -> None:
-    SetAside.objects.create(message_id=uuid.uuid4(), queue="q", headers="{no json", body=None)
-    listed = operator.get(url(SetAside)).content.decode()
-    page = operator.get(url(SetAside, "change", aside.pk)).content.decode()
+def test_what_a_move_has_set_aside_is_shown(operator: Client, aside: PendingMove) -> None:
+    PendingMove.objects.create(message_id=uuid.uuid4(), queue="q", headers="{no json", body=None)
+    listed = operator.get(url(PendingMove)).content.decode()
+    page = operator.get(url(PendingMove, "change", aside.pk)).content.decode()
 
     assert "Celery messages that are being moved" in listed
     assert str(aside.message_id) in listed
@@ -184,18 +184,18 @@ def test_what_a_move_has_set_aside_is_shown(operator: Client, aside: SetAside) -
     for text in (listed, page):
         assert "<script>alert(" not in text
         assert "\u202e" not in text
-    assert [row.pk for row in operator.get(url(SetAside), {"q": HOSTILE}).context["cl"].result_list] == [aside.pk]
+    assert [row.pk for row in operator.get(url(PendingMove), {"q": HOSTILE}).context["cl"].result_list] == [aside.pk]
     for wrong in ("nonsense", 10**30):
-        assert operator.get(url(SetAside, "change", wrong)).status_code == 302
+        assert operator.get(url(PendingMove, "change", wrong)).status_code == 302
 
 
 def test_what_is_set_aside_is_nobodys_to_change_and_its_body_for_who_may_see_the_queue(
-    staff: Callable[..., Client], aside: SetAside
+    staff: Callable[..., Client], aside: PendingMove
 ) -> None:
-    assert staff().get(url(SetAside)).status_code == 403
-    seer = staff("queueapp_kombu.view_setaside")
-    assert seer.get(url(SetAside)).status_code == 200
-    assert "secret" not in seer.get(url(SetAside, "change", aside.pk)).content.decode()
-    both = staff("queueapp_kombu.view_setaside", "queueapp_kombu.view_brokerqueue")
-    assert "secret" in both.get(url(SetAside, "change", aside.pk)).content.decode()
-    assert both.post(url(SetAside, "delete", aside.pk), {"post": "yes"}).status_code == 403
+    assert staff().get(url(PendingMove)).status_code == 403
+    seer = staff("queueapp_celery.view_pendingmove")
+    assert seer.get(url(PendingMove)).status_code == 200
+    assert "secret" not in seer.get(url(PendingMove, "change", aside.pk)).content.decode()
+    both = staff("queueapp_celery.view_pendingmove", "queueapp_celery.view_brokerqueue")
+    assert "secret" in both.get(url(PendingMove, "change", aside.pk)).content.decode()
+    assert both.post(url(PendingMove, "delete", aside.pk), {"post": "yes"}).status_code == 403

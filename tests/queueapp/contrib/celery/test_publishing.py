@@ -19,7 +19,7 @@ from kombu.exceptions import ChannelError
 import queueapp.contrib.celery  # noqa: F401 - makes the URL known
 from queueapp import delayed
 from queueapp.contrib.celery import topology
-from queueapp.contrib.celery.models_broker import Binding, BrokerQueue, DeclaredQueue, Exchange
+from queueapp.contrib.celery.models import Binding, BrokerQueue, DeclaredQueue, Exchange
 from queueapp.contrib.celery.serialization import level_of
 from queueapp.errors import InvalidMessage, InvalidOption
 from queueapp.models import DelayedMessage, Now

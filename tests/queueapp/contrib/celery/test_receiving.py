@@ -17,8 +17,8 @@ from kombu.asynchronous import Hub
 
 import queueapp.contrib.celery  # noqa: F401 - makes the URL known
 from queueapp.contrib.celery import in_flight, topology
-from queueapp.contrib.celery.models_broker import BrokerQueue
-from queueapp.contrib.celery.process_agent import member_of
+from queueapp.contrib.celery.models import BrokerQueue
+from queueapp.contrib.celery.process_agent import agent_of
 from queueapp.failures import requeue_poison
 from queueapp.messages import new_id
 from queueapp.models import Now, PoisonMessage
@@ -73,7 +73,7 @@ def test_an_ack_deletes_in_batches(conn: Any, alias: str, consume: Consume, monk
         message.ack()
 
     eventually(lambda: not rows(alias).exists())
-    own = member_of(alias).leases
+    own = agent_of(alias).leases
     eventually(lambda: (own.outstanding, own.acked, own.lost) == (0, 50, 0))
 
 
@@ -88,7 +88,7 @@ def test_a_late_ack_ends_nothing_that_others_have(
     found[0].ack()
 
     eventually(lambda: "1 leases were lost before the ack" in caplog.text)
-    assert (member_of(alias).leases.acked, member_of(alias).leases.lost) == (0, 1)
+    assert (agent_of(alias).leases.acked, agent_of(alias).leases.lost) == (0, 1)
     assert rows(alias).count() == 1
 
 
@@ -304,7 +304,7 @@ def test_what_was_read_ahead_and_not_delivered_is_for_others(conn: Any, alias: s
     publish(conn, *range(4))
     consume("q", prefetch=1)
     (transport,) = {channel._transport for channel in conn.transport.channels}
-    transport._looking.ahead, transport._looking.read_at = 8, time.monotonic()  # as after a burst
+    transport._poller.ahead, transport._poller.read_at = 8, time.monotonic()  # as after a burst
     conn.drain_events(timeout=30)
     assert rows(alias).exclude(lease_token=None).count() > 1
 
@@ -320,7 +320,7 @@ def test_a_queue_that_is_cancelled_is_left_to_others(conn: Any, alias: str) -> N
     queues = [kombu.Queue("q"), kombu.Queue("r")]
     consumer = kombu.Consumer(conn.channel(), queues, on_message=found.append, prefetch_count=1)
     consumer.consume()
-    looking = consumer.channel._transport._looking
+    looking = consumer.channel._transport._poller
     looking.ahead, looking.read_at = 8, time.monotonic()  # as after a burst
     conn.drain_events(timeout=30)
 
@@ -336,8 +336,8 @@ def test_a_queue_that_is_cancelled_is_left_to_others(conn: Any, alias: str) -> N
 def test_an_idle_consumer_is_woken(conn: Any, alias: str, consume: Consume) -> None:
     found = consume("q")
     drained(conn)
-    eventually(lambda: member_of(alias).hears)
-    conn.transport._looking.plans = {("q",): (False, float("inf"))}  # nothing but a wake-up lets it look
+    eventually(lambda: agent_of(alias).hears)
+    conn.transport._poller.plans = {("q",): (False, float("inf"))}  # nothing but a wake-up lets it look
 
     def publish_later() -> None:
         with kombu.Connection(f"queueapp://{alias}") as other:

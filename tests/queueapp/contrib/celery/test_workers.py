@@ -12,7 +12,7 @@ import kombu
 import kombu.pools
 import pytest
 
-from queueapp.contrib.celery.models_broker import Binding, BrokerQueue, DeclaredQueue
+from queueapp.contrib.celery.models import Binding, BrokerQueue, DeclaredQueue
 from queueapp.models import DelayedMessage, PoisonMessage, Subscriber
 from tests.in_process_worker import DEADLINE, eventually
 from tests.statement_counter import VARIABLE
@@ -20,16 +20,19 @@ from tests.testapp.models import Effect
 from tests.workers.trees import Tree
 
 from . import celeryapp
+from .celery_worker import start_celery_worker, wait_until_ready
 from .celeryapp import app
 from .conftest import APPS
-from .starting import begin, wait_until_ready
-from .strange import assert_kept, send_strange
+from .malformed_messages import assert_kept, send_malformed
 
 pytestmark = [pytest.mark.django_db(transaction=True, available_apps=APPS), pytest.mark.timeout(600)]
 
 POOLS = ["solo", "threads", "prefork", "gevent"]
 #: A project that has no other queues, and Celery's own time for the queues of remote control.
-LEAN = {"DJANGO_SETTINGS_MODULE": "tests.queueapp.contrib.celery.lean", "TEST_CONTROL_EXPIRES": "10"}
+CELERY_ONLY = {
+    "DJANGO_SETTINGS_MODULE": "tests.queueapp.contrib.celery.celery_only_settings",
+    "TEST_CONTROL_EXPIRES": "10",
+}
 LABEL = BrokerQueue._meta.label
 
 
@@ -39,7 +42,7 @@ def start(child_environment: dict[str, str], tmp_path: Path) -> Iterator[Callabl
     trees: list[Tree] = []
 
     def start(pool: str, *arguments: str, **environment: str) -> Tree:
-        tree = begin(
+        tree = start_celery_worker(
             pool, f"w{len(trees)}", child_environment | environment, tmp_path / f"log {len(trees)}", *arguments
         )
         trees.append(tree)
@@ -66,7 +69,7 @@ def effects() -> list[str]:
 def test_in_each_pool_tasks_run_and_remote_control_is_answered(start: Any, pool: str) -> None:
     worker = start(pool)
 
-    send_strange()
+    send_malformed()
     for number in range(50):
         celeryapp.record.delay(f"task {number}")
         celeryapp.record_late.delay(f"late {number}")
@@ -201,7 +204,7 @@ def test_commands_without_a_worker_find_the_broker(child_environment: dict[str, 
 
 def test_an_idle_worker_hardly_asks(start: Any, tmp_path: Path) -> None:
     tally = tmp_path / "statements"
-    start("threads", **LEAN, **{VARIABLE: str(tally)})
+    start("threads", **CELERY_ONLY, **{VARIABLE: str(tally)})
     eventually(lambda: Subscriber.objects.filter(queue="(housekeeping)").exists(), 2 * DEADLINE)
 
     def asks_a_second() -> float:

@@ -16,7 +16,7 @@ from queueapp.contrib.tasks import options
 from queueapp.contrib.tasks.models import TaskQueue
 from tests.testapp.models import Effect
 
-from .framework import task
+from .compat import task
 
 
 @task

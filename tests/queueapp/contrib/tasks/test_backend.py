@@ -33,7 +33,7 @@ from tests.protocol_trace import statements
 from tests.testapp.models import Leased
 
 from . import declared
-from .framework import TaskResultMismatch, task
+from .compat import TaskResultMismatch, task
 
 
 @pytest.mark.parametrize("which", ["noop", "anoop"])

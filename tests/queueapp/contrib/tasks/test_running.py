@@ -387,9 +387,11 @@ def test_a_task_that_nobody_knows_is_poison_with_its_bytes(backend: Any, drain: 
 def test_the_module_of_a_task_is_imported_when_the_first_one_comes(
     backend: Any, drain: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = f"{__package__}.late"
+    path = f"{__package__}.unimported_task"
     monkeypatch.delitem(sys.modules, path, raising=False)
-    identity = TaskQueue.send(b'{"args": [], "kwargs": {}}', headers={"type": f"{path}.late"}, recipient="default")
+    identity = TaskQueue.send(
+        b'{"args": [], "kwargs": {}}', headers={"type": f"{path}.unimported"}, recipient="default"
+    )
 
     drain()
 

@@ -19,7 +19,7 @@ from .....messages.escaping import in_one_line
 from .....operations.error_hints import explain
 from .....services.leader_election import TERM
 
-#: Seconds to wait for another mover, which may be one that was killed.
+#: Seconds to wait for another migrator, which may be one that was killed.
 _TAKES_OVER = 20.0
 _TERM = TERM.total_seconds()
 
@@ -74,60 +74,61 @@ nothing is lost or there twice; of another broker the last 20 messages before a 
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
-            from ...broker_migration import Mover, broker_at
+            from ...broker_migration import Migrator, broker_at
         except ImportError as error:
             raise CommandError(f"{error}: install queueapp[celery] and the driver of the other broker.") from None
         term = _term(options["term"])
         source = _reached(broker_at, options["source"], "--from", options["from_options"])
         target = _reached(broker_at, options["target"], "--to", options["to_options"])
-        mover = Mover(source, target, keep_priorities=options["keep_priorities"], term=term)
-        if options["queues"] is None and not mover.names_queues:
+        migrator = Migrator(source, target, keep_priorities=options["keep_priorities"], term=term)
+        if options["queues"] is None and not migrator.names_queues:
             raise CommandError(f"{_shown(options['source'])} does not say which queues it has: name them with --queue.")
         try:
-            with mover.alone(_TAKES_OVER):
+            with migrator.alone(_TAKES_OVER):
                 if options["put_back"]:
-                    count = mover.put_back(options["queues"])
-                    self._end(options, mover, f"{count} messages were put back.", put_back=count)
+                    count = migrator.put_back(options["queues"])
+                    self._end(options, migrator, f"{count} messages were put back.", put_back=count)
                 else:
-                    self._move(mover, options)
+                    self._move(migrator, options)
         finally:
-            mover.close()
+            migrator.close()
 
-    def _move(self, mover: Any, options: dict[str, Any]) -> None:
-        names = options["queues"] if options["queues"] is not None else mover.source.queues()
-        total = sum(sum(mover.source.left(name)) for name in names) if not options["follow"] else None
+    def _move(self, migrator: Any, options: dict[str, Any]) -> None:
+        names = options["queues"] if options["queues"] is not None else migrator.source.queues()
+        total = sum(sum(migrator.source.left(name)) for name in names) if not options["follow"] else None
         progress = Progress(self.stderr, "messages", total)
         said: dict[str, str] = {}
         next_at = monotonic()
 
         def told() -> None:
             nonlocal next_at
-            progress.at(mover.moved)
+            progress.at(migrator.moved)
             if monotonic() < next_at:
                 return
             next_at = monotonic() + 1.0
-            for queue, note in mover.notes.items():
+            for queue, note in migrator.notes.items():
                 if note and said.get(queue) != note:
                     said[queue] = note
                     progress.end()
                     self.stderr.write(f"{in_one_line(queue, 100)}: {note}")
 
         before = {
-            number: signal.signal(number, lambda *_: mover.stopping.set()) for number in (signal.SIGINT, signal.SIGTERM)
+            number: signal.signal(number, lambda *_: migrator.stopping.set())
+            for number in (signal.SIGINT, signal.SIGTERM)
         }
         try:
-            mover.run(options["queues"], follow=options["follow"], told=told)
+            migrator.run(options["queues"], follow=options["follow"], told=told)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
             progress.end()
-        if mover.stopping.is_set() and not options["follow"]:
-            text = f"Stopped; {mover.moved} messages were moved. The same command goes on."
+        if migrator.stopping.is_set() and not options["follow"]:
+            text = f"Stopped; {migrator.moved} messages were moved. The same command goes on."
             raise CommandError(text, returncode=INTERRUPTED)
-        self._end(options, mover, f"{mover.moved} messages were moved.", moved=mover.moved)
+        self._end(options, migrator, f"{migrator.moved} messages were moved.", moved=migrator.moved)
 
-    def _end(self, options: dict[str, Any], mover: Any, text: str, **said: int) -> None:
-        odd = mover.source.unreadable
+    def _end(self, options: dict[str, Any], migrator: Any, text: str, **said: int) -> None:
+        odd = migrator.source.unreadable
         if options["json"]:
             self.write_json({**said, "unreadable": odd})
             return

@@ -8,7 +8,7 @@ from typing import Any
 import kombu
 import pytest
 
-from queueapp.contrib.celery.broker_migration import Broker, Mover, broker_at
+from queueapp.contrib.celery.broker_migration import Broker, Migrator, broker_at
 from tests.redis import find_redis, running_redis
 
 
@@ -90,9 +90,9 @@ def shop() -> Iterator[Any]:
         one.close()
 
 
-def move(source: Broker, target: Broker, **options: Any) -> Mover:
+def move(source: Broker, target: Broker, **options: Any) -> Migrator:
     """Until nothing is left."""
-    mover = Mover(source, target, **options)
-    with mover.alone(30):
-        mover.run(None, follow=False, told=lambda: None)
-    return mover
+    migrator = Migrator(source, target, **options)
+    with migrator.alone(30):
+        migrator.run(None, follow=False, told=lambda: None)
+    return migrator

@@ -1,4 +1,4 @@
-"""A move under load, there and back, whose mover is killed.
+"""A move under load, there and back, whose migrator is killed.
 
 Producers send to the broker that is moved from, workers of both brokers run, and a quarter of the tasks has an ETA. Some were
 handed to a worker that was killed. Each task writes a row: in the end each must have written one.
@@ -24,7 +24,7 @@ import redis
 from celery import Celery
 from django.db import connections
 
-from queueapp.contrib.celery.models import BrokerQueue, SetAside
+from queueapp.contrib.celery.models import BrokerQueue, PendingMove
 from tests.in_process_worker import eventually
 from tests.testapp.models import Effect
 from tests.workers.trees import CHECKOUT
@@ -40,7 +40,7 @@ class Plan(NamedTuple):
     unacked: int
     kills: int
     eta_seconds: float
-    #: Seconds after which a killed mover is gone.
+    #: Seconds after which a killed migrator is gone.
     term: float = 15.0
     #: Seconds between two tasks of a producer that sends meanwhile: a slow machine takes longer for the move, and has more to do.
     pause: float = 0.005
@@ -167,25 +167,25 @@ class Load:
         """``movebroker``, killed now and then and begun again; the last one comes to its end, or is told to."""
         for _ in range(self.plan.kills if kills is None else kills):
             known = self._in_hand(source)
-            mover = self._mover(source, target, "--follow")
+            migrator = self._mover(source, target, "--follow")
             eventually(lambda known=known: self._in_hand(source) not in ([], known), 60)  # type: ignore[misc]
-            mover.kill()
-            mover.wait()
+            migrator.kill()
+            migrator.wait()
             self.kills += 1
         known = self._in_hand(source)
-        mover = self._mover(source, target, *(["--follow"] if kills is None else []))
+        migrator = self._mover(source, target, *(["--follow"] if kills is None else []))
         if kills is None:
             eventually(
                 lambda: self._in_hand(source) not in ([], known), 60
             )  # it is at work, and knows what SIGTERM means
             eventually(lambda: self._left(source) < 50, 600)
-            mover.terminate()
-        assert mover.wait(900) == 0, (self.folder / "mover.log").read_text()[-5000:]
+            migrator.terminate()
+        assert migrator.wait(900) == 0, (self.folder / "migrator.log").read_text()[-5000:]
 
     def _mover(self, source: str, target: str, *arguments: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "manage.py", "movebroker", "--from", source, "--to", target, *arguments]
         command += ["--term", str(self.plan.term)]
-        with (self.folder / "mover.log").open("ab") as log:
+        with (self.folder / "migrator.log").open("ab") as log:
             return subprocess.Popen(
                 command,
                 cwd=CHECKOUT,
@@ -197,9 +197,9 @@ class Load:
             )
 
     def _in_hand(self, source: str) -> list[Any]:
-        """What a mover has set aside last: not what a killed one has left."""
+        """What a migrator has set aside last: not what a killed one has left."""
         if source == self.ours:
-            return list(SetAside.objects.order_by("-number").values_list("number", flat=True)[:1])
+            return list(PendingMove.objects.order_by("-number").values_list("number", flat=True)[:1])
         return [last for queue in QUEUES if (last := self.client.lindex(f"queueapp.aside.{queue}", 0)) is not None]
 
     def _left(self, source: str) -> int:

@@ -1,4 +1,4 @@
-"""A mover that ends at any point: what it leaves behind, and who goes on."""
+"""A migrator that ends at any point: what it leaves behind, and who goes on."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from queueapp.contrib.celery.broker_migration import Broker, Mover, migrator
-from queueapp.contrib.celery.migration_state import Moved, SetAside
+from queueapp.contrib.celery.broker_migration import Broker, Migrator, migrator
+from queueapp.contrib.celery.models import CompletedMove, PendingMove
 
 from .conftest import Shop, move
 
@@ -20,7 +20,7 @@ class Died(Exception):
     """In the place of a SIGKILL."""
 
 
-#: (which end, the step) behind which a mover dies.
+#: (which end, the step) behind which a migrator dies.
 STEPS = [("source", "set_aside"), ("target", "put"), ("source", "arrived"), ("target", "forget")]
 
 
@@ -29,7 +29,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(migrator, "BATCH", 3)
 
 
-def dies_behind(one: Mover, end: str, step: str) -> None:
+def dies_behind(one: Migrator, end: str, step: str) -> None:
     broker: Any = getattr(one, end)
     original = getattr(broker, step)
 
@@ -51,7 +51,7 @@ def test_it_goes_on_where_it_was(
         there.publish("mail", number, priority=0)
 
     for _ in range(3):
-        one = Mover(at(source), at(target))
+        one = Migrator(at(source), at(target))
         dies_behind(one, end, step)
         with pytest.raises(Died), one.alone(30):
             one.run(None, follow=False, told=lambda: None)
@@ -59,7 +59,7 @@ def test_it_goes_on_where_it_was(
 
     assert here.numbers("mail") == list(range(8))
     assert there.numbers("mail") == []
-    assert not SetAside.objects.using(alias).exists()
+    assert not PendingMove.objects.using(alias).exists()
 
 
 @pytest.mark.parametrize(("end", "step"), STEPS[:3])
@@ -71,12 +71,12 @@ def test_it_can_be_given_up(
     there, here = shop(source), shop(target)
     for number in range(8):
         there.publish("mail", number, priority=0)
-    one = Mover(at(source), at(target))
+    one = Migrator(at(source), at(target))
     dies_behind(one, end, step)
     with pytest.raises(Died), one.alone(30):
         one.run(None, follow=False, told=lambda: None)
 
-    again = Mover(at(source), at(target))
+    again = Migrator(at(source), at(target))
     with again.alone(30):
         count = again.put_back(None)
 
@@ -84,12 +84,12 @@ def test_it_can_be_given_up(
     assert count == 3 - arrived
     assert here.numbers("mail") == list(range(arrived))
     assert sorted(there.numbers("mail")) == list(range(arrived, 8))
-    assert not Moved.objects.using(alias).exists() or step == "arrived"
-    assert not SetAside.objects.using(alias).exists()
+    assert not CompletedMove.objects.using(alias).exists() or step == "arrived"
+    assert not PendingMove.objects.using(alias).exists()
 
 
 def test_one_at_a_time(alias: str, at: At, redis_url: str, ours_url: str) -> None:
-    one, other = Mover(at(redis_url), at(ours_url)), Mover(at(ours_url), at(redis_url))
+    one, other = Migrator(at(redis_url), at(ours_url)), Migrator(at(ours_url), at(redis_url))
     with one.alone(0), pytest.raises(migrator.MoveRefused, match="one at a time"), other.alone(0):
         pass
     with other.alone(0):

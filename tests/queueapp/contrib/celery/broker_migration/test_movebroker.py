@@ -13,8 +13,8 @@ from typing import Any
 import kombu
 import pytest
 
-from queueapp.contrib.celery.broker_migration import Broker, Mover
-from queueapp.contrib.celery.models_broker import BrokerQueue
+from queueapp.contrib.celery.broker_migration import Broker, Migrator
+from queueapp.contrib.celery.models import BrokerQueue
 from tests.in_process_worker import DEADLINE, eventually
 from tests.testapp.models import Effect
 from tests.workers.trees import CHECKOUT, Tree
@@ -85,14 +85,14 @@ def test_what_a_live_worker_has_is_its_own(
         eventually(lambda: " ready." in tree.output or tree.process.poll() is not None, 3 * DEADLINE)
         send(redis_url, "wait_for", str(tmp_path / "go"), "slow")
         eventually(lambda: Effect.objects.filter(name="slow begun").exists())
-        mover = Mover(at(redis_url), at("queueapp://"))
-        with mover.alone(30):
-            eventually(lambda: mover.move("celery", lambda: None) == 0 and mover.notes["celery"])
-            assert "are with workers" in mover.notes["celery"]
-            assert mover.moved == 0
+        migrator = Migrator(at(redis_url), at("queueapp://"))
+        with migrator.alone(30):
+            eventually(lambda: migrator.move("celery", lambda: None) == 0 and migrator.notes["celery"])
+            assert "are with workers" in migrator.notes["celery"]
+            assert migrator.moved == 0
 
             tree.kill()
-            eventually(lambda: mover.move("celery", lambda: None) == 1)
+            eventually(lambda: migrator.move("celery", lambda: None) == 1)
     finally:
         tree.kill()
     (message,) = shop("queueapp://").received("celery")

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from queueapp.contrib.celery.broker_migration import Broker, Mover
+from queueapp.contrib.celery.broker_migration import Broker, Migrator
 from queueapp.contrib.celery.broker_migration.envelope import key_of
-from queueapp.contrib.celery.migration_state import Moved, SetAside
-from queueapp.contrib.celery.models_broker import BrokerQueue
+from queueapp.contrib.celery.models import BrokerQueue, CompletedMove, PendingMove
 from queueapp.models import DelayedMessage
 from tests.in_process_worker import eventually
 
@@ -22,7 +21,7 @@ Open = Callable[[str], Shop]
 
 
 def nothing_is_remembered(alias: str) -> bool:
-    return not SetAside.objects.using(alias).exists() and not Moved.objects.using(alias).exists()
+    return not PendingMove.objects.using(alias).exists() and not CompletedMove.objects.using(alias).exists()
 
 
 def test_from_redis_every_queue_comes_in_its_order(
@@ -33,9 +32,9 @@ def test_from_redis_every_queue_comes_in_its_order(
         there.publish("shop.mail", number)
         there.publish("shop.pdf", 100 + number)
 
-    mover = move(at(redis_url), at(ours_url))
+    migrator = move(at(redis_url), at(ours_url))
 
-    assert mover.moved == 14
+    assert migrator.moved == 14
     assert here.numbers("shop.mail") == list(range(7))
     assert here.numbers("shop.pdf") == [100 + number for number in range(7)]
     assert there.numbers("shop.mail") == []
@@ -99,9 +98,9 @@ def test_back_to_redis_in_its_order_with_what_is_not_due(
     here.publish("mail", 2, priority=9)
     here.publish("mail", 3, priority=0, headers={"eta": due.isoformat()})
 
-    mover = move(at(ours_url), at(redis_url))
+    migrator = move(at(ours_url), at(redis_url))
 
-    assert mover.moved == 3
+    assert migrator.moved == 3
     found = there.received("mail")
     assert [one.decode()[0][0] for one in found] == [2, 1, 3]
     assert found[2].headers["eta"] == due.isoformat()
@@ -128,14 +127,14 @@ def test_what_a_worker_of_ours_has_is_waited_for(alias: str, at: At, shop: Open,
     here.publish("mail", 1)
     message = here.channel.basic_get("mail", no_ack=False)
     source = at(ours_url)
-    mover = Mover(source, at(redis_url))
+    migrator = Migrator(source, at(redis_url))
 
-    with mover.alone(30):
-        assert mover.move("mail", lambda: None) == 0
+    with migrator.alone(30):
+        assert migrator.move("mail", lambda: None) == 0
         assert source.left("mail") == (0, 1)
         message.reject(requeue=True)
         eventually(lambda: source.left("mail") == (1, 0))
-        assert mover.move("mail", lambda: None) == 1
+        assert migrator.move("mail", lambda: None) == 1
 
     assert shop(redis_url).numbers("mail") == [1]
 
@@ -144,9 +143,9 @@ def test_what_kombu_did_not_write_stays(alias: str, at: At, shop: Open, redis_ur
     shop(ours_url).publish("mail", 1)
     BrokerQueue.send({"odd": 1}, headers={"kombu": "no JSON"}, recipient="mail", unknown_recipient=True, using=alias)
 
-    mover = move(at(ours_url), at(redis_url))
+    migrator = move(at(ours_url), at(redis_url))
 
-    assert (mover.moved, mover.source.unreadable) == (1, 1)
+    assert (migrator.moved, migrator.source.unreadable) == (1, 1)
     assert BrokerQueue.objects.using(alias).count() == 1
 
 
@@ -168,13 +167,13 @@ def test_another_broker_by_its_queues(alias: str, at: At, shop: Open, tmp_path: 
     there, here = shop(url), shop(ours_url)
     for number in range(45):
         there.publish("mail", number)
-    mover = Mover(at(url), at(ours_url))
-    assert not mover.names_queues
-    with mover.alone(30):
-        mover.run(["mail"], follow=False, told=lambda: None)
-    assert mover.moved == 45
+    migrator = Migrator(at(url), at(ours_url))
+    assert not migrator.names_queues
+    with migrator.alone(30):
+        migrator.run(["mail"], follow=False, told=lambda: None)
+    assert migrator.moved == 45
 
-    back = Mover(at(ours_url), at(url))
+    back = Migrator(at(ours_url), at(url))
     with back.alone(30):
         back.run(None, follow=False, told=lambda: None)
 
@@ -201,7 +200,7 @@ def test_two_brokers_of_which_none_is_ours_or_one_twice(
 ) -> None:
     url = redis_url if both == "redis" else ours_url
     with pytest.raises(Exception, match=r"One of the two brokers must be ours|nothing to move"):
-        Mover(at(url), at(url))
+        Migrator(at(url), at(url))
 
 
 def test_one_message_is_told_from_another_by_its_tag_or_where_that_says_nothing_by_all_of_it() -> None:

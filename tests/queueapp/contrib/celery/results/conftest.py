@@ -10,16 +10,6 @@ from celery import Celery
 from celery.app.task import Context
 
 from queueapp.contrib.celery.models import CeleryChordPart, CeleryGroup, CeleryResult
-from tests.databases import parametrize_alias
-from tests.in_process_worker import real_commits
-
-#: The apps whose tables a test may write to.
-APPS = [*real_commits.kwargs["available_apps"], "queueapp.contrib.celery"]
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One case per database."""
-    parametrize_alias(metafunc, APPS)
 
 
 @pytest.fixture

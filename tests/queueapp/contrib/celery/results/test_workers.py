@@ -10,18 +10,17 @@ import kombu.pools
 import pytest
 from celery import chord
 
-from queueapp.contrib.celery.models import CeleryChordPart, CeleryGroup, CeleryResult
-from queueapp.contrib.celery.models_broker import BrokerQueue
-from queueapp.contrib.celery.process_agent import stop_members
+from queueapp.contrib.celery.models import BrokerQueue, CeleryChordPart, CeleryGroup, CeleryResult
+from queueapp.contrib.celery.process_agent import stop_agents
 from queueapp.failures.requeue_poison import requeue
 from queueapp.models import PoisonMessage
 from tests.in_process_worker import DEADLINE, eventually
+from tests.queueapp.contrib.celery.conftest import APPS
 from tests.testapp.models import Effect
 from tests.workers.trees import Tree
 
 from . import celeryapp
 from .celeryapp import app
-from .conftest import APPS
 
 pytestmark = [pytest.mark.django_db(transaction=True, available_apps=APPS), pytest.mark.timeout(600)]
 
@@ -36,7 +35,7 @@ def start(child_environment: dict[str, str], tmp_path: Path) -> Iterator[Callabl
             "-m",
             "celery",
             "-A",
-            "tests.queueapp.contrib.celery_results.celeryapp",
+            "tests.queueapp.contrib.celery.results.celeryapp",
             "worker",
             "--loglevel",
             "INFO",
@@ -56,7 +55,7 @@ def start(child_environment: dict[str, str], tmp_path: Path) -> Iterator[Callabl
 @pytest.fixture(autouse=True)
 def of_this_database() -> Iterator[None]:
     yield
-    stop_members()
+    stop_agents()
     kombu.pools.reset()
     app._pool = app.amqp._producer_pool = None
     app._local.__dict__.pop("backend", None)

@@ -13,7 +13,7 @@ from queueapp.contrib.celery.models import CeleryResult
 from tests.queueapp.admin.conftest import operator as operator
 from tests.queueapp.admin.conftest import staff as staff
 from tests.queueapp.admin.conftest import url
-from tests.queueapp.contrib.celery_results.conftest import request_of
+from tests.queueapp.contrib.celery.results.conftest import request_of
 
 HOSTILE = '<script>alert("x")</script>\u202e'
 
@@ -84,6 +84,6 @@ def test_nobody_adds_changes_or_deletes(operator: Client, ended: dict[str, Any])
 
 def test_who_may_not_see_results_does_not(staff: Callable[..., Client], ended: dict[str, Any]) -> None:
     assert staff().get(url(CeleryResult)).status_code == 403
-    allowed = staff("queueapp_kombu.view_celeryresult")
+    allowed = staff("queueapp_celery.view_celeryresult")
     assert allowed.get(url(CeleryResult)).status_code == 200
     assert allowed.get(url(CeleryResult, "change", ended["well"])).status_code == 200

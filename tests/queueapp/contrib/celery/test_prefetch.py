@@ -8,7 +8,7 @@ import pytest
 
 from queueapp.contrib.celery import prefetch as module
 from queueapp.contrib.celery.options import TransportOptions
-from queueapp.contrib.celery.prefetch import Looking
+from queueapp.contrib.celery.prefetch import Poller
 from tests.clock import Clock
 
 QUEUES = ("q",)
@@ -22,16 +22,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def looking(clock: Clock) -> Looking:
-    return Looking(TransportOptions({"max_prefetch": 20}))
+def looking(clock: Clock) -> Poller:
+    return Poller(TransportOptions({"max_prefetch": 20}))
 
 
-def waits(looking: Looking, clock: Clock) -> float:
+def waits(looking: Poller, clock: Clock) -> float:
     return round(looking.next_look(QUEUES) - clock.now, 3)
 
 
 def test_what_was_never_looked_through_is_at_once_and_what_had_something_at_once_again(
-    looking: Looking, clock: Clock
+    looking: Poller, clock: Clock
 ) -> None:
     assert looking.may_look(QUEUES, paused=False)
     looking.looked(QUEUES, found=True, hears=True)
@@ -39,7 +39,7 @@ def test_what_was_never_looked_through_is_at_once_and_what_had_something_at_once
 
 
 def test_who_found_nothing_looks_again_after_a_while_or_when_it_is_told(
-    looking: Looking, clock: Clock, settings: Any
+    looking: Poller, clock: Clock, settings: Any
 ) -> None:
     settings.QUEUEAPP = {"NOTIFY_INTERVAL": 0.1}
     looking.looked(QUEUES, found=True, hears=True)
@@ -59,14 +59,14 @@ def test_who_found_nothing_looks_again_after_a_while_or_when_it_is_told(
     assert not looking.told
 
 
-def test_without_wake_ups_it_looks_often(looking: Looking, clock: Clock, settings: Any) -> None:
+def test_without_wake_ups_it_looks_often(looking: Poller, clock: Clock, settings: Any) -> None:
     settings.QUEUEAPP = {"NOTIFY": False, "NOTIFY_INTERVAL": 0.1}
     looking.looked(QUEUES, found=True, hears=False)
     looking.looked(QUEUES, found=False, hears=False)
     assert waits(looking, clock) == 0.3
 
 
-def test_a_paused_queue_is_looked_at_later(looking: Looking, clock: Clock) -> None:
+def test_a_paused_queue_is_looked_at_later(looking: Poller, clock: Clock) -> None:
     assert not looking.may_look(QUEUES, paused=True)
     assert waits(looking, clock) == 2.0
     assert not looking.may_look(QUEUES, paused=False)
@@ -74,7 +74,7 @@ def test_a_paused_queue_is_looked_at_later(looking: Looking, clock: Clock) -> No
     assert looking.may_look(QUEUES, paused=False)
 
 
-def test_more_are_read_ahead_while_they_are_handled_in_a_moment(looking: Looking, clock: Clock) -> None:
+def test_more_are_read_ahead_while_they_are_handled_in_a_moment(looking: Poller, clock: Clock) -> None:
     def after(seconds: float) -> int:
         looking.read_at = clock.now
         clock.now += seconds

@@ -9,7 +9,7 @@ from tests.in_process_worker import DEADLINE, eventually
 from tests.workers.trees import Tree
 
 
-def begin(pool: str, name: str, environment: Mapping[str, str], log: Path, *arguments: str) -> Tree:
+def start_celery_worker(pool: str, name: str, environment: Mapping[str, str], log: Path, *arguments: str) -> Tree:
     """``celery worker`` with two at once, not waited for."""
     command = [
         "-m",

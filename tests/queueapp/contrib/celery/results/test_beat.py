@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 from django.db import connection
 
-from queueapp.contrib.celery.models_broker import BrokerQueue
+from queueapp.contrib.celery.models import BrokerQueue
 from tests.in_process_worker import DEADLINE, eventually, patience
+from tests.queueapp.contrib.celery.conftest import APPS
 from tests.workers.trees import Tree
-
-from .conftest import APPS
 
 pytestmark = [pytest.mark.django_db(transaction=True, available_apps=APPS), pytest.mark.timeout(600)]
 
@@ -36,7 +35,7 @@ def beat(child_environment: dict[str, str], tmp_path: Path) -> Iterator[Callable
             "-m",
             "celery",
             "-A",
-            "tests.queueapp.contrib.celery_results.celeryapp",
+            "tests.queueapp.contrib.celery.results.celeryapp",
             "beat",
             "--loglevel",
             "INFO",
@@ -66,7 +65,7 @@ def test_beat_sends_by_its_schedule(beat: Callable[..., Tree], tmp_path: Path) -
 
 def test_django_celery_beat_sends_by_its_table(beat: Callable[..., Tree], child_environment: dict[str, str]) -> None:
     pytest.importorskip("django_celery_beat")
-    settings = {"DJANGO_SETTINGS_MODULE": "tests.queueapp.contrib.celery_results.beat_settings"}
+    settings = {"DJANGO_SETTINGS_MODULE": "tests.queueapp.contrib.celery.results.beat_settings"}
     for command in (["-m", "django", "migrate", "django_celery_beat"], ["-c", _SCHEDULE]):
         subprocess.run(
             [sys.executable, *command],

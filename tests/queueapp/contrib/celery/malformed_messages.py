@@ -7,16 +7,16 @@ from typing import Any
 
 import kombu
 
-from queueapp.contrib.celery.models_broker import BrokerQueue
+from queueapp.contrib.celery.models import BrokerQueue
 from queueapp.models import PoisonMessage
 
 from . import celeryapp
 
 RECORD = celeryapp.record.name
 #: What Celery itself would fail at -> a part of the reason why it is kept.
-STRANGE: list[tuple[dict[str, Any], Any, str]] = [
+MALFORMED: list[tuple[dict[str, Any], Any, str]] = [
     ({"task": 5, "id": "3"}, [["s"], {}, {}], "This worker knows no task 5."),
-    ({"task": "tests.nowhere.strange", "id": "1\0"}, [["s"], {}, {}], "This worker knows no task"),
+    ({"task": "tests.nowhere.unknown", "id": "1\0"}, [["s"], {}, {}], "This worker knows no task"),
     ({"task": []}, [["s"], {}, {}], "TypeError: unhashable type"),
     ({"task": RECORD}, [["s"], {}, {}], "KeyError: 'id'"),
     ({"task": RECORD, "id": []}, [["s"], {}, {}], "unhashable"),
@@ -46,17 +46,17 @@ STRANGE: list[tuple[dict[str, Any], Any, str]] = [
     ({"task": RECORD, "id": "s"}, [["s"], {}, {"callbacks": 5}], "'callbacks' in its body is no list of signatures: 5"),
     ({"task": RECORD, "id": "s"}, [["s"], {}, {"errbacks": [5]}], "'errbacks' in its body is no list of signatures"),
     ({"task": RECORD, "id": "s"}, [["s"], {}, {"chord": 5}], "'chord' in its body is no signature: 5"),
-    ({}, {"task": "tests.nowhere.strange"}, "KeyError: 'id'"),
+    ({}, {"task": "tests.nowhere.unknown"}, "KeyError: 'id'"),
     ({}, {"task": RECORD, "id": "s", "args": ["s"], "timelimit": 4}, "no pair of seconds: 4"),
     ({}, ["task"], "Rejected by its consumer."),
     ({"task": RECORD, "id": "s"}, b"pickled", "The body does not decode: ContentDisallowed"),
 ]
 
 
-def send_strange() -> None:
+def send_malformed() -> None:
     """Each of them, into the queue of the workers."""
     with kombu.Connection("queueapp://") as conn:
-        for headers, body, _ in STRANGE:
+        for headers, body, _ in MALFORMED:
             conn.Producer().publish(
                 _bytes(body),
                 routing_key="celery",
@@ -70,7 +70,7 @@ def assert_kept() -> None:
     """Each of them is poison, with its bytes and why."""
     rows = PoisonMessage.objects.filter(queue=BrokerQueue._meta.label)
     kept = [(row.reason, _bytes(row.body)) for row in rows]
-    for _, body, reason in STRANGE:
+    for _, body, reason in MALFORMED:
         assert any(reason in found and _bytes(body) == there for found, there in kept), (reason, kept)
 
 

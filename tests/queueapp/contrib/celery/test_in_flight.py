@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from queueapp.contrib.celery import in_flight as module
-from queueapp.contrib.celery.in_flight import Held, Leases
+from queueapp.contrib.celery.in_flight import LeasedMessage, Leases
 from tests.clock import Clock
 
 
@@ -40,7 +40,7 @@ def test_the_leases_of_a_token_last_as_long_as_the_first_of_them(clock: Clock) -
     assert leases.outstanding == 3
     assert leases.received == 3, "one that came again was there already"
 
-    leases.forget([Held(seq, token) for seq in (1, 2, 3)])
+    leases.forget([LeasedMessage(seq, token) for seq in (1, 2, 3)])
     leases.took(token, [4], 103.0, 12.0, False)
     batch = leases._batches[token]
     assert (batch.expires, batch.period, batch.renews) == (115.0, 12.0, False)
@@ -54,9 +54,9 @@ def test_what_is_ended_is_forgotten(clock: Clock) -> None:
     new = leases.token(10.0)
     leases.took(new, [3], 105.0, 10.0, True)
 
-    leases.forget([Held(1, old), Held(3, new)])
+    leases.forget([LeasedMessage(1, old), LeasedMessage(3, new)])
     assert leases.outstanding == 1
-    leases.forget([Held(2, old), Held(2, old)])
+    leases.forget([LeasedMessage(2, old), LeasedMessage(2, old)])
     assert leases.outstanding == 0
     assert list(leases._batches) == [new], "the others are never used again"
 
@@ -67,7 +67,7 @@ def test_of_many_acks_the_first_wakes_who_writes_them(clock: Clock) -> None:
     token = leases.token(10.0)
     assert leases.idle
     for seq in (1, 2):
-        leases.ack(Held(seq, token))
+        leases.ack(LeasedMessage(seq, token))
         clock.now += 1.0
 
     assert calls == [100.0]

@@ -24,7 +24,7 @@ from queueapp.services.maintenance import Housekeeping
 from tests.databases import only_on_postgresql
 from tests.in_process_worker import DEADLINE, eventually
 from tests.kill_session import kill_this
-from tests.queueapp.contrib.celery_results.conftest import request_of
+from tests.queueapp.contrib.celery.results.conftest import request_of
 from tests.testapp.models import Leased
 
 
@@ -151,7 +151,7 @@ def test_a_group_is_saved_restored_and_deleted(app: Celery, alias: str) -> None:
 def test_the_app_that_has_the_tables_is_asked_for(app: Celery, alias: str, settings: Any) -> None:
     settings.INSTALLED_APPS = [one for one in settings.INSTALLED_APPS if one != "queueapp.contrib.celery"]
 
-    with pytest.raises(ImproperlyConfigured, match=r"need 'queueapp\.kombu' in INSTALLED_APPS"):
+    with pytest.raises(ImproperlyConfigured, match=r"need 'queueapp\.contrib\.celery' in INSTALLED_APPS"):
         app.backend.store_result("a", 1, states.SUCCESS)
 
 
@@ -208,13 +208,13 @@ def test_who_keeps_house_passes_over_tables_that_are_not_there_and_nothing_else(
     with transaction.atomic(using=alias):
         with connections[alias].cursor() as cursor:
             cursor.execute(f"ALTER TABLE {table} RENAME TO {table}_away")
-        result_rows.keep_house(alias, lambda: True)
+        result_rows.run_maintenance(alias, lambda: True)
         transaction.set_rollback(True, using=alias)
     with transaction.atomic(using=alias):
         with connections[alias].cursor() as cursor:
             cursor.execute("SET TRANSACTION READ ONLY")
         with pytest.raises(Error):
-            result_rows.keep_house(alias, lambda: True)
+            result_rows.run_maintenance(alias, lambda: True)
 
 
 def test_results_may_be_kept_for_ever_and_failures_for_less(app: Celery, alias: str) -> None:
@@ -330,7 +330,7 @@ def test_an_error_that_does_not_pass_is_raised(backend: Any, alias: str, monkeyp
             cursor.execute("SELECT * FROM no_such_table")
 
     with pytest.raises(Exception, match="no_such_table"):
-        retrying.steadily(alias, call)
+        retrying.with_retries(alias, call)
     assert len(calls) == 1
 
 
@@ -344,7 +344,7 @@ def test_in_the_callers_transaction_nothing_is_tried_again(backend: Any, alias: 
             cursor.execute("SELECT 1")
 
     with pytest.raises(Error), transaction.atomic(using=alias):
-        retrying.steadily(alias, call)
+        retrying.with_retries(alias, call)
     assert len(calls) == 1
 
 

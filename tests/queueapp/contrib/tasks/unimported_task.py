@@ -1,8 +1,8 @@
 """A task that nobody imports before a worker does."""
 
-from .framework import task
+from .compat import task
 
 
 @task
-def late() -> str:
+def unimported() -> str:
     return "found"

@@ -14,8 +14,8 @@ from django.db import DatabaseError
 import queueapp.contrib.celery  # noqa: F401 - makes the URL known
 from queueapp.contrib.celery import process_agent as member_module
 from queueapp.contrib.celery import topology
-from queueapp.contrib.celery.models_broker import BrokerQueue, DeclaredQueue
-from queueapp.contrib.celery.process_agent import member_of, stop_members
+from queueapp.contrib.celery.models import BrokerQueue, DeclaredQueue
+from queueapp.contrib.celery.process_agent import agent_of, stop_agents
 from queueapp.models import QueueControl, Subscriber
 from tests.in_process_worker import DEADLINE, eventually
 
@@ -27,19 +27,19 @@ def test_who_consumes_has_a_row_that_says_what(conn: Any, alias: str, consume: C
 
     row = eventually(Subscriber.objects.using(alias).filter(queue=BrokerQueue._meta.label).first)
     assert (row.process, row.table) == (os.getpid(), BrokerQueue._meta.db_table)
-    assert row.id == member_of(alias).leases.owner
-    member_of(alias)._next_beat = 0.0
-    member_of(alias).wake()
+    assert row.id == agent_of(alias).leases.owner
+    agent_of(alias)._next_beat = 0.0
+    agent_of(alias).wake()
     eventually(lambda: '["q", ""], ["r", ""]' in Subscriber.objects.using(alias).get(pk=row.pk).consumers)
 
-    stop_members()
+    stop_agents()
     assert not Subscriber.objects.using(alias).filter(pk=row.pk).exists()
 
 
 def test_who_is_told_so_takes_part_in_no_services(alias: str) -> None:
     with kombu.Connection(f"queueapp://{alias}", transport_options={"services": False}) as conn:
         kombu.Consumer(conn.channel(), [kombu.Queue("q")], on_message=lambda _: None).consume()
-        member = member_of(alias)
+        member = agent_of(alias)
         now = time.monotonic()
         for later in (0, 5):
             member._serve_others(now + later)
@@ -50,14 +50,14 @@ def test_who_is_told_so_takes_part_in_no_services(alias: str) -> None:
 def test_a_paused_queue_is_left_alone(conn: Any, alias: str, consume: Consume) -> None:
     QueueControl.objects.using(alias).create(queue=BrokerQueue._meta.label, paused=True)
     found = consume("q")
-    eventually(lambda: member_of(alias).paused)
+    eventually(lambda: agent_of(alias).paused)
     publish(conn, "x")
     drained(conn)
     assert found == []
 
     QueueControl.objects.using(alias).update(paused=False)
-    member_of(alias)._next_beat, member_of(alias)._beats = 0.0, 0
-    member_of(alias).wake()
+    agent_of(alias)._next_beat, agent_of(alias)._beats = 0.0, 0
+    agent_of(alias).wake()
     eventually(lambda: drained(conn) or found)
 
 
@@ -94,15 +94,15 @@ def test_a_queue_that_its_consumer_deletes_while_it_is_looked_at_stays_deleted(
 
     monkeypatch.setattr(topology, "refresh", deleted_meanwhile)
     consumer.consume()
-    keeps = member_of(alias)._life
+    keeps = agent_of(alias)._life
 
     eventually(lambda: looked)
     kombu.Consumer(channel, [kombu.Queue("others", expires=1.0)], on_message=lambda _: None).consume()
     eventually(lambda: len(looked) > 1)
 
     assert looked[0]
-    assert member_of(alias)._life is keeps
-    assert member_of(alias).is_alive()
+    assert agent_of(alias)._life is keeps
+    assert agent_of(alias).is_alive()
     assert list(DeclaredQueue.objects.using(alias).values_list("pk", flat=True)) == ["others"]
 
 
@@ -117,7 +117,7 @@ def test_what_keeps_the_leases_goes_on_after_an_error_of_another_kind(
 
     with monkeypatch.context() as patch:
         patch.setattr(topology, "refresh", fails)
-        member = member_of(alias)
+        member = agent_of(alias)
         for _ in range(3):
             member._refreshed_at = float("-inf")
             seen = len(failures)
@@ -139,7 +139,7 @@ def test_what_helps_the_keeper_is_started_again_when_it_has_ended(
     conn: Any, alias: str, consume: Consume, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     consume("q")
-    member = member_of(alias)
+    member = agent_of(alias)
     eventually(lambda: all(helper.is_alive() for helper in member._helpers))
     for helper in member._helpers:
         assert helper.stop(DEADLINE)
@@ -164,7 +164,7 @@ def test_what_helps_the_keeper_is_started_again_when_it_has_ended(
 def test_the_end_of_a_process_waits_for_one_that_is_signing_off(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen on a busy machine: a worker that took longer to end than its keeper stays was gone while that deleted its row."""
     monkeypatch.setattr(member_module, "LINGER", 0.0)
-    member = member_of(alias)
+    member = agent_of(alias)
     signs_off = threading.Event()
 
     def flush(connection: Any) -> int:
@@ -177,10 +177,10 @@ def test_the_end_of_a_process_waits_for_one_that_is_signing_off(alias: str, monk
         row = Subscriber.objects.using(alias).filter(pk=member.leases.owner)
         eventually(row.exists)
         monkeypatch.setattr(member.leases, "flush", flush)
-        conn.transport._member = None  # it has nothing to write
+        conn.transport._agent = None  # it has nothing to write
     assert signs_off.wait(DEADLINE)
 
-    stop_members()
+    stop_agents()
 
     assert not row.exists()
     assert not member.is_alive()
@@ -188,12 +188,12 @@ def test_the_end_of_a_process_waits_for_one_that_is_signing_off(alias: str, monk
 
 
 def test_one_that_was_told_to_end_is_replaced(conn: Any, alias: str, consume: Consume) -> None:
-    first = member_of(alias)
+    first = agent_of(alias)
     first.stop()
 
     found = consume("q")
 
-    assert member_of(alias) is not first
+    assert agent_of(alias) is not first
     publish(conn, "x")
     eventually(lambda: drained(conn) or found)
 
@@ -201,14 +201,14 @@ def test_one_that_was_told_to_end_is_replaced(conn: Any, alias: str, consume: Co
 def test_a_connection_that_comes_when_all_others_have_left_has_another_keeper(
     conn: Any, alias: str, consume: Consume, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = member_of(alias)
+    first = agent_of(alias)
     joined = first.joined
     monkeypatch.setattr(first, "joined", lambda transport: member_module._leave(first) and joined(transport))
 
     found = consume("q")
 
-    assert conn.transport._member is member_of(alias)
-    assert member_of(alias) is not first
+    assert conn.transport._agent is agent_of(alias)
+    assert agent_of(alias) is not first
     publish(conn, "x")
     eventually(lambda: drained(conn) or found)
 
@@ -237,7 +237,7 @@ def test_a_queue_that_stays_for_less_than_those_before_it_is_kept(
 def test_a_connection_outlives_what_keeps_its_leases(conn: Any, alias: str, consume: Consume) -> None:
     found = consume("q")
     drained(conn)
-    stop_members()
+    stop_agents()
     publish(conn, "x")
 
     eventually(lambda: drained(conn) or found)

@@ -21,9 +21,8 @@ import pytest
 from django.db import connection, transaction
 from pytest_django import DjangoDbBlocker
 
-from queueapp.contrib.celery.models import CeleryResult
-from queueapp.contrib.celery.models_broker import Binding, BrokerQueue, DeclaredQueue, Exchange
-from queueapp.contrib.celery.process_agent import stop_members
+from queueapp.contrib.celery.models import Binding, BrokerQueue, CeleryResult, DeclaredQueue, Exchange
+from queueapp.contrib.celery.process_agent import stop_agents
 from queueapp.failures import requeue_poison
 from queueapp.models import DelayedMessage, Leader, PoisonMessage, Subscriber
 from tests.databases import url_of_database
@@ -32,9 +31,9 @@ from tests.testapp.models import Effect
 from tests.workers.trees import Tree
 
 from . import celeryapp
+from .celery_worker import start_celery_worker, wait_until_ready
 from .celeryapp import app
-from .starting import begin, wait_until_ready
-from .strange import assert_kept, send_strange
+from .malformed_messages import assert_kept, send_malformed
 
 #: What is emptied after each test are the tables of these apps: none that the worker uses.
 pytestmark = [
@@ -57,7 +56,7 @@ def environment(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> It
             "DJANGO_SETTINGS_MODULE": "tests.settings",
             "TEST_RESULT_BACKEND": "queueapp://",
         }
-        stop_members()
+        stop_agents()
         kombu.pools.reset()
         app._pool = app.amqp._producer_pool = None
         for model in WRITTEN:
@@ -67,7 +66,7 @@ def environment(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> It
 
 @pytest.fixture(scope="module")
 def shared(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tree]:
-    tree = begin("threads", "w0", environment, tmp_path_factory.mktemp("worker") / "log", "--task-events")
+    tree = start_celery_worker("threads", "w0", environment, tmp_path_factory.mktemp("worker") / "log", "--task-events")
     wait_until_ready(tree)
     yield tree
     tree.kill()
@@ -238,7 +237,7 @@ def test_a_rate_limit_is_kept(shared: Tree) -> None:
 
 
 def test_what_is_no_task_of_celerys_is_kept_and_ends_no_worker(shared: Tree) -> None:
-    send_strange()
+    send_malformed()
     celeryapp.record.delay("after the strange")
 
     eventually(lambda: effects("after the strange") and not waits(), 2 * DEADLINE)

@@ -101,7 +101,7 @@ def _kill_behind(name: str) -> None:
         "part counted": [(Postgresql, "count_part"), (SqlServer, "count_part")],
         "chord over": [(result_rows, "end_chord")],
         "body sent": [(Chords, "_complete")],
-        "committed": [(Chords, "_at_once")],
+        "committed": [(Chords, "_in_transaction")],
     }
     for owner, verb in places[name]:
         original = getattr(owner, verb)

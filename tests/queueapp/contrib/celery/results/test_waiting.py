@@ -50,7 +50,7 @@ def test_who_waits_is_told(backend: Any, app: Celery, alias: str, later: Any, mo
     if not _hears(alias):
         pytest.skip("results are polled there")
     monkeypatch.setattr(result_waiter, "LONGEST", 60.0)  # whoever were not told would look again too late
-    ears = result_waiter.listening(alias)
+    ears = result_waiter.listener_of(alias)
 
     def end() -> None:
         eventually(ears.established.is_set)
@@ -74,7 +74,7 @@ def test_many_wait_on_one_connection(backend: Any, app: Celery, alias: str, late
     for n in range(20):
         later(lambda n=n: found.append(AsyncResult(f"t{n}", app=app).get(timeout=30)))
     if _hears(alias):
-        assert eventually(result_waiter.listening(alias).established.is_set)
+        assert eventually(result_waiter.listener_of(alias).established.is_set)
     for n in range(20):
         backend.store_result(f"t{n}", n, states.SUCCESS)
     eventually(lambda: len(found) == 20)
@@ -85,7 +85,7 @@ def test_many_wait_on_one_connection(backend: Any, app: Celery, alias: str, late
 def test_nobody_is_told_of_tasks_that_nobody_waits_for(backend: Any, alias: str) -> None:
     if not _hears(alias):
         pytest.skip("results are polled there")
-    ears = result_waiter.listening(alias)
+    ears = result_waiter.listener_of(alias)
     waiter = result_waiter.Waiter({"a"})
     with ears.of(waiter):
         eventually(ears.established.is_set)
@@ -172,13 +172,13 @@ from celery.result import AsyncResult
 from queueapp.contrib.celery import waiting
 app = Celery("forks", broker="memory://", backend="queueapp://", set_as_current=False)
 waiter = waiting.Waiter({"never"})
-with waiting.listening("default").of(waiter):
-    assert waiting.listening("default").established.wait(30)
+with waiting.listener_of("default").of(waiter):
+    assert waiting.listener_of("default").established.wait(30)
     child = os.fork()
     if not child:
         connections["default"].connection = None  # as Celery's fixup does
-        with waiting.listening("default").of(waiting.Waiter({"a"})):
-            hears = waiting.listening("default").established.wait(30)
+        with waiting.listener_of("default").of(waiting.Waiter({"a"})):
+            hears = waiting.listener_of("default").established.wait(30)
             found = AsyncResult("a", app=app).get(timeout=30)
         os._exit(0 if hears and found == 5 else 3)
     assert AsyncResult("none", app=app).status == "PENDING"
@@ -199,7 +199,7 @@ app = Celery("greenlets", broker="memory://", backend="queueapp://", set_as_curr
 waiting = [gevent.spawn(AsyncResult(f"t{n}", app=app).get, timeout=30) for n in range(20)]
 from queueapp.contrib.celery import waiting as ears
 gevent.sleep(0)
-assert ears.listening("default").established.wait(30)
+assert ears.listener_of("default").established.wait(30)
 for n in range(20):
     app.backend.store_result(f"t{n}", n, "SUCCESS")
 gevent.joinall(waiting, timeout=30)
