@@ -169,7 +169,7 @@ import django; django.setup()
 from django.db import connections
 from celery import Celery
 from celery.result import AsyncResult
-from queueapp.contrib.celery import waiting
+from queueapp.contrib.celery import result_waiter as waiting
 app = Celery("forks", broker="memory://", backend="queueapp://", set_as_current=False)
 waiter = waiting.Waiter({"never"})
 with waiting.listener_of("default").of(waiter):
@@ -197,7 +197,7 @@ from celery import Celery
 from celery.result import AsyncResult
 app = Celery("greenlets", broker="memory://", backend="queueapp://", set_as_current=False)
 waiting = [gevent.spawn(AsyncResult(f"t{n}", app=app).get, timeout=30) for n in range(20)]
-from queueapp.contrib.celery import waiting as ears
+from queueapp.contrib.celery import result_waiter as ears
 gevent.sleep(0)
 assert ears.listener_of("default").established.wait(30)
 for n in range(20):
