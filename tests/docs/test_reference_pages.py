@@ -15,6 +15,8 @@ import queueapp
 from .pages import DOCS
 
 API, COMMANDS = DOCS / "reference" / "api.md", DOCS / "reference" / "commands.md"
+#: Options that Django adds to every command; Django documents them.
+DJANGOS = "--version|-v|--settings|--pythonpath|--traceback|--no-color|--force-color|--skip-checks"
 #: Apps whose commands are listed, in the page's order.
 APPS = ("workers", "queueapp", "queueapp.contrib.celery", "queueapp.contrib.amps")
 
@@ -30,11 +32,8 @@ def help_of(app: str, name: str) -> str:
         parser = command.create_parser("manage.py", name)
         out = StringIO()
         parser.print_help(out)
-    # What Django adds to every command is said once, by Django.
-    text = re.sub(r"\s*\[(?:--version|-v \{0,1,2,3\}|--(?:settings|pythonpath) [A-Z]+|--traceback|--(?:no|force)-color|--skip-checks)\]", "",
-                  out.getvalue())  # fmt: skip
-    return re.sub(r"^  (?:--version|-v |--settings|--pythonpath|--traceback|--no-color|--force-color|--skip-checks).*\n(?:    {10,}.*\n)*", "",
-                  text, flags=re.MULTILINE)  # fmt: skip
+    text = re.sub(rf"\s*\[(?:{DJANGOS})(?: [A-Z]+| \{{0,1,2,3\}})?\]", "", out.getvalue())
+    return re.sub(rf"^  (?:{DJANGOS})[ ,].*\n(?:    {{10,}}.*\n)*", "", text, flags=re.MULTILINE)
 
 
 def page() -> str:
