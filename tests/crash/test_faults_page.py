@@ -1,4 +1,4 @@
-"""The page of faults names a test for each of them, and each of these tests exists."""
+"""Every fault of the user's page has a test on docs/explanation/fault-tests.md, and each of these tests exists."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from .rig.schedule import FAULTS
 from .rig.sqlserver import LEFT_OUT
 from .workload.rudeness import RUDENESSES, SAID, left_out
 
-ROOM = Path(__file__).parent
+HERE = Path(__file__).parent
+PAGE = CHECKOUT / "docs" / "explanation" / "fault-tests.md"
 #: Tests of the suite itself, which stand for no fault.
 OF_THE_RIG = (
     "test_chaos.py",
@@ -23,18 +24,31 @@ OF_THE_RIG = (
 
 
 def test_every_fault_of_the_page_names_a_test_that_exists() -> None:
-    page = (CHECKOUT / "docs" / "faults.md").read_text()
-    # Those of other rooms are named with them.
+    page = PAGE.read_text()
+    # Tests of other packages are named with their folder.
     named = re.findall(r"`((?:[\w/]+/)?test_\w+\.py)::(test_\w+)`", page)
     assert len(named) > 30
-    paths = [(ROOM.parent / file if "/" in file else ROOM / file, test) for file, test in named]
+    paths = [(HERE.parent / file if "/" in file else HERE / file, test) for file, test in named]
     missing = [f"{path}::{test}" for path, test in paths if f"def {test}(" not in path.read_text()]
     assert not missing
 
 
+def faults_of(page: Path) -> list[str]:
+    """The first cell of each row under the headings of faults, without the targets of its links."""
+    named = []
+    for heading in ("## Processes", "## Deploys", "## Connections", "## The server"):
+        part = page.read_text().partition(f"\n{heading}\n")[2].partition("\n## ")[0].partition("\n### ")[0]
+        named += [heading, *re.findall(r"^\| (?!fault|---)(.+?) \| ", part, re.MULTILINE)]
+    return [re.sub(r"\]\(.*?\)", "", each) for each in named]
+
+
+def test_both_pages_have_the_same_faults() -> None:
+    assert faults_of(CHECKOUT / "docs" / "faults.md") == faults_of(PAGE)
+
+
 def test_every_crash_test_is_on_the_page() -> None:
-    page = (CHECKOUT / "docs" / "faults.md").read_text()
-    files = [file for file in ROOM.glob("test_*.py") if file.name not in OF_THE_RIG]
+    page = PAGE.read_text()
+    files = [file for file in HERE.glob("test_*.py") if file.name not in OF_THE_RIG]
     tests = [name for file in files for name in re.findall(r"^def (test_\w+)\(", file.read_text(), re.MULTILINE)]
     assert [name for name in tests if f"::{name}`" not in page] == []
 
@@ -54,16 +68,16 @@ def only_on_postgresql(file: Path) -> set[str]:
 
 
 def test_the_page_lists_what_runs_on_no_sqlserver() -> None:
-    page = (CHECKOUT / "docs" / "faults.md").read_text()
-    section = page[page.index("These tests run on PostgreSQL only:") : page.index("## Limits")]
+    page = PAGE.read_text()
+    section = page[page.index("These tests run on PostgreSQL only:") :]
     listed = set(re.findall(r"`(test_\w+\.py::test_\w+)`", section))
-    files = [file for file in ROOM.glob("test_*.py") if file.name not in OF_THE_RIG]
+    files = [file for file in HERE.glob("test_*.py") if file.name not in OF_THE_RIG]
     assert set().union(*map(only_on_postgresql, files)) == listed
 
 
 def test_the_page_says_what_of_a_run_is_left_out_on_sqlserver_and_why() -> None:
-    page = (CHECKOUT / "docs" / "faults.md").read_text()
-    section = page[page.index("## On a SQL Server") : page.index("## Limits")]
+    page = PAGE.read_text()
+    section = page[page.index("## On a SQL Server") :]
     assert [kind for kind in FAULTS if f"`{kind}`" not in section] == []
     for name in (*LEFT_OUT, *left_out("microsoft")):
         assert f"`{name}`" in section
@@ -73,7 +87,7 @@ def test_the_page_says_what_of_a_run_is_left_out_on_sqlserver_and_why() -> None:
 
 
 def test_every_rudeness_and_every_strike_is_on_the_page() -> None:
-    page = (CHECKOUT / "docs" / "faults.md").read_text()
+    page = PAGE.read_text()
     assert [name for name in RUDENESSES if f"`{name}`" not in page] == []
     chaos = page[page.index("## All of it at once") :]
     words = {
