@@ -99,7 +99,7 @@ IndexOrder.__init__ = _remembered  # type: ignore[method-assign]
 def nothing_told() -> None:
     """A process remembers the consumers that live workers had, what was set for queues, which statements the planner would sort,
     and up to where each queue is empty: those of another test are none of this one's, whose seqs may begin at 1 again."""
-    low_water_marks._floors.clear()
+    low_water_marks._marks.clear()
     recipients.forget()
     fanout.forget()
     for alias in connections:

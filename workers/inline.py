@@ -35,8 +35,8 @@ from queueapp.messages import decode_headers
 from queueapp.messages.ids import as_uuid
 from queueapp.models import Now, Subscriber
 from queueapp.receiving import barriers
-from queueapp.receiving.low_water_marks import Floors
-from queueapp.receiving.priority64_marks import RankedFloors
+from queueapp.receiving.low_water_marks import LowWaterMarks
+from queueapp.receiving.priority64_marks import Priority64Marks
 from queueapp.sql import SessionState, backend_of, queue_sql
 from queueapp.sql.claimed import BODY, HEADERS, ID, SEQ, Claimed
 from queueapp.topics.evaluate_pending import evaluate_held
@@ -100,7 +100,7 @@ def _first_outcomes(task: Any) -> list[Outcome]:
 def _desk(queue: Any, alias: str, handlers: Handlers) -> Desk:
     delivery = queue.delivery
     levels = tuple((r, p) for p in range(delivery.priorities - 1, -1, -1) for r in handlers.recipients)
-    make = RankedFloors if delivery.priority else Floors
+    make = Priority64Marks if delivery.priority else LowWaterMarks
     # Of its own, not the process': a test that is rolled back leaves no floor behind.
     floors = make(levels, bool(queue_sql(queue, connections[alias]).table.claim_by))
     return _InlineDesk(

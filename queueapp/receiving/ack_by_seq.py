@@ -27,7 +27,7 @@ from ..sql import QueueSql, backend_of, queue_sql
 from ..sql.bookmarks import Holder, Limits
 from ..sql.carried import carried_by
 from ..sql.rows import Row
-from .low_water_marks import lower_floors
+from .low_water_marks import retreat_marks
 
 #: Messages that an ack by expression looks at in one statement.
 LOOKED_AT = 500
@@ -90,7 +90,7 @@ class Ending:
                 freed = self.sql.ack_by_seq.cancel(self.connection, part, self.holder, limits)
                 done += len(freed)
             if freed:
-                lower_floors(self.queue, self.alias, freed)
+                retreat_marks(self.queue, self.alias, freed)
                 notifier.sent(self.queue, self.connection)
         return done
 

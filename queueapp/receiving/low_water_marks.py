@@ -1,43 +1,112 @@
-"""Low-water marks: where a claim starts to look, so that it does not walk over what is dead, leased or not for it.
+"""Low-water marks: the seq at which a claim begins, so that it does not read rows that it cannot take.
 
-Rows deleted at the head cannot be cleaned up while any old snapshot is open; a claim that starts at the head walks over
-all of them (3,300 messages a second and falling; 66,000 and flat from a floor). A floor is a hint of one process: it
-only ever hides rows that came back behind it (a late commit, a lapsed lease, a rollback elsewhere), and those are found
-by the rescan, which walks from zero to the floor in windows sized by the time they take. Losing a floor costs nothing.
+The invariant: every row below a mark is either
+
+* claimed: leased, deleted by a transaction that is still open, or a dead row that a snapshot retains; or
+* not for this process: of a type without a consumer here; or
+* pending: it became available below the mark (a retry, a release, a late commit, an expired lease, a rollback in another
+  process). The process that returns a row lowers its marks to it; all other pending rows are found by the rescan.
+
+A mark is a hint of one process: losing it costs time and no message. It exists because deleted rows at the head of a table stay
+there while any old snapshot is open, and a claim that begins at the head reads all of them (3,300 messages a second and falling;
+66,000 and constant from a mark).
+
+The structures:
+
+* ``LowWaterMarks``: one mark for each level (recipient, priority) of a queue. ``advance`` after a claim, ``retreat`` when a row
+  comes back, ``ahead`` and ``behind`` are the ranges of the next claim. Processes of one supervisor ``share`` the marks.
+* ``ScanWindow``: the rescan, which reads from zero to the mark in windows that are sized by the time they take.
+* The *near window*: after rows came back, the stretch just below the mark is read before the rescan continues.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, MutableSequence, Sequence
+from datetime import timedelta
 from typing import Any
 
 from ..sql.claimed import MAX_SEQ, PRIORITY, RECIPIENT, SEQ, Claimed, Range
-from .scan_window import FIRST_WINDOW, Walk
 
-#: Where messages come back all the time, the rescan goes on after so many looks just behind the floor.
-_NEARS_IN_A_ROW = 8
-#: Where they come back with every claim, a floor that stayed so often rises; looks just behind it find the rest.
-_STAYS_IN_A_ROW = 8
+#: A window takes about this many seconds, without the round trip: it is halved above twice, doubled below half of that.
+WINDOW_TARGET = timedelta(milliseconds=10).total_seconds()
+FIRST_WINDOW = 50_000
+_SMALLEST_WINDOW = 1_000
+#: Half of all seqs: a sender may choose one of the highest seqs, and all others then lie below the mark.
+_LARGEST_WINDOW = 1 << 62
+#: A cycle has at most so many windows, however slow they are: on a busy machine a smaller window is no quicker, and with windows
+#: of 1,000 a late commit below a mark at a million waited for a thousand peeks.
+WINDOWS_PER_CYCLE = 16
+#: After a window, the rescan pauses for so many times as long as that took: it uses a tenth of the time. Under load there are a
+#: hundred peeks a second, and each of them read 10 ms of a million messages that were leased to others.
+DUTY_CYCLE = 9
+
+#: Where messages come back all the time, the rescan continues after so many near windows.
+_NEAR_WINDOWS_IN_A_ROW = 8
+#: Where messages come back during every claim, a mark that was kept so often advances; near windows find the rest.
+_KEPT_IN_A_ROW = 8
 
 Level = tuple[str, int]
 
 
-class Floors:
-    """The floors of one queue in one process, and its rescan. Shared by the receive tasks of that queue without a lock:
-    a lost update only means that a few rows are looked at twice, or found by the rescan."""
+class ScanWindow:
+    """The next window of a scan that goes from zero to an end in cycles; the end may move between windows."""
+
+    __slots__ = ("cycle_seconds", "position", "span")
+
+    def __init__(self) -> None:
+        #: The first seq of the next window; None: the next cycle has not begun.
+        self.position: int | None = None
+        #: The number of seqs of the next window.
+        self.span = FIRST_WINDOW
+        #: Server time of the present cycle, or of the last one.
+        self.cycle_seconds = 0.0
+
+    def bounds(self) -> tuple[int, int]:
+        """The seqs of the next window, from and to (exclusive)."""
+        start = self.position or 0
+        return start, start + self.span
+
+    def advance(self, end: int, seconds: float, reached: int = 0) -> bool:
+        """The window was read in ``seconds`` of server time, up to the seq ``reached`` (0: completely). Return whether that
+        completed a cycle from zero to ``end``."""
+        start, end_of_window = self.bounds()
+        self.cycle_seconds = seconds if self.position is None else self.cycle_seconds + seconds
+        if reached:
+            # The window has more rows than one peek reads. The span doubled in a stretch without rows until it covered them all.
+            self.span = max(reached + 1 - start, _SMALLEST_WINDOW)
+            self.position = reached + 1
+        else:
+            self.position = end_of_window
+        self._resize(seconds, end)
+        if self.position >= end:
+            self.position = None
+            return True
+        return False
+
+    def _resize(self, seconds: float, end: int) -> None:
+        if seconds < WINDOW_TARGET / 2:
+            self.span = min(self.span * 2, _LARGEST_WINDOW)
+        elif seconds > WINDOW_TARGET * 2:
+            # A span may exceed the stretch: half of it would not be less to read.
+            self.span = max(min(self.span, end) // 2, _SMALLEST_WINDOW, end // WINDOWS_PER_CYCLE)
+
+
+class LowWaterMarks:
+    """The low-water marks of one queue in one process, and its rescan. The receivers of the queue use it without a lock: a lost
+    update means that a few rows are read twice, or are found by the rescan."""
 
     __slots__ = (
-        "_low",
+        "_index",
+        "_kept",
+        "_marks",
         "_near",
-        "_nears",
-        "_place",
+        "_near_windows",
         "_returns",
         "_returns_seen",
-        "_stayed",
-        "_trip",
+        "_round_trip",
         "_turn",
-        "_walk",
+        "_window",
         "leveled",
         "levels",
     )
@@ -45,209 +114,216 @@ class Floors:
     def __init__(self, levels: Iterable[Level] = (("", 0),), leveled: bool = False) -> None:
         self.levels: list[Level] = list(levels)
         self.leveled = leveled
-        self._low: MutableSequence[int] | memoryview[int] = [0] * len(self.levels)
-        #: Two places. How often rows came back that were taken lately, told by who gave them back: the floor alone does not
-        #: tell, a claim that was under way meanwhile raises it again. And how often it came down for another reason.
+        self._index = {level: index for index, level in enumerate(self.levels)}
+        self._marks: MutableSequence[int] | memoryview[int] = [0] * len(self.levels)
+        #: Two counters: retreats because of a returned row, and retreats for another reason. A counter, and not the mark, says
+        #: that rows came back: a claim that was active meanwhile advances the mark again.
         self._returns: MutableSequence[int] | memoryview[int] = [0, 0]
         self._returns_seen = 0
-        #: Where the look for them has got to, just behind the floor; None: no look is due.
+        #: The first seq of the near window; None: no near window is due.
         self._near: int | None = None
-        #: Looks for them since the rescan went on.
-        self._nears = 0
-        self._place = {level: place for place, level in enumerate(self.levels)}
-        #: The rescan, from zero to the floor.
-        self._walk = Walk()
-        #: What the quickest of its looks took, in seconds: the way to the server and back, which no smaller window shortens.
-        self._trip = math.inf
+        #: Near windows since the rescan continued.
+        self._near_windows = 0
+        self._window = ScanWindow()
+        #: Seconds of the quickest window: the round trip, which no smaller window shortens.
+        self._round_trip = math.inf
         self._turn = 0
-        #: Claims in a row that did not raise a floor because something had come back.
-        self._stayed = 0
+        #: Claims in a row that did not advance a mark because rows came back.
+        self._kept = 0
 
-    def share(
-        self, places: memoryview[int] | MutableSequence[int], returns: memoryview[int] | MutableSequence[int]
-    ) -> None:
-        """Keep the floors in these places from now on, where other processes with the same levels keep theirs: a claim
-        then starts above what any of them has taken, and does not walk over it. ``returns`` is two places: a change of
-        the first says that rows came back that were taken lately, of the second that a floor came down otherwise."""
-        for place, low in enumerate(self._low):
-            places[place] = max(places[place], low)
-        self._low, self._returns = places, returns
+    # -- claims -------------------------------------------------------------------------------------------------------
 
     def ahead(self) -> list[Range]:
-        """Where to claim: every level from its floor, in claim order. Recipients of one priority take turns at being
-        first, so that one with an endless backlog does not starve the others."""
-        low = self._low
+        """The ranges of the next claim, in claim order: each level from its mark. Recipients of one priority take turns at being
+        the first, so that one with an endless backlog does not starve the others."""
+        marks = self._marks
         if not self.leveled:
-            return [Range(low[0], MAX_SEQ, *self.levels[0])]
+            return [Range(marks[0], MAX_SEQ, *self.levels[0])]
         self._turn += 1
-        ranges = [Range(low[place], MAX_SEQ, *level) for place, level in enumerate(self.levels)]
+        ranges = [Range(marks[index], MAX_SEQ, *level) for index, level in enumerate(self.levels)]
         first = self._turn % len(ranges)
         ranges = ranges[first:] + ranges[:first]
         ranges.sort(key=lambda r: -r.priority)
         return ranges
 
+    def advance(self, rows: Sequence[Claimed], returns: int) -> None:
+        """Move the marks of the levels above these rows, which were claimed. ``returns`` is the value of the property when the
+        claim began: a row that came back since then may lie below these, unseen by the claim, and the marks stay."""
+        if returns != self._returns[0]:
+            self._kept += 1
+            if self._kept < _KEPT_IN_A_ROW:
+                return
+        self._kept = 0
+        marks = self._marks
+        # A mark never moves above the highest seq of all, which a sender may choose: it would hide all other rows.
+        if not self.leveled:
+            seq = rows[-1][SEQ]
+            if marks[0] <= seq < MAX_SEQ:
+                marks[0] = seq + 1
+            return
+        for row in rows:
+            index = self._index.get((row[RECIPIENT], row[PRIORITY]))
+            if index is not None and marks[index] <= row[SEQ] < MAX_SEQ:
+                marks[index] = row[SEQ] + 1
+
+    def advance_to(self, first: int) -> None:
+        """Move the mark to ``first``: a peek found no available row between the two."""
+        if not self.leveled and self._marks[0] < first < MAX_SEQ:
+            self._marks[0] = first
+
+    def skip(self, level: Level, after: Callable[[int], int]) -> None:
+        """Move a level's mark to the seq that ``after`` returns for it: the rows between are not for this process."""
+        index = self._index.get(level)
+        if index is not None:
+            self._marks[index] = min(max(self._marks[index], after(self._marks[index])), MAX_SEQ)
+
+    def retreat(self, seq: int, *, returned: bool = True) -> None:
+        """Lower every mark to this row, which is available. ``returned=False``: it was not claimed before, so that no active claim
+        can have passed it."""
+        for index, mark in enumerate(self._marks):
+            if seq < mark:
+                self._marks[index] = seq
+        self._returns[0 if returned else 1] += 1
+
+    def retreat_all(self, seqs: Sequence[int]) -> None:
+        """Lower every mark to these returned rows."""
+        self.retreat(min(seqs))
+
+    def reset(self) -> None:
+        """Begin at zero again."""
+        for index in range(len(self._marks)):
+            self._marks[index] = 0
+        self._window.position = None
+
+    # -- rescan -------------------------------------------------------------------------------------------------------
+
     def behind(self) -> list[Range]:
-        """The present rescan window, cut off below each level's floor; empty when nothing lies behind. After rows came
-        back it is the one just behind the floor, and then again where the rescan had got to."""
-        if self._near is None and self._returns[0] != self._returns_seen and self._nears < _NEARS_IN_A_ROW:
+        """The ranges of the present window, cut off at each level's mark; empty if none lies below. It is the near window after
+        rows came back, and the rescan's else."""
+        if (
+            self._near is None
+            and self._returns[0] != self._returns_seen
+            and self._near_windows < _NEAR_WINDOWS_IN_A_ROW
+        ):
             self._returns_seen = self._returns[0]
-            self._nears += 1
-            self._near = max(0, max(self._low) - FIRST_WINDOW)
-        start, end = self._window
-        floors = zip(self.levels, self._low, strict=False)
-        found = [Range(start, min(end, low) - 1, *level) for level, low in floors if start < min(end, low)]
+            self._near_windows += 1
+            self._near = max(0, max(self._marks) - FIRST_WINDOW)
+        start, end = self._bounds
+        marks = zip(self.levels, self._marks, strict=False)
+        ranges = [Range(start, min(end, mark) - 1, *level) for level, mark in marks if start < min(end, mark)]
         if self.leveled:
-            found.sort(key=lambda r: -r.priority)
-        return found
+            ranges.sort(key=lambda r: -r.priority)
+        return ranges
 
     def rescanned(self, seconds: float, reached: int = 0) -> bool:
-        """The window was looked at, up to the seq ``reached`` if not to its end, and took so long (0: it is known without a look):
-        go on to the next. True when that completed a cycle."""
+        """The present window was read in ``seconds`` (0: its content is known without a query), up to the seq ``reached`` (0:
+        completely). Continue with the next one; return whether that completed a cycle."""
         if self._near is not None:
             self._near = reached + 1 if reached else None
             return False
-        self._nears = 0
-        return self._walk.go_on(max(self._low), self._alone(seconds), reached)
-
-    @property
-    def cycle_seconds(self) -> float:
-        """What the last cycle of the rescan, or the present one, has taken the server."""
-        return self._walk.taken
-
-    def _alone(self, seconds: float) -> float:
-        """What of the time of a look, which is known now, it took the server itself."""
-        if seconds:
-            self._trip = min(self._trip, seconds)
-        return max(0.0, seconds - self._trip)
-
-    def connected_anew(self) -> None:
-        """The next look may go to another server, which may be farther away."""
-        self._trip = math.inf
-
-    @property
-    def _window(self) -> tuple[int, int]:
-        """The seqs of the present window, from and to (exclusive)."""
-        if self._near is not None:
-            return self._near, self._near + FIRST_WINDOW
-        return self._walk.window()
+        self._near_windows = 0
+        return self._window.advance(max(self._marks), self._server_time(seconds), reached)
 
     def is_present(self, only: Range) -> bool:
-        """Whether it is of the present window: two may have looked at one, and go on from it once."""
-        start, end = self._window
+        """Whether the range is of the present window: of two receivers that read one window, the first continues."""
+        start, end = self._bounds
         return start <= only.low < end
-
-    def count_in(self, ranges: Sequence[Range], rows: Sequence[Claimed]) -> int:
-        """How many of the rows lie in these ranges, each of its own level."""
-        found = 0
-        for row in rows:
-            level, seq = self.level_of(row), row[SEQ]
-            found += any(only.low <= seq <= only.high and (only.recipient, only.priority) == level for only in ranges)
-        return found
 
     @property
     def rescanning(self) -> bool:
-        """Whether a part of what lies behind the floors is still to be looked at, and soon."""
-        return self._near is not None or self._walk.position is not None
+        """Whether a near window is due or a cycle has begun."""
+        return self._near is not None or self._window.position is not None
 
     @property
-    def told(self) -> bool:
-        """Whether something came back just behind the floor, which is looked for before the rescan goes on."""
-        return self._near is not None or self._returns[0] != self._returns_seen
+    def cycle_seconds(self) -> float:
+        """Server time of the present cycle of the rescan, or of the last one."""
+        return self._window.cycle_seconds
+
+    def reconnected(self) -> None:
+        """Forget the round trip: the next query may go to another, more distant server."""
+        self._round_trip = math.inf
+
+    @property
+    def _bounds(self) -> tuple[int, int]:
+        return self._window.bounds() if self._near is None else (self._near, self._near + FIRST_WINDOW)
+
+    def _server_time(self, seconds: float) -> float:
+        """``seconds`` without the round trip, as far as it is known."""
+        if seconds:
+            self._round_trip = min(self._round_trip, seconds)
+        return max(0.0, seconds - self._round_trip)
+
+    # -- shared by processes ------------------------------------------------------------------------------------------
+
+    def share(
+        self, marks: memoryview[int] | MutableSequence[int], returns: memoryview[int] | MutableSequence[int]
+    ) -> None:
+        """Keep the marks in this memory from now on, which other processes with the same levels use too: a claim then begins
+        above what any of them has claimed. ``returns`` holds the two counters."""
+        for index, mark in enumerate(self._marks):
+            marks[index] = max(marks[index], mark)
+        self._marks, self._returns = marks, returns
 
     @property
     def returns(self) -> int:
-        """How often rows have come back that were taken lately, in all processes that share these floors."""
+        """How often claimed rows came back, in all processes that share these marks."""
         return self._returns[0]
 
     @property
-    def came_down(self) -> int:
-        """How often a floor came down, for whatever reason, in all processes that share these floors."""
+    def retreats(self) -> int:
+        """How often a mark was lowered, for any reason, in all processes that share these marks."""
         return self._returns[0] + self._returns[1]
 
-    def passed(self, rows: Sequence[Claimed], returns: int) -> None:
-        """These rows were claimed: their levels' floors are above them now. ``returns``: as it was when the claim began. If
-        something has come back since then it may lie below these rows, unseen by that claim: the floors stay."""
-        if returns != self._returns[0]:
-            self._stayed += 1
-            if self._stayed < _STAYS_IN_A_ROW:
-                return
-        self._stayed = 0
-        low = self._low
-        # The highest seq of all, which somebody may insert, has none above it, and would hide all others.
-        if not self.leveled:
-            seq = rows[-1][SEQ]
-            if low[0] <= seq < MAX_SEQ:
-                low[0] = seq + 1
-            return
-        for row in rows:
-            place = self._place.get((row[RECIPIENT], row[PRIORITY]))
-            if place is not None and low[place] <= row[SEQ] < MAX_SEQ:
-                low[place] = row[SEQ] + 1
+    @property
+    def near_is_due(self) -> bool:
+        """Whether rows came back since the last near window."""
+        return self._near is not None or self._returns[0] != self._returns_seen
+
+    # -- figures ------------------------------------------------------------------------------------------------------
 
     def level_of(self, row: Claimed) -> Level:
         """The level under which a claimed row was found."""
         if not self.leveled:
             return self.levels[0]
         level = row[RECIPIENT], row[PRIORITY]
-        return level if level in self._place else ("", row[PRIORITY])
+        return level if level in self._index else ("", row[PRIORITY])
 
-    def step_over(self, level: Level, after: Callable[[int], int]) -> None:
-        """Move a level's floor to the place that ``after`` gives for it: what lies between is not for this process."""
-        place = self._place.get(level)
-        if place is not None:
-            self._low[place] = min(max(self._low[place], after(self._low[place])), MAX_SEQ)
-
-    def seen(self, first: int) -> None:
-        """A peek ahead found nothing below ``first``: no claim needs to walk there again."""
-        if not self.leveled and self._low[0] < first < MAX_SEQ:
-            self._low[0] = first
-
-    def lower(self, seq: int, *, told: bool = True) -> None:
-        """A row came back (a retry, a give-back): do not wait for the rescan to find it. ``told=False``: nobody has seen it
-        yet, so that no claim under way can have passed it."""
-        for place, low in enumerate(self._low):
-            if seq < low:
-                self._low[place] = seq
-        self._returns[0 if told else 1] += 1
-
-    def lower_all(self, seqs: Sequence[int]) -> None:
-        """These came back."""
-        self.lower(min(seqs))
-
-    def reset(self) -> None:
-        """Look from the very beginning again."""
-        for place in range(len(self._low)):
-            self._low[place] = 0
-        self._walk.position = None
+    def count_in(self, ranges: Sequence[Range], rows: Sequence[Claimed]) -> int:
+        """How many of the rows lie in these ranges, each of its own level."""
+        count = 0
+        for row in rows:
+            level, seq = self.level_of(row), row[SEQ]
+            count += any(only.low <= seq <= only.high and (only.recipient, only.priority) == level for only in ranges)
+        return count
 
     @property
     def lowest(self) -> int:
-        """The lowest floor, for display."""
-        return min(self._low)
+        """The lowest mark, for display."""
+        return min(self._marks)
 
 
-# -- floors of this process ----------------------------------------------------------------------------------------
+# -- marks of this process --------------------------------------------------------------------------------------------
 
-_floors: dict[tuple[Any, ...], Floors] = {}
+_marks: dict[tuple[Any, ...], LowWaterMarks] = {}
 
 
-def floors_of(
+def marks_of(
     queue: Any,
     alias: str,
-    levels: tuple[tuple[str, int], ...],
+    levels: tuple[Level, ...],
     leveled: bool,
-    make: Callable[[tuple[tuple[str, int], ...], bool], Floors] = Floors,
-) -> Floors:
-    """The floors that this process keeps for a queue and a set of levels."""
+    make: Callable[[tuple[Level, ...], bool], LowWaterMarks] = LowWaterMarks,
+) -> LowWaterMarks:
+    """The marks that this process keeps for a queue and a set of levels."""
     key = (queue._meta.db_table, alias, levels)
-    floors = _floors.get(key)
-    if floors is None:
-        floors = _floors[key] = make(levels, leveled)
-    return floors
+    marks = _marks.get(key)
+    if marks is None:
+        marks = _marks[key] = make(levels, leveled)
+    return marks
 
 
-def lower_floors(queue: Any, alias: str, seqs: Sequence[int]) -> None:
-    """Rows of this queue came back in this process: every floor above them comes down to them."""
-    for (table, at, _), floors in list(_floors.items()):
+def retreat_marks(queue: Any, alias: str, seqs: Sequence[int]) -> None:
+    """Rows of this queue came back in this process: lower every mark above them."""
+    for (table, at, _), marks in list(_marks.items()):
         if table == queue._meta.db_table and at == alias:
-            floors.lower_all(seqs)
+            marks.retreat_all(seqs)

@@ -1,16 +1,18 @@
-"""Where a claim looks on a queue with a priority of 64 bits: one place for the whole queue, and what lies before it by name.
+"""The low-water mark of a queue whose priority has 64 bits: one mark for the whole queue, and single rows below it.
 
-Messages stand in one order, by priority and then by seq (``place_of``). Everything before the *floor* was claimed, or was not to
-be had, when this process went by: under an old snapshot it is dead rows that no claim may walk over again. What is to be had
-there all the same is held by its place, in order, and claimed by it:
+Messages have one total order, by priority and then by seq; the *order key* is a message's number in it (128 bits). The invariant:
+every row whose order key is below the mark is either
 
-* what has **arrived** since: seqs above the highest that was looked at, read by the primary key before each claim, so that the
-  most urgent newcomer is the next message and costs one seek;
-* what **came back** in this process, whose place its claim has told;
-* what a **look** finds that goes over all seqs, a window at a time, and each time over the last few thousand: late commits, and
-  what came back elsewhere.
+* claimed, or not for this process, when the mark passed it (under an old snapshot: dead rows that no claim should read again); or
+* *pending*: its order key is in ``_pending``, and the next claims take it by that key; or
+* not yet known to this process. It is found in one of three ways and becomes pending:
 
-All of it is a hint of this process. Where a backlog arrives before the floor and not a few messages, the floor goes down to it.
+  * it is newer: its seq is above the highest one that was read, and these seqs are read by the primary key before each claim, so
+    that the most urgent new message is the next one and costs one seek;
+  * it came back in this process, which remembers the order keys of its claims;
+  * it was committed late, or came back in another process: each rescan reads the last seqs again, and the next window of all.
+
+A mark is a hint of one process. If many messages become pending, the mark retreats to the first of them.
 """
 
 from __future__ import annotations
@@ -23,197 +25,195 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from ..sql.claimed import MAX_PLACE, MAX_SEQ, PRIORITY, SEQ, WINDOW_ROWS, Claimed, Range, place_of
-from .low_water_marks import Floors, Level, floors_of
-from .scan_window import REST
+from .low_water_marks import DUTY_CYCLE, Level, LowWaterMarks, marks_of
 
-#: Seqs read at once for what has arrived, and how many times before one claim.
-ARRIVED_AT_ONCE, ARRIVED_PIECES = 5_000, 4
-#: Places before the floor that are held; with more of them the floor comes down.
-MOST_HELD = 10_000
-#: Places of messages that were claimed lately, for those that come back.
-MOST_REMEMBERED = 20_000
-#: The last seqs that each look goes over: a transaction that commits late has been open for so many sends, mostly. (2 ms.)
+#: Seqs of new messages that one query reads, and the number of such queries before one claim.
+NEW_ROWS, NEW_ROWS_QUERIES = 5_000, 4
+#: The most pending order keys; with more of them the mark retreats.
+MAX_PENDING = 10_000
+#: The most remembered order keys of claimed messages.
+MAX_REMEMBERED = 20_000
+#: The number of the last seqs that each rescan reads: a late commit is mostly so many messages late. (2 ms.)
 NEAR = 1_000
-#: Places held that a look counts.
-WINDOW_PLACES = 500
+#: Pending order keys that a peek counts.
+MAX_PEEKED = 500
 
 
-class Taken(NamedTuple):
-    """What a claim began with: places before the floor, the floor, how often that had come down, and the last seq that was
-    looked at."""
+class ClaimStart(NamedTuple):
+    """The state with which a claim began: the pending order keys that it takes, the mark, the number of retreats, and the highest
+    seq that was read."""
 
-    places: list[int]
-    floor: int
-    lowered: int
-    looked_to: int | None
+    pending: list[int]
+    mark: int
+    retreats: int
+    read_to: int | None
 
     @property
     def ranges(self) -> list[Range]:
-        """Where it looks, in order."""
-        return [*(Range(place, place) for place in self.places), Range(self.floor, MAX_PLACE)]
+        """The ranges of the claim, in order."""
+        return [*(Range(key, key) for key in self.pending), Range(self.mark, MAX_PLACE)]
 
 
-class RankedFloors(Floors):
-    """The floor of such a queue in one process; safe from any thread."""
+class Priority64Marks(LowWaterMarks):
+    """The mark of such a queue in one process; safe from any thread."""
 
-    __slots__ = ("_held", "_lock", "_looked_to", "_places", "floor", "lowered", "rescan_at")
+    __slots__ = ("_lock", "_order_keys", "_pending", "_read_to", "mark", "mark_retreats", "rescan_at")
 
     def __init__(self, levels: Iterable[Level] = (("", 0),), leveled: bool = True) -> None:
         super().__init__(levels, leveled=True)
         self._lock = threading.Lock()
-        self.floor = 0
-        #: How often the floor came down: a claim that began before that does not raise it.
-        self.lowered = 0
-        #: Places before the floor where something is to be had, ascending.
-        self._held: list[int] = []
-        #: The highest seq that was looked at; None: nobody has looked yet.
-        self._looked_to: int | None = None
-        self._places: OrderedDict[int, int] = OrderedDict()
-        #: When the rescan goes on, by the monotonic clock.
+        self.mark = 0
+        #: How often the mark retreated: a claim that began before that does not advance it.
+        self.mark_retreats = 0
+        #: Order keys below the mark where a message is available, ascending.
+        self._pending: list[int] = []
+        #: The highest seq that was read; None: none was read yet.
+        self._read_to: int | None = None
+        #: The order keys of claimed messages by seq.
+        self._order_keys: OrderedDict[int, int] = OrderedDict()
+        #: When the rescan continues, by the monotonic clock.
         self.rescan_at = 0.0
 
-    # -- claiming -----------------------------------------------------------------------------------------------------
+    # -- claims -------------------------------------------------------------------------------------------------------
 
-    def take(self, limit: int) -> Taken:
-        """What a claim of so many begins with; the places held are its own from now on."""
+    def begin_claim(self, limit: int) -> ClaimStart:
+        """Begin a claim of at most ``limit`` messages; it owns the pending order keys that it gets."""
         with self._lock:
-            held, self._held = self._held[:limit], self._held[limit:]
-            return Taken(held, self.floor, self.lowered, self._looked_to)
+            pending, self._pending = self._pending[:limit], self._pending[limit:]
+            return ClaimStart(pending, self.mark, self.mark_retreats, self._read_to)
 
-    def ended(self, taken: Taken, rows: Sequence[Claimed] | None, full: bool, *, failed: bool = False) -> None:
-        """A claim that began so got these rows; None: nothing is known of what is there. ``failed``: what it had taken is free again,
-        and others may have passed it."""
+    def end_claim(self, start: ClaimStart, rows: Sequence[Claimed] | None, full: bool, *, failed: bool = False) -> None:
+        """The claim got these rows; None: they are unknown. ``failed``: what it had claimed is available again, and other claims
+        may have passed it."""
         with self._lock:
             if failed:
-                self.floor = min(self.floor, taken.floor)
-                self.lowered += 1
+                self.mark = min(self.mark, start.mark)
+                self.mark_retreats += 1
                 self._returns[0] += 1
             if rows is None:
-                self._hold(taken.places)
+                self._add_pending(start.pending)
                 return
             last = -1
             for row in rows:
-                place = place_of(row[PRIORITY], row[SEQ])
-                self._places[row[SEQ]] = place
-                last = max(last, place)
-            while len(self._places) > MOST_REMEMBERED:
-                self._places.popitem(last=False)
+                key = place_of(row[PRIORITY], row[SEQ])
+                self._order_keys[row[SEQ]] = key
+                last = max(last, key)
+            while len(self._order_keys) > MAX_REMEMBERED:
+                self._order_keys.popitem(last=False)
             if full:
-                self._hold([place for place in taken.places if place > last])
-            if last >= self.floor and taken.lowered == self.lowered:
-                self.floor = last + 1
-                # What others have looked at meanwhile was before the new floor or not by the old one, and this claim may not
-                # have seen it yet.
-                if taken.looked_to is not None and self._looked_to is not None:
-                    self._looked_to = min(self._looked_to, taken.looked_to)
+                self._add_pending([key for key in start.pending if key > last])
+            if last >= self.mark and start.retreats == self.mark_retreats:
+                self.mark = last + 1
+                # New rows that were read meanwhile lay below the new mark but not below the old one: they are not pending, and
+                # this claim may not have seen them.
+                if start.read_to is not None and self._read_to is not None:
+                    self._read_to = min(self._read_to, start.read_to)
 
-    def place_of(self, seq: int) -> int | None:
-        """The place of a message that was claimed here lately."""
-        return self._places.get(seq)
+    def order_key_of(self, seq: int) -> int | None:
+        """The order key of a message that was claimed here lately."""
+        return self._order_keys.get(seq)
 
-    def lower(self, seq: int, *, told: bool = True) -> None:
-        """A message came back; ``seq`` may be its place already."""
+    def retreat(self, seq: int, *, returned: bool = True) -> None:
+        """Make a message pending; ``seq`` may be its order key."""
         with self._lock:
-            place = seq if seq > MAX_SEQ else self._places.get(seq)
-            if place is not None:
-                self._hold([place])
-        if place is None or told:
+            key = seq if seq > MAX_SEQ else self._order_keys.get(seq)
+            if key is not None:
+                self._add_pending([key])
+        if key is None or returned:
             self._returns[0] += 1
 
-    def lower_all(self, seqs: Sequence[int]) -> None:
+    def retreat_all(self, seqs: Sequence[int]) -> None:
         for seq in seqs:
-            self.lower(seq)
+            self.retreat(seq)
 
-    def _hold(self, places: Sequence[int]) -> None:
-        if len(self._held) + len(places) > MOST_HELD:
-            # A backlog: one walk from its best place on costs less than a seek for each of them.
-            self.floor = min(self.floor, *self._held[:1], *places)
-            self.lowered += 1
-            self._held = []
+    def skip(self, level: Any, after: Any) -> None:
+        with self._lock:
+            self.mark = max(self.mark, after(self.mark))
+
+    def reset(self) -> None:
+        with self._lock:
+            self.mark, self._pending, self._window.position = 0, [], None
+            self.mark_retreats += 1
+
+    def _add_pending(self, keys: Sequence[int]) -> None:
+        if len(self._pending) + len(keys) > MAX_PENDING:
+            # One scan from the first of them on costs less than a seek for each.
+            self.mark = min(self.mark, *self._pending[:1], *keys)
+            self.mark_retreats += 1
+            self._pending = []
             return
-        for place in places:
-            at = bisect_right(self._held, place)
-            if place < self.floor and (not at or self._held[at - 1] != place):
-                insort(self._held, place)
+        for key in keys:
+            index = bisect_right(self._pending, key)
+            if key < self.mark and (not index or self._pending[index - 1] != key):
+                insort(self._pending, key)
 
-    # -- looking ------------------------------------------------------------------------------------------------------
+    # -- rescan -------------------------------------------------------------------------------------------------------
 
-    def look_for_arrived(self, sql: Any, connection: Any) -> None:
-        """Read what has arrived since the last time."""
-        if self._looked_to is None:
-            # The highest seq first: what comes after it is new, and what was there is found from the floor, which is 0.
+    def read_new(self, sql: Any, connection: Any) -> None:
+        """Read the seqs above the highest one that was read."""
+        if self._read_to is None:
+            # The highest seq first: rows above it are new, and those below it are found from the mark, which is 0.
             last = sql.figures.last_seq(connection)
             with self._lock:
-                self._looked_to = last if self._looked_to is None else self._looked_to
-        for _ in range(ARRIVED_PIECES):
-            after, floor = self._looked_to or 0, self.floor
-            places, last, count = sql.claims.scan_order_keys(connection, after + 1, MAX_SEQ, floor, ARRIVED_AT_ONCE)
+                self._read_to = last if self._read_to is None else self._read_to
+        for _ in range(NEW_ROWS_QUERIES):
+            after, mark = self._read_to or 0, self.mark
+            keys, last, count = sql.claims.scan_order_keys(connection, after + 1, MAX_SEQ, mark, NEW_ROWS)
             with self._lock:
-                self._hold(places)
-                if self.floor > floor:
-                    continue  # between the two something may have arrived that is neither held nor ahead
-                self._looked_to = max(after, self._looked_to or 0, last)
-            if count < ARRIVED_AT_ONCE:
+                self._add_pending(keys)
+                if self.mark > mark:
+                    continue  # a row between the two marks is neither pending nor ahead
+                self._read_to = max(after, self._read_to or 0, last)
+            if count < NEW_ROWS:
                 return
 
-    def look_behind(self, sql: Any, connection: Any, unwanted: Callable[[int], bool] = lambda place: False) -> None:
-        """Read the last seqs again, and the next window of the others if it is time: for late commits and what came back, but
-        for places that are ``unwanted``."""
-        self.look_for_arrived(sql, connection)
-        looked_to = self._looked_to or 0
-        places, _, _ = sql.claims.scan_order_keys(connection, looked_to - NEAR, looked_to, self.floor, NEAR + 1)
-        self._hold_wanted(places, unwanted)
+    def rescan(self, sql: Any, connection: Any, unwanted: Callable[[int], bool] = lambda key: False) -> None:
+        """Read the last seqs again, and the next window of all if it is due: for late commits and returned messages, without order
+        keys that are ``unwanted``."""
+        self.read_new(sql, connection)
+        read_to = self._read_to or 0
+        keys, _, _ = sql.claims.scan_order_keys(connection, read_to - NEAR, read_to, self.mark, NEAR + 1)
+        self._add_wanted(keys, unwanted)
         started = monotonic()
         if started < self.rescan_at and self._returns[0] == self._returns_seen:
             return
         self._returns_seen = self._returns[0]
-        low, end = window = self._walk.window()
-        places, last, count = sql.claims.scan_order_keys(
-            connection, low, min(end - 1, looked_to), self.floor, WINDOW_ROWS
-        )
+        low, end = window = self._window.bounds()
+        keys, last, count = sql.claims.scan_order_keys(connection, low, min(end - 1, read_to), self.mark, WINDOW_ROWS)
         seconds = monotonic() - started
-        self._hold_wanted(places, unwanted)
+        self._add_wanted(keys, unwanted)
         with self._lock:
-            self.rescan_at = started + seconds * (1 + REST)
-            if self._walk.window() == window:  # else another one has looked at it meanwhile, and has gone on
-                self._walk.go_on(looked_to + 1, self._alone(seconds), last if count == WINDOW_ROWS else 0)
+            self.rescan_at = started + seconds * (1 + DUTY_CYCLE)
+            if self._window.bounds() == window:  # else another thread has read it meanwhile and continued
+                self._window.advance(read_to + 1, self._server_time(seconds), last if count == WINDOW_ROWS else 0)
 
-    def _hold_wanted(self, places: Sequence[int], unwanted: Callable[[int], bool]) -> None:
-        wanted = [place for place in places if not unwanted(place)]
+    def _add_wanted(self, keys: Sequence[int], unwanted: Callable[[int], bool]) -> None:
+        wanted = [key for key in keys if not unwanted(key)]
         with self._lock:
-            self._hold(wanted)
+            self._add_pending(wanted)
 
     def ahead(self) -> list[Range]:
-        """Where something may be had, in order, without taking it: for a look."""
+        """The ranges of a peek, in order; it takes no pending key."""
         with self._lock:
-            return [*(Range(place, place) for place in self._held[:WINDOW_PLACES]), Range(self.floor, MAX_PLACE)]
+            return [*(Range(key, key) for key in self._pending[:MAX_PEEKED]), Range(self.mark, MAX_PLACE)]
 
     def behind(self) -> list[Range]:
-        """Nothing: ``look_behind`` goes by seq, and what it finds is held by its place."""
+        """None: ``rescan`` reads by seq, and makes what it finds pending."""
         return []
 
-    # -- of all floors ------------------------------------------------------------------------------------------------
+    # -- shared by processes, figures ---------------------------------------------------------------------------------
 
     def share(
-        self, places: memoryview[int] | MutableSequence[int], returns: memoryview[int] | MutableSequence[int]
+        self, marks: memoryview[int] | MutableSequence[int], returns: memoryview[int] | MutableSequence[int]
     ) -> None:
-        """A place needs 128 bits, so each process keeps a floor of its own; that something came back they tell each other."""
+        """Share the counters only: an order key needs 128 bits, so each process keeps a mark of its own."""
         self._returns = returns
-
-    def step_over(self, level: Any, after: Any) -> None:
-        with self._lock:
-            self.floor = max(self.floor, after(self.floor))
-
-    def reset(self) -> None:
-        with self._lock:
-            self.floor, self._held, self._walk.position = 0, [], None
-            self.lowered += 1
 
     @property
     def lowest(self) -> int:
         return 0
 
 
-def floors_for(queue: Any, alias: str, levels: tuple[Level, ...], leveled: bool) -> Floors:
-    """``floors_of`` of whichever kind the queue needs."""
-    return floors_of(queue, alias, levels, leveled, RankedFloors if queue.delivery.priority else Floors)
+def marks_for(queue: Any, alias: str, levels: tuple[Level, ...], leveled: bool) -> LowWaterMarks:
+    """``marks_of`` with the class that the queue's priority needs."""
+    return marks_of(queue, alias, levels, leveled, Priority64Marks if queue.delivery.priority else LowWaterMarks)

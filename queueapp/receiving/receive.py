@@ -32,7 +32,7 @@ from ..sql.claimed import FOREVER_MS, MAX_PLACE, Claimed, Range
 from ..topics.evaluate_pending import evaluate_held
 from . import barriers
 from .message import Message
-from .priority64_marks import RankedFloors, floors_for
+from .priority64_marks import Priority64Marks, marks_for
 from .receive_batch import Held
 from .temporary_subscriber import sign_on
 
@@ -164,22 +164,22 @@ class Receive:
             evaluate_held(self.queue, self.alias)  # there may be no worker that does
         levels = [(self._recipient, priority) for priority in range(delivery.priorities - 1, -1, -1)]
         leveled = bool(sql.table.claim_by)
-        floors = floors_for(self.queue, self.alias, tuple(levels), leveled)
-        if isinstance(floors, RankedFloors):
-            return self._claim_by_rank(sql, connection, floors)
-        # What came back keeps its place, so the present rescan window comes first: a backlog ahead of the floor that
+        marks = marks_for(self.queue, self.alias, tuple(levels), leveled)
+        if isinstance(marks, Priority64Marks):
+            return self._claim_by_rank(sql, connection, marks)
+        # What came back keeps its place, so the present rescan window comes first: a backlog above the mark that
         # fills every batch must not starve it. At last, when that does not fill the batch, from the very beginning.
-        behind, ahead = floors.behind(), floors.ahead()
+        behind, ahead = marks.behind(), marks.ahead()
         looks = [sorted(behind + ahead, key=lambda r: -r.priority)] if leveled else [behind, ahead]
         looks.append([Range(0, recipient=r, priority=p) for r, p in levels])
-        started, returns = monotonic(), floors.returns
+        started, returns = monotonic(), marks.returns
         rows: list[Claimed] = []
 
         def take(ranges: list[Range]) -> None:
             while ranges and (limit := self._limit - len(rows)) > 0:
                 got = self._claim_in(sql, connection, ranges, limit)
                 if got:
-                    floors.passed(got, returns)
+                    marks.advance(got, returns)
                 handed_out = self._held.without_spent(got)
                 rows.extend(handed_out)
                 if len(handed_out) == len(got):
@@ -195,8 +195,8 @@ class Receive:
         left = self._limit - len(rows) if self._recipient and delivery.recipients else 0
         if left > 0 and fanout.replace_waiting(self.queue, connection, self._recipient, left):
             take(looks[-1])
-        if behind and (self._taking is None or rows) and not floors.count_in(behind, rows):
-            floors.rescanned(monotonic() - started)
+        if behind and (self._taking is None or rows) and not marks.count_in(behind, rows):
+            marks.rescanned(monotonic() - started)
         return rows
 
     def _claim_in(self, sql: QueueSql, connection: Any, ranges: list[Range], limit: int) -> list[Claimed]:
@@ -212,19 +212,19 @@ class Receive:
             return sql.claims.claim_by_lease(connection, ranges, limit, token, owner, lease_ms)
         return sql.claims.claim_by_delete(connection, ranges, limit, self._held.whole, owner=owner)
 
-    def _claim_by_rank(self, sql: QueueSql, connection: Any, floors: RankedFloors) -> list[Claimed]:
-        """With a priority of 64 bits. What came back or was committed late has its place before the floor, so that is looked
+    def _claim_by_rank(self, sql: QueueSql, connection: Any, marks: Priority64Marks) -> list[Claimed]:
+        """With a priority of 64 bits. What came back or was committed late has its place before the mark, so that is looked
         for first; at last, when that does not fill the batch, from the very beginning."""
         rows: list[Claimed] = []
         beginning = False
         while (limit := self._limit - len(rows)) > 0:
             if not rows and not beginning:
-                floors.look_behind(sql, connection)
-            taken, got = floors.take(limit), None
+                marks.rescan(sql, connection)
+            taken, got = marks.begin_claim(limit), None
             try:
                 got = self._claim_in(sql, connection, [Range(0, MAX_PLACE)] if beginning else taken.ranges, limit)
             finally:
-                floors.ended(taken, got, got is not None and len(got) == limit)
+                marks.end_claim(taken, got, got is not None and len(got) == limit)
             handed_out = self._held.without_spent(got)
             rows += handed_out
             if len(handed_out) == len(got):

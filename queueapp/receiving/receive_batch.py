@@ -22,7 +22,7 @@ from ..sql.bookmarks import FENCED, Holder
 from ..sql.claimed import DELIVERIES, FOREVER_MS, SEQ, Claimed
 from ..sql.rows import Row
 from ..telemetry import tracing
-from .low_water_marks import lower_floors
+from .low_water_marks import retreat_marks
 from .message import Message
 from .temporary_subscriber import sign_off
 
@@ -84,7 +84,7 @@ class Held:
             if not self.queue.delivery.others_may_end:
                 raise LeaseLost(self.queue._meta.label, message.seq)
         elif how == "cancelled":
-            lower_floors(self.queue, self.alias, [message.seq])
+            retreat_marks(self.queue, self.alias, [message.seq])
 
     def _ack(self, seq: int) -> int:
         sql, connection = self.sql
@@ -202,7 +202,7 @@ class Held:
         if unended:
             sql.acks.release(connection, unended, self.lease, handled=True)
         if unstarted or unended:
-            lower_floors(self.queue, self.alias, unstarted + unended)
+            retreat_marks(self.queue, self.alias, unstarted + unended)
 
     def _end_what_was_sent(self, held: list[Message]) -> None:
         """AT_MOST_ONCE: what was not iterated over was sent all the same."""

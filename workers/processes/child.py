@@ -189,7 +189,7 @@ def run_worker(options: ChildOptions, stages: Stages) -> int:
     from ..services.lease_renewer import Renewals
     from .crash_recovery import FAILED, WEDGED
     from .in_flight_slots import Slots, slots_of
-    from .shared_low_water_marks import SharedFloors
+    from .shared_low_water_marks import SharedLowWaterMarks
     from .stats_log import EVERY, Report
     from .watchdog import Watchdog, interrupt_all
 
@@ -198,7 +198,7 @@ def run_worker(options: ChildOptions, stages: Stages) -> int:
 
         Measuring.install()
     slots = Slots(options.slots, options.slots_fd) if options.slots else None
-    floors = SharedFloors(len(options.queues), options.floors_fd) if options.floors_fd >= 0 else None
+    floors = SharedLowWaterMarks(len(options.queues), options.floors_fd) if options.floors_fd >= 0 else None
     suspects = Suspects()
     pumps: list[QueuePump] = []
     used = 0

@@ -11,14 +11,14 @@ import os
 import tempfile
 from zlib import crc32
 
-from queueapp.receiving.low_water_marks import Floors
+from queueapp.receiving.low_water_marks import LowWaterMarks
 
 #: Places of one queue: what its levels are, how often messages came back, how often a floor came down otherwise, then a floor for
 #: each level.
 PLACES = 512
 
 
-class SharedFloors:
+class SharedLowWaterMarks:
     """A stretch of places per queue; ``fd`` is passed to the children."""
 
     def __init__(self, queues: int, fd: int | None = None) -> None:
@@ -30,7 +30,7 @@ class SharedFloors:
         self.fd = fd
         self._places = memoryview(mmap.mmap(fd, size)).cast("q")
 
-    def share(self, queue: int, floors: Floors) -> bool:
+    def share(self, queue: int, floors: LowWaterMarks) -> bool:
         """Keep the floors of a queue here. False: its siblings have other levels (a newer version of the code), or there
         are too many; it keeps its own."""
         levels = len(floors.levels)

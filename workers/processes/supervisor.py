@@ -36,7 +36,7 @@ from .http import Endpoint
 from .in_flight_slots import Slots, slots_of
 from .liveness import Signs
 from .probes import Probes
-from .shared_low_water_marks import SharedFloors
+from .shared_low_water_marks import SharedLowWaterMarks
 from .signals import Signals
 from .until_empty import is_empty, remaining
 
@@ -172,7 +172,7 @@ class Supervisor:
         self._empty_looks = self._hopeless_looks = 0
         self._look_at, self._say_at, self._said = 0.0, monotonic() + SAY_FIRST, ""
         labels = [queue._meta.label for queue in self.queues]
-        self._floors = SharedFloors(len(labels))
+        self._floors = SharedLowWaterMarks(len(labels))
         slots = sum(slots_of(queue, concurrency)[1] for queue in self.queues)
         self.children = [
             Child(

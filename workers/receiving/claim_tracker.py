@@ -21,8 +21,7 @@ from time import monotonic
 
 import msgspec
 
-from queueapp.receiving.low_water_marks import Floors, Level
-from queueapp.receiving.scan_window import REST
+from queueapp.receiving.low_water_marks import DUTY_CYCLE, Level, LowWaterMarks
 from queueapp.sql.claimed import MAX_SEQ, SEQ, Claimed, Peek, Range
 
 from .skip_ranges import Unknown
@@ -94,7 +93,7 @@ def _low(claim: UnderWay) -> int:
 class Claiming:
     """The claims under way of one pump, and what its looks saw."""
 
-    def __init__(self, floors: Floors) -> None:
+    def __init__(self, floors: LowWaterMarks) -> None:
         self.floors = floors
         self._lock = threading.Lock()
         self.turn = threading.Lock()
@@ -114,7 +113,7 @@ class Claiming:
     def look(self) -> tuple[list[Range], list[Range]]:
         """(ahead, behind): where the next look goes."""
         with self._lock:
-            due = self.floors.told or monotonic() >= self._rescan_at
+            due = self.floors.near_is_due or monotonic() >= self._rescan_at
             behind = self._known(self.floors.behind()) if due else []
             if due and not behind:
                 self.floors.rescanned(0.0)  # above the floors, or nothing in it is for this process
@@ -129,7 +128,7 @@ class Claiming:
         """A look saw this, behind the floors in these ranges; ``came_down``: how often they had come down before it (None: as often
         as now)."""
         with self._lock:
-            unchanged = came_down is None or came_down == self.floors.came_down
+            unchanged = came_down is None or came_down == self.floors.retreats
             if peek.behind:
                 # First these, together with what is ahead; the window stays until a claim finds it clear.
                 ends = [only._replace(high=min(only.high, peek.reached)) for only in behind] if peek.reached else behind
@@ -139,10 +138,10 @@ class Claiming:
             elif behind and self.floors.is_present(behind[0]):
                 self._behind = []
                 ended = self.floors.rescanned(seconds, peek.reached) and self.floors.cycle_seconds > BRIEF
-                rest = max(REST * seconds, LEAST_REST if ended else 0.0)
+                rest = max(DUTY_CYCLE * seconds, LEAST_REST if ended else 0.0)
                 self._rescan_at = max(self._rescan_at, monotonic() + rest)
             if peek.ahead and not peek.behind and not self._unknown and unchanged:
-                self.floors.seen(peek.first)  # else it may have passed what has become free since
+                self.floors.advance_to(peek.first)  # else it may have passed what has become free since
 
     def skip(self) -> None:
         """What lies behind the floors in the present window is of no interest for now: the next look goes on."""
@@ -197,10 +196,10 @@ class Claiming:
             if mine.behind and rows is not None:
                 self._looked_behind(mine, rows)
             if rows:
-                self.floors.passed(rows, mine.returns)
+                self.floors.advance(rows, mine.returns)
             if mine.failed:
                 # Claims of other processes may have passed what it had taken.
-                self.floors.lower(MAX_SEQ if self.floors.leveled else mine.low)
+                self.floors.retreat(MAX_SEQ if self.floors.leveled else mine.low)
             if self.floors.leveled:
                 return
             holes = [] if mine.hole is None else [mine.hole]
@@ -228,7 +227,7 @@ class Claiming:
         for other in self._open:
             if other.low > hole:
                 other.hole = hole if other.hole is None else min(other.hole, hole)
-        self.floors.lower(hole, told=False)
+        self.floors.retreat(hole, returned=False)
         self.left = True
 
     def hold(self, seq: int) -> None:
@@ -253,7 +252,7 @@ class Claiming:
         with self._lock:
             for unknown in self._unknown.values():
                 unknown.remove(seq)
-            self.floors.lower(seq)
+            self.floors.retreat(seq)
 
     def lower_all(self, seqs: Sequence[int]) -> None:
         """These came back."""
@@ -314,7 +313,7 @@ class Claiming:
             return
         unknown = self._unknown.setdefault(level, Unknown())
         unknown.add(low, high)
-        self.floors.step_over(level, unknown.after)
+        self.floors.skip(level, unknown.after)
 
     def _known(self, ranges: list[Range]) -> list[Range]:
         """What of these, which the caller has no other use for, may hold something for this process."""

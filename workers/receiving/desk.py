@@ -26,8 +26,8 @@ from queueapp.flow.filters import SubscriberFilter
 from queueapp.flow.limited_claims import Taking
 from queueapp.messages import new_id
 from queueapp.models.delivery import Semantics
-from queueapp.receiving.low_water_marks import Floors
-from queueapp.receiving.priority64_marks import RankedFloors
+from queueapp.receiving.low_water_marks import LowWaterMarks
+from queueapp.receiving.priority64_marks import Priority64Marks
 from queueapp.sending.isolation import close_isolated
 from queueapp.sql import ErrorKind, QueueSql, backend_of, queue_sql
 from queueapp.sql.claimed import FOREVER_MS, MAX_SEQ, SEQ, Claimed, Range
@@ -55,7 +55,7 @@ class Desk:
         alias: str,
         *,
         handlers: Handlers,
-        floors: Floors,
+        floors: LowWaterMarks,
         suspects: Suspects,
         stopping: threading.Event,
         more: Callable[[], None],
@@ -83,7 +83,7 @@ class Desk:
         self.suspects = suspects
         self.stopping = stopping
         self.stats = Stats()
-        self.claiming = RankedClaiming(floors) if isinstance(floors, RankedFloors) else Claiming(floors)
+        self.claiming = RankedClaiming(floors) if isinstance(floors, Priority64Marks) else Claiming(floors)
         #: Of a queue with barriers.
         self.fence = Fence(queue, alias, self.subscriber) if self.sql.table.barriers else None
         #: Of a queue with consumers that have a limit.
@@ -228,7 +228,7 @@ class Desk:
     def _place_is_free(self, passed_over: bool) -> None:
         """Of a consumer whose messages were left where they are because none was."""
         if passed_over:
-            self.claiming.floors.lower(MAX_SEQ)  # lowers none: what lies just behind them is looked at again
+            self.claiming.floors.retreat(MAX_SEQ)  # lowers none: what lies just behind them is looked at again
         self._again()
 
     def rolled_back(self, rows: Sequence[Claimed], unknown: Sequence[int] = ()) -> None:

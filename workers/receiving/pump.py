@@ -30,9 +30,8 @@ from django.db import Error, connections
 from queueapp.circuit_breaker import CircuitBreaker
 from queueapp.conf import settings
 from queueapp.flow.filters import SubscriberFilter
-from queueapp.receiving.low_water_marks import Floors
-from queueapp.receiving.priority64_marks import floors_for
-from queueapp.receiving.scan_window import LOOKS_OF_A_CYCLE
+from queueapp.receiving.low_water_marks import WINDOWS_PER_CYCLE, LowWaterMarks
+from queueapp.receiving.priority64_marks import marks_for
 from queueapp.sending.isolation import close_isolated
 from queueapp.services.connection_timeouts import Answering
 from queueapp.sql import queue_sql
@@ -84,7 +83,7 @@ class QueuePump(Receives):
         self.peek_delay = (delivery.peek_delay or settings.PEEK_DELAY).total_seconds()
         self.peek_limit = delivery.max_records_to_peek or settings.MAX_RECORDS_TO_PEEK
         levels = tuple((r, p) for p in range(delivery.priorities - 1, -1, -1) for r in self.handlers.recipients)
-        self.floors: Floors = floors_for(
+        self.floors: LowWaterMarks = marks_for(
             queue, alias, levels, bool(queue_sql(queue, connections[alias]).table.claim_by)
         )
         suspects = suspects or Suspects()
@@ -215,7 +214,7 @@ class QueuePump(Receives):
             due = self.desk.claiming.goes_on_at
             if due is None:
                 return self.peek_delay
-            return min(max(due - monotonic(), self.peek_delay / LOOKS_OF_A_CYCLE), self.peek_delay)
+            return min(max(due - monotonic(), self.peek_delay / WINDOWS_PER_CYCLE), self.peek_delay)
         wait: float = EMPTY_WAIT * 2 ** min(self._empty_claims, 20) * random.uniform(0.5, 1.0)
         return min(wait, self.peek_delay)
 
@@ -272,7 +271,7 @@ class QueuePump(Receives):
                 messages = desk.taking.shared_out(connection, desk.subscriber)
         except Error as error:
             desk.survive(error, self.peek_breaker, connection)
-            self.floors.connected_anew()
+            self.floors.reconnected()
             self._now = True
             return True
         if messages:
@@ -310,13 +309,13 @@ class QueuePump(Receives):
         try:
             with Answering(connection):
                 desk.look_behind()
-                came_down = self.floors.came_down
+                came_down = self.floors.retreats
                 ahead, behind = desk.look()
                 seen = desk.sql.claims.peek(connection, ahead, behind, self.peek_limit)
                 desk.strangers.reread(REREADS)
         except Error as error:
             desk.survive(error, self.peek_breaker, connection)
-            self.floors.connected_anew()
+            self.floors.reconnected()
             self._now = True
             return None
         self._seen_at = started

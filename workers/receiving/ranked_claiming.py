@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from typing import Any
 
-from queueapp.receiving.priority64_marks import RankedFloors, Taken
+from queueapp.receiving.priority64_marks import ClaimStart, Priority64Marks
 from queueapp.sql.claimed import MAX_PLACE, PRIORITY, SEQ, Claimed, Peek, Range, place_of
 
 from .claim_tracker import PATIENCE, Claiming, UnderWay
@@ -20,13 +20,13 @@ _LEVEL = ("", 0)
 class RankedUnderWay(UnderWay, kw_only=True):
     """One claim, with what it began with."""
 
-    taken: Taken
+    taken: ClaimStart
 
 
 class RankedClaiming(Claiming):
     """The claims under way of one pump."""
 
-    floors: RankedFloors
+    floors: Priority64Marks
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -37,11 +37,11 @@ class RankedClaiming(Claiming):
 
     def look_for_arrived(self, sql: Any, connection: Any) -> None:
         """Before a claim."""
-        self.floors.look_for_arrived(sql, connection)
+        self.floors.read_new(sql, connection)
 
     def look_behind(self, sql: Any, connection: Any) -> None:
         """Before a look."""
-        self.floors.look_behind(sql, connection, self._is_unknown)
+        self.floors.rescan(sql, connection, self._is_unknown)
 
     def _is_unknown(self, place: int) -> bool:
         with self._lock:
@@ -71,17 +71,17 @@ class RankedClaiming(Claiming):
         return self.turn.acquire(timeout=PATIENCE)
 
     def begin(self, limit: int) -> UnderWay:
-        taken = self.floors.take(limit)
+        taken = self.floors.begin_claim(limit)
         with self._lock:
             return RankedUnderWay(self._known(taken.ranges), limit, taken=taken)
 
     def end(self, mine: UnderWay) -> None:
         assert isinstance(mine, RankedUnderWay)
         rows = mine.rows
-        self.floors.ended(mine.taken, rows, rows is not None and len(rows) == mine.limit, failed=mine.failed)
+        self.floors.end_claim(mine.taken, rows, rows is not None and len(rows) == mine.limit, failed=mine.failed)
 
     def hold(self, seq: int) -> None:
-        place = self.floors.place_of(seq)
+        place = self.floors.order_key_of(seq)
         if place is not None:
             self._held[place] = True
             self._place_held[seq] = place
@@ -95,12 +95,12 @@ class RankedClaiming(Claiming):
         return seq in self._place_held
 
     def lower(self, seq: int) -> None:
-        place = seq if seq >= 2**63 else self._place_held.get(seq, self.floors.place_of(seq))
+        place = seq if seq >= 2**63 else self._place_held.get(seq, self.floors.order_key_of(seq))
         with self._lock:
             for unknown in self._unknown.values():
                 if place is not None:
                     unknown.remove(place)
-            self.floors.lower(seq if place is None else place)
+            self.floors.retreat(seq if place is None else place)
 
     def lower_all(self, seqs: Sequence[int]) -> None:
         for seq in seqs:

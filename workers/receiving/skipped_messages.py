@@ -12,7 +12,7 @@ from typing import Any
 from django.db import connections
 
 from queueapp.flow.filters import SubscriberFilter
-from queueapp.receiving.scan_window import REST
+from queueapp.receiving.low_water_marks import DUTY_CYCLE
 from queueapp.services.connection_timeouts import Answering
 from queueapp.sql import QueueSql
 from queueapp.sql.claimed import HEADERS, SEQ, Claimed, Range
@@ -98,7 +98,7 @@ class Strangers:
                 self._again()  # the look that this is a part of has seen nothing of them
             longest = WALK if self._filter is None else FILTERED_WALK
             self._claiming.reread(stretch, heads[-1][0] if len(heads) == longest else stretch.high)
-        self._reread_at = monotonic() + REST * (monotonic() - started)
+        self._reread_at = monotonic() + DUTY_CYCLE * (monotonic() - started)
 
     def _walk(self, stretch: Range) -> None:
         """Look on from the last unknown message until one that is known here, or the end."""

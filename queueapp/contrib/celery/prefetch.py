@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from time import monotonic
 
 from ...conf import settings
-from ...receiving.low_water_marks import Floors
+from ...receiving.low_water_marks import LowWaterMarks
 from ...sql import queue_sql
 from ...sql.claimed import SEQ, Claimed
 from .in_flight import LeasedMessage, Leases
@@ -33,7 +33,7 @@ class Poller:
 
     def __init__(self, options: TransportOptions) -> None:
         self._options = options
-        self._floors: dict[Queues, Floors] = {}
+        self._floors: dict[Queues, LowWaterMarks] = {}
         #: Whether the last look found something, and when the next one is due if not.
         self.plans: dict[Queues, tuple[bool, float]] = {}
         #: Whether there may be something that nobody has looked for.
@@ -83,10 +83,10 @@ class Poller:
         self, session: Session, leases: Leases, queues: Queues, limit: int, *, own_floors: bool
     ) -> list[tuple[Claimed, LeasedMessage]]:
         """Lease what is there. ``own_floors``: for a caller that may ask for any queue, and seldom does."""
-        floors = Floors(_wanted(queues), True) if own_floors else self._floors_of(queues)
+        floors = LowWaterMarks(_wanted(queues), True) if own_floors else self._floors_of(queues)
         more = self.plans.get(queues, (False, 0.0))[0]
         # What came back lies behind a floor; while messages keep coming, that is looked for now and then.
-        behind = floors.behind() if not more or floors.told or self._turn() else []
+        behind = floors.behind() if not more or floors.near_is_due or self._turn() else []
         ranges = sorted(behind + floors.ahead(), key=lambda one: -one.priority)
         period = self._options.lease_ms / 1000
         token, asked, returns = leases.token(period), monotonic(), floors.returns
@@ -94,7 +94,7 @@ class Poller:
             sql = queue_sql(BrokerQueue, connection)
             rows = sql.claims.claim_by_lease(connection, ranges, limit, token, leases.owner, self._options.lease_ms)
         if rows:
-            floors.passed(rows, returns)
+            floors.advance(rows, returns)
             leases.took(token, [row[SEQ] for row in rows], asked, period, self._options.use_lock_renewal)
         if behind and not floors.count_in(behind, rows):
             floors.rescanned(monotonic() - asked)
@@ -103,12 +103,12 @@ class Poller:
     def came_back(self, seqs: Sequence[int]) -> None:
         """These are free again, in their old places."""
         for floors in list(self._floors.values()):
-            floors.lower_all(seqs)
+            floors.retreat_all(seqs)
 
-    def _floors_of(self, queues: Queues) -> Floors:
+    def _floors_of(self, queues: Queues) -> LowWaterMarks:
         floors = self._floors.get(queues)
         if floors is None:
-            floors = self._floors[queues] = Floors(_wanted(queues), True)
+            floors = self._floors[queues] = LowWaterMarks(_wanted(queues), True)
         return floors
 
     def _turn(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from django.db import connection
 
 from queueapp.messages import new_id
-from queueapp.receiving.low_water_marks import Floors
+from queueapp.receiving.low_water_marks import LowWaterMarks
 from queueapp.sql import queue_sql
 from queueapp.sql.claimed import SEQ
 from tests.benchmarks.figures import Figure, Ratio, Samples, Scale, measures
@@ -50,7 +50,7 @@ def deep_backlog(scale: Scale) -> Samples:
 def claims(queue: Any, batch: int = 100) -> Iterator[float]:
     """What a receive task asks of the database: a peek for each thousand, claims from the floor, acks. Yields how many
     seconds each thousand took."""
-    sql, floors = queue_sql(queue, connection), Floors()
+    sql, floors = queue_sql(queue, connection), LowWaterMarks()
     owner = new_id()
     while True:
         started = monotonic()
@@ -60,7 +60,7 @@ def claims(queue: Any, batch: int = 100) -> Iterator[float]:
         for _ in range(_CHUNK // batch):
             token = new_id()
             rows = sql.claims.claim_by_lease(connection, floors.ahead(), batch, token, owner, 30_000)
-            floors.passed(rows, floors.returns)
+            floors.advance(rows, floors.returns)
             assert sql.acks.ack(connection, [row[SEQ] for row in rows], token) == batch
         yield monotonic() - started
 

@@ -141,7 +141,7 @@ def test_fairness_model_who_is_given_something_is_woken_and_has_until_it_would_b
     woken: list[Any] = []
     InProportion.send_many({"n": n} for n in range(2))
     control.set_option(InProportion, "lease_period", timedelta(hours=1))
-    monkeypatch.setattr("queueapp.flow.limited_claims.wakeups.sent", lambda queue, connection: woken.append(queue))
+    monkeypatch.setattr("queueapp.flow.limited_claims.notifier.sent", lambda queue, connection: woken.append(queue))
 
     take(taking, one, 2)
 

@@ -11,7 +11,7 @@ from django.db import transaction
 import queueapp.contrib.celery  # noqa: F401 (registers the transport)
 from queueapp.contrib.celery.models import BrokerQueue
 from queueapp.contrib.celery.process_agent import stop_agents
-from queueapp.receiving import scan_window
+from queueapp.receiving import low_water_marks
 from tests.databases import only_on_postgresql
 from tests.in_process_worker import DEADLINE, real_commits
 from tests.late_commits import committed_late, jump
@@ -23,7 +23,7 @@ pytestmark = [real_commits, only_on_postgresql]
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A look that was slow because the machine was busy makes no smaller windows: these tests count looks."""
-    monkeypatch.setattr(scan_window, "WINDOW_TARGET", 60.0)
+    monkeypatch.setattr(low_water_marks, "WINDOW_TARGET", 60.0)
 
 
 def receive_one(queue: Any) -> list[int]:

@@ -16,7 +16,7 @@ from queueapp.failures.poison_store import bury
 from queueapp.failures.requeue_poison import requeue
 from queueapp.models import PoisonMessage
 from queueapp.receiving import low_water_marks
-from queueapp.receiving.priority64_marks import RankedFloors, floors_for
+from queueapp.receiving.priority64_marks import Priority64Marks, marks_for
 from queueapp.sql import queue_sql
 from queueapp.sql.claimed import MAX_PLACE, WINDOW_ROWS, Range, place_of, rank_and_seq
 from queueapp.sql.outgoing import Outgoing
@@ -139,7 +139,7 @@ def test_priority_of_64_bits_passes_through_the_stores(alias: str) -> None:
 def test_priority_order_is_that_of_a_sorted_list(alias: str, steps: list[tuple[str, Any]]) -> None:
     """Whatever is sent, taken and given back in between."""
     Ranked.objects.using(alias).all().delete()
-    low_water_marks._floors.clear()
+    low_water_marks._marks.clear()
     expected: list[tuple[int, int]] = []
     for verb, of_it in [*steps, ("take", 300)]:
         if verb == "send":
@@ -178,11 +178,11 @@ def test_priority_a_late_commit_is_found_behind_the_floor(alias: str) -> None:
     put(Ranked, alias, *range(50))
     connection = connections[alias]
     sql = queue_sql(Ranked, connection)
-    ranked = floors_for(Ranked, alias, (("", 0),), False)
-    assert isinstance(ranked, RankedFloors)
+    ranked = marks_for(Ranked, alias, (("", 0),), False)
+    assert isinstance(ranked, Priority64Marks)
     assert take(Ranked, alias, 5) == [49, 48, 47, 46, 45]
     put(Ranked, alias, 1000)
-    ranked._looked_to = sql.figures.last_seq(connection)  # as if its seq had been passed while it was not committed
+    ranked._read_to = sql.figures.last_seq(connection)  # as if its seq had been passed while it was not committed
 
     assert take(Ranked, alias, 2) == [1000, 44]
 
@@ -194,8 +194,8 @@ def test_priority_what_somebody_has_in_hand_is_not_sought_before_the_floor(alias
     assert take(Ranked, alias, 5) == [49, 48, 47, 46, 45]
     connection, other = connections[alias], connections[alias].copy()
     sql = queue_sql(Ranked, connection)
-    ranked = floors_for(Ranked, alias, (("", 0),), False)
-    assert isinstance(ranked, RankedFloors)
+    ranked = marks_for(Ranked, alias, (("", 0),), False)
+    assert isinstance(ranked, Priority64Marks)
     put(Ranked, alias, 1000, 2000)
     of = dict(Ranked.objects.using(alias).filter(priority__gte=1000).values_list("priority", "seq"))
     try:
@@ -203,22 +203,22 @@ def test_priority_what_somebody_has_in_hand_is_not_sought_before_the_floor(alias
             other.set_autocommit(False)
             in_hand = Range(place_of(2000, of[2000]), place_of(2000, of[2000]))
             assert len(sql.claims.claim_by_delete(other, [in_hand], 1)) == 1
-        ranked.look_for_arrived(sql, connection)
-        assert ranked.take(10).places == [place_of(1000, of[1000])]
-        ranked.look_behind(sql, connection)
-        assert ranked.take(10).places == [place_of(1000, of[1000])]
+        ranked.read_new(sql, connection)
+        assert ranked.begin_claim(10).pending == [place_of(1000, of[1000])]
+        ranked.rescan(sql, connection)
+        assert ranked.begin_claim(10).pending == [place_of(1000, of[1000])]
     finally:
         other.rollback()
         other.close()
 
-    ranked.look_behind(sql, connection)
-    assert ranked.take(10).places == [place_of(2000, of[2000]), place_of(1000, of[1000])]
+    ranked.rescan(sql, connection)
+    assert ranked.begin_claim(10).pending == [place_of(2000, of[2000]), place_of(1000, of[1000])]
     assert take(Ranked, alias, 3) == [2000, 1000, 44]
 
 
 @each_database
 def test_priority_a_backlog_of_newcomers_brings_the_floor_down(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("queueapp.receiving.priority64_marks.MOST_HELD", 20)
+    monkeypatch.setattr("queueapp.receiving.priority64_marks.MAX_PENDING", 20)
     put(Ranked, alias, *range(100), many=True)
     assert take(Ranked, alias, 50) == list(range(99, 49, -1))
 
@@ -240,18 +240,18 @@ def test_priority_dead_rows_of_an_old_snapshot_are_not_walked_over() -> None:
         with old.cursor() as cursor:
             cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
             cursor.execute("SELECT count(*) FROM testapp_ranked WHERE seq < 0")
-        ranked = floors_for(Ranked, "default", (("", 0),), False)
-        assert isinstance(ranked, RankedFloors)
-        ranked.look_for_arrived(sql, connection)
+        ranked = marks_for(Ranked, "default", (("", 0),), False)
+        assert isinstance(ranked, Priority64Marks)
+        ranked.read_new(sql, connection)
         for _ in range(20):
-            taken = ranked.take(500)
+            taken = ranked.begin_claim(500)
             got = sql.claims.claim_by_delete(connection, taken.ranges, 500)
-            ranked.ended(taken, got, full=True)
+            ranked.end_claim(taken, got, full=True)
         put(Ranked, "default", 2**60)
-        ranked.look_for_arrived(sql, connection)
-        taken = ranked.take(10)
+        ranked.read_new(sql, connection)
+        taken = ranked.begin_claim(10)
 
-        assert [place_of(2**60, Ranked.objects.get(priority=2**60).seq)] == taken.places
+        assert [place_of(2**60, Ranked.objects.get(priority=2**60).seq)] == taken.pending
         assert pages_read(sql, connection, taken.ranges) * 5 < pages_read(sql, connection, [Range(0, MAX_PLACE)])
     finally:
         old.close()
@@ -301,25 +301,29 @@ def test_queues_without_it_claim_by_the_same_statements() -> None:
 
 
 def test_windows_of_the_rescan_grow_behind_a_distant_server_too() -> None:
-    ranked = RankedFloors()
+    ranked = Priority64Marks()
     for _ in range(20):
-        ranked._walk.go_on(1_000_000, ranked._alone(0.12))
+        ranked._window.advance(1_000_000, ranked._server_time(0.12))
 
-    assert ranked._walk.span >= 1_000_000
+    assert ranked._window.span >= 1_000_000
 
     for _ in range(20):  # or on a busy machine
-        ranked._walk.go_on(1_000_000, ranked._alone(1.0))
+        ranked._window.advance(1_000_000, ranked._server_time(1.0))
 
-    assert ranked._walk.span == 1_000_000 // 16
+    assert ranked._window.span == 1_000_000 // 16
 
 
 def test_windows_of_the_rescan_follow_each_other_up_to_what_was_looked_at() -> None:
-    ranked, looked, answers = RankedFloors(), [], {1: (50_499, WINDOW_ROWS)}
-    ranked._looked_to, ranked._trip = 200_499, 0.0
-    ranked._walk.position, ranked._walk.span = 500, 50_000
+    ranked, looked, answers = Priority64Marks(), [], {1: (50_499, WINDOW_ROWS)}
+    ranked._read_to, ranked._round_trip = 200_499, 0.0
+    ranked._window.position, ranked._window.span = 500, 50_000
 
     class Statements:
-        def look_through(
+        @property
+        def claims(self) -> Any:
+            return self
+
+        def scan_order_keys(
             self, connection: Any, low: int, high: int, before: int, limit: int
         ) -> tuple[list[int], int, int]:
             if limit != WINDOW_ROWS:
@@ -329,37 +333,41 @@ def test_windows_of_the_rescan_follow_each_other_up_to_what_was_looked_at() -> N
 
     for _ in range(5):
         ranked.rescan_at = 0.0
-        ranked.look_behind(Statements(), None)
-        ranked._walk.span = 50_000
+        ranked.rescan(Statements(), None)
+        ranked._window.span = 50_000
 
     assert looked == [(500, 50_499), (50_500, 100_499), (50_500, 100_499), (100_500, 150_499), (150_500, 200_499)]
     assert not ranked.rescanning
 
-    ranked._looked_to = 200_500
+    ranked._read_to = 200_500
     for _ in range(2):
-        ranked.rescan_at, ranked._walk.span = 0.0, 200_500
-        ranked.look_behind(Statements(), None)
+        ranked.rescan_at, ranked._window.span = 0.0, 200_500
+        ranked.rescan(Statements(), None)
     assert looked[5:] == [(0, 200_499), (200_500, 200_500)]
 
 
 def test_a_window_that_two_looked_at_is_passed_once() -> None:
     """A task looks as well, in the same moment."""
-    ranked, looked = RankedFloors(), []
-    ranked._looked_to = 3_000_000
+    ranked, looked = Priority64Marks(), []
+    ranked._read_to = 3_000_000
 
     class Statements:
-        def look_through(
+        @property
+        def claims(self) -> Any:
+            return self
+
+        def scan_order_keys(
             self, connection: Any, low: int, high: int, before: int, limit: int
         ) -> tuple[list[int], int, int]:
             if limit == WINDOW_ROWS:
                 looked.append((low, high))
                 if len(looked) % 2:
-                    ranked.look_behind(self, None)
+                    ranked.rescan(self, None)
             return [], 0, 0
 
     while not looked or ranked.rescanning:
         ranked.rescan_at = 0.0
-        ranked.look_behind(Statements(), None)
+        ranked.rescan(Statements(), None)
 
     windows = looked[::2]
     assert windows == looked[1::2]
@@ -372,39 +380,43 @@ def test_priority_what_arrives_while_the_floor_rises_over_it_is_held() -> None:
     """A claim that began before it was sent ends while it is looked for."""
     connection = connections["default"]
     sql = queue_sql(Ranked, connection)
-    ranked = RankedFloors()
-    ranked.look_for_arrived(sql, connection)
-    ranked.floor = place_of(5, 0)
+    ranked = Priority64Marks()
+    ranked.read_new(sql, connection)
+    ranked.mark = place_of(5, 0)
     put(Ranked, "default", 3)
-    look_through = sql.claims.scan_order_keys
+    scan_order_keys = sql.claims.scan_order_keys
 
     class RisesMeanwhile:
-        def look_through(self, *arguments: Any) -> Any:
-            seen = look_through(*arguments)
-            ranked.floor = max(ranked.floor, place_of(1, 0))
+        @property
+        def claims(self) -> Any:
+            return self
+
+        def scan_order_keys(self, *arguments: Any) -> Any:
+            seen = scan_order_keys(*arguments)
+            ranked.mark = max(ranked.mark, place_of(1, 0))
             return seen
 
-    ranked.look_for_arrived(RisesMeanwhile(), connection)
+    ranked.read_new(RisesMeanwhile(), connection)
 
-    (place,) = ranked.take(10).places
+    (place,) = ranked.begin_claim(10).pending
     assert rank_and_seq(place)[0] == rank_and_seq(place_of(3, 0))[0]
 
 
 @pytest.mark.django_db
 def test_priority_what_a_failed_claim_had_taken_is_next_though_another_one_has_passed_it() -> None:
     connection = connections["default"]
-    ranked = RankedFloors()
+    ranked = Priority64Marks()
     put(Ranked, "default", 9, 5, 4, 3)
-    ranked.look_for_arrived(queue_sql(Ranked, connection), connection)
-    ranked.floor = place_of(10, 0)
-    failed, other = ranked.take(1), ranked.take(1)
+    ranked.read_new(queue_sql(Ranked, connection), connection)
+    ranked.mark = place_of(10, 0)
+    failed, other = ranked.begin_claim(1), ranked.begin_claim(1)
     began = ranked.returns
     passed = place_of(5, 2**62)
-    ranked.step_over(None, lambda low: passed)
+    ranked.skip(None, lambda low: passed)
 
-    ranked.ended(failed, None, False, failed=True)
-    ranked.ended(other, [], False)
+    ranked.end_claim(failed, None, False, failed=True)
+    ranked.end_claim(other, [], False)
 
-    assert ranked.floor == place_of(10, 0)
+    assert ranked.mark == place_of(10, 0)
     assert ranked.returns == began + 1, "other processes have passed it as well"
-    assert ranked.take(1).lowered == other.lowered + 1
+    assert ranked.begin_claim(1).retreats == other.retreats + 1

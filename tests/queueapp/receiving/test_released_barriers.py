@@ -143,7 +143,7 @@ def test_barrier_waits_for_what_a_foreign_producer_commits_late_below_what_was_l
 def test_barrier_that_is_released_wakes_who_is_to_take_it(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
     woken: list[Any] = []
     Fenced.send({}, is_barrier=True, using=alias)
-    monkeypatch.setattr("queueapp.receiving.barriers.wakeups.sent", lambda queue, connection: woken.append(queue))
+    monkeypatch.setattr("queueapp.receiving.barriers.notifier.sent", lambda queue, connection: woken.append(queue))
     assert barriers.release(Fenced, alias) == 0
     assert woken == []
     subscriber(alias)

@@ -4,40 +4,40 @@ from __future__ import annotations
 
 import pytest
 
-from queueapp.receiving.low_water_marks import Floors
+from queueapp.receiving.low_water_marks import LowWaterMarks
 from queueapp.sql.claimed import MAX_SEQ, Range
-from workers.processes.shared_low_water_marks import PLACES, SharedFloors
+from workers.processes.shared_low_water_marks import PLACES, SharedLowWaterMarks
 
 LEVELS = [("", 1), ("", 0)]
 
 
 def test_each_floor_and_each_count_has_a_place_of_its_own() -> None:
-    shared = SharedFloors(2)
-    one, other = Floors(LEVELS, leveled=True), Floors(LEVELS, leveled=True)
+    shared = SharedLowWaterMarks(2)
+    one, other = LowWaterMarks(LEVELS, leveled=True), LowWaterMarks(LEVELS, leveled=True)
     assert shared.share(1, one)
-    assert SharedFloors(2, shared.fd).share(1, other)
-    one.step_over(("", 1), lambda low: 100)
-    one.step_over(("", 0), lambda low: 200)
+    assert SharedLowWaterMarks(2, shared.fd).share(1, other)
+    one.skip(("", 1), lambda low: 100)
+    one.skip(("", 0), lambda low: 200)
     assert sorted(other.ahead()) == sorted([Range(100, MAX_SEQ, "", 1), Range(200, MAX_SEQ, "", 0)])
-    assert (other.returns, other.came_down) == (0, 0)
+    assert (other.returns, other.retreats) == (0, 0)
 
-    one.lower(150, told=False)
-    assert (other.returns, other.came_down) == (0, 1)
-    one.lower(50)
-    assert (other.returns, other.came_down) == (1, 2)
+    one.retreat(150, returned=False)
+    assert (other.returns, other.retreats) == (0, 1)
+    one.retreat(50)
+    assert (other.returns, other.retreats) == (1, 2)
     shared.came_back()
 
-    assert (other.returns, other.came_down) == (2, 3)
+    assert (other.returns, other.retreats) == (2, 3)
     assert sorted(other.ahead()) == sorted([Range(50, MAX_SEQ, "", 1), Range(50, MAX_SEQ, "", 0)])
 
 
 @pytest.mark.parametrize(("levels", "fit"), [(PLACES - 3, True), (PLACES - 2, False)])
 def test_floors_of_more_levels_than_there_are_places_are_a_processs_own(levels: int, fit: bool) -> None:
-    assert SharedFloors(1).share(0, Floors([("", level) for level in range(levels)], leveled=True)) is fit
+    assert SharedLowWaterMarks(1).share(0, LowWaterMarks([("", level) for level in range(levels)], leveled=True)) is fit
 
 
 def test_floors_of_other_levels_are_a_processs_own() -> None:
-    shared = SharedFloors(1)
-    assert shared.share(0, Floors(LEVELS, leveled=True))
+    shared = SharedLowWaterMarks(1)
+    assert shared.share(0, LowWaterMarks(LEVELS, leveled=True))
 
-    assert not shared.share(0, Floors(LEVELS[:1], leveled=True))
+    assert not shared.share(0, LowWaterMarks(LEVELS[:1], leveled=True))

@@ -11,8 +11,7 @@ from django.db import OperationalError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from queueapp.receiving.low_water_marks import Floors
-from queueapp.receiving.scan_window import REST
+from queueapp.receiving.low_water_marks import DUTY_CYCLE, LowWaterMarks
 from queueapp.sql.claimed import MAX_SEQ, PRIORITY, RECIPIENT, SEQ, Peek, Range
 from workers.receiving import claim_tracker
 from workers.receiving.claim_tracker import Claiming, UnderWay
@@ -25,14 +24,14 @@ def rows(*seqs: int) -> list[Any]:
 
 
 @pytest.fixture
-def floors() -> Floors:
-    floors = Floors()
-    floors.passed(rows(99), floors.returns)
+def floors() -> LowWaterMarks:
+    floors = LowWaterMarks()
+    floors.advance(rows(99), floors.returns)
     return floors
 
 
 @pytest.fixture
-def begin(floors: Floors) -> Any:
+def begin(floors: LowWaterMarks) -> Any:
     """Begins a claim; gives it and what ends it."""
     claims = Claiming(floors)
 
@@ -49,7 +48,7 @@ def low_of(claim: UnderWay) -> int:
     return only.low
 
 
-def test_claims_at_once_begin_on_neighbouring_stretches(begin: Any, floors: Floors) -> None:
+def test_claims_at_once_begin_on_neighbouring_stretches(begin: Any, floors: LowWaterMarks) -> None:
     one, end_one = begin(500)
     two, end_two = begin(10)
     three, _ = begin(1)
@@ -65,7 +64,7 @@ def test_claims_at_once_begin_on_neighbouring_stretches(begin: Any, floors: Floo
 
 
 @pytest.mark.parametrize("first", ["lower", "higher"])
-def test_a_short_claim_leaves_no_hole_below_a_later_one(begin: Any, floors: Floors, first: str) -> None:
+def test_a_short_claim_leaves_no_hole_below_a_later_one(begin: Any, floors: LowWaterMarks, first: str) -> None:
     lower, end_lower = begin(500)
     higher, end_higher = begin(500)
     lower.rows, higher.rows = rows(100, 101), rows(600, 601)
@@ -76,7 +75,7 @@ def test_a_short_claim_leaves_no_hole_below_a_later_one(begin: Any, floors: Floo
     assert floors.lowest == 102
 
 
-def test_a_failed_claim_leaves_its_stretch_to_the_next_one(begin: Any, floors: Floors) -> None:
+def test_a_failed_claim_leaves_its_stretch_to_the_next_one(begin: Any, floors: LowWaterMarks) -> None:
     _, end_failed = begin(500)
     other, end_other = begin(500)
     other.rows = rows(*range(600, 1100))
@@ -89,7 +88,7 @@ def test_a_failed_claim_leaves_its_stretch_to_the_next_one(begin: Any, floors: F
 
 
 def test_behind_a_claim_that_hangs_no_message_waits_for_long(
-    begin: Any, floors: Floors, monkeypatch: pytest.MonkeyPatch
+    begin: Any, floors: LowWaterMarks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, end_hanging = begin(500)
     monkeypatch.setattr(claim_tracker, "PATIENCE", 0.0)
@@ -109,7 +108,7 @@ def behind(claims: Claiming, *bounds: tuple[int, int], count: int = 1) -> None:
     claims.seen(Peek(0, count, bounds[0][0]), ranges, 0.001)
 
 
-def test_a_claim_looks_behind_the_floors_and_ahead_of_them_at_once(floors: Floors) -> None:
+def test_a_claim_looks_behind_the_floors_and_ahead_of_them_at_once(floors: LowWaterMarks) -> None:
     claims = Claiming(floors)
     behind(claims, (7, 50))
 
@@ -123,7 +122,7 @@ def test_a_claim_looks_behind_the_floors_and_ahead_of_them_at_once(floors: Floor
         claim.rows = rows()
 
 
-def test_a_claim_looks_behind_the_floors_no_further_than_the_look_did(floors: Floors) -> None:
+def test_a_claim_looks_behind_the_floors_no_further_than_the_look_did(floors: LowWaterMarks) -> None:
     """A look ends after so many rows, because many lie there that nobody may take: no claim is to walk over the rest."""
     claims = Claiming(floors)
     claims.seen(Peek(0, 1, 7, reached=30), [Range(7, 50)], 0.001)
@@ -132,7 +131,7 @@ def test_a_claim_looks_behind_the_floors_no_further_than_the_look_did(floors: Fl
         assert claim.ranges == [Range(7, 30), Range(100)]
 
 
-def test_nobody_walks_again_over_what_a_look_found_empty(floors: Floors) -> None:
+def test_nobody_walks_again_over_what_a_look_found_empty(floors: LowWaterMarks) -> None:
     """Rows that are dead and cannot be cleaned up yet: the look has walked over them, and that was enough."""
     claims = Claiming(floors)
     claims.seen(Peek(1, 0, 500), [], 0.001)
@@ -141,8 +140,8 @@ def test_nobody_walks_again_over_what_a_look_found_empty(floors: Floors) -> None
         assert low_of(claim) == 500
 
 
-def test_looks_that_find_nothing_cover_all_that_is_behind_the_floor(floors: Floors) -> None:
-    floors.passed(rows(1_000_000), floors.returns)
+def test_looks_that_find_nothing_cover_all_that_is_behind_the_floor(floors: LowWaterMarks) -> None:
+    floors.advance(rows(1_000_000), floors.returns)
     claims = Claiming(floors)
     covered = 0
 
@@ -159,9 +158,9 @@ def test_looks_that_find_nothing_cover_all_that_is_behind_the_floor(floors: Floo
 
 
 def test_a_look_behind_that_took_long_is_followed_by_looks_ahead_only_unless_something_came_back(
-    floors: Floors,
+    floors: LowWaterMarks,
 ) -> None:
-    floors.passed(rows(10_000_000), floors.returns)
+    floors.advance(rows(10_000_000), floors.returns)
     claims = Claiming(floors)
     _, (window,) = claims.look()
 
@@ -169,7 +168,7 @@ def test_a_look_behind_that_took_long_is_followed_by_looks_ahead_only_unless_som
     for _ in range(3):
         assert claims.look() == ([Range(10_000_001)], [])
         claims.seen(Peek(1, 0, 10_000_001), [], 0.0)
-    floors.lower(9_999_990)
+    floors.retreat(9_999_990)
     _, (near,) = claims.look()
     claims.seen(Peek(0, 0, 0), [near], 0.0)
 
@@ -177,9 +176,9 @@ def test_a_look_behind_that_took_long_is_followed_by_looks_ahead_only_unless_som
     assert claims.look()[1] == [], "and then it rests again"
 
 
-def test_after_a_rest_the_rescan_goes_on_where_it_was(floors: Floors, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_rest_the_rescan_goes_on_where_it_was(floors: LowWaterMarks, monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks that were ahead only have seen nothing of what is behind."""
-    floors.passed(rows(10_000_000), floors.returns)
+    floors.advance(rows(10_000_000), floors.returns)
     claims = Claiming(floors)
     _, (window,) = claims.look()
     claims.seen(Peek(0, 0, 0), [window], 3600.0)
@@ -192,12 +191,12 @@ def test_after_a_rest_the_rescan_goes_on_where_it_was(floors: Floors, monkeypatc
     assert claims.look()[1][0].low == window.high + 1
 
 
-def test_a_rescan_that_was_above_a_floor_which_came_down_begins_again(floors: Floors) -> None:
-    floors.passed(rows(100_000), floors.returns)
+def test_a_rescan_that_was_above_a_floor_which_came_down_begins_again(floors: LowWaterMarks) -> None:
+    floors.advance(rows(100_000), floors.returns)
     claims = Claiming(floors)
     _, window = claims.look()
     claims.seen(Peek(0, 0, 0), window, 0.0)
-    floors.lower(10_000, told=False)
+    floors.retreat(10_000, returned=False)
 
     for _ in range(2):
         ahead, behind = claims.look()
@@ -207,7 +206,7 @@ def test_a_rescan_that_was_above_a_floor_which_came_down_begins_again(floors: Fl
     assert behind == [Range(0, 9_999)], "what comes back below is found, however long the floor stays"
 
 
-def test_what_is_behind_is_claimed_until_it_is_clear(floors: Floors) -> None:
+def test_what_is_behind_is_claimed_until_it_is_clear(floors: LowWaterMarks) -> None:
     claims = Claiming(floors)
     behind(claims, (7, 50))
 
@@ -217,8 +216,8 @@ def test_what_is_behind_is_claimed_until_it_is_clear(floors: Floors) -> None:
             claim.rows = rows(*range(first, first + 3))
 
 
-def test_a_claim_that_takes_nothing_behind_looks_elsewhere_the_next_time(floors: Floors) -> None:
-    floors.passed(rows(10_000_000), floors.returns)
+def test_a_claim_that_takes_nothing_behind_looks_elsewhere_the_next_time(floors: LowWaterMarks) -> None:
+    floors.advance(rows(10_000_000), floors.returns)
     claims = Claiming(floors)
     _, window = claims.look()
     claims.seen(Peek(0, 1, window[0].low), window, 0.001)
@@ -232,10 +231,10 @@ def test_a_claim_that_takes_nothing_behind_looks_elsewhere_the_next_time(floors:
 
 
 def test_a_priority_holds_behind_the_floors_and_ahead_of_them() -> None:
-    floors = Floors(LEVELS, leveled=True)
+    floors = LowWaterMarks(LEVELS, leveled=True)
     row = [0] * 9
     row[SEQ], row[RECIPIENT], row[PRIORITY] = 100, "", 0  # type: ignore[call-overload]
-    floors.passed([tuple(row)], floors.returns)
+    floors.advance([tuple(row)], floors.returns)
     claims = Claiming(floors)
     low = Range(7, 50, priority=0)
     claims.seen(Peek(0, 8000, 7), [low], 0.001)
@@ -244,7 +243,9 @@ def test_a_priority_holds_behind_the_floors_and_ahead_of_them() -> None:
         assert claim.ranges == [Range(priority=1), low, Range(101, priority=0)]
 
 
-def test_what_comes_back_while_a_claim_is_under_way_stays_in_front_of_the_floor(begin: Any, floors: Floors) -> None:
+def test_what_comes_back_while_a_claim_is_under_way_stays_in_front_of_the_floor(
+    begin: Any, floors: LowWaterMarks
+) -> None:
     claims = Claiming(floors)
     with claims.claim(500) as claim:
         claims.lower(40)
@@ -255,7 +256,7 @@ def test_what_comes_back_while_a_claim_is_under_way_stays_in_front_of_the_floor(
         assert low_of(claim) == 40
 
 
-def test_a_claim_beside_another_one_does_not_step_over_what_came_back(floors: Floors) -> None:
+def test_a_claim_beside_another_one_does_not_step_over_what_came_back(floors: LowWaterMarks) -> None:
     claims = Claiming(floors)
     with claims.claim(500):
         claims.lower(40)
@@ -263,7 +264,7 @@ def test_a_claim_beside_another_one_does_not_step_over_what_came_back(floors: Fl
             assert low_of(second) == 40
 
 
-def test_what_is_not_for_this_process_is_stepped_over(floors: Floors) -> None:
+def test_what_is_not_for_this_process_is_stepped_over(floors: LowWaterMarks) -> None:
     claims = Claiming(floors)
     with claims.claim(6) as claim:
         claim.rows = rows(100, 101, 105, 110, 111, 112)
@@ -280,7 +281,7 @@ def test_what_is_not_for_this_process_is_stepped_over(floors: Floors) -> None:
         assert claim.ranges == [Range(100, 100), Range(105, 110), Range(201)], "105 came back: somebody had it"
 
 
-def test_what_somebody_else_has_walked_over_meanwhile_is_not_walked_over_again(floors: Floors) -> None:
+def test_what_somebody_else_has_walked_over_meanwhile_is_not_walked_over_again(floors: LowWaterMarks) -> None:
     claims = Claiming(floors)
     assert claims.rest_of(Range(50)) == Range(50)
     claims.extend_unknown(Range(40), 200)
@@ -290,7 +291,7 @@ def test_what_somebody_else_has_walked_over_meanwhile_is_not_walked_over_again(f
 
 
 def test_stretches_of_all_levels_are_read_again_in_turn() -> None:
-    floors = Floors(LEVELS, leveled=True)
+    floors = LowWaterMarks(LEVELS, leveled=True)
     claims = Claiming(floors)
     for priority in (1, 0):
         claims.extend_unknown(Range(1, priority=priority), 9)
@@ -306,7 +307,7 @@ def test_stretches_of_all_levels_are_read_again_in_turn() -> None:
 
 def test_large_claims_of_a_queue_with_levels_take_turns_but_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claim_tracker, "PATIENCE", 0.05)
-    claims = Claiming(Floors(LEVELS, leveled=True))
+    claims = Claiming(LowWaterMarks(LEVELS, leveled=True))
     began = threading.Event()
 
     def second(limit: int) -> None:
@@ -328,7 +329,7 @@ def test_large_claims_of_a_queue_with_levels_take_turns_but_not_for_long(monkeyp
 @settings(max_examples=300)
 @given(st.data())
 def test_whatever_the_order_nothing_free_is_behind_the_floor_when_all_have_ended(data: st.DataObject) -> None:
-    floors = Floors()
+    floors = LowWaterMarks()
     claims = Claiming(floors)
     free: set[int] = set()
     last = 0
@@ -358,8 +359,8 @@ def test_whatever_the_order_nothing_free_is_behind_the_floor_when_all_have_ended
     assert min(free, default=last + 1) >= floors.lowest
 
 
-def test_a_window_that_comes_due_while_a_look_is_under_way_was_not_looked_at(floors: Floors) -> None:
-    floors.passed(rows(1_000_000), floors.returns)
+def test_a_window_that_comes_due_while_a_look_is_under_way_was_not_looked_at(floors: LowWaterMarks) -> None:
+    floors.advance(rows(1_000_000), floors.returns)
     claims = Claiming(floors)
     _, first = claims.look()
     claims.seen(Peek(0, 0, 0), first, 3600.0)
@@ -372,8 +373,8 @@ def test_a_window_that_comes_due_while_a_look_is_under_way_was_not_looked_at(flo
     assert claims.look()[1][0].low == first[0].high + 1
 
 
-def test_a_look_that_ended_early_goes_on_from_there(floors: Floors) -> None:
-    floors.passed(rows(1_000_000), floors.returns)
+def test_a_look_that_ended_early_goes_on_from_there(floors: LowWaterMarks) -> None:
+    floors.advance(rows(1_000_000), floors.returns)
     claims = Claiming(floors)
     _, window = claims.look()
 
@@ -382,9 +383,11 @@ def test_a_look_that_ended_early_goes_on_from_there(floors: Floors) -> None:
     assert claims.look()[1][0].low == 41
 
 
-@pytest.mark.parametrize(("alone", "rest"), [(0.003, 0.1), (0.0005, 0.0), (0.1, REST * 0.101)])
-def test_after_a_cycle_that_takes_the_server_time_there_is_some_rest(floors: Floors, alone: float, rest: float) -> None:
-    floors.passed(rows(10), floors.returns)
+@pytest.mark.parametrize(("alone", "rest"), [(0.003, 0.1), (0.0005, 0.0), (0.1, DUTY_CYCLE * 0.101)])
+def test_after_a_cycle_that_takes_the_server_time_there_is_some_rest(
+    floors: LowWaterMarks, alone: float, rest: float
+) -> None:
+    floors.advance(rows(10), floors.returns)
     claims = Claiming(floors)
     claims.seen(Peek(0, 0, 0), claims.look()[1], 0.001)
     claims._rescan_at = 0.0
@@ -392,25 +395,25 @@ def test_after_a_cycle_that_takes_the_server_time_there_is_some_rest(floors: Flo
     began = monotonic()
     claims.seen(Peek(0, 0, 0), claims.look()[1], 0.001 + alone)
 
-    assert rest <= claims._rescan_at - began < rest + REST * 0.0015 + 0.05
+    assert rest <= claims._rescan_at - began < rest + DUTY_CYCLE * 0.0015 + 0.05
 
 
-def test_in_the_middle_of_a_cycle_there_is_no_more_rest_than_for_its_time(floors: Floors) -> None:
+def test_in_the_middle_of_a_cycle_there_is_no_more_rest_than_for_its_time(floors: LowWaterMarks) -> None:
     """A million that are leased are thirty windows: a tenth of a second after each of them was half as long again."""
-    floors.passed(rows(10_000_000), floors.returns)
+    floors.advance(rows(10_000_000), floors.returns)
     claims = Claiming(floors)
     claims.seen(Peek(0, 0, 0), claims.look()[1], 0.001)
     claims._rescan_at = 0.0
 
-    floors._walk.taken = 1.0
+    floors._window.cycle_seconds = 1.0
     began = monotonic()
     claims.seen(Peek(0, 0, 0), claims.look()[1], 0.004)
 
-    assert claims._rescan_at - began < REST * 0.004 + 0.04
+    assert claims._rescan_at - began < DUTY_CYCLE * 0.004 + 0.04
 
 
-def test_a_window_that_two_looked_at_is_passed_once(floors: Floors) -> None:
-    floors.passed(rows(1_000_000), floors.returns)
+def test_a_window_that_two_looked_at_is_passed_once(floors: LowWaterMarks) -> None:
+    floors.advance(rows(1_000_000), floors.returns)
     claims = Claiming(floors)
     windows = [claims.look()[1], claims.look()[1]]
     assert windows[0] == windows[1]
@@ -421,8 +424,8 @@ def test_a_window_that_two_looked_at_is_passed_once(floors: Floors) -> None:
     assert claims.look()[1][0].low == windows[0][0].high + 1
 
 
-def test_a_window_of_which_nothing_is_for_this_process_is_passed(floors: Floors) -> None:
-    floors.passed(rows(1_000_000), floors.returns)
+def test_a_window_of_which_nothing_is_for_this_process_is_passed(floors: LowWaterMarks) -> None:
+    floors.advance(rows(1_000_000), floors.returns)
     claims = Claiming(floors)
     claims.extend_unknown(Range(0), 60_000)
 
@@ -432,8 +435,8 @@ def test_a_window_of_which_nothing_is_for_this_process_is_passed(floors: Floors)
     assert windows[1][0].low == 60_001
 
 
-def test_a_claim_that_is_late_does_not_clear_a_window_that_it_has_not_looked_at(floors: Floors) -> None:
-    floors.passed(rows(1_000_000), floors.returns)
+def test_a_claim_that_is_late_does_not_clear_a_window_that_it_has_not_looked_at(floors: LowWaterMarks) -> None:
+    floors.advance(rows(1_000_000), floors.returns)
     claims = Claiming(floors)
     _, window = claims.look()
     claims.seen(Peek(0, 1, 5), window, 0.0)
@@ -449,11 +452,11 @@ def test_a_claim_that_is_late_does_not_clear_a_window_that_it_has_not_looked_at(
     assert claims.begin(10).behind == window
 
 
-def test_a_look_raises_no_floor_over_what_became_free_while_it_was_under_way(floors: Floors) -> None:
+def test_a_look_raises_no_floor_over_what_became_free_while_it_was_under_way(floors: LowWaterMarks) -> None:
     """To the look it was in the hands of a claim."""
     claims = Claiming(floors)
     lower, higher = claims.begin(500), claims.begin(500)
-    before = floors.came_down
+    before = floors.retreats
     claims.look()
     lower.rows, higher.rows = rows(*range(100, 151)), rows()
     claims.end(lower)
@@ -463,40 +466,40 @@ def test_a_look_raises_no_floor_over_what_became_free_while_it_was_under_way(flo
     claims.seen(Peek(1, 0, 700), [], 0.001, before)
     assert floors.lowest == 151
 
-    claims.seen(Peek(1, 0, 700), [], 0.001, floors.came_down)
+    claims.seen(Peek(1, 0, 700), [], 0.001, floors.retreats)
     assert floors.lowest == 700
 
 
 @pytest.mark.parametrize("leveled", [False, True])
 def test_what_a_failed_claim_had_taken_is_looked_for_behind_the_floors(leveled: bool) -> None:
     """A claim of another process has passed it and raised the floor that they share."""
-    floors = Floors(LEVELS, leveled=True) if leveled else Floors()
+    floors = LowWaterMarks(LEVELS, leveled=True) if leveled else LowWaterMarks()
     claims = Claiming(floors)
     failing = claims.claim(500)
     failing.__enter__()
     for level in floors.levels:
-        floors.step_over(level, lambda low: 601)
+        floors.skip(level, lambda low: 601)
 
     failing.__exit__(OperationalError)
 
-    assert floors.told
+    assert floors.near_is_due
     assert floors.lowest == (601 if leveled else 0), "of several levels only the look behind them is of use"
 
 
-def test_a_claim_of_which_nothing_is_known_has_not_failed(floors: Floors) -> None:
+def test_a_claim_of_which_nothing_is_known_has_not_failed(floors: LowWaterMarks) -> None:
     """It was not made after all, or the queue was at its limit: to look just behind the floors for nothing each time kept the rescan
     from going on."""
     with Claiming(floors).claim(1) as mine:
         assert mine.rows is None
 
-    assert not floors.told
+    assert not floors.near_is_due
     assert floors.lowest == 100
 
 
-def test_a_rescan_that_has_begun_goes_on_when_it_has_rested(floors: Floors) -> None:
+def test_a_rescan_that_has_begun_goes_on_when_it_has_rested(floors: LowWaterMarks) -> None:
     claims = Claiming(floors)
     assert claims.goes_on_at is None
-    floors.passed(rows(10_000_000), floors.returns)
+    floors.advance(rows(10_000_000), floors.returns)
     looks = 0
     while True:
         _, window = claims.look()
@@ -512,9 +515,9 @@ def test_a_rescan_that_has_begun_goes_on_when_it_has_rested(floors: Floors) -> N
     assert claims.look()[1][0].low == 0
 
 
-def test_the_last_window_that_two_looked_at_is_passed_once(floors: Floors) -> None:
+def test_the_last_window_that_two_looked_at_is_passed_once(floors: LowWaterMarks) -> None:
     """The rescan is at the beginning again by then."""
-    floors.passed(rows(240_000), floors.returns)
+    floors.advance(rows(240_000), floors.returns)
     claims = Claiming(floors)
     for seconds in (0.001, 0.011, 0.011):
         claims._rescan_at = 0.0
@@ -529,8 +532,8 @@ def test_the_last_window_that_two_looked_at_is_passed_once(floors: Floors) -> No
     assert floors.behind() == first
 
 
-def test_what_a_second_look_finds_gone_is_nothing_to_claim(floors: Floors) -> None:
-    floors.passed(rows(1_000_000), floors.returns)
+def test_what_a_second_look_finds_gone_is_nothing_to_claim(floors: LowWaterMarks) -> None:
+    floors.advance(rows(1_000_000), floors.returns)
     claims = Claiming(floors)
     _, window = claims.look()
     claims.seen(Peek(0, 1, 7), window, 0.0)
@@ -544,8 +547,8 @@ def test_what_a_second_look_finds_gone_is_nothing_to_claim(floors: Floors) -> No
     assert floors.behind() == now, "the next window was not looked at"
 
 
-def test_a_short_claim_that_found_something_passes_no_window(floors: Floors) -> None:
-    floors.passed(rows(1_000_000), floors.returns)
+def test_a_short_claim_that_found_something_passes_no_window(floors: LowWaterMarks) -> None:
+    floors.advance(rows(1_000_000), floors.returns)
     claims = Claiming(floors)
     _, window = claims.look()
     claims.seen(Peek(0, 2, 7, reached=100), window, 0.0)
@@ -557,9 +560,9 @@ def test_a_short_claim_that_found_something_passes_no_window(floors: Floors) -> 
 
 
 def test_a_full_claim_of_a_high_level_leaves_what_was_found_of_a_lower_one() -> None:
-    floors = Floors(LEVELS, leveled=True)
+    floors = LowWaterMarks(LEVELS, leveled=True)
     for level in LEVELS:
-        floors.step_over(level, lambda low: 1000)
+        floors.skip(level, lambda low: 1000)
     claims = Claiming(floors)
     found = [Range(7, 50, priority=1), Range(7, 50, priority=0)]
     claims.seen(Peek(0, 2, 7), found, 0.001)

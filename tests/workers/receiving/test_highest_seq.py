@@ -6,7 +6,7 @@ import pytest
 from django.db import connection
 
 from queueapp import consumer
-from queueapp.receiving.low_water_marks import Floors
+from queueapp.receiving.low_water_marks import LowWaterMarks
 from queueapp.sql.claimed import MAX_SEQ, Range
 from tests.in_process_worker import eventually, real_commits
 from tests.testapp.messages import Nop
@@ -60,28 +60,28 @@ def test_receive_takes_it_and_those_that_come_after_it() -> None:
 
 
 def test_a_floor_is_a_seq_and_never_the_highest_one_by_a_claim() -> None:
-    floors = Floors()
+    floors = LowWaterMarks()
     floors.share(memoryview(bytearray(8)).cast("q"), [0, 0])
-    floors.passed([(MAX_SEQ,)], 0)
-    floors.seen(MAX_SEQ)
+    floors.advance([(MAX_SEQ,)], 0)
+    floors.advance_to(MAX_SEQ)
     assert floors.ahead() == [Range(0, MAX_SEQ)]
-    floors.passed([(MAX_SEQ - 1,)], 0)
+    floors.advance([(MAX_SEQ - 1,)], 0)
     assert floors.ahead() == [Range(MAX_SEQ, MAX_SEQ)]
-    floors.step_over(("", 0), lambda low: low + 1)
+    floors.skip(("", 0), lambda low: low + 1)
     assert floors.ahead() == [Range(MAX_SEQ, MAX_SEQ)]
 
 
 def test_a_floor_of_a_level_is_one_too() -> None:
-    floors = Floors([("", 1), ("", 0)], leveled=True)
-    floors.passed([(MAX_SEQ, *(None,) * 6, "", 1)], 0)
+    floors = LowWaterMarks([("", 1), ("", 0)], leveled=True)
+    floors.advance([(MAX_SEQ, *(None,) * 6, "", 1)], 0)
     assert floors.ahead()[0] == Range(0, MAX_SEQ, "", 1)
-    floors.passed([(MAX_SEQ - 1, *(None,) * 6, "", 1)], 0)
+    floors.advance([(MAX_SEQ - 1, *(None,) * 6, "", 1)], 0)
     assert floors.ahead()[0] == Range(MAX_SEQ, MAX_SEQ, "", 1)
 
 
 def test_the_rescan_comes_round_soon() -> None:
-    floors = Floors()
-    floors.passed([(MAX_SEQ - 1,)], 0)
+    floors = LowWaterMarks()
+    floors.advance([(MAX_SEQ - 1,)], 0)
     looks = 0
     while not floors.rescanned(0.0):
         looks += 1
@@ -89,8 +89,8 @@ def test_the_rescan_comes_round_soon() -> None:
 
 
 def test_claims_beside_each_other_look_no_higher() -> None:
-    floors = Floors()
-    floors.passed([(MAX_SEQ - 1,)], 0)
+    floors = LowWaterMarks()
+    floors.advance([(MAX_SEQ - 1,)], 0)
     claiming = Claiming(floors)
     claiming.begin(500)
 

@@ -16,7 +16,7 @@ from django.db import OperationalError, connections, transaction
 from queueapp import Context, InvalidOption, RetryNow, consumer
 from queueapp.circuit_breaker import CircuitBreaker, State
 from queueapp.models import Now
-from queueapp.receiving.scan_window import LOOKS_OF_A_CYCLE
+from queueapp.receiving.low_water_marks import WINDOWS_PER_CYCLE
 from queueapp.sql.claimed import MAX_SEQ, Range
 from tests.conformance.gate import Gate
 from tests.databases import statements_of
@@ -683,15 +683,15 @@ def test_a_fresh_process_looks_through_an_old_queue_without_waiting_for_peek_del
     settings.QUEUEAPP = {"PEEK_DELAY": 7}
     one = idle_pump(queue)
     clock = a_clock(monkeypatch)
-    one.floors._walk.position = 50_000
+    one.floors._window.position = 50_000
     at = "_rescan_at" if queue is Leased else "rescan_at"
     holder = one.desk.claiming if queue is Leased else one.floors
 
-    for due, wait in (2, 2), (-2, 7 / LOOKS_OF_A_CYCLE), (20, 7):
+    for due, wait in (2, 2), (-2, 7 / WINDOWS_PER_CYCLE), (20, 7):
         setattr(holder, at, clock() + due)
         assert one._until_next_look() == wait
 
-    one.floors._walk.position = None
+    one.floors._window.position = None
     setattr(holder, at, clock() - 2)
     assert one._until_next_look() == 7
 
@@ -702,8 +702,8 @@ def test_a_look_behind_does_not_end_at_a_row_that_always_looks_free() -> None:
     one = idle_pump()
     send(Leased, 3)
     first, _, last = Leased.objects.order_by("seq").values_list("seq", flat=True)
-    one.floors.passed([(first,)], one.floors.returns)
-    one.floors.lower(MAX_SEQ)  # just behind the floor
+    one.floors.advance([(first,)], one.floors.returns)
+    one.floors.retreat(MAX_SEQ)  # just behind the floor
     one.desk.claiming.extend_unknown(Range(last), 1 << 40)
     one._now = False
 
@@ -720,10 +720,10 @@ def test_a_look_that_saw_a_floor_come_down_raises_none(monkeypatch: pytest.Monke
 
     def comes_down(*arguments: Any) -> Any:
         seen = peek(*arguments)
-        one.floors.lower(151, told=False)
+        one.floors.retreat(151, returned=False)
         return seen
 
-    one.floors.passed([(299,)], one.floors.returns)
+    one.floors.advance([(299,)], one.floors.returns)
     monkeypatch.setattr(type(one.desk.sql), "peek", lambda self, *arguments: comes_down(*arguments))
     one._peek()
     assert one.floors.lowest == 151
@@ -739,7 +739,7 @@ def test_after_a_look_that_failed_the_way_to_the_server_is_measured_anew(
     one = idle_pump()
     one._peek()
     one.stopping.set()  # no rest after it
-    one.floors._trip = 0.001
+    one.floors._round_trip = 0.001
 
     def fails(self: Any, *arguments: Any) -> Any:
         raise OperationalError("terminating connection")
@@ -747,14 +747,14 @@ def test_after_a_look_that_failed_the_way_to_the_server_is_measured_anew(
     monkeypatch.setattr(type(one.desk.sql), "peek", fails)
     one._peek()
 
-    assert one.floors._trip > 1
+    assert one.floors._round_trip > 1
 
 
 def test_so_it_is_after_one_for_what_others_have_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     one = idle_pump(Capped)
     one._peek()
     one.stopping.set()  # no rest after it
-    one.floors._trip = 0.001
+    one.floors._round_trip = 0.001
     assert one.desk.taking is not None
 
     def fails(*arguments: Any) -> Any:
@@ -765,7 +765,7 @@ def test_so_it_is_after_one_for_what_others_have_shared_out(monkeypatch: pytest.
 
     assert one._take_up()
 
-    assert one.floors._trip > 1
+    assert one.floors._round_trip > 1
 
 
 def test_who_feels_the_way_is_called_beside_a_handler_that_began_before_the_outage(
@@ -877,7 +877,7 @@ def pump_without_a_place() -> QueuePump:
     handle(Addressed, concurrency=1)
     consumer(Addressed, name="free")(lambda message: None)
     one = idle_pump(Addressed)
-    one.floors.step_over(("tests", 0), lambda low: 200_000)
+    one.floors.skip(("tests", 0), lambda low: 200_000)
     hold = threading.Thread(target=lambda: one.desk.places._take())  # type: ignore[union-attr]
     hold.start()
     hold.join()

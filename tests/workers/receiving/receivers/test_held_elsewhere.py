@@ -143,7 +143,7 @@ def test_it_is_left_to_it_among_several_too(queue: Any, careful: bool, monkeypat
 def test_what_outlasts_all_that_is_remembered_of_places_is_let_go_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(priority64_marks, "MOST_REMEMBERED", 5)
+    monkeypatch.setattr(priority64_marks, "MAX_REMEMBERED", 5)
     consumer(RankedTransactional, name="one")(lambda message: None)
     RankedTransactional.send({"n": 1})
     receiver = Receiver(RankedTransactional)
@@ -156,7 +156,7 @@ def test_what_outlasts_all_that_is_remembered_of_places_is_let_go_all_the_same(
     until = monotonic() + DEADLINE
     while RankedTransactional.objects.count() > 1 and monotonic() < until:
         receiver.receive(10)
-    assert claiming.floors.place_of(seq) is None
+    assert claiming.floors.order_key_of(seq) is None
     assert claiming.holds(seq)
 
     receiver.task.desk.retried(seq)
