@@ -40,7 +40,7 @@ class QueueappConfig(AppConfig):
         from .receiving import inbox
         from .services import maintenance_hooks
 
-        maintenance_hooks.pieces.append(inbox.keep_house)
+        maintenance_hooks.hooks.append(inbox.run_maintenance)
         encryption.register()
         body_filters.largest = lambda: settings.MAX_DECOMPRESSED
 

@@ -1,8 +1,7 @@
-"""Code of the user's that is no handler: hooks after a commit, recoverability policies, receivers of signals.
+"""Runs user callbacks (on_commit hooks, recoverability policies, signal receivers) under the handler's time limit.
 
-Nobody waits for it, so what hangs in it would hang unseen. Who calls such code calls it through ``run``; who can see it
-through to an end (a worker's receive task, with a time limit) has said so for its thread with ``guard``. On any other thread
-it is called and nothing else.
+A callback that hangs would hang unnoticed, so every caller runs it through ``run``. A thread that can limit it (a worker's receiver)
+installs a ``Guard`` with ``guard``; on any other thread a callback is called directly.
 """
 
 from __future__ import annotations
@@ -15,24 +14,26 @@ _T = TypeVar("_T")
 
 
 class Guard(Protocol):
-    """Calls the code, returns what it returns and raises what it raises, or an exception of its own to end it."""
+    """Calls a callback, returns what it returns and raises what it raises, or an exception of its own to end it."""
 
-    def __call__(self, what: str, call: Callable[[], _T], *, settled: bool) -> _T: ...
+    def __call__(self, what: str, call: Callable[[], _T], *, outcome_final: bool) -> _T: ...
 
 
 _thread = threading.local()
 
 
 def guard(by: Guard | None) -> None:
-    """From now on ``by`` calls what this thread runs."""
+    """Install the guard of the calling thread; None removes it."""
     _thread.guard = by
 
 
-def run(what: str, call: Callable[[], _T], *, settled: bool = True) -> _T:
-    """Call code of the user's that is no handler; ``what`` it is, for the log. ``settled``: what becomes of the message does not
-    depend on it any more."""
+def run(what: str, call: Callable[[], _T], *, outcome_final: bool = True) -> _T:
+    """Run a callback.
+
+    ``what`` names it in the log. ``outcome_final``: the outcome of the message no longer depends on the callback.
+    """
     by: Guard | Any = getattr(_thread, "guard", None)
     if by is None:
         return call()
-    guarded: _T = by(what, call, settled=settled)
+    guarded: _T = by(what, call, outcome_final=outcome_final)
     return guarded

@@ -40,5 +40,5 @@ class Finder(abc.ABC):
         """``QueueSql.acks.try_ack``, in the same way. In a transaction of its own."""
 
     @abc.abstractmethod
-    def keep_house(self, alias: str, goes_on: Callable[[], bool]) -> None:
-        """Called now and then by who keeps house in a database, until ``goes_on`` says no: delete what is old."""
+    def run_maintenance(self, alias: str, may_continue: Callable[[], bool]) -> None:
+        """Called now and then by who keeps house in a database, until ``may_continue`` says no: delete what is old."""

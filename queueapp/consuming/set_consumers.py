@@ -100,7 +100,7 @@ class SetFinder(Finder):
         found: list[int] = sql.acks.try_ack(connection, seqs, token, wait_ms)
         return found
 
-    def keep_house(self, alias: str, goes_on: Callable[[], bool]) -> None:
+    def run_maintenance(self, alias: str, may_continue: Callable[[], bool]) -> None:
         """Nothing is kept."""
 
 

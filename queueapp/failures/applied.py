@@ -36,7 +36,7 @@ class Once:
     """One record of a message that is in no table: a connection that is lost at its commit leaves open whether it is there.
 
     Each try notes the same key in its transaction (``note_processed``): the one whose note is there already has nothing to
-    write, and one that meets a commit in flight waits for its end. Housekeeping deletes the notes.
+    write, and one that meets a commit in flight waits for its end. Maintenance deletes the notes.
     """
 
     def __init__(self, queue: Any, alias: str) -> None:

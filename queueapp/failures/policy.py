@@ -57,7 +57,7 @@ def ask(failure: Failure, alias: str) -> Verdict:
     try:
         # What a policy writes or sends is kept with its verdict, and undone alone when it raises.
         with transaction.atomic(using=alias):
-            verdict = callbacks.run("the recoverability policy", partial(policy, failure), settled=False)
+            verdict = callbacks.run("the recoverability policy", partial(policy, failure), outcome_final=False)
         found = accepted(verdict)
         error: BaseException | None = None
     except BaseException as raised:  # sys.exit() and a cancelled coroutine end no worker

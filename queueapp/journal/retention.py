@@ -62,8 +62,8 @@ def renumber(alias: str) -> int:
     return moved
 
 
-def let_go(alias: str, goes_on: Callable[[], bool] = lambda: True) -> int:
-    """Remove what is over; returns how many entries went one by one. ``goes_on`` is asked between two steps."""
+def let_go(alias: str, may_continue: Callable[[], bool] = lambda: True) -> int:
+    """Remove what is over; returns how many entries went one by one. ``may_continue`` is asked between two steps."""
     connection = connections[alias]
     journal = journal_of(connection)
     Cursors = JournalCursor.objects.using(alias)
@@ -74,7 +74,7 @@ def let_go(alias: str, goes_on: Callable[[], bool] = lambda: True) -> int:
     if partitions:
         sources = [one.name for one in partitions if one.end is None]
         for one in partitions:
-            if one.end is None or not goes_on():
+            if one.end is None or not may_continue():
                 continue
             if not _drop(alias, connection, journal, one):
                 sources.append(one.name)
@@ -85,14 +85,14 @@ def let_go(alias: str, goes_on: Callable[[], bool] = lambda: True) -> int:
             # What will go with its partition is not deleted before.
             if kept is None or (end is not None and not journal.is_over(connection, end, kept // _MS)):
                 continue
-            while goes_on():
+            while may_continue():
                 # Asked each time: meanwhile a queue may be filled anew, or a replay begin.
                 hold = hold_of(alias, topic)
                 count = journal.purge(connection, topic, kept // _MS, hold, BATCH, source)
                 removed += count
                 if count < BATCH:
                     break
-    _forget_copies(alias, journal, goes_on)
+    _forget_copies(alias, journal, may_continue)
     return removed
 
 
@@ -146,7 +146,7 @@ def _drop(alias: str, connection: Any, journal: JournalSql, partition: Partition
     return True
 
 
-def _forget_copies(alias: str, journal: JournalSql, goes_on: Callable[[], bool]) -> None:
+def _forget_copies(alias: str, journal: JournalSql, may_continue: Callable[[], bool]) -> None:
     """The notes of what was copied go with the entries: for each queue by its own topics, since others may be kept for ever."""
     connection = connections[alias]
     topics = journal.topics(connection)
@@ -157,7 +157,7 @@ def _forget_copies(alias: str, journal: JournalSql, goes_on: Callable[[], bool])
         if any(firsts):
             notes = notes.filter(seq__lt=min(first[0].seq for first in firsts if first is not None))
         after = 0
-        while goes_on() and (some := dict(notes.filter(seq__gt=after).values_list("seq", "number")[:NOTES])):
+        while may_continue() and (some := dict(notes.filter(seq__gt=after).values_list("seq", "number")[:NOTES])):
             # An entry may have a lower bookmark than the first one, when its transaction was longer.
             gone = some.keys() - journal.present(connection, list(some))
             JournalCopied.objects.using(alias).filter(pk__in=[some[seq] for seq in gone]).delete()

@@ -22,7 +22,7 @@ GAUGES: tuple[tuple[str, str, Callable[[QueueFigures], float | None]], ...] = (
     ("messages_exact", "1 if waiting, leased, lapsed and expired are counts, 0 if they are estimates.",
      lambda one: None if one.exact is None else int(one.exact)),
     ("oldest_message_age_seconds", "Age of the oldest waiting message; 0 when none waits.", lambda one: _age(one)),
-    ("workers", "Live workers; of (dispatcher) and (housekeeping), who lives of them.", lambda one: one.subscribers),
+    ("workers", "Live workers; of (dispatcher) and (maintenance), who lives of them.", lambda one: one.subscribers),
     ("heartbeat_age_seconds", "Age of the oldest heartbeat of a live worker.", lambda one: one.heartbeat_seconds),
     ("paused", "1 if an operator paused it.", lambda one: None if one.paused is None else int(one.paused)),
     ("figures_unknown", "1 if some figure of the queue could not be read, which is left out.", lambda one: int(bool(one.error))),

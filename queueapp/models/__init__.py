@@ -21,13 +21,13 @@ from .row_version import RowVersionIndex
 from .spark_commit import SparkCommit
 from .stored_message import StoredMessage
 from .subject_key import SubjectKey
-from .subscribers import DISPATCHER, HOUSEKEEPING, NO_QUEUES, FairTurn, QueueControl, Subscriber
+from .subscribers import DISPATCHER, MAINTENANCE, NO_QUEUES, FairTurn, QueueControl, Subscriber
 from .subscription import Subscription
 from .table_options import TableOptions
 
 __all__ = [
     "DISPATCHER",
-    "HOUSEKEEPING",
+    "MAINTENANCE",
     "NO_QUEUES",
     "Alert",
     "Arrival",

@@ -14,7 +14,7 @@ from .table_options import ROWS_CAN_BE_SKIPPED
 
 #: What stands for the queue in the rows of a process that dispatches delayed messages, and of one that keeps house (usually
 #: the same one, with a row for each); no label is like them.
-DISPATCHER, HOUSEKEEPING = NO_QUEUES = "(dispatcher)", "(housekeeping)"
+DISPATCHER, MAINTENANCE = NO_QUEUES = "(dispatcher)", "(maintenance)"
 
 
 def list_told(text: str) -> list[Any]:

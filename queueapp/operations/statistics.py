@@ -22,7 +22,7 @@ from ..delayed.dispatch import COUNTED
 from ..errors import MissingVerb, QueueNotFound
 from ..flow import in_force
 from ..journal.append import is_fed
-from ..models import DISPATCHER, HOUSEKEEPING, NO_QUEUES, PoisonMessage, QueueControl, each_value
+from ..models import DISPATCHER, MAINTENANCE, NO_QUEUES, PoisonMessage, QueueControl, each_value
 from ..models.queue import holds
 from ..sending import early_acks
 from ..sql import backend_of, looking, queue_sql
@@ -41,7 +41,7 @@ UNKNOWN = "\u2013"
 #: What it means that nobody alive does it.
 NOBODY = {
     DISPATCHER: "none is alive: delayed messages wait",
-    HOUSEKEEPING: "none is alive: expired messages stay, what dead workers had leased waits for the end of its lease, and what is "
+    MAINTENANCE: "none is alive: expired messages stay, what dead workers had leased waits for the end of its lease, and what is "
     "held is not evaluated",
 }
 

@@ -50,18 +50,18 @@ def processed_once(context: Any) -> bool:
     return first
 
 
-def keep_house(alias: str, goes_on: Callable[[], bool]) -> None:
+def run_maintenance(alias: str, may_continue: Callable[[], bool]) -> None:
     """Delete notes whose retention is over, and keys whose messages are gone."""
     connection = connections[alias]
     backend = backend_of(connection)
     if settings.PROCESSED_RETENTION:
         kept = int(settings.PROCESSED_RETENTION.total_seconds() * 1000)
-        while goes_on() and backend.dedupe.purge_processed(connection, TABLE, kept, BATCH) == BATCH:
+        while may_continue() and backend.dedupe.purge_processed(connection, TABLE, kept, BATCH) == BATCH:
             pass
     store, kept = StoreTable.of(DelayedMessage, "due"), int(KEYS_KEPT.total_seconds() * 1000)
     keys = MessageKey._meta.db_table
     for queue in queues:
         if queue.delivery.dedupe_key is not None and router.db_for_write(queue) == alias:
             table = queue_sql(queue, connection).table
-            while goes_on() and backend.dedupe.purge_keys(connection, keys, table, store, kept, BATCH) == BATCH:
+            while may_continue() and backend.dedupe.purge_keys(connection, keys, table, store, kept, BATCH) == BATCH:
                 pass

@@ -4,7 +4,7 @@ Only queues with ``deferred_ack_expiration`` come here. A send and an ack of the
 their transactions: a send on the message's own name, a bulk send on one name that all of them share, and an ack that finds
 no message on both. Whichever comes second waits until the other's transaction is over, and sees what that did.
 
-What enters by another way (a foreign INSERT, a delayed message that is due, a requeue) takes no such lock. Housekeeping
+What enters by another way (a foreign INSERT, a delayed message that is due, a requeue) takes no such lock. Maintenance
 finds it (``settle``); until then it can be received.
 """
 

@@ -1,2 +1,4 @@
-"""What any process that receives for long has, whatever runs its handlers: it says that it lives, hears wake-ups, dispatches and
-keeps house. No process tree, no receive task."""
+"""The long-running parts that every receiving process has, a worker's or Celery's: heartbeat, listener, dispatcher, maintenance.
+
+Each is a ``Service``. Nothing in this package needs the process tree or a receiver.
+"""

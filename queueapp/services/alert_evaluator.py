@@ -1,5 +1,7 @@
-"""Evaluates and tells alerts, on a thread of its own beside the housekeeping and only while that leads: a webhook that hangs is not
-to keep anybody from giving leases back."""
+"""Evaluates alerts and sends their notifications, beside the maintenance of a database and only while that is the leader.
+
+It has a thread of its own, because a webhook that hangs must not delay the release of leases.
+"""
 
 from __future__ import annotations
 
@@ -14,49 +16,49 @@ from .. import callbacks
 from ..alerts import conditions, store
 from ..circuit_breaker import CircuitBreaker
 from ..conf import settings
-from .connection_timeouts import answering_each, at_rest, go_on, rest
-from .maintenance import Housekeeping
+from .connection_timeouts import deadline_per_statement, pause_deadline, resume_deadline, without_deadline
+from .maintenance import Maintenance
 from .service import Service
 
 log = logging.getLogger("queueapp.workers")
 
-#: How often it looks, if the settings do not say.
-EVERY = timedelta(seconds=30)
+#: Interval between two evaluations where ``QUEUEAPP["ALERTS"]`` does not set ``every``.
+DEFAULT_INTERVAL = timedelta(seconds=30)
 
 
-class Alerting(Service):
+class AlertEvaluator(Service):
     """The alerts of one database."""
 
-    def __init__(self, alias: str, queues: Sequence[Any], housekeeping: Housekeeping) -> None:
+    def __init__(self, alias: str, queues: Sequence[Any], maintenance: Maintenance) -> None:
         super().__init__(f"alerts-{alias}")
         self.alias = alias
         self._queues = queues
-        self._housekeeping = housekeeping
+        self._maintenance = maintenance
         self.breaker = CircuitBreaker(f"Alerts in {alias}")
 
     def serve(self) -> None:
-        callbacks.guard(at_rest)
+        callbacks.guard(without_deadline)
         while not self.stopping:
-            wait = settings.ALERTS.get("every", EVERY).total_seconds()
+            wait = settings.ALERTS.get("every", DEFAULT_INTERVAL).total_seconds()
             try:
-                if self._housekeeping.leads:
-                    self.look()
+                if self._maintenance.is_leader:
+                    self.evaluate()
                 self.breaker.success()
             except Error as error:
                 connections[self.alias].close()
                 wait = max(wait, self.breaker.failure(error))
             except Exception:
-                # A project's settings, a receiver's trick: it is no reason to end the process.
+                # A project's setting or signal receiver failed; that must not end the process.
                 log.exception("Alerts in %r could not be evaluated.", self.alias)
             self.pause(wait)
 
-    def look(self) -> None:
-        """Evaluate once, and tell."""
-        with answering_each(connections[self.alias]):
-            mine = {queue._meta.label for queue in self._queues}
-            store.reconcile(self.alias, conditions.look(self.alias, self._queues), mine)
-            resting = rest()  # from here on it also waits for mail servers and webhooks
+    def evaluate(self) -> None:
+        """Evaluate the conditions once and send what is due."""
+        with deadline_per_statement(connections[self.alias]):
+            labels = {queue._meta.label for queue in self._queues}
+            store.reconcile(self.alias, conditions.look(self.alias, self._queues), labels)
+            paused = pause_deadline()  # mail servers and webhooks are not the database
             try:
-                store.tell(self.alias, mine)
+                store.tell(self.alias, labels)
             finally:
-                go_on(resting)
+                resume_deadline(paused)

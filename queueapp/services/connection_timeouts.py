@@ -1,16 +1,15 @@
-"""How a worker finds out that the other end of a connection is dead, when nothing says so (half-open TCP).
+"""Detects that the other end of a database connection is dead although no error says so (half-open TCP).
 
 Three layers, each for what the one before cannot see:
 
-* keepalives and ``tcp_user_timeout`` of this host's kernel: the server's host or the network vanished;
-* the same on the server, and its own check of clients in mid-query: a worker vanished, and a row that it had locked is
-  back as soon as the server knows;
-* ``Answering``: the peer acknowledges every byte and never answers (a frozen server, one that died behind a load
-  balancer). A statement of the engine that takes longer than ``DATABASE_TIMEOUT`` has its socket shut down by a watching
-  thread (``peer_watch``); the waiting thread gets an ordinary lost connection. Handlers have their time limits
-  instead.
+* keepalives and ``tcp_user_timeout`` of this host's kernel: the server's host or the network has vanished;
+* the same on the server, and its check of clients in mid-query: a worker has vanished, and the rows that it locked are free as
+  soon as the server notices;
+* ``ResponseDeadline``: the peer acknowledges every byte and never answers (a frozen server, one that died behind a load
+  balancer). ``ConnectionWatchdog`` shuts down the socket of a statement of the engine that takes longer than
+  ``DATABASE_TIMEOUT``; the waiting thread gets an ordinary lost connection. Handlers have their time limits instead.
 
-What the user's DATABASES say comes first. Unix sockets need none of the TCP settings, and ignore them.
+Values in the project's DATABASES take precedence. Unix sockets need none of the TCP settings and ignore them.
 """
 
 from __future__ import annotations
@@ -32,14 +31,20 @@ from ..conf import settings
 from ..errors import UnsupportedServer
 from ..sql import ErrorKind, backend_of
 from .database_outage import outage_of
+from .service import Service
 
 log = logging.getLogger("queueapp.workers")
 _T = TypeVar("_T")
 
+#: Seconds between two checks of the watchdog.
+_CHECK_INTERVAL = 0.25
+
 
 def prepare_connections() -> Callable[[], None]:
-    """Give this process' databases the settings above, and those that suit handlers, where the user has not set them.
-    Before the first connection. What is returned takes them away again, for a process that goes on (a test run)."""
+    """Set the options above, and those that suit handlers, on this process' databases, where the project has not set them.
+
+    To be called before the first connection. The returned function restores the options, for a process that goes on (a test run).
+    """
     limit, before = settings.DATABASE_TIMEOUT, {}
     for alias in connections:
         try:
@@ -72,17 +77,16 @@ def _connected(*, connection: Any, **_: Any) -> None:
     try:
         backend.sessions.watch_client(connection, settings.DATABASE_TIMEOUT.total_seconds())
     except Error as error:
-        # An exotic server or pooler refuses: it finds out later that a worker is gone, nothing else.
-        log.info("The server of %r cannot be told to watch its clients: %s",
+        # An unusual server or pooler refuses. It notices later that a worker has vanished; nothing else changes.
+        log.info("The server of %r does not accept a check of its clients: %s",
                  connection.alias, str(error).split("\n", 1)[0])  # fmt: skip
 
 
-class Answering:
-    """``with Answering(connection):`` this thread waits for its database now; ``again`` starts the clock anew, ``pause`` is
-    for a handler in between.
+class ResponseDeadline:
+    """``with ResponseDeadline(connection):`` the server has to answer this thread's statements within ``DATABASE_TIMEOUT``.
 
-    In the path of every claim and ack, so it costs a dict entry: no lock, no timer. After one inside another the outer one
-    goes on, its clock started anew.
+    ``restart`` begins a new statement; ``pause`` excludes a handler in between. The block is on the path of every claim and ack
+    and costs one dict entry: no lock, no timer. After a nested block the outer one goes on, with its clock restarted.
     """
 
     __slots__ = ("_connection", "_outer", "_raw")
@@ -92,10 +96,10 @@ class Answering:
         self._outer: tuple[float, Any] | None = None
         self._raw: Any = None
 
-    def __enter__(self) -> Answering:
+    def __enter__(self) -> ResponseDeadline:
         self._raw = self._connection.connection
         self._outer = _waiting.get(threading.get_ident())
-        self.again()
+        self.restart()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
@@ -110,60 +114,62 @@ class Answering:
         connection = self._connection
         if backend_of(connection).error_kind(error) is not ErrorKind.CONNECTION:
             return
-        self.again()
+        self.restart()
         usable = connection.connection is not None and connection.is_usable()
         if usable and self._raw in (None, connection.connection):
-            return  # a server that has become read-only wants a new connection as well, but it answers
+            return  # a server that has become read-only needs a new connection as well, but it answers
         outage = outage_of(connection.alias)
-        outage.failed(error)
+        outage.connection_failed(error)
         if usable:
-            outage.answered()  # Django has opened another one after the rollback that could not be sent
+            outage.recovered()  # Django has opened another connection after the rollback that could not be sent
 
     def pause(self) -> None:
-        """What follows is not the engine's statement."""
+        """The engine waits for no statement from here on."""
         _waiting.pop(threading.get_ident(), None)
 
-    def again(self) -> None:
-        """A new statement."""
+    def restart(self) -> None:
+        """A new statement begins."""
         _waiting[threading.get_ident()] = (monotonic(), self._connection)
 
 
 @contextlib.contextmanager
-def answering_each(connection: Any) -> Iterator[None]:
-    """The same for figures, which are many statements: each of Django's cursors has the time for itself, and where several databases
-    are asked it is this one that is waited for."""
-    with Answering(connection) as answering:
+def deadline_per_statement(connection: Any) -> Iterator[None]:
+    """A ``ResponseDeadline`` for each statement of a Django cursor in the block, for figures, which are many statements."""
+    with ResponseDeadline(connection) as deadline:
 
-        def anew(execute: Callable[..., Any], *statement: Any) -> Any:
-            answering.again()
+        def restarting(execute: Callable[..., Any], *statement: Any) -> Any:
+            deadline.restart()
             return execute(*statement)
 
-        with connection.execute_wrapper(anew):
+        with connection.execute_wrapper(restarting):
             yield
 
 
-def again() -> None:
-    """This thread sends a new statement: if it is watched, the clock starts anew."""
+def restart_deadline() -> None:
+    """This thread sends a new statement: restart its clock, if it has a deadline."""
     thread = threading.get_ident()
     if thread in _waiting:
         _waiting[thread] = (monotonic(), _waiting[thread][1])
 
 
-def rest() -> tuple[float, Any] | None:
-    """What follows on this thread is not the engine's statement, until ``go_on`` with what this returns."""
+def pause_deadline() -> tuple[float, Any] | None:
+    """This thread runs something other than the engine's statements until ``resume_deadline``, which takes what this returns."""
     return _waiting.pop(threading.get_ident(), None)
 
 
-def go_on(resting: tuple[float, Any] | None) -> None:
-    """This thread is watched as it was before ``rest``."""
-    if resting is not None:
-        _waiting[threading.get_ident()] = (monotonic(), resting[1])
+def resume_deadline(paused: tuple[float, Any] | None) -> None:
+    """Restore this thread's deadline as it was before ``pause_deadline``, with its clock restarted."""
+    if paused is not None:
+        _waiting[threading.get_ident()] = (monotonic(), paused[1])
 
 
-def at_rest(what: str, call: Callable[[], _T], *, settled: bool) -> _T:
-    """An ``asides.Guard`` for a service: it is not the database that code of the user's waits for, what that leaves open is not
-    for whatever comes next, and its ``sys.exit()`` is not the end of the service."""
-    resting = rest()
+def without_deadline(what: str, call: Callable[[], _T], *, outcome_final: bool) -> _T:
+    """A ``callbacks.Guard`` for services.
+
+    The callback has no response deadline, a transaction that it leaves open is rolled back, and its ``sys.exit()`` does not end
+    the service.
+    """
+    paused = pause_deadline()
     try:
         return call()
     except Exception:
@@ -176,32 +182,47 @@ def at_rest(what: str, call: Callable[[], _T], *, settled: bool) -> _T:
             if connection.connection is not None and not connection.in_atomic_block and connection.autocommit != wanted:
                 log.error("%s left a transaction open in %r; it is rolled back.", what.capitalize(), connection.alias)
                 connection.close()
-        go_on(resting)
+        resume_deadline(paused)
 
 
-def patience(most: timedelta) -> timedelta:
-    """How long a statement may wait for a lock, at most ``most``, before it would be taken for one without an answer."""
+def bounded_lock_wait(longest: timedelta) -> timedelta:
+    """How long a statement may wait for a lock, at most ``longest``, without being taken for one that gets no answer."""
     limit = settings.DATABASE_TIMEOUT
-    return most if limit is None else min(most, limit / 2)
+    return longest if limit is None else min(longest, limit / 2)
 
 
 #: Thread -> since when it waits for which connection. Each thread writes its own entry only.
 _waiting: dict[int, tuple[float, Any]] = {}
 
 
-def give_up_the_silent(seconds: float) -> None:
-    """Cut the connections that have been waited for longer than this, each once per so many seconds."""
+class ConnectionWatchdog(Service):
+    """Closes connections that do not answer; one per process. Without ``DATABASE_TIMEOUT`` it has nothing to do."""
+
+    def __init__(self) -> None:
+        super().__init__("connection-watchdog")
+
+    def serve(self) -> None:
+        while not self.stopping:
+            if settings.DATABASE_TIMEOUT is not None:
+                close_unresponsive(settings.DATABASE_TIMEOUT.total_seconds())
+            self.pause(_CHECK_INTERVAL)
+
+
+def close_unresponsive(seconds: float) -> None:
+    """Shut down the connections on which a thread has waited for longer than this, each once per so many seconds."""
     for thread, entry in _waiting.copy().items():
         since, connection = entry
         if monotonic() - since > seconds and _waiting.get(thread) is entry:
             _waiting[thread] = (monotonic(), connection)
-            if _cut(connection):
-                log.info("Database %r does not answer for %.0f s: connection given up.", connection.alias, seconds)
-                outage_of(connection.alias).silent(seconds)
+            if _shut_down(connection):
+                log.info(
+                    "Database %r has not answered for %.0f s; its connection is closed.", connection.alias, seconds
+                )
+                outage_of(connection.alias).timed_out(seconds)
 
 
-def _cut(connection: Any) -> bool:
-    """Shut the socket down beneath the thread that waits for it, which then sees a lost connection."""
+def _shut_down(connection: Any) -> bool:
+    """Shut the socket down under the waiting thread, which then sees a lost connection."""
     descriptor = backend_of(connection).sessions.socket_of(connection)
     if descriptor is None:
         return False

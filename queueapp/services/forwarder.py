@@ -1,8 +1,7 @@
-"""The forwarder: moves due messages that one database keeps to queues of another one.
+"""The forwarder: moves due messages from the delayed store of one database to queues of another.
 
-A dispatcher like the other, for one pair of databases: on its own thread and with its own connections and breakers, so that
-a target that is away, or hangs, keeps no messages for healthy ones waiting. It runs only where a queue's
-``Delivery.delayed_in`` asks for it.
+It is a dispatcher for one pair of databases, with its own thread, connections and breakers, so that a target that is down or hangs
+delays no messages for other targets. It runs only where a queue's ``Delivery.delayed_in`` asks for it.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from django.db import connections
 from .. import delayed
 from ..circuit_breaker import CircuitBreaker, RateBreaker
 from ..sql import ErrorKind, backend_of
-from .connection_timeouts import Answering
+from .connection_timeouts import ResponseDeadline
 from .delayed_dispatcher import DelayedDispatcher
 
-#: Seconds between two looks for notes of arrivals that can go, and how long after the last arrival there may be some.
-SWEEP = 60.0
-SWEPT = delayed.KEPT.total_seconds() + 2 * SWEEP
+#: Seconds between two deletions of old arrival records, and for how long after the last arrival there may be some.
+SWEEP_INTERVAL = 60.0
+SWEEP_PERIOD = delayed.KEPT.total_seconds() + 2 * SWEEP_INTERVAL
 
 
 class Forwarder(DelayedDispatcher):
@@ -34,17 +33,18 @@ class Forwarder(DelayedDispatcher):
         self._sweep_at = self._sweep_until = 0.0
         self._term = 0
 
-    def _place(self) -> tuple[str, str]:
-        # By what it is to move: a version that knows of more has a leader of its own, or those would wait for this one's end.
+    def _scope(self) -> tuple[str, str]:
+        # The role depends on the queues that it moves for: a version that knows more queues elects a leader of its own, or their
+        # messages would wait until this one ends.
         known = self.target, sorted(delayed.addresses(self.alias).get(self.target, ()))
         return f"{self.alias} for {self.target}", f" {zlib.crc32(repr(known).encode()):08x}"
 
     def _round(self) -> float:
         wait = super()._round()
-        # Behind all that the round has to tell of itself.
-        if self.leadership.held and self._sweep_at <= monotonic() < self._sweep_until:
-            self._sweep_at = monotonic() + SWEEP
-            with delayed.step(delayed.DispatchFailed, self.target), Answering(connections[self.target]):
+        # After the round, whose own failures come first.
+        if self.elector.is_leader and self._sweep_at <= monotonic() < self._sweep_until:
+            self._sweep_at = monotonic() + SWEEP_INTERVAL
+            with delayed.step(delayed.DispatchFailed, self.target), ResponseDeadline(connections[self.target]):
                 delayed.forget_arrivals(self.alias, self.target)
             if not self._refusals:
                 self.dispatch_breaker.success()
@@ -52,11 +52,11 @@ class Forwarder(DelayedDispatcher):
 
     def _dispatch(self, limit: int) -> delayed.Dispatched:
         self._refusals.clear()
-        done = delayed.forward_due(self.alias, self.target, limit, self._refusals.append, Answering)
-        if done.moved or self._term != self.leadership.term:
-            # A new leader as well: the old one may have been killed, and left some.
-            self._term = self.leadership.term
-            self._sweep_until = monotonic() + SWEPT
+        done = delayed.forward_due(self.alias, self.target, limit, self._refusals.append, ResponseDeadline)
+        if done.moved or self._term != self.elector.term:
+            # Also for a new leader: the old one may have been killed and have left some.
+            self._term = self.elector.term
+            self._sweep_until = monotonic() + SWEEP_PERIOD
         return done
 
     def _next_due_in(self) -> timedelta | None:

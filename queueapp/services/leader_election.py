@@ -1,9 +1,9 @@
-"""Electing one process per database for a role: a row with a lease, by the database's clock, as River does it.
+"""Elects one process per database for a role: a row with a lease by the database's clock, as in River.
 
-**follower** -> takes a free or lapsed row: a new *term* -> **leader**, until a renewal fails or its own monotonic clock,
-measured from *before* the last successful statement, says that the lease may be over: it steps down early rather than
-late. Renewing and resigning name the term, so an old leader can never touch a new one's. Two leaders at once would only
-waste work: dispatch skips rows that are locked.
+**follower** -> takes a free or expired row: a new *term* -> **leader**, until a renewal fails or its own monotonic clock, measured
+from *before* the last successful statement, says that the lease may be over. It steps down early rather than late. Renewing and
+resigning name the term, so an old leader never touches a new one's row. Two leaders at once only waste work: dispatching skips
+locked rows.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from .. import registry
 from ..models import Leader, Now
 
 TERM = timedelta(seconds=15)
-#: A leader trusts its lease this much less than the database grants it.
+#: A leader trusts its lease for so many seconds less than the database grants it.
 MARGIN = 1.0
 
 
-def role(duty: str) -> str:
-    """What is elected for a duty ("housekeeping") in one database: all that know the same queues, for one role.
+def role_name(duty: str) -> str:
+    """The role of a duty ("maintenance") in one database, shared by all processes that know the same queues.
 
-    Two projects on one database do not know each other's queues: each has a leader of its own.
+    Two projects on one database do not know each other's queues: each elects a leader of its own.
     """
     labels = sorted(queue._meta.label for queue in registry.queues)
     return f"{duty} {zlib.crc32(repr(labels).encode()):08x}"
 
 
-class Leadership:
-    """One candidate for one role in one database. Used by one thread. ``period``: how long its lease lasts."""
+class Elector:
+    """One candidate for one role in one database, used by one thread. ``period``: duration of its lease."""
 
     def __init__(self, alias: str, role: str, holder: uuid.UUID, period: timedelta = TERM) -> None:
         if not MARGIN < period.total_seconds() <= TERM.total_seconds():
@@ -48,16 +48,16 @@ class Leadership:
         self._renew_at = 0.0
 
     @property
-    def held(self) -> bool:
-        """Whether this process may act as leader right now."""
+    def is_leader(self) -> bool:
+        """Whether this process may act as leader at present. Safe from any thread; asks no database."""
         return monotonic() < self._trusted_until
 
-    def hold(self) -> bool:
-        """Take or renew the lease if it is time to; returns whether this process is the leader."""
+    def try_lead(self) -> bool:
+        """Take or renew the lease when that is due; returns whether this process is the leader."""
         now = monotonic()
-        if self.held and now < self._renew_at:
+        if self.is_leader and now < self._renew_at:
             return True
-        if not (self.held and self._renew()) and not self._take():
+        if not (self.is_leader and self._renew()) and not self._take():
             self._trusted_until = 0.0
             return False
         self._trusted_until = now + self.period.total_seconds() - MARGIN
@@ -65,7 +65,7 @@ class Leadership:
         return True
 
     def resign(self) -> None:
-        """Give the role up at once, if this term still holds it."""
+        """End the lease at once, if it is still of this term."""
         if self.term:
             rows = Leader.objects.using(self.alias).filter(role=self.role, holder=self.holder, term=self.term)
             rows.update(expires=Now())
@@ -77,8 +77,8 @@ class Leadership:
 
     def _take(self) -> bool:
         rows = Leader.objects.using(self.alias).filter(role=self.role)
-        # A restarted process keeps its holder id and need not wait for its own old lease. Nobody grants himself more than a
-        # term: a lease that ends later is of a clock that has been set back since, or of another server's.
+        # A restarted process keeps its holder id and need not wait for its own old lease. No candidate grants itself more than a
+        # term: a lease that ends later is of a clock that was set back since, or of another server's.
         over = Q(expires__lte=Now()) | Q(expires__gt=Now() + 2 * TERM)
         free = rows.filter(over | Q(holder=self.holder))
         if not free.update(holder=self.holder, term=F("term") + 1, elected_at=Now(), expires=Now() + self.period):
@@ -90,6 +90,6 @@ class Leadership:
                         role=self.role, holder=self.holder, expires=Now() + self.period
                     )
             except IntegrityError:
-                return False  # somebody was faster
+                return False  # another candidate was faster
         self.term = rows.filter(holder=self.holder).values_list("term", flat=True).first() or 0
         return bool(self.term)

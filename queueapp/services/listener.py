@@ -1,9 +1,8 @@
-"""Listening for wake-ups: one connection per process and database that does nothing else (LISTEN, or Service Broker).
+"""Receives notifications: one connection per process and database that does nothing else (LISTEN, or Service Broker).
 
-Peeks and claims never wait for it. Where it does not work (a pooler in transaction mode, a database without Service Broker)
-that is said once, and polling carries on: it is the truth anyway. A half-open connection is found
-out by a round trip every ``LIVENESS`` seconds. After an outage it listens again with the first connection that works,
-whichever service or task of the process has it.
+Peeks and claims never wait for it. Where notifications do not work (a pooler in transaction mode, a database without Service
+Broker) the log says so once, and queues are polled. A round trip every ``LIVENESS`` seconds detects a half-open connection. After
+an outage the listener reconnects as soon as any connection of the process works.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from django.db import Error, connections
 from ..notifier import CHANNEL
 from ..sql import backend_of
 from ..sql.wakeups import Ear, NoWakeUps
-from .connection_timeouts import Answering
+from .connection_timeouts import ResponseDeadline
 from .database_outage import outage_of
 from .service import Service
 
@@ -26,30 +25,30 @@ log = logging.getLogger("queueapp.workers")
 
 #: Seconds between two proofs that the connection is alive, and how long one may take.
 LIVENESS = 15.0
-#: Seconds between two attempts to listen: the first two, at most, and after the server has said that it cannot be had.
-_FIRST_WAIT, _LONGEST_WAIT, _HOPELESS_WAIT = 1.0, 30.0, 300.0
+#: Seconds between two attempts to listen: the first two, the longest, and after the server has refused.
+_FIRST_WAIT, _LONGEST_WAIT, _REFUSED_WAIT = 1.0, 30.0, 300.0
 
 
 class NoNotifications(Exception):
-    """The server lets us listen, and nothing arrives."""
+    """The server accepts LISTEN, and no notification arrives."""
 
 
 class Listener(Service):
-    """Calls ``on_wake(payload)`` for every wake-up of one database, on its own thread."""
+    """Calls ``on_notify(payload)`` for every notification of one database, on its own thread."""
 
-    def __init__(self, alias: str, on_wake: Callable[[str], None]) -> None:
+    def __init__(self, alias: str, on_notify: Callable[[str], None]) -> None:
         super().__init__(f"listener-{alias}")
         self.alias = alias
-        self._on_wake = on_wake
-        #: Set while wake-ups arrive; tests wait for it.
+        self._on_notify = on_notify
+        #: Set while notifications arrive; tests wait for it.
         self.established = threading.Event()
-        self._said = False
+        self._reported = False
 
     def prepare(self) -> None:
         self.established.clear()
 
     def serve(self) -> None:
-        with outage_of(self.alias).awaited(self.wake):
+        with outage_of(self.alias).on_recovery(self.wake):
             self._keep_listening()
 
     def _keep_listening(self) -> None:
@@ -65,46 +64,49 @@ class Listener(Service):
                     wait = _FIRST_WAIT
                 self.established.clear()
                 if isinstance(error, Error) and ear.broken:
-                    outage_of(self.alias).failed(error)
+                    outage_of(self.alias).connection_failed(error)
                 lost = outage_of(self.alias).covers(error)
-                if not self._said:
-                    self._said = True
+                if not self._reported:
+                    self._reported = True
                     level, why = logging.INFO if lost else logging.WARNING, str(error).split("\n", 1)[0]
-                    log.log(level, "No wake-ups from %r, its queues are polled meanwhile: %s", self.alias, why)
+                    log.log(
+                        level, "No notifications from %r; its queues are polled: %s", self.alias, why,
+                        extra={"database": self.alias},
+                    )  # fmt: skip
                 if isinstance(error, NoWakeUps):
-                    wait = _HOPELESS_WAIT
+                    wait = _REFUSED_WAIT
                 # Woken: the database answers again.
                 wait = _FIRST_WAIT if self.pause(wait) else min(wait * 2, _LONGEST_WAIT)
 
     def _listen(self, ear: Ear) -> None:
         ear.connect()
-        with Answering(ear.connection):
+        with ResponseDeadline(ear.connection):
             ear.listen()
-        # Behind a pooler in transaction mode the LISTEN lands on some server connection: nothing ever arrives.
+        # Behind a pooler in transaction mode the LISTEN reaches some server connection, and nothing ever arrives.
         self._prove(ear)
         self.established.set()
-        outage_of(self.alias).answered()
-        if self._said:
-            log.info("Wake-ups from %r work again.", self.alias)
-            self._said = False
+        outage_of(self.alias).recovered()
+        if self._reported:
+            log.info("Notifications from %r work again.", self.alias, extra={"database": self.alias})
+            self._reported = False
         proved = monotonic()
         while not self.stopping:
             for payload in ear.heard(ear.slice_seconds):
                 if payload != _PROOF:
-                    self._on_wake(payload)
+                    self._on_notify(payload)
                 if self.stopping:
                     return
             if monotonic() - proved > LIVENESS:
-                with Answering(ear.connection):
+                with ResponseDeadline(ear.connection):
                     ear.answer()
                 proved = monotonic()
 
     def _prove(self, ear: Ear) -> None:
-        """A wake-up must arrive, or listening does not work here. Sent on another connection, as all the others will be:
-        a pooler hands the answer to one's own statement back together with the notification."""
+        """Require that a notification arrives. It is sent on another connection, as all others are: a pooler returns a
+        notification of its own connection together with the answer to the statement."""
         connection = connections[self.alias]
         try:
-            with Answering(connection):
+            with ResponseDeadline(connection):
                 backend_of(connection).notifications.notify(connection, CHANNEL, _PROOF)
         finally:
             connection.close()
@@ -113,14 +115,14 @@ class Listener(Service):
             payloads = ear.heard(0.5)
             for payload in payloads:
                 if payload != _PROOF:
-                    self._on_wake(payload)
+                    self._on_notify(payload)
             if _PROOF in payloads:
                 return
         if self.stopping:
             return
         raise NoNotifications(
-            "Nothing arrives of what is told; is there a connection pooler in transaction mode? "
-            "Point the workers at the server itself, or set QUEUEAPP.NOTIFY to False."
+            "a notification that was sent does not arrive; is there a connection pooler in transaction mode? "
+            "Connect the workers to the server directly, or set QUEUEAPP.NOTIFY to False."
         )
 
 

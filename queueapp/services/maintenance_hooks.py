@@ -1,9 +1,10 @@
-"""What optional apps keep that grows old: they say so here when they are loaded, and who keeps house sees to it."""
+"""Where optional apps register the deletion of their old rows, which the maintenance of a database then runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-#: Called with a database's alias now and then, until the second argument says no. Each in batches that wait for nobody.
-pieces: list[Callable[[str, Callable[[], bool]], Any]] = []
+#: Called now and then with a database alias and a function that says whether to continue. Each works in batches that skip locked
+#: rows and wait for no lock.
+hooks: list[Callable[[str, Callable[[], bool]], Any]] = []

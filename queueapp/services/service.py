@@ -1,9 +1,9 @@
-"""What the long-running helpers of a process have in common: one thread each, started, stopped, and never ending unseen.
+"""The base of the long-running parts of a process: one thread each, with a start and a stop, and no end that goes unnoticed.
 
-A service ends because it was asked to. One that ends otherwise, by whatever exception or by returning, is logged with its
-traceback and reported to its process, which stops in order and is replaced: without its heartbeat it would be buried
-alive, without its dispatcher it would look healthy and do nothing. ``start`` and ``stop`` may be called at any time and
-from any thread; a service that was stopped can be started again.
+States: **stopped** -> ``start`` -> **running** -> ``ask_to_stop`` -> **stopping** -> its thread ends -> **stopped**. A service that
+ends without having been asked, by any exception or by returning, is logged with its traceback and reported to its process, which
+stops in order and is replaced: without its heartbeat it would be declared dead while it works, without its dispatcher it would
+look healthy and do nothing. ``start`` and ``stop`` may be called at any time and from any thread.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from django.db import connections
 log = logging.getLogger("queueapp.workers")
 
 
-class Life(NamedTuple):
-    """From one start of a service to its end.
+class ServiceState(NamedTuple):
+    """One run of a service, from a start to its end.
 
-    That it has ended is said by its thread itself. ``Thread.is_alive`` takes a lock, and up to Python 3.12 an exception that
-    strikes there (an exit, a time limit; under gevent it lets others run) leaves a thread that runs marked as one that has ended:
-    seen of a Celery worker with gevent, told to shut down, which then did not wait for its keeper to sign off.
+    The thread itself sets ``ended``. ``Thread.is_alive`` takes a lock, and up to Python 3.12 an exception that arrives there (an
+    exit, a time limit; gevent switches there) leaves a running thread marked as ended. Observed with a Celery worker under gevent:
+    on shutdown it did not wait for its process agent to deregister.
     """
 
     thread: threading.Thread
@@ -35,75 +35,75 @@ class Life(NamedTuple):
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended; in a forked child those of the parent have."""
+        """Whether the run has ended; in a forked child those of the parent have."""
         return self.ended.is_set() or self.process != os.getpid()
 
 
 class Service:
-    """One helper. A subclass says what it does in ``serve``, which returns soon once ``stopping`` is true."""
+    """A subclass implements ``serve``, which returns soon once ``stopping`` is true."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._lock = threading.Lock()
-        self._life: Life | None = None
-        self._asked = False
-        self._bell = threading.Event()
+        self._state: ServiceState | None = None
+        self._asked_to_stop = False
+        self._waker = threading.Event()
         self._on_end: Callable[[Service], None] | None = None
 
     # -- from outside ---------------------------------------------------------------------------------------------
 
     def start(self, on_end: Callable[[Service], None] | None = None) -> None:
-        """Start its thread; nothing happens when it runs already. ``on_end``: called on that thread if it ends unasked.
+        """Start the thread; no effect while it runs. ``on_end`` is called on that thread if it ends unasked.
 
-        Raises RuntimeError while an earlier life has not ended yet: two of them at once would share their state.
+        Raises RuntimeError while an earlier run has not ended: two runs at once would share their state.
         """
         with self._lock:
             if self.is_alive():
-                if self._asked:
+                if self._asked_to_stop:
                     raise RuntimeError(f"{self.name} has been stopped and has not ended yet.")
                 return
-            self._asked = False
-            self._bell.clear()
+            self._asked_to_stop = False
+            self._waker.clear()
             self._on_end = on_end
             self.prepare()
             ended = threading.Event()
             thread = threading.Thread(target=self._live, args=(ended,), name=self.name, daemon=True)
             thread.start()
-            # Only now: nobody can ever wait for a thread that was not started.
-            self._life = Life(thread, ended, os.getpid())
+            # Only now: a wait for a thread that was not started would never end.
+            self._state = ServiceState(thread, ended, os.getpid())
 
     def ask_to_stop(self) -> None:
-        """Tell it to end, without waiting for that."""
+        """Request the end without waiting for it."""
         with self._lock:
-            self._asked = True
-            self._bell.set()
+            self._asked_to_stop = True
+            self._waker.set()
 
     def stop(self, seconds: float = 5.0) -> bool:
-        """Tell it to end and wait for that; False when it has not ended after so many seconds."""
+        """Request the end and wait for it; False when it has not ended after so many seconds."""
         self.ask_to_stop()
         return self.join(seconds)
 
     def join(self, seconds: float | None = None) -> bool:
-        """Wait for its end; whether it has ended. At once on its own thread, and when it was never started."""
-        life = self._life
-        if life is None or life.process != os.getpid():
+        """Wait for the end; returns whether it has ended. Returns at once on its own thread, and when it was never started."""
+        state = self._state
+        if state is None or state.process != os.getpid():
             return True
-        if life.thread is not threading.current_thread() and life.ended.wait(seconds):
-            life.thread.join(seconds)  # what is left of it is a moment
-        return life.is_over
+        if state.thread is not threading.current_thread() and state.ended.wait(seconds):
+            state.thread.join(seconds)  # its last instructions
+        return state.is_over
 
     def is_alive(self) -> bool:
         """Whether its thread runs."""
-        return self._life is not None and not self._life.is_over
+        return self._state is not None and not self._state.is_over
 
     def wake(self) -> None:
-        """Cut its present pause short, or the next one. Safe from any thread."""
-        self._bell.set()
+        """End its present pause, or the next one. Safe from any thread."""
+        self._waker.set()
 
     # -- for subclasses -------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Called by ``start``, before the thread exists: what the last life has left behind goes here."""
+        """Called by ``start`` before the thread exists: resets what an earlier run has left."""
 
     def serve(self) -> None:
         """The service itself, on its thread."""
@@ -112,21 +112,21 @@ class Service:
     @property
     def stopping(self) -> bool:
         """Whether it was asked to end."""
-        return self._asked
+        return self._asked_to_stop
 
     def pause(self, seconds: float) -> bool:
-        """Wait for so long, at most until it is woken or has to end; whether that came first."""
-        rung = self._bell.wait(seconds)
-        # Whoever asks it to end says so before he rings, so the bell may be silenced: ``stopping`` stays true.
-        self._bell.clear()
-        return rung
+        """Wait until the time is over, it is woken, or it has to end; returns whether it was woken or has to end."""
+        woken = self._waker.wait(seconds)
+        # ``ask_to_stop`` sets its flag before the event, so clearing the event loses nothing.
+        self._waker.clear()
+        return woken
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _live(self, ended: threading.Event) -> None:
-        with self._lock:  # until ``start`` has said so
-            if self._life is None or self._life.ended is not ended:
-                return  # an exit struck there: nobody knows of this thread, and nobody would wait for it
+        with self._lock:  # until ``start`` has stored the state
+            if self._state is None or self._state.ended is not ended:
+                return  # an exception ended ``start`` before it stored the state: no thread would ever wait for this one
         try:
             self._run()
         finally:
@@ -145,13 +145,13 @@ class Service:
             if failure is not None:
                 log.warning("%s failed while it stopped.", self.name, exc_info=failure)
             return
-        log.critical("%s ended though nobody asked it to.", self.name, exc_info=failure)
+        log.critical("%s ended without having been asked to.", self.name, exc_info=failure)
         if self._on_end is not None:
             self._on_end(self)
 
 
-class Job(Service):
-    """A function as a service, which may return once ``until`` is set: by its process, or by ``stop``."""
+class FunctionService(Service):
+    """A function as a service, which may return once ``until`` is set, by its process or by ``stop``."""
 
     def __init__(self, name: str, body: Callable[[], None], until: threading.Event) -> None:
         super().__init__(name)
@@ -171,7 +171,7 @@ class Job(Service):
 
 
 def stop_all(services: Sequence[Service], seconds: float = 5.0) -> bool:
-    """Stop them side by side; False when one of them has not ended after so many seconds."""
+    """Stop them at the same time; False when one of them has not ended after so many seconds."""
     for service in services:
         service.ask_to_stop()
     deadline = monotonic() + seconds

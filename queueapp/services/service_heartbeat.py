@@ -1,6 +1,8 @@
-"""The pulse of a process that dispatches delayed messages, keeps house, or both: a row for each among the subscribers says
-that it is alive and which of its breakers are not disarmed. It holds no leases, so nobody has to bury it: a dead one is
-forgotten."""
+"""The heartbeat of a process that runs the dispatcher, maintenance, or both.
+
+A subscriber row for each says that it is alive and which of its breakers are not closed. It holds no leases: the row of a dead one
+is simply deleted.
+"""
 
 from __future__ import annotations
 
@@ -13,56 +15,60 @@ from django.db import Error, connections
 from ..circuit_breaker import Breaker, BreakerReport, CircuitBreaker
 from ..conf import settings
 from ..models import Subscriber
-from .connection_timeouts import Answering
+from .connection_timeouts import ResponseDeadline
 from .service import Service
-from .subscriber_rows import alive, all_beat, row_of_process, told
+from .subscriber_rows import breakers_json, heartbeat_unchanged, liveness_columns, process_columns
 
 log = logging.getLogger("queueapp.workers")
 
 
-class Pulse(Service):
-    """Beats for one database. ``breakers``: of each of ``NO_QUEUES`` that this process is."""
+class ServiceHeartbeat(Service):
+    """Writes the rows of one database. ``breakers``: those of each of ``NO_QUEUES`` that this process runs."""
 
     def __init__(self, alias: str, breakers: Mapping[str, Sequence[Breaker]], supervisor: uuid.UUID) -> None:
-        super().__init__(f"pulse-{alias}")
+        super().__init__(f"service-heartbeat-{alias}")
         self.alias = alias
         self._breakers = {name: (uuid.uuid4(), own) for name, own in breakers.items()}
         self._supervisor = supervisor
-        self._breaker = CircuitBreaker(f"Pulse in {alias}")
-        self._told: dict[str, str] | None = None
+        self._breaker = CircuitBreaker(f"Heartbeat of services in {alias}")
+        self._written: dict[str, str] | None = None
 
     def serve(self) -> None:
         while not self.stopping:
             wait = settings.HEARTBEAT_INTERVAL.total_seconds()
             try:
-                with Answering(connections[self.alias]):
-                    self._beat()
+                with ResponseDeadline(connections[self.alias]):
+                    self._write()
                 self._breaker.success()
             except Error as error:
                 connections[self.alias].close()
                 wait = self._breaker.failure(error)
             self.pause(wait)
         try:
-            with Answering(connections[self.alias]):
+            with ResponseDeadline(connections[self.alias]):
                 Subscriber.objects.using(self.alias).filter(pk__in=[key for key, _ in self._breakers.values()]).delete()
         except Error as error:
-            log.info("%s of %r could not sign off: %s", " and ".join(self._breakers), self.alias, error)
+            log.info(
+                "%s could not deregister from %r; other processes see it as dead in %.0f s: %s",
+                " and ".join(self._breakers), self.alias, settings.DEAD_AFTER.total_seconds(), error,
+            )  # fmt: skip
 
-    def _beat(self) -> None:
-        news = {name: told(_troubles(breakers)) for name, (_, breakers) in self._breakers.items()}
+    def _write(self) -> None:
+        columns = {name: breakers_json(_reports(breakers)) for name, (_, breakers) in self._breakers.items()}
         keys = [key for key, _ in self._breakers.values()]
-        # One statement for all that have nothing new to say.
-        if self._told == news and all_beat(self.alias, keys):
+        # One statement for all rows that have not changed.
+        if self._written == columns and heartbeat_unchanged(self.alias, keys):
             return
         rows = Subscriber.objects.using(self.alias)
-        for name, trouble in news.items():
+        for name, breakers in columns.items():
             key, _ = self._breakers[name]
-            if not rows.filter(pk=key).update(**alive(), trouble=trouble):
+            if not rows.filter(pk=key).update(**liveness_columns(), trouble=breakers):
                 rows.create(
-                    id=key, queue=name, supervisor=self._supervisor, **row_of_process(), **alive(), trouble=trouble
-                )
-        self._told = news
+                    id=key, queue=name, supervisor=self._supervisor, **process_columns(), **liveness_columns(),
+                    trouble=breakers,
+                )  # fmt: skip
+        self._written = columns
 
 
-def _troubles(breakers: Sequence[Breaker]) -> list[BreakerReport]:
-    return [trouble for one in breakers if (trouble := one.report()) is not None]
+def _reports(breakers: Sequence[Breaker]) -> list[BreakerReport]:
+    return [report for breaker in breakers if (report := breaker.report()) is not None]

@@ -1,4 +1,4 @@
-"""The rows that say that a process lives: what each of them has, whatever it receives with."""
+"""The rows that say that a process is alive: the columns that every kind of process writes."""
 
 from __future__ import annotations
 
@@ -12,64 +12,68 @@ from ..circuit_breaker import BreakerReport
 from ..conf import settings
 from ..models import Now, Subscriber
 from ..version import VERSION
-from .unclean_shutdowns import host_name, life_of
+from .unclean_shutdowns import host_name, process_start_id
 
-#: Characters of an error that a row tells.
-LONGEST_ERROR = 500
+#: Characters of an error in a row.
+MAX_ERROR_LENGTH = 500
 
 
-def alive() -> dict[str, Any]:
-    """What a beat writes."""
+def liveness_columns() -> dict[str, Any]:
+    """The columns of every heartbeat."""
     return {"heartbeat_at": Now(), "alive_until": Now() + settings.DEAD_AFTER}
 
 
-def row_of_process() -> dict[str, Any]:
-    """What each row of this process says of it."""
+def process_columns() -> dict[str, Any]:
+    """The columns that identify this process."""
     return {
         "host": host_name(),
         "process": os.getpid(),
-        "life": life_of(os.getpid()) or "",
+        "life": process_start_id(os.getpid()) or "",
         "version": version(),
     }
 
 
-def beat(
+def heartbeat(
     alias: str,
     subscriber: uuid.UUID,
     queue: Any,
     supervisor: uuid.UUID,
-    news: Mapping[str, Any],
-    first: Callable[[], Mapping[str, Any]],
+    changes: Mapping[str, Any],
+    first_columns: Callable[[], Mapping[str, Any]],
 ) -> bool:
-    """Say that a subscriber of a queue lives, and what is new of it. False: its row was not there, since this is the first
-    beat, or because somebody had declared it dead and released its leases; it is written again, with what ``first`` says."""
+    """Write a subscriber's heartbeat and what has changed.
+
+    False: its row did not exist, because this is the first heartbeat, or because the process was declared dead and its leases were
+    released. The row is then written anew, with ``first_columns``.
+    """
     rows = Subscriber.objects.using(alias)
-    if rows.filter(pk=subscriber).update(**alive(), **news):
+    if rows.filter(pk=subscriber).update(**liveness_columns(), **changes):
         return True
     rows.create(
         id=subscriber,
         queue=queue._meta.label,
         table=queue._meta.db_table,
         supervisor=supervisor,
-        **row_of_process(),
-        **first(),
-        **alive(),
-        **news,
+        **process_columns(),
+        **first_columns(),
+        **liveness_columns(),
+        **changes,
     )
     return False
 
 
-def all_beat(alias: str, subscribers: Sequence[uuid.UUID]) -> bool:
-    """Say that these live, of whom nothing is new. False: one of them, at least, has no row."""
-    return Subscriber.objects.using(alias).filter(pk__in=subscribers).update(**alive()) == len(subscribers)
+def heartbeat_unchanged(alias: str, subscribers: Sequence[uuid.UUID]) -> bool:
+    """Write the heartbeats of subscribers whose other columns have not changed. False: at least one has no row."""
+    rows = Subscriber.objects.using(alias).filter(pk__in=subscribers)
+    return rows.update(**liveness_columns()) == len(subscribers)
 
 
 def version() -> str:
-    """What runs here, as the rows of subscribers name it."""
+    """The version of this process, as its rows name it."""
     return os.environ.get("QUEUEAPP_WORKER_VERSION", VERSION)[:64]
 
 
-def told(troubles: Iterable[BreakerReport]) -> str:
-    """Troubles as the column ``trouble`` holds them; '' when all is well."""
-    found = [one | {"error": one["error"][:LONGEST_ERROR]} for one in troubles]
+def breakers_json(reports: Iterable[BreakerReport]) -> str:
+    """Reports of breakers as their column holds them; '' where all are closed."""
+    found = [report | {"error": report["error"][:MAX_ERROR_LENGTH]} for report in reports]
     return json.dumps(found) if found else ""

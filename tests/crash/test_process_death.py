@@ -180,7 +180,7 @@ def test_leases_of_a_dead_subscriber_are_released_by_its_missing_heartbeat(scene
     Leased.objects.update(lease_expires="2100-01-01T00:00:00Z")
 
     wait_until(lambda: Leased.objects.filter(lease_token=None).exists(), "the lease is released")
-    wait_until(lambda: "is dead; 1 of its leases were released" in survivor.log_text(), "that is logged")
+    wait_until(lambda: "; released 1 lease." in survivor.log_text(), "that is logged")
     wait_until(lambda: not Subscriber.objects.filter(queue="testapp.Leased").exists(), "the subscriber is buried")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from queueapp.models import DISPATCHER, HOUSEKEEPING, Leader, Now, Subscriber
+from queueapp.models import DISPATCHER, MAINTENANCE, Leader, Now, Subscriber
 from tests.testapp.models import Leased, Transactional
 
 from .rig.scene import Scene
@@ -38,7 +38,7 @@ def test_a_tree_without_a_dispatcher_keeps_house(scene: Scene) -> None:
     wait_until(gone, "what had expired is deleted")
     expire(3)
     wait_until(gone, "and again")
-    wait_until(lambda: roles() == [HOUSEKEEPING], "its pulse is seen")
+    wait_until(lambda: roles() == [MAINTENANCE], "its pulse is seen")
     assert holds_for(lambda: not scene.starts("later"), 2), "nobody dispatches"
     wait_until(
         lambda: f"{DISPATCHER} in 'default': none is alive: delayed messages wait" in tree.log_text(), "it is said"
@@ -58,14 +58,14 @@ def test_a_tree_without_housekeeping_dispatches(scene: Scene) -> None:
     wait_until(lambda: roles() == [DISPATCHER], "its pulse is seen")
     assert holds_for(lambda: not gone(), 2), "nobody keeps house"
     wait_until(
-        lambda: f"{HOUSEKEEPING} in 'default': none is alive: expired messages stay" in tree.log_text(), "it is said"
+        lambda: f"{MAINTENANCE} in 'default': none is alive: expired messages stay" in tree.log_text(), "it is said"
     )
     assert holds_for(lambda: tree.log_text().count("none is alive") == 1, 2), "by one of its workers, once"
 
     other = scene.program("keeper", "manage.py", "rundelayeddispatcher")
     other.keep_running()
     wait_until(gone, "another process keeps house")
-    wait_until(lambda: f"{HOUSEKEEPING} in 'default': one is alive again" in tree.log_text(), "that is said as well")
+    wait_until(lambda: f"{MAINTENANCE} in 'default': one is alive again" in tree.log_text(), "that is said as well")
 
 
 @on_both
@@ -76,7 +76,7 @@ def test_one_tree_leads_the_dispatching_and_another_one_the_housekeeping(scene: 
     # Who keeps house keeps the journal as well, elected for itself.
     wait_until(lambda: len(scene.look("SELECT role FROM queueapp_leader")) == 3, "all are elected")
     stands_by.keep_running()
-    wait_until(lambda: roles() == sorted([DISPATCHER, HOUSEKEEPING] * 2), "the third stands by for both")
+    wait_until(lambda: roles() == sorted([DISPATCHER, MAINTENANCE] * 2), "the third stands by for both")
     assert holds_for(lambda: {term for (term,) in scene.look("SELECT term FROM queueapp_leader")} == {1}, 6)
 
     keeps_house.kill()

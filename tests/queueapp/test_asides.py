@@ -16,8 +16,8 @@ def guarded() -> Iterator[list[tuple[str, bool]]]:
     """What the guard of this thread was asked to call."""
     asked: list[tuple[str, bool]] = []
 
-    def by(what: str, call: Callable[[], Any], *, settled: bool) -> Any:
-        asked.append((what, settled))
+    def by(what: str, call: Callable[[], Any], *, outcome_final: bool) -> Any:
+        asked.append((what, outcome_final))
         return call()
 
     callbacks.guard(by)
@@ -35,9 +35,9 @@ def test_without_a_guard_it_is_called_and_nothing_else() -> None:
         callbacks.run("a hook", fail)
 
 
-def test_a_guard_is_told_what_it_is_and_whether_its_message_is_settled(guarded: list[tuple[str, bool]]) -> None:
+def test_a_guard_is_told_what_it_is_and_whether_its_outcome_is_final(guarded: list[tuple[str, bool]]) -> None:
     assert callbacks.run("a hook", lambda: 4711) == 4711
-    assert callbacks.run("the policy", lambda: None, settled=False) is None
+    assert callbacks.run("the policy", lambda: None, outcome_final=False) is None
     with pytest.raises(ValueError, match="its own"):
         callbacks.run("a signal", fail)
 

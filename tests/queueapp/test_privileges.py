@@ -39,9 +39,9 @@ from queueapp.models.delivery import Delivery
 from queueapp.operations import control, move_messages, schema_check, subscriptions
 from queueapp.operations.journal import journal_figures
 from queueapp.operations.statistics import figures
-from queueapp.services.leader_election import Leadership
+from queueapp.services.leader_election import Elector
 from queueapp.services.maintenance import purge_expired
-from queueapp.services.orphaned_leases import release_leases_of_dead_subscribers
+from queueapp.services.orphaned_leases import release_orphaned_leases
 from queueapp.sql import ErrorKind, backend_of, queue_sql
 from queueapp.sql.claimed import SEQ, Range
 from queueapp.sql.rows import Row
@@ -203,12 +203,12 @@ def test_a_worker_receives_ends_fails_dispatches_and_keeps_house() -> None:
         row = Subscriber.objects.create(
             queue=Leased._meta.label, host="h", process=2, supervisor=uuid.uuid4(), alive_until=Now() - timedelta(1)
         )
-        release_leases_of_dead_subscribers("default")
+        release_orphaned_leases("default")
         assert not Subscriber.objects.filter(pk=row.pk).exists()
         assert QueueControl.objects.filter(queue=Leased._meta.label, careful_until__gt=Now()).exists()
         purge_expired(Leased, "default")
-        leadership = Leadership("default", "test", uuid.uuid4())
-        assert leadership.hold()
+        leadership = Elector("default", "test", uuid.uuid4())
+        assert leadership.try_lead()
         leadership.resign()
         assert poison_archive.drop_old(timedelta(hours=1)) == 0
         with refused():

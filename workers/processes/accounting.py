@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from queueapp import callbacks
 from queueapp.circuit_breaker import CircuitBreaker
-from queueapp.services.connection_timeouts import at_rest
+from queueapp.services.connection_timeouts import without_deadline
 from queueapp.services.service import Service
 
 from . import crash_recovery
@@ -49,7 +49,7 @@ class Accounting(Service):
             return [crash for crash in self._open if crash.open_ends]
 
     def serve(self) -> None:
-        callbacks.guard(at_rest)
+        callbacks.guard(without_deadline)
         while True:
             # Before the look at what there is: what was added until then is tried once more.
             last = self.stopping

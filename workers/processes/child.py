@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field
 from time import monotonic
 from typing import Any
 
-from queueapp.services.service import Job, Service, stop_all
+from queueapp.services.service import FunctionService, Service, stop_all
 
 from .signals import Signals
 
@@ -180,7 +180,7 @@ def run_worker(options: ChildOptions, stages: Stages) -> int:
     from queueapp import registry
     from queueapp.conf import settings
     from queueapp.models.delivery import Semantics
-    from queueapp.services.connection_watchdog import PeerWatch
+    from queueapp.services.connection_timeouts import ConnectionWatchdog
     from queueapp.services.listener import Listener
 
     from ..receiving.pump import QueuePump
@@ -233,7 +233,7 @@ def run_worker(options: ChildOptions, stages: Stages) -> int:
             pump.wake()
 
     # A wedged handler ends the process as a stop does; its exit code tells the supervisor to count it.
-    services: list[Service] = [Watchdog(pumps, stages.stopping.set), PeerWatch(), *heartbeats]
+    services: list[Service] = [Watchdog(pumps, stages.stopping.set), ConnectionWatchdog(), *heartbeats]
     services += _signing(options, pumps=pumps)
     for alias, own_pumps in by_alias.items():
         # A TRANSACTIONAL queue is leased while it is received carefully.
@@ -242,7 +242,7 @@ def run_worker(options: ChildOptions, stages: Stages) -> int:
             services.append(Renewals(alias, leased))
     if settings.NOTIFY:
         services += [Listener(alias, on_wake) for alias in by_alias]
-    receiving = [Job(f"the pump of {pump.queue._meta.label}", pump.run, stages.stopping) for pump in pumps]
+    receiving = [FunctionService(f"the pump of {pump.queue._meta.label}", pump.run, stages.stopping) for pump in pumps]
     stages.begin()
     for service in services:
         service.start(stages.fail)
@@ -275,7 +275,9 @@ def run_worker(options: ChildOptions, stages: Stages) -> int:
     return FAILED if stages.failed else 0
 
 
-def _wait_for_pumps(pumps: Any, jobs: Sequence[Job], stages: Stages, seconds: float, patient: bool = False) -> bool:
+def _wait_for_pumps(
+    pumps: Any, jobs: Sequence[FunctionService], stages: Stages, seconds: float, patient: bool = False
+) -> bool:
     deadline = monotonic() + seconds
     while monotonic() < deadline and not (stages.hurry.is_set() and not patient):
         if not any(job.is_alive() for job in jobs) and all(pump.crew.join(0) for pump in pumps):
@@ -292,22 +294,22 @@ def run_dispatcher(options: ChildOptions, stages: Stages) -> int:
     from queueapp import delayed, notifier, registry
     from queueapp.circuit_breaker import Breaker
     from queueapp.conf import settings
-    from queueapp.models import DISPATCHER, HOUSEKEEPING
+    from queueapp.models import DISPATCHER, MAINTENANCE
     from queueapp.models.queue import holds
-    from queueapp.services.alert_evaluator import Alerting
-    from queueapp.services.connection_watchdog import PeerWatch
+    from queueapp.services.alert_evaluator import AlertEvaluator
+    from queueapp.services.connection_timeouts import ConnectionWatchdog
     from queueapp.services.delayed_dispatcher import DelayedDispatcher
+    from queueapp.services.expression_evaluator import ExpressionEvaluator
     from queueapp.services.forwarder import Forwarder
-    from queueapp.services.leader_election import Leadership, role
+    from queueapp.services.journal_service import JournalService, has_work
+    from queueapp.services.leader_election import Elector, role_name
     from queueapp.services.listener import Listener
-    from queueapp.services.maintenance import Housekeeping
-    from queueapp.services.service_heartbeat import Pulse
+    from queueapp.services.maintenance import Maintenance
+    from queueapp.services.service_heartbeat import ServiceHeartbeat
 
-    from ..services.expression_evaluator import Evaluation
-    from ..services.journal import JournalService, has_work
     from .crash_recovery import FAILED
 
-    services: list[Service] = [PeerWatch()]
+    services: list[Service] = [ConnectionWatchdog()]
     all_movers: list[DelayedDispatcher] = []
     all_breakers: list[Breaker] = []
     for alias in options.aliases:
@@ -321,24 +323,24 @@ def run_dispatcher(options: ChildOptions, stages: Stages) -> int:
             breakers[DISPATCHER] = [breaker for mover in movers for breaker in mover.breakers]
         if options.keeps_house:
             queues = [queue for queue in registry.queues if queue._meta.managed and router.db_for_write(queue) == alias]
-            housekeeping = Housekeeping(alias, queues, Leadership(alias, role("housekeeping"), holder))
+            housekeeping = Maintenance(alias, queues, Elector(alias, role_name("maintenance"), holder))
             services.append(housekeeping)
-            breakers[HOUSEKEEPING] = [housekeeping.breaker]
+            breakers[MAINTENANCE] = [housekeeping.breaker]
             if settings.ALERTS:
-                alerting = Alerting(alias, queues, housekeeping)
+                alerting = AlertEvaluator(alias, queues, housekeeping)
                 services.append(alerting)
-                breakers[HOUSEKEEPING].append(alerting.breaker)
+                breakers[MAINTENANCE].append(alerting.breaker)
             if holding := [queue for queue in queues if holds(queue)]:
-                evaluation = Evaluation(alias, holding)
+                evaluation = ExpressionEvaluator(alias, holding)
                 services.append(evaluation)
-                breakers[HOUSEKEEPING].append(evaluation.breaker)
+                breakers[MAINTENANCE].append(evaluation.breaker)
         keepers: list[Service] = []
         if options.keeps_house and has_work(queues):
-            journal = JournalService(alias, queues, Leadership(alias, role("journal"), holder))
+            journal = JournalService(alias, queues, Elector(alias, role_name("journal"), holder))
             keepers = [journal]
             services.append(journal)
-            breakers[HOUSEKEEPING].append(journal.breaker)
-        services.append(Pulse(alias, breakers, uuid.UUID(options.supervisor)))
+            breakers[MAINTENANCE].append(journal.breaker)
+        services.append(ServiceHeartbeat(alias, breakers, uuid.UUID(options.supervisor)))
         all_movers += movers
         all_breakers += [breaker for own in breakers.values() for breaker in own]
         if settings.NOTIFY and (movers or keepers):

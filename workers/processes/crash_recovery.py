@@ -35,7 +35,7 @@ from queueapp.failures.history import ProcessDied
 from queueapp.models import Subscriber
 from queueapp.models.delivery import Semantics
 from queueapp.receiving import barriers
-from queueapp.services.connection_timeouts import Answering, patience
+from queueapp.services.connection_timeouts import ResponseDeadline, bounded_lock_wait
 from queueapp.sql import ErrorKind, backend_of, queue_sql
 
 from .in_flight_slots import InHand, Slots
@@ -67,7 +67,7 @@ class Crash:
         """Whether it was counted, or cannot be for now. A TRANSACTIONAL receive is rolled back when the server notices that its
         client is gone, which is waited for; who holds the row for longer is another receiver, whose handler may take as long as it
         likes."""
-        return self.counted or self.refused or monotonic() > self.since + patience(PATIENCE).total_seconds()
+        return self.counted or self.refused or monotonic() > self.since + bounded_lock_wait(PATIENCE).total_seconds()
 
     @property
     def open_ends(self) -> int:
@@ -169,13 +169,13 @@ def _sign_off(queue: Any, alias: str, key: uuid.UUID) -> None:
     """Give back what a dead subscriber held and had not begun."""
     connection = connections[alias]
     sql = queue_sql(queue, connection)
-    with Answering(connection) as answering:
+    with ResponseDeadline(connection) as deadline:
         if queue.delivery.keeps_sent:
             while sql.limits.delete_sent(connection, key, 3000):
-                answering.again()
+                deadline.restart()
         if sql.table.has("lease_owner"):
             while sql.maintenance.release_owner(connection, key, 3000, started=False):
-                answering.again()
+                deadline.restart()
             notifier.sent(queue, connection)
         if sql.table.barriers:
             barriers.forget(alias, key)
@@ -186,7 +186,7 @@ def _count_one(queue: Any, one: InHand, text: str) -> None:
     connection = connections[router.db_for_write(queue)]
     while True:
         try:
-            with Answering(connection):
+            with ResponseDeadline(connection):
                 if one.several and queue.delivery.semantics is not Semantics.AT_MOST_ONCE:
                     _count_several(queue, one, text)
                 else:

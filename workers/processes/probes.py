@@ -18,7 +18,7 @@ from django.db import connections, router
 
 from queueapp.operations import statistics
 from queueapp.operations.health import Bounds, Health, health
-from queueapp.services.connection_timeouts import answering_each
+from queueapp.services.connection_timeouts import deadline_per_statement
 
 from .background_query import Asked
 from .http import Page, Reply, Request
@@ -136,7 +136,7 @@ class Probes:
         queues = self._supervisor.queues
         with ExitStack() as stack:
             for alias in {router.db_for_read(queue) or "default" for queue in queues}:
-                stack.enter_context(answering_each(connections[alias]))
+                stack.enter_context(deadline_per_statement(connections[alias]))
             return health(queues or None, supervisor=self._supervisor.id, bounds=bounds)
 
     # -- metrics --------------------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ class Probes:
             by_alias[router.db_for_read(queue) or "default"].append(queue)
         found = []
         for alias, queues in by_alias.items():
-            with answering_each(connections[alias]):
+            with deadline_per_statement(connections[alias]):
                 found += statistics.figures(queues)
         return found
 

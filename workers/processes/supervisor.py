@@ -23,9 +23,8 @@ from django.db import connections, router
 
 from queueapp import delayed
 from queueapp.conf import settings
-from queueapp.models import DISPATCHER, HOUSEKEEPING, NO_QUEUES
-from queueapp.services.connection_timeouts import prepare_connections
-from queueapp.services.connection_watchdog import PeerWatch
+from queueapp.models import DISPATCHER, MAINTENANCE, NO_QUEUES
+from queueapp.services.connection_timeouts import ConnectionWatchdog, prepare_connections
 from queueapp.services.service import Service
 
 from . import crash_recovery
@@ -191,7 +190,7 @@ class Supervisor:
             )
             options.keeps_house = housekeeping
             self.children.append(Child(role, options))
-        here = {DISPATCHER: dispatcher, HOUSEKEEPING: housekeeping}
+        here = {DISPATCHER: dispatcher, MAINTENANCE: housekeeping}
         # One of them says it for all.
         for child in self.children[:1]:
             child.options.lacking = [name for name in NO_QUEUES if not here[name]]
@@ -219,8 +218,8 @@ class Supervisor:
         """Start everything, watch over it, stop it."""
         life_read, life_write = os.pipe()
         as_before = prepare_connections()
-        peer_watch = PeerWatch()
-        peer_watch.start(self._fail)
+        watchdog = ConnectionWatchdog()
+        watchdog.start(self._fail)
         self._accounting.start(self._fail)
         try:
             if self._endpoint is not None:
@@ -239,7 +238,7 @@ class Supervisor:
                     child.signal(signal.SIGKILL)
             os.close(life_write)
             os.close(life_read)
-            peer_watch.stop()
+            watchdog.stop()
             self._accounting.stop(0.0)
             self.close()
             connections.close_all()

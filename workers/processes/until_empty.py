@@ -15,7 +15,7 @@ from queueapp.operations.journal import inactive_messages
 from queueapp.operations.privileges import in_words, lacks_of_worker, remedy_of
 from queueapp.operations.statistics import LIMIT, span
 from queueapp.receiving import barriers
-from queueapp.services.connection_timeouts import Answering
+from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.sql import QueueSql, backend_of, looking, queue_sql
 from queueapp.sql.claimed import Range
 
@@ -44,7 +44,7 @@ def is_empty(queues: Sequence[Any]) -> bool:
         for queue in queues:
             alias = router.db_for_write(queue)
             connection = connections[alias]
-            with Answering(connection):
+            with ResponseDeadline(connection):
                 if not queue_sql(queue, connection).maintenance.is_empty(connection):
                     return False
                 if delayed.waiting(alias, queue._meta.label, 1) or barriers.released(queue, alias, 1):
@@ -63,7 +63,7 @@ def _kept_elsewhere(queue: Any, limit: int) -> dict[str, int]:
     """How many messages other databases keep for a queue, those that keep some."""
     found = {}
     for store in delayed.stores_of(queue):
-        with Answering(connections[store]):
+        with ResponseDeadline(connections[store]):
             if count := delayed.kept_in(store, queue, limit):
                 found[store] = count
     return found
@@ -76,11 +76,11 @@ def remaining(queues: Sequence[Any], *, purges: bool) -> Remaining:
     try:
         for queue in queues:
             alias = router.db_for_write(queue)
-            with Answering(connections[alias]):
+            with ResponseDeadline(connections[alias]):
                 refused = [lack for lack in lacks_of_worker(alias, [queue]) if lack.needed]
             if refused:
                 return Remaining(in_words(refused), hopeless=True, refused=True)
-            with Answering(connections[alias]), transaction.atomic(using=alias):
+            with ResponseDeadline(connections[alias]), transaction.atomic(using=alias):
                 left = _of(queue, alias, purges)
             if left.words:
                 words.append(f"{queue._meta.label}: {left.words}")

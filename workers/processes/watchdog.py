@@ -150,6 +150,6 @@ def interrupt_all(pumps: Sequence[QueuePump]) -> int:
 def _cut_off_aside(task: Task) -> None:
     """A policy is left to decide: interrupted, the default one would, and otherwise."""
     aside = task.aside
-    if aside is not None and aside.settled and task.cut_off is not aside:
+    if aside is not None and aside.outcome_final and task.cut_off is not aside:
         task.cut_off = aside
         raise_in(task, WorkerStopped)

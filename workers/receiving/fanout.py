@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 
 from django.db import Error, connections, transaction
 
-from queueapp.services.connection_timeouts import Answering
+from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.sql.claimed import HEADERS, MAX_SEQ, PRIORITY, RECIPIENT, SEQ, Claimed, Range
 
 from .desk import Desk
@@ -41,7 +41,7 @@ def replace_leased(desk: Desk, rows: Sequence[Claimed], token: uuid.UUID) -> lis
     connection = connections[desk.alias]
     while True:
         try:
-            with Answering(connection):
+            with ResponseDeadline(connection):
                 parts = parts_of(desk, rows)
                 if parts:
                     _replace(desk, parts, token)
@@ -59,7 +59,7 @@ def replace_leased(desk: Desk, rows: Sequence[Claimed], token: uuid.UUID) -> lis
 
 def replace_free(desk: Desk, parts: Parts) -> None:
     """Replace these, whose claim was rolled back; what somebody else has taken since then is his."""
-    with Answering(connections[desk.alias]):
+    with ResponseDeadline(connections[desk.alias]):
         _replace(desk, parts, None)
     desk.copied()
 
@@ -67,7 +67,7 @@ def replace_free(desk: Desk, parts: Parts) -> None:
 def replace_from(desk: Desk, row: Claimed) -> None:
     """The same from a message on that was claimed alone: what follows came from the same producer as a rule."""
     connection = connections[desk.alias]
-    with Answering(connection):
+    with ResponseDeadline(connection):
         stretch = Range(row[SEQ], MAX_SEQ, priority=row[PRIORITY])
         parts = _sorted(desk, desk.sql.claims.read_heads(connection, stretch, MOST))
         if parts:

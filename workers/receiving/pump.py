@@ -33,7 +33,7 @@ from queueapp.flow.filters import SubscriberFilter
 from queueapp.receiving.low_water_marks import WINDOWS_PER_CYCLE, LowWaterMarks
 from queueapp.receiving.priority64_marks import marks_for
 from queueapp.sending.isolation import close_isolated
-from queueapp.services.connection_timeouts import Answering
+from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.sql import queue_sql
 from queueapp.sql.claimed import Peek
 
@@ -267,7 +267,7 @@ class QueuePump(Receives):
             return False
         connection = connections[self.alias]
         try:
-            with Answering(connection):
+            with ResponseDeadline(connection):
                 messages = desk.taking.shared_out(connection, desk.subscriber)
         except Error as error:
             desk.survive(error, self.peek_breaker, connection)
@@ -307,7 +307,7 @@ class QueuePump(Receives):
         connection = connections[self.alias]
         started = monotonic()
         try:
-            with Answering(connection):
+            with ResponseDeadline(connection):
                 desk.look_behind()
                 came_down = self.floors.retreats
                 ahead, behind = desk.look()

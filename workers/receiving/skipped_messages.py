@@ -13,7 +13,7 @@ from django.db import connections
 
 from queueapp.flow.filters import SubscriberFilter
 from queueapp.receiving.low_water_marks import DUTY_CYCLE
-from queueapp.services.connection_timeouts import Answering
+from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.sql import QueueSql
 from queueapp.sql.claimed import HEADERS, SEQ, Claimed, Range
 
@@ -105,7 +105,7 @@ class Strangers:
         connection = connections[self._alias]
         most, longest = FIRST_WALK, WALK if self._filter is None else FILTERED_WALK
         while not self._stopping.is_set():
-            with Answering(connection):
+            with ResponseDeadline(connection):
                 heads = self._heads(connection, stretch, most)
             unknown = next((n for n, head in enumerate(heads) if not self._is_unknown(head, stretch)), len(heads))
             if unknown:

@@ -27,10 +27,10 @@ from queueapp.flow import in_force
 from queueapp.models import Now, QueueControl, Subscriber, UtcField
 from queueapp.operations import subscriptions
 from queueapp.receiving import barriers
-from queueapp.services.connection_timeouts import Answering
+from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.services.service import Service
-from queueapp.services.subscriber_rows import all_beat, beat, told
-from queueapp.services.unclean_shutdowns import Strangers
+from queueapp.services.subscriber_rows import breakers_json, heartbeat, heartbeat_unchanged
+from queueapp.services.unclean_shutdowns import PreviousRuns
 from queueapp.sql import ErrorKind, backend_of
 
 from ..receiving.pump import QueuePump
@@ -72,7 +72,7 @@ class Heartbeat(Service):
 
     def prepare(self) -> None:
         self.begun.clear()
-        self.strangers = Strangers(self.alias, self._supervisor)
+        self.previous_runs = PreviousRuns(self.alias, self._supervisor)
         self._told = {}
         self.missing = [Missing(name, self.alias) for name in self._lacking]
         for pump in self._pumps:
@@ -85,7 +85,7 @@ class Heartbeat(Service):
         while not self.stopping:
             wait = tick
             try:
-                with Answering(connections[self.alias]):
+                with ResponseDeadline(connections[self.alias]):
                     if not self._subscribed:
                         self._subscribe()
                     if monotonic() >= next_beat:
@@ -103,7 +103,7 @@ class Heartbeat(Service):
         """Delete this process' rows: it ended well. Called when the pumps have stopped."""
         rows = Subscriber.objects.using(self.alias).filter(pk__in=[pump.subscriber for pump in self._pumps])
         try:
-            with Answering(connections[self.alias]):
+            with ResponseDeadline(connections[self.alias]):
                 for pump in self._pumps:
                     self._hand_in(pump)
                 rows.delete()
@@ -148,11 +148,11 @@ class Heartbeat(Service):
         news = {pump: _counts(pump) for pump in self._pumps}
         quiet = [pump for pump in self._pumps if self._told.get(pump) == news[pump]]
         # One statement for all that have nothing new to say; each of the others, and all if a row is missing, its own.
-        if quiet and all_beat(self.alias, [pump.subscriber for pump in quiet]):
+        if quiet and heartbeat_unchanged(self.alias, [pump.subscriber for pump in quiet]):
             for pump in quiet:
                 del news[pump]
         for pump, counts in news.items():
-            beat(self.alias, pump.subscriber, pump.queue, self._supervisor, counts, partial(_first, pump))
+            heartbeat(self.alias, pump.subscriber, pump.queue, self._supervisor, counts, partial(_first, pump))
             self._told[pump] = counts
         # One read for all queues: everybody's place among the live subscribers of each.
         live: defaultdict[str, list[uuid.UUID]] = defaultdict(list)
@@ -188,7 +188,7 @@ class Heartbeat(Service):
             if is_careful:
                 careful.add(queue)
         in_force.told(self.alias, overrides, began)
-        careful |= self.strangers.queues()
+        careful |= self.previous_runs.queues()
         for pump in self._pumps:
             label = pump.queue._meta.label
             if label in asked:
@@ -239,7 +239,7 @@ def _counts(pump: QueuePump) -> dict[str, Any]:
         "backlog": pump.backlog.granted(),
         "lost": pump.stats.lost,
         "careful": pump.careful,
-        "trouble": told(pump.desk.troubles()),
+        "trouble": breakers_json(pump.desk.troubles()),
         "progress": _progress(pump),
         "unknown_types": json.dumps([kind[:LONGEST_TYPE] for kind in types]) if types else "",
     }

@@ -16,7 +16,7 @@ from time import monotonic
 from django.db import Error, connections, transaction
 
 from queueapp.circuit_breaker import CircuitBreaker
-from queueapp.services.connection_timeouts import Answering
+from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.services.service import Service
 from queueapp.sql import ErrorKind, backend_of
 from queueapp.sql.claimed import FOREVER_MS
@@ -130,7 +130,7 @@ class Renewals(Service):
         if not seqs:
             return
         try:
-            with Answering(connections[self.alias]), transaction.atomic(using=self.alias):
+            with ResponseDeadline(connections[self.alias]), transaction.atomic(using=self.alias):
                 reached = task.sql.acks.renew(
                     connections[self.alias], sorted(seqs), batch.token, int(batch.period * 1000), WAIT_MS
                 )
@@ -152,7 +152,7 @@ class Renewals(Service):
             verb = task.sql.acks.try_ack if ending.acks else task.sql.acks.try_release
             if ending.acks and task.handlers.finder is not None:
                 verb = partial(task.handlers.finder.try_ack, task.sql)
-            with Answering(connections[self.alias]), transaction.atomic(using=self.alias):
+            with ResponseDeadline(connections[self.alias]), transaction.atomic(using=self.alias):
                 ended = verb(connections[self.alias], ending.seqs, token, WAIT_MS)
             queue.breaker.success()
             ending.seqs = sorted({*ending.seqs}.difference(ended))

@@ -10,7 +10,7 @@ import logging
 from time import monotonic
 
 from queueapp.conf import settings
-from queueapp.models import DISPATCHER, HOUSEKEEPING
+from queueapp.models import DISPATCHER, MAINTENANCE
 from queueapp.operations.statistics import NOBODY
 
 log = logging.getLogger("queueapp.workers")
@@ -19,7 +19,7 @@ log = logging.getLogger("queueapp.workers")
 SAY_AGAIN = 600.0
 REMEDY = {
     DISPATCHER: "start “manage.py rundelayeddispatcher”, or a worker without --no-dispatcher",
-    HOUSEKEEPING: "start “manage.py rundelayeddispatcher”, or a worker, without --no-housekeeping",
+    MAINTENANCE: "start “manage.py rundelayeddispatcher”, or a worker, without --no-housekeeping",
 }
 
 

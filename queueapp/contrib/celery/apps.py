@@ -21,7 +21,7 @@ class CeleryConfig(AppConfig):
     def ready(self) -> None:
         from . import checks, result_rows  # noqa: F401
 
-        maintenance_hooks.pieces.append(result_rows.run_maintenance)
+        maintenance_hooks.hooks.append(result_rows.run_maintenance)
         if find_spec("celery") is not None:
             from celery.app.backends import BACKEND_ALIASES
             from celery.signals import worker_init

@@ -25,17 +25,16 @@ from django.db import Error, connections, router
 from ... import delayed, notifier, registry
 from ...circuit_breaker import Breaker, CircuitBreaker
 from ...conf import settings
-from ...models import DISPATCHER, HOUSEKEEPING, QueueControl, Subscriber
-from ...services.connection_timeouts import Answering
-from ...services.connection_watchdog import PeerWatch
+from ...models import DISPATCHER, MAINTENANCE, QueueControl, Subscriber
+from ...services.connection_timeouts import ConnectionWatchdog, ResponseDeadline
 from ...services.delayed_dispatcher import DelayedDispatcher
 from ...services.forwarder import Forwarder
-from ...services.leader_election import Leadership, role
+from ...services.leader_election import Elector, role_name
 from ...services.listener import Listener
-from ...services.maintenance import Housekeeping
+from ...services.maintenance import Maintenance
 from ...services.service import Service, stop_all
-from ...services.service_heartbeat import Pulse
-from ...services.subscriber_rows import beat, told
+from ...services.service_heartbeat import ServiceHeartbeat
+from ...services.subscriber_rows import breakers_json, heartbeat
 from . import topology
 from .in_flight import Leases
 from .models import BrokerQueue
@@ -82,7 +81,7 @@ class ProcessAgent(Service):
         self._breaker = CircuitBreaker(f"Leases in {alias}")
         self._services: list[Service] = []
         self._listener = Listener(alias, self._heard)
-        self._helpers: list[Service] = [PeerWatch(), *([self._listener] if settings.NOTIFY else [])]
+        self._helpers: list[Service] = [ConnectionWatchdog(), *([self._listener] if settings.NOTIFY else [])]
         self._woken: list[Service] = []
         self._acks_since: float | None = None
         self._alone_since: float | None = None
@@ -122,7 +121,7 @@ class ProcessAgent(Service):
         while not self.stopping:
             wait = IDLE
             try:
-                with Answering(connections[self.alias]):
+                with ResponseDeadline(connections[self.alias]):
                     self._look()
                 self._breaker.success()
                 self._told = None
@@ -172,10 +171,10 @@ class ProcessAgent(Service):
             "handled": leases.acked,
             "outstanding": leases.outstanding,
             "lost": leases.lost,
-            "trouble": told([one for one in (self._breaker.report(),) if one is not None]),
+            "trouble": breakers_json([one for one in (self._breaker.report(),) if one is not None]),
             "consumers": json.dumps([(queue, "") for queue in queues]),
         }
-        if not beat(self.alias, leases.owner, BrokerQueue, self._supervisor, news, dict) and self._has_row:
+        if not heartbeat(self.alias, leases.owner, BrokerQueue, self._supervisor, news, dict) and self._has_row:
             log.warning("This process was taken for dead; what it had leased may be handled twice.")
         self._has_row = True
         self._beats += 1
@@ -230,13 +229,13 @@ class ProcessAgent(Service):
             queues.append(BrokerQueue)  # a URL named this database, whatever a router says
         forwarders = [Forwarder(alias, target, holder) for target in sorted(delayed.addresses(alias))]
         movers = [DelayedDispatcher(alias, holder), *forwarders]
-        housekeeping = Housekeeping(alias, queues, Leadership(alias, role("housekeeping"), holder), PACE)
+        housekeeping = Maintenance(alias, queues, Elector(alias, role_name("maintenance"), holder), PACE)
         breakers: dict[str, list[Breaker]] = {
             DISPATCHER: [breaker for mover in movers for breaker in mover.breakers],
-            HOUSEKEEPING: [housekeeping.breaker],
+            MAINTENANCE: [housekeeping.breaker],
         }
         self._woken = [*movers]
-        return [*movers, housekeeping, Pulse(alias, breakers, self._supervisor)]
+        return [*movers, housekeeping, ServiceHeartbeat(alias, breakers, self._supervisor)]
 
     def _heard(self, payload: str) -> None:
         if payload == BrokerQueue._meta.label:
@@ -264,7 +263,7 @@ class ProcessAgent(Service):
         connection = connections[self.alias]
         try:
             # First: at the end of a process there are seconds for this, of which the others may need all on a busy machine.
-            with Answering(connection):
+            with ResponseDeadline(connection):
                 self.leases.flush(connection)
                 self.leases.settle(connection)
                 Subscriber.objects.using(self.alias).filter(pk=self.leases.owner).delete()

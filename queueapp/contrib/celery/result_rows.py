@@ -62,12 +62,12 @@ def place_of(index: Any) -> int:
     return index if isinstance(index, int) and 0 <= index < LAST_POSITION else LAST_POSITION
 
 
-def run_maintenance(alias: str, goes_on: Callable[[], bool]) -> None:
+def run_maintenance(alias: str, may_continue: Callable[[], bool]) -> None:
     """What the processes do that keep house in a database; nothing where the tables are not, or are not theirs."""
     if not router.allow_migrate_model(alias, CeleryResult):
         return
     try:
-        count = delete_old(alias, goes_on)
+        count = delete_old(alias, may_continue)
     except Error as error:
         if backend_of(connections[alias]).error_kind(error) not in (ErrorKind.MISSING, ErrorKind.DENIED):
             raise
@@ -76,10 +76,10 @@ def run_maintenance(alias: str, goes_on: Callable[[], bool]) -> None:
         log.info("%d results of Celery's tasks in %r were deleted: they have expired.", count, alias)
 
 
-def delete_old(alias: str, goes_on: Callable[[], bool] = lambda: True) -> int:
+def delete_old(alias: str, may_continue: Callable[[], bool] = lambda: True) -> int:
     """Delete what has expired, in batches that skip what is locked; returns how many results."""
-    count = _in_batches(alias, CeleryResult, lambda rows: rows._raw_delete(alias), goes_on)
-    _in_batches(alias, CeleryGroup, lambda rows: _delete_groups(alias, rows), goes_on)
+    count = _in_batches(alias, CeleryResult, lambda rows: rows._raw_delete(alias), may_continue)
+    _in_batches(alias, CeleryGroup, lambda rows: _delete_groups(alias, rows), may_continue)
     return count
 
 
@@ -91,9 +91,9 @@ def _delete_groups(alias: str, rows: QuerySet[CeleryGroup]) -> None:
     rows._raw_delete(alias)
 
 
-def _in_batches(alias: str, model: Any, delete: Callable[[Any], Any], goes_on: Callable[[], bool]) -> int:
+def _in_batches(alias: str, model: Any, delete: Callable[[Any], Any], may_continue: Callable[[], bool]) -> int:
     rows, count = model.objects.using(alias), 0
-    while goes_on():
+    while may_continue():
         with transaction.atomic(using=alias):
             old = rows.filter(expires_at__lt=Now()).order_by("expires_at")
             keys = list(old.select_for_update(skip_locked=True).values_list("pk", flat=True)[:BATCH])

@@ -16,7 +16,7 @@ from weakref import WeakSet
 from django.db import Error, connections
 
 from ...conf import settings
-from ...services.connection_timeouts import Answering
+from ...services.connection_timeouts import ResponseDeadline
 from ...sql import ErrorKind, backend_of
 
 _sessions: WeakSet[Session] = WeakSet()
@@ -39,7 +39,7 @@ class Session:
         with self._lock:
             connection = self._connection or self._made()
             try:
-                with Answering(connection):
+                with ResponseDeadline(connection):
                     yield connection
             except Error as error:
                 if backend_of(connection).error_kind(error) is ErrorKind.CONNECTION:

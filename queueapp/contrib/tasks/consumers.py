@@ -205,12 +205,12 @@ class TaskFinder(Finder):
             keep_failure(alias, failure, again=again, started=started, worker=worker_id())
         return verdict
 
-    def keep_house(self, alias: str, goes_on: Callable[[], bool]) -> None:
+    def run_maintenance(self, alias: str, may_continue: Callable[[], bool]) -> None:
         for backend in backends():
             retention = backend.configuration.retention
             if retention and queue_of(backend) is self.queue:
-                count = result_store.delete_old(alias, backend.alias, retention, goes_on)
-                count += delete_lost(self.queue, alias, backend.alias, retention, goes_on)
+                count = result_store.delete_old(alias, backend.alias, retention, may_continue)
+                count += delete_lost(self.queue, alias, backend.alias, retention, may_continue)
                 if count:
                     log.info("%d results of tasks of %r were deleted: their retention is over.", count, backend.alias)
 

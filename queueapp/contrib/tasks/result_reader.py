@@ -190,13 +190,13 @@ def statuses(queues: Sequence[Any], alias: str, kept: Sequence[Result]) -> dict[
 
 
 def delete_lost(
-    queue: Any, alias: str, backend: str, retention: timedelta, goes_on: Callable[[], bool] = lambda: True
+    queue: Any, alias: str, backend: str, retention: timedelta, may_continue: Callable[[], bool] = lambda: True
 ) -> int:
     """Delete what is kept of tasks that were to be tried again and whose messages are nowhere any more, once their last attempt
     is so long ago; returns how many."""
     old = Result.objects.using(alias).filter(backend=backend, finished_at=None, last_attempted_at__lt=Now() - retention)
     count, after = 0, uuid.UUID(int=0)
-    while is_built_in(store_of(alias)) and goes_on():
+    while is_built_in(store_of(alias)) and may_continue():
         keys = list(old.filter(pk__gt=after).order_by("pk").values_list("pk", flat=True)[:BATCH])
         found = places(queue, alias, keys) if keys else {}
         lost = [key for key in keys if key not in found]

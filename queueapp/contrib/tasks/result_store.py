@@ -157,11 +157,11 @@ def keep_failure(alias: str, failure: Any, *, again: bool, started: float | None
 # -- retention ---------------------------------------------------------------------------------------------------------
 
 
-def delete_old(alias: str, backend: str, retention: timedelta, goes_on: Callable[[], bool] = lambda: True) -> int:
+def delete_old(alias: str, backend: str, retention: timedelta, may_continue: Callable[[], bool] = lambda: True) -> int:
     """Delete the results of a backend whose retention is over, in batches that skip what is locked; returns how many."""
     old: QuerySet[Result] = Result.objects.using(alias).filter(backend=backend, finished_at__lt=Now() - retention)
     count = 0
-    while goes_on():
+    while may_continue():
         with transaction.atomic(using=alias):
             locked = old.select_for_update(skip_locked=True).order_by("finished_at")
             keys = list(locked.values_list("pk", flat=True)[:BATCH])

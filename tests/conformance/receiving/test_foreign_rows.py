@@ -18,7 +18,9 @@ from queueapp.errors import InvalidOption
 from queueapp.models.delivery import Delivery
 from queueapp.operations import control, statistics
 from queueapp.sending import enqueue_expressions
-from queueapp.services.orphaned_leases import release_leases_of_dead_subscribers
+from queueapp.services import expression_evaluator
+from queueapp.services.expression_evaluator import ExpressionEvaluator
+from queueapp.services.orphaned_leases import release_orphaned_leases
 from queueapp.services.service import stop_all
 from queueapp.topics import evaluate_pending
 from queueapp.topics.evaluate_pending import Evaluated, evaluate_held
@@ -26,8 +28,6 @@ from tests.conformance.endpoint import Endpoint, modes
 from tests.in_process_worker import DEADLINE, eventually
 from tests.kill_session import kill_this
 from tests.testapp.models import Filtered
-from workers.services import expression_evaluator
-from workers.services.expression_evaluator import Evaluation
 
 JSON = '{"type":"tests.conformance.endpoint.Note","content-type":"application/json"}'
 
@@ -43,11 +43,11 @@ def filtered(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> Iterator[En
 
 
 @pytest.fixture
-def evaluation(filtered: Endpoint) -> Iterator[Callable[[], Evaluation]]:
-    services: list[Evaluation] = []
+def evaluation(filtered: Endpoint) -> Iterator[Callable[[], ExpressionEvaluator]]:
+    services: list[ExpressionEvaluator] = []
 
-    def start() -> Evaluation:
-        services.append(Evaluation(filtered.alias, [Filtered]))
+    def start() -> ExpressionEvaluator:
+        services.append(ExpressionEvaluator(filtered.alias, [Filtered]))
         services[-1].start()
         return services[-1]
 
@@ -74,7 +74,7 @@ def held(endpoint: Endpoint) -> int:
 
 
 def test_a_foreign_row_is_received_when_it_was_evaluated_and_not_before(
-    filtered: Endpoint, evaluation: Callable[[], Evaluation]
+    filtered: Endpoint, evaluation: Callable[[], ExpressionEvaluator]
 ) -> None:
     filtered.handle()
     insert(filtered, 1, 2, 3)
@@ -90,7 +90,7 @@ def test_a_foreign_row_is_received_when_it_was_evaluated_and_not_before(
 
 
 def test_filter_drops_a_foreign_row_that_it_does_not_match(
-    filtered: Endpoint, evaluation: Callable[[], Evaluation], caplog: pytest.LogCaptureFixture
+    filtered: Endpoint, evaluation: Callable[[], ExpressionEvaluator], caplog: pytest.LogCaptureFixture
 ) -> None:
     insert(filtered, 1, 100, 2, 101)
 
@@ -110,7 +110,7 @@ def test_filter_drops_a_foreign_row_that_it_does_not_match(
 )
 @modes("R")
 def test_a_foreign_row_that_cannot_be_read_is_poison_with_its_bytes(
-    filtered: Endpoint, evaluation: Callable[[], Evaluation], headers: str, body: bytes
+    filtered: Endpoint, evaluation: Callable[[], ExpressionEvaluator], headers: str, body: bytes
 ) -> None:
     insert(filtered, 0, headers=headers, body=body)
     insert(filtered, 7)
@@ -212,7 +212,7 @@ def test_a_batch_that_dies_before_its_commit_is_done_again(filtered: Endpoint, m
 
 @modes("R")
 def test_a_lost_connection_is_survived(
-    filtered: Endpoint, evaluation: Callable[[], Evaluation], monkeypatch: pytest.MonkeyPatch
+    filtered: Endpoint, evaluation: Callable[[], ExpressionEvaluator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent, killed = evaluate_pending.wakeups.sent, []
 
@@ -249,7 +249,7 @@ def test_a_held_row_is_not_freed_by_what_ends_leases(filtered: Endpoint) -> None
     seqs = list(filtered.rows.values_list("pk", flat=True))
 
     assert control.release_leases(Filtered, seqs, using=filtered.alias) == 0
-    release_leases_of_dead_subscribers(filtered.alias)
+    release_orphaned_leases(filtered.alias)
 
     assert held(filtered) == 1
 
@@ -277,7 +277,7 @@ def test_our_own_rows_are_never_held(filtered: Endpoint) -> None:
 @modes("R")
 def test_what_cannot_be_evaluated_here_stays_held_and_is_said_once(
     filtered: Endpoint,
-    evaluation: Callable[[], Evaluation],
+    evaluation: Callable[[], ExpressionEvaluator],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:

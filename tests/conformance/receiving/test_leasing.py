@@ -14,7 +14,7 @@ from queueapp import Context, Drop, Leasing, signals
 from queueapp.failures import verdicts
 from queueapp.flow import in_force
 from queueapp.models import Now, Subscriber
-from queueapp.services.orphaned_leases import release_leases_of_dead_subscribers
+from queueapp.services.orphaned_leases import release_orphaned_leases
 from queueapp.sql import queue_sql
 from queueapp.sql.claimed import FOREVER_MS, LAST_END, Range
 from tests.conformance.endpoint import Endpoint, Note, modes
@@ -64,7 +64,7 @@ def test_lease_period_unset_should_be_released_when_its_worker_is_dead(endpoint:
         supervisor=1, alive_until=Now() - timedelta(minutes=1),
     )  # fmt: skip
 
-    assert release_leases_of_dead_subscribers(endpoint.alias) == 1
+    assert release_orphaned_leases(endpoint.alias) == 1
     assert sql.claims.peek(connection, [Range()], [], 5).ahead == 1
 
 

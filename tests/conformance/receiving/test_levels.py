@@ -11,8 +11,8 @@ import pytest
 
 from queueapp import consumer, sql
 from queueapp.services import maintenance
-from queueapp.services.leader_election import Leadership
-from queueapp.services.maintenance import Housekeeping, clamp_priorities
+from queueapp.services.leader_election import Elector
+from queueapp.services.maintenance import Maintenance, clamp_priorities
 from queueapp.services.service import Service, stop_all
 from tests.conformance.endpoint import Endpoint, modes
 from tests.in_process_worker import DEADLINE, eventually
@@ -49,13 +49,15 @@ def urgent(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, set_levels: Any)
 
 
 @pytest.fixture
-def keep_house(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, set_levels: Any) -> Iterator[Callable[[], None]]:
+def run_maintenance(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, set_levels: Any
+) -> Iterator[Callable[[], None]]:
     monkeypatch.setattr(maintenance, "LEVELS_INTERVAL", 0.0)
     services: list[Service] = []
 
     def start() -> None:
-        leadership = Leadership(endpoint.alias, "housekeeping", uuid.uuid4())
-        services.append(Housekeeping(endpoint.alias, [Urgent], leadership))
+        leadership = Elector(endpoint.alias, "housekeeping", uuid.uuid4())
+        services.append(Maintenance(endpoint.alias, [Urgent], leadership))
         for service in services:
             service.start()
 
@@ -84,7 +86,7 @@ def test_when_a_priority_is_none_of_the_levels_should_be_handled_as_of_the_neare
 
 @modes("NRS")
 def test_when_it_lies_behind_what_was_handled_since_should_be_found(
-    urgent: Endpoint, keep_house: Callable[[], None]
+    urgent: Endpoint, run_maintenance: Callable[[], None]
 ) -> None:
     urgent.handle()
     send(urgent, [9, -300])
@@ -99,7 +101,7 @@ def test_when_it_lies_behind_what_was_handled_since_should_be_found(
     assert low["", 0] > last
     urgent.calls.clear()
 
-    keep_house()
+    run_maintenance()
 
     eventually(lambda: urgent.numbers == [0, 1])
     urgent.wait_until_empty()
@@ -108,11 +110,11 @@ def test_when_it_lies_behind_what_was_handled_since_should_be_found(
 
 @modes("NRS")
 def test_when_it_arrives_at_a_worker_that_is_idle_should_be_found(
-    urgent: Endpoint, keep_house: Callable[[], None]
+    urgent: Endpoint, run_maintenance: Callable[[], None]
 ) -> None:
     urgent.handle()
     urgent.start()
-    keep_house()
+    run_maintenance()
 
     send(urgent, STRANGE)
 
@@ -137,7 +139,7 @@ def test_when_it_is_received_without_a_worker_should_be_found(urgent: Endpoint) 
 
 @modes("NRS")
 def test_when_a_deploy_lowers_the_levels_should_handle_what_has_one_of_the_others(
-    urgent: Endpoint, keep_house: Callable[[], None], set_levels: Callable[[int], None]
+    urgent: Endpoint, run_maintenance: Callable[[], None], set_levels: Callable[[int], None]
 ) -> None:
     urgent.handle()
     for number, priority in enumerate((2, 1, 0, 2)):
@@ -145,7 +147,7 @@ def test_when_a_deploy_lowers_the_levels_should_handle_what_has_one_of_the_other
     set_levels(2)
 
     urgent.start(concurrency=1)
-    keep_house()
+    run_maintenance()
 
     eventually(lambda: urgent.numbers == [0, 1, 2, 3])
 
@@ -153,7 +155,7 @@ def test_when_a_deploy_lowers_the_levels_should_handle_what_has_one_of_the_other
 @modes("R")
 def test_when_messages_have_no_level_should_say_so_once_an_hour(
     urgent: Endpoint,
-    keep_house: Callable[[], None],
+    run_maintenance: Callable[[], None],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -161,13 +163,13 @@ def test_when_messages_have_no_level_should_say_so_once_an_hour(
         return [one.getMessage() for one in caplog.get_records("call") if "queue's levels" in one.getMessage()]
 
     send(urgent, [9, 9, -1])
-    keep_house()
+    run_maintenance()
     eventually(told)
     send(urgent, [7])
     eventually(lambda: not urgent.rows.exclude(priority__in=[0, 1, 2]).exists())
 
     assert told() == [
-        "testapp.Urgent: 3 messages had a priority outside of the queue's levels, 0 to 2, and were moved to the nearest: "
+        "testapp.Urgent: moved 3 messages with a priority outside of the queue's levels, 0 to 2, to the nearest level: "
         "2 from priority 9, 1 from priority -1."
     ]
 

@@ -523,22 +523,22 @@ def test_who_keeps_house_forgets_old_notes_and_keys_whose_messages_are_gone(
     Keyed.send(body(8, "delayed"), delay=HOUR)
     for n in range(3):
         ProcessedMessage.objects.create(key=str(n), queue="x")
-    inbox.keep_house("default", lambda: True)
+    inbox.run_maintenance("default", lambda: True)
     assert (MessageKey.objects.count(), ProcessedMessage.objects.count()) == (7, 3)
 
     from django.db.models import F
 
     MessageKey.objects.update(changed_at=F("changed_at") - 2 * HOUR)
     ProcessedMessage.objects.filter(key__in="01").update(processed_at=F("processed_at") - timedelta(days=8))
-    inbox.keep_house("default", lambda: False)
+    inbox.run_maintenance("default", lambda: False)
     assert MessageKey.objects.count() == 7
-    inbox.keep_house("default", lambda: True)
+    inbox.run_maintenance("default", lambda: True)
     assert (MessageKey.objects.count(), ProcessedMessage.objects.count()) == (2, 1)
 
     ProcessedMessage.objects.update(processed_at=F("processed_at") - 2 * HOUR)
     for retention, left in ((None, 1), (timedelta(hours=3), 1), (HOUR, 0)):
         settings.QUEUEAPP = {"PROCESSED_RETENTION": retention}
-        inbox.keep_house("default", lambda: True)
+        inbox.run_maintenance("default", lambda: True)
         assert ProcessedMessage.objects.count() == left
     Keyed.send(body(9, "gone 0"), on_conflict="error")
     with pytest.raises(DuplicateMessage):

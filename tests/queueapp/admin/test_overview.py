@@ -127,7 +127,7 @@ def test_what_cannot_be_read_is_a_dash_and_never_zero(operator: Client) -> None:
 def test_breakers_of_the_dispatcher_and_of_who_keeps_house_are_said(operator: Client) -> None:
     trouble = [
         {"name": f"{name} in default", "state": "open", "error": "deadlock detected"}
-        for name in ("Dispatching", "Housekeeping")
+        for name in ("Dispatching", "Maintenance")
     ]
     Subscriber.objects.create(
         queue=DISPATCHER, host="h", process=1, supervisor=uuid.uuid4(), alive_until=Now() + timedelta(minutes=1),
@@ -135,7 +135,7 @@ def test_breakers_of_the_dispatcher_and_of_who_keeps_house_are_said(operator: Cl
     )  # fmt: skip
     text = operator.get(url(QueueControl)).content.decode()
     assert "Dispatching in default: open: deadlock detected" in text
-    assert "Housekeeping in default: open: deadlock detected" in text
+    assert "Maintenance in default: open: deadlock detected" in text
     shown = [row for row in operator.get(url(QueueControl)).context["lines"] if row["figures"].label == DISPATCHER]
     assert "trouble" in shown[0]["state"]
 

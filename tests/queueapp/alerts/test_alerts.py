@@ -28,10 +28,10 @@ from queueapp.errors import InvalidOption
 from queueapp.models import Alert, Now, PoisonMessage, Subscriber
 from queueapp.operations import statistics
 from queueapp.services import connection_timeouts
-from queueapp.services.alert_evaluator import Alerting
-from queueapp.services.leader_election import Leadership
-from queueapp.services.maintenance import Housekeeping
-from queueapp.services.orphaned_leases import release_leases_of_dead_subscribers
+from queueapp.services.alert_evaluator import AlertEvaluator
+from queueapp.services.leader_election import Elector
+from queueapp.services.maintenance import Maintenance
+from queueapp.services.orphaned_leases import release_orphaned_leases
 from tests.databases import DATABASES, marks_of
 from tests.in_process_worker import eventually
 from tests.testapp.models import Leased, Short
@@ -96,10 +96,10 @@ def told() -> Iterator[list[channels.Notice]]:
     signals.alerted.disconnect(hear)
 
 
-def alerting(alias: str = "default") -> Alerting:
+def alerting(alias: str = "default") -> AlertEvaluator:
     """One that evaluates for this database, as any leader after any restart."""
-    house = Housekeeping(alias, [Leased, Short], Leadership(alias, "tests", uuid.uuid4()))
-    return Alerting(alias, [Leased, Short], house)
+    house = Maintenance(alias, [Leased, Short], Elector(alias, "tests", uuid.uuid4()))
+    return AlertEvaluator(alias, [Leased, Short], house)
 
 
 def poison(group: str, alias: str = "default", queue: str = "testapp.Leased") -> None:
@@ -114,9 +114,9 @@ def test_a_new_poison_group_is_told_once_and_once_when_it_is_over(
 ) -> None:
     settings.QUEUEAPP = {"ALERTS": {"mail": ["ops@example.org"], "webhook": webhook.url}}
     poison("a", alias)
-    alerting(alias).look()
+    alerting(alias).evaluate()
     poison("a", alias)
-    alerting(alias).look()  # a leader that was restarted
+    alerting(alias).evaluate()  # a leader that was restarted
 
     (notice,) = told
     assert notice.text == "testapp.Leased: new poison in pack: ValueError"
@@ -129,19 +129,19 @@ def test_a_new_poison_group_is_told_once_and_once_when_it_is_over(
     assert sent.subject.endswith("Alert: testapp.Leased: new poison in pack: ValueError")
 
     poison("b", alias)
-    alerting(alias).look()
+    alerting(alias).evaluate()
     assert len(told) == 2, "another group is another alert"
 
     PoisonMessage.objects.using(alias).filter(group_key="a").delete()
-    alerting(alias).look()
-    alerting(alias).look()
+    alerting(alias).evaluate()
+    alerting(alias).evaluate()
     assert [(one.name, one.resolved) for one in told] == [("a", False), ("b", False), ("a", True)]
     assert mail.outbox[-1].subject.endswith("Over: testapp.Leased: new poison in pack: ValueError")
     assert [one["state"] for one in webhook.told] == ["firing", "firing", "resolved"]
     assert list(Alert.objects.using(alias).values_list("name", flat=True)) == ["b"]
 
     poison("a", alias)
-    alerting(alias).look()
+    alerting(alias).evaluate()
     assert (told[-1].name, told[-1].resolved) == ("a", False), "it is new again"
 
 
@@ -151,18 +151,18 @@ def test_a_bound_of_age_or_depth_is_told_by_queue(settings: Any, told: list[chan
     settings.QUEUEAPP = {"ALERTS": {"max_age": {"testapp.Leased": minute, "*": 60 * minute}, "max_waiting": 2}}
     one = alerting()
     Leased.send_many(range(2))
-    one.look()
+    one.evaluate()
     assert told == []
 
     Leased.objects.update(enqueued_at=Now() - 10 * minute)
     Leased.send(3)
-    one.look()
+    one.evaluate()
     assert sorted(notice.kind for notice in told) == ["age", "depth"]
     assert any(notice.text.startswith("testapp.Leased: the oldest message waits for 10m") for notice in told)
     assert any(notice.text == "testapp.Leased: 3 messages wait, more than 2" for notice in told)
 
     Leased.objects.all().delete()
-    one.look()
+    one.evaluate()
     assert sorted(notice.kind for notice in told if notice.resolved) == ["age", "depth"]
 
 
@@ -172,12 +172,12 @@ def test_a_figure_that_is_not_known_raises_nothing_and_resolves_nothing(
 ) -> None:
     settings.QUEUEAPP = {"ALERTS": {"max_waiting": 0}}
     Leased.send(1)
-    alerting().look()
+    alerting().evaluate()
     assert len(told) == 1
 
     unknown = [statistics.QueueFigures("testapp.Leased", "t", "default", "", error="no privilege")]
     monkeypatch.setattr(statistics, "figures", lambda queues=None: unknown)
-    alerting().look()
+    alerting().evaluate()
     assert len(told) == 1
     assert Alert.objects.get().resolved_at is None
 
@@ -195,7 +195,7 @@ def test_a_dead_worker_is_told_before_it_is_buried_and_over_when_another_lives(
     worker()
     worker()
     worker(queue="testapp.Short", receives=False)
-    release_leases_of_dead_subscribers(alias)
+    release_orphaned_leases(alias)
     one = alerting(alias)
     one._queues = [Leased] if alias == "default" else []
     store.tell(alias, {"testapp.Leased", "testapp.Short"})
@@ -220,17 +220,17 @@ def test_a_webhook_that_fails_is_tried_again_and_the_others_are_not_told_twice(
     settings.QUEUEAPP = {"ALERTS": {"mail": ["ops@example.org"], "webhook": webhook.url}}
     webhook.status = status
     poison("a")
-    alerting().look()
+    alerting().evaluate()
     assert (len(told), len(mail.outbox), webhook.told) == (1, 1, [])
     assert "could not be told by webhook" in caplog.text
     assert webhook.url not in caplog.text, "an address is often a secret"
-    alerting().look()
+    alerting().evaluate()
     assert Alert.objects.get().tries == 1, "not before its time"
 
     webhook.status = 200
     Alert.objects.update(next_try=Now())
-    alerting().look()
-    alerting().look()
+    alerting().evaluate()
+    alerting().evaluate()
     assert (len(told), len(mail.outbox), len(webhook.told)) == (1, 1, 1)
     assert Alert.objects.get().untold == ""
 
@@ -241,20 +241,20 @@ def test_what_begins_again_while_somebody_could_not_be_told_of_its_end_is_told_a
 ) -> None:
     settings.QUEUEAPP = {"ALERTS": {"webhook": webhook.url}}
     poison("a")
-    alerting().look()
+    alerting().evaluate()
     since = Alert.objects.get().since
     webhook.status = 500
     PoisonMessage.objects.all().delete()
-    alerting().look()
+    alerting().evaluate()
     poison("a")
-    alerting().look()
+    alerting().evaluate()
     assert [one.resolved for one in told] == [False, True, False], "who was told of the end is told of the beginning"
     assert Alert.objects.get().since > since
     assert caplog.text.count("Alert: testapp.Leased: new poison in pack: ValueError.") == 2
 
     webhook.status = 200
     Alert.objects.update(next_try=Now())
-    alerting().look()
+    alerting().evaluate()
     assert [one["state"] for one in webhook.told] == ["firing", "firing"]
 
 
@@ -287,12 +287,12 @@ def test_what_goes_on_before_anybody_was_told_of_its_end_is_told_to_nobody(
 ) -> None:
     settings.QUEUEAPP = {"ALERTS": {"max_waiting": 10}}
     poison("a")
-    alerting().look()
+    alerting().evaluate()
     store.reconcile("default", conditions.Seen(known={("poison", "testapp.Leased")}), ["testapp.Leased"])
     assert Alert.objects.get().resolved_at is not None
     (condition,) = conditions.look("default", [Leased]).conditions[:1]
     assert not store.raise_alert("default", condition)
-    alerting().look()
+    alerting().evaluate()
     assert (len(told), Alert.objects.get().resolved_at) == (1, None)
 
 
@@ -303,18 +303,18 @@ def test_poison_of_a_queue_that_only_others_know_is_neither_told_nor_over_here(
     """Of another project on the database, or of the newer version in a rolling deploy."""
     settings.QUEUEAPP = {"ALERTS": {"max_waiting": 10**6}}
     poison("a")
-    alerting().look()
+    alerting().evaluate()
     other = alerting()
     other._queues = [Short]
-    other.look()
+    other.evaluate()
     poison("b")
-    other.look()
+    other.evaluate()
     assert [(one.queue, one.name, one.resolved) for one in told] == [("testapp.Leased", "a", False)]
 
     PoisonMessage.objects.all().delete()
-    other.look()
+    other.evaluate()
     assert len(told) == 1
-    alerting().look()
+    alerting().evaluate()
     assert (told[-1].name, told[-1].resolved) == ("a", True)
 
 
@@ -349,7 +349,7 @@ def test_a_webhook_that_answers_byte_by_byte_is_not_waited_for(
         threading.Thread(target=drip, args=(server,), daemon=True).start()
         settings.QUEUEAPP = {"ALERTS": {"webhook": f"http://127.0.0.1:{server.getsockname()[1]}/"}}
         poison("a")
-        alerting().look()
+        alerting().evaluate()
         ended.set()
     assert "could not be told by webhook: TimeoutError" in caplog.text
     assert Alert.objects.get().untold == "webhook"
@@ -359,11 +359,11 @@ def test_a_webhook_that_answers_byte_by_byte_is_not_waited_for(
 def test_a_webhook_that_never_answers_is_given_up_at_last(settings: Any, caplog: pytest.LogCaptureFixture) -> None:
     settings.QUEUEAPP = {"ALERTS": {"webhook": "http://127.0.0.1:1/"}}
     poison("a")
-    alerting().look()
+    alerting().evaluate()
     assert Alert.objects.get().untold == "webhook"
     assert re.search(r"told by webhook: URLError: .*refused", caplog.text)
     Alert.objects.update(tries=store.MOST_TRIES - 1, next_try=Now())
-    alerting().look()
+    alerting().evaluate()
     assert Alert.objects.get().untold == ""
 
 
@@ -375,11 +375,11 @@ def test_a_webhook_that_hangs_keeps_nobody_from_keeping_house(
     monkeypatch.setattr(channels, "TIMEOUT", 60.0)
     webhook.hangs.set()
     poison("a")
-    house = Housekeeping("default", [Leased], Leadership("default", "tests", uuid.uuid4()))
-    one = Alerting("default", [Leased], house)
+    house = Maintenance("default", [Leased], Elector("default", "tests", uuid.uuid4()))
+    one = AlertEvaluator("default", [Leased], house)
     house.start()
     try:
-        eventually(lambda: house.leads)
+        eventually(lambda: house.is_leader)
         one.start()
         eventually(lambda: Alert.objects.filter(tries=1).exists())
         Subscriber.objects.create(
@@ -399,8 +399,8 @@ def test_it_looks_as_often_as_the_settings_say_also_after_an_error(settings: Any
     settings.QUEUEAPP = {"ALERTS": {"every": timedelta(seconds=1)}}
     looks: list[float] = []
 
-    class Looking(Alerting):
-        def look(self) -> None:
+    class Looking(AlertEvaluator):
+        def evaluate(self) -> None:
             looks.append(monotonic())
             if len(looks) == 1:
                 raise OperationalError("away")
@@ -424,7 +424,7 @@ def test_each_statement_of_a_look_has_its_own_time_to_be_answered(settings: Any)
         return execute(*statement)
 
     with connection.execute_wrapper(note):
-        alerting().look()
+        alerting().evaluate()
     assert len(waited_since) > 10
     assert len(set(waited_since)) > len(waited_since) - 5
 
@@ -446,7 +446,7 @@ def test_what_another_project_has_raised_is_not_over_here(settings: Any, told: l
     Alert.objects.create(key="x", kind="depth", queue="other.Queue", text="theirs")
     Alert.objects.create(key="y", kind="poison", queue="", text="not looked at here")
     poison("a")
-    alerting().look()
+    alerting().evaluate()
     assert told == []
     assert Alert.objects.filter(resolved_at=None).count() == 2
 
@@ -463,7 +463,7 @@ def test_a_receiver_that_raises_is_logged_and_the_alert_is_told(
     signals.alerted.connect(broken)
     try:
         poison("a")
-        alerting().look()
+        alerting().evaluate()
     finally:
         signals.alerted.disconnect(broken)
     assert len(mail.outbox) == 1

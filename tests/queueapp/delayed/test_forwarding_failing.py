@@ -15,7 +15,7 @@ from django.test import override_settings
 from queueapp import delayed
 from queueapp.models import Arrival, DelayedMessage, Now, PoisonMessage
 from queueapp.services import forwarder as services
-from queueapp.services.forwarder import SWEEP, SWEPT, Forwarder
+from queueapp.services.forwarder import SWEEP_INTERVAL, SWEEP_PERIOD, Forwarder
 from tests.crash.rig.two_databases import TwoDatabases
 from tests.crash.workload.routes import WAREHOUSE, Routes
 from tests.queueapp.delayed.forwarded import ADDRESS, HOUR, NOW, failing, forward, healthy, keep, old_notes, there
@@ -244,9 +244,9 @@ def mover() -> Forwarder:
 
 
 def test_forwarders_to_two_databases_lead_side_by_side(mover: Forwarder) -> None:
-    assert mover.leadership.hold()
-    assert Forwarder("default", "elsewhere", uuid.uuid4()).leadership.hold()
-    assert not Forwarder("default", WAREHOUSE, uuid.uuid4()).leadership.hold()
+    assert mover.elector.try_lead()
+    assert Forwarder("default", "elsewhere", uuid.uuid4()).elector.try_lead()
+    assert not Forwarder("default", WAREHOUSE, uuid.uuid4()).elector.try_lead()
 
 
 def test_a_refusal_is_of_its_own_round(two: TwoDatabases, mover: Forwarder) -> None:
@@ -276,7 +276,7 @@ def test_waiting_for_the_target_is_watched(mover: Forwarder, monkeypatch: pytest
         watched.append(connection.alias)
         yield
 
-    monkeypatch.setattr(services, "Answering", answering)
+    monkeypatch.setattr(services, "ResponseDeadline", answering)
     keep()
     mover._round()
 
@@ -298,10 +298,13 @@ def test_notes_are_swept_now_and_then_for_as_long_as_there_may_be_some(
             mover._round()
         return [one - begun for one in swept]
 
-    assert rounds(0, 1, SWEEP - 1, SWEEP, SWEEP + 1) == [0, SWEEP]
-    assert rounds(SWEPT + 1, SWEPT + SWEEP + 2) == [], "there cannot be any"
+    assert rounds(0, 1, SWEEP_INTERVAL - 1, SWEEP_INTERVAL, SWEEP_INTERVAL + 1) == [0, SWEEP_INTERVAL]
+    assert rounds(SWEEP_PERIOD + 1, SWEEP_PERIOD + SWEEP_INTERVAL + 2) == [], "there cannot be any"
     keep()
-    assert rounds(2 * SWEEP, 2 * SWEEP + 1, 3 * SWEEP) == [2 * SWEEP, 3 * SWEEP]
+    assert rounds(2 * SWEEP_INTERVAL, 2 * SWEEP_INTERVAL + 1, 3 * SWEEP_INTERVAL) == [
+        2 * SWEEP_INTERVAL,
+        3 * SWEEP_INTERVAL,
+    ]
 
 
 def test_a_sweep_that_fails_is_the_targets_fault_and_one_that_works_its_recovery(

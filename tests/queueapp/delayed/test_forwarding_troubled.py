@@ -127,9 +127,9 @@ def test_a_version_that_knows_of_more_queues_there_has_a_leader_of_its_own(
     monkeypatch.setattr(Urgent.delivery, "delayed_in", ())
     old = Forwarder("default", WAREHOUSE, uuid.uuid4())
 
-    assert old.leadership.hold()
-    assert mover.leadership.hold()
-    assert not Forwarder("default", WAREHOUSE, uuid.uuid4()).leadership.hold(), "of one version there is one"
+    assert old.elector.try_lead()
+    assert mover.elector.try_lead()
+    assert not Forwarder("default", WAREHOUSE, uuid.uuid4()).elector.try_lead(), "of one version there is one"
 
 
 # -- which message it is -----------------------------------------------------------------------------------------------
@@ -284,8 +284,8 @@ def test_who_does_not_lead_sweeps_nothing(mover: Forwarder) -> None:
     keep()
     mover._round()
     Arrival.objects.using(WAREHOUSE).update(arrived_at=Now() - HOUR)
-    mover.leadership.resign()
-    assert Forwarder("default", WAREHOUSE, uuid.uuid4()).leadership.hold()
+    mover.elector.resign()
+    assert Forwarder("default", WAREHOUSE, uuid.uuid4()).elector.try_lead()
     mover._sweep_at = 0.0
 
     mover._round()

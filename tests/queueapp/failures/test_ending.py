@@ -15,7 +15,7 @@ from queueapp.failures import expire_actions
 from queueapp.models import Now, PoisonMessage, Subscriber
 from queueapp.operations import control
 from queueapp.operations.expiration import delete_expired
-from queueapp.services.orphaned_leases import release_leases_of_dead_subscribers
+from queueapp.services.orphaned_leases import release_orphaned_leases
 from queueapp.sql import queue_sql
 from tests.databases import DATABASES, marks_of
 from tests.testapp.leases import Aging
@@ -272,7 +272,7 @@ def test_max_deliveries_when_a_dead_subscribers_leases_are_released(
         alive_until=Now() - HOUR,
     )
 
-    assert release_leases_of_dead_subscribers(alias) == 3
+    assert release_orphaned_leases(alias) == 3
 
     assert reasons_of(alias) == ["max_deliveries: handed out 2 times"]
     assert [bytes(row.body) for row in Leased.objects.using(alias).order_by("seq")] == [b'{"n":0}', b'{"n":2}']

@@ -18,13 +18,13 @@ from queueapp import InvalidOption, publish
 from queueapp.models import JournalCopied, JournalCursor
 from queueapp.models.delivery import Delivery
 from queueapp.operations.journal import inactive_messages
-from queueapp.services.leader_election import Leadership
+from queueapp.services.journal_service import JournalService
+from queueapp.services.leader_election import Elector
 from queueapp.topics.backfill import Filler
 from tests.in_process_worker import DEADLINE, eventually, real_commits
 from tests.queueapp.journal.filling import filled, numbers, put, take
 from tests.queueapp.sql.server import Server, outgoing
 from tests.testapp.models import Deep
-from workers.services.journal import JournalService
 
 pytestmark = real_commits
 TOPIC = "journaled.deep"
@@ -34,7 +34,7 @@ DEPTH = 1000
 @pytest.fixture
 def service(server: Server) -> Iterator[JournalService]:
     """What tops up the queue, on its thread."""
-    one = JournalService(server.alias, [Deep], Leadership(server.alias, "journal of a test", uuid.uuid4()))
+    one = JournalService(server.alias, [Deep], Elector(server.alias, "journal of a test", uuid.uuid4()))
     yield one
     assert one.stop(DEADLINE)
 

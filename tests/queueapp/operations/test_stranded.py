@@ -14,7 +14,7 @@ from django.core.management import call_command
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
-from queueapp.models import DISPATCHER, HOUSEKEEPING, Now, PoisonMessage, Subscriber
+from queueapp.models import DISPATCHER, MAINTENANCE, Now, PoisonMessage, Subscriber
 from queueapp.operations import statistics, unroutable
 from queueapp.operations.statistics import figures
 from tests.in_process_worker import real_commits
@@ -152,7 +152,7 @@ def test_poison_of_queues_that_are_no_more_is_a_line_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "means"), [(DISPATCHER, "delayed messages wait"), (HOUSEKEEPING, "expired messages stay")]
+    ("name", "means"), [(DISPATCHER, "delayed messages wait"), (MAINTENANCE, "expired messages stay")]
 )
 def test_dispatchers_and_housekeepers_are_lines_of_their_own_with_their_trouble(name: str, means: str) -> None:
     (one,) = [one for one in figures() if one.queue == name]

@@ -11,7 +11,7 @@ from django.db import connections
 
 from queueapp.models import BarrierDelivery, Now, Subscriber
 from queueapp.receiving import barriers
-from queueapp.services.orphaned_leases import release_leases_of_dead_subscribers
+from queueapp.services.orphaned_leases import release_orphaned_leases
 from tests.databases import DATABASES, marks_of
 from tests.testapp.ordering import Fenced, FencedAddressed
 from workers.processes.until_empty import is_empty, remaining
@@ -64,7 +64,7 @@ def test_barriers_of_a_dead_subscriber_go_with_it(alias: str) -> None:
     assert set(BarrierDelivery.objects.using(alias).values_list("subscriber", flat=True)) == {dead, live}
 
     Subscriber.objects.using(alias).filter(pk=dead).update(alive_until=Now() - timedelta(minutes=1))
-    release_leases_of_dead_subscribers(alias)
+    release_orphaned_leases(alias)
 
     assert set(BarrierDelivery.objects.using(alias).values_list("subscriber", flat=True)) == {live}
 

@@ -11,8 +11,7 @@ from django.db import OperationalError, connection, transaction
 
 from queueapp import consumer
 from queueapp.services import connection_timeouts
-from queueapp.services.connection_timeouts import Answering, again
-from queueapp.services.connection_watchdog import PeerWatch
+from queueapp.services.connection_timeouts import ConnectionWatchdog, ResponseDeadline, restart_deadline
 from tests.in_process_worker import Worker, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import AtMostOnce, Leased, Transactional
@@ -53,14 +52,14 @@ class Named:
 def test_after_an_inner_block_the_outer_one_is_watched_again_from_then_on(clock: None) -> None:
     outer, inner = Named("outer"), Named("inner")
 
-    with Answering(outer):
+    with ResponseDeadline(outer):
         began = since()
-        with Answering(inner):
+        with ResponseDeadline(inner):
             assert watched() is inner
             inside = since()
         assert watched() is outer
         assert since() > inside > began, "what the inner one took is not the outer one's"
-        with Answering(outer):
+        with ResponseDeadline(outer):
             pass
         assert watched() is outer
 
@@ -70,8 +69,8 @@ def test_after_an_inner_block_the_outer_one_is_watched_again_from_then_on(clock:
 def test_after_an_inner_block_that_failed_as_well(clock: None) -> None:
     outer = Named("outer")
 
-    with Answering(outer):
-        with pytest.raises(ValueError), Answering(Named("inner")):
+    with ResponseDeadline(outer):
+        with pytest.raises(ValueError), ResponseDeadline(Named("inner")):
             raise ValueError
         assert watched() is outer
 
@@ -81,14 +80,14 @@ def test_after_an_inner_block_that_failed_as_well(clock: None) -> None:
 def test_a_handler_in_between_is_not_watched_and_neither_is_what_comes_after_its_own_blocks(clock: None) -> None:
     outer = Named("outer")
 
-    with Answering(outer) as answering:
-        answering.pause()
-        with Answering(Named("of what the handler called")):
+    with ResponseDeadline(outer) as deadline:
+        deadline.pause()
+        with ResponseDeadline(Named("of what the handler called")):
             pass
         assert watched() is None
-        again()
+        restart_deadline()
         assert watched() is None
-        answering.again()
+        deadline.restart()
         assert watched() is outer
 
     assert watched() is None
@@ -123,16 +122,16 @@ def test_nobody_watches_the_connection_of_a_task_while_its_handler_runs(
 
 
 @pytest.fixture
-def peer_watch(settings: Any) -> Iterator[None]:
+def connection_watchdog(settings: Any) -> Iterator[None]:
     settings.QUEUEAPP = {"DATABASE_TIMEOUT": 2}
-    watch = PeerWatch()
+    watch = ConnectionWatchdog()
     watch.start()
     yield
     assert watch.stop()
 
 
 @real_commits
-def test_a_statement_that_follows_an_inner_block_is_given_up_when_it_is_not_answered(peer_watch: None) -> None:
+def test_a_statement_that_follows_an_inner_block_is_given_up_when_it_is_not_answered(connection_watchdog: None) -> None:
     if connection.vendor != "postgresql":
         pytest.skip("needs a statement that takes its time: PostgreSQL's pg_sleep")
     other = connection.copy()
@@ -140,8 +139,8 @@ def test_a_statement_that_follows_an_inner_block_is_given_up_when_it_is_not_answ
     other.ensure_connection()
     session = other.connection.info.backend_pid
     try:
-        with Answering(other), other.cursor() as cursor:
-            with Answering(connection), connection.cursor() as inner:
+        with ResponseDeadline(other), other.cursor() as cursor:
+            with ResponseDeadline(connection), connection.cursor() as inner:
                 inner.execute("SELECT 1")
             with pytest.raises(OperationalError):
                 cursor.execute("SELECT pg_sleep(20)")

@@ -13,7 +13,7 @@ from django.db import OperationalError, connection, connections
 from queueapp import consumer
 from queueapp.models import Now, QueueControl, Subscriber
 from queueapp.services import orphaned_leases
-from queueapp.services.orphaned_leases import LeftAlone, release_leases_of_dead_subscribers
+from queueapp.services.orphaned_leases import Unreleasable, release_orphaned_leases
 from tests.in_process_worker import Worker, eventually, real_commits
 from tests.queueapp.services.subscribers import HOUR, lease, subscriber
 from tests.testapp.messages import Nop
@@ -26,7 +26,7 @@ pytestmark = real_commits
 def test_disconnect_of_a_dead_subscriber_gives_its_leases_back() -> None:
     lease(subscriber(dead=True), 3)
 
-    assert release_leases_of_dead_subscribers("default") == 3
+    assert release_orphaned_leases("default") == 3
 
     assert list(Leased.objects.values_list("lease_token", "deliveries")) == [(None, 1)] * 3, (
         "handed out, and nobody ended it"
@@ -37,7 +37,7 @@ def test_disconnect_of_a_dead_subscriber_gives_its_leases_back() -> None:
 def test_the_one_message_of_a_careful_subscriber_was_in_hand_and_stays_counted() -> None:
     lease(subscriber(dead=True, careful=True), 1)
 
-    release_leases_of_dead_subscribers("default")
+    release_orphaned_leases("default")
 
     assert Leased.objects.get().deliveries == 1
 
@@ -46,7 +46,7 @@ def test_leases_of_the_living_are_left_alone() -> None:
     alive = subscriber(dead=False)
     lease(alive, 2)
 
-    assert release_leases_of_dead_subscribers("default") == 0
+    assert release_orphaned_leases("default") == 0
 
     assert Leased.objects.filter(lease_owner=alive.id).count() == 2
     assert Subscriber.objects.count() == 1
@@ -57,7 +57,7 @@ def test_after_a_death_its_queue_is_received_carefully_for_a_while(settings: Any
     settings.QUEUEAPP = {"CRASH_TRACKING_PERIOD": 3600}
     subscriber(dead=True)
 
-    release_leases_of_dead_subscribers("default")
+    release_orphaned_leases("default")
 
     control = QueueControl.objects.get(queue="testapp.Leased")
     assert QueueControl.objects.filter(careful_until__gt=Now() + HOUR - timedelta(minutes=1)).exists()
@@ -68,7 +68,7 @@ def test_leases_of_a_dead_subscriber_are_given_back_batch_by_batch_to_the_last(m
     monkeypatch.setattr(orphaned_leases, "BATCH", 2)
     lease(subscriber(dead=True), 5)
 
-    assert release_leases_of_dead_subscribers("default") == 5
+    assert release_orphaned_leases("default") == 5
 
     assert not Leased.objects.exclude(lease_token=None).exists()
 
@@ -83,7 +83,7 @@ def test_one_that_shows_that_it_lives_while_it_is_buried_is_not_forgotten(monkey
     monkeypatch.setattr(orphaned_leases, "_release", release)
     subscriber(dead=True)
 
-    release_leases_of_dead_subscribers("default")
+    release_orphaned_leases("default")
 
     assert Subscriber.objects.exists()
 
@@ -103,10 +103,10 @@ def test_one_that_shows_that_it_lives_while_others_are_buried_keeps_what_it_has(
 
     monkeypatch.setattr(orphaned_leases, "_release", release)
 
-    assert release_leases_of_dead_subscribers("default") == 0
+    assert release_orphaned_leases("default") == 0
 
     assert Leased.objects.filter(lease_owner=Subscriber.objects.get().pk).count() == 2
-    assert caplog.text.count("is dead") == 1
+    assert caplog.text.count("stopped without deregistering") == 1
 
 
 def test_one_that_shows_that_it_lives_between_two_batches_keeps_the_rest(
@@ -123,17 +123,17 @@ def test_one_that_shows_that_it_lives_between_two_batches_keeps_the_rest(
         ),
     )
 
-    assert release_leases_of_dead_subscribers("default") == 2
+    assert release_orphaned_leases("default") == 2
 
     assert Leased.objects.filter(lease_owner=back.pk).count() == 3
-    assert "is back from the dead; 2 of its leases were released" in caplog.text
+    assert "and has come back since; released 2 leases" in caplog.text
 
 
 def test_a_pause_survives_a_death() -> None:
     QueueControl.objects.create(queue="testapp.Leased", paused=True)
     subscriber(dead=True)
 
-    release_leases_of_dead_subscribers("default")
+    release_orphaned_leases("default")
 
     assert QueueControl.objects.get().paused is True
 
@@ -142,7 +142,7 @@ def test_a_dead_subscriber_of_another_projects_queue_is_buried_by_its_table() ->
     lease(subscriber(dead=True), 3)
     Subscriber.objects.update(queue="another.Project", table=Leased._meta.db_table)
 
-    assert release_leases_of_dead_subscribers("default") == 3
+    assert release_orphaned_leases("default") == 3
 
     assert list(Leased.objects.values_list("lease_token", "deliveries")) == [(None, 1)] * 3, (
         "handed out, and nobody ended it"
@@ -157,7 +157,7 @@ def test_two_projects_may_call_different_tables_by_one_name() -> None:
     lease(subscriber(Transactional, dead=True), 2)
     Subscriber.objects.update(table=Leased._meta.db_table)
 
-    assert release_leases_of_dead_subscribers("default") == 2
+    assert release_orphaned_leases("default") == 2
 
 
 @pytest.mark.parametrize("table", ["dropped_meanwhile", "foreign_without_leases", 'odd ".name'])
@@ -167,7 +167,7 @@ def test_a_table_that_holds_no_leases_keeps_nobody_unburied(table: str) -> None:
     with connection.cursor() as cursor:
         cursor.execute("CREATE TABLE foreign_without_leases (seq bigint PRIMARY KEY)")
     try:
-        assert release_leases_of_dead_subscribers("default") == 0
+        assert release_orphaned_leases("default") == 0
     finally:
         with connection.cursor() as cursor:
             cursor.execute("DROP TABLE foreign_without_leases")
@@ -181,14 +181,19 @@ def test_a_dead_subscriber_that_does_not_say_where_it_received_from_is_left_alon
     for _ in range(2):
         subscriber(dead=True)
     Subscriber.objects.update(queue="another.Project")
-    left_alone: LeftAlone = {}
+    unreleasable: Unreleasable = {}
 
     for _ in range(3):
-        assert release_leases_of_dead_subscribers("default", left_alone) == 0
+        assert release_orphaned_leases("default", unreleasable) == 0
 
     assert Subscriber.objects.count() == 2
-    assert set(left_alone) == set(Subscriber.objects.values_list("pk", flat=True))
-    assert caplog.text.count("another.Project: worker h:1 is dead and is left alone here") == 1
+    assert set(unreleasable) == set(Subscriber.objects.values_list("pk", flat=True))
+    assert (
+        caplog.text.count(
+            "another.Project: the leases of dead workers of this queue (h, pid 1) cannot be released here"
+        )
+        == 1
+    )
     assert not QueueControl.objects.exists(), "careful for ever is what must not be"
 
 
@@ -197,20 +202,20 @@ def test_a_table_that_may_not_be_written_to_is_left_alone_and_the_others_are_not
         pytest.skip("the role of this test is PostgreSQL's")
     name = f"keeper_{uuid.uuid4().hex}"
     first, second = subscriber(dead=True), subscriber(AtMostOnce, dead=True)
-    left_alone: LeftAlone = {}
+    unreleasable: Unreleasable = {}
     with connection.cursor() as cursor:
         cursor.execute(f"CREATE ROLE {name}")
         for table in (Subscriber, QueueControl, AtMostOnce):
             cursor.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {table._meta.db_table} TO {name}")
         cursor.execute(f"SET ROLE {name}")
         try:
-            release_leases_of_dead_subscribers("default", left_alone)
+            release_orphaned_leases("default", unreleasable)
         finally:
             cursor.execute("RESET ROLE")
             cursor.execute(f"DROP OWNED BY {name}")
             cursor.execute(f"DROP ROLE {name}")
 
-    assert list(left_alone) == [first.pk]
+    assert list(unreleasable) == [first.pk]
     assert not Subscriber.objects.filter(pk=second.pk).exists()
 
 
@@ -218,7 +223,7 @@ def test_a_table_that_may_not_be_written_to_is_left_alone_and_the_others_are_not
 def test_a_dead_subscriber_without_leases_is_forgotten(queue: Any) -> None:
     subscriber(queue, dead=True)
 
-    assert release_leases_of_dead_subscribers("default") == 0
+    assert release_orphaned_leases("default") == 0
 
     assert not Subscriber.objects.exists()
 
@@ -227,18 +232,18 @@ def test_an_error_that_is_no_lack_of_a_right_ends_the_burial_and_it_is_tried_aga
     if connection.vendor != "postgresql":
         pytest.skip("the time-out of this test is PostgreSQL's")
     lease(subscriber(dead=True), 1)
-    left_alone: LeftAlone = {}
+    unreleasable: Unreleasable = {}
     other = connections["default"].copy()
     try:
         with other.cursor() as holder, connection.cursor() as cursor:
             holder.execute(f"BEGIN; LOCK TABLE {Leased._meta.db_table}")
             cursor.execute("SET lock_timeout = '50ms'")
             with pytest.raises(OperationalError):
-                release_leases_of_dead_subscribers("default", left_alone)
-            assert left_alone == {}
+                release_orphaned_leases("default", unreleasable)
+            assert unreleasable == {}
             assert Subscriber.objects.exists(), "whoever is next finds it"
             holder.execute("ROLLBACK")
-            assert release_leases_of_dead_subscribers("default", left_alone) == 1
+            assert release_orphaned_leases("default", unreleasable) == 1
     finally:
         other.close()
         connection.close()
@@ -270,6 +275,6 @@ def test_released_leases_are_received_at_once_by_workers_that_sleep(
     eventually(lambda: waits and waits[-1] > HOUR.total_seconds() / 2)
     assert handled == []
 
-    assert release_leases_of_dead_subscribers("default") == 1
+    assert release_orphaned_leases("default") == 1
 
     eventually(lambda: handled == [1])

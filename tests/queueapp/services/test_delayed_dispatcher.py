@@ -16,7 +16,7 @@ from queueapp.circuit_breaker import CircuitBreaker, State
 from queueapp.models import DelayedMessage, Leader, Now, PoisonMessage
 from queueapp.registry import queues
 from queueapp.services.delayed_dispatcher import DelayedDispatcher
-from queueapp.services.leader_election import TERM, role
+from queueapp.services.leader_election import TERM, role_name
 from queueapp.services.service import stop_all
 from queueapp.sql import backend_of
 from tests.databases import statements_of
@@ -81,7 +81,7 @@ def test_it_sleeps_until_the_next_is_due(start: Start, settings: Any) -> None:
 def test_a_wake_up_lets_it_look_at_once(start: Start, settings: Any) -> None:
     settings.QUEUEAPP = settings.QUEUEAPP | {"DISPATCH_INTERVAL": 60}
     one = start()
-    eventually(lambda: one.leadership.held)
+    eventually(lambda: one.elector.is_leader)
     store(1)
 
     one.wake()
@@ -91,7 +91,7 @@ def test_a_wake_up_lets_it_look_at_once(start: Start, settings: Any) -> None:
 
 def test_one_of_many_does_the_work(start: Start) -> None:
     dispatchers = [start() for _ in range(3)]
-    eventually(lambda: any(one.leadership.held for one in dispatchers))
+    eventually(lambda: any(one.elector.is_leader for one in dispatchers))
     store(50)
 
     eventually(lambda: sum(one.dispatched for one in dispatchers) == 50)
@@ -101,7 +101,7 @@ def test_one_of_many_does_the_work(start: Start) -> None:
 
 
 def test_another_takes_over_when_the_leader_is_gone(start: Start) -> None:
-    Leader.objects.create(role=role("delayed dispatcher"), holder=uuid.uuid4(), expires=Now() + TERM)
+    Leader.objects.create(role=role_name("delayed dispatcher"), holder=uuid.uuid4(), expires=Now() + TERM)
     one = start()
     store(1)
     Leader.objects.update(expires=Now() - timedelta(seconds=1))
@@ -111,12 +111,12 @@ def test_another_takes_over_when_the_leader_is_gone(start: Start) -> None:
 
 def test_a_leader_that_stops_hands_over_at_once(start: Start) -> None:
     first = start()
-    eventually(lambda: first.leadership.held)
+    eventually(lambda: first.elector.is_leader)
     second = start()
 
     assert first.stop(DEADLINE)
 
-    eventually(lambda: second.leadership.held)
+    eventually(lambda: second.elector.is_leader)
 
 
 def test_two_projects_on_one_database_each_dispatch_their_own(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,17 +127,17 @@ def test_two_projects_on_one_database_each_dispatch_their_own(start: Start, monk
     monkeypatch.setattr(queues, "_by_label", {"testapp.Leased": both["testapp.Leased"]})
     first = start()
     eventually(lambda: Leased.objects.count() == 3)
-    looked = first.leadership._renew_at
-    first.leadership._renew_at = 0.0
-    eventually(lambda: first.leadership._renew_at > looked)
+    looked = first.elector._renew_at
+    first.elector._renew_at = 0.0
+    eventually(lambda: first.elector._renew_at > looked)
     assert DelayedMessage.objects.filter(destination="testapp.AtMostOnce", retries=0).count() == 3
 
     monkeypatch.setattr(queues, "_by_label", {"testapp.AtMostOnce": both["testapp.AtMostOnce"]})
     second = start()
     eventually(lambda: AtMostOnce.objects.count() == 3)
 
-    eventually(lambda: first.leadership.held)
-    eventually(lambda: second.leadership.held)
+    eventually(lambda: first.elector.is_leader)
+    eventually(lambda: second.elector.is_leader)
     assert not PoisonMessage.objects.exists()
     assert not DelayedMessage.objects.exists()
 
@@ -270,4 +270,4 @@ def test_an_idle_round_asks_its_store_once(settings: Any, monkeypatch: pytest.Mo
     store(1)
     assert 0 < one._round() <= 30
     assert (len(asked), one.dispatched) == (4, 1), "what was moved is not what is due next"
-    one.leadership.resign()
+    one.elector.resign()

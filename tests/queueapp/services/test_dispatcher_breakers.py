@@ -240,7 +240,7 @@ def test_a_round_moves_as_many_as_the_setting_says(start: Start, monkeypatch: py
 def test_it_looks_again_after_the_time_that_the_setting_says(start: Start, seconds: float) -> None:
     """What was stored past us (by another program, with its wake-up lost) is found by the next look, not before."""
     one = start(DISPATCH_INTERVAL=seconds)
-    eventually(lambda: one.leadership.held)
+    eventually(lambda: one.elector.is_leader)
     looks: list[float] = []
     really = one._round
 

@@ -14,9 +14,9 @@ from queueapp.failures import poison_archive
 from queueapp.models import DelayedMessage, Leader, Now, PoisonMessage, Subscriber
 from queueapp.services import leader_election as leadership
 from queueapp.services import maintenance
-from queueapp.services.leader_election import Leadership
-from queueapp.services.maintenance import Housekeeping, purge_expired
-from queueapp.services.orphaned_leases import release_leases_of_dead_subscribers
+from queueapp.services.leader_election import Elector
+from queueapp.services.maintenance import Maintenance, purge_expired
+from queueapp.services.orphaned_leases import release_orphaned_leases
 from queueapp.services.service import stop_all
 from tests.clock import Clock
 from tests.in_process_worker import DEADLINE, eventually, real_commits
@@ -40,13 +40,13 @@ def test_expired_messages_are_purged_batch_by_batch_to_the_last(settings: Any) -
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[..., Housekeeping]]:
-    services: list[Housekeeping] = []
+def start() -> Iterator[Callable[..., Maintenance]]:
+    services: list[Maintenance] = []
 
-    def begin(leader: bool = True, queues: Sequence[Any] = (Leased, AtMostOnce)) -> Housekeeping:
-        leadership = Leadership("default", "housekeeping", uuid.uuid4())
-        assert leadership.hold() is leader
-        services.append(Housekeeping("default", queues, leadership))
+    def begin(leader: bool = True, queues: Sequence[Any] = (Leased, AtMostOnce)) -> Maintenance:
+        leadership = Elector("default", "housekeeping", uuid.uuid4())
+        assert leadership.try_lead() is leader
+        services.append(Maintenance("default", queues, leadership))
         services[-1].start()
         return services[-1]
 
@@ -59,7 +59,7 @@ def expire(queue: Any, count: int) -> None:
     queue.objects.update(expires=Now() - timedelta(seconds=1))
 
 
-def test_expired_messages_go_at_the_start_and_live_ones_stay(start: Callable[..., Housekeeping]) -> None:
+def test_expired_messages_go_at_the_start_and_live_ones_stay(start: Callable[..., Maintenance]) -> None:
     for queue in (Leased, AtMostOnce):
         expire(queue, 3)
         queue.send({})
@@ -69,7 +69,7 @@ def test_expired_messages_go_at_the_start_and_live_ones_stay(start: Callable[...
     eventually(lambda: Leased.objects.count() == AtMostOnce.objects.count() == 1)
 
 
-def test_expired_messages_go_time_and_again(start: Callable[..., Housekeeping], settings: Any) -> None:
+def test_expired_messages_go_time_and_again(start: Callable[..., Maintenance], settings: Any) -> None:
     settings.QUEUEAPP = {"PURGE_INTERVAL": 1, "PURGE_EXPIRED_ON_STARTUP": False, "HEARTBEAT_INTERVAL": 0.1}
     expire(Leased, 2)
     start()
@@ -80,7 +80,7 @@ def test_expired_messages_go_time_and_again(start: Callable[..., Housekeeping], 
 
 
 def test_a_queue_that_has_no_table_yet_keeps_no_other_from_being_purged(
-    start: Callable[..., Housekeeping], settings: Any, caplog: pytest.LogCaptureFixture
+    start: Callable[..., Maintenance], settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings.QUEUEAPP = {"PURGE_INTERVAL": 1, "HEARTBEAT_INTERVAL": 0.1}
     one = start(queues=[ForeignPostgres, Leased])
@@ -89,30 +89,30 @@ def test_a_queue_that_has_no_table_yet_keeps_no_other_from_being_purged(
         expire(Leased, 1)
         eventually(lambda: not Leased.objects.exists())
 
-    assert caplog.text.count("testapp.ForeignPostgres: expired messages cannot be purged here") == 1
+    assert caplog.text.count("testapp.ForeignPostgres: expired messages cannot be purged") == 1
     assert one.breaker.failures == 0
 
 
 def test_a_database_that_is_away_is_waited_for(
-    start: Callable[..., Housekeeping], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    start: Callable[..., Maintenance], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    really_release, errors = release_leases_of_dead_subscribers, [OperationalError("away")]
+    really_release, errors = release_orphaned_leases, [OperationalError("away")]
 
     def release(*arguments: Any) -> int:
         if errors:
             raise errors.pop()
         return really_release(*arguments)
 
-    monkeypatch.setattr(maintenance, "release_leases_of_dead_subscribers", release)
+    monkeypatch.setattr(maintenance, "release_orphaned_leases", release)
     subscriber(dead=True)
     one = start()
 
     eventually(lambda: not Subscriber.objects.exists())
     eventually(lambda: one.breaker.failures == 0)
-    assert "Housekeeping in default failed; trying again" in caplog.text
+    assert "Maintenance in default failed; trying again" in caplog.text
 
 
-def test_purging_can_be_turned_off(start: Callable[..., Housekeeping], settings: Any) -> None:
+def test_purging_can_be_turned_off(start: Callable[..., Maintenance], settings: Any) -> None:
     settings.QUEUEAPP = {"PURGE_INTERVAL": None, "PURGE_EXPIRED_ON_STARTUP": False, "HEARTBEAT_INTERVAL": 0.1}
     expire(Leased, 2)
     subscriber(dead=True)
@@ -124,17 +124,17 @@ def test_purging_can_be_turned_off(start: Callable[..., Housekeeping], settings:
 
 
 def test_who_does_not_lead_does_nothing(
-    start: Callable[..., Housekeeping], settings: Any, monkeypatch: pytest.MonkeyPatch
+    start: Callable[..., Maintenance], settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.QUEUEAPP = {"HEARTBEAT_INTERVAL": 0.1}
     rounds: list[float] = []
-    really_pause = Housekeeping.pause
+    really_pause = Maintenance.pause
 
-    def pause(self: Housekeeping, seconds: float) -> None:
+    def pause(self: Maintenance, seconds: float) -> None:
         rounds.append(seconds)
         really_pause(self, seconds)
 
-    monkeypatch.setattr(Housekeeping, "pause", pause)
+    monkeypatch.setattr(Maintenance, "pause", pause)
     monkeypatch.setattr(maintenance, "ELECTION_INTERVAL", 0.1)
     monkeypatch.setattr(leadership, "TERM", HOUR)
     Leader.objects.create(role="housekeeping", holder=uuid.uuid4(), expires=Now() + HOUR)
@@ -151,10 +151,10 @@ def test_who_does_not_lead_does_nothing(
 
 
 def test_delayed_messages_that_nobody_delivers_are_named_once_and_counted(
-    start: Callable[..., Housekeeping], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, settings: Any
+    start: Callable[..., Maintenance], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, settings: Any
 ) -> None:
     settings.QUEUEAPP = {"HEARTBEAT_INTERVAL": 0.1}
-    monkeypatch.setattr(maintenance, "NAMING_INTERVAL", 0.0)
+    monkeypatch.setattr(maintenance, "REPORT_INTERVAL", 0.0)
     for number in range(3):
         Leased.send({"number": number}, delay=HOUR)
     DelayedMessage.objects.update(destination="gone.Queue", due=Now() - HOUR)
@@ -165,14 +165,14 @@ def test_delayed_messages_that_nobody_delivers_are_named_once_and_counted(
     DelayedMessage.objects.filter(pk=DelayedMessage.objects.earliest("pk").pk).delete()
     eventually(lambda: one.undeliverable == {"gone.Queue": 2})
 
-    assert caplog.text.count("3 delayed messages in 'default' are overdue for 'gone.Queue'") == 1
+    assert caplog.text.count("3 delayed messages in 'default' for 'gone.Queue' are overdue") == 1
     assert caplog.text.count("gone.Queue") == 1
     assert not PoisonMessage.objects.exists()
 
 
 @pytest.mark.parametrize(("retention", "left"), [(3600, ["new", "unresolved"]), (None, ["new", "old", "unresolved"])])
 def test_archived_poison_goes_when_its_retention_is_over(
-    start: Callable[..., Housekeeping], settings: Any, retention: int | None, left: list[str]
+    start: Callable[..., Maintenance], settings: Any, retention: int | None, left: list[str]
 ) -> None:
     settings.QUEUEAPP = {"POISON_RETENTION": retention, "HEARTBEAT_INTERVAL": 0.1}
     for name in ("old", "new", "unresolved"):
@@ -200,18 +200,18 @@ def test_what_nobody_takes_is_said_once_and_again_after_an_hour(
     for _ in range(2):
         Addressed.send({}, recipient="tests.gone", unknown_recipient=True)
     PoisonMessage.objects.create(message_id=uuid.uuid4(), queue="gone.\x1b[2J\nQueue", reason="r")
-    housekeeping_ = Housekeeping("default", [], Leadership("default", "tests", uuid.uuid4()))
+    maintenance_ = Maintenance("default", [], Elector("default", "tests", uuid.uuid4()))
     Leased.send({}, delay=HOUR)
     DelayedMessage.objects.update(destination="gone.Queue", due=Now() - HOUR)
 
     def name() -> list[str]:
         caplog.clear()
-        housekeeping_._name_undeliverable()
-        housekeeping_._name_stranded()
+        maintenance_._report_undeliverable()
+        maintenance_._report_unroutable()
         return [record.getMessage() for record in caplog.records]
 
     said = name()
-    assert said[0].startswith("1 delayed messages in 'default' are overdue for 'gone.Queue'")
+    assert said[0].startswith("1 delayed message in 'default' for 'gone.Queue' is overdue")
     assert "movedelayed" in said[0]
     assert said[1:] == [
         "testapp.Addressed: 2 for recipient 'tests.gone', which no live worker has.",

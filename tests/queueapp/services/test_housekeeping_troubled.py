@@ -1,4 +1,4 @@
-"""Housekeeping past what fails in the middle of it: a table that refuses, and receivers of the signal ``expired``."""
+"""Maintenance past what fails in the middle of it: a table that refuses, and receivers of the signal ``expired``."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from queueapp import signals
 from queueapp.models import Now
 from queueapp.operations.expiration import delete_expired
 from queueapp.services import connection_timeouts
-from queueapp.services.leader_election import Leadership
-from queueapp.services.maintenance import Housekeeping
+from queueapp.services.leader_election import Elector
+from queueapp.services.maintenance import Maintenance
 from queueapp.services.service import stop_all
 from tests.in_process_worker import DEADLINE, eventually, real_commits
 from tests.testapp.models import AtMostOnce, Leased, Urgent
@@ -26,12 +26,12 @@ pytestmark = real_commits
 
 
 @pytest.fixture
-def start(settings: Any) -> Iterator[Callable[..., Housekeeping]]:
+def start(settings: Any) -> Iterator[Callable[..., Maintenance]]:
     settings.QUEUEAPP = {"HEARTBEAT_INTERVAL": 0.1, "PURGE_INTERVAL": 1}
-    services: list[Housekeeping] = []
+    services: list[Maintenance] = []
 
-    def begin(*queues: Any) -> Housekeeping:
-        services.append(Housekeeping("default", queues, Leadership("default", "housekeeping", uuid.uuid4())))
+    def begin(*queues: Any) -> Maintenance:
+        services.append(Maintenance("default", queues, Elector("default", "housekeeping", uuid.uuid4())))
         services[-1].start()
         return services[-1]
 
@@ -70,7 +70,7 @@ def refusing() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("refusing")
-def test_a_table_that_refuses_keeps_no_other_from_being_purged_and_is_told(start: Callable[..., Housekeeping]) -> None:
+def test_a_table_that_refuses_keeps_no_other_from_being_purged_and_is_told(start: Callable[..., Maintenance]) -> None:
     Urgent.send({}, expires_in=timedelta(milliseconds=1))
     one = start(Urgent, Leased, AtMostOnce)
 
@@ -85,7 +85,7 @@ def test_a_table_that_refuses_keeps_no_other_from_being_purged_and_is_told(start
 
 
 def test_a_receiver_that_leaves_keeps_nobody_from_being_purged(
-    start: Callable[..., Housekeeping], caplog: pytest.LogCaptureFixture
+    start: Callable[..., Maintenance], caplog: pytest.LogCaptureFixture
 ) -> None:
     def leave(**_: Any) -> None:
         raise SystemExit(3)
@@ -99,21 +99,21 @@ def test_a_receiver_that_leaves_keeps_nobody_from_being_purged(
         eventually(lambda: "not all told: RuntimeError('SystemExit in the receivers of a signal')" in caplog.text)
 
 
-def test_a_receiver_may_take_its_time(start: Callable[..., Housekeeping]) -> None:
+def test_a_receiver_may_take_its_time(start: Callable[..., Maintenance]) -> None:
     """It is not the database that is waited for: nobody cuts the connection beneath it."""
-    inside, goes_on = threading.Event(), threading.Event()
+    inside, may_continue = threading.Event(), threading.Event()
     watched: list[Any] = []
 
     def slow(**_: Any) -> None:
         watched.append(connection_timeouts._waiting.get(threading.get_ident()))
         inside.set()
-        goes_on.wait(DEADLINE)
+        may_continue.wait(DEADLINE)
 
     expire(Leased)
     with told(slow):
         start(Leased)
         assert inside.wait(DEADLINE)
-        goes_on.set()
+        may_continue.set()
         eventually(lambda: not Leased.objects.exists())
 
     assert watched[0] is None
@@ -121,9 +121,11 @@ def test_a_receiver_may_take_its_time(start: Callable[..., Housekeeping]) -> Non
 
 def test_after_code_of_the_users_the_database_is_watched_again() -> None:
     thread = threading.get_ident()
-    with connection_timeouts.Answering(connection):
+    with connection_timeouts.ResponseDeadline(connection):
         assert (
-            connection_timeouts.at_rest("a hook", lambda: connection_timeouts._waiting.get(thread), settled=True)
+            connection_timeouts.without_deadline(
+                "a hook", lambda: connection_timeouts._waiting.get(thread), outcome_final=True
+            )
             is None
         )
         assert connection_timeouts._waiting[thread][1] is connection
@@ -131,7 +133,7 @@ def test_after_code_of_the_users_the_database_is_watched_again() -> None:
 
 
 def test_a_receiver_that_leaves_a_transaction_open_takes_nothing_with_it(
-    start: Callable[..., Housekeeping], caplog: pytest.LogCaptureFixture
+    start: Callable[..., Maintenance], caplog: pytest.LogCaptureFixture
 ) -> None:
     def careless(**_: Any) -> None:
         connection.set_autocommit(False)

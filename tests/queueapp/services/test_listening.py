@@ -104,8 +104,8 @@ def test_a_listener_whose_connection_is_cut_listens_again(
     Leased.send(Nop(1, ""))
 
     eventually(lambda: heard == ["testapp.Leased"])
-    assert "No wake-ups from 'default', its queues are polled meanwhile" in caplog.text
-    assert "Wake-ups from 'default' work again" in caplog.text
+    assert "No notifications from 'default'; its queues are polled" in caplog.text
+    assert "Notifications from 'default' work again" in caplog.text
 
 
 def test_a_listener_that_waits_listens_again_with_the_first_connection_that_works(
@@ -149,7 +149,7 @@ def test_where_listening_does_not_work_that_is_said_once_and_polling_goes_on(
     eventually(lambda: len(attempts) >= 2)
 
     assert not listener.established.is_set()
-    assert caplog.text.count("its queues are polled meanwhile") == 1
+    assert caplog.text.count("its queues are polled") == 1
 
 
 def test_a_listener_proves_that_it_hears_itself(listen: Callable[..., Listener]) -> None:
@@ -178,7 +178,7 @@ def test_a_database_without_wake_ups_says_so_once_and_its_listener_stops_at_once
     listener.wake()
     eventually(lambda: len(asked) == 2)
 
-    assert caplog.text.count("its queues are polled meanwhile: Azure SQL Database has no Service Broker") == 1
+    assert caplog.text.count("its queues are polled: Azure SQL Database has no Service Broker") == 1
     assert not listener.established.is_set()
 
 
@@ -191,9 +191,9 @@ def test_each_time_that_listening_ends_and_begins_again_is_said(
     for times in (1, 2):
         eventually(one.established.is_set)
         cut_ears(connection)
-        eventually(lambda times=times: caplog.text.count("Wake-ups from 'default' work again") == times)
+        eventually(lambda times=times: caplog.text.count("Notifications from 'default' work again") == times)
 
-    assert caplog.text.count("No wake-ups from 'default'") == 2
+    assert caplog.text.count("No notifications from 'default'") == 2
 
 
 def test_whatever_is_told_by_whoever_may_tell_ends_no_listener(listen: Callable[[list[str]], Listener]) -> None:

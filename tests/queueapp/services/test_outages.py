@@ -14,7 +14,7 @@ from django.db import Error, OperationalError, ProgrammingError, connection, con
 
 from queueapp.circuit_breaker import CircuitBreaker, State
 from queueapp.services import database_outage
-from queueapp.services.connection_timeouts import Answering
+from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.services.database_outage import Outage, outage_of
 from tests.clock import Clock
 from tests.in_process_worker import DEADLINE, real_commits
@@ -55,7 +55,7 @@ def cut(session: Any) -> None:
 def ask(session: Any, breaker: CircuitBreaker) -> None:
     """One statement of the engine, as its loops send them."""
     try:
-        with Answering(session), session.cursor() as cursor:
+        with ResponseDeadline(session), session.cursor() as cursor:
             cursor.execute("SELECT 1")
         breaker.success()
     except Error as error:
@@ -95,14 +95,14 @@ def test_many_connections_lose_their_server_and_get_it_back_with_two_lines(
 
 def test_its_end_is_told_to_whoever_waits_for_it_and_to_nobody_after_that(outage: Outage, other: Any) -> None:
     ends: list[str] = []
-    with outage.awaited(lambda: ends.append("end")):
-        outage.failed(OperationalError("gone"))
+    with outage.on_recovery(lambda: ends.append("end")):
+        outage.connection_failed(OperationalError("gone"))
         other.connect()
         other.close()
         assert ends == ["end"]
         other.connect()
         assert ends == ["end"], "there was no outage"
-    outage.failed(OperationalError("gone"))
+    outage.connection_failed(OperationalError("gone"))
     other.close()
     other.connect()
 
@@ -112,7 +112,7 @@ def test_its_end_is_told_to_whoever_waits_for_it_and_to_nobody_after_that(outage
 
 def test_what_an_old_connection_answers_is_no_end_of_it(outage: Outage, other: Any) -> None:
     other.connect()
-    outage.failed(OperationalError("gone"))
+    outage.connection_failed(OperationalError("gone"))
 
     ask(other, CircuitBreaker("Loop"))
 
@@ -123,7 +123,7 @@ def test_an_error_of_a_server_that_answers_is_told_by_its_own_breaker(
     outage: Outage, other: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     breaker = CircuitBreaker("Loop")
-    with pytest.raises(ProgrammingError) as raised, Answering(other), other.cursor() as cursor:
+    with pytest.raises(ProgrammingError) as raised, ResponseDeadline(other), other.cursor() as cursor:
         cursor.execute("SELECT * FROM no_such_table")
 
     breaker.failure(raised.value)
@@ -140,7 +140,7 @@ def test_a_server_that_has_become_read_only_is_no_outage(outage: Outage, other: 
     with other.cursor() as cursor:
         cursor.execute("SET default_transaction_read_only = on")
 
-    with pytest.raises(Exception, match="read-only"), Answering(other), other.cursor() as cursor:
+    with pytest.raises(Exception, match="read-only"), ResponseDeadline(other), other.cursor() as cursor:
         cursor.execute("DELETE FROM queueapp_leader")
 
     assert not outage.lasts
@@ -154,7 +154,7 @@ def test_a_connection_that_is_lost_in_a_transaction_is_an_outage_though_another_
     session = session_of(connection)
 
     def is_cut_within() -> None:
-        with Answering(connection), transaction.atomic(), connection.cursor() as cursor:
+        with ResponseDeadline(connection), transaction.atomic(), connection.cursor() as cursor:
             kill(other, session)
             cursor.execute("SELECT 1")
 
@@ -173,7 +173,7 @@ def test_a_breaker_that_fails_in_an_outage_and_then_by_itself_says_so(
     outage: Outage, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     breaker, gone = CircuitBreaker("Loop"), OperationalError("gone")
-    outage.failed(gone)
+    outage.connection_failed(gone)
     breaker.failure(gone)
     assert len(told(caplog)) == 1
 
@@ -187,20 +187,20 @@ def test_a_database_that_comes_and_goes_does_not_fill_the_log(
     outage: Outage, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(50):
-        outage.failed(OperationalError("gone"))
+        outage.connection_failed(OperationalError("gone"))
         clock.now += 0.1
-        outage.answered()
+        outage.recovered()
         clock.now += 0.1
     assert len(told(caplog)) == 2
 
-    outage.failed(OperationalError("gone for longer"))
+    outage.connection_failed(OperationalError("gone for longer"))
     clock.now += database_outage.NOTABLE
-    outage.failed(OperationalError("still gone"))
-    outage.answered()
+    outage.connection_failed(OperationalError("still gone"))
+    outage.recovered()
     assert len(told(caplog)) == 4, "one that lasts is told all the same"
 
     clock.now += database_outage.SPACING
-    outage.failed(OperationalError("gone again"))
+    outage.connection_failed(OperationalError("gone again"))
     assert told(caplog)[4:] == ["Database 'default' does not answer: OperationalError: gone again"]
 
 
@@ -210,14 +210,14 @@ def test_fifty_threads_make_one_outage(outage: Outage, caplog: pytest.LogCapture
     def fail() -> None:
         go.wait(DEADLINE)
         for _ in range(20):
-            outage.failed(psycopg.OperationalError("gone"))
+            outage.connection_failed(psycopg.OperationalError("gone"))
 
     threads = [threading.Thread(target=fail) for _ in range(50)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    answers = [threading.Thread(target=outage.answered) for _ in range(50)]
+    answers = [threading.Thread(target=outage.recovered) for _ in range(50)]
     for thread in answers:
         thread.start()
     for thread in answers:
@@ -228,11 +228,11 @@ def test_fifty_threads_make_one_outage(outage: Outage, caplog: pytest.LogCapture
 
 def test_each_database_has_its_own(caplog: pytest.LogCaptureFixture) -> None:
     error = OperationalError("gone")
-    outage_of("elsewhere").failed(error)
+    outage_of("elsewhere").connection_failed(error)
 
     assert outage_of("elsewhere").lasts
     assert not outage_of("default").lasts
-    assert database_outage.of_an_outage(error)
-    assert not database_outage.of_an_outage(OperationalError("gone"))
+    assert database_outage.caused_by_outage(error)
+    assert not database_outage.caused_by_outage(OperationalError("gone"))
     connections["default"].ensure_connection()
     assert outage_of("elsewhere").lasts

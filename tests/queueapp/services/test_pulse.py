@@ -11,8 +11,8 @@ import pytest
 from django.db import connection
 
 from queueapp.circuit_breaker import CircuitBreaker
-from queueapp.models import DISPATCHER, HOUSEKEEPING, Now, Subscriber
-from queueapp.services.service_heartbeat import Pulse
+from queueapp.models import DISPATCHER, MAINTENANCE, Now, Subscriber
+from queueapp.services.service_heartbeat import ServiceHeartbeat
 from tests.in_process_worker import DEADLINE, eventually, real_commits
 from tests.kill_session import kill_all_others
 from tests.queueapp.management.test_first_hour import without_table
@@ -22,13 +22,13 @@ pytestmark = real_commits
 
 @pytest.fixture
 def breakers() -> dict[str, CircuitBreaker]:
-    return {name: CircuitBreaker(f"Something of {name}") for name in (DISPATCHER, HOUSEKEEPING)}
+    return {name: CircuitBreaker(f"Something of {name}") for name in (DISPATCHER, MAINTENANCE)}
 
 
 @pytest.fixture
-def pulse(settings: Any, breakers: dict[str, CircuitBreaker]) -> Iterator[Pulse]:
+def pulse(settings: Any, breakers: dict[str, CircuitBreaker]) -> Iterator[ServiceHeartbeat]:
     settings.QUEUEAPP = {"HEARTBEAT_INTERVAL": 0.1}
-    made = Pulse("default", {name: [one] for name, one in breakers.items()}, uuid.uuid4())
+    made = ServiceHeartbeat("default", {name: [one] for name, one in breakers.items()}, uuid.uuid4())
     made._breaker._waits = dict.fromkeys(made._breaker._waits, 0.05)
     made.start()
     eventually(lambda: Subscriber.objects.count() == 2)
@@ -41,16 +41,16 @@ def troubled() -> list[str]:
 
 
 def test_each_row_tells_the_breakers_of_its_own_and_takes_them_back(
-    pulse: Pulse, breakers: dict[str, CircuitBreaker]
+    pulse: ServiceHeartbeat, breakers: dict[str, CircuitBreaker]
 ) -> None:
     assert not troubled()
-    breakers[HOUSEKEEPING].failure(RuntimeError("it is broken"))
-    eventually(lambda: troubled() == [HOUSEKEEPING])
-    breakers[HOUSEKEEPING].success()
+    breakers[MAINTENANCE].failure(RuntimeError("it is broken"))
+    eventually(lambda: troubled() == [MAINTENANCE])
+    breakers[MAINTENANCE].success()
     eventually(lambda: not troubled())
 
 
-def test_it_stays_alive_and_comes_back_when_somebody_has_declared_it_dead(pulse: Pulse) -> None:
+def test_it_stays_alive_and_comes_back_when_somebody_has_declared_it_dead(pulse: ServiceHeartbeat) -> None:
     Subscriber.objects.update(alive_until=Now() - timedelta(hours=1))
     eventually(lambda: Subscriber.objects.filter(alive_until__gt=Now()).count() == 2)
 
@@ -58,7 +58,7 @@ def test_it_stays_alive_and_comes_back_when_somebody_has_declared_it_dead(pulse:
     eventually(lambda: Subscriber.objects.count() == 2)
 
 
-def test_a_beat_that_fails_is_repeated_on_a_new_connection(pulse: Pulse) -> None:
+def test_a_beat_that_fails_is_repeated_on_a_new_connection(pulse: ServiceHeartbeat) -> None:
     kill_all_others(connection)
     Subscriber.objects.all().delete()
 
@@ -70,11 +70,11 @@ def test_it_stops_without_a_word_too_many_where_it_cannot_sign_off(
     breakers: dict[str, CircuitBreaker], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "queueapp.workers")
-    pulse = Pulse("default", {DISPATCHER: [breakers[DISPATCHER]]}, uuid.uuid4())
+    pulse = ServiceHeartbeat("default", {DISPATCHER: [breakers[DISPATCHER]]}, uuid.uuid4())
     with without_table(Subscriber):
         pulse.start()
         eventually(lambda: pulse._breaker.failures > 0)
         assert pulse.stop(DEADLINE)
 
-    assert f"{DISPATCHER} of 'default' could not sign off" in caplog.text
+    assert f"{DISPATCHER} could not deregister from 'default'" in caplog.text
     assert "nobody asked" not in caplog.text

@@ -15,19 +15,19 @@ import pytest
 from django.db import connection
 
 from queueapp.models import Leader
-from queueapp.services.connection_watchdog import PeerWatch
+from queueapp.services.connection_timeouts import ConnectionWatchdog
 from queueapp.services.delayed_dispatcher import DelayedDispatcher
-from queueapp.services.leader_election import Leadership
+from queueapp.services.journal_service import JournalService
+from queueapp.services.leader_election import Elector
 from queueapp.services.listener import Listener
-from queueapp.services.maintenance import Housekeeping
-from queueapp.services.service import Job, Service, stop_all
+from queueapp.services.maintenance import Maintenance
+from queueapp.services.service import FunctionService, Service, stop_all
 from tests.in_process_worker import DEADLINE, eventually, real_commits
 from tests.testapp.models import Deep, Leased, Recovered
 from tests.workers.trees import CHECKOUT
 from workers.processes.watchdog import Watchdog
 from workers.receiving.pump import QueuePump
 from workers.services.heartbeat import Heartbeat
-from workers.services.journal import JournalService
 from workers.services.lease_renewer import Renewals
 
 pytestmark = real_commits
@@ -225,7 +225,7 @@ def test_a_service_that_ends_unasked_is_reported_with_its_traceback(
     assert ends == [one]
     (record,) = caplog.records
     assert record.levelno == logging.CRITICAL
-    assert "failing ended though nobody asked it to" in record.getMessage()
+    assert "failing ended without having been asked to" in record.getMessage()
     assert (record.exc_info[1] if record.exc_info else None) is error
     assert one.join(DEADLINE)
 
@@ -257,8 +257,8 @@ def test_a_service_is_not_started_again_before_its_last_life_has_ended() -> None
 def test_a_job_may_return_when_its_event_is_set_and_not_before() -> None:
     ends: list[Service] = []
     stopping = threading.Event()
-    waiting = Job("waiting", lambda: stopping.wait(DEADLINE) and None, stopping)
-    hasty = Job("hasty", lambda: None, threading.Event())
+    waiting = FunctionService("waiting", lambda: stopping.wait(DEADLINE) and None, stopping)
+    hasty = FunctionService("hasty", lambda: None, threading.Event())
     waiting.start(ends.append)
     hasty.start(ends.append)
     eventually(lambda: ends == [hasty])
@@ -281,13 +281,13 @@ def dispatcher() -> Service:
 
 
 def housekeeping() -> Service:
-    leadership = Leadership("default", "housekeeping", uuid.uuid4())
-    leadership.hold()
-    return Housekeeping("default", [Leased], leadership)
+    leadership = Elector("default", "housekeeping", uuid.uuid4())
+    leadership.try_lead()
+    return Maintenance("default", [Leased], leadership)
 
 
 def journal() -> Service:
-    return JournalService("default", [Deep, Recovered], Leadership("default", "journal", uuid.uuid4()))
+    return JournalService("default", [Deep, Recovered], Elector("default", "journal", uuid.uuid4()))
 
 
 def listener() -> Service:
@@ -302,7 +302,7 @@ def watchdog() -> Service:
     return Watchdog([QueuePump(Leased, "default", stopping=threading.Event())])
 
 
-MAKERS = [heartbeat, dispatcher, housekeeping, journal, listener, renewals, watchdog, PeerWatch, Waiting]
+MAKERS = [heartbeat, dispatcher, housekeeping, journal, listener, renewals, watchdog, ConnectionWatchdog, Waiting]
 
 
 @pytest.fixture
@@ -351,7 +351,7 @@ def _into_its_work(one: Service) -> None:
     elif isinstance(one, Listener) and connection.vendor == "postgresql":
         eventually(one.established.is_set)
     elif isinstance(one, DelayedDispatcher):
-        eventually(lambda: one.leadership.held)
+        eventually(lambda: one.elector.is_leader)
         assert Leader.objects.exists()
 
 

@@ -13,10 +13,10 @@ from django.db import connections
 
 from queueapp import consumer
 from queueapp.models import Subscriber
-from queueapp.services.connection_watchdog import PeerWatch
+from queueapp.services.connection_timeouts import ConnectionWatchdog
 from queueapp.services.delayed_dispatcher import DelayedDispatcher
 from queueapp.services.listener import Listener
-from queueapp.services.maintenance import Housekeeping
+from queueapp.services.maintenance import Maintenance
 from tests.in_process_worker import DEADLINE, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased
@@ -72,12 +72,12 @@ SERVICES = [
     ("worker", Listener, "_listen"),
     ("worker", Watchdog, "_look"),
     ("worker", Renewals, "_look"),
-    ("worker", PeerWatch, "serve"),
+    ("worker", ConnectionWatchdog, "serve"),
     ("worker", QueuePump, "_look"),
     ("dispatcher", DelayedDispatcher, "serve"),
-    ("dispatcher", Housekeeping, "pause"),
+    ("dispatcher", Maintenance, "pause"),
     ("dispatcher", Listener, "_listen"),
-    ("dispatcher", PeerWatch, "serve"),
+    ("dispatcher", ConnectionWatchdog, "serve"),
 ]
 
 
@@ -120,7 +120,7 @@ def test_a_service_that_dies_ends_its_process_in_order(
 
     assert process.code == FAILED
     assert exit_text(FAILED) == "was replaced because one of its services ended"
-    assert "ended though nobody asked it to" in caplog.text
+    assert "ended without having been asked to" in caplog.text
     assert "nobody expects this" in caplog.text
     assert ended.is_set() is busy
     assert not Leased.objects.exists(), "it was handled, and acked"

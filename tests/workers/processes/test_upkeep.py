@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from queueapp.models import DISPATCHER, HOUSEKEEPING, Now
+from queueapp.models import DISPATCHER, MAINTENANCE, Now
 from queueapp.services import service
 from queueapp.services.delayed_dispatcher import DelayedDispatcher
 from queueapp.services.forwarder import Forwarder
+from queueapp.services.journal_service import JournalService
 from queueapp.services.listener import Listener
-from queueapp.services.maintenance import Housekeeping
-from queueapp.services.service_heartbeat import Pulse
+from queueapp.services.maintenance import Maintenance
+from queueapp.services.service_heartbeat import ServiceHeartbeat
 from tests.databases import known_as
 from tests.testapp.models import Deep, Leased, Transactional
 from workers.processes.child import ChildOptions, Stages, run_dispatcher
 from workers.processes.supervisor import HOPELESS_LOOKS, Supervisor
-from workers.services.journal import JournalService
 
 OTHER = "warehouse"
 
@@ -46,7 +46,7 @@ def warehouse(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ("options", "role", "keeps_house", "aliases", "lacking"),
     [
         ({}, "dispatcher", True, ["default", OTHER], []),
-        ({"housekeeping": False}, "dispatcher", False, ["default", OTHER], [HOUSEKEEPING]),
+        ({"housekeeping": False}, "dispatcher", False, ["default", OTHER], [MAINTENANCE]),
         ({"dispatcher": False}, "housekeeper", True, [OTHER], [DISPATCHER]),
     ],
 )
@@ -64,7 +64,7 @@ def test_a_tree_that_does_neither_has_workers_alone() -> None:
     children = Supervisor([Leased], processes=2, dispatcher=False, housekeeping=False).children
 
     assert [one.options.role for one in children] == ["worker", "worker"]
-    assert set(children[0].options.lacking) == {DISPATCHER, HOUSEKEEPING}
+    assert set(children[0].options.lacking) == {DISPATCHER, MAINTENANCE}
 
 
 def test_without_queues_it_is_the_default_database_that_is_looked_after() -> None:
@@ -97,18 +97,18 @@ def test_a_process_that_does_both(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert [one.alias for one in of(DelayedDispatcher, found)] == ["default", OTHER]
     assert [(one.alias, one.target) for one in of(Forwarder, found)] == [("default", OTHER)]
-    here, there = of(Housekeeping, found)
+    here, there = of(Maintenance, found)
     assert there._queues == [Transactional]
     assert Leased in here._queues
     assert all(queue._meta.managed for queue in here._queues)
-    (first, _) = of(Pulse, found)
+    (first, _) = of(ServiceHeartbeat, found)
     names = {name: [one.name.split(" ")[0] for one in own] for name, (_, own) in first._breakers.items()}
     assert names == {
         DISPATCHER: ["Fetch", "Dispatch", "Recovery"] * 2,
-        HOUSEKEEPING: ["Housekeeping", "Evaluation", "Journal"],
+        MAINTENANCE: ["Maintenance", "Evaluation", "Journal"],
     }, "those of the forwarder as well"
-    dispatching = {one.leadership.role for one in found if isinstance(one, DelayedDispatcher)}
-    assert not dispatching & {here._leadership.role, there._leadership.role}, "each is elected for itself"
+    dispatching = {one.elector.role for one in found if isinstance(one, DelayedDispatcher)}
+    assert not dispatching & {here._elector.role, there._elector.role}, "each is elected for itself"
 
 
 @pytest.mark.parametrize("role", ["dispatcher", "housekeeper"])
@@ -117,10 +117,10 @@ def test_a_process_that_does_one_of_it(monkeypatch: pytest.MonkeyPatch, role: st
 
     dispatches = role == "dispatcher"
     assert [len(of(kind, found)) for kind in (DelayedDispatcher, Forwarder)] == [int(dispatches)] * 2
-    assert [len(of(kind, found)) for kind in (Housekeeping, JournalService)] == [int(not dispatches)] * 2
+    assert [len(of(kind, found)) for kind in (Maintenance, JournalService)] == [int(not dispatches)] * 2
     assert len(of(Listener, found)) == 1, "either may be woken"
-    (pulse,) = of(Pulse, found)
-    assert list(pulse._breakers) == [DISPATCHER if dispatches else HOUSEKEEPING]
+    (pulse,) = of(ServiceHeartbeat, found)
+    assert list(pulse._breakers) == [DISPATCHER if dispatches else MAINTENANCE]
 
 
 def test_a_wake_up_wakes_the_dispatcher_and_the_forwarder_of_its_own_database(

@@ -15,7 +15,7 @@ from queueapp import consumer
 from queueapp.messages import new_id
 from queueapp.models import PoisonMessage, QueueControl, Subscriber
 from queueapp.operations import control
-from queueapp.services.orphaned_leases import release_leases_of_dead_subscribers
+from queueapp.services.orphaned_leases import release_orphaned_leases
 from queueapp.sql import queue_sql
 from queueapp.sql.claimed import Range
 from tests.in_process_worker import Worker, eventually, real_commits
@@ -344,7 +344,7 @@ def test_semantics_at_most_once_with_a_limit_is_gone_with_the_subscriber_that_it
     )  # fmt: skip
     sql.limits.claim_within(connection, [Range()], 3, new_id(), dead, None, 3)
 
-    release_leases_of_dead_subscribers("default")
+    release_orphaned_leases("default")
 
     assert CappedOnce.objects.filter(lease_token__isnull=True).count() == CappedOnce.objects.count() == 2
 

@@ -16,7 +16,8 @@ from queueapp.flow import in_force
 from queueapp.models import JournalEntry, Now, QueueControl, Subscriber
 from queueapp.operations import control
 from queueapp.operations.journal import inactive_messages
-from queueapp.services.leader_election import Leadership
+from queueapp.services.journal_service import JournalService
+from queueapp.services.leader_election import Elector
 from queueapp.sql import queue_sql
 from queueapp.topics.backfill import Filled, Filler
 from tests.in_process_worker import DEADLINE, Worker, eventually, real_commits
@@ -25,7 +26,6 @@ from tests.testapp.messages import Nop
 from tests.testapp.models import Capped, Deep, Leased
 from workers.receiving.pump import QueuePump
 from workers.services.heartbeat import Heartbeat
-from workers.services.journal import JournalService
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
 Start = Callable[..., Worker]
@@ -204,7 +204,7 @@ def test_expiration_set_at_run_time_is_in_force_for_a_running_worker(start_worke
 @pytest.fixture
 def topped_up() -> Iterator[None]:
     """Deep is filled from the journal."""
-    service = JournalService("default", [Deep], Leadership("default", "journal of a test", uuid.uuid4()))
+    service = JournalService("default", [Deep], Elector("default", "journal of a test", uuid.uuid4()))
     service.start()
     yield
     service.stop(DEADLINE)

@@ -18,7 +18,7 @@ from queueapp import consumer
 from queueapp.circuit_breaker import CircuitBreaker
 from queueapp.models import Now, QueueControl, Subscriber
 from queueapp.operations import control
-from queueapp.services.unclean_shutdowns import host_name, life_of
+from queueapp.services.unclean_shutdowns import host_name, process_start_id
 from tests.in_process_worker import DEADLINE, Worker, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased, Transactional
@@ -55,7 +55,7 @@ def test_a_worker_is_a_row_per_queue_while_it_lives(start_worker: Start) -> None
 
     assert row.id == worker.pump.subscriber
     assert (row.queue, row.table, row.concurrency) == ("testapp.Leased", "testapp_leased", 3)
-    assert (row.host, row.process, row.life) == (host_name(), os.getpid(), life_of(os.getpid()))
+    assert (row.host, row.process, row.life) == (host_name(), os.getpid(), process_start_id(os.getpid()))
     assert row.alive_until - row.heartbeat_at == pytest.approx(timedelta(seconds=20), abs=timedelta(seconds=1))
     eventually(lambda: Subscriber.objects.get().heartbeat_at > row.heartbeat_at)
 
@@ -125,7 +125,7 @@ def test_a_worker_that_starts_beside_living_ones_is_not_careful(start_worker: St
     """Its first handlers run side by side; carefully they would wait for one another until the others have beaten."""
     settings.QUEUEAPP = settings.QUEUEAPP | {"HEARTBEAT_INTERVAL": 60}
     stranger()
-    stranger(host=host_name(), process=os.getppid(), life=life_of(os.getppid()))
+    stranger(host=host_name(), process=os.getppid(), life=process_start_id(os.getppid()))
     side_by_side = threading.Event()
     in_hand: set[int] = set()
 
@@ -153,7 +153,7 @@ def test_a_worker_that_finds_dead_ones_of_its_host_is_careful_until_each_shows_t
     assert worker.pump.careful is True
 
     Subscriber.objects.filter(pk=one.pk).update(heartbeat_at=Now())
-    eventually(lambda: worker.heartbeat.strangers.met == {other.pk})  # type: ignore[union-attr]
+    eventually(lambda: worker.heartbeat.previous_runs.unconfirmed == {other.pk})  # type: ignore[union-attr]
     assert worker.pump.careful is True
 
     Subscriber.objects.filter(pk=other.pk).update(heartbeat_at=Now())
@@ -182,17 +182,17 @@ def test_a_worker_of_another_host_that_misses_its_heartbeats_is_a_reason_to_be_c
 
 
 def test_a_process_has_one_life() -> None:
-    mine = life_of(os.getpid())
-    assert mine == life_of(os.getpid())
+    mine = process_start_id(os.getpid())
+    assert mine == process_start_id(os.getpid())
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        assert life_of(child.pid) not in (None, mine)
+        assert process_start_id(child.pid) not in (None, mine)
         child.kill()
         # Dead and not waited for is dead: its row must not count as that of a living worker.
-        eventually(lambda: life_of(child.pid) is None)
+        eventually(lambda: process_start_id(child.pid) is None)
     finally:
         child.communicate()
-    assert life_of(child.pid) is None
+    assert process_start_id(child.pid) is None
 
 
 def test_a_stranger_that_signs_off_is_no_reason_to_be_careful(start_worker: Start) -> None:

@@ -12,12 +12,12 @@ import pytest
 
 from queueapp import consumer
 from queueapp.circuit_breaker import CircuitBreaker, RateBreaker
-from queueapp.models import DISPATCHER, HOUSEKEEPING, NO_QUEUES, Now, QueueControl, Subscriber
+from queueapp.models import DISPATCHER, MAINTENANCE, NO_QUEUES, Now, QueueControl, Subscriber
 from queueapp.services.delayed_dispatcher import DelayedDispatcher
-from queueapp.services.leader_election import Leadership
-from queueapp.services.maintenance import Housekeeping
-from queueapp.services.orphaned_leases import release_leases_of_dead_subscribers
-from queueapp.services.service_heartbeat import Pulse
+from queueapp.services.leader_election import Elector
+from queueapp.services.maintenance import Maintenance
+from queueapp.services.orphaned_leases import release_orphaned_leases
+from queueapp.services.service_heartbeat import ServiceHeartbeat
 from tests.in_process_worker import Worker, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased
@@ -66,11 +66,11 @@ def test_a_worker_tells_its_consumers_and_the_types_it_does_not_know(start_worke
 
 def test_a_dispatcher_and_the_housekeeping_tell_their_breakers_and_sign_off() -> None:
     dispatcher = DelayedDispatcher("default", uuid.uuid4())
-    housekeeping = Housekeeping("default", [], Leadership("default", "housekeeping", uuid.uuid4()))
+    housekeeping = Maintenance("default", [], Elector("default", "housekeeping", uuid.uuid4()))
     for one in (*dispatcher.breakers, housekeeping.breaker):
         one.failure(RuntimeError("it is broken"))  # type: ignore[attr-defined]
-    breakers = {DISPATCHER: dispatcher.breakers, HOUSEKEEPING: [housekeeping.breaker]}
-    pulse = Pulse("default", breakers, uuid.uuid4())
+    breakers = {DISPATCHER: dispatcher.breakers, MAINTENANCE: [housekeeping.breaker]}
+    pulse = ServiceHeartbeat("default", breakers, uuid.uuid4())
     pulse.start()
     try:
         eventually(lambda: Subscriber.objects.count() == 2)
@@ -78,7 +78,7 @@ def test_a_dispatcher_and_the_housekeeping_tell_their_breakers_and_sign_off() ->
             row.queue: [one["name"].split(" ")[0] for one in json.loads(row.trouble)]
             for row in Subscriber.objects.all()
         }
-        assert names == {DISPATCHER: ["Fetch", "Dispatch", "Recovery"], HOUSEKEEPING: ["Housekeeping"]}
+        assert names == {DISPATCHER: ["Fetch", "Dispatch", "Recovery"], MAINTENANCE: ["Maintenance"]}
     finally:
         assert pulse.stop(30)
     assert not Subscriber.objects.exists()
@@ -90,7 +90,7 @@ def test_a_dead_dispatcher_or_housekeeper_is_forgotten_and_makes_nobody_careful(
         queue=name, host="h", process=1, supervisor=uuid.uuid4(), alive_until=Now() - timedelta(hours=1)
     )
     left_alone: dict[uuid.UUID, str] = {}
-    assert release_leases_of_dead_subscribers("default", left_alone) == 0
+    assert release_orphaned_leases("default", left_alone) == 0
     assert not Subscriber.objects.exists()
     assert not QueueControl.objects.exists()
     assert not left_alone

@@ -23,7 +23,7 @@ from queueapp.flow.limited_claims import Taking
 from queueapp.messages import new_id
 from queueapp.models.delivery import Leasing
 from queueapp.sending.isolation import atomic_on, isolated_connection
-from queueapp.services.connection_timeouts import Answering
+from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.sql import backend_of
 from queueapp.sql.bookmarks import Holder
 from queueapp.sql.claimed import FOREVER_MS, SEQ, Claimed
@@ -124,7 +124,7 @@ class LeaseTask(Task):
         lease_ms, taking = self.desk.lease_ms, self.desk.taking
         with self.desk.claim(limit) as claim:
             asked = monotonic()  # before the statement, so that a slow round trip cannot stretch the lease
-            with Answering(connection):
+            with ResponseDeadline(connection):
                 if taking is None:
                     claim.rows = rows = self.sql.claims.claim_by_lease(
                         connection, claim.ranges, limit, token, self.desk.subscriber, lease_ms
@@ -257,7 +257,7 @@ class LeaseTask(Task):
         for row, error, items in failures:
             recover(self, row, error, batch.token, items)
         if unknown:
-            with Answering(connections[self.alias]):
+            with ResponseDeadline(connections[self.alias]):
                 self.sql.acks.release(connections[self.alias], sorted(unknown), batch.token, handled=False)
             self.desk.strangers.leave_alone(claim, claim.rows or (), unknown)
         failures.clear()
@@ -284,7 +284,7 @@ class LeaseTask(Task):
             return
         connection = connections[self.alias]
         try:
-            with Answering(connection):
+            with ResponseDeadline(connection):
                 if self.handlers.finder is None:
                     ended = self._delete(seqs, batch.token)
                 else:
@@ -314,7 +314,7 @@ class LeaseTask(Task):
         """Give back what was not started, from the right, all but ``keep``; not counted as a delivery."""
         surplus = batch.take_waiting(keep)
         if surplus:
-            with Answering(connections[self.alias]):
+            with ResponseDeadline(connections[self.alias]):
                 ended = self.sql.acks.release(connections[self.alias], surplus, batch.token, handled=False)
             if not self.queue.delivery.others_may_end:
                 self.desk.stats.lost += len(surplus) - ended

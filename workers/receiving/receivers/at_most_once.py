@@ -12,7 +12,7 @@ from queueapp.conf import settings
 from queueapp.errors import MessageCancelled
 from queueapp.failures import verdicts
 from queueapp.messages.ids import as_uuid
-from queueapp.services.connection_timeouts import Answering
+from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.sql import backend_of
 from queueapp.sql.claimed import HEADERS, ID, Claimed
 from queueapp.sql.rows import Row
@@ -51,7 +51,7 @@ class AtMostOnceTask(Task):
         unknown: list[int] = []
         parts: fanout.Parts = {}
         try:
-            with Answering(connection), transaction.atomic(using=self.alias):
+            with ResponseDeadline(connection), transaction.atomic(using=self.alias):
                 # It ends before the commit, so that no other task walks over these rows meanwhile.
                 with self.desk.claim(limit) as claim:
                     claim.rows = rows = self.sql.claims.claim_by_delete(

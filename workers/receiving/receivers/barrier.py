@@ -13,7 +13,7 @@ from queueapp.consuming.registry import recipients_of
 from queueapp.failures.history import one_line
 from queueapp.failures.verdicts import Poison
 from queueapp.receiving import barriers
-from queueapp.services.connection_timeouts import Answering
+from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.sql.rows import Row
 
 from ..barriers import Fence
@@ -29,7 +29,7 @@ def receive(task: Any, fence: Fence) -> None:
 
 def _receive_one(task: Any, fence: Fence) -> bool:
     with task.only_here():
-        with Answering(connections[task.alias]):
+        with ResponseDeadline(connections[task.alias]):
             row = fence.take()
         if row is None:
             return False

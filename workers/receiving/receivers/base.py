@@ -28,7 +28,7 @@ from queueapp.consuming.current_message import handling
 from queueapp.errors import MessageCancelled, NoCheckpoint, UndecodableMessage
 from queueapp.failures import limits
 from queueapp.messages.ids import as_uuid
-from queueapp.services.connection_timeouts import go_on, rest
+from queueapp.services.connection_timeouts import pause_deadline, resume_deadline
 from queueapp.sql import QueueSql
 from queueapp.sql.claimed import BODY, DELIVERIES, HEADERS, ID, SEQ, Claimed
 
@@ -74,7 +74,7 @@ class Aside(msgspec.Struct, frozen=True, eq=False, gc=False):
     what: str
     seq: int
     #: Whether what becomes of the message is decided.
-    settled: bool
+    outcome_final: bool
     started: float
     deadline: float | None
 
@@ -301,7 +301,7 @@ class Task(TakesInHand):
 
     # -- code of the user's that is no handler -----------------------------------------------------------------------
 
-    def run_aside(self, what: str, call: Callable[[], _T], *, settled: bool) -> _T:
+    def run_aside(self, what: str, call: Callable[[], _T], *, outcome_final: bool) -> _T:
         """Call it within the time limit of its message's consumer; each for itself, since one that hangs is not to cost the next
         its time. Raises Interrupted when it is over that, whatever it made of the interruption."""
         claimed = self.about
@@ -311,9 +311,9 @@ class Task(TakesInHand):
         timeout = entry.timeout if entry is not None else settings.TIMEOUT and settings.TIMEOUT.total_seconds()
         if entry is not None:
             what = f"{what} of {entry.registration.name}"
-        resting = rest()
+        paused = pause_deadline()
         started = monotonic()
-        aside = Aside(what, claimed[SEQ], settled, started, started + timeout if timeout else None)
+        aside = Aside(what, claimed[SEQ], outcome_final, started, started + timeout if timeout else None)
         failed: BaseException | None = None
         try:
             try:
@@ -331,7 +331,7 @@ class Task(TakesInHand):
             # As in ``call``: it is late, and nothing else.
             self.aside = None
             failed = error
-        go_on(resting)
+        resume_deadline(paused)
         if self.hit is aside or self.cut_off is aside:
             self._struck = True
             if not isinstance(failed, Interrupted):

@@ -12,7 +12,7 @@ from django.db import Error, connections
 
 from queueapp.conf import settings
 from queueapp.errors import LeaseLost
-from queueapp.services.connection_timeouts import Answering
+from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.sql import backend_of
 from queueapp.sql.claimed import HEADERS, SEQ, Claimed
 
@@ -142,7 +142,7 @@ class LeaseSeveralTask(SeveralTask, LeaseTask):
         rows = self.queue._base_manager.using(self.alias).filter(seq__in=sorted(seqs))
         while True:
             try:
-                with Answering(connection):
+                with ResponseDeadline(connection):
                     headers = dict(rows.values_list("seq", "headers"))
                 break
             except Error as error:

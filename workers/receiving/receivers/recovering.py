@@ -14,7 +14,7 @@ from django.db import Error, connections
 
 from queueapp.errors import LeaseLost, MessageCancelled
 from queueapp.failures import apply_verdict, verdicts
-from queueapp.services.connection_timeouts import Answering, patience
+from queueapp.services.connection_timeouts import ResponseDeadline, bounded_lock_wait
 from queueapp.sql import ErrorKind
 from queueapp.sql.claimed import SEQ, Claimed
 
@@ -31,7 +31,7 @@ def recover(
     if isinstance(error, WorkerStopped):
         # A lease is ended uncounted; what was received in a transaction is back since its rollback.
         if token is not None:
-            with Answering(connections[task.alias]):
+            with ResponseDeadline(connections[task.alias]):
                 task.sql.acks.release(connections[task.alias], [claimed[SEQ]], token, handled=False)
         task.desk.came_back([claimed[SEQ]])
         return
@@ -39,13 +39,13 @@ def recover(
         task.desk.failed()
     task.about = claimed
     connection = connections[task.alias]
-    with Answering(connection):
+    with ResponseDeadline(connection):
         if connection.connection is not None and not connection.is_usable():
             connection.close()
     storing = False
     while True:
         try:
-            with Answering(connection):
+            with ResponseDeadline(connection):
                 verdict = apply_verdict.fail(
                     task.queue,
                     task.alias,
@@ -53,7 +53,7 @@ def recover(
                     error,
                     consumer=task.consumer_of(claimed),
                     token=token,
-                    wait=patience(timedelta(seconds=60)),
+                    wait=bounded_lock_wait(timedelta(seconds=60)),
                     items=items,
                 )
             break

@@ -16,7 +16,7 @@ from django.db import Error, connections, transaction
 
 from queueapp.flow.limited_claims import Taken
 from queueapp.messages import new_id
-from queueapp.services.connection_timeouts import Answering
+from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.sql import ErrorKind
 from queueapp.sql.claimed import FOREVER_MS, SEQ, Claimed
 
@@ -40,7 +40,7 @@ class SentTask(AtMostOnceTask):
         connection = connections[self.alias]
         token = new_id()
         with self.desk.claim(limit) as claim:
-            with Answering(connection):
+            with ResponseDeadline(connection):
                 if taking is None:
                     rows = self.sql.claims.claim_by_lease(
                         connection, claim.ranges, limit, token, self.desk.subscriber, FOREVER_MS
@@ -101,7 +101,7 @@ class SentTask(AtMostOnceTask):
 
     def _give_back(self, seqs: list[int], token: uuid.UUID) -> None:
         connection = connections[self.alias]
-        with Answering(connection):
+        with ResponseDeadline(connection):
             self.sql.acks.release(connection, seqs, token, handled=False)
 
     def _ack(self, ended: list[int], handled: int, token: uuid.UUID) -> int:
@@ -110,7 +110,7 @@ class SentTask(AtMostOnceTask):
         connection = connections[self.alias]
         while ended:
             try:
-                with Answering(connection):
+                with ResponseDeadline(connection):
                     self.sql.acks.ack(connection, sorted(ended), token)
             except Error as error:
                 if not self.desk.survive(error, self.desk.breaker, connection):
@@ -133,7 +133,7 @@ class SentTask(AtMostOnceTask):
         connection = connections[self.alias]
         while True:
             try:
-                with Answering(connection), transaction.atomic(using=self.alias):
+                with ResponseDeadline(connection), transaction.atomic(using=self.alias):
                     row = self.sql.failures.lock(connection, claimed[SEQ], token, _PATIENCE_MS)
                 break
             except Error as failure:

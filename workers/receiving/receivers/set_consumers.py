@@ -17,7 +17,7 @@ from queueapp.consuming.context import Receiving
 from queueapp.consuming.options import MOST_IN_A_BATCH
 from queueapp.consuming.set_consumers import MessageSet
 from queueapp.failures.history import one_line
-from queueapp.services.connection_timeouts import Answering
+from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.sql import ErrorKind, backend_of
 from queueapp.sql.claimed import DELIVERIES, SEQ, Claimed
 
@@ -59,7 +59,7 @@ class SetTask(TransactionalTask):
         outcome: BaseException | bool | None = None
         handled = False
         try:
-            with Answering(connection) as answering, transaction.atomic(using=self.alias):
+            with ResponseDeadline(connection) as deadline, transaction.atomic(using=self.alias):
                 with self.desk.claim(wanted) as claim:
                     # One that is alone may have to be told of.
                     claim.rows = rows = self.sql.limits.lock_heads(connection, claim.ranges, wanted, bodies=wanted == 1)
@@ -74,9 +74,9 @@ class SetTask(TransactionalTask):
                     # What has failed before takes no others with it.
                     self._limit = max(1, place)
                     raise RollBack
-                answering.pause()
+                deadline.pause()
                 outcome = self.call(rows[0]) if len(rows) == 1 else self._call(rows)
-                answering.again()
+                deadline.restart()
                 handled = True
                 if outcome is not None:
                     raise RollBack
@@ -84,7 +84,7 @@ class SetTask(TransactionalTask):
                 if (gone := len(seqs) - self.sql.failures.remove(connection, seqs)) != 0:
                     outcome = NotThere(f"The handler has deleted {gone} messages of its set: leave that to the worker.")
                     raise RollBack
-                hooks = self._run_every_hook(connection, rows[0], answering)
+                hooks = self._run_every_hook(connection, rows[0], deadline)
         except RollBack:
             hooks = False
         except Exception as error:

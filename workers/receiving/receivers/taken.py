@@ -14,7 +14,7 @@ from queueapp.failures import apply_verdict
 from queueapp.failures.applied import Once
 from queueapp.failures.verdicts import Verdict
 from queueapp.messages.ids import as_uuid
-from queueapp.services.connection_timeouts import Answering
+from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.sql.claimed import HEADERS, ID, Claimed
 from queueapp.sql.rows import Row
 
@@ -35,7 +35,7 @@ def keep(
     once = once or Once(task.queue, task.alias)
     while True:
         try:
-            with Answering(connection):
+            with ResponseDeadline(connection):
                 apply_verdict.fail_taken(
                     task.queue, task.alias, row, error, consumer=task.consumer_of(claimed), items=task.items, verdict=verdict,
                     once=once,
@@ -56,7 +56,7 @@ def put_back(task: Any, claimed: Claimed) -> None:
     once = Once(task.queue, task.alias)
     while True:
         try:
-            with Answering(connection), transaction.atomic(using=task.alias):
+            with ResponseDeadline(connection), transaction.atomic(using=task.alias):
                 if once.first():
                     task.sql.inserts.insert_row(connection, row, same_queue=True)
             task.desk.copied()

@@ -11,7 +11,7 @@ from typing import Any
 
 from queueapp.failures import apply_verdict
 from queueapp.failures.applied import Decided
-from queueapp.services.connection_timeouts import Answering
+from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.sql.claimed import SEQ, Claimed
 
 from ..desk import Desk
@@ -71,19 +71,19 @@ class TogetherSeveralTask(SeveralTask, TogetherTask):
         else:
             self._limit = max(1, len(rows) // 2)
 
-    def _handle_rows(self, batch: Together, connection: Any, answering: Answering) -> None:
+    def _handle_rows(self, batch: Together, connection: Any, deadline: ResponseDeadline) -> None:
         waiting = list(batch.stage)
         while waiting:
             route, mine, waiting = self.next_call(waiting, leased=False)
             if route is None:
                 self._handle_one(batch, connection, mine[0], last=not waiting)
                 continue
-            self._handle_several(batch, connection, answering, route, mine)
+            self._handle_several(batch, connection, deadline, route, mine)
             if self.handed.stale and waiting:
                 batch.fail(mine[0], Refused("its handler has changed the session, which the next one is not to have"))
 
     def _handle_several(
-        self, batch: Together, connection: Any, answering: Answering, route: Route, rows: Sequence[Claimed]
+        self, batch: Together, connection: Any, deadline: ResponseDeadline, route: Route, rows: Sequence[Claimed]
     ) -> None:
         hooks = len(connection.run_on_commit)
         ready: list[Ready] = []
@@ -105,9 +105,9 @@ class TogetherSeveralTask(SeveralTask, TogetherTask):
         if failed and (self.sql.table.barriers or len(batch.rows) == 1):
             batch.fail(failed[0][0], failed[0][1])  # what is alone is judged in its place, which barriers go by
         for row, error, items in failed:
-            answering.again()
+            deadline.restart()
             self._decide(batch, row, error, items)
-            answering.pause()
+            deadline.pause()
 
     def _decide(self, batch: Together, claimed: Claimed, error: BaseException, items: dict[str, Any] | None) -> None:
         self.about = claimed

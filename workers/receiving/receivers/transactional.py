@@ -21,7 +21,7 @@ from queueapp.errors import LeaseLost, MessageCancelled
 from queueapp.failures import apply_verdict, verdicts
 from queueapp.failures.applied import Decided
 from queueapp.flow import in_force
-from queueapp.services.connection_timeouts import Answering
+from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.sql import ErrorKind
 from queueapp.sql.claimed import SEQ, Claimed
 
@@ -93,7 +93,7 @@ class TransactionalTask(LeaseTask):
         hooks = several = elsewhere = False
         try:
             # To Django a streak is one atomic block. It ends with the first message that leaves it anything to do.
-            with Answering(connection) as answering, transaction.atomic(using=self.alias):
+            with ResponseDeadline(connection) as deadline, transaction.atomic(using=self.alias):
                 if self._needs_permits and not self._take_permit(connection):
                     return 0
                 with self.desk.claim(1) as claim:
@@ -111,12 +111,12 @@ class TransactionalTask(LeaseTask):
                     self._take(claimed := rows[0])
                     self.desk.claimed(rows, full=True)
                     count += 1
-                    answering.pause()
+                    deadline.pause()
                     with self._in_turn:
                         outcome = self.call(claimed)
-                    answering.again()
+                    deadline.restart()
                     if outcome is None:
-                        hooks = self._run_every_hook(connection, claimed, answering)
+                        hooks = self._run_every_hook(connection, claimed, deadline)
                         following = None
                         if count < limit and self._may_follow(connection, until):
                             following = self._commit_and_claim(connection)
@@ -194,8 +194,8 @@ class TransactionalTask(LeaseTask):
         if isinstance(decided.verdict, verdicts.RetryNow):
             self.desk.retried(seq)
 
-    def _run_every_hook(self, connection: Any, claimed: Claimed, answering: Answering) -> bool:
-        if not notifier.run_every_hook(connection, first=answering.pause):
+    def _run_every_hook(self, connection: Any, claimed: Claimed, deadline: ResponseDeadline) -> bool:
+        if not notifier.run_every_hook(connection, first=deadline.pause):
             return False
         self.about, self.around = claimed, self.variables
         return True
@@ -278,7 +278,7 @@ class TransactionalTask(LeaseTask):
         outcome: BaseException | bool | None
         hooks = False
         try:
-            with Answering(connection) as answering, transaction.atomic(using=self.alias):
+            with ResponseDeadline(connection) as deadline, transaction.atomic(using=self.alias):
                 elsewhere = self.desk.claiming.holds(claimed[SEQ])  # since before it became careful
                 if elsewhere or (self._needs_permits and not self._take_permit(connection)):
                     self.sql.acks.release(connection, [claimed[SEQ]], token, handled=False)
@@ -288,12 +288,12 @@ class TransactionalTask(LeaseTask):
                     self.desk.stats.lost += 1
                     log.warning("%s", LeaseLost(self.queue._meta.label, claimed[SEQ]))
                     return
-                answering.pause()
+                deadline.pause()
                 outcome = self.call(claimed, leased=True)
-                answering.again()
+                deadline.restart()
                 if outcome is not None:
                     raise RollBack
-                hooks = self._run_every_hook(connection, claimed, answering)
+                hooks = self._run_every_hook(connection, claimed, deadline)
         except RollBack:
             pass
         except Exception as error:
@@ -303,7 +303,7 @@ class TransactionalTask(LeaseTask):
         if outcome is None:
             self.desk.succeeded(1)
         elif outcome is False:
-            with Answering(connection):
+            with ResponseDeadline(connection):
                 self.sql.acks.release(connection, [claimed[SEQ]], token, handled=False)
             self.desk.strangers.leave_alone(claim, claim.rows or (), [claimed[SEQ]])
         else:
@@ -319,7 +319,7 @@ class TransactionalTask(LeaseTask):
             if self._deadlocks[seq] <= FREE_DEADLOCKS:
                 # A victim did nothing wrong: everything was rolled back, it is received again.
                 if token is not None:
-                    with Answering(connection):
+                    with ResponseDeadline(connection):
                         self.sql.acks.release(connection, [seq], token, handled=False)
                 self.desk.retried(seq)
                 return

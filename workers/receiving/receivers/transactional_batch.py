@@ -26,7 +26,7 @@ from queueapp.conf import settings
 from queueapp.failures.history import one_line
 from queueapp.flow import in_force
 from queueapp.messages import counted_attempts
-from queueapp.services.connection_timeouts import Answering
+from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.sql import ErrorKind, backend_of
 from queueapp.sql.claimed import DELIVERIES, HEADERS, SEQ, Claimed
 
@@ -122,13 +122,13 @@ class TogetherTask(TransactionalTask):
         batch = Together()
         committing = hooks = False
         try:
-            with Answering(connection) as answering, transaction.atomic(using=self.alias):
+            with ResponseDeadline(connection) as deadline, transaction.atomic(using=self.alias):
                 began = monotonic()
                 while self._claim_stage(batch, connection, limit - len(batch.rows)):
-                    self._handle_stage(batch, connection, answering)
+                    self._handle_stage(batch, connection, deadline)
                     if not self.full or not self._may_go_on_with(batch, limit, began):
                         break
-                hooks = self._run_the_hooks(batch, connection, answering)
+                hooks = self._run_the_hooks(batch, connection, deadline)
                 committing = True
         except RollBack:
             pass
@@ -199,16 +199,16 @@ class TogetherTask(TransactionalTask):
             return True
         return bool(row[DELIVERIES] > 0 if self._keeps_counts else counted_attempts(row[HEADERS]))
 
-    def _handle_stage(self, batch: Together, connection: Any, answering: Answering) -> None:
+    def _handle_stage(self, batch: Together, connection: Any, deadline: ResponseDeadline) -> None:
         started = monotonic()
-        answering.pause()
+        deadline.pause()
         try:
-            self._handle_rows(batch, connection, answering)
+            self._handle_rows(batch, connection, deadline)
         finally:
-            answering.again()
+            deadline.restart()
         self.size.observe(len(batch.stage), monotonic() - started, full=self.full)
 
-    def _handle_rows(self, batch: Together, connection: Any, answering: Answering) -> None:
+    def _handle_rows(self, batch: Together, connection: Any, deadline: ResponseDeadline) -> None:
         for claimed in batch.stage:
             self._handle_one(batch, connection, claimed, last=claimed is batch.stage[-1])
 
@@ -228,9 +228,9 @@ class TogetherTask(TransactionalTask):
             return False
         return self.desk.may_go_on() and monotonic() - began < self._target
 
-    def _run_the_hooks(self, batch: Together, connection: Any, answering: Answering) -> bool:
+    def _run_the_hooks(self, batch: Together, connection: Any, deadline: ResponseDeadline) -> bool:
         """What handlers mean to do after the commit runs then, each in the variables of its own handler."""
-        if not notifier.run_every_hook(connection, first=answering.pause):
+        if not notifier.run_every_hook(connection, first=deadline.pause):
             return False
         for begin, claimed, variables in reversed(batch.hooks):
             # One more stands before them all: ``first``.

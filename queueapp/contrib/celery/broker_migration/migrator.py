@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from kombu import Connection
 
 from ....errors import QueueError
-from ....services.leader_election import TERM, Leadership
+from ....services.leader_election import TERM, Elector
 from .envelope import Envelope, inverted
 
 #: Messages that are set aside at once.
@@ -121,7 +121,7 @@ class Migrator:
         ours = source if isinstance(source, QueueappEndpoint) else target
         assert isinstance(ours, QueueappEndpoint)
         #: Two movers at once would put twice what both have read: it is one of a database, as its leaders are.
-        self._leadership = Leadership(ours.alias, "movebroker", uuid.uuid4(), term)
+        self._elector = Elector(ours.alias, "movebroker", uuid.uuid4(), term)
         self.stopping = threading.Event()
         self.moved = 0
         #: Why messages that workers have cannot be taken from them.
@@ -137,15 +137,13 @@ class Migrator:
         """While no other migrator works on this database. Raises MoveRefused where one does for ``patience`` seconds; one that was
         killed is gone after a term."""
         deadline = monotonic() + patience
-        while not self._leadership.hold():
+        while not self._elector.try_lead():
             if monotonic() > deadline or self.stopping.wait(PAUSE):
-                raise MoveRefused(
-                    f"Another movebroker works on the database {self._leadership.alias!r}: one at a time."
-                )
+                raise MoveRefused(f"Another movebroker works on the database {self._elector.alias!r}: one at a time.")
         try:
             yield
         finally:
-            self._leadership.resign()
+            self._elector.resign()
 
     def run(self, queues: Sequence[str] | None, *, follow: bool, told: Callable[[], None]) -> None:
         """Move what is there, and go on until nothing is left, or with ``follow`` until ``stopping`` is set; ``told`` is called
@@ -182,7 +180,7 @@ class Migrator:
         remembers what it has."""
         carried = self.source.aside(queue)
         for first in range(0, len(carried), self._batch):
-            if not self._leadership.hold():
+            if not self._elector.try_lead():
                 raise MoveRefused("Another movebroker has taken over: this one was held up for too long.")
             some = carried[first : first + self._batch]
             ready = [one._replace(message=inverted(one.message)) for one in some] if self._inverts else some

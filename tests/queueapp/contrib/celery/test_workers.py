@@ -205,7 +205,7 @@ def test_commands_without_a_worker_find_the_broker(child_environment: dict[str, 
 def test_an_idle_worker_hardly_asks(start: Any, tmp_path: Path) -> None:
     tally = tmp_path / "statements"
     start("threads", **CELERY_ONLY, **{VARIABLE: str(tally)})
-    eventually(lambda: Subscriber.objects.filter(queue="(housekeeping)").exists(), 2 * DEADLINE)
+    eventually(lambda: Subscriber.objects.filter(queue="(maintenance)").exists(), 2 * DEADLINE)
 
     def asks_a_second() -> float:
         began, before = time.monotonic(), tally.stat().st_size

@@ -1,4 +1,4 @@
-"""Housekeeping: expired messages, purges, the leases of the dead; small batches that leave alone what somebody holds."""
+"""Maintenance: expired messages, purges, the leases of the dead; small batches that leave alone what somebody holds."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ from django.utils import timezone
 from queueapp.contrib.celery import result_rows, retrying
 from queueapp.contrib.celery.models import CeleryGroup, CeleryResult
 from queueapp.contrib.celery.results import ResultBackend
-from queueapp.services.leader_election import Leadership
-from queueapp.services.maintenance import Housekeeping
+from queueapp.services.leader_election import Elector
+from queueapp.services.maintenance import Maintenance
 from tests.databases import only_on_postgresql
 from tests.in_process_worker import DEADLINE, eventually
 from tests.kill_session import kill_this
@@ -194,7 +194,7 @@ def test_who_keeps_house_deletes_what_has_expired(backend: Any, alias: str, sett
     settings.QUEUEAPP = {"HEARTBEAT_INTERVAL": 0.2}
     backend.store_result("old", 1, states.SUCCESS)
     CeleryResult.objects.using(alias).update(expires_at=timezone.now() - timedelta(days=1))
-    house = Housekeeping(alias, [Leased], Leadership(alias, "housekeeping", uuid.uuid4()))
+    house = Maintenance(alias, [Leased], Elector(alias, "housekeeping", uuid.uuid4()))
     house.start()
     try:
         eventually(lambda: not CeleryResult.objects.using(alias).exists())
