@@ -117,7 +117,7 @@ def test_one_that_shows_that_it_lives_between_two_batches_keeps_the_rest(
     lease(back, 5)
     monkeypatch.setattr(
         orphaned_leases,
-        "again",
+        "restart_deadline",
         lambda: (
             Leased.objects.filter(lease_token=None).exists() and Subscriber.objects.update(alive_until=Now() + HOUR)
         ),
