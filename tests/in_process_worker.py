@@ -128,13 +128,13 @@ class Worker:
 
     @property
     def running(self) -> bool:
-        return self._thread.is_alive() or not self.pump.crew.join(0)
+        return self._thread.is_alive() or not self.pump.pool.join(0)
 
     def stop(self) -> None:
         """Stop gracefully and wait for the end of every thread."""
         self.ask_to_stop()
         self._thread.join(DEADLINE)
-        stopped = not self._thread.is_alive() and self.pump.crew.join(DEADLINE)
+        stopped = not self._thread.is_alive() and self.pump.pool.join(DEADLINE)
         helpers_stopped = stop_all(self._services, DEADLINE)
         assert stopped, "the pump did not stop"
         assert helpers_stopped, "a service did not stop"

@@ -44,11 +44,11 @@ from queueapp.topics.evaluate_pending import evaluate_held
 from .connections.changes import unwatch_thread
 from .connections.handed_out import HandedOut
 from .processes.watchdog import Watchdog
-from .receiving.desk import Desk
-from .receiving.handlers import Handlers
-from .receiving.quarantine import Suspects
-from .receiving.receivers import Task, TransactionalTask, barrier, strategy_of
-from .receiving.receivers.base import RollBack
+from .receiving.handlers import HandlerTable
+from .receiving.quarantine import Quarantine
+from .receiving.queue_state import QueueState
+from .receiving.receivers import Receiver, TransactionalReceiver, barrier, receiver_class_for
+from .receiving.receivers.base import Rollback
 
 #: Longer than a test takes.
 _ALIVE = timedelta(hours=1)
@@ -61,14 +61,14 @@ class TransactionGone(QueueError):
 
 def handle_next(queue: Any, alias: str) -> list[Outcome]:
     """``queueapp.inline.Engine``."""
-    handlers = Handlers(queue)
+    handlers = HandlerTable(queue)
     if not handlers:
         return []
     in_force.refresh(alias)
     if queue_sql(queue, connections[alias]).table.holds:
         evaluate_held(queue, alias)
     desk = _desk(queue, alias, handlers)
-    strategy: Any = strategy_of(queue.delivery, handlers)
+    strategy: Any = receiver_class_for(queue.delivery, handlers)
     task: Any = _inline(strategy)(desk, None)
     with ExitStack() as around:
         around.enter_context(_bound(task))
@@ -80,11 +80,11 @@ def handle_next(queue: Any, alias: str) -> list[Outcome]:
 
 def _first_outcomes(task: Any) -> list[Outcome]:
     """Of the next message that is for a consumer here, or of the barriers that are released now, which may be several."""
-    desk: Desk = task.desk
+    desk: QueueState = task.state
     while True:
-        if desk.fence is not None:
-            desk.fence.look()
-            barrier.receive(task, desk.fence)
+        if desk.barriers is not None:
+            desk.barriers.look()
+            barrier.receive(task, desk.barriers)
         got = 0
         if not task.happened:
             got = task.receive(1)
@@ -97,7 +97,7 @@ def _first_outcomes(task: Any) -> list[Outcome]:
             return []
 
 
-def _desk(queue: Any, alias: str, handlers: Handlers) -> Desk:
+def _desk(queue: Any, alias: str, handlers: HandlerTable) -> QueueState:
     delivery = queue.delivery
     levels = tuple((r, p) for p in range(delivery.priorities - 1, -1, -1) for r in handlers.recipients)
     make = Priority64Marks if delivery.priority else LowWaterMarks
@@ -108,7 +108,7 @@ def _desk(queue: Any, alias: str, handlers: Handlers) -> Desk:
         alias,
         handlers=handlers,
         floors=floors,
-        suspects=Suspects(),
+        quarantine=Quarantine(),
         stopping=threading.Event(),
         more=_nothing,
         again=_nothing,
@@ -120,7 +120,7 @@ def _nothing() -> None:
     """There is no pump to tell."""
 
 
-class _InlineDesk(Desk):
+class _InlineDesk(QueueState):
     """A desk at which nobody waits."""
 
     def failed(self) -> None:
@@ -139,10 +139,10 @@ class _Untouchable(HandedOut):
         self._opened = {alias: self._connection}
 
 
-class _Inline(Task):
+class _Inline(Receiver):
     """Mixed into the task of each semantics."""
 
-    def __init__(self, desk: Desk, slot: None) -> None:
+    def __init__(self, desk: QueueState, slot: None) -> None:
         super().__init__(desk, slot)
         #: The connections of this thread whose transaction is not its own: the hooks of those that sent wait elsewhere meanwhile.
         self.borrowed: list[Any] = [
@@ -152,7 +152,7 @@ class _Inline(Task):
         self.happened: list[Outcome] = []
 
     @property
-    def tasks(self) -> list[Task]:
+    def receivers(self) -> list[Receiver]:
         """As a pump has them, for the watchdog."""
         return [self]
 
@@ -162,7 +162,7 @@ class _Inline(Task):
             self.handed = _Untouchable(self.alias)
 
     def call(self, claimed: Claimed, *, leased: bool = False) -> BaseException | bool | None:
-        if isinstance(self, TransactionalTask) and not leased:
+        if isinstance(self, TransactionalReceiver) and not leased:
             # The savepoint that is its task's own transaction is there already.
             outcome = super().call(claimed, leased=leased)
         else:
@@ -242,7 +242,7 @@ class _Inline(Task):
 
     def _decide_in_place(self, claimed: Claimed, error: BaseException, connection: Any) -> Any:
         if self.nested:
-            raise RollBack  # of the savepoint; then it is recorded in another one
+            raise Rollback  # of the savepoint; then it is recorded in another one
         return super()._decide_in_place(claimed, error, connection)  # type: ignore[misc]
 
 
@@ -280,10 +280,10 @@ def _bound(task: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _subscribed(desk: Desk) -> Iterator[None]:
+def _subscribed(desk: QueueState) -> Iterator[None]:
     """A row for it where there is nothing without one: a share of the messages, a barrier, what is sent and kept."""
     queue, alias, delivery = desk.queue, desk.alias, desk.queue.delivery
-    if not (delivery.dispatches or delivery.keeps_sent or desk.fence is not None):
+    if not (delivery.dispatches or delivery.keeps_sent or desk.barriers is not None):
         yield
         return
     rows = Subscriber.objects.using(alias)
@@ -307,7 +307,7 @@ def _subscribed(desk: Desk) -> Iterator[None]:
 
 
 @contextmanager
-def _watched(task: Any, handlers: Handlers) -> Iterator[None]:
+def _watched(task: Any, handlers: HandlerTable) -> Iterator[None]:
     """Time limits hold here as well."""
     if not handlers.have_limits:
         yield

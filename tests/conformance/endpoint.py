@@ -104,4 +104,4 @@ class Endpoint:
     def wait_until_empty(self) -> None:
         """And until no worker of this process has anything in hand: what AT_MOST_ONCE takes is gone from the queue before its
         handler has begun."""
-        eventually(lambda: self.is_empty() and not any(worker.pump.crew.working for worker in self._workers))
+        eventually(lambda: self.is_empty() and not any(worker.pump.pool.busy for worker in self._workers))

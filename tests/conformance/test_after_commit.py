@@ -40,7 +40,7 @@ def test_when_a_hook_raises_after_the_commit_should_run_the_others_and_log_it(
     endpoint.send(1)
     worker = endpoint.start(concurrency=1)  # two tasks would run the hooks of two messages in turns
     if careful:
-        worker.pump.careful = True
+        worker.pump.crash_tracking = True
         endpoint.send(2)
 
     endpoint.wait_until_empty()

@@ -26,7 +26,7 @@ from tests.in_process_worker import Worker, eventually, real_commits
 from tests.nservicebus import Endpoint, headers_of
 from tests.testapp.messages import Ping
 from tests.testapp.models import Effect, ForeignPostgres, ForeignSqlServer, Interop, Leased, Transactional
-from tests.workers.receiving.batches import Receiver
+from tests.workers.receiving.batches import SingleReceiver
 
 pytestmark = real_commits
 
@@ -265,13 +265,13 @@ def test_the_headers_of_a_foreign_table_tell_who_died_with_its_process(foreign_t
     seen: list[tuple[int, bool]] = []
 
     def act(message: Ping, context: Context) -> None:
-        seen.append((context.attempt, bool(one.pump.desk.suspects.wanted)))
+        seen.append((context.attempt, bool(one.pump.state.quarantine.wanted)))
         if len(seen) < 3:
             raise ValueError
 
     only(FOREIGN, act, attempts=4, retry_delay=0)
     FOREIGN.send(Ping("dies"))
-    one = Receiver(FOREIGN)
+    one = SingleReceiver(FOREIGN)
     one.receive(1)
     seq = FOREIGN.objects.get().seq
     (registration,) = registered.of(FOREIGN)
@@ -295,11 +295,11 @@ def test_a_foreign_table_has_no_place_for_leases_and_is_received_in_careful_time
     only(FOREIGN, act)
     FOREIGN.send_many([Ping("one"), Ping("two")])
     worker = Worker(FOREIGN, concurrency=1)
-    worker.pump.careful = True
+    worker.pump.crash_tracking = True
     worker.start()
     try:
         eventually(lambda: worker.pump.stats.handled == 2)
     finally:
         worker.stop()
     assert names == ["one", "two"]
-    assert worker.pump.trouble() == ""
+    assert worker.pump.degraded_text() == ""

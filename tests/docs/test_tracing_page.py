@@ -7,7 +7,7 @@ from django.test import RequestFactory
 
 from tests.in_process_worker import eventually
 from tests.telemetry import Telemetry, telemetry
-from tests.workers.receiving.batches import Receiver
+from tests.workers.receiving.batches import SingleReceiver
 
 from .pages import DOCS, blocks
 from .running import run_blocks
@@ -36,7 +36,7 @@ def test_the_example_makes_the_trace_of_the_page() -> None:
         with told.tracer.start_as_current_span("GET /order"):
             assert shop.order(RequestFactory().get("/order")).status_code == 202
         for queue in (shop.Orders, shop.Parcels):
-            one = Receiver(queue)
+            one = SingleReceiver(queue)
             eventually(lambda one=one: one.receive(1))
         (expected,) = (block.code for block in blocks(PAGE, "text"))
         assert as_tree(told) == expected.rstrip("\n")

@@ -184,7 +184,7 @@ def run_worker(options: ChildOptions, stages: Stages) -> int:
     from queueapp.services.listener import Listener
 
     from ..receiving.pump import QueuePump
-    from ..receiving.quarantine import Suspects
+    from ..receiving.quarantine import Quarantine
     from ..services.heartbeat import Heartbeat
     from ..services.lease_renewer import Renewals
     from .crash_recovery import FAILED, WEDGED
@@ -199,7 +199,7 @@ def run_worker(options: ChildOptions, stages: Stages) -> int:
         Measuring.install()
     slots = Slots(options.slots, options.slots_fd) if options.slots else None
     floors = SharedLowWaterMarks(len(options.queues), options.floors_fd) if options.floors_fd >= 0 else None
-    suspects = Suspects()
+    quarantine = Quarantine()
     pumps: list[QueuePump] = []
     used = 0
     for index, label in enumerate(options.queues):
@@ -211,11 +211,11 @@ def run_worker(options: ChildOptions, stages: Stages) -> int:
             own = [slots.slot(used + i) for i in range(most)]
             used += most
         pump = QueuePump(
-            queue, alias, stopping=stages.stopping, slots=own, concurrency=concurrency, suspects=suspects,
+            queue, alias, stopping=stages.stopping, slots=own, concurrency=concurrency, quarantine=quarantine,
             backlog=options.backlogs.get(label), filter=options.filters.get(label, ""), lane=options.lane,
         )  # fmt: skip
         if floors is not None:
-            floors.share(index, pump.floors)
+            floors.share(index, pump.marks)
         for slot in own or ():
             slot.describe(index, pump.subscriber)
         pumps.append(pump)
@@ -280,11 +280,11 @@ def _wait_for_pumps(
 ) -> bool:
     deadline = monotonic() + seconds
     while monotonic() < deadline and not (stages.hurry.is_set() and not patient):
-        if not any(job.is_alive() for job in jobs) and all(pump.crew.join(0) for pump in pumps):
+        if not any(job.is_alive() for job in jobs) and all(pump.pool.join(0) for pump in pumps):
             return True
         for job in jobs:
             job.join(0.02)
-    return not any(job.is_alive() for job in jobs) and all(pump.crew.join(0) for pump in pumps)
+    return not any(job.is_alive() for job in jobs) and all(pump.pool.join(0) for pump in pumps)
 
 
 def run_dispatcher(options: ChildOptions, stages: Stages) -> int:

@@ -103,15 +103,15 @@ class Measuring:
     @staticmethod
     def install() -> None:
         """Before handlers are looked up."""
-        if measured not in handlers.watching:
-            handlers.watching.append(measured)
+        if measured not in handlers.handler_wrappers:
+            handlers.handler_wrappers.append(measured)
         for verdict, signal in VERDICTS.items():
             signal.connect(_count_failed(verdict), weak=False, dispatch_uid=f"queueapp.measuring.{verdict}")
 
     @staticmethod
     def uninstall() -> None:
         """For a process that goes on (a test run)."""
-        handlers.watching[:] = [one for one in handlers.watching if one is not measured]
+        handlers.handler_wrappers[:] = [one for one in handlers.handler_wrappers if one is not measured]
         for verdict, signal in VERDICTS.items():
             signal.disconnect(dispatch_uid=f"queueapp.measuring.{verdict}")
 
@@ -124,11 +124,11 @@ class Measuring:
                 (RECEIVED, pump.stats.received), (ENDED, pump.stats.handled), (LOST, pump.stats.lost)
             ):  # fmt: skip
                 self._add(counter, label, value)
-            TASKS.labels(label).set(pump.crew.concurrency)
-            WORKING.labels(label).set(pump.crew.working)
-            for breaker in pump.desk.breakers:
+            TASKS.labels(label).set(pump.pool.concurrency)
+            WORKING.labels(label).set(pump.pool.busy)
+            for breaker in pump.state.breakers:
                 states.setdefault(_name(breaker), 0)
-            for trouble in pump.desk.troubles():
+            for trouble in pump.state.degraded():
                 states[trouble["name"]] = _severity(trouble["state"])
         for breaker in self._breakers:
             trouble_ = breaker.report()

@@ -19,7 +19,7 @@ from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.sql import QueueSql, backend_of, looking, queue_sql
 from queueapp.sql.claimed import Range
 
-from ..receiving.handlers import Handlers
+from ..receiving.handlers import HandlerTable
 
 #: Headers read at once while looking for a message that can be handled.
 PIECE = 5_000
@@ -152,7 +152,7 @@ def _of(queue: Any, alias: str, purges: bool) -> Remaining:
 
 def _unknown(sql: QueueSql, connection: Any, queue: Any) -> Counter[str] | None:
     """How many messages are waiting of each type and for each recipient that nobody here takes; None: one can be handled."""
-    handlers = Handlers(queue)
+    handlers = HandlerTable(queue)
     if handlers.copies:
         handlers.learn(connection)
     found: Counter[str] = Counter()
@@ -171,7 +171,7 @@ def _unknown(sql: QueueSql, connection: Any, queue: Any) -> Counter[str] | None:
     return +found
 
 
-def _none_is_known(sql: QueueSql, connection: Any, handlers: Handlers, whole: Range, found: Counter[str]) -> bool:
+def _none_is_known(sql: QueueSql, connection: Any, handlers: HandlerTable, whole: Range, found: Counter[str]) -> bool:
     """Whether there is a consumer here for none of these; counts them."""
     while True:
         heads = sql.claims.read_heads(connection, whole, PIECE)

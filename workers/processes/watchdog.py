@@ -17,9 +17,9 @@ from queueapp.conf import settings
 from queueapp.services.service import Service
 
 from ..receiving.handlers import TimeLimitExceeded, WorkerStopped
+from ..receiving.interrupt import call_off, raise_in
 from ..receiving.pump import QueuePump
-from ..receiving.receivers import Aside, Running, Task
-from ..receiving.striking import call_off, raise_in
+from ..receiving.receivers import ActiveCallback, ActiveHandler, Receiver
 
 log = logging.getLogger("queueapp.workers")
 
@@ -34,7 +34,7 @@ class Watchdog(Service):
         self._pumps = pumps
         self._on_wedged = on_wedged
         #: What runs for long without a limit, and was told.
-        self._told: WeakKeyDictionary[Task, Aside] = WeakKeyDictionary()
+        self._told: WeakKeyDictionary[Receiver, ActiveCallback] = WeakKeyDictionary()
 
     def serve(self) -> None:
         while not self.stopping:
@@ -43,16 +43,16 @@ class Watchdog(Service):
     def _look(self) -> bool:
         """Interrupt whatever is over its limit; whether anything runs."""
         busy = False
-        late: list[tuple[Task, Running | Aside]] = []
-        wedged: list[tuple[Task, Running | Aside]] = []
-        slow: list[tuple[Task, Aside]] = []
+        late: list[tuple[Receiver, ActiveHandler | ActiveCallback]] = []
+        wedged: list[tuple[Receiver, ActiveHandler | ActiveCallback]] = []
+        slow: list[tuple[Receiver, ActiveCallback]] = []
         for pump in self._pumps:
-            for task in pump.tasks:
-                running = task.running or task.aside
+            for task in pump.receivers:
+                running = task.active_handler or task.active_callback
                 if running is None:
                     continue
                 busy = True
-                if isinstance(running, Aside) and self._is_news(task, running):
+                if isinstance(running, ActiveCallback) and self._is_news(task, running):
                     slow.append((task, running))
                 if running.deadline is None or (over := monotonic() - running.deadline) <= 0:
                     continue
@@ -66,7 +66,7 @@ class Watchdog(Service):
         for task, running in late:
             _tell_late(task, running)
         for task, running in wedged:
-            what = running.what if isinstance(running, Aside) else running.entry.registration.name
+            what = running.what if isinstance(running, ActiveCallback) else running.consumer.registration.name
             log.critical(
                 "%s: %s ignores its time limit with message %d; this process is drained and replaced.",
                 task.queue._meta.label, what, running.seq,
@@ -78,7 +78,7 @@ class Watchdog(Service):
             )  # fmt: skip
         return busy
 
-    def _is_news(self, task: Task, aside: Aside) -> bool:
+    def _is_news(self, task: Receiver, aside: ActiveCallback) -> bool:
         """Whether it has no limit, and runs for so long that somebody is to be told, once."""
         if aside.deadline is not None or self._told.get(task) is aside:
             return False
@@ -88,18 +88,20 @@ class Watchdog(Service):
         return True
 
 
-def _tell_late(task: Task, running: Running | Aside) -> None:
+def _tell_late(task: Receiver, running: ActiveHandler | ActiveCallback) -> None:
     label = task.queue._meta.label
-    if isinstance(running, Aside):
+    if isinstance(running, ActiveCallback):
         log.warning(
             "%s: %s, for message %d, is over its time limit after %.1f s and is interrupted.",
             label, running.what, running.seq, monotonic() - running.started,
         )  # fmt: skip
     else:
-        log.warning("%s: message %d is over the time limit of %s.", label, running.seq, running.entry.registration.name)
+        log.warning(
+            "%s: message %d is over the time limit of %s.", label, running.seq, running.consumer.registration.name
+        )
 
 
-def interrupt(task: Task, running: Running | Aside) -> bool:
+def interrupt(task: Receiver, running: ActiveHandler | ActiveCallback) -> bool:
     """Raise TimeLimitExceeded in the task's thread, unless what runs has ended meanwhile or was interrupted before; whether it
     was done.
 
@@ -107,16 +109,16 @@ def interrupt(task: Task, running: Running | Aside) -> bool:
     that call returns. An async handler keeps its own time limit, on its event loop; what a sync one has returned to be
     awaited is cancelled there: its thread runs the ORM's part of it, and must not be torn out of that.
     """
-    with task.stop_lock:
+    with task.interrupt_lock:
         # Re-checked under the lock, which the task takes before it goes on to the next message once it is late: so the
         # exception can never reach another message's handler.
-        now = task.aside if isinstance(running, Aside) else task.running
-        if now is not running or task.hit is running:
+        now = task.active_callback if isinstance(running, ActiveCallback) else task.active_handler
+        if now is not running or task.interrupted_for_timeout is running:
             return False
-        task.hit = running
-        if isinstance(running, Aside):
+        task.interrupted_for_timeout = running
+        if isinstance(running, ActiveCallback):
             raise_in(task, TimeLimitExceeded)
-        elif not running.entry.registration.is_async:
+        elif not running.consumer.registration.is_async:
             if (cancel := running.context._cancel) is not None:
                 call_off(cancel, for_its_time_limit=True)
             else:
@@ -128,28 +130,28 @@ def interrupt_all(pumps: Sequence[QueuePump]) -> int:
     """Interrupt every handler that runs now (a hard stop); returns how many. Their messages are given back."""
     count = 0
     for pump in pumps:
-        for task in pump.tasks:
+        for task in pump.receivers:
             # Before the look at what runs: a handler that ends from here on looks out for the exception.
-            task.hurry = True
-            running = task.running
-            with task.stop_lock:
+            task.hard_stop = True
+            running = task.active_handler
+            with task.interrupt_lock:
                 if running is None:
                     _cut_off_aside(task)
                     continue
-                if task.running is not running or task.cut_off is running:
+                if task.active_handler is not running or task.interrupted_for_shutdown is running:
                     continue
-                task.cut_off = running
+                task.interrupted_for_shutdown = running
                 count += 1
                 if (cancel := running.context._cancel) is not None:
                     call_off(cancel)
-                elif not running.entry.registration.is_async:
+                elif not running.consumer.registration.is_async:
                     raise_in(task, WorkerStopped)
     return count
 
 
-def _cut_off_aside(task: Task) -> None:
+def _cut_off_aside(task: Receiver) -> None:
     """A policy is left to decide: interrupted, the default one would, and otherwise."""
-    aside = task.aside
-    if aside is not None and aside.outcome_final and task.cut_off is not aside:
-        task.cut_off = aside
+    aside = task.active_callback
+    if aside is not None and aside.outcome_final and task.interrupted_for_shutdown is not aside:
+        task.interrupted_for_shutdown = aside
         raise_in(task, WorkerStopped)

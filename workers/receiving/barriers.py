@@ -16,7 +16,7 @@ from queueapp.receiving import barriers
 from queueapp.sql.rows import Row
 
 
-class Fence:
+class BarrierGate:
     """One per pump of a queue with barriers."""
 
     def __init__(self, queue: Any, alias: str, subscriber: uuid.UUID) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from queueapp.sql.claimed import BODY, Claimed
 
 
-class BatchSize:
+class BatchSizer:
     """The batch size of one receive task."""
 
     __slots__ = ("_average", "_fits", "_most_bytes", "_target", "_weight", "limit", "n")
@@ -34,9 +34,9 @@ class BatchSize:
         #: How many messages have so many bytes.
         self._fits = limit
 
-    def at_most(self, limit: int) -> BatchSize:
+    def at_most(self, limit: int) -> BatchSizer:
         """Another one, with the same targets and a lower limit."""
-        return BatchSize(min(limit, self.limit), self._target, self._most_bytes)
+        return BatchSizer(min(limit, self.limit), self._target, self._most_bytes)
 
     def weigh(self, rows: Sequence[Claimed]) -> None:
         """A claim has brought these rows."""

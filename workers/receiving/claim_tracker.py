@@ -24,7 +24,7 @@ import msgspec
 from queueapp.receiving.low_water_marks import DUTY_CYCLE, Level, LowWaterMarks
 from queueapp.sql.claimed import MAX_SEQ, SEQ, Claimed, Peek, Range
 
-from .skip_ranges import Unknown
+from .skip_ranges import SkipRanges
 
 #: On a queue with recipients or levels claims of so many messages take turns instead, smaller ones are of slow handlers.
 LARGE_CLAIM = 50
@@ -35,7 +35,7 @@ PATIENCE = 0.1
 BRIEF, LEAST_REST = 0.001, 0.1
 
 
-class UnderWay(msgspec.Struct, eq=False):
+class ActiveClaim(msgspec.Struct, eq=False):
     """One claim, from before its statement until its rows are known."""
 
     ranges: Sequence[Range]
@@ -56,16 +56,16 @@ class UnderWay(msgspec.Struct, eq=False):
     hole: int | None = None
 
 
-class Claim:
+class ClaimContext:
     """One claim as a context. (A class: a generator takes a microsecond more, and TRANSACTIONAL claims each message alone.)"""
 
     __slots__ = ("_claiming", "_limit", "_mine", "_turn")
 
-    def __init__(self, claiming: Claiming, limit: int) -> None:
+    def __init__(self, claiming: ClaimTracker, limit: int) -> None:
         self._claiming = claiming
         self._limit = limit
 
-    def __enter__(self) -> UnderWay:
+    def __enter__(self) -> ActiveClaim:
         claiming = self._claiming
         self._turn = self._limit >= LARGE_CLAIM and claiming.take_turn()
         try:
@@ -86,24 +86,24 @@ class Claim:
                 self._claiming.turn.release()
 
 
-def _low(claim: UnderWay) -> int:
+def _low(claim: ActiveClaim) -> int:
     return claim.low
 
 
-class Claiming:
+class ClaimTracker:
     """The claims under way of one pump, and what its looks saw."""
 
     def __init__(self, floors: LowWaterMarks) -> None:
         self.floors = floors
         self._lock = threading.Lock()
         self.turn = threading.Lock()
-        self._open: list[UnderWay] = []
+        self._open: list[ActiveClaim] = []
         self._behind: list[Range] = []
         #: A claim that another one had given way to left something to be found, or may have: not for long, see ``QueuePump``.
         self.left = False
         #: When the next part of the rescan is due.
         self._rescan_at = 0.0
-        self._unknown: dict[Level, Unknown] = {}
+        self._unknown: dict[Level, SkipRanges] = {}
         #: What handlers of this process have in hand though the database may have let go of it: the session of a TRANSACTIONAL
         #: receive was killed, and its failed attempt is still to be counted. Changed without the lock: one key at a time.
         self._held: dict[int, bool] = {}
@@ -150,16 +150,16 @@ class Claiming:
 
     # -- claiming -------------------------------------------------------------------------------------------------
 
-    def claim(self, limit: int) -> Claim:
+    def claim(self, limit: int) -> ClaimContext:
         """Around the statement that claims at most ``limit`` in the ranges of the claim, to which the caller gives the rows
         it got."""
-        return Claim(self, limit)
+        return ClaimContext(self, limit)
 
     def take_turn(self) -> bool:
         """Whether a large claim takes turns, and its turn has come: ``turn.release()`` ends it."""
         return self.floors.leveled and self.turn.acquire(timeout=PATIENCE)
 
-    def begin(self, limit: int) -> UnderWay:
+    def begin(self, limit: int) -> ActiveClaim:
         """A claim is under way until its ``end``."""
         with self._lock:
             floors, behind, low = self.floors, self._behind, 0
@@ -174,7 +174,7 @@ class Claiming:
             if behind and floors.leveled:
                 # Stable: behind before ahead within a priority, and recipients in their turns.
                 ranges.sort(key=lambda one: -one.priority)
-            mine = UnderWay(ranges, limit, low, behind, floors.returns)
+            mine = ActiveClaim(ranges, limit, low, behind, floors.returns)
             self._open.append(mine)
         return mine
 
@@ -188,7 +188,7 @@ class Claiming:
                 low = min(max(low, other.low + other.limit), MAX_SEQ)
         return low
 
-    def end(self, mine: UnderWay) -> None:
+    def end(self, mine: ActiveClaim) -> None:
         """Its rows are known, or that it has failed."""
         rows = mine.rows
         with self._lock:
@@ -209,7 +209,7 @@ class Claiming:
             if holes:
                 self._leave(min(holes))
 
-    def _looked_behind(self, mine: UnderWay, rows: Sequence[Claimed]) -> None:
+    def _looked_behind(self, mine: ActiveClaim, rows: Sequence[Claimed]) -> None:
         """After a claim that looked behind the floors as well: is anything left there?"""
         if self._behind != mine.behind:
             return  # another one has found it clear meanwhile, and a look has found something elsewhere
@@ -260,7 +260,7 @@ class Claiming:
 
     # -- what is not for this process -----------------------------------------------------------------------------
 
-    def leave_alone(self, mine: UnderWay, rows: Sequence[Claimed], seqs: Set[int]) -> Range | None:
+    def leave_alone(self, mine: ActiveClaim, rows: Sequence[Claimed], seqs: Set[int]) -> Range | None:
         """Of the rows of a claim, in claim order, these are not for this process. Returns where to look on, if it ended with
         one of them."""
         with self._lock:
@@ -311,7 +311,7 @@ class Claiming:
     def _add(self, level: Level | None, low: int, high: int) -> None:
         if level is None:
             return
-        unknown = self._unknown.setdefault(level, Unknown())
+        unknown = self._unknown.setdefault(level, SkipRanges())
         unknown.add(low, high)
         self.floors.skip(level, unknown.after)
 

@@ -22,12 +22,12 @@ from typing import Any
 from queueapp.consuming.registration import Registration
 from queueapp.sql.claimed import MAX_SEQ, RECIPIENT, SEQ, Claimed, Range
 
-from .claim_tracker import UnderWay
+from .claim_tracker import ActiveClaim
 
 Call = Callable[[Any, Any], None]
 
 
-class Hand:
+class Permits:
     """The places that one task has, by consumer, each with those of its messages that wait in hand."""
 
     __slots__ = ("running", "waiting")
@@ -38,7 +38,7 @@ class Hand:
         self.running = ""
 
 
-class Places:
+class ConsumerLimiter:
     """The places of all consumers of one queue that have a limit."""
 
     def __init__(self, registrations: Iterable[Registration]) -> None:
@@ -47,7 +47,7 @@ class Places:
         #: By what its messages are addressed to.
         self._consumer = {name: one.name for one in some for name in (one.name, *one.aliases)}
         self._recipients = {one.name: (one.name, *one.aliases) for one in some}
-        self._hands: dict[int, Hand] = {}
+        self._hands: dict[int, Permits] = {}
         self._taken = dict.fromkeys(self._most, 0)
         #: Somebody wanted a place and got none, or did not look for messages because there was none.
         self._refused: set[str] = set()
@@ -64,7 +64,7 @@ class Places:
     # -- around claims and looks --------------------------------------------------------------------------------------
 
     @contextmanager
-    def turn(self, claim: AbstractContextManager[UnderWay]) -> Iterator[UnderWay]:
+    def turn(self, claim: AbstractContextManager[ActiveClaim]) -> Iterator[ActiveClaim]:
         """Around a claim of the calling task."""
         full = self._take()
         with claim as mine:
@@ -96,7 +96,7 @@ class Places:
         me = threading.get_ident()
         full: list[str] = []
         with self._lock:
-            hand = self._hands.setdefault(me, Hand())
+            hand = self._hands.setdefault(me, Permits())
             for name, most in self._most.items():
                 if name in hand.waiting:
                     continue
@@ -177,21 +177,21 @@ class Places:
         if wanted:
             self.freed(passed_over)
 
-    def _release(self, hand: Hand) -> None:
+    def _release(self, hand: Permits) -> None:
         """Of consumers of which it has nothing in hand."""
         for name, waiting in list(hand.waiting.items()):
             if not waiting and name != hand.running:
                 self._drop(hand, name)
 
-    def _drop(self, hand: Hand, name: str) -> None:
+    def _drop(self, hand: Permits, name: str) -> None:
         del hand.waiting[name]
         self._taken[name] -= 1
 
 
-def places_of(registrations: Iterable[Registration]) -> Places | None:
+def limiter_of(registrations: Iterable[Registration]) -> ConsumerLimiter | None:
     """Of those that have a limit; None: nobody has one."""
     limited = [one for one in registrations if one.options["concurrency"] is not None]
-    return Places(limited) if limited else None
+    return ConsumerLimiter(limited) if limited else None
 
 
 def _nobody(passed_over: bool) -> None:

@@ -18,7 +18,7 @@ from django.db import Error, connections, transaction
 from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.sql.claimed import HEADERS, MAX_SEQ, PRIORITY, RECIPIENT, SEQ, Claimed, Range
 
-from .desk import Desk
+from .queue_state import QueueState
 
 #: So many are replaced at once where they are not claimed in batches.
 MOST = 500
@@ -27,65 +27,65 @@ MOST = 500
 Parts = dict[tuple[str, ...], list[int]]
 
 
-def parts_of(desk: Desk, rows: Iterable[Claimed]) -> Parts:
+def parts_of(state: QueueState, rows: Iterable[Claimed]) -> Parts:
     """Of what was claimed what is to be replaced; asks who subscribes now where something names no recipient."""
     unaddressed = [(row[SEQ], row[HEADERS]) for row in rows if not row[RECIPIENT]]
     if not unaddressed:
         return {}
-    desk.handlers.learn(connections[desk.alias])
-    return _sorted(desk, unaddressed)
+    state.handlers.learn(connections[state.alias])
+    return _sorted(state, unaddressed)
 
 
-def replace_leased(desk: Desk, rows: Sequence[Claimed], token: uuid.UUID) -> list[Claimed]:
+def replace_leased(state: QueueState, rows: Sequence[Claimed], token: uuid.UUID) -> list[Claimed]:
     """Replace what several want of a leased batch; returns the others."""
-    connection = connections[desk.alias]
+    connection = connections[state.alias]
     while True:
         try:
             with ResponseDeadline(connection):
-                parts = parts_of(desk, rows)
+                parts = parts_of(state, rows)
                 if parts:
-                    _replace(desk, parts, token)
+                    _replace(state, parts, token)
             break
         except Error as error:
             # After a commit without an answer nothing is leased under the token any more, and nothing is done.
-            if not desk.survive(error, desk.breaker, connection):
+            if not state.retry_after(error, state.breaker, connection):
                 raise
     if not parts:
         return list(rows)
-    desk.copied()
+    state.copied()
     gone = {seq for seqs in parts.values() for seq in seqs}
     return [row for row in rows if row[SEQ] not in gone]
 
 
-def replace_free(desk: Desk, parts: Parts) -> None:
+def replace_free(state: QueueState, parts: Parts) -> None:
     """Replace these, whose claim was rolled back; what somebody else has taken since then is his."""
-    with ResponseDeadline(connections[desk.alias]):
-        _replace(desk, parts, None)
-    desk.copied()
+    with ResponseDeadline(connections[state.alias]):
+        _replace(state, parts, None)
+    state.copied()
 
 
-def replace_from(desk: Desk, row: Claimed) -> None:
+def replace_from(state: QueueState, row: Claimed) -> None:
     """The same from a message on that was claimed alone: what follows came from the same producer as a rule."""
-    connection = connections[desk.alias]
+    connection = connections[state.alias]
     with ResponseDeadline(connection):
         stretch = Range(row[SEQ], MAX_SEQ, priority=row[PRIORITY])
-        parts = _sorted(desk, desk.sql.claims.read_heads(connection, stretch, MOST))
+        parts = _sorted(state, state.sql.claims.read_heads(connection, stretch, MOST))
         if parts:
-            _replace(desk, parts, None)
-    desk.copied()
+            _replace(state, parts, None)
+    state.copied()
 
 
-def _sorted(desk: Desk, heads: Iterable[tuple[int, str]]) -> Parts:
+def _sorted(state: QueueState, heads: Iterable[tuple[int, str]]) -> Parts:
     parts: Parts = {}
     for seq, headers in heads:
-        names = desk.handlers.wanted_by(headers)
+        names = state.handlers.wanted_by(headers)
         if names:
             parts.setdefault(names, []).append(seq)
     return parts
 
 
-def _replace(desk: Desk, parts: Parts, token: uuid.UUID | None) -> None:
-    connection = connections[desk.alias]
-    with transaction.atomic(using=desk.alias):
+def _replace(state: QueueState, parts: Parts, token: uuid.UUID | None) -> None:
+    connection = connections[state.alias]
+    with transaction.atomic(using=state.alias):
         for names, seqs in parts.items():
-            desk.sql.fanout.replace_by_copies(connection, sorted(seqs), names, token)
+            state.sql.fanout.replace_by_copies(connection, sorted(seqs), names, token)

@@ -24,7 +24,7 @@ PATIENCE = QUICK = 0.0005
 _WEIGHT, _MOST = 0.1, 10
 
 
-class Turn:
+class HandlerGate:
     """One task at a time has it; several share it."""
 
     __slots__ = ("_late", "_lock")
@@ -49,12 +49,12 @@ class Turn:
         self._lock.release()
 
 
-class InTurn:
+class GatedHandler:
     """Around each handler of one task."""
 
     __slots__ = ("_began", "_expected", "_has_it", "_turn")
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, turn: HandlerGate) -> None:
         self._turn = turn
         #: Seconds that its next handler will take. Until one was quick none is expected to be.
         self._expected = QUICK

@@ -1,4 +1,4 @@
-"""Running handlers: which one takes a message, and calling it, sync or async.
+"""ActiveHandler handlers: which one takes a message, and calling it, sync or async.
 
 Everything that can be looked up once is looked up once, when the worker starts; per message there is one dict lookup,
 two decodes and the call.
@@ -29,7 +29,7 @@ from queueapp.sending import fanout
 from queueapp.sql.claimed import HEADERS, RECIPIENT, Claimed
 from queueapp.telemetry import tracing
 
-from .consumer_limits import places_of
+from .consumer_limits import limiter_of
 
 #: Kinds of messages whose consumers are remembered; and seconds after which those without one are looked up again.
 MOST_KINDS, FORGET_AFTER = 1024, 60.0
@@ -40,7 +40,7 @@ Reader = tuple[Callable[[bytes], Any] | None, messages.Read]
 
 
 #: What is put around every handler that is looked up from now on (``processes.measuring``).
-watching: list[Callable[[Registration, Callable[[Any, Context], None]], Callable[[Any, Context], None]]] = []
+handler_wrappers: list[Callable[[Registration, Callable[[Any, Context], None]], Callable[[Any, Context], None]]] = []
 
 
 class Interrupted(Exception):
@@ -59,7 +59,7 @@ class Cancelled(Interrupted, MessageCancelled):
     """An operator asked it to stop, and the handler has not ended by itself."""
 
 
-class Entry:
+class BoundConsumer:
     """One consumer, ready to be called."""
 
     __slots__ = ("_readers", "attempts", "batch", "call", "registration", "timeout")
@@ -79,7 +79,7 @@ class Entry:
         self.call = _caller(registration, self.timeout)
         if settings.HANDLER_CONTEXT_MANAGER and not registration.name.startswith("queueapp."):
             self.call = _within(import_string(settings.HANDLER_CONTEXT_MANAGER), self.call)
-        for watch in watching:
+        for watch in handler_wrappers:
             self.call = watch(registration, self.call)
         if tracing.tracer is not None:
             traced = tracing.tracer.batch_handler if registration.takes_several else tracing.tracer.handler
@@ -171,7 +171,7 @@ def _refuse_generator(name: str, result: Any) -> None:
         raise TypeError(f"{name} returned a generator ({kind}): its body did not run, so nothing was handled.")
 
 
-class Handlers:
+class HandlerTable:
     """The consumers of one queue in this process, by what a message says."""
 
     def __init__(self, queue: Any, lane: Collection[str] = ()) -> None:
@@ -185,14 +185,14 @@ class Handlers:
         self.finder = registered.finder_of(queue)
         own = registered.of(queue)
         self.registrations = self._registrations = [one for one in own if one.name in lane] or own
-        self._by_name = {name: Entry(one) for one in self._registrations for name in (one.name, *one.aliases)}
+        self._by_name = {name: BoundConsumer(one) for one in self._registrations for name in (one.name, *one.aliases)}
         #: Of consumers that have a limit; None: none has.
-        self.places = places_of(self._registrations)
-        if self.places is not None:
+        self.limiter = limiter_of(self._registrations)
+        if self.limiter is not None:
             for entry in self._by_name.values():
-                entry.call = self.places.around(entry.registration, entry.call)
+                entry.call = self.limiter.around(entry.registration, entry.call)
         #: Who takes messages of a kind that was met; None: nobody here.
-        self._by_kind: dict[Any, Entry | None] = {}
+        self._by_kind: dict[Any, BoundConsumer | None] = {}
         self._forget_at = 0.0
         #: Whether a message without a recipient is for every consumer of its type, here and elsewhere.
         self.copies = self.addressed and self.finder is None
@@ -223,7 +223,7 @@ class Handlers:
         """Whose messages this process takes: '' and every consumer it has."""
         return ["", *self._by_name] if self.addressed else [""]
 
-    def find(self, claimed: Claimed) -> tuple[Entry | None, messages.Kind]:
+    def find(self, claimed: Claimed) -> tuple[BoundConsumer | None, messages.Kind]:
         """(who handles it or None, what its body is). Raises UndecodableMessage when the headers do not parse."""
         kind = messages.read_kind(claimed[HEADERS])
         if not kind.content_type:
@@ -252,9 +252,9 @@ class Handlers:
             names = self._subscribers.of(fanout.types_in(headers))
         except UndecodableMessage:
             return ()
-        return names if len(names) > 1 or (self.places is not None and names[0] in self.places) else ()
+        return names if len(names) > 1 or (self.limiter is not None and names[0] in self.limiter) else ()
 
-    def _taker(self, kind: messages.Kind) -> Entry | None:
+    def _taker(self, kind: messages.Kind) -> BoundConsumer | None:
         """Who takes what is addressed to nobody; looked up once for each kind."""
         try:
             found = self._by_kind[kind]
@@ -266,20 +266,20 @@ class Handlers:
             self._forget_at = monotonic() + FORGET_AFTER
         return found
 
-    def _variant(self, kind: messages.Kind, variant: str) -> Entry | None:
+    def _variant(self, kind: messages.Kind, variant: str) -> BoundConsumer | None:
         """Who takes a message of which the finder asks more than its kind."""
         key = kind, variant
-        return self._by_kind.get(key) or self._remember(key, Entry(self.finder.find(kind.names[0], variant)))
+        return self._by_kind.get(key) or self._remember(key, BoundConsumer(self.finder.find(kind.names[0], variant)))
 
-    def _remember(self, key: Any, found: Entry | None) -> Entry | None:
+    def _remember(self, key: Any, found: BoundConsumer | None) -> BoundConsumer | None:
         if len(self._by_kind) >= MOST_KINDS:
             self._by_kind.clear()
         self._by_kind[key] = found
         return found
 
-    def _look_up(self, kind: messages.Kind) -> Entry | None:
+    def _look_up(self, kind: messages.Kind) -> BoundConsumer | None:
         if self.finder is not None:
-            return Entry(self.finder.find(kind.names[0]))
+            return BoundConsumer(self.finder.find(kind.names[0]))
         found = takers(self._registrations, kind.names)
         return self._by_name[found[0].name] if found and _is_known(found[0], kind) else None
 

@@ -16,14 +16,14 @@ from typing import Protocol
 class Holder(Protocol):
     """A receive task, as far as this counts it."""
 
-    #: Places that it has taken for a claim under way, or for what it holds otherwise than as a leased batch.
+    #: ConsumerLimiter that it has taken for a claim under way, or for what it holds otherwise than as a leased batch.
     reserved: int
 
-    def held(self) -> int:
+    def in_flight_count(self) -> int:
         """Messages of its leased batch that have not ended."""
 
 
-class Backlog:
+class InFlightLimit:
     """The backlog of one pump."""
 
     def __init__(
@@ -57,7 +57,7 @@ class Backlog:
 
     def outstanding(self) -> int:
         """Messages that the tasks hold, or are about to."""
-        return self.leaving + sum(task.reserved + task.held() for task in self._tasks())
+        return self.leaving + sum(task.reserved + task.in_flight_count() for task in self._tasks())
 
     def reserve(self, task: Holder, wanted: int) -> int:
         """Take at most so many places for a claim of this task, until it sets ``reserved`` again; how many it got."""

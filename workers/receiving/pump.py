@@ -38,16 +38,16 @@ from queueapp.sql import queue_sql
 from queueapp.sql.claimed import Peek
 
 from .claim_tracker import PATIENCE
-from .desk import Desk
-from .handlers import Handlers
-from .prefetch_limit import Backlog
-from .quarantine import Suspects
-from .receiver_pool import Crew
-from .receivers import Task, strategy_of
+from .handlers import HandlerTable
+from .prefetch_limit import InFlightLimit
+from .quarantine import Quarantine
+from .queue_state import QueueState
+from .receiver_pool import ReceiverPool
+from .receivers import Receiver, receiver_class_for
 from .receives import COVERING, GROW_WAIT, Receives
 from .slot import Slot
 from .stats import Stats
-from .work_sharing import TURN, part_of, place_in_line
+from .work_sharing import TURN, queue_position, share_of_backlog
 
 #: The first wait after an empty claim, in seconds.
 EMPTY_WAIT = 0.01
@@ -66,77 +66,77 @@ class QueuePump(Receives):
         stopping: threading.Event,
         slots: Sequence[Slot] | None = None,
         concurrency: int | None = None,
-        handlers: Handlers | None = None,
-        suspects: Suspects | None = None,
+        handlers: HandlerTable | None = None,
+        quarantine: Quarantine | None = None,
         backlog: int | None = None,
         filter: str = "",
         lane: Collection[str] = (),
     ) -> None:
-        """``backlog`` and ``filter`` are what this process subscribes with; see ``Backlog`` and ``SubscriberFilter``; ``lane``: see
-        ``Handlers``."""
+        """``backlog`` and ``filter`` are what this process subscribes with; see ``InFlightLimit`` and ``SubscriberFilter``; ``lane``: see
+        ``HandlerTable``."""
         super().__init__()
         self.queue = queue
         self.alias = alias
         self.stopping = stopping
-        self.handlers = handlers or Handlers(queue, lane)
+        self.handlers = handlers or HandlerTable(queue, lane)
         delivery = queue.delivery
         self.peek_delay = (delivery.peek_delay or settings.PEEK_DELAY).total_seconds()
         self.peek_limit = delivery.max_records_to_peek or settings.MAX_RECORDS_TO_PEEK
         levels = tuple((r, p) for p in range(delivery.priorities - 1, -1, -1) for r in self.handlers.recipients)
-        self.floors: LowWaterMarks = marks_for(
+        self.marks: LowWaterMarks = marks_for(
             queue, alias, levels, bool(queue_sql(queue, connections[alias]).table.claim_by)
         )
-        suspects = suspects or Suspects()
-        self.desk = Desk(
+        quarantine = quarantine or Quarantine()
+        self.state = QueueState(
             queue,
             alias,
             handlers=self.handlers,
-            floors=self.floors,
-            suspects=suspects,
+            floors=self.marks,
+            quarantine=quarantine,
             stopping=stopping,
             more=self._more,
             again=self._look_now,
             may_go_on=self._may_go_on,
             filter=SubscriberFilter(filter, queue._meta.label) if filter else None,
         )
-        self.crew = Crew(
-            self.desk.label,
+        self.pool = ReceiverPool(
+            self.state.label,
             alias,
-            lambda slot: strategy_of(delivery, self.handlers)(self.desk, slot),
+            lambda slot: receiver_class_for(delivery, self.handlers)(self.state, slot),
             self._work,
             self._task_ended,
             concurrency=concurrency or delivery.concurrency or settings.CONCURRENCY,
             slots=slots,
         )
-        suspects.crews.append(self.crew)
+        quarantine.pools.append(self.pool)
         allowed = delivery.max_per_subscription_backlog
-        self.backlog = Backlog(
-            backlog, allowed, delivery.dispatches, lambda: self.crew.tasks, lambda: self.crew.concurrency
+        self.backlog = InFlightLimit(
+            backlog, allowed, delivery.dispatches, lambda: self.pool.receivers, lambda: self.pool.concurrency
         )
 
     @property
     def subscriber(self) -> uuid.UUID:
         """What ``lease_owner`` names."""
-        return self.desk.subscriber
+        return self.state.subscriber
 
     @property
     def stats(self) -> Stats:
         """What was counted so far."""
-        return self.desk.stats
+        return self.state.stats
 
     @property
-    def tasks(self) -> list[Task]:
+    def receivers(self) -> list[Receiver]:
         """The receive tasks there are now."""
-        return self.crew.tasks
+        return self.pool.receivers
 
     @property
-    def careful(self) -> bool:
-        """See ``Desk.careful``."""
-        return self.desk.careful
+    def crash_tracking(self) -> bool:
+        """See ``QueueState.careful``."""
+        return self.state.crash_tracking
 
-    @careful.setter
-    def careful(self, careful: bool) -> None:
-        self.desk.careful = careful
+    @crash_tracking.setter
+    def crash_tracking(self, crash_tracking: bool) -> None:
+        self.state.crash_tracking = crash_tracking
 
     # -- from other threads ---------------------------------------------------------------------------------------
 
@@ -145,7 +145,7 @@ class QueuePump(Receives):
         self._empty_claims = 0
         if self.workers == 1 and self._may_call():
             # Straight to the claim. With all tasks busy, the first to have done goes on to it.
-            self._unserved = not self.crew.call(1)
+            self._unserved = not self.pool.submit(1)
             return
         self._look_now()
 
@@ -154,17 +154,17 @@ class QueuePump(Receives):
 
         Raised: more tasks are called at the next look. Lowered: tasks above it end with the message they have in hand.
         """
-        self.crew.set_concurrency(concurrency)
+        self.pool.set_concurrency(concurrency)
         self._look_now()
 
-    def trouble(self) -> str:
+    def degraded_text(self) -> str:
         """Which breakers are not disarmed, and the throttle, in words; '' when all is well."""
-        return self.desk.trouble()
+        return self.state.degraded_text()
 
     @property
     def throttled(self) -> bool:
-        """See ``Desk.throttled``."""
-        return self.desk.throttled
+        """See ``QueueState.throttled``."""
+        return self.state.throttled
 
     # -- the scheduler --------------------------------------------------------------------------------------------
 
@@ -179,20 +179,20 @@ class QueuePump(Receives):
                     self._wake.clear()
                     next_look = self._cover(next_look)
                     continue
-                claiming = self.desk.claiming
+                claiming = self.state.claims
                 asked = self._now
                 if asked:
                     self._now = False  # and not else: somebody may be asking now, and would not be heard
                 hinted = self._grow_at is not None and monotonic() < next_look and not asked
                 growing = hinted and not claiming.left
                 self._grow_at, claiming.left = None, False
-                if self.paused or (growing and not self.crew.working):
+                if self.paused or (growing and not self.pool.busy):
                     next_look = max(next_look, monotonic() + (self.peek_delay if self.paused else 0))
                     continue
                 self._look()
                 next_look = self._cover(monotonic() + self._until_next_look())
         finally:
-            self.crew.close()
+            self.pool.close()
             connections[self.alias].close()
             close_isolated()
 
@@ -211,7 +211,7 @@ class QueuePump(Receives):
     def _until_next_look(self) -> float:
         if not self._empty_claims:
             # A fresh process on an old queue looks through it in windows: all of them within a peek delay, not one.
-            due = self.desk.claiming.goes_on_at
+            due = self.state.claims.goes_on_at
             if due is None:
                 return self.peek_delay
             return min(max(due - monotonic(), self.peek_delay / WINDOWS_PER_CYCLE), self.peek_delay)
@@ -223,7 +223,7 @@ class QueuePump(Receives):
         return self._may_work() and not self.backlog.takes_none
 
     def _may_work(self) -> bool:
-        return not (self.paused or self.stopping.is_set() or (self.desk.in_trouble and self._feeling()))
+        return not (self.paused or self.stopping.is_set() or (self.state.is_degraded and self._feeling()))
 
     def _look(self) -> None:
         """Look once, and call the tasks that what was seen is worth."""
@@ -233,9 +233,9 @@ class QueuePump(Receives):
         while not self.stopping.is_set():
             seen = self._peek()
             waiting = 0 if seen is None else seen.ahead + seen.behind
-            if seen is not None and self.desk.fence is not None and self.desk.fence.called and self._may_work():
+            if seen is not None and self.state.barriers is not None and self.state.barriers.called and self._may_work():
                 # A barrier is for each worker: no share of it is another's.
-                self.crew.call(1)
+                self.pool.submit(1)
             if not waiting:
                 if seen is not None:
                     self._empty_claims = self._deferred = 0
@@ -244,17 +244,17 @@ class QueuePump(Receives):
                 return
             if waiting >= self.peek_limit:
                 # More than was counted: all for themselves, each until its claims are not full any more.
-                self.crew.call(1 if self.desk.in_trouble else self.crew.concurrency)
+                self.pool.submit(1 if self.state.is_degraded else self.pool.concurrency)
                 return
             assert seen is not None
             waiting -= self._promised()
             if waiting <= 0:
                 return
-            mine = part_of(waiting, seen.first, self.rank, self.workers)
+            mine = share_of_backlog(waiting, seen.first, self.rank, self.workers)
             if not mine and self._deferred != seen.first:
                 # If the first message is still there after our place in the line, those before us are busy: we take it.
                 self._deferred = seen.first
-                if self._wake.wait(place_in_line(seen.first, self.rank, self.workers) * TURN) and self._now:
+                if self._wake.wait(queue_position(seen.first, self.rank, self.workers) * TURN) and self._now:
                     self._wake.clear()
                 continue
             self._call_for(max(1, mine))
@@ -262,28 +262,28 @@ class QueuePump(Receives):
 
     def _take_up(self) -> bool:
         """Call tasks for what others have shared out to this worker; whether there was any."""
-        desk = self.desk
-        if desk.taking is None or not self._may_call():
+        state = self.state
+        if state.limited_claims is None or not self._may_call():
             return False
         connection = connections[self.alias]
         try:
             with ResponseDeadline(connection):
-                messages = desk.taking.shared_out(connection, desk.subscriber)
+                messages = state.limited_claims.shared_out(connection, state.subscriber)
         except Error as error:
-            desk.survive(error, self.peek_breaker, connection)
-            self.floors.reconnected()
+            state.retry_after(error, self.peek_breaker, connection)
+            self.marks.reconnected()
             self._now = True
             return True
         if messages:
             # Nobody else takes these, so there is no share to keep to.
-            self.crew.call(min(-(-messages // self._batch_size()), self.crew.free))
+            self.pool.submit(min(-(-messages // self._batch_size()), self.pool.idle))
         return bool(messages)
 
     def _promised(self) -> int:
         """What was counted by a look and is promised to tasks at work; of what a slow one was promised others may take."""
         now = monotonic()
-        shares = ((task.running or task.aside, task) for task in self.crew.tasks)
-        return self.crew.promised + sum(
+        shares = ((task.active_handler or task.active_callback, task) for task in self.pool.receivers)
+        return self.pool.assigned + sum(
             task.share
             for running, task in shares
             if (running.started > now - GROW_WAIT if running else task.share_at > now - PATIENCE)
@@ -292,39 +292,39 @@ class QueuePump(Receives):
     def _call_for(self, messages: int) -> None:
         """Call tasks for so many messages, each for its share: one for each, or for each batch where handlers are fast. Of many
         workers each calls one: what they saw is old by the time of their claims, and one task is in vain once at most."""
-        tasks = min(-(-messages // self._batch_size()), self.crew.free)
-        if self.workers > 1 or self.desk.in_trouble:
+        tasks = min(-(-messages // self._batch_size()), self.pool.idle)
+        if self.workers > 1 or self.state.is_degraded:
             tasks = min(tasks, 1)
         if tasks:
-            self.crew.call(tasks, -(-messages // tasks))
+            self.pool.submit(tasks, -(-messages // tasks))
 
     def _batch_size(self) -> int:
-        return max((task.size.n for task in self.crew.tasks), default=1)
+        return max((task.size.n for task in self.pool.receivers), default=1)
 
     def _peek(self) -> Peek | None:
         """Peek ahead of the floors and into the rescan window; None when the database failed."""
-        desk = self.desk
+        state = self.state
         connection = connections[self.alias]
         started = monotonic()
         try:
             with ResponseDeadline(connection):
-                desk.look_behind()
-                came_down = self.floors.retreats
-                ahead, behind = desk.look()
-                seen = desk.sql.claims.peek(connection, ahead, behind, self.peek_limit)
-                desk.strangers.reread(REREADS)
+                state.look_behind()
+                came_down = self.marks.retreats
+                ahead, behind = state.look()
+                seen = state.sql.claims.peek(connection, ahead, behind, self.peek_limit)
+                state.skipped.reread(REREADS)
         except Error as error:
-            desk.survive(error, self.peek_breaker, connection)
-            self.floors.reconnected()
+            state.retry_after(error, self.peek_breaker, connection)
+            self.marks.reconnected()
             self._now = True
             return None
         self._seen_at = started
-        desk.stats.peeks += 1
-        desk.peek_breaker.success()
-        desk.claiming.seen(seen, behind, monotonic() - started, came_down)
+        state.stats.peeks += 1
+        state.peek_breaker.success()
+        state.claims.seen(seen, behind, monotonic() - started, came_down)
         return seen
 
     @property
     def peek_breaker(self) -> CircuitBreaker:
-        """See ``Desk.peek_breaker``."""
-        return self.desk.peek_breaker
+        """See ``QueueState.peek_breaker``."""
+        return self.state.peek_breaker

@@ -6,8 +6,8 @@ be counted against fewer, and everything else goes on at full speed:
 
     0  nobody died of it               leased in batches as large as handlers allow
     1  it was one of many              all that a whole tree had leased is counted by the hand-outs that nobody ended. At most
-                                       ``FEW`` of them are leased at once: the next death leaves few that were lost twice
-    2  it was one of few               in hand of a process that died, as its supervisor wrote down, or lost among ``FEW``.
+                                       ``SMALL_BATCH`` of them are leased at once: the next death leaves few that were lost twice
+    2  it was one of few               in hand of a process that died, as its supervisor wrote down, or lost among ``SMALL_BATCH``.
                                        It is handled alone in its process; one of which no supervisor told is leased alone too
 
 A TRANSACTIONAL message that is rolled back with its whole tree tells nothing: while its queue is ``careful`` (the heartbeat
@@ -32,37 +32,37 @@ from queueapp.failures import limits
 from queueapp.sql.claimed import DELIVERIES, Claimed
 
 #: Messages of a batch while some of them were lost once.
-FEW = 25
+SMALL_BATCH = 25
 #: Seconds: of a wait for one's turn; and so long after the last suspect its queue is leased as if there was another, because
 #: the ones beside it come next.
 PATIENCE, LASTS = 5.0, 1.0
 
 
-class _Task(Protocol):
+class _Receiver(Protocol):
     #: Whether it has its turn: its handler runs or is about to.
     inside: bool
 
 
-class _Crew(Protocol):
+class _Pool(Protocol):
     @property
-    def tasks(self) -> Sequence[_Task]: ...
+    def receivers(self) -> Sequence[_Receiver]: ...
 
 
-class Suspects:
+class Quarantine:
     """Whose turn it is to handle; one per process, shared by its receive tasks. A task is ``inside`` before it looks at
     ``wanted``, and looks again when it is not any more, so that neither misses the other without a lock."""
 
     def __init__(self) -> None:
         #: All that are received by this process.
-        self.crews: list[_Crew] = []
-        #: Suspects in hand or waiting for their turn: who has no other has to ``enter`` and to ``leave``.
+        self.pools: list[_Pool] = []
+        #: Quarantine in hand or waiting for their turn: who has no other has to ``enter`` and to ``leave``.
         self.wanted = 0
         #: How long the others wait for the newest of them.
         self._until = 0.0
         self._cond = threading.Condition()
         self._leasing = threading.Lock()
 
-    def enter(self, task: _Task, suspect: bool) -> None:
+    def enter(self, task: _Receiver, suspect: bool) -> None:
         """Wait for one's turn: a suspect until nobody else is inside, the others until there is no suspect."""
         deadline = monotonic() + PATIENCE
         with self._cond:
@@ -87,14 +87,14 @@ class Suspects:
             self._cond.notify_all()
 
     def _anybody_inside(self) -> bool:
-        return any(task.inside for crew in self.crews for task in crew.tasks)
+        return any(task.inside for pool in self.pools for task in pool.receivers)
 
     @contextmanager
-    def leasing_alone(self, stopping: threading.Event) -> Iterator[Turn | None]:
+    def leasing_alone(self, stopping: threading.Event) -> Iterator[LeaseLock | None]:
         """From before the claim to the end: a message that waited in hand for its turn would be counted with the killer that
         had it. Waits for no longer than ``PATIENCE``. None: stopping."""
         deadline = monotonic() + PATIENCE
-        turn = Turn(self._leasing)
+        turn = LeaseLock(self._leasing)
         while not stopping.is_set() and not turn.take(0.1) and monotonic() < deadline:
             pass
         try:
@@ -103,7 +103,7 @@ class Suspects:
             turn.end()
 
 
-class Turn:
+class LeaseLock:
     """To lease alone in a process."""
 
     __slots__ = ("_leasing", "_taken")
@@ -124,7 +124,7 @@ class Turn:
             self._leasing.release()
 
 
-class Caution:
+class BatchLimit:
     """How carefully to lease; one per queue and process. Written by several tasks without a lock: the worst that a lost update
     costs is a batch."""
 

@@ -1,6 +1,6 @@
 """Where the receive tasks of one pump claim on a queue with a priority of 64 bits (``queueapp.receiving.priority64_marks``).
 
-What is a seq in ``Claiming`` is a place here: the floor, the stretches without anything for this process, and what handlers
+What is a seq in ``ClaimTracker`` is a place here: the floor, the stretches without anything for this process, and what handlers
 have in hand. Before each claim what has arrived is read; what came back and late commits are read at each look.
 """
 
@@ -12,18 +12,18 @@ from typing import Any
 from queueapp.receiving.priority64_marks import ClaimStart, Priority64Marks
 from queueapp.sql.claimed import MAX_PLACE, PRIORITY, SEQ, Claimed, Peek, Range, place_of
 
-from .claim_tracker import PATIENCE, Claiming, UnderWay
+from .claim_tracker import PATIENCE, ActiveClaim, ClaimTracker
 
 _LEVEL = ("", 0)
 
 
-class RankedUnderWay(UnderWay, kw_only=True):
+class Priority64Claim(ActiveClaim, kw_only=True):
     """One claim, with what it began with."""
 
     taken: ClaimStart
 
 
-class RankedClaiming(Claiming):
+class Priority64ClaimTracker(ClaimTracker):
     """The claims under way of one pump."""
 
     floors: Priority64Marks
@@ -70,13 +70,13 @@ class RankedClaiming(Claiming):
         """They do: two side by side would want the same messages."""
         return self.turn.acquire(timeout=PATIENCE)
 
-    def begin(self, limit: int) -> UnderWay:
+    def begin(self, limit: int) -> ActiveClaim:
         taken = self.floors.begin_claim(limit)
         with self._lock:
-            return RankedUnderWay(self._known(taken.ranges), limit, taken=taken)
+            return Priority64Claim(self._known(taken.ranges), limit, taken=taken)
 
-    def end(self, mine: UnderWay) -> None:
-        assert isinstance(mine, RankedUnderWay)
+    def end(self, mine: ActiveClaim) -> None:
+        assert isinstance(mine, Priority64Claim)
         rows = mine.rows
         self.floors.end_claim(mine.taken, rows, rows is not None and len(rows) == mine.limit, failed=mine.failed)
 
@@ -108,7 +108,7 @@ class RankedClaiming(Claiming):
 
     # -- what is not for this process -----------------------------------------------------------------------------
 
-    def leave_alone(self, mine: UnderWay, rows: Sequence[Claimed], seqs: Set[int]) -> Range | None:
+    def leave_alone(self, mine: ActiveClaim, rows: Sequence[Claimed], seqs: Set[int]) -> Range | None:
         with self._lock:
             run: list[int] = []
             for row in rows:

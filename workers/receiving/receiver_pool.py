@@ -23,7 +23,7 @@ from queueapp.conf import MAX_CONCURRENCY
 from queueapp.errors import InvalidOption
 from queueapp.sending.isolation import close_isolated
 
-from .receivers import Task
+from .receivers import Receiver
 from .slot import Slot
 
 log = logging.getLogger("queueapp.workers")
@@ -32,7 +32,7 @@ log = logging.getLogger("queueapp.workers")
 HELPER_IDLE = 10.0
 
 
-class Crew:
+class ReceiverPool:
     """The tasks of the queue ``label``. ``make`` makes one for a slot, ``work`` is what a called task does; it is given the
     number of messages that it may take, None for as many as there are. ``ended`` is told when it has done so."""
 
@@ -40,8 +40,8 @@ class Crew:
         self,
         label: str,
         alias: str,
-        make: Callable[[Slot | None], Task],
-        work: Callable[[Task, int | None], None],
+        make: Callable[[Slot | None], Receiver],
+        work: Callable[[Receiver, int | None], None],
         ended: Callable[[], None],
         *,
         concurrency: int,
@@ -49,8 +49,8 @@ class Crew:
     ) -> None:
         #: How many tasks there may be at once; as it was made, and what it can be set to.
         self.concurrency = self.declared = concurrency
-        self.most = len(slots) if slots is not None else MAX_CONCURRENCY
-        self.tasks: list[Task] = []
+        self.max_concurrency = len(slots) if slots is not None else MAX_CONCURRENCY
+        self.receivers: list[Receiver] = []
         self._label, self._alias = label, alias
         self._make, self._work, self._ended = make, work, ended
         self._slots = slots
@@ -60,7 +60,7 @@ class Crew:
         self._calls: deque[int | None] = deque()
         self._idle = 0
         #: Tasks that were called and are not idle yet, those included whose thread has not picked the call up.
-        self._working = 0
+        self._busy = 0
         self._live = 0  # threads that still take calls
         self._threads: set[threading.Thread] = set()  # those that have not ended
         self._closed = False
@@ -70,31 +70,31 @@ class Crew:
     # -- from the pump and from other threads ------------------------------------------------------------------------
 
     @property
-    def working(self) -> int:
+    def busy(self) -> int:
         """Tasks that work, or are about to."""
-        return self._working
+        return self._busy
 
     @property
-    def promised(self) -> int:
+    def assigned(self) -> int:
         """Messages that tasks were called for whose threads have not picked the call up."""
         with self._cond:
             return sum(messages or 1 for messages in self._calls)
 
     @property
-    def free(self) -> int:
+    def idle(self) -> int:
         """How many more could be called."""
-        return max(0, self.concurrency - self._working)
+        return max(0, self.concurrency - self._busy)
 
-    def call(self, tasks: int, messages: int | None = None) -> int:
+    def submit(self, tasks: int, messages: int | None = None) -> int:
         """Let so many tasks work, as far as the concurrency goes, each for at most so many messages; returns how many."""
         with self._cond:
             if self._closed:
                 return 0
             called = 0
-            while called < tasks and self._working < self.concurrency:
+            while called < tasks and self._busy < self.concurrency:
                 if len(self._calls) >= self._idle and not self._start():
                     break
-                self._working += 1
+                self._busy += 1
                 self._calls.append(messages)
                 self._cond.notify()
                 called += 1
@@ -111,7 +111,7 @@ class Crew:
             if not self._refused:  # a wake-up tries for each message
                 log.error("%s: no further receive task can be started: %s", self._label, error)
             self._refused = True
-            return self._working < self._live  # else all there are may be in long handlers
+            return self._busy < self._live  # else all there are may be in long handlers
         self._refused = False
         self._live += 1
         self._threads.add(thread)
@@ -120,8 +120,8 @@ class Crew:
     def set_concurrency(self, concurrency: int) -> None:
         """Change how many tasks there may be at once, in the middle of whatever is going on: those above it end with the
         message they have in hand. Safe from any thread. Raises InvalidOption."""
-        if not 1 <= concurrency <= self.most:
-            raise InvalidOption("concurrency", concurrency, f"a whole number from 1 to {self.most}")
+        if not 1 <= concurrency <= self.max_concurrency:
+            raise InvalidOption("concurrency", concurrency, f"a whole number from 1 to {self.max_concurrency}")
         with self._cond:
             self._free_slots[:0] = range(concurrency - 1, self._tasks_at_most - 1, -1)
             self._tasks_at_most = max(self._tasks_at_most, concurrency)
@@ -130,13 +130,13 @@ class Crew:
 
     def may_go_on(self) -> bool:
         """Whether the calling task may take another message now that the concurrency is what it is."""
-        return self._working <= self.concurrency or self._closed  # the hot path: no lock
+        return self._busy <= self.concurrency or self._closed  # the hot path: no lock
 
     def close(self) -> None:
         """Stopping: no call is taken any more. Safe at any instant, from any thread."""
         with self._cond:
             self._closed = True
-            self._working -= len(self._calls)
+            self._busy -= len(self._calls)
             self._calls.clear()
             self._cond.notify_all()
 
@@ -162,7 +162,7 @@ class Crew:
             task = self._make(self._slots[index] if self._slots is not None else None)
             task.bind()
             with self._cond:
-                self.tasks = [*self.tasks, task]
+                self.receivers = [*self.receivers, task]
             ready = True
             try:
                 while True:
@@ -173,22 +173,22 @@ class Crew:
                     called = True
                     self._work(task, messages)
                     with self._cond:
-                        self._working -= 1
+                        self._busy -= 1
                     called = False
                     self._ended()
             finally:
                 with self._cond:
-                    self.tasks = [other for other in self.tasks if other is not task]
+                    self.receivers = [other for other in self.receivers if other is not task]
         except BaseException:  # whatever it is: a thread that ends uncounted would be counted on for ever
             log.exception("%s: a receive task failed; the pump goes on without it.", self._label)
             failed = True
             with self._cond:
                 self._live -= 1
-                self._working -= called
-                if self._calls and self._working > self._live:
+                self._busy -= called
+                if self._calls and self._busy > self._live:
                     # It was counted on for a call. Those that are left may be in long handlers: the next look calls again.
                     self._calls.pop()
-                    self._working -= 1
+                    self._busy -= 1
         finally:
             self._close_connections()
             with self._cond:

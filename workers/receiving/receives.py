@@ -14,11 +14,11 @@ from django.db import Error, connections
 from queueapp.conf import settings
 from queueapp.sql.claimed import Peek
 
-from .desk import Desk
-from .prefetch_limit import Backlog
-from .receiver_pool import Crew
-from .receivers import Task, barrier
-from .work_sharing import part_of
+from .prefetch_limit import InFlightLimit
+from .queue_state import QueueState
+from .receiver_pool import ReceiverPool
+from .receivers import Receiver, barrier
+from .work_sharing import share_of_backlog
 
 #: So many empty claims in a row are followed by looks that come sooner than what a throttled wake-up did not tell is covered.
 COVERING = 3
@@ -34,9 +34,9 @@ class Receives:
     """The receiving part of a pump. What it shares with the scheduler is made here."""
 
     alias: str
-    desk: Desk
-    crew: Crew
-    backlog: Backlog
+    state: QueueState
+    pool: ReceiverPool
+    backlog: InFlightLimit
     stopping: threading.Event
     peek_limit: int
 
@@ -68,22 +68,22 @@ class Receives:
 
     def _feeling(self) -> int:
         """In trouble one task feels its way: how many do."""
-        busy = [task.running or task.aside for task in self.crew.tasks]
-        elsewhere = sum(one is not None and not self.desk.feels_its_way(one.started) for one in busy)
-        return max(0, self.crew.working - elsewhere)
+        busy = [task.active_handler or task.active_callback for task in self.pool.receivers]
+        elsewhere = sum(one is not None and not self.state.feels_its_way(one.started) for one in busy)
+        return max(0, self.pool.busy - elsewhere)
 
-    def _work(self, task: Task, messages: int | None) -> None:
+    def _work(self, task: Receiver, messages: int | None) -> None:
         """What a called task does: claim and handle until a claim is not full, or it has had its share."""
         task.share, task.share_at = messages or 0, monotonic()
         try:
             self._receive(task, messages)
         finally:
             task.share = 0
-            if self.desk.places is not None:
-                self.desk.places.leave()
+            if self.state.limiter is not None:
+                self.state.limiter.leave()
 
-    def _receive(self, task: Task, messages: int | None) -> None:
-        desk = self.desk
+    def _receive(self, task: Receiver, messages: int | None) -> None:
+        state = self.state
         seen_at = self._seen_at
         while self._may_go_on():
             if messages is not None and self.workers > 1 and monotonic() - seen_at > LOOK_LIFETIME:
@@ -91,25 +91,25 @@ class Receives:
                 seen_at, messages = monotonic(), self._share_anew()
                 if not messages:
                     return
-            if desk.throttled and self._feeling() > 1:
+            if state.throttled and self._feeling() > 1:
                 break
-            limit = 1 if desk.throttled else task.most
+            limit = 1 if state.throttled else task.most
             if messages is not None:
                 limit = min(limit, messages)
                 task.share, task.share_at = messages, monotonic()
             try:
-                if desk.fence is not None:
-                    barrier.receive(task, desk.fence)  # which no backlog bounds
+                if state.barriers is not None:
+                    barrier.receive(task, state.barriers)  # which no backlog bounds
                 if self.backlog.takes_none:
                     return
                 if self.backlog.limited and not (limit := self.backlog.reserve(task, limit)):
                     self._unserved = True  # whoever ends some of what this process holds goes on
                     return
                 count = task.receive(limit)
-                if desk.fence is not None and desk.fence.release():
+                if state.barriers is not None and state.barriers.release():
                     self._look_now()
             except Error as error:
-                if not desk.survive(error, desk.breaker, connections[self.alias]):
+                if not state.retry_after(error, state.breaker, connections[self.alias]):
                     break
                 continue
             finally:
@@ -117,11 +117,11 @@ class Receives:
             if count:
                 self._empty_claims = 0
             else:
-                desk.breaker.success()  # it was answered; or the trouble would last until there is a message
-                desk.stats.empty += 1
+                state.breaker.success()  # it was answered; or the trouble would last until there is a message
+                state.stats.empty += 1
                 self._empty_claims += 1
-                if desk.places is not None:
-                    desk.places.leave()  # whoever it kept from looking goes first
+                if state.limiter is not None:
+                    state.limiter.leave()  # whoever it kept from looking goes first
             if not task.full:
                 if not self._unserved:
                     return
@@ -135,7 +135,7 @@ class Receives:
                 self.stopping.wait(self._claim_pause)
 
     def _may_go_on(self) -> bool:
-        return not (self.stopping.is_set() or self.paused) and self.crew.may_go_on()
+        return not (self.stopping.is_set() or self.paused) and self.pool.may_go_on()
 
     def _share_anew(self) -> int:
         """How many messages are this worker's to take, by a look of the task's own."""
@@ -144,19 +144,19 @@ class Receives:
         if seen is None or not waiting:
             return 0
         # What others left longer than our place in the line is still ours; or where looks are slow nobody ever takes it.
-        return part_of(waiting, seen.first, self.rank, self.workers) or int(seen.first == self._deferred)
+        return share_of_backlog(waiting, seen.first, self.rank, self.workers) or int(seen.first == self._deferred)
 
     def _more(self) -> None:
         """A claim was full: there may be more, and its handlers may take long."""
-        if self._grow_at is None and self.crew.free and not self.desk.in_trouble:
+        if self._grow_at is None and self.pool.idle and not self.state.is_degraded:
             self._grow_at = monotonic() + GROW_WAIT * self.workers
             self._wake.set()
 
     def _task_ended(self) -> None:
         self._covered_at = monotonic() + settings.NOTIFY_INTERVAL.total_seconds()
-        if self.desk.claiming.left and self._grow_at is None and self._empty_claims <= COVERING:
+        if self.state.claims.left and self._grow_at is None and self._empty_claims <= COVERING:
             self._grow_at = monotonic() + GROW_WAIT
         # Many workers on one backlog: what the others of this one were promised is not to be given away meanwhile.
-        if self._used_up and (self.workers == 1 or not self.crew.working):
+        if self._used_up and (self.workers == 1 or not self.pool.busy):
             self._used_up, self._now = False, True
         self._wake.set()

@@ -15,7 +15,7 @@ from queueapp.sql.claimed import Range
 MOST = 64
 
 
-class Unknown:
+class SkipRanges:
     """The stretches of one level, apart from each other and ascending; both ends belong to them."""
 
     __slots__ = ("_highs", "_lows", "_reread")

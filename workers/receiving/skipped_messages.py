@@ -17,8 +17,8 @@ from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.sql import QueueSql
 from queueapp.sql.claimed import HEADERS, SEQ, Claimed, Range
 
-from .claim_tracker import Claiming, UnderWay
-from .handlers import Handlers
+from .claim_tracker import ActiveClaim, ClaimTracker
+from .handlers import HandlerTable
 from .stats import Stats
 
 log = logging.getLogger("queueapp.workers")
@@ -31,7 +31,7 @@ FILTERED_WALK = 1_000
 MOST_TYPES = 1_000
 
 
-class Strangers:
+class SkippedMessages:
     """Those of one queue. ``sql`` gives its statements as they are now; ``again`` is told that there is something to look for."""
 
     def __init__(
@@ -41,9 +41,9 @@ class Strangers:
         sql: Callable[[], QueueSql],
         again: Callable[[], None],
         *,
-        handlers: Handlers,
+        handlers: HandlerTable,
         filter: SubscriberFilter | None,
-        claiming: Claiming,
+        claiming: ClaimTracker,
         stats: Stats,
         stopping: threading.Event,
     ) -> None:
@@ -56,7 +56,7 @@ class Strangers:
         self._reread_at = 0.0
         self._walking, self._telling = threading.Lock(), threading.Lock()
 
-    def leave_alone(self, under_way: UnderWay, rows: Sequence[Claimed], seqs: Sequence[int]) -> None:
+    def leave_alone(self, under_way: ActiveClaim, rows: Sequence[Claimed], seqs: Sequence[int]) -> None:
         """Of the rows of this claim no consumer here takes these: they stay where they are, for others, and this process
         looks past them. Behind them there may be many more: they are looked through without being claimed."""
         unknown = set(seqs)
@@ -72,7 +72,7 @@ class Strangers:
             finally:
                 self._walking.release()
 
-    def pass_by(self, under_way: UnderWay, rows: Sequence[Claimed]) -> None:
+    def pass_by(self, under_way: ActiveClaim, rows: Sequence[Claimed]) -> None:
         """No live subscriber's filter lets these pass, of a queue that shares messages out: the next claim looks behind them."""
         self._stats.unknown += len(rows)
         self._claiming.leave_alone(under_way, rows, {row[SEQ] for row in rows})

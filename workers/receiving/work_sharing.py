@@ -11,12 +11,12 @@ from __future__ import annotations
 TURN = 0.003
 
 
-def part_of(waiting: int, first: int, rank: int, workers: int) -> int:
+def share_of_backlog(waiting: int, first: int, rank: int, workers: int) -> int:
     """How many of so many messages are this worker's to take before it looks again; 0: fewer than workers, not its turn."""
     part, left_over = divmod(waiting, workers)
     return part + ((rank - first) % workers < left_over)
 
 
-def place_in_line(first: int, rank: int, workers: int) -> int:
+def queue_position(first: int, rank: int, workers: int) -> int:
     """After how many others it is this worker's turn to take the first message."""
     return (rank - first) % workers

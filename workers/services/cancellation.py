@@ -16,9 +16,9 @@ from queueapp.consuming.context import Context
 from queueapp.errors import MessageCancelled
 from queueapp.models.subscribers import list_told
 
+from ..receiving.interrupt import cancel
 from ..receiving.pump import QueuePump
-from ..receiving.receivers import Running, Task
-from ..receiving.striking import cancel
+from ..receiving.receivers import ActiveHandler, Receiver
 
 log = logging.getLogger("queueapp.workers")
 
@@ -31,7 +31,7 @@ class Stopping:
 
     def __init__(self) -> None:
         #: Those that were asked, and since when.
-        self._asked: list[tuple[Task, Running, float]] = []
+        self._asked: list[tuple[Receiver, ActiveHandler, float]] = []
 
     @property
     def waits(self) -> bool:
@@ -41,26 +41,26 @@ class Stopping:
     def heed(self, pump: QueuePump, text: str, now: datetime) -> None:
         """Ask those handlers of this process that are meant."""
         requests = {one["id"]: one for one in list_told(text) if isinstance(one, dict) and "id" in one}
-        for task in pump.tasks:
-            running = task.running
+        for task in pump.receivers:
+            running = task.active_handler
             context = running.context if running is not None else None
             if running is None or not isinstance(context, Context) or context._asked is not None:
                 continue
             request = requests.get(str(context.message_id))
             if request is not None and monotonic() - running.started + _SLACK >= _age(request, now):
                 reason = str(request.get("reason", ""))
-                log.warning("%s: the handler of message %d is asked to stop: %s", pump.desk.label, running.seq, reason)
+                log.warning("%s: the handler of message %d is asked to stop: %s", pump.state.label, running.seq, reason)
                 context._asked = MessageCancelled(reason, discard=bool(request.get("discard")))
                 self._asked.append((task, running, monotonic()))
 
     def press(self) -> None:
         """Stop those that were asked: async ones at once, others when their grace is over."""
         if self._asked:
-            self._asked = [one for one in self._asked if one[0].running is one[1] and not _stopped(*one)]
+            self._asked = [one for one in self._asked if one[0].active_handler is one[1] and not _stopped(*one)]
 
 
-def _stopped(task: Task, running: Running, since: float) -> bool:
-    awaited = running.context._cancel is not None or running.entry.registration.is_async
+def _stopped(task: Receiver, running: ActiveHandler, since: float) -> bool:
+    awaited = running.context._cancel is not None or running.consumer.registration.is_async
     if not awaited and monotonic() - since < settings.CANCEL_GRACE.total_seconds():
         return False
     return cancel(task, running)
@@ -73,14 +73,14 @@ def _age(request: dict[str, Any], now: datetime) -> float:
         return float("inf")  # of another version
 
 
-def in_hand(running: Running) -> list[dict[str, Any]]:
+def in_hand(running: ActiveHandler) -> list[dict[str, Any]]:
     """How far a handler is, as its worker's row tells it; empty where it says nothing. Of a batch, each message that it says it
     of."""
     return [
         {
             "id": str(one.message_id),
             "seq": one.seq,
-            "consumer": running.entry.registration.name,
+            "consumer": running.consumer.registration.name,
             "attempt": one.attempt,
             "seconds": round(monotonic() - running.started, 1),
             "done": done,

@@ -76,7 +76,7 @@ class Heartbeat(Service):
         self._told = {}
         self.missing = [Missing(name, self.alias) for name in self._lacking]
         for pump in self._pumps:
-            pump.careful = True  # until the first beat says that there is no reason
+            pump.crash_tracking = True  # until the first beat says that there is no reason
         self._subscribed = False
 
     def serve(self) -> None:
@@ -108,7 +108,7 @@ class Heartbeat(Service):
                     self._hand_in(pump)
                 rows.delete()
                 for pump in self._pumps:
-                    if pump.desk.fence is not None:
+                    if pump.state.barriers is not None:
                         barriers.forget(self.alias, pump.subscriber)
         except Error as error:
             log.warning("Could not sign off from %r: %s", self.alias, error)
@@ -121,7 +121,7 @@ class Heartbeat(Service):
         delivery = pump.queue.delivery
         if not (delivery.dispatches or delivery.keeps_sent):
             return
-        connection, sql = connections[self.alias], pump.desk.sql
+        connection, sql = connections[self.alias], pump.state.sql
         if delivery.dispatches:
             with transaction.atomic(using=self.alias):
                 sql.limits.lock(connection)  # behind whoever shares out to it now; from here on nobody does
@@ -194,8 +194,8 @@ class Heartbeat(Service):
             if label in asked:
                 self._stopping.heed(pump, *asked[label])
             self._set_careful(pump, label in careful)
-            wanted = min(concurrency.get(label) or pump.crew.declared, pump.crew.most)
-            if wanted != pump.crew.concurrency:
+            wanted = min(concurrency.get(label) or pump.pool.declared, pump.pool.max_concurrency)
+            if wanted != pump.pool.concurrency:
                 pump.set_concurrency(wanted)
                 log.info("%s is received by up to %d tasks of this process.", label, wanted)
             if (label in paused) != pump.paused:
@@ -207,11 +207,11 @@ class Heartbeat(Service):
         self._stopping.press()
 
     def _set_careful(self, pump: QueuePump, careful: bool) -> None:
-        if careful == pump.careful:
+        if careful == pump.crash_tracking:
             return
         # First the row, then the pump: whoever buries this process must know whether what it leased was in hand.
         Subscriber.objects.using(self.alias).filter(pk=pump.subscriber).update(careful=careful)
-        pump.careful = careful
+        pump.crash_tracking = careful
         if self.begun.is_set():
             log.warning(
                 "%s is received %s.", pump.queue._meta.label, "carefully: a worker died" if careful else "normally"
@@ -221,8 +221,8 @@ class Heartbeat(Service):
 def _first(pump: QueuePump) -> dict[str, Any]:
     """What its row says from the beginning."""
     return {
-        "concurrency": pump.crew.concurrency,
-        "filter": pump.desk.filter.text if pump.desk.filter is not None else "",
+        "concurrency": pump.pool.concurrency,
+        "filter": pump.state.filter.text if pump.state.filter is not None else "",
         "sent": pump.queue.delivery.keeps_sent,
         "consumers": json.dumps([told for one in pump.handlers.registrations for told in one.told()]),
     }
@@ -230,16 +230,16 @@ def _first(pump: QueuePump) -> dict[str, Any]:
 
 def _counts(pump: QueuePump) -> dict[str, Any]:
     # A copy: the tasks add to it meanwhile.
-    types = sorted(pump.desk.strangers.types.copy())[:MOST_TYPES]
+    types = sorted(pump.state.skipped.types.copy())[:MOST_TYPES]
     return {
         "received": pump.stats.received,
         "handled": pump.stats.handled,
         "failed": pump.stats.failed,
-        "outstanding": sum(_outstanding(task) for task in pump.tasks),
+        "outstanding": sum(_outstanding(task) for task in pump.receivers),
         "backlog": pump.backlog.granted(),
         "lost": pump.stats.lost,
-        "careful": pump.careful,
-        "trouble": breakers_json(pump.desk.troubles()),
+        "careful": pump.crash_tracking,
+        "trouble": breakers_json(pump.state.degraded()),
         "progress": _progress(pump),
         "unknown_types": json.dumps([kind[:LONGEST_TYPE] for kind in types]) if types else "",
     }
@@ -247,12 +247,12 @@ def _counts(pump: QueuePump) -> dict[str, Any]:
 
 def _progress(pump: QueuePump) -> str:
     """How far the handlers are that say so; '' where none does."""
-    found = [one for task in pump.tasks if (running := task.running) is not None for one in in_hand(running)]
+    found = [one for task in pump.receivers if (running := task.active_handler) is not None for one in in_hand(running)]
     return json.dumps(found[:MOST_TOLD]) if found else ""
 
 
 def _outstanding(task: object) -> int:
     batch = getattr(task, "batch", None)
     if batch is not None:
-        return len(batch.held) + len(batch.waiting)
-    return max(getattr(task, "reserved", 0), 1 if getattr(task, "running", None) is not None else 0)
+        return len(batch.in_flight) + len(batch.waiting)
+    return max(getattr(task, "reserved", 0), 1 if getattr(task, "active_handler", None) is not None else 0)

@@ -22,7 +22,7 @@ from queueapp.sql import ErrorKind, backend_of
 from queueapp.sql.claimed import FOREVER_MS
 
 from ..receiving.pump import QueuePump
-from ..receiving.receivers import Batch, LeaseTask
+from ..receiving.receivers import AtLeastOnceReceiver, LeasedBatch
 
 log = logging.getLogger("queueapp.workers")
 
@@ -38,7 +38,7 @@ class Ending:
 
     __slots__ = ("acks", "batch", "seqs", "task")
 
-    def __init__(self, task: LeaseTask, batch: Batch, seqs: list[int], *, acks: bool) -> None:
+    def __init__(self, task: AtLeastOnceReceiver, batch: LeasedBatch, seqs: list[int], *, acks: bool) -> None:
         self.task = task
         self.batch = batch
         self.seqs = seqs
@@ -56,15 +56,15 @@ class Watched:
     def __init__(self, pump: QueuePump) -> None:
         self.pump = pump
         self.renews: bool = pump.queue.delivery.renew_leases
-        self.breaker = CircuitBreaker(f"Renewal of leases of {pump.desk.label}")
-        pump.desk.breakers.append(self.breaker)
+        self.breaker = CircuitBreaker(f"Renewal of leases of {pump.state.label}")
+        pump.state.breakers.append(self.breaker)
         self.rests_until = 0.0
         self.endings: list[Ending] = []
 
     @property
     def lease_ms(self) -> int:
         """How long a lease lasts that is taken now."""
-        return self.pump.desk.lease_ms
+        return self.pump.state.lease_ms
 
 
 class Renewals(Service):
@@ -101,13 +101,13 @@ class Renewals(Service):
         return busy
 
     def _look_after(self, queue: Watched) -> bool:
-        tasks = [(task, task.batch) for task in queue.pump.tasks if isinstance(task, LeaseTask)]
+        tasks = [(task, task.batch) for task in queue.pump.receivers if isinstance(task, AtLeastOnceReceiver)]
         batches = [(task, batch) for task, batch in tasks if batch is not None]
         if queue.renews:
             for task, batch in batches:  # all of them first: nothing else is urgent
                 self._renew(queue, task, batch)
         for task, batch in batches:
-            running = task.running or task.aside
+            running = task.active_handler or task.active_callback
             if running is not None and monotonic() - running.started > STUCK_AFTER:
                 if seqs := batch.take_done():
                     queue.endings.append(Ending(task, batch, seqs, acks=True))
@@ -117,14 +117,14 @@ class Renewals(Service):
         self._end(queue)
         return bool(batches or queue.endings)
 
-    def _renew(self, queue: Watched, task: LeaseTask, batch: Batch) -> None:
+    def _renew(self, queue: Watched, task: AtLeastOnceReceiver, batch: LeasedBatch) -> None:
         asked = monotonic()
         # A lease that never lapses is never due.
         due = batch.expires - asked < batch.period / 2
-        if not (due or batch.again):
+        if not (due or batch.renew_again):
             return
-        again = batch.again.copy()
-        batch.again -= again  # before the statement: what a handler shortens from here on is for the next look
+        again = batch.renew_again.copy()
+        batch.renew_again -= again  # before the statement: what a handler shortens from here on is for the next look
         leased = batch.leased()
         seqs = leased if due else leased & again
         if not seqs:
@@ -135,10 +135,10 @@ class Renewals(Service):
                     connections[self.alias], sorted(seqs), batch.token, int(batch.period * 1000), WAIT_MS
                 )
         except Error:
-            batch.again |= again
+            batch.renew_again |= again
             raise
         queue.breaker.success()
-        batch.again |= seqs.difference(reached)
+        batch.renew_again |= seqs.difference(reached)
         if due:
             # From before the statement, so that a slow round trip cannot stretch the lease.
             batch.expires = asked + batch.period
@@ -160,10 +160,10 @@ class Renewals(Service):
                 continue
             if ending.acks:
                 ending.batch.acked.update(ended)
-                task.desk.succeeded(len(ended))
+                task.state.succeeded(len(ended))
             else:
                 queue.pump.backlog.leaving -= len(ended)
-                task.desk.came_back(ended)
+                task.state.messages_returned(ended)
         over = [ending for ending in queue.endings if ending.is_over]
         queue.endings = [ending for ending in queue.endings if not ending.is_over]
         for ending in over:
@@ -180,7 +180,7 @@ class Renewals(Service):
         if ending.acks:
             log.warning(
                 "%s: %d leases were lost before the ack (seq %d to %d); those messages are handled again.",
-                queue.pump.desk.label, count, ending.seqs[0], ending.seqs[-1],
+                queue.pump.state.label, count, ending.seqs[0], ending.seqs[-1],
             )  # fmt: skip
 
     def _end_the_rest(self) -> None:

@@ -80,7 +80,7 @@ def test_when_a_hook_after_the_commit_is_rude_should_handle_all_messages_once(
 
     endpoint.handle(act)
     worker = endpoint.start(concurrency=1)
-    worker.pump.careful = careful
+    worker.pump.crash_tracking = careful
     for number in range(2):
         endpoint.send(number)
 

@@ -108,7 +108,7 @@ def test_fast_handlers_have_several_batches_claimed_at_once_and_are_called_with_
 
     eventually(lambda: batches.effects == each(1000))
     assert max(map(len, batches.calls)) == 10
-    (task,) = worker.pump.tasks
+    (task,) = worker.pump.receivers
     assert task.size.n > 10
     assert task.size.n % 10 == 0
 
@@ -225,7 +225,7 @@ def test_a_class_that_is_imported_late_is_handled_in_lists_too(
     headers = {"type": name, "content-type": "application/json"}
     endpoint.queue.send(b'{"tag": "", "number": 1}', headers=headers, using=endpoint.alias)
     worker = endpoint.start(concurrency=1)
-    eventually(lambda: worker.pump.desk.strangers.types)
+    eventually(lambda: worker.pump.state.skipped.types)
     first = endpoint.rows.get().seq
 
     # That is how its import is seen.

@@ -17,7 +17,7 @@ from tests.conformance.endpoint import Note
 from tests.conformance.gate import Gate
 from tests.in_process_worker import DEADLINE, eventually, real_commits
 from tests.testapp.models import Addressed, AddressedOnce, AddressedUrgent, Leased
-from workers.receiving.consumer_limits import Places
+from workers.receiving.consumer_limits import ConsumerLimiter
 
 #: One of each semantics.
 EACH = pytest.mark.parametrize("queue", [Addressed, AddressedUrgent, AddressedOnce])
@@ -67,7 +67,7 @@ def test_what_comes_meanwhile_is_taken_once_a_place_is_free(queue: Any, work: An
     for number in range(1, 4):
         queue.send({"number": number})
         worker.pump.wake()
-    eventually(lambda: not worker.pump.crew.promised and worker.pump.crew.working == 1)
+    eventually(lambda: not worker.pump.pool.assigned and worker.pump.pool.busy == 1)
     gate.let(4)
 
     eventually(lambda: gate.passed == 4 and not queue.objects.exists())
@@ -186,7 +186,7 @@ def test_a_slow_handler_of_another_consumer_keeps_no_place() -> None:
     """In one claim: two messages of the limited consumer around one of another."""
     limited = Registration(Addressed, "limited", dict, lambda message: None, {"concurrency": 1})
     other = Registration(Addressed, "other", dict, lambda message: None, {})
-    places, freed = Places([limited]), list[bool]()
+    places, freed = ConsumerLimiter([limited]), list[bool]()
     places.freed = freed.append
     rows = [(seq, name) for seq, name in ((1, "limited"), (2, "other"), (3, "limited"))]
     as_claimed: Any = [_claimed(seq, name) for seq, name in rows]

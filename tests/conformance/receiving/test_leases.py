@@ -118,7 +118,7 @@ def test_when_handler_extended_its_lease_should_not_shorten_it_by_renewing(
     endpoint.send(1)
     worker = endpoint.start(concurrency=1)
     eventually(lambda: gate.inside == 1)
-    (task,) = worker.pump.tasks
+    (task,) = worker.pump.receivers
     first = task.batch.expires
 
     eventually(lambda: task.batch.expires > first + 2 * short_lease.total_seconds())

@@ -219,7 +219,7 @@ def test_a_deadlock_costs_nobody_an_attempt(endpoint: Endpoint) -> None:
 def test_a_slow_handler_ends_its_transaction_early(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     def act(message: Note, context: Context) -> None:
         if message.number == 4:
-            worker.pump.tasks[0]._target = 0.0  # as if it had taken longer than ``BATCH_TARGET``
+            worker.pump.receivers[0]._target = 0.0  # as if it had taken longer than ``BATCH_TARGET``
 
     commits = Commits(endpoint, act)
     endpoint.send_many(30)
@@ -326,7 +326,7 @@ def test_a_pause_lets_what_was_claimed_end(endpoint: Endpoint) -> None:
     Commits(endpoint, act)
     endpoint.send_many(12)
     worker = endpoint.start(concurrency=1)
-    eventually(lambda: worker.pump.paused and not worker.pump.crew.working)
+    eventually(lambda: worker.pump.paused and not worker.pump.pool.busy)
 
     assert effects(endpoint) == [0]
     assert endpoint.rows.count() == 11

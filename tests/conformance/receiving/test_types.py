@@ -278,7 +278,7 @@ def test_a_newer_version_is_left_alone_and_not_poisoned(endpoint: Endpoint) -> N
 
     eventually(lambda: calls == [("only", Versioned(2, "USD"))])
     eventually(lambda: endpoint.rows.count() == 1)
-    told = eventually(lambda: dict(worker.pump.desk.strangers.types))
+    told = eventually(lambda: dict(worker.pump.state.skipped.types))
     worker.stop()
 
     assert list(told) == ["Acme.Versioned (version 4)"]

@@ -113,7 +113,7 @@ def test_nobody_watches_the_connection_of_a_task_while_its_handler_runs(
         transaction.on_commit(lambda: after_commit.append(watched()))
 
     worker = start_worker(queue, concurrency=1)
-    worker.pump.careful = careful
+    worker.pump.crash_tracking = careful
     queue.send(Nop(1, ""))
     worker.pump.wake()
     eventually(lambda: worker.pump.stats.handled == 1)

@@ -14,7 +14,7 @@ from tests.in_process_worker import eventually
 from tests.queueapp.sql.server import ALL, Server
 from tests.testapp.models import Effect, Transactional
 from workers.connections.handed_out import HandedOut, LeftBehind
-from workers.receiving.receivers.base import RollBack
+from workers.receiving.receivers.base import Rollback
 
 Handler = Callable[["Desk"], Any]
 
@@ -110,12 +110,12 @@ class Desk:
                     self.failed, lambda seq: sql.failures.lock(connection, seq, None, 1000) is None, seq
                 )
                 if left is not None and left.replaced:
-                    raise RollBack
+                    raise Rollback
                 if left is not None or self.failed is not None:
                     sql.failures.rollback_and_lock(connection, seq, 1000)
                     connection.run_on_commit = []
-                    raise RollBack
-        except RollBack:
+                    raise Rollback
+        except Rollback:
             pass
         return left
 

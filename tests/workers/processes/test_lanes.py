@@ -14,7 +14,7 @@ from tests.testapp.messages import Ping, Pong
 from tests.testapp.models import Addressed, Effect, Leased
 from tests.workers.trees import Tree
 from workers.management.commands.runqueueworker import Command
-from workers.receiving.handlers import Handlers
+from workers.receiving.handlers import HandlerTable
 
 pytestmark = real_commits
 Start = Callable[..., Tree]
@@ -41,7 +41,7 @@ def test_a_worker_of_one_consumer_leaves_the_messages_of_others_alone(start_tree
 
 def test_copies_of_other_consumers_are_left_to_their_lane() -> None:
     Addressed.send(Ping("both"))
-    assert Handlers(Addressed, ["addressed.second"]).recipients == ["", "addressed.second"]
+    assert HandlerTable(Addressed, ["addressed.second"]).recipients == ["", "addressed.second"]
     worker = Worker(Addressed, lane=["addressed.second"]).start()
     try:
         eventually(lambda: Effect.objects.filter(detail__startswith="addressed.second").exists())
@@ -53,7 +53,7 @@ def test_copies_of_other_consumers_are_left_to_their_lane() -> None:
 
 
 def test_a_queue_with_none_of_them_is_received_whole() -> None:
-    assert Handlers(Leased, ["addressed.second"]).registrations == Handlers(Leased).registrations
+    assert HandlerTable(Leased, ["addressed.second"]).registrations == HandlerTable(Leased).registrations
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from tests.testapp.models import AtMostOnce, Leased, Transactional
 from workers.processes import watchdog
 from workers.processes.watchdog import Watchdog, interrupt, interrupt_all
 from workers.receiving.handlers import TimeLimitExceeded
-from workers.receiving.receivers import Running, Task
+from workers.receiving.receivers import ActiveHandler, Receiver
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers", "soon_wedged")]
 Start = Callable[..., Worker]
@@ -80,10 +80,10 @@ def test_a_handler_is_interrupted_once(
     Transactional.send(Nop(1, ""))
     worker = start_worker(Transactional)
     eventually(lambda: interruptions)
-    (task,) = worker.pump.tasks
+    (task,) = worker.pump.receivers
     for _ in range(5):
-        assert task.running is not None
-        interrupt(task, task.running)
+        assert task.active_handler is not None
+        interrupt(task, task.active_handler)
 
     release.set()
 
@@ -102,14 +102,14 @@ def test_what_has_ended_meanwhile_is_not_interrupted(start_worker: Start) -> Non
     worker = start_worker(Leased, concurrency=1)
     Leased.send(Nop(1, ""))
     eventually(lambda: handled and not Leased.objects.exists())
-    (task,) = worker.pump.tasks
-    assert task.running is None, "else it would be interrupted at its limit, in the middle of something else"
+    (task,) = worker.pump.receivers
+    assert task.active_handler is None, "else it would be interrupted at its limit, in the middle of something else"
     entry = worker.pump.handlers._by_name["tests"]
 
-    interrupt(task, Running(handled[0].seq, entry, handled[0], 0.0, 1.0))
+    interrupt(task, ActiveHandler(handled[0].seq, entry, handled[0], 0.0, 1.0))
     assert interrupt_all([worker.pump]) == 0
 
-    task.hurry = False
+    task.hard_stop = False
     Leased.send(Nop(2, ""))
     eventually(lambda: len(handled) == 2)
     assert worker.pump.stats.failed == 0
@@ -152,7 +152,7 @@ def striking_as_it_returns(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
     def late(task: Any, exception: Any) -> None:
         struck.set()
-        eventually(lambda: task.running is None)
+        eventually(lambda: task.active_handler is None)
         really(task, exception)
 
     monkeypatch.setattr(watchdog, "raise_in", late)
@@ -202,14 +202,16 @@ def test_an_interruption_that_arrives_before_the_task_looks_out_for_it_goes_no_f
         failures.append(failure)
         return Discard("late")
 
-    def run(task: Any, running: Running | None) -> None:
-        before = task.__dict__.get("running")
-        task.__dict__["running"] = running
+    def run(task: Any, running: ActiveHandler | None) -> None:
+        before = task.__dict__.get("active_handler")
+        task.__dict__["active_handler"] = running
         if before is not None and running is None and not struck:
             struck.append(True)
             raise TimeLimitExceeded("sent while it ran")
 
-    monkeypatch.setattr(Task, "running", property(lambda task: task.__dict__["running"], run), raising=False)
+    monkeypatch.setattr(
+        Receiver, "active_handler", property(lambda task: task.__dict__["active_handler"], run), raising=False
+    )
 
     @consumer(queue, name="tests", policy=note)
     def act(message: Nop) -> None:
@@ -273,8 +275,8 @@ def test_no_limit_waits_for_whoever_reads_the_log(start_worker: Start, release: 
     worker = start_worker(Leased, concurrency=2, watchdog=False)
     for number in (1, 2):
         Leased.send(Nop(number, ""))
-    eventually(lambda: len([task for task in worker.pump.tasks if task.running]) == 2)
-    deadlines = [task.running.deadline for task in worker.pump.tasks if task.running]
+    eventually(lambda: len([task for task in worker.pump.receivers if task.active_handler]) == 2)
+    deadlines = [task.active_handler.deadline for task in worker.pump.receivers if task.active_handler]
     eventually(lambda: monotonic() > max(one or 0.0 for one in deadlines))
     blocked = Blocked()
     logging.getLogger("queueapp.workers").addHandler(blocked)
@@ -296,9 +298,15 @@ def test_a_handler_whose_event_loop_has_just_closed_needs_no_cancelling(stopping
     loop.close()
     context = SimpleNamespace(_cancel=lambda **_: loop.call_soon_threadsafe(print))
     entry = SimpleNamespace(registration=SimpleNamespace(is_async=False))
-    running: Any = SimpleNamespace(entry=entry, context=context)
-    task: Any = SimpleNamespace(stop_lock=threading.Lock(), running=running, hit=None, cut_off=None, hurry=False)
-    pump: Any = SimpleNamespace(tasks=[task])
+    running: Any = SimpleNamespace(consumer=entry, context=context)
+    task: Any = SimpleNamespace(
+        interrupt_lock=threading.Lock(),
+        active_handler=running,
+        interrupted_for_timeout=None,
+        interrupted_for_shutdown=None,
+        hard_stop=False,
+    )
+    pump: Any = SimpleNamespace(receivers=[task])
 
     assert interrupt_all([pump]) == 1 if stopping else interrupt(task, running)
 

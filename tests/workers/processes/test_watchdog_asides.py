@@ -82,7 +82,7 @@ def test_a_hook_that_hangs_is_interrupted_and_its_message_stays_handled(
         transaction.on_commit(lambda: after.append(message.number))
 
     worker = start_worker(Transactional, concurrency=1, limits_hold=hang.hangs)
-    worker.pump.careful = careful
+    worker.pump.crash_tracking = careful
     first = Transactional.send(Nop(1, ""))
     Transactional.send(Nop(2, ""))
     del first
@@ -241,7 +241,7 @@ def test_an_interruption_that_arrives_when_a_policy_has_returned_goes_no_further
 
     def late(task: Any, exception: Any) -> None:
         struck.set()
-        eventually(lambda: task.aside is None)
+        eventually(lambda: task.active_callback is None)
         really(task, exception)
 
     monkeypatch.setattr(watchdog, "raise_in", late)
@@ -345,5 +345,5 @@ def test_without_hooks_nothing_is_recorded(start_worker: Start, monkeypatch: pyt
     Transactional.send_many(Nop(number, "") for number in range(20))
     eventually(lambda: len(handled) == 20 and not Transactional.objects.exists())
 
-    (task,) = worker.pump.tasks
+    (task,) = worker.pump.receivers
     assert task.about is None

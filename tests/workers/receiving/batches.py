@@ -11,26 +11,26 @@ from django.db import connections
 
 from tests.in_process_worker import DEADLINE
 from workers.receiving.pump import QueuePump
-from workers.receiving.receivers import Batch, strategy_of
+from workers.receiving.receivers import LeasedBatch, receiver_class_for
 
 
-class Receiver:
+class SingleReceiver:
     """The task of a queue. Its consumers have to be registered before. ``starts``: its process has received nothing yet."""
 
     def __init__(self, queue: Any, alias: str = "default", *, starts: bool = False) -> None:
         self.pump = QueuePump(queue, alias, stopping=threading.Event())
-        self.pump.floors.reset()
-        self.pump.desk.caution.knows = not starts
+        self.pump.marks.reset()
+        self.pump.state.batch_limit.knows = not starts
         self.alias = alias
-        self.task = strategy_of(queue.delivery, self.pump.handlers)(self.pump.desk, None)
-        self.pump.crew.tasks = [self.task]
+        self.task = receiver_class_for(queue.delivery, self.pump.handlers)(self.pump.state, None)
+        self.pump.pool.receivers = [self.task]
         self.failed: BaseException | None = None
 
     @property
-    def batch(self) -> Batch:
+    def batch(self) -> LeasedBatch:
         """What it has in hand."""
         assert self.task.batch is not None
-        batch: Batch = self.task.batch
+        batch: LeasedBatch = self.task.batch
         return batch
 
     def receive(self, limit: int) -> int:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from queueapp.receiving.low_water_marks import DUTY_CYCLE, LowWaterMarks
 from queueapp.sql.claimed import MAX_SEQ, PRIORITY, RECIPIENT, SEQ, Peek, Range
 from workers.receiving import claim_tracker
-from workers.receiving.claim_tracker import Claiming, UnderWay
+from workers.receiving.claim_tracker import ActiveClaim, ClaimTracker
 
 LEVELS = [("", 1), ("", 0)]
 
@@ -33,16 +33,16 @@ def floors() -> LowWaterMarks:
 @pytest.fixture
 def begin(floors: LowWaterMarks) -> Any:
     """Begins a claim; gives it and what ends it."""
-    claims = Claiming(floors)
+    claims = ClaimTracker(floors)
 
-    def started(limit: int) -> tuple[UnderWay, Any]:
+    def started(limit: int) -> tuple[ActiveClaim, Any]:
         claim = claims.claim(limit)
         return claim.__enter__(), lambda: claim.__exit__(None, None, None)
 
     return started
 
 
-def low_of(claim: UnderWay) -> int:
+def low_of(claim: ActiveClaim) -> int:
     (only,) = claim.ranges
     assert only.high == MAX_SEQ
     return only.low
@@ -102,14 +102,14 @@ def test_behind_a_claim_that_hangs_no_message_waits_for_long(
     assert floors.lowest == 100, "what it would have taken may be free again"
 
 
-def behind(claims: Claiming, *bounds: tuple[int, int], count: int = 1) -> None:
+def behind(claims: ClaimTracker, *bounds: tuple[int, int], count: int = 1) -> None:
     """A look saw something behind the floors, in these places."""
     ranges = [Range(low, high) for low, high in bounds]
     claims.seen(Peek(0, count, bounds[0][0]), ranges, 0.001)
 
 
 def test_a_claim_looks_behind_the_floors_and_ahead_of_them_at_once(floors: LowWaterMarks) -> None:
-    claims = Claiming(floors)
+    claims = ClaimTracker(floors)
     behind(claims, (7, 50))
 
     with claims.claim(3) as claim:
@@ -124,7 +124,7 @@ def test_a_claim_looks_behind_the_floors_and_ahead_of_them_at_once(floors: LowWa
 
 def test_a_claim_looks_behind_the_floors_no_further_than_the_look_did(floors: LowWaterMarks) -> None:
     """A look ends after so many rows, because many lie there that nobody may take: no claim is to walk over the rest."""
-    claims = Claiming(floors)
+    claims = ClaimTracker(floors)
     claims.seen(Peek(0, 1, 7, reached=30), [Range(7, 50)], 0.001)
 
     with claims.claim(3) as claim:
@@ -133,7 +133,7 @@ def test_a_claim_looks_behind_the_floors_no_further_than_the_look_did(floors: Lo
 
 def test_nobody_walks_again_over_what_a_look_found_empty(floors: LowWaterMarks) -> None:
     """Rows that are dead and cannot be cleaned up yet: the look has walked over them, and that was enough."""
-    claims = Claiming(floors)
+    claims = ClaimTracker(floors)
     claims.seen(Peek(1, 0, 500), [], 0.001)
 
     with claims.claim(3) as claim:
@@ -142,7 +142,7 @@ def test_nobody_walks_again_over_what_a_look_found_empty(floors: LowWaterMarks) 
 
 def test_looks_that_find_nothing_cover_all_that_is_behind_the_floor(floors: LowWaterMarks) -> None:
     floors.advance(rows(1_000_000), floors.returns)
-    claims = Claiming(floors)
+    claims = ClaimTracker(floors)
     covered = 0
 
     for _ in range(1_000):
@@ -161,7 +161,7 @@ def test_a_look_behind_that_took_long_is_followed_by_looks_ahead_only_unless_som
     floors: LowWaterMarks,
 ) -> None:
     floors.advance(rows(10_000_000), floors.returns)
-    claims = Claiming(floors)
+    claims = ClaimTracker(floors)
     _, (window,) = claims.look()
 
     claims.seen(Peek(0, 0, 0), [window], 3600.0)
@@ -179,7 +179,7 @@ def test_a_look_behind_that_took_long_is_followed_by_looks_ahead_only_unless_som
 def test_after_a_rest_the_rescan_goes_on_where_it_was(floors: LowWaterMarks, monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks that were ahead only have seen nothing of what is behind."""
     floors.advance(rows(10_000_000), floors.returns)
-    claims = Claiming(floors)
+    claims = ClaimTracker(floors)
     _, (window,) = claims.look()
     claims.seen(Peek(0, 0, 0), [window], 3600.0)
     for _ in range(3):
@@ -193,7 +193,7 @@ def test_after_a_rest_the_rescan_goes_on_where_it_was(floors: LowWaterMarks, mon
 
 def test_a_rescan_that_was_above_a_floor_which_came_down_begins_again(floors: LowWaterMarks) -> None:
     floors.advance(rows(100_000), floors.returns)
-    claims = Claiming(floors)
+    claims = ClaimTracker(floors)
     _, window = claims.look()
     claims.seen(Peek(0, 0, 0), window, 0.0)
     floors.retreat(10_000, returned=False)
@@ -207,7 +207,7 @@ def test_a_rescan_that_was_above_a_floor_which_came_down_begins_again(floors: Lo
 
 
 def test_what_is_behind_is_claimed_until_it_is_clear(floors: LowWaterMarks) -> None:
-    claims = Claiming(floors)
+    claims = ClaimTracker(floors)
     behind(claims, (7, 50))
 
     for first in (7, 10):
@@ -218,7 +218,7 @@ def test_what_is_behind_is_claimed_until_it_is_clear(floors: LowWaterMarks) -> N
 
 def test_a_claim_that_takes_nothing_behind_looks_elsewhere_the_next_time(floors: LowWaterMarks) -> None:
     floors.advance(rows(10_000_000), floors.returns)
-    claims = Claiming(floors)
+    claims = ClaimTracker(floors)
     _, window = claims.look()
     claims.seen(Peek(0, 1, window[0].low), window, 0.001)
 
@@ -235,7 +235,7 @@ def test_a_priority_holds_behind_the_floors_and_ahead_of_them() -> None:
     row = [0] * 9
     row[SEQ], row[RECIPIENT], row[PRIORITY] = 100, "", 0  # type: ignore[call-overload]
     floors.advance([tuple(row)], floors.returns)
-    claims = Claiming(floors)
+    claims = ClaimTracker(floors)
     low = Range(7, 50, priority=0)
     claims.seen(Peek(0, 8000, 7), [low], 0.001)
 
@@ -246,7 +246,7 @@ def test_a_priority_holds_behind_the_floors_and_ahead_of_them() -> None:
 def test_what_comes_back_while_a_claim_is_under_way_stays_in_front_of_the_floor(
     begin: Any, floors: LowWaterMarks
 ) -> None:
-    claims = Claiming(floors)
+    claims = ClaimTracker(floors)
     with claims.claim(500) as claim:
         claims.lower(40)
         claim.rows = rows(*range(100, 600))
@@ -257,7 +257,7 @@ def test_what_comes_back_while_a_claim_is_under_way_stays_in_front_of_the_floor(
 
 
 def test_a_claim_beside_another_one_does_not_step_over_what_came_back(floors: LowWaterMarks) -> None:
-    claims = Claiming(floors)
+    claims = ClaimTracker(floors)
     with claims.claim(500):
         claims.lower(40)
         with claims.claim(500) as second:
@@ -265,7 +265,7 @@ def test_a_claim_beside_another_one_does_not_step_over_what_came_back(floors: Lo
 
 
 def test_what_is_not_for_this_process_is_stepped_over(floors: LowWaterMarks) -> None:
-    claims = Claiming(floors)
+    claims = ClaimTracker(floors)
     with claims.claim(6) as claim:
         claim.rows = rows(100, 101, 105, 110, 111, 112)
     walk = claims.leave_alone(claim, claim.rows, {101, 105, 111, 112})
@@ -282,7 +282,7 @@ def test_what_is_not_for_this_process_is_stepped_over(floors: LowWaterMarks) -> 
 
 
 def test_what_somebody_else_has_walked_over_meanwhile_is_not_walked_over_again(floors: LowWaterMarks) -> None:
-    claims = Claiming(floors)
+    claims = ClaimTracker(floors)
     assert claims.rest_of(Range(50)) == Range(50)
     claims.extend_unknown(Range(40), 200)
 
@@ -292,7 +292,7 @@ def test_what_somebody_else_has_walked_over_meanwhile_is_not_walked_over_again(f
 
 def test_stretches_of_all_levels_are_read_again_in_turn() -> None:
     floors = LowWaterMarks(LEVELS, leveled=True)
-    claims = Claiming(floors)
+    claims = ClaimTracker(floors)
     for priority in (1, 0):
         claims.extend_unknown(Range(1, priority=priority), 9)
     seen = []
@@ -307,7 +307,7 @@ def test_stretches_of_all_levels_are_read_again_in_turn() -> None:
 
 def test_large_claims_of_a_queue_with_levels_take_turns_but_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claim_tracker, "PATIENCE", 0.05)
-    claims = Claiming(LowWaterMarks(LEVELS, leveled=True))
+    claims = ClaimTracker(LowWaterMarks(LEVELS, leveled=True))
     began = threading.Event()
 
     def second(limit: int) -> None:
@@ -330,10 +330,10 @@ def test_large_claims_of_a_queue_with_levels_take_turns_but_not_for_long(monkeyp
 @given(st.data())
 def test_whatever_the_order_nothing_free_is_behind_the_floor_when_all_have_ended(data: st.DataObject) -> None:
     floors = LowWaterMarks()
-    claims = Claiming(floors)
+    claims = ClaimTracker(floors)
     free: set[int] = set()
     last = 0
-    open_claims: list[tuple[Any, UnderWay, int]] = []
+    open_claims: list[tuple[Any, ActiveClaim, int]] = []
     for _ in range(data.draw(st.integers(1, 40))):
         what = data.draw(st.sampled_from(["send", "begin", "take", "end"]))
         if what == "send":
@@ -361,7 +361,7 @@ def test_whatever_the_order_nothing_free_is_behind_the_floor_when_all_have_ended
 
 def test_a_window_that_comes_due_while_a_look_is_under_way_was_not_looked_at(floors: LowWaterMarks) -> None:
     floors.advance(rows(1_000_000), floors.returns)
-    claims = Claiming(floors)
+    claims = ClaimTracker(floors)
     _, first = claims.look()
     claims.seen(Peek(0, 0, 0), first, 3600.0)
     _, none = claims.look()
@@ -375,7 +375,7 @@ def test_a_window_that_comes_due_while_a_look_is_under_way_was_not_looked_at(flo
 
 def test_a_look_that_ended_early_goes_on_from_there(floors: LowWaterMarks) -> None:
     floors.advance(rows(1_000_000), floors.returns)
-    claims = Claiming(floors)
+    claims = ClaimTracker(floors)
     _, window = claims.look()
 
     claims.seen(Peek(0, 0, 0, reached=40), window, 0.0)
@@ -388,7 +388,7 @@ def test_after_a_cycle_that_takes_the_server_time_there_is_some_rest(
     floors: LowWaterMarks, alone: float, rest: float
 ) -> None:
     floors.advance(rows(10), floors.returns)
-    claims = Claiming(floors)
+    claims = ClaimTracker(floors)
     claims.seen(Peek(0, 0, 0), claims.look()[1], 0.001)
     claims._rescan_at = 0.0
 
@@ -401,7 +401,7 @@ def test_after_a_cycle_that_takes_the_server_time_there_is_some_rest(
 def test_in_the_middle_of_a_cycle_there_is_no_more_rest_than_for_its_time(floors: LowWaterMarks) -> None:
     """A million that are leased are thirty windows: a tenth of a second after each of them was half as long again."""
     floors.advance(rows(10_000_000), floors.returns)
-    claims = Claiming(floors)
+    claims = ClaimTracker(floors)
     claims.seen(Peek(0, 0, 0), claims.look()[1], 0.001)
     claims._rescan_at = 0.0
 
@@ -414,7 +414,7 @@ def test_in_the_middle_of_a_cycle_there_is_no_more_rest_than_for_its_time(floors
 
 def test_a_window_that_two_looked_at_is_passed_once(floors: LowWaterMarks) -> None:
     floors.advance(rows(1_000_000), floors.returns)
-    claims = Claiming(floors)
+    claims = ClaimTracker(floors)
     windows = [claims.look()[1], claims.look()[1]]
     assert windows[0] == windows[1]
 
@@ -426,7 +426,7 @@ def test_a_window_that_two_looked_at_is_passed_once(floors: LowWaterMarks) -> No
 
 def test_a_window_of_which_nothing_is_for_this_process_is_passed(floors: LowWaterMarks) -> None:
     floors.advance(rows(1_000_000), floors.returns)
-    claims = Claiming(floors)
+    claims = ClaimTracker(floors)
     claims.extend_unknown(Range(0), 60_000)
 
     windows = [claims.look()[1] for _ in range(2)]
@@ -437,7 +437,7 @@ def test_a_window_of_which_nothing_is_for_this_process_is_passed(floors: LowWate
 
 def test_a_claim_that_is_late_does_not_clear_a_window_that_it_has_not_looked_at(floors: LowWaterMarks) -> None:
     floors.advance(rows(1_000_000), floors.returns)
-    claims = Claiming(floors)
+    claims = ClaimTracker(floors)
     _, window = claims.look()
     claims.seen(Peek(0, 1, 5), window, 0.0)
     late, quick = claims.begin(10), claims.begin(10)
@@ -454,7 +454,7 @@ def test_a_claim_that_is_late_does_not_clear_a_window_that_it_has_not_looked_at(
 
 def test_a_look_raises_no_floor_over_what_became_free_while_it_was_under_way(floors: LowWaterMarks) -> None:
     """To the look it was in the hands of a claim."""
-    claims = Claiming(floors)
+    claims = ClaimTracker(floors)
     lower, higher = claims.begin(500), claims.begin(500)
     before = floors.retreats
     claims.look()
@@ -474,7 +474,7 @@ def test_a_look_raises_no_floor_over_what_became_free_while_it_was_under_way(flo
 def test_what_a_failed_claim_had_taken_is_looked_for_behind_the_floors(leveled: bool) -> None:
     """A claim of another process has passed it and raised the floor that they share."""
     floors = LowWaterMarks(LEVELS, leveled=True) if leveled else LowWaterMarks()
-    claims = Claiming(floors)
+    claims = ClaimTracker(floors)
     failing = claims.claim(500)
     failing.__enter__()
     for level in floors.levels:
@@ -489,7 +489,7 @@ def test_what_a_failed_claim_had_taken_is_looked_for_behind_the_floors(leveled: 
 def test_a_claim_of_which_nothing_is_known_has_not_failed(floors: LowWaterMarks) -> None:
     """It was not made after all, or the queue was at its limit: to look just behind the floors for nothing each time kept the rescan
     from going on."""
-    with Claiming(floors).claim(1) as mine:
+    with ClaimTracker(floors).claim(1) as mine:
         assert mine.rows is None
 
     assert not floors.near_is_due
@@ -497,7 +497,7 @@ def test_a_claim_of_which_nothing_is_known_has_not_failed(floors: LowWaterMarks)
 
 
 def test_a_rescan_that_has_begun_goes_on_when_it_has_rested(floors: LowWaterMarks) -> None:
-    claims = Claiming(floors)
+    claims = ClaimTracker(floors)
     assert claims.goes_on_at is None
     floors.advance(rows(10_000_000), floors.returns)
     looks = 0
@@ -518,7 +518,7 @@ def test_a_rescan_that_has_begun_goes_on_when_it_has_rested(floors: LowWaterMark
 def test_the_last_window_that_two_looked_at_is_passed_once(floors: LowWaterMarks) -> None:
     """The rescan is at the beginning again by then."""
     floors.advance(rows(240_000), floors.returns)
-    claims = Claiming(floors)
+    claims = ClaimTracker(floors)
     for seconds in (0.001, 0.011, 0.011):
         claims._rescan_at = 0.0
         _, last = claims.look()
@@ -534,7 +534,7 @@ def test_the_last_window_that_two_looked_at_is_passed_once(floors: LowWaterMarks
 
 def test_what_a_second_look_finds_gone_is_nothing_to_claim(floors: LowWaterMarks) -> None:
     floors.advance(rows(1_000_000), floors.returns)
-    claims = Claiming(floors)
+    claims = ClaimTracker(floors)
     _, window = claims.look()
     claims.seen(Peek(0, 1, 7), window, 0.0)
     claims.seen(Peek(0, 0, 0), window, 0.0)
@@ -549,7 +549,7 @@ def test_what_a_second_look_finds_gone_is_nothing_to_claim(floors: LowWaterMarks
 
 def test_a_short_claim_that_found_something_passes_no_window(floors: LowWaterMarks) -> None:
     floors.advance(rows(1_000_000), floors.returns)
-    claims = Claiming(floors)
+    claims = ClaimTracker(floors)
     _, window = claims.look()
     claims.seen(Peek(0, 2, 7, reached=100), window, 0.0)
 
@@ -563,7 +563,7 @@ def test_a_full_claim_of_a_high_level_leaves_what_was_found_of_a_lower_one() -> 
     floors = LowWaterMarks(LEVELS, leveled=True)
     for level in LEVELS:
         floors.skip(level, lambda low: 1000)
-    claims = Claiming(floors)
+    claims = ClaimTracker(floors)
     found = [Range(7, 50, priority=1), Range(7, 50, priority=0)]
     claims.seen(Peek(0, 2, 7), found, 0.001)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from queueapp.receiving.low_water_marks import LowWaterMarks
 from queueapp.sql.claimed import MAX_SEQ, Range
-from workers.receiving.claim_tracker import Claiming
+from workers.receiving.claim_tracker import ClaimTracker
 
 
 def test_what_is_in_hand_is_claimed_by_nobody_here_until_it_is_let_go() -> None:
-    claims = Claiming(LowWaterMarks())
+    claims = ClaimTracker(LowWaterMarks())
     claims.hold(5)
     claims.hold(0)
     with claims.claim(1) as claim:
@@ -21,7 +21,7 @@ def test_what_is_in_hand_is_claimed_by_nobody_here_until_it_is_let_go() -> None:
 
 
 def test_where_all_has_come_back_nothing_is_read_again() -> None:
-    claims = Claiming(LowWaterMarks())
+    claims = ClaimTracker(LowWaterMarks())
     claims.extend_unknown(Range(3), 3)
     assert claims.to_reread() is not None
     claims.lower(3)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.in_process_worker import DEADLINE, eventually
-from workers.receiving import receiver_pool as crews_module
-from workers.receiving.receiver_pool import Crew
+from workers.receiving import receiver_pool as pool_module
+from workers.receiving.receiver_pool import ReceiverPool
 
 
 class Task:
@@ -39,12 +39,12 @@ def work() -> Work:
 
 
 @pytest.fixture
-def make(work: Work) -> Iterator[Callable[[int], Crew]]:
-    crews: list[Crew] = []
+def make(work: Work) -> Iterator[Callable[[int], ReceiverPool]]:
+    pools: list[ReceiverPool] = []
 
-    def make(concurrency: int) -> Crew:
-        crews.append(
-            Crew(
+    def make(concurrency: int) -> ReceiverPool:
+        pools.append(
+            ReceiverPool(
                 "tests",
                 "default",
                 lambda slot: Task(),
@@ -54,108 +54,110 @@ def make(work: Work) -> Iterator[Callable[[int], Crew]]:
                 slots=None,  # type: ignore[arg-type,return-value]
             )
         )
-        return crews[-1]
+        return pools[-1]
 
     yield make
-    for one in crews:
+    for one in pools:
         one.close()
         work.may_end.release(100)
         assert one.join(DEADLINE)
 
 
-def test_no_more_are_called_than_there_may_be(make: Callable[[int], Crew], work: Work) -> None:
-    crew = make(2)
+def test_no_more_are_called_than_there_may_be(make: Callable[[int], ReceiverPool], work: Work) -> None:
+    pool = make(2)
 
-    assert crew.call(5, 10) == 2
-    assert crew.call(1) == 0
+    assert pool.submit(5, 10) == 2
+    assert pool.submit(1) == 0
     eventually(lambda: work.calls == [10, 10])
-    assert (crew.working, crew.free, crew.promised) == (2, 0, 0)
+    assert (pool.busy, pool.idle, pool.assigned) == (2, 0, 0)
 
     work.may_end.release(2)
-    eventually(lambda: crew.free == 2)
-    assert crew.call(1, 3) == 1
+    eventually(lambda: pool.idle == 2)
+    assert pool.submit(1, 3) == 1
     eventually(lambda: work.calls == [10, 10, 3])
 
 
-def test_nobody_is_called_after_the_end(make: Callable[[int], Crew], work: Work) -> None:
-    crew = make(2)
-    crew.close()
+def test_nobody_is_called_after_the_end(make: Callable[[int], ReceiverPool], work: Work) -> None:
+    pool = make(2)
+    pool.close()
 
-    assert crew.call(1) == 0
-    assert crew.working == 0
-    assert crew.join(0), "no thread was started"
+    assert pool.submit(1) == 0
+    assert pool.busy == 0
+    assert pool.join(0), "no thread was started"
     assert work.calls == []
 
 
-def test_when_it_ends_calls_that_nobody_has_picked_up_are_nobodys(make: Callable[[int], Crew], work: Work) -> None:
-    crew = make(1)
-    crew.call(1)
+def test_when_it_ends_calls_that_nobody_has_picked_up_are_nobodys(
+    make: Callable[[int], ReceiverPool], work: Work
+) -> None:
+    pool = make(1)
+    pool.submit(1)
     eventually(lambda: len(work.calls) == 1)
-    crew._working = 0  # as if it had just ended its work
-    assert crew.call(1, 7) == 1
-    assert crew.promised == 7
+    pool._busy = 0  # as if it had just ended its work
+    assert pool.submit(1, 7) == 1
+    assert pool.assigned == 7
 
-    crew.close()
+    pool.close()
 
-    assert crew.promised == 0
-    assert crew.working == 0
+    assert pool.assigned == 0
+    assert pool.busy == 0
 
 
 def test_a_raised_concurrency_is_used_and_a_lowered_one_ends_the_tasks_above_it(
-    make: Callable[[int], Crew], work: Work
+    make: Callable[[int], ReceiverPool], work: Work
 ) -> None:
-    crew = make(1)
-    crew.call(1)
-    crew.set_concurrency(3)
-    assert crew.call(5) == 2
+    pool = make(1)
+    pool.submit(1)
+    pool.set_concurrency(3)
+    assert pool.submit(5) == 2
     eventually(lambda: len(work.calls) == 3)
-    assert crew.may_go_on()
+    assert pool.may_go_on()
 
-    crew.set_concurrency(1)
-    assert not crew.may_go_on()
+    pool.set_concurrency(1)
+    assert not pool.may_go_on()
     work.may_end.release(3)
-    eventually(lambda: len(crew.tasks) == crew.free == 1)
+    eventually(lambda: len(pool.receivers) == pool.idle == 1)
 
-    assert crew.call(5) == 1
+    assert pool.submit(5) == 1
     eventually(lambda: len(work.calls) == 4)
 
 
-def test_a_task_that_breaks_is_not_counted_on(make: Callable[[int], Crew], work: Work) -> None:
-    crew = make(2)
+def test_a_task_that_breaks_is_not_counted_on(make: Callable[[int], ReceiverPool], work: Work) -> None:
+    pool = make(2)
 
     def breaks(task: Any, messages: int | None) -> None:
         raise RuntimeError("a bug")
 
-    crew._work = breaks
-    crew.call(2)
-    eventually(lambda: not crew.tasks and crew.free == 2)
-    crew._work = work
+    pool._work = breaks
+    pool.submit(2)
+    eventually(lambda: not pool.receivers and pool.idle == 2)
+    pool._work = work
 
-    assert crew.call(2) == 2
+    assert pool.submit(2) == 2
     eventually(lambda: len(work.calls) == 2)
 
 
 def test_a_task_that_leaves_after_a_while_without_work_has_not_ended_any(
-    make: Callable[[int], Crew], work: Work, monkeypatch: pytest.MonkeyPatch
+    make: Callable[[int], ReceiverPool], work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crews_module, "HELPER_IDLE", 0.05)
+    monkeypatch.setattr(pool_module, "HELPER_IDLE", 0.05)
     ended: list[None] = []
-    crew = make(2)
-    crew._ended = lambda: ended.append(None)
-    crew.call(2)
+    pool = make(2)
+    pool._ended = lambda: ended.append(None)
+    pool.submit(2)
     eventually(lambda: len(work.calls) == 2)
     work.may_end.release(2)
 
-    eventually(lambda: len(crew._threads) == 1)
+    eventually(lambda: len(pool._threads) == 1)
 
     assert len(ended) == 2
 
 
 def test_a_task_whose_thread_is_left_with_a_running_loop_is_not_waited_for(
-    make: Callable[[int], Crew], work: Work, caplog: pytest.LogCaptureFixture
+    make: Callable[[int], ReceiverPool], work: Work, caplog: pytest.LogCaptureFixture
 ) -> None:
     """On such a thread Django refuses even to close a connection."""
-    crew = make(1)
+    pool = make(1)
 
     def breaks(task: Any, messages: int | None) -> None:
         loop = asyncio.new_event_loop()
@@ -163,14 +165,14 @@ def test_a_task_whose_thread_is_left_with_a_running_loop_is_not_waited_for(
         asyncio._set_running_loop(loop)
         raise RuntimeError("a bug")
 
-    crew._work = breaks
-    crew.call(1)
-    eventually(lambda: not crew.tasks and crew.free == 1)
+    pool._work = breaks
+    pool.submit(1)
+    eventually(lambda: not pool.receivers and pool.idle == 1)
 
-    assert crew.join(DEADLINE)
+    assert pool.join(DEADLINE)
     assert "could not close" not in caplog.text
-    crew._work = work
-    assert crew.call(1) == 1
+    pool._work = work
+    assert pool.submit(1) == 1
     eventually(lambda: len(work.calls) == 1)
 
 
@@ -189,21 +191,21 @@ class Door(threading.Condition):
 
 
 def test_one_that_is_stopped_while_a_thread_is_being_started_waits_for_its_handlers_all_the_same(
-    make: Callable[[int], Crew], work: Work, monkeypatch: pytest.MonkeyPatch
+    make: Callable[[int], ReceiverPool], work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thread that was known before it ran could not be joined: the process ended by that error, and cut its handlers."""
-    crew = make(2)
-    crew._cond = door = Door()
-    crew.call(1)
+    pool = make(2)
+    pool._cond = door = Door()
+    pool.submit(1)
     eventually(lambda: len(work.calls) == 1)
     door.somebody_waits.clear()
     joined: list[bool | RuntimeError] = []
 
     def stop() -> None:
         try:
-            joined.append(crew.join(0))
-            crew.close()
-            joined.append(crew.join(0))
+            joined.append(pool.join(0))
+            pool.close()
+            joined.append(pool.join(0))
         except RuntimeError as error:
             joined.append(error)
 
@@ -217,40 +219,40 @@ def test_one_that_is_stopped_while_a_thread_is_being_started_waits_for_its_handl
         really_start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    crew.call(1)
+    pool.submit(1)
     stopper.join(DEADLINE)
 
     assert joined == [False, False], "a handler still runs"
     work.may_end.release(2)
-    assert crew.join(DEADLINE)
+    assert pool.join(DEADLINE)
     assert work.ended == len(work.calls)
 
 
-def test_a_task_that_cannot_be_made_leaves_no_call_behind(make: Callable[[int], Crew], work: Work) -> None:
+def test_a_task_that_cannot_be_made_leaves_no_call_behind(make: Callable[[int], ReceiverPool], work: Work) -> None:
     """With a concurrency of one nobody was ever called again."""
-    crew = make(1)
-    makes, ended = crew._make, list[int]()
-    crew._ended = lambda: ended.append(1)
+    pool = make(1)
+    makes, ended = pool._make, list[int]()
+    pool._ended = lambda: ended.append(1)
 
     def breaks(slot: Any) -> Any:
         raise MemoryError
 
-    crew._make = breaks
-    crew.call(1, 7)
-    eventually(lambda: not crew._threads)
-    assert (crew.promised, crew.working, crew.free) == (0, 0, 1)
+    pool._make = breaks
+    pool.submit(1, 7)
+    eventually(lambda: not pool._threads)
+    assert (pool.assigned, pool.busy, pool.idle) == (0, 0, 1)
     assert not ended, "the next look tries again, and no sooner: each tells why"
 
-    crew._make = makes
-    assert crew.call(1, 3) == 1
+    pool._make = makes
+    assert pool.submit(1, 3) == 1
     eventually(lambda: work.calls == [3])
 
 
 def test_nobody_is_called_whom_only_tasks_in_handlers_could_stand_in_for(
-    make: Callable[[int], Crew], work: Work, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    make: Callable[[int], ReceiverPool], work: Work, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    crew = make(3)
-    crew.call(1)
+    pool = make(3)
+    pool.submit(1)
     eventually(lambda: len(work.calls) == 1)
 
     def refuse(thread: threading.Thread) -> None:
@@ -259,41 +261,41 @@ def test_nobody_is_called_whom_only_tasks_in_handlers_could_stand_in_for(
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         for _ in range(3):
-            assert crew.call(2, 7) == 0
-            assert (crew.promised, crew.working) == (0, 1)
+            assert pool.submit(2, 7) == 0
+            assert (pool.assigned, pool.busy) == (0, 1)
         assert caplog.text.count("can be started") == 1, "and not for each message that is sent"
 
-    assert crew.call(1) == 1
+    assert pool.submit(1) == 1
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
-        assert crew.call(1) == 0
+        assert pool.submit(1) == 0
     assert caplog.text.count("can be started") == 2
-    assert crew.call(1) == 1
+    assert pool.submit(1) == 1
     eventually(lambda: len(work.calls) == 3)
 
 
 def test_a_task_that_breaks_while_another_one_is_idle_leaves_it_the_call(
-    make: Callable[[int], Crew], work: Work
+    make: Callable[[int], ReceiverPool], work: Work
 ) -> None:
-    crew = make(2)
-    crew.call(1)
+    pool = make(2)
+    pool.submit(1)
     eventually(lambda: len(work.calls) == 1)
-    makes, may_break = crew._make, threading.Event()
+    makes, may_break = pool._make, threading.Event()
 
     def breaks(slot: Any) -> Any:
         assert may_break.wait(DEADLINE)
         raise MemoryError
 
-    crew._make = breaks
-    crew.call(1, 7)
+    pool._make = breaks
+    pool.submit(1, 7)
     work.may_end.release()
     eventually(lambda: work.calls == [None, 7])
     work.may_end.release()
-    eventually(lambda: crew._idle == 1)
-    with crew._cond:
-        crew._calls.append(3)  # and it has not heard of it yet
-        crew._working += 1
+    eventually(lambda: pool._idle == 1)
+    with pool._cond:
+        pool._calls.append(3)  # and it has not heard of it yet
+        pool._busy += 1
     may_break.set()
 
     eventually(lambda: work.calls == [None, 7, 3])
-    crew._make = makes
+    pool._make = makes

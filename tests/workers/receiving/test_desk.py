@@ -8,13 +8,13 @@ from typing import Any
 from queueapp.sql.claimed import Range
 from tests.in_process_worker import eventually, real_commits
 from tests.testapp.models import Leased
-from tests.workers.receiving.batches import Receiver
+from tests.workers.receiving.batches import SingleReceiver
 
 
 @real_commits
 def test_what_held_nothing_is_read_again_for_a_tenth_of_the_time() -> None:
-    desk = Receiver(Leased).pump.desk
-    desk.claiming.extend_unknown(Range(1), 5)
+    desk = SingleReceiver(Leased).pump.state
+    desk.claims.extend_unknown(Range(1), 5)
     read_heads, reads = desk.sql.claims.read_heads, list[float]()
 
     def slowly(*arguments: Any) -> Any:
@@ -25,10 +25,10 @@ def test_what_held_nothing_is_read_again_for_a_tenth_of_the_time() -> None:
 
     desk.sql.claims.read_heads = slowly  # type: ignore[method-assign]
     try:
-        desk.strangers.reread(1)
-        desk.strangers.reread(1)
+        desk.skipped.reread(1)
+        desk.skipped.reread(1)
         assert len(reads) == 1
-        eventually(lambda: desk.strangers.reread(1) or len(reads) == 2)
+        eventually(lambda: desk.skipped.reread(1) or len(reads) == 2)
     finally:
         del desk.sql.claims.read_heads  # type: ignore[attr-defined]
 
@@ -37,10 +37,10 @@ def test_what_held_nothing_is_read_again_for_a_tenth_of_the_time() -> None:
 
 @real_commits
 def test_what_is_to_be_received_again_is_looked_for_at_once() -> None:
-    pump = Receiver(Leased).pump
+    pump = SingleReceiver(Leased).pump
     pump._now = False
 
-    pump.desk.came_back([7, 5])
+    pump.state.messages_returned([7, 5])
 
     assert pump._now
     assert pump._wake.is_set()

@@ -306,7 +306,7 @@ def test_filter_of_a_subscriber_leaves_the_rest_to_others(start_worker: Start) -
     assert min(gate.numbers) == 3000
     eventually(lambda: Leased.objects.count() == 3000)  # a batch is acked behind its last handler
     assert worker.pump.stats.received < 700  # what does not match was walked over, not claimed
-    assert worker.pump.desk.strangers.types == {}
+    assert worker.pump.state.skipped.types == {}
     assert Subscriber.objects.get().filter == "/number >= 3000"
     start_worker(Leased, heartbeat=True)
     eventually(lambda: not Leased.objects.exists())

@@ -11,7 +11,7 @@ from queueapp.models import PoisonMessage
 from tests.in_process_worker import real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased
-from tests.workers.receiving.batches import Receiver
+from tests.workers.receiving.batches import SingleReceiver
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
 
@@ -34,7 +34,7 @@ def test_a_policy_of_its_own_may_want_more_attempts_than_the_project_has(
 
     consumer(Leased, name="tests", policy=policy, **options)(act)
     Leased.send(Nop(0, ""))
-    one = Receiver(Leased)
+    one = SingleReceiver(Leased)
     while one.receive(1):
         pass
 
@@ -52,7 +52,7 @@ def test_max_deliveries_of_the_queue_bound_every_consumer(monkeypatch: pytest.Mo
 
     consumer(Leased, name="tests", policy=lambda failure: RetryNow())(act)
     Leased.send(Nop(0, ""))
-    one = Receiver(Leased)
+    one = SingleReceiver(Leased)
     while one.receive(1):
         pass
 

@@ -11,7 +11,7 @@ from queueapp.sql.claimed import MAX_SEQ, Range
 from tests.in_process_worker import eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased
-from workers.receiving.claim_tracker import Claiming
+from workers.receiving.claim_tracker import ClaimTracker
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
 
@@ -91,7 +91,7 @@ def test_the_rescan_comes_round_soon() -> None:
 def test_claims_beside_each_other_look_no_higher() -> None:
     floors = LowWaterMarks()
     floors.advance([(MAX_SEQ - 1,)], 0)
-    claiming = Claiming(floors)
+    claiming = ClaimTracker(floors)
     claiming.begin(500)
 
     assert claiming.begin(500).ranges == [Range(MAX_SEQ, MAX_SEQ)]

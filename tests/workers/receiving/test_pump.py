@@ -25,10 +25,10 @@ from tests.late_commits import committed_late, jump
 from tests.testapp.messages import Nop
 from tests.testapp.models import Addressed, AtMostOnce, Capped, Leased, Transactional
 from tests.testapp.ordering import Ranked
-from workers.receiving import claim_tracker, desk, pump, receiver_pool, receives
+from workers.receiving import claim_tracker, pump, queue_state, receiver_pool, receives
 from workers.receiving.pump import QueuePump
-from workers.receiving.receivers import LeaseTask
-from workers.receiving.receivers.base import Running
+from workers.receiving.receivers import AtLeastOnceReceiver
+from workers.receiving.receivers.base import ActiveHandler
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
 Start = Callable[..., Worker]
@@ -166,7 +166,7 @@ def test_after_empty_claims_in_a_row_what_claims_left_to_each_other_is_nothing_t
     """Tasks that are called for rows that another session holds all come back empty, and each leaves a hole to the others: looked
     for 5 ms later, that was 600 claims in vain in five seconds."""
     one = idle_pump(concurrency=2)
-    one.desk.claiming.left = True
+    one.state.claims.left = True
 
     one._empty_claims = pump.COVERING + 1
     one._task_ended()
@@ -237,7 +237,7 @@ def test_what_a_claim_came_too_early_for_and_the_next_one_gave_way_to_is_found_a
     send(Transactional, 1)  # after which the floor is next to what comes
     worker = start_worker(Transactional, concurrency=2)
     on_its_way, arrives = threading.Event(), threading.Event()
-    sql = worker.pump.desk.sql
+    sql = worker.pump.state.sql
     claim = sql.claims.claim_by_delete
 
     def answer_late(*args: Any, **options: Any) -> Any:
@@ -248,7 +248,7 @@ def test_what_a_claim_came_too_early_for_and_the_next_one_gave_way_to_is_found_a
         return rows
 
     eventually(lambda: worker.pump.stats.handled == 1)
-    eventually(lambda: not worker.pump.crew.working)
+    eventually(lambda: not worker.pump.pool.busy)
     monkeypatch.setattr(sql, "claim_by_delete", answer_late)
     worker.pump.wake()
     assert on_its_way.wait(DEADLINE)
@@ -273,9 +273,9 @@ def test_a_wake_up_during_a_claim_that_was_not_full_is_not_lost(
     handle(Leased, gate.enter)
     worker = start_worker(Leased, concurrency=1)
     eventually(lambda: worker.pump.stats.peeks == 1)
-    worker.pump.crew.call(1)
-    eventually(lambda: worker.pump.tasks and not worker.pump.crew.working)
-    worker.pump.tasks[0].size.n = 8
+    worker.pump.pool.submit(1)
+    eventually(lambda: worker.pump.receivers and not worker.pump.pool.busy)
+    worker.pump.receivers[0].size.n = 8
     send(Leased, 1)
     worker.pump.wake()
     eventually(lambda: gate.inside == 1)
@@ -316,7 +316,7 @@ def test_a_wake_up_while_the_pump_finds_that_it_has_nothing_to_look_for_is_not_l
     waits: list[float] = []
     looks: list[float] = []
 
-    class WokenWhileAsked(claim_tracker.Claiming):
+    class WokenWhileAsked(claim_tracker.ClaimTracker):
         @property
         def left(self) -> bool:
             if len(waits) == 1 and len(looks) == 1 and not before:
@@ -336,7 +336,7 @@ def test_a_wake_up_while_the_pump_finds_that_it_has_nothing_to_look_for_is_not_l
             one.stopping.set()
         return True
 
-    one.desk.claiming.__class__ = WokenWhileAsked
+    one.state.claims.__class__ = WokenWhileAsked
     monkeypatch.setattr(one, "_wait", wait)
     monkeypatch.setattr(one, "_look", lambda: looks.append(monotonic()))
     one.run()
@@ -370,13 +370,13 @@ def test_a_peek_that_fails_is_tried_again_and_counted(
         return really_peek(self, *arguments, **options)
 
     monkeypatch.setattr(statements_of(connections["default"]), "peek", peek)
-    monkeypatch.setattr(desk, "CircuitBreaker", lambda name, time: CircuitBreaker(name, time, timedelta(0)))
+    monkeypatch.setattr(queue_state, "CircuitBreaker", lambda name, time: CircuitBreaker(name, time, timedelta(0)))
 
     worker = start_worker(Leased)
 
     eventually(lambda: worker.pump.stats.handled == 1)
     assert worker.pump.peek_breaker.state is State.CLOSED
-    assert worker.pump.trouble() == ""
+    assert worker.pump.degraded_text() == ""
     assert "works again after 3 failures" in caplog.text
 
 
@@ -387,7 +387,7 @@ def test_what_came_back_behind_the_floor_is_found(start_worker: Start) -> None:
     Leased.objects.filter(seq=first).update(lease_expires=Now() + timedelta(hours=1))
     worker = start_worker(Leased)
     eventually(lambda: worker.pump.stats.handled == 49)
-    assert worker.pump.floors.lowest > first
+    assert worker.pump.marks.lowest > first
 
     Leased.objects.filter(seq=first).update(lease_expires=Now() - timedelta(seconds=1))
 
@@ -434,7 +434,7 @@ def test_there_are_no_more_tasks_than_messages(
     worker = start_worker(queue, concurrency=10)
 
     eventually(lambda: gate.inside == 2)
-    tasks = len(worker.pump.tasks)
+    tasks = len(worker.pump.receivers)
     gate.let(2)
 
     assert tasks == 2
@@ -452,7 +452,7 @@ def test_helpers_without_work_end(start_worker: Start, monkeypatch: pytest.Monke
 
     gate.let(4)
 
-    eventually(lambda: len(worker.pump.tasks) == 1, 20)
+    eventually(lambda: len(worker.pump.receivers) == 1, 20)
     send(Transactional, 4)
     eventually(lambda: gate.inside == 4)
     gate.let(4)
@@ -476,13 +476,13 @@ def test_slow_claims_do_not_make_batches_small(
 
     eventually(lambda: worker.pump.stats.handled == 300)
 
-    assert max(task.size.n for task in worker.pump.tasks) >= 16
+    assert max(task.size.n for task in worker.pump.receivers) >= 16
 
 
 def test_a_task_that_breaks_does_not_take_the_pump_with_it(
     start_worker: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    really_receive = LeaseTask.receive
+    really_receive = AtLeastOnceReceiver.receive
     broken: list[str] = []
 
     def receive(self: Any, *arguments: Any) -> int:
@@ -491,7 +491,7 @@ def test_a_task_that_breaks_does_not_take_the_pump_with_it(
             raise RuntimeError("a bug")
         return really_receive(self, *arguments)
 
-    monkeypatch.setattr(LeaseTask, "receive", receive)
+    monkeypatch.setattr(AtLeastOnceReceiver, "receive", receive)
     handle(Leased)
     send(Leased, 500)
     worker = start_worker(Leased, concurrency=3)
@@ -543,14 +543,14 @@ def test_after_many_failures_in_a_row_one_task_feels_its_way(
     worker = start_worker(Transactional, concurrency=4)
     eventually(lambda: worker.pump.stats.failed >= 20)
     assert worker.pump.throttled
-    assert "throttled after" in worker.pump.trouble()
+    assert "throttled after" in worker.pump.degraded_text()
     assert max(inside[-10:]) == 1
 
     outage.clear()
 
     eventually(lambda: worker.pump.stats.handled == 20)
     assert not worker.pump.throttled
-    assert worker.pump.trouble() == ""
+    assert worker.pump.degraded_text() == ""
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert sum("failed in a row" in text for text in warnings) == 1
 
@@ -579,7 +579,7 @@ def test_after_one_claim_that_failed_a_message_does_not_wait_for_the_handlers_of
     handle(Leased, act)
     worker = start_worker(Leased)
     send(Leased, 1)
-    eventually(lambda: worker.pump.crew.working == 1 and any(task.running for task in worker.pump.tasks))
+    eventually(lambda: worker.pump.pool.busy == 1 and any(task.active_handler for task in worker.pump.receivers))
     claim = statements_of(connections["default"]).claim_by_lease
     failed: list[int] = []
 
@@ -591,7 +591,7 @@ def test_after_one_claim_that_failed_a_message_does_not_wait_for_the_handlers_of
 
     monkeypatch.setattr(statements_of(connections["default"]), "claim_by_lease", fail_once)
     worker.pump.wake()
-    eventually(lambda: failed and worker.pump.crew.working == 1)
+    eventually(lambda: failed and worker.pump.pool.busy == 1)
     Leased.send(Nop(1, ""))
 
     eventually(lambda: handled == [1], 10)
@@ -633,13 +633,13 @@ def test_what_is_read_again_and_wanted_is_looked_for_at_once() -> None:
     handle(Leased)
     one = idle_pump()
     send(Leased, 1)
-    one.desk.claiming.extend_unknown(Range(0), 1 << 40)
+    one.state.claims.extend_unknown(Range(0), 1 << 40)
     one._now = False
 
-    one.desk.strangers.reread(1)
+    one.state.skipped.reread(1)
     assert one._now
-    one._now, one.desk.strangers._reread_at = False, 0.0
-    one.desk.strangers.reread(1)
+    one._now, one.state.skipped._reread_at = False, 0.0
+    one.state.skipped.reread(1)
     assert not one._now
 
 
@@ -648,8 +648,8 @@ def test_the_share_of_a_task_that_hangs_in_a_statement_is_not_promised_for_long(
 ) -> None:
     one = idle_pump()
     clock = a_clock(monkeypatch)
-    task = one.crew._make(None)
-    one.crew.tasks = [task]
+    task = one.pool._make(None)
+    one.pool.receivers = [task]
     task.share, task.share_at = 8, clock()
     assert one._promised() == 8
 
@@ -683,15 +683,15 @@ def test_a_fresh_process_looks_through_an_old_queue_without_waiting_for_peek_del
     settings.QUEUEAPP = {"PEEK_DELAY": 7}
     one = idle_pump(queue)
     clock = a_clock(monkeypatch)
-    one.floors._window.position = 50_000
+    one.marks._window.position = 50_000
     at = "_rescan_at" if queue is Leased else "rescan_at"
-    holder = one.desk.claiming if queue is Leased else one.floors
+    holder = one.state.claims if queue is Leased else one.marks
 
     for due, wait in (2, 2), (-2, 7 / WINDOWS_PER_CYCLE), (20, 7):
         setattr(holder, at, clock() + due)
         assert one._until_next_look() == wait
 
-    one.floors._window.position = None
+    one.marks._window.position = None
     setattr(holder, at, clock() - 2)
     assert one._until_next_look() == 7
 
@@ -702,9 +702,9 @@ def test_a_look_behind_does_not_end_at_a_row_that_always_looks_free() -> None:
     one = idle_pump()
     send(Leased, 3)
     first, _, last = Leased.objects.order_by("seq").values_list("seq", flat=True)
-    one.floors.advance([(first,)], one.floors.returns)
-    one.floors.retreat(MAX_SEQ)  # just behind the floor
-    one.desk.claiming.extend_unknown(Range(last), 1 << 40)
+    one.marks.advance([(first,)], one.marks.returns)
+    one.marks.retreat(MAX_SEQ)  # just behind the floor
+    one.state.claims.extend_unknown(Range(last), 1 << 40)
     one._now = False
 
     one._peek()
@@ -716,21 +716,21 @@ def test_a_look_that_saw_a_floor_come_down_raises_none(monkeypatch: pytest.Monke
     one = idle_pump()
     jump(Leased, 700)
     send(Leased, 1)
-    peek = one.desk.sql.claims.peek
+    peek = one.state.sql.claims.peek
 
     def comes_down(*arguments: Any) -> Any:
         seen = peek(*arguments)
-        one.floors.retreat(151, returned=False)
+        one.marks.retreat(151, returned=False)
         return seen
 
-    one.floors.advance([(299,)], one.floors.returns)
-    monkeypatch.setattr(type(one.desk.sql), "peek", lambda self, *arguments: comes_down(*arguments))
+    one.marks.advance([(299,)], one.marks.returns)
+    monkeypatch.setattr(type(one.state.sql), "peek", lambda self, *arguments: comes_down(*arguments))
     one._peek()
-    assert one.floors.lowest == 151
+    assert one.marks.lowest == 151
 
     monkeypatch.undo()
     one._peek()
-    assert one.floors.lowest > 700
+    assert one.marks.lowest > 700
 
 
 def test_after_a_look_that_failed_the_way_to_the_server_is_measured_anew(
@@ -739,33 +739,33 @@ def test_after_a_look_that_failed_the_way_to_the_server_is_measured_anew(
     one = idle_pump()
     one._peek()
     one.stopping.set()  # no rest after it
-    one.floors._round_trip = 0.001
+    one.marks._round_trip = 0.001
 
     def fails(self: Any, *arguments: Any) -> Any:
         raise OperationalError("terminating connection")
 
-    monkeypatch.setattr(type(one.desk.sql), "peek", fails)
+    monkeypatch.setattr(type(one.state.sql), "peek", fails)
     one._peek()
 
-    assert one.floors._round_trip > 1
+    assert one.marks._round_trip > 1
 
 
 def test_so_it_is_after_one_for_what_others_have_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     one = idle_pump(Capped)
     one._peek()
     one.stopping.set()  # no rest after it
-    one.floors._round_trip = 0.001
-    assert one.desk.taking is not None
+    one.marks._round_trip = 0.001
+    assert one.state.limited_claims is not None
 
     def fails(*arguments: Any) -> Any:
         raise OperationalError("terminating connection")
 
-    monkeypatch.setattr(one.desk.taking, "shared_out", fails)
+    monkeypatch.setattr(one.state.limited_claims, "shared_out", fails)
     monkeypatch.setattr(one, "_may_call", lambda: True)
 
     assert one._take_up()
 
-    assert one.floors._round_trip > 1
+    assert one.marks._round_trip > 1
 
 
 def test_who_feels_the_way_is_called_beside_a_handler_that_began_before_the_outage(
@@ -802,7 +802,9 @@ def test_after_an_ack_that_failed_once_a_message_does_not_wait_for_the_next_hand
     start_worker: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate, handled = Gate(), []
-    monkeypatch.setattr(LeaseTask, "_flush_at", lambda self, batch, started: started)  # each message is acked by itself
+    monkeypatch.setattr(
+        AtLeastOnceReceiver, "_flush_at", lambda self, batch, started: started
+    )  # each message is acked by itself
 
     def act(message: Nop, context: Context) -> None:
         if message.number == 1:
@@ -810,21 +812,21 @@ def test_after_an_ack_that_failed_once_a_message_does_not_wait_for_the_next_hand
         handled.append(message.number)
 
     handle(Leased, act)
-    delete = LeaseTask._delete
+    delete = AtLeastOnceReceiver._delete
     failed: list[int] = []
 
-    def fails_once(self: LeaseTask, seqs: list[int], token: Any) -> int:
+    def fails_once(self: AtLeastOnceReceiver, seqs: list[int], token: Any) -> int:
         if not failed:
             failed.extend(seqs)
             raise OperationalError("terminating connection")
         return delete(self, seqs, token)
 
-    monkeypatch.setattr(LeaseTask, "_delete", fails_once)
-    monkeypatch.setattr(LeaseTask, "_give_back", lambda self, batch, keep: None)
+    monkeypatch.setattr(AtLeastOnceReceiver, "_delete", fails_once)
+    monkeypatch.setattr(AtLeastOnceReceiver, "_give_back", lambda self, batch, keep: None)
     send(Leased, 2)
     worker = start_worker(Leased, concurrency=2)
     eventually(lambda: failed and gate.inside == 1)
-    assert worker.pump.trouble() == "", "it was answered since"
+    assert worker.pump.degraded_text() == "", "it was answered since"
 
     Leased.send(Nop(2, ""))
 
@@ -837,12 +839,12 @@ def test_what_a_slow_handler_was_promised_others_may_take_and_what_a_quick_one_w
 ) -> None:
     one = idle_pump()
     clock = a_clock(monkeypatch)
-    task = one.crew._make(None)
-    one.crew.tasks = [task]
+    task = one.pool._make(None)
+    one.pool.receivers = [task]
     task.share, task.share_at = 8, clock() - claim_tracker.PATIENCE / 2
     assert one._promised() == 8
-    now = Running(1, None, None, clock(), None)  # type: ignore[arg-type]
-    for inside in ("running", "aside"):
+    now = ActiveHandler(1, None, None, clock(), None)  # type: ignore[arg-type]
+    for inside in ("active_handler", "active_callback"):
         setattr(task, inside, now)
         assert one._promised() == 8
 
@@ -855,8 +857,8 @@ def test_what_a_slow_handler_was_promised_others_may_take_and_what_a_quick_one_w
 def test_the_share_of_a_task_is_promised_anew_with_each_of_its_claims(monkeypatch: pytest.MonkeyPatch) -> None:
     one = idle_pump()
     a_clock(monkeypatch)
-    task = one.crew._make(None)
-    one.crew.tasks, one.workers = [task], 1
+    task = one.pool._make(None)
+    one.pool.receivers, one.workers = [task], 1
     promised: list[int] = []
 
     def receive(limit: int) -> int:
@@ -877,8 +879,8 @@ def pump_without_a_place() -> QueuePump:
     handle(Addressed, concurrency=1)
     consumer(Addressed, name="free")(lambda message: None)
     one = idle_pump(Addressed)
-    one.floors.skip(("tests", 0), lambda low: 200_000)
-    hold = threading.Thread(target=lambda: one.desk.places._take())  # type: ignore[union-attr]
+    one.marks.skip(("tests", 0), lambda low: 200_000)
+    hold = threading.Thread(target=lambda: one.state.limiter._take())  # type: ignore[union-attr]
     hold.start()
     hold.join()
     return one
@@ -887,20 +889,20 @@ def pump_without_a_place() -> QueuePump:
 def test_a_window_whose_messages_nobody_may_have_now_is_passed() -> None:
     one = pump_without_a_place()
 
-    _, behind = one.desk.look()
+    _, behind = one.state.look()
 
     assert behind == []
-    assert one.floors.behind()[0].low == 50_000
+    assert one.marks.behind()[0].low == 50_000
 
 
 def test_a_claim_that_may_not_have_what_lies_behind_does_not_say_that_nothing_does() -> None:
     one = pump_without_a_place()
-    one.desk.claiming._behind = found = [Range(10, 50, "tests")]
-    before = one.floors.behind()
+    one.state.claims._behind = found = [Range(10, 50, "tests")]
+    before = one.marks.behind()
 
-    with one.desk.claim(5) as mine:
+    with one.state.claim(5) as mine:
         assert found[0] not in mine.ranges
         mine.rows = []
 
-    assert one.desk.claiming._behind == found
-    assert one.floors.behind() == before
+    assert one.state.claims._behind == found
+    assert one.marks.behind() == before

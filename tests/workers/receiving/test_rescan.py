@@ -41,15 +41,15 @@ def send(queue: Any, count: int = 1) -> list[int]:
 
 def pass_over(pump: QueuePump, limit: int = 1_000) -> list[int]:
     """Claim by deletion, ahead of the floor, as one process would in a moment; what was there."""
-    with pump.desk.claiming.claim(limit) as claim:
-        claim.rows = pump.desk.sql.claims.claim_by_delete(connection, claim.ranges, limit)
+    with pump.state.claims.claim(limit) as claim:
+        claim.rows = pump.state.sql.claims.claim_by_delete(connection, claim.ranges, limit)
     return [row[SEQ] for row in claim.rows]
 
 
 def look(pump: QueuePump, times: int = 20) -> Peek:
     """Peek so many times, each time with a window of the rescan. Returns the last peek."""
     for _ in range(times):
-        pump.desk.claiming._rescan_at = 0.0
+        pump.state.claims._rescan_at = 0.0
         seen = pump._peek()
         assert seen is not None
     return seen
@@ -136,7 +136,7 @@ def test_messages_below_a_seq_chosen_by_the_sender_are_found(pump: QueuePump) ->
     send(Leased, 4)
     Leased.objects.filter(seq=Leased.objects.latest("seq").seq).update(seq=MAX_SEQ - 5)
     pass_over(pump)
-    assert pump.floors.lowest == MAX_SEQ - 4
+    assert pump.marks.lowest == MAX_SEQ - 4
     assert look(pump, 160).behind == 0
     later = send(Leased)
 

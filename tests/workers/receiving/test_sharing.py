@@ -12,8 +12,8 @@ from queueapp.sql.claimed import Peek
 from tests.in_process_worker import real_commits
 from tests.testapp.models import Leased
 from workers.receiving.pump import QueuePump
-from workers.receiving.receivers import LeaseTask
-from workers.receiving.work_sharing import part_of, place_in_line
+from workers.receiving.receivers import AtLeastOnceReceiver
+from workers.receiving.work_sharing import queue_position, share_of_backlog
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
 
@@ -26,8 +26,8 @@ def idle_pump(**options: Any) -> QueuePump:
 @pytest.mark.parametrize("waiting", [1, 2, 5, 7])
 @pytest.mark.parametrize("first", [1, 2, 3, 1000])
 def test_of_many_workers_as_many_take_part_as_there_are_messages(waiting: int, first: int) -> None:
-    parts = [part_of(waiting, first, rank, 8) for rank in range(8)]
-    places = [place_in_line(first, rank, 8) for rank in range(8)]
+    parts = [share_of_backlog(waiting, first, rank, 8) for rank in range(8)]
+    places = [queue_position(first, rank, 8) for rank in range(8)]
 
     assert parts.count(1) == waiting
     assert sorted(place for place, part in zip(places, parts, strict=True) if not part) == list(range(waiting, 8)), (
@@ -38,7 +38,7 @@ def test_of_many_workers_as_many_take_part_as_there_are_messages(waiting: int, f
 @pytest.mark.parametrize("waiting", [8, 9, 16, 23, 100])
 @pytest.mark.parametrize("first", [1, 6])
 def test_the_parts_of_all_workers_add_up_to_a_small_backlog(waiting: int, first: int) -> None:
-    parts = [part_of(waiting, first, rank, 8) for rank in range(8)]
+    parts = [share_of_backlog(waiting, first, rank, 8) for rank in range(8)]
 
     assert sum(parts) == waiting
     assert max(parts) - min(parts) <= 1
@@ -52,7 +52,7 @@ def calls_of(one: QueuePump, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int,
         calls.append((tasks, messages))
         return tasks
 
-    monkeypatch.setattr(one.crew, "call", call)
+    monkeypatch.setattr(one.pool, "submit", call)
     return calls
 
 
@@ -89,9 +89,9 @@ def test_what_is_promised_to_tasks_at_work_is_not_given_to_others(monkeypatch: p
     one = idle_pump()
     monkeypatch.setattr(one, "_peek", lambda: Peek(6, 0, 1))
     calls = calls_of(one, monkeypatch)
-    at_work = LeaseTask(one.desk, None)
+    at_work = AtLeastOnceReceiver(one.state, None)
     at_work.share, at_work.share_at = 5, monotonic()
-    one.crew.tasks = [at_work]
+    one.pool.receivers = [at_work]
 
     one._look()
 

@@ -8,21 +8,21 @@ from collections.abc import Iterable
 import pytest
 
 from queueapp.sql.claimed import BODY, Claimed
-from workers.receiving.batch_sizer import BatchSize
+from workers.receiving.batch_sizer import BatchSizer
 
 TARGET = 0.08
 
 
 def after(batches: int, seconds_per_message: float, limit: int = 500) -> int:
     """The size after so many full batches of handlers that take so long."""
-    size = BatchSize(limit, TARGET)
+    size = BatchSizer(limit, TARGET)
     for _ in range(batches):
         size.observe(size.n, size.n * seconds_per_message)
     return size.n
 
 
 def test_begins_with_one() -> None:
-    assert BatchSize(500, TARGET).n == 1
+    assert BatchSizer(500, TARGET).n == 1
 
 
 def test_fast_handlers_double_it_up_to_the_limit() -> None:
@@ -35,7 +35,7 @@ def test_settles_where_a_batch_takes_the_target(seconds: float, settled: int) ->
 
 
 def test_one_slow_batch_shrinks_it_at_once() -> None:
-    size = BatchSize(500, TARGET)
+    size = BatchSizer(500, TARGET)
     for _ in range(12):
         size.observe(size.n, size.n * 0.00001)
     assert size.n == 500
@@ -46,7 +46,7 @@ def test_one_slow_batch_shrinks_it_at_once() -> None:
 
 
 def test_a_batch_that_was_not_full_says_nothing_about_a_bigger_one() -> None:
-    size = BatchSize(500, TARGET)
+    size = BatchSizer(500, TARGET)
     size.observe(1, 0.00001)
     assert size.n == 2
 
@@ -67,7 +67,7 @@ def rows(*sizes: int | None) -> list[Claimed]:
 
 def claims(sizes: Iterable[int], batches: int) -> list[int]:
     """The bytes of so many full claims from a backlog of bodies of these sizes, by a task whose handlers take no time."""
-    size, left, weights = BatchSize(500, TARGET, LIMIT), iter(sizes), []
+    size, left, weights = BatchSizer(500, TARGET, LIMIT), iter(sizes), []
     for _ in range(batches):
         claimed = rows(*itertools.islice(left, size.n))
         weights.append(sum(len(row[BODY]) for row in claimed))
@@ -104,7 +104,7 @@ def test_when_bodies_become_smaller_claims_grow_again() -> None:
 
 
 def test_a_claim_shrinks_before_its_handlers_have_ended() -> None:
-    size = BatchSize(500, TARGET, LIMIT)
+    size = BatchSizer(500, TARGET, LIMIT)
     size.n = 400
 
     size.weigh(rows(100_000, 100_000))
@@ -113,7 +113,7 @@ def test_a_claim_shrinks_before_its_handlers_have_ended() -> None:
 
 
 def test_messages_without_a_body_weigh_nothing() -> None:
-    size = BatchSize(500, TARGET, LIMIT)
+    size = BatchSizer(500, TARGET, LIMIT)
     size.weigh(rows(None, None))
     size.observe(1, 0.0)
     assert size.n == 2
@@ -125,7 +125,7 @@ def test_messages_without_a_body_weigh_nothing() -> None:
 
 
 def test_handlers_that_take_no_time_at_all_are_no_division_by_zero() -> None:
-    size = BatchSize(500, TARGET)
+    size = BatchSizer(500, TARGET)
 
     size.observe(1, 0.0)
 

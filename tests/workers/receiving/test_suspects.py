@@ -19,18 +19,18 @@ from tests.conformance.gate import Gate
 from tests.in_process_worker import DEADLINE, Worker, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Transactional
-from tests.workers.receiving.batches import Receiver
+from tests.workers.receiving.batches import SingleReceiver
 from workers.receiving import quarantine
-from workers.receiving.quarantine import Suspects
+from workers.receiving.quarantine import Quarantine
 
 
-class Ward(Suspects):
+class Ward(Quarantine):
     """Three tasks, and who has come in, in that order."""
 
     def __init__(self) -> None:
         super().__init__()
         self.tasks: list[Any] = [SimpleNamespace(inside=False) for _ in range(3)]
-        self.crews = [SimpleNamespace(tasks=self.tasks[:1]), SimpleNamespace(tasks=self.tasks[1:])]
+        self.pools = [SimpleNamespace(receivers=self.tasks[:1]), SimpleNamespace(receivers=self.tasks[1:])]
         self.happened: list[int] = []
 
     def come(self, number: int, suspect: bool) -> None:
@@ -248,14 +248,14 @@ def test_tasks_keep_a_suspect_apart_from_what_others_have_in_hand(
     send(1, deliveries=0)
     eventually(lambda: gate.inside == 1)
     send(2, **row)
-    eventually(lambda: worker.pump.desk.suspects.wanted == 1)
+    eventually(lambda: worker.pump.state.quarantine.wanted == 1)
     send(3, deliveries=0)
     gate.let(3)
     eventually(lambda: worker.pump.stats.handled == 3)
 
     assert numbers == [1, 2, 3]
     assert gate.most == 1
-    assert worker.pump.desk.suspects.wanted == 0
+    assert worker.pump.state.quarantine.wanted == 0
 
 
 @real_commits
@@ -278,7 +278,7 @@ def test_a_suspect_has_its_turn_when_the_others_have_ended_and_not_when_one_more
         Transactional.send(Nop(2, ""))
         Transactional.objects.filter(seq=Transactional.objects.latest("seq").seq).update(deliveries=2)
     worker.pump.wake()
-    eventually(lambda: worker.pump.desk.suspects.wanted == 1)
+    eventually(lambda: worker.pump.state.quarantine.wanted == 1)
     gate.let(2)
     eventually(lambda: worker.pump.stats.handled == 2)
 
@@ -314,12 +314,12 @@ def test_a_suspect_whose_handler_could_not_be_begun_keeps_nobody_waiting() -> No
 
     Transactional.send(Nop(1, ""))
     Transactional.objects.update(deliveries=2)
-    one = Receiver(Transactional)
+    one = SingleReceiver(Transactional)
     begun: list[int] = []
 
     class Slot:
         def begin(self, seq: int) -> None:
-            begun.append(one.pump.desk.suspects.wanted)
+            begun.append(one.pump.state.quarantine.wanted)
             raise OSError("no slot")
 
         def end(self) -> None:
@@ -329,5 +329,5 @@ def test_a_suspect_whose_handler_could_not_be_begun_keeps_nobody_waiting() -> No
     one.receive(1)
 
     assert begun == [1, -1]
-    assert one.pump.desk.suspects.wanted == 0
+    assert one.pump.state.quarantine.wanted == 0
     assert not one.task.inside

@@ -17,9 +17,9 @@ from queueapp.sql.claimed import Range
 from tests.in_process_worker import DEADLINE, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased
-from tests.workers.receiving.batches import Receiver
+from tests.workers.receiving.batches import SingleReceiver
 from workers.receiving import quarantine
-from workers.receiving.quarantine import FEW, Caution
+from workers.receiving.quarantine import SMALL_BATCH, BatchLimit
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
 
@@ -59,7 +59,7 @@ def test_fresh_messages_are_leased_in_batches(handled: Any, start_worker: Any) -
 
     eventually(lambda: len(handled) == 2000)
 
-    assert max(at_once for _, at_once in handled) > FEW
+    assert max(at_once for _, at_once in handled) > SMALL_BATCH
 
 
 def test_what_was_lost_once_is_leased_in_small_batches(handled: Any, start_worker: Any) -> None:
@@ -69,7 +69,7 @@ def test_what_was_lost_once_is_leased_in_small_batches(handled: Any, start_worke
 
     eventually(lambda: len(handled) == 300)
 
-    assert max(at_once for _, at_once in handled) <= FEW
+    assert max(at_once for _, at_once in handled) <= SMALL_BATCH
     assert sorted(number for number, _ in handled) == list(range(300)), "each of them once"
 
 
@@ -97,9 +97,9 @@ def test_after_a_death_only_what_may_have_caused_it_is_leased_in_small_batches(
 
     eventually(lambda: len(handled) == 2000)
 
-    assert worker.pump.careful
-    assert max(at_once for number, at_once in handled if number < 10) <= FEW
-    assert max(at_once for number, at_once in handled if number >= 10) > FEW
+    assert worker.pump.crash_tracking
+    assert max(at_once for number, at_once in handled if number < 10) <= SMALL_BATCH
+    assert max(at_once for number, at_once in handled if number >= 10) > SMALL_BATCH
 
 
 def test_whoever_starts_leases_no_suspect_beside_others_just_to_see_that_it_is_one(
@@ -108,8 +108,8 @@ def test_whoever_starts_leases_no_suspect_beside_others_just_to_see_that_it_is_o
     """A killer of another queue of its process, which strikes at each start, would be counted against it each time."""
     Leased.send_many(Nop(number, "") for number in range(20))
     lose(2, 20)
-    one = Receiver(Leased, starts=True)
-    sql, leasing = one.task.sql, one.pump.desk.suspects._leasing
+    one = SingleReceiver(Leased, starts=True)
+    sql, leasing = one.task.sql, one.pump.state.quarantine._leasing
     really_claim = sql.claims.claim_by_lease
     alone: list[bool] = []
 
@@ -142,19 +142,19 @@ def test_first_messages_that_are_harmless_wait_for_nobodys_handler(
     assert not together.broken
 
 
-@pytest.mark.parametrize(("times", "kept"), [(1, FEW), (2, 0)])
+@pytest.mark.parametrize(("times", "kept"), [(1, SMALL_BATCH), (2, 0)])
 def test_suspects_in_a_large_claim_send_the_others_back_as_they_were(handled: Any, times: int, kept: int) -> None:
     """The claim was made before anybody knew. Those that were lost twice are claimed again one by one, and alone."""
-    Leased.send_many(Nop(number, "") for number in range(FEW + 10))
+    Leased.send_many(Nop(number, "") for number in range(SMALL_BATCH + 10))
     lose(times, 3)
-    one = Receiver(Leased)
+    one = SingleReceiver(Leased)
 
     one.receive(100)
 
     assert [number for number, _ in handled] == list(range(kept))
     assert all(at_once <= kept for _, at_once in handled)
     left = Leased.objects.filter(lease_token=None).values_list("deliveries", flat=True).order_by("seq")
-    assert list(left) == ([0] * 10 if kept else [times] * 3 + [0] * (FEW + 7))
+    assert list(left) == ([0] * 10 if kept else [times] * 3 + [0] * (SMALL_BATCH + 7))
     assert one.task.full, "they are still to be claimed, now"
     assert one.receive(100) == (10 if kept else 1)
 
@@ -167,7 +167,7 @@ def test_caution_outlasts_the_last_of_them_for_a_while(monkeypatch: pytest.Monke
     rows = queue_sql(Leased, connection).claims.claim_by_lease(
         connection, [Range()], 3, uuid.uuid4(), uuid.uuid4(), 60_000
     )
-    one = Caution()
+    one = BatchLimit()
 
     assert one.level == 2, "nobody knows yet"
     assert one.needed(rows[1:]) == 0
@@ -184,7 +184,7 @@ def test_of_several_suspects_the_one_that_was_lost_most_says_how_careful_to_be()
     rows = queue_sql(Leased, connection).claims.claim_by_lease(
         connection, [Range()], 3, uuid.uuid4(), uuid.uuid4(), 60_000
     )
-    one = Caution()
+    one = BatchLimit()
 
     assert one.needed(rows) == 2
     assert one.needed(rows[1:]) == 1, "of these alone"

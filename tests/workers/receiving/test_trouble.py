@@ -14,7 +14,7 @@ from tests.in_process_worker import real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased
 from workers.receiving.pump import QueuePump
-from workers.receiving.receivers.base import Running
+from workers.receiving.receivers.base import ActiveHandler
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
 
@@ -45,13 +45,13 @@ def calls() -> list[tuple[int, int | None]]:
 @pytest.fixture
 def pump(stopping: Stopping, calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> QueuePump:
     one = QueuePump(Leased, "default", stopping=stopping, concurrency=4)
-    one.floors.reset()
+    one.marks.reset()
 
     def call(tasks: int, messages: int | None = None) -> int:
         calls.append((tasks, messages))
         return tasks
 
-    monkeypatch.setattr(one.crew, "call", call)
+    monkeypatch.setattr(one.pool, "submit", call)
     Leased.send_many(Nop(number, "") for number in range(20))
     return one
 
@@ -64,16 +64,16 @@ def test_a_look_calls_one_task_however_much_it_sees(
     pump._look()
     assert calls == [well]
 
-    pump.desk.breaker.failure(OperationalError("away"))
+    pump.state.breaker.failure(OperationalError("away"))
     pump._look()
     assert calls == [well, in_trouble]
 
-    pump.crew._working = 1  # that one
+    pump.pool._busy = 1  # that one
     pump._look()
     pump.wake()
     assert calls == [well, in_trouble]
 
-    pump.desk.claimed([], full=False)
+    pump.state.claimed([], full=False)
     pump._look()
     assert len(calls) == 3, "a claim that came through ends it"
 
@@ -84,34 +84,34 @@ def test_failures_in_a_row_are_followed_by_rests_until_one_succeeds(
     settings.QUEUEAPP = {"THROTTLE_AFTER": 3, "THROTTLE_WAIT": 30}
 
     for _ in range(5):
-        pump.desk.failed()
+        pump.state.failed()
     assert stopping.waits == [30.0] * 3
 
-    pump.desk.succeeded(1)
-    pump.desk.failed()
+    pump.state.succeeded(1)
+    pump.state.failed()
     assert stopping.waits == [30.0] * 3
 
 
 def test_a_full_claim_has_the_pump_look_for_more_and_in_trouble_it_does_not(pump: QueuePump, settings: Any) -> None:
     settings.QUEUEAPP = {"THROTTLE_AFTER": 1, "THROTTLE_WAIT": 30}
-    pump.desk.claimed([], full=False)
+    pump.state.claimed([], full=False)
     assert not pump._wake.is_set()
 
-    pump.desk.claimed([], full=True)
+    pump.state.claimed([], full=True)
     assert pump._wake.is_set()
     assert pump._grow_at is not None
 
     pump._grow_at = None
-    pump.desk.failed()
-    pump.desk.claimed([], full=True)
+    pump.state.failed()
+    pump.state.claimed([], full=True)
     assert pump._grow_at is None
 
 
 @pytest.fixture
 def task(pump: QueuePump) -> Any:
     """The one task at work."""
-    task = pump.crew._make(None)
-    pump.crew.tasks, pump.crew._working = [task], 1
+    task = pump.pool._make(None)
+    pump.pool.receivers, pump.pool._busy = [task], 1
     return task
 
 
@@ -119,25 +119,25 @@ def test_while_the_database_fails_nobody_in_a_handler_feels_the_way(
     pump: QueuePump, calls: list[Any], task: Any
 ) -> None:
     """It may last an hour, and nothing is learnt meanwhile; the claim or the ack that failed may have been its own."""
-    pump.desk.breaker.failure(OperationalError("away"))
+    pump.state.breaker.failure(OperationalError("away"))
     pump._look()
     assert calls == [], "that one asks the database"
 
-    task.running = Running(1, None, None, monotonic(), None)  # type: ignore[arg-type]
+    task.active_handler = ActiveHandler(1, None, None, monotonic(), None)  # type: ignore[arg-type]
     pump._look()
     assert calls == [(1, 20)]
 
 
-@pytest.mark.parametrize("inside", ["running", "aside"])
+@pytest.mark.parametrize("inside", ["active_handler", "active_callback"])
 def test_in_an_outage_who_was_in_a_handler_before_it_does_not_feel_the_way(
     pump: QueuePump, calls: list[Any], task: Any, inside: str, settings: Any
 ) -> None:
     settings.QUEUEAPP = {"THROTTLE_AFTER": 2, "THROTTLE_WAIT": 30}
     began = monotonic()
-    pump.desk.failed()
-    pump.desk.failed()
-    pump.desk.failed()
-    now = Running(1, None, None, monotonic(), None)  # type: ignore[arg-type]
+    pump.state.failed()
+    pump.state.failed()
+    pump.state.failed()
+    now = ActiveHandler(1, None, None, monotonic(), None)  # type: ignore[arg-type]
     setattr(task, inside, now)
     pump._look()
     assert calls == [], "its handler began after it, and says how things are"
@@ -149,53 +149,53 @@ def test_in_an_outage_who_was_in_a_handler_before_it_does_not_feel_the_way(
 
 def test_the_end_of_an_outage_is_not_the_beginning_of_the_next_one(pump: QueuePump, task: Any, settings: Any) -> None:
     settings.QUEUEAPP = {"THROTTLE_AFTER": 2, "THROTTLE_WAIT": 30}
-    pump.desk.failed()
-    pump.desk.failed()
-    between = Running(1, None, None, monotonic(), None)  # type: ignore[arg-type]
-    pump.desk.succeeded(1)
-    task.running = between
+    pump.state.failed()
+    pump.state.failed()
+    between = ActiveHandler(1, None, None, monotonic(), None)  # type: ignore[arg-type]
+    pump.state.succeeded(1)
+    task.active_handler = between
 
-    pump.desk.failed()
-    pump.desk.failed()
+    pump.state.failed()
+    pump.state.failed()
 
     assert pump._feeling() == 0
 
 
 def test_more_handlers_seen_than_tasks_at_work_is_nobody_who_feels_the_way(pump: QueuePump, task: Any) -> None:
     """It has just ended: the two are not counted in one breath."""
-    pump.desk.breaker.failure(OperationalError("away"))
-    task.running = Running(1, None, None, monotonic(), None)  # type: ignore[arg-type]
-    pump.crew._working = 0
+    pump.state.breaker.failure(OperationalError("away"))
+    task.active_handler = ActiveHandler(1, None, None, monotonic(), None)  # type: ignore[arg-type]
+    pump.pool._busy = 0
 
     assert pump._feeling() == 0
 
 
 def test_an_outage_begins_once_however_many_attempts_fail_in_it(pump: QueuePump, task: Any, settings: Any) -> None:
     settings.QUEUEAPP = {"THROTTLE_AFTER": 2, "THROTTLE_WAIT": 30}
-    pump.desk.failed()
-    pump.desk.failed()
-    task.running = Running(1, None, None, monotonic(), None)  # type: ignore[arg-type]
+    pump.state.failed()
+    pump.state.failed()
+    task.active_handler = ActiveHandler(1, None, None, monotonic(), None)  # type: ignore[arg-type]
 
-    pump.desk.failed()
+    pump.state.failed()
 
     assert pump._feeling() == 1
 
 
 def test_a_claim_that_is_answered_has_worked_though_it_got_nothing(pump: QueuePump) -> None:
     Leased.objects.all().delete()
-    pump.desk.breaker.failure(OperationalError("away"))
-    task = pump.crew._make(None)
+    pump.state.breaker.failure(OperationalError("away"))
+    task = pump.pool._make(None)
     task.bind()
 
     pump._receive(task, None)
 
-    assert pump.trouble() == ""
+    assert pump.degraded_text() == ""
 
 
 def test_in_an_outage_a_task_that_is_not_alone_gives_way(pump: QueuePump, task: Any, settings: Any) -> None:
     settings.QUEUEAPP = {"THROTTLE_AFTER": 2, "THROTTLE_WAIT": 30}
-    pump.desk.failed()
-    pump.desk.failed()
+    pump.state.failed()
+    pump.state.failed()
     limits: list[int] = []
 
     def receive(limit: int) -> int:
@@ -203,11 +203,11 @@ def test_in_an_outage_a_task_that_is_not_alone_gives_way(pump: QueuePump, task: 
         return 0
 
     task.receive = receive
-    pump.crew._working = 2
+    pump.pool._busy = 2
 
     pump._receive(task, None)
     assert limits == []
 
-    pump.crew._working = 1
+    pump.pool._busy = 1
     pump._receive(task, None)
     assert limits == [1]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from workers.receiving import handler_gate
-from workers.receiving.handler_gate import QUICK, InTurn, Turn
+from workers.receiving.handler_gate import QUICK, GatedHandler, HandlerGate
 
 
 @pytest.fixture
@@ -24,25 +24,25 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handler_gate, "PATIENCE", threading.TIMEOUT_MAX)
 
 
-def handle(task: InTurn, clock: list[float], seconds: float, times: int = 1) -> None:
+def handle(task: GatedHandler, clock: list[float], seconds: float, times: int = 1) -> None:
     for _ in range(times):
         with task:
             clock[0] += seconds
 
 
 @pytest.fixture
-def taken() -> Iterator[Turn]:
-    turn = Turn()
+def taken() -> Iterator[HandlerGate]:
+    turn = HandlerGate()
     assert turn.enter()
     yield turn
     turn.leave()
 
 
-def test_who_has_waited_in_vain_goes_on_without(taken: Turn) -> None:
+def test_who_has_waited_in_vain_goes_on_without(taken: HandlerGate) -> None:
     assert not taken.enter()
 
 
-def test_nobody_waits_for_one_who_has_overstayed(taken: Turn, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_waits_for_one_who_has_overstayed(taken: HandlerGate, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not taken.enter()
     monkeypatch.setattr(handler_gate, "PATIENCE", threading.TIMEOUT_MAX)
     assert not taken.enter()
@@ -50,7 +50,7 @@ def test_nobody_waits_for_one_who_has_overstayed(taken: Turn, monkeypatch: pytes
 
 @pytest.mark.usefixtures("patient")
 def test_a_turn_that_was_left_is_the_next_ones() -> None:
-    turn = Turn()
+    turn = HandlerGate()
     assert turn.enter()
     waiting = threading.Thread(target=turn.enter, daemon=True)
     waiting.start()
@@ -61,7 +61,7 @@ def test_a_turn_that_was_left_is_the_next_ones() -> None:
 
 @pytest.mark.usefixtures("patient")
 def test_after_one_who_had_overstayed_turns_are_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    turn = Turn()
+    turn = HandlerGate()
     with monkeypatch.context() as patched:
         patched.setattr(handler_gate, "PATIENCE", 0.0)
         assert turn.enter()
@@ -78,14 +78,14 @@ def test_after_one_who_had_overstayed_turns_are_taken_again(monkeypatch: pytest.
 
 @pytest.mark.usefixtures("patient")
 def test_one_who_gave_up_just_when_the_turn_was_left_keeps_nobody_from_it() -> None:
-    turn = Turn()
+    turn = HandlerGate()
     turn._late = True  # told after the other one had left
     assert turn.enter()
 
 
 def test_until_a_handler_was_quick_none_takes_a_turn(clock: list[float]) -> None:
-    turn = Turn()
-    task = InTurn(turn)
+    turn = HandlerGate()
+    task = GatedHandler(turn)
     with task:
         assert turn.enter()
         turn.leave()
@@ -95,8 +95,8 @@ def test_until_a_handler_was_quick_none_takes_a_turn(clock: list[float]) -> None
 
 
 def test_slow_handlers_take_no_turns(clock: list[float]) -> None:
-    turn = Turn()
-    task = InTurn(turn)
+    turn = HandlerGate()
+    task = GatedHandler(turn)
     handle(task, clock, QUICK * 1.1, times=50)
     with task:
         assert turn.enter()
@@ -104,8 +104,8 @@ def test_slow_handlers_take_no_turns(clock: list[float]) -> None:
 
 
 def test_a_slow_one_among_quick_ones_is_forgotten_soon(clock: list[float]) -> None:
-    turn = Turn()
-    task = InTurn(turn)
+    turn = HandlerGate()
+    task = GatedHandler(turn)
     handle(task, clock, QUICK / 4, times=20)
     handle(task, clock, 3600.0)
     with task:
@@ -117,8 +117,8 @@ def test_a_slow_one_among_quick_ones_is_forgotten_soon(clock: list[float]) -> No
 
 
 def test_a_handler_that_raises_leaves_its_turn(clock: list[float]) -> None:
-    turn = Turn()
-    task = InTurn(turn)
+    turn = HandlerGate()
+    task = GatedHandler(turn)
     handle(task, clock, 0.0)
     with pytest.raises(SystemExit), task:
         raise SystemExit

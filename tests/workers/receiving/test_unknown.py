@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from queueapp.sql.claimed import Range
 from workers.receiving import skip_ranges
-from workers.receiving.skip_ranges import Unknown
+from workers.receiving.skip_ranges import SkipRanges
 
 SEQS = st.integers(1, 60)
 
 
 def test_stretches_that_touch_become_one() -> None:
-    one = Unknown()
+    one = SkipRanges()
 
     for low, high in ((10, 20), (40, 50), (21, 30), (31, 39)):
         one.add(low, high)
@@ -24,7 +24,7 @@ def test_stretches_that_touch_become_one() -> None:
 
 
 def test_what_comes_back_is_outside_again() -> None:
-    one = Unknown()
+    one = SkipRanges()
     one.add(10, 20)
 
     for seq in (15, 10, 20, 5):
@@ -34,7 +34,7 @@ def test_what_comes_back_is_outside_again() -> None:
 
 
 def test_many_stretches_are_joined_where_they_are_nearest(monkeypatch: object) -> None:
-    one = Unknown()
+    one = SkipRanges()
 
     for place in range(skip_ranges.MOST):
         one.add(place * 100, place * 100 + (95 if place == 7 else 5))
@@ -46,7 +46,7 @@ def test_many_stretches_are_joined_where_they_are_nearest(monkeypatch: object) -
 
 
 def test_all_of_it_is_read_again_in_turn() -> None:
-    one = Unknown()
+    one = SkipRanges()
     assert one.to_reread() is None
     one.add(10, 20)
     one.add(40, 50)
@@ -62,7 +62,7 @@ def test_all_of_it_is_read_again_in_turn() -> None:
 def test_whatever_is_done_the_stretches_hold_what_a_set_would(
     steps: list[tuple[str, int, int]], low: int, high: int
 ) -> None:
-    one, held = Unknown(), set[int]()
+    one, held = SkipRanges(), set[int]()
     for what, a, b in steps:
         if what == "add":
             one.add(min(a, b), max(a, b))

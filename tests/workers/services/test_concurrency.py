@@ -37,12 +37,12 @@ def test_a_worker_follows_while_it_receives(start_worker: Callable[..., Worker],
     worker = start_worker(queue, heartbeat=True, concurrency=1)
     queue.send_many(Nop(number, "") for number in range(6))
     eventually(lambda: most[0] == 1)
-    assert worker.pump.crew.concurrency == 1
+    assert worker.pump.pool.concurrency == 1
 
     control.set_concurrency(queue, 3)
     eventually(lambda: most[0] == 3)
     control.set_concurrency(queue, None)
-    eventually(lambda: worker.pump.crew.concurrency == 1)
+    eventually(lambda: worker.pump.pool.concurrency == 1)
     gate.set()
     eventually(lambda: not queue.objects.exists())
     assert most[1] == 3

@@ -23,7 +23,7 @@ from tests.in_process_worker import DEADLINE, Worker, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased, Transactional
 from workers.receiving.pump import QueuePump
-from workers.receiving.quarantine import FEW
+from workers.receiving.quarantine import SMALL_BATCH
 from workers.services import heartbeat as heartbeats
 from workers.services.heartbeat import Heartbeat
 
@@ -117,7 +117,7 @@ def test_a_pause_is_seen_and_a_resume_wakes_the_pump(start_worker: Start, settin
 def test_a_worker_that_starts_alone_is_not_careful(start_worker: Start) -> None:
     worker = start_worker(Leased, heartbeat=True)
 
-    assert worker.pump.careful is False
+    assert worker.pump.crash_tracking is False
     assert Subscriber.objects.get().careful is False
 
 
@@ -140,7 +140,7 @@ def test_a_worker_that_starts_beside_living_ones_is_not_careful(start_worker: St
 
     worker = start_worker(Leased, heartbeat=True, concurrency=4)
 
-    assert worker.pump.careful is False
+    assert worker.pump.crash_tracking is False
     eventually(side_by_side.is_set)
     eventually(lambda: worker.pump.stats.handled == 12)
 
@@ -150,22 +150,22 @@ def test_a_worker_that_finds_dead_ones_of_its_host_is_careful_until_each_shows_t
 ) -> None:
     one, other = dead_here(), dead_here()
     worker = start_worker(Leased, heartbeat=True)
-    assert worker.pump.careful is True
+    assert worker.pump.crash_tracking is True
 
     Subscriber.objects.filter(pk=one.pk).update(heartbeat_at=Now())
     eventually(lambda: worker.heartbeat.previous_runs.unconfirmed == {other.pk})  # type: ignore[union-attr]
-    assert worker.pump.careful is True
+    assert worker.pump.crash_tracking is True
 
     Subscriber.objects.filter(pk=other.pk).update(heartbeat_at=Now())
-    eventually(lambda: not worker.pump.careful)
+    eventually(lambda: not worker.pump.crash_tracking)
 
 
 def test_a_worker_of_this_host_without_proof_of_life_is_a_reason_to_be_careful(start_worker: Start) -> None:
     stranger(host=host_name(), process=os.getppid())  # of an older version: it may be any process
     stranger(Transactional, host=host_name(), process=2**22 + 1, life="some boot:1")
 
-    assert start_worker(Leased, heartbeat=True).pump.careful is True
-    assert start_worker(Transactional, heartbeat=True).pump.careful is True
+    assert start_worker(Leased, heartbeat=True).pump.crash_tracking is True
+    assert start_worker(Transactional, heartbeat=True).pump.crash_tracking is True
 
 
 def test_a_worker_of_another_host_that_misses_its_heartbeats_is_a_reason_to_be_careful(
@@ -174,11 +174,11 @@ def test_a_worker_of_another_host_that_misses_its_heartbeats_is_a_reason_to_be_c
     settings.QUEUEAPP = settings.QUEUEAPP | {"HEARTBEAT_INTERVAL": 1}
     late = stranger()
     worker = start_worker(Leased, heartbeat=True)
-    assert worker.pump.careful is False
+    assert worker.pump.crash_tracking is False
 
-    eventually(lambda: worker.pump.careful)
+    eventually(lambda: worker.pump.crash_tracking)
     Subscriber.objects.filter(pk=late.pk).update(heartbeat_at=Now())
-    eventually(lambda: not worker.pump.careful)
+    eventually(lambda: not worker.pump.crash_tracking)
 
 
 def test_a_process_has_one_life() -> None:
@@ -198,23 +198,23 @@ def test_a_process_has_one_life() -> None:
 def test_a_stranger_that_signs_off_is_no_reason_to_be_careful(start_worker: Start) -> None:
     leaving = dead_here()
     worker = start_worker(Leased, heartbeat=True)
-    assert worker.pump.careful is True
+    assert worker.pump.crash_tracking is True
 
     leaving.delete()
 
-    eventually(lambda: not worker.pump.careful)
+    eventually(lambda: not worker.pump.crash_tracking)
 
 
 def test_a_worker_is_careful_while_its_queue_has_an_unburied_dead(start_worker: Start) -> None:
     dead = stranger(alive=False)
     worker = start_worker(Leased, heartbeat=True)
 
-    assert worker.pump.careful is True
+    assert worker.pump.crash_tracking is True
     eventually(lambda: Subscriber.objects.get(pk=worker.pump.subscriber).careful)
 
     dead.delete()
     stranger(Transactional, alive=False)
-    eventually(lambda: not worker.pump.careful)
+    eventually(lambda: not worker.pump.crash_tracking)
 
 
 def test_a_dead_that_nobody_buries_is_no_reason_to_be_careful_for_ever(start_worker: Start, settings: Any) -> None:
@@ -223,21 +223,21 @@ def test_a_dead_that_nobody_buries_is_no_reason_to_be_careful_for_ever(start_wor
 
     for _ in range(2):  # each life of a tree is careful at first, however long the other one has been dead
         worker = start_worker(Leased, heartbeat=True)
-        assert worker.pump.careful is True
-        eventually(lambda it=worker: not it.pump.careful)  # type: ignore[misc]
+        assert worker.pump.crash_tracking is True
+        eventually(lambda it=worker: not it.pump.crash_tracking)  # type: ignore[misc]
 
     assert Subscriber.objects.filter(alive_until__lt=Now()).exists()
 
 
 def test_a_worker_is_careful_for_as_long_as_the_queue_says(start_worker: Start) -> None:
     worker = start_worker(Leased, heartbeat=True)
-    assert not worker.pump.careful
+    assert not worker.pump.crash_tracking
 
     QueueControl.objects.create(queue="testapp.Leased", careful_until=Now() + timedelta(hours=1))
-    eventually(lambda: worker.pump.careful)
+    eventually(lambda: worker.pump.crash_tracking)
 
     QueueControl.objects.update(careful_until=Now() - timedelta(seconds=1))
-    eventually(lambda: not worker.pump.careful)
+    eventually(lambda: not worker.pump.crash_tracking)
 
 
 def test_careful_workers_record_each_hand_out_and_handle_everything_once(start_worker: Start) -> None:
@@ -264,7 +264,7 @@ def test_careful_workers_record_each_hand_out_and_handle_everything_once(start_w
 
     assert sorted(handled) == list(range(100))
     assert min(handed_out) > 0, "others see it before the handler runs"
-    assert max(handed_out) <= FEW
+    assert max(handed_out) <= SMALL_BATCH
 
 
 def test_a_database_that_is_away_is_waited_for(start_worker: Start, monkeypatch: pytest.MonkeyPatch) -> None:

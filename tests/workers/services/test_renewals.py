@@ -15,7 +15,7 @@ from tests.conformance.gate import Gate
 from tests.in_process_worker import DEADLINE, Worker, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased, Urgent
-from tests.workers.receiving.batches import Receiver
+from tests.workers.receiving.batches import SingleReceiver
 from tests.workers.services.upkeep import Slow, expiry, locked, locked_table, seqs_of
 from workers.services import lease_renewer as renewals_module
 from workers.services.lease_renewer import Renewals
@@ -152,7 +152,7 @@ def test_only_what_was_missed_is_asked_for_again(slow: Slow, monkeypatch: pytest
         with locked(slow.seqs[2]):
             before = slow.expiries()
             slow.look()
-            assert batch.again == {slow.seqs[2]}
+            assert batch.renew_again == {slow.seqs[2]}
             assert [old < new for old, new in zip(before, slow.expiries(), strict=True)] == [
                 True,
                 True,
@@ -171,7 +171,7 @@ def test_only_what_was_missed_is_asked_for_again(slow: Slow, monkeypatch: pytest
             False,
             False,
         ]
-        assert batch.again == set()
+        assert batch.renew_again == set()
 
 
 def test_a_look_that_failed_forgets_nothing_and_costs_no_connection(
@@ -180,11 +180,11 @@ def test_a_look_that_failed_forgets_nothing_and_costs_no_connection(
     monkeypatch.setattr(renewals_module, "STUCK_AFTER", 3_600.0)
     with slow.handling():
         batch = slow.receiver.batch
-        batch.again.add(slow.seqs[2])
+        batch.renew_again.add(slow.seqs[2])
         session = connection.connection
         with locked_table(Leased):
             slow.renewals._look()
-        assert batch.again == {slow.seqs[2]}
+        assert batch.renew_again == {slow.seqs[2]}
         assert slow.watched.rests_until > monotonic() - 60
         assert connection.connection is session
         assert "failed" not in caplog.text, "nothing has"
@@ -193,7 +193,7 @@ def test_a_look_that_failed_forgets_nothing_and_costs_no_connection(
         slow.watched.rests_until = 0.0
         slow.look()
 
-        assert batch.again == set()
+        assert batch.renew_again == set()
         assert slow.expiries()[2] > before[2]
 
 
@@ -204,7 +204,7 @@ def test_a_table_that_a_migration_has_locked_holds_up_no_other_queue_of_the_same
 
     Urgent.send(Nop(1, ""))
     (seq,) = seqs_of(Urgent)
-    other = Receiver(Urgent)
+    other = SingleReceiver(Urgent)
     renewals = Renewals("default", [slow.receiver.pump, other.pump])
     with slow.handling(), other.receiving(1):
         eventually(lambda: gate.inside == 2)
@@ -217,7 +217,7 @@ def test_a_table_that_a_migration_has_locked_holds_up_no_other_queue_of_the_same
 
 
 def test_however_short_a_lease_is_there_are_several_looks_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    pump = Receiver(Leased).pump
+    pump = SingleReceiver(Leased).pump
     renewals = Renewals("default", [pump])
 
     monkeypatch.setattr(Leased.delivery, "lease_period", timedelta(milliseconds=100))
@@ -236,7 +236,7 @@ def test_of_a_lease_that_somebody_else_has_now_nothing_is_renewed_or_ended(slow:
             before = {seq: expiry(Leased, seq) for seq in (first, third, fourth)}
             slow.renewals.start()
             eventually(lambda: not slow.receiver.batch.waiting)
-            eventually(lambda: slow.receiver.batch.again)
+            eventually(lambda: slow.receiver.batch.renew_again)
             assert slow.renewals.stop(DEADLINE)
             assert {seq: expiry(Leased, seq) for seq in before} == before
             for message in taken.values():

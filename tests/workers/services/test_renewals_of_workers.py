@@ -36,15 +36,15 @@ def test_a_handler_that_holds_its_own_row_is_renewed_after_it_let_go(start_worke
     Leased.send(Nop(1, ""))
     eventually(lambda: gate.inside == 1)
     first = expiry(Leased, seqs[0])
-    (task,) = worker.pump.tasks
-    eventually(lambda: task.batch.again)
+    (task,) = worker.pump.receivers
+    eventually(lambda: task.batch.renew_again)
     assert expiry(Leased, seqs[0]) == first, "it was passed over"
     due = task.batch.expires
 
     gate.let(1)
     eventually(lambda: expiry(Leased, seqs[0]) > first)
 
-    assert not task.batch.again
+    assert not task.batch.renew_again
     assert due <= task.batch.expires
     gate.let(1)
     eventually(lambda: not Leased.objects.exists())

@@ -146,7 +146,7 @@ def test_a_handler_that_is_asked_to_stop_is_interrupted(
     assert begun.wait(30)
     assert cancel_running(identity, queue=queue, reason="it was wrong", discard=discard, using=alias)
     eventually(lambda: not queue.objects.using(alias).exists())
-    eventually(lambda: not any(task.running for task in worker.pump.tasks))
+    eventually(lambda: not any(task.active_handler for task in worker.pump.receivers))
     if discard:
         eventually(lambda: worker.pump.stats.received == 1)
         assert not PoisonMessage.objects.using(alias).exists()
@@ -252,7 +252,7 @@ def test_others_go_on(start: Any) -> None:
     assert begun.acquire(timeout=30)
     assert cancel_running(first)
     eventually(PoisonMessage.objects.exists)
-    assert sum(task.running is not None for task in worker.pump.tasks) == 1
+    assert sum(task.active_handler is not None for task in worker.pump.receivers) == 1
     release.set()
     eventually(lambda: worker.pump.stats.handled == 1)
     assert PoisonMessage.objects.count() == 1

@@ -14,7 +14,7 @@ from tests.conformance.gate import Gate
 from tests.in_process_worker import eventually
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased
-from tests.workers.receiving.batches import Receiver
+from tests.workers.receiving.batches import SingleReceiver
 from workers.services.lease_renewer import Renewals, Watched
 
 
@@ -79,7 +79,7 @@ class Slow:
         for number in range(1, 6):
             Leased.send(Nop(number, ""))
         self.seqs = seqs_of(Leased)
-        self.receiver = Receiver(Leased)
+        self.receiver = SingleReceiver(Leased)
         self.renewals = Renewals("default", [self.receiver.pump])
         self.gate = gate
 

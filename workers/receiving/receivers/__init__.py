@@ -4,58 +4,58 @@ from __future__ import annotations
 
 from queueapp.models.delivery import Delivery, Semantics
 
-from ..handlers import Handlers
-from .at_least_once import Batch, LeaseTask
-from .at_most_once import AtMostOnceTask
-from .base import Aside, Running, Task
+from ..handlers import HandlerTable
+from .at_least_once import AtLeastOnceReceiver, LeasedBatch
+from .at_most_once import AtMostOnceReceiver
+from .base import ActiveCallback, ActiveHandler, Receiver
 from .lease_several import LeaseSeveralTask
 from .once_several import AtMostOnceSeveralTask, SentSeveralTask
 from .sent import SentTask
-from .set_consumers import SetTask
+from .set_consumers import SetReceiver
 from .together_several import TogetherSeveralTask
-from .transactional import TransactionalTask
-from .transactional_batch import TogetherTask
+from .transactional import TransactionalReceiver
+from .transactional_batch import TransactionBatchReceiver
 
 #: What receives where a consumer takes several messages a call, in the place of what otherwise would.
-_OF_SEVERAL: dict[type[Task], type[Task]] = {
-    LeaseTask: LeaseSeveralTask,
-    TransactionalTask: TogetherSeveralTask,
-    TogetherTask: TogetherSeveralTask,
-    AtMostOnceTask: AtMostOnceSeveralTask,
+_OF_SEVERAL: dict[type[Receiver], type[Receiver]] = {
+    AtLeastOnceReceiver: LeaseSeveralTask,
+    TransactionalReceiver: TogetherSeveralTask,
+    TransactionBatchReceiver: TogetherSeveralTask,
+    AtMostOnceReceiver: AtMostOnceSeveralTask,
     SentTask: SentSeveralTask,
 }
-_BY_SEMANTICS: dict[Semantics, type[Task]] = {
-    Semantics.AT_LEAST_ONCE: LeaseTask,
-    Semantics.TRANSACTIONAL: TransactionalTask,
-    Semantics.AT_MOST_ONCE: AtMostOnceTask,
+_BY_SEMANTICS: dict[Semantics, type[Receiver]] = {
+    Semantics.AT_LEAST_ONCE: AtLeastOnceReceiver,
+    Semantics.TRANSACTIONAL: TransactionalReceiver,
+    Semantics.AT_MOST_ONCE: AtMostOnceReceiver,
 }
 
 
-def strategy_of(delivery: Delivery, handlers: Handlers | None = None) -> type[Task]:
+def receiver_class_for(delivery: Delivery, handlers: HandlerTable | None = None) -> type[Receiver]:
     """How the messages of a queue are received, by these consumers."""
     if handlers is not None and handlers.finder is not None and handlers.finder.alone:
-        return SetTask
+        return SetReceiver
     task = _strategy_of(delivery)
     return _OF_SEVERAL[task] if handlers is not None and handlers.largest_batch else task
 
 
-def _strategy_of(delivery: Delivery) -> type[Task]:
+def _strategy_of(delivery: Delivery) -> type[Receiver]:
     if delivery.keeps_sent:
         return SentTask
     if delivery.transaction_size > 1 and delivery.semantics is Semantics.TRANSACTIONAL:
-        return TogetherTask
+        return TransactionBatchReceiver
     return _BY_SEMANTICS[delivery.semantics]
 
 
 __all__ = [
-    "Aside",
-    "AtMostOnceTask",
-    "Batch",
-    "LeaseTask",
-    "Running",
+    "ActiveCallback",
+    "ActiveHandler",
+    "AtLeastOnceReceiver",
+    "AtMostOnceReceiver",
+    "LeasedBatch",
+    "Receiver",
     "SentTask",
-    "Task",
-    "TogetherTask",
-    "TransactionalTask",
-    "strategy_of",
+    "TransactionBatchReceiver",
+    "TransactionalReceiver",
+    "receiver_class_for",
 ]

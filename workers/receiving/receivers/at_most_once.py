@@ -18,26 +18,26 @@ from queueapp.sql.claimed import HEADERS, ID, Claimed
 from queueapp.sql.rows import Row
 
 from .. import fanout
-from ..batch_sizer import BatchSize
-from ..desk import Desk
+from ..batch_sizer import BatchSizer
 from ..handlers import WorkerStopped
+from ..queue_state import QueueState
 from ..slot import Slot
 from . import taken
-from .base import RollBack, Task
+from .base import Receiver, Rollback
 from .strangers import strangers_of
 
 log = logging.getLogger("queueapp.workers")
 
 
-class AtMostOnceTask(Task):
+class AtMostOnceReceiver(Receiver):
     """AT_MOST_ONCE: gone before the handler runs; what a handler fails on is kept as poison."""
 
-    def __init__(self, desk: Desk, slot: Slot | None) -> None:
-        super().__init__(desk, slot)
+    def __init__(self, state: QueueState, slot: Slot | None) -> None:
+        super().__init__(state, slot)
         # A batch is gone when it is claimed, so a crash may lose all of it: BATCH_TARGET's worth of work.
         most = min(settings.AT_MOST_ONCE_BATCH, backend_of(connections[self.alias]).max_batch)
         self._target = settings.BATCH_TARGET.total_seconds()
-        self.size = BatchSize(most, self._target, settings.MAX_BATCH_BYTES)
+        self.size = BatchSizer(most, self._target, settings.MAX_BATCH_BYTES)
         self._filter = None  # asked for the whole batch, before any of it is gone
 
     def receive(self, limit: int) -> int:
@@ -53,33 +53,33 @@ class AtMostOnceTask(Task):
         try:
             with ResponseDeadline(connection), transaction.atomic(using=self.alias):
                 # It ends before the commit, so that no other task walks over these rows meanwhile.
-                with self.desk.claim(limit) as claim:
+                with self.state.claim(limit) as claim:
                     claim.rows = rows = self.sql.claims.claim_by_delete(
-                        connection, claim.ranges, limit, whole=True, owner=self.desk.subscriber
+                        connection, claim.ranges, limit, whole=True, owner=self.state.subscriber
                     )
                 if not rows:
                     return 0
                 if self.handlers.copies:
-                    parts = fanout.parts_of(self.desk, rows)
+                    parts = fanout.parts_of(self.state, rows)
                 several = {seq for seqs in parts.values() for seq in seqs}
                 unknown = [seq for seq in strangers_of(self, rows) if seq not in several]
                 if unknown or parts:
-                    raise RollBack  # they are somebody else's, or several consumers': claim again without them
+                    raise Rollback  # they are somebody else's, or several consumers': claim again without them
             self.full = len(rows) == limit
             self.reserved = len(rows) if self.reserved else 0
-            self.desk.claimed(rows, self.full)
+            self.state.claimed(rows, self.full)
             self.size.weigh(rows)
-        except RollBack:
-            self.desk.rolled_back(rows, unknown)
+        except Rollback:
+            self.state.rolled_back(rows, unknown)
             if unknown:
-                self.desk.strangers.leave_alone(claim, rows, unknown)
+                self.state.skipped.leave_alone(claim, rows, unknown)
             if parts:
-                fanout.replace_free(self.desk, parts)
+                fanout.replace_free(self.state, parts)
             self.full = True  # claim again without them
             return len(rows)
         except Error:
             if rows:
-                self.desk.rolled_back(rows)
+                self.state.rolled_back(rows)
             raise
         started = monotonic()
         # Also when stopping: what was claimed is handled, never dropped.
@@ -97,7 +97,7 @@ class AtMostOnceTask(Task):
             if self.reserved:
                 self.reserved -= 1
         if handled:
-            self.desk.succeeded(handled)
+            self.state.succeeded(handled)
         self.size.observe(len(rows), monotonic() - started, full=len(rows) >= limit)
         return len(rows)
 
@@ -123,5 +123,5 @@ class AtMostOnceTask(Task):
         if isinstance(error, WorkerStopped):
             verdict = verdicts.Poison(f"at-most-once, not retried: {error}")
         elif not isinstance(error, MessageCancelled):
-            self.desk.failed()
+            self.state.failed()
         taken.keep(self, claimed, row, error, verdict)

@@ -16,18 +16,18 @@ from queueapp.receiving import barriers
 from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.sql.rows import Row
 
-from ..barriers import Fence
+from ..barriers import BarrierGate
 from . import taken
 
 
-def receive(task: Any, fence: Fence) -> None:
+def receive(task: Any, fence: BarrierGate) -> None:
     """Handle the barriers that wait for this process; what fails is kept as poison for the record."""
     with fence.gate:
-        while task.desk.may_go_on() and _receive_one(task, fence):
+        while task.state.may_go_on() and _receive_one(task, fence):
             pass
 
 
-def _receive_one(task: Any, fence: Fence) -> bool:
+def _receive_one(task: Any, fence: BarrierGate) -> bool:
     with task.only_here():
         with ResponseDeadline(connections[task.alias]):
             row = fence.take()
@@ -48,12 +48,12 @@ def _copies(task: Any, row: Row) -> list[Row]:
 
 def _handle(task: Any, row: Row) -> None:
     claimed = barriers.as_claimed(task.sql.table, row)
-    task.desk.stats.received += 1
+    task.state.stats.received += 1
     task.handed.used()
     outcome = task.call_barrier(claimed)
     if outcome is None:
-        task.desk.succeeded(1)
+        task.state.succeeded(1)
     elif isinstance(outcome, BaseException):
         row = row._replace(deliveries=row.deliveries - 1)  # counted by its release, and by ``fail_taken``
-        task.desk.failed()
+        task.state.failed()
         taken.keep(task, claimed, row, outcome, Poison(f"a barrier, not retried: {one_line(outcome)}"))

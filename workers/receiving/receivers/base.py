@@ -1,7 +1,7 @@
 """What the receive strategies share: calling a handler, and what happens when it fails.
 
 A task is one thread with one connection. No lock, timer or log line per message: a task writes two attributes, and the
-watchdog looks at ``Task.running``. Where code of the user's runs that is no handler it looks at ``Task.aside``.
+watchdog looks at ``Receiver.running``. Where code of the user's runs that is no handler it looks at ``Receiver.aside``.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from queueapp.sql.claimed import BODY, DELIVERIES, HEADERS, ID, SEQ, Claimed
 
 from ...connections.handed_out import HandedOut
 from .. import fork_guard
-from ..batch_sizer import BatchSize
-from ..desk import Desk
-from ..handlers import Entry, Handlers, Interrupted, TimeLimitExceeded, WorkerStopped
+from ..batch_sizer import BatchSizer
+from ..handlers import BoundConsumer, HandlerTable, Interrupted, TimeLimitExceeded, WorkerStopped
+from ..queue_state import QueueState
 from ..slot import Slot
 from .in_hand import TakesInHand
 
@@ -46,21 +46,21 @@ _recursion_limit = sys.getrecursionlimit
 _RECURSION_LIMIT = _recursion_limit()
 
 
-class Running(msgspec.Struct, frozen=True, eq=False, gc=False):
+class ActiveHandler(msgspec.Struct, frozen=True, eq=False, gc=False):
     """The handler that runs now, for the watchdog. (One is made per message: 0.1 µs where a NamedTuple takes 0.3.)"""
 
     seq: int
-    entry: Entry
+    consumer: BoundConsumer
     context: Context | BatchContext
     started: float
     deadline: float | None
 
 
-class Route(msgspec.Struct, frozen=True, eq=False):
+class HandlerRoute(msgspec.Struct, frozen=True, eq=False):
     """Where messages with these headers go."""
 
     headers: str
-    entry: Entry
+    entry: BoundConsumer
     #: Reads the usual body, and raises for any other.
     decode: Callable[[bytes], Any] | None
     #: Reads any, or says what is wrong.
@@ -68,7 +68,7 @@ class Route(msgspec.Struct, frozen=True, eq=False):
     receiving: Receiving
 
 
-class Aside(msgspec.Struct, frozen=True, eq=False, gc=False):
+class ActiveCallback(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Code of the user's that is no handler and runs now (``queueapp.callbacks``), for the watchdog."""
 
     what: str
@@ -79,34 +79,34 @@ class Aside(msgspec.Struct, frozen=True, eq=False, gc=False):
     deadline: float | None
 
 
-class RollBack(Exception):
+class Rollback(Exception):
     """Leaves the receive's transaction without a commit; what failed is kept beside it."""
 
 
-class Task(TakesInHand):
+class Receiver(TakesInHand):
     """What the three strategies share."""
 
-    def __init__(self, desk: Desk, slot: Slot | None) -> None:
-        super().__init__(slot, desk.suspects)
-        self.desk = desk
-        self.queue: Any = desk.queue
-        self.alias: str = desk.alias
-        self.handlers: Handlers = desk.handlers
-        self._route: Route | None = None
+    def __init__(self, state: QueueState, slot: Slot | None) -> None:
+        super().__init__(slot, state.quarantine)
+        self.state = state
+        self.queue: Any = state.queue
+        self.alias: str = state.alias
+        self.handlers: HandlerTable = state.handlers
+        self._route: HandlerRoute | None = None
         self._keeps_counts = self.sql.table.keeps_counts
         self.thread_id = 0
-        self.running: Running | None = None
-        self.aside: Aside | None = None
+        self.active_handler: ActiveHandler | None = None
+        self.active_callback: ActiveCallback | None = None
         #: The message that the next ``aside`` is of.
         self.about: Claimed | None = None
         self.batch: Any = None
-        self.stop_lock = threading.Lock()
+        self.interrupt_lock = threading.Lock()
         #: What the watchdog has interrupted, for its time limit and for a stop that could not wait.
-        self.hit: Running | Aside | None = None
-        self.cut_off: Running | Aside | None = None
+        self.interrupted_for_timeout: ActiveHandler | ActiveCallback | None = None
+        self.interrupted_for_shutdown: ActiveHandler | ActiveCallback | None = None
         #: An ``aside`` was struck, perhaps between an answer of a server and the driver's notes of it.
         self._struck = False
-        self.hurry = False
+        self.hard_stop = False
         #: What the handler that failed last had left in ``Context.items``.
         self.items: dict[str, Any] | None = None
         #: The context variables of the last handler, and those that ``aside`` runs in when it is a hook after its commit.
@@ -114,19 +114,19 @@ class Task(TakesInHand):
         self.around: Variables | None = None
         #: The session in which the last handler ran is gone, and with it what it held.
         self.cut_loose = False
-        #: See ``Backlog``: places that a claim under way has taken.
+        #: See ``InFlightLimit``: places that a claim under way has taken.
         self.reserved = 0
-        self._filter = desk.filter
+        self._filter = state.filter
         #: What is left of the share that the pump called it for, and since when; the pump's business.
         self.share, self.share_at = 0, 0.0
-        self.size = BatchSize(1, settings.BATCH_TARGET.total_seconds())
+        self.size = BatchSizer(1, settings.BATCH_TARGET.total_seconds())
         #: Whether the last claim got all that it asked for, so that there may be more.
         self.full = False
 
     @property
     def sql(self) -> QueueSql:
         """The statements of the queue."""
-        return self.desk.sql
+        return self.state.sql
 
     def bind(self) -> None:
         """Called on the task's own thread, before anything else."""
@@ -140,7 +140,7 @@ class Task(TakesInHand):
         """Claim at most ``limit``, handle them, end them; returns how many were claimed, and leaves ``full`` behind."""
         raise NotImplementedError
 
-    def held(self) -> int:
+    def in_flight_count(self) -> int:
         """Messages of its leased batch that have not ended."""
         return 0
 
@@ -211,7 +211,9 @@ class Task(TakesInHand):
             if suspects.wanted:
                 suspects.leave(suspect)
 
-    def run(self, entry: Entry, message: Any, context: Context | BatchContext, seq: int) -> BaseException | None:
+    def run(
+        self, entry: BoundConsumer, message: Any, context: Context | BatchContext, seq: int
+    ) -> BaseException | None:
         """Call a handler with what is in hand: None when it has ended well, else what it raised or left behind."""
         started = monotonic()
         timeout = entry.timeout
@@ -221,7 +223,9 @@ class Task(TakesInHand):
             if not handed.fresh:
                 handed.before()
             self.variables = variables = copy_context()
-            self.running = running = Running(seq, entry, context, started, started + timeout if timeout else None)
+            self.active_handler = running = ActiveHandler(
+                seq, entry, context, started, started + timeout if timeout else None
+            )
             try:
                 # In a copy of the thread's context variables (0.04 µs), or the language, time zone and tracing of one message would
                 # be those of the next.
@@ -230,20 +234,20 @@ class Task(TakesInHand):
                 # sys.exit() and a cancelled coroutine, too, end the attempt and not the worker.
                 failed = error
             finally:
-                self.running = None
+                self.active_handler = None
             if fork_guard.generation != self._generation:
                 fork_guard.end_child(failed)
             if _recursion_limit() < _RECURSION_LIMIT:
                 sys.setrecursionlimit(_RECURSION_LIMIT)  # of the whole process, the engine's own calls among it
             if (
-                self.hurry
+                self.hard_stop
                 or (running.deadline is not None and monotonic() >= running.deadline)
                 or context._asked is not None
             ):
                 self._absorb(running)
         except Interrupted as error:
             # Sent while the handler ran, delivered after it had returned, here or in ``_absorb``: it was late all the same.
-            self.running = None
+            self.active_handler = None
             failed = error
         # Nothing can strike any more.
         if _get_running_loop() is not None:
@@ -252,33 +256,35 @@ class Task(TakesInHand):
         if (
             failed is None
             and handed.fresh
-            and self.hit is not running
-            and self.cut_off is not running
+            and self.interrupted_for_timeout is not running
+            and self.interrupted_for_shutdown is not running
             and handed.is_untouched()
         ):
             return None
         return self._judge(running, failed)
 
-    def _judge(self, running: Running, failed: BaseException | None) -> BaseException | None:
+    def _judge(self, running: ActiveHandler, failed: BaseException | None) -> BaseException | None:
         """After a handler: what it raised or left behind. What it made of its connections is looked at on every alias."""
-        handed, name = self.handed, running.entry.registration.name
+        handed, name = self.handed, running.consumer.registration.name
         left = handed.after(failed, self.stands, running.seq)
         self.cut_loose = left is not None and left.replaced
         if handed.changed is not None:
-            self.desk.tell_changed(name, handed.changed)
-        if (self.hit is running or self.cut_off is running) and not connections[self.alias].in_atomic_block:
+            self.state.tell_changed(name, handed.changed)
+        if (self.interrupted_for_timeout is running or self.interrupted_for_shutdown is running) and not connections[
+            self.alias
+        ].in_atomic_block:
             handed.replace()  # it may have struck between an answer and the driver's notes of it
         failed = failed or left
         if failed is not None:
             if running.context._asked is not None:
                 failed = _cancelled(running.context._asked, failed)  # whatever the handler made of being asked
-            elif self.cut_off is running and self.hit is not running:
+            elif self.interrupted_for_shutdown is running and self.interrupted_for_timeout is not running:
                 # Whatever the handler made of the interruption.
                 failed = WorkerStopped(f"{name} was interrupted: the worker stops.")
             self.items = running.context._items
         return failed
 
-    def _find(self, claimed: Claimed) -> Route | None:
+    def _find(self, claimed: Claimed) -> HandlerRoute | None:
         """Who handles this message; remembered for the next ones, most of which are of the same type and have no headers of
         their own. None: nobody here. Raises UndecodableMessage."""
         entry, kind = self.handlers.find(claimed)
@@ -286,15 +292,15 @@ class Task(TakesInHand):
             return None
         receiving = Receiving(self.queue, self.alias, entry.registration, self.extend, self.write_headers)
         decode, read = entry.reader(kind)
-        route = Route(claimed[HEADERS], entry, decode, read, receiving)
+        route = HandlerRoute(claimed[HEADERS], entry, decode, read, receiving)
         if not self.handlers.addressed or self.handlers.finder is not None:
             self._route = route
         return route
 
-    def _absorb(self, running: Running | Aside) -> None:
+    def _absorb(self, running: ActiveHandler | ActiveCallback) -> None:
         """If the watchdog has sent an exception, it is raised in here or was raised before, and nowhere else."""
-        with self.stop_lock:
-            sent = self.hit is running or self.cut_off is running
+        with self.interrupt_lock:
+            sent = self.interrupted_for_timeout is running or self.interrupted_for_shutdown is running
         if sent:
             for _ in range(100):  # what is still under way is raised at a jump back; else the handler has had it
                 pass
@@ -305,7 +311,7 @@ class Task(TakesInHand):
         """Call it within the time limit of its message's consumer; each for itself, since one that hangs is not to cost the next
         its time. Raises Interrupted when it is over that, whatever it made of the interruption."""
         claimed = self.about
-        if claimed is None or self.running is not None or self.aside is not None:
+        if claimed is None or self.active_handler is not None or self.active_callback is not None:
             return call()  # in a handler, or in another one: watched as that
         entry = self._entry_of(claimed)
         timeout = entry.timeout if entry is not None else settings.TIMEOUT and settings.TIMEOUT.total_seconds()
@@ -313,29 +319,31 @@ class Task(TakesInHand):
             what = f"{what} of {entry.registration.name}"
         paused = pause_deadline()
         started = monotonic()
-        aside = Aside(what, claimed[SEQ], outcome_final, started, started + timeout if timeout else None)
+        aside = ActiveCallback(what, claimed[SEQ], outcome_final, started, started + timeout if timeout else None)
         failed: BaseException | None = None
         try:
             try:
-                self.aside = aside
+                self.active_callback = aside
                 returned = (self.around or copy_context()).run(call)
             except BaseException as error:
                 failed = error
             finally:
-                self.aside = None
+                self.active_callback = None
             if fork_guard.generation != self._generation:
                 fork_guard.end_child(failed)
-            if self.hurry or (aside.deadline is not None and monotonic() >= aside.deadline):
+            if self.hard_stop or (aside.deadline is not None and monotonic() >= aside.deadline):
                 self._absorb(aside)
         except Interrupted as error:
             # As in ``call``: it is late, and nothing else.
-            self.aside = None
+            self.active_callback = None
             failed = error
         resume_deadline(paused)
-        if self.hit is aside or self.cut_off is aside:
+        if self.interrupted_for_timeout is aside or self.interrupted_for_shutdown is aside:
             self._struck = True
             if not isinstance(failed, Interrupted):
-                failed = (TimeLimitExceeded if self.hit is aside else WorkerStopped)(f"{what} was interrupted")
+                failed = (TimeLimitExceeded if self.interrupted_for_timeout is aside else WorkerStopped)(
+                    f"{what} was interrupted"
+                )
         if failed is not None:
             raise failed
         return returned
@@ -349,7 +357,7 @@ class Task(TakesInHand):
         else:
             self.handed.mend()
 
-    def _entry_of(self, claimed: Claimed) -> Entry | None:
+    def _entry_of(self, claimed: Claimed) -> BoundConsumer | None:
         try:
             return self.handlers.find(claimed)[0]
         except UndecodableMessage:

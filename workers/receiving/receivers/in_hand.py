@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from ..quarantine import Suspects
+from ..quarantine import Quarantine
 from ..slot import Slot
 
 
 class TakesInHand:
     """The part of a task that says what it has in hand, and waits for its turn where one may be the killer of its process."""
 
-    def __init__(self, slot: Slot | None, suspects: Suspects) -> None:
+    def __init__(self, slot: Slot | None, suspects: Quarantine) -> None:
         self.slot = slot
         self._suspects = suspects
         #: Its handler runs or is about to.

@@ -16,12 +16,12 @@ from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.sql import backend_of
 from queueapp.sql.claimed import HEADERS, SEQ, Claimed
 
-from ..claim_tracker import UnderWay
-from ..desk import Desk
+from ..claim_tracker import ActiveClaim
 from ..handlers import WorkerStopped
+from ..queue_state import QueueState
 from ..slot import Slot
-from .at_least_once import Batch, Failed, LeaseTask
-from .base import Route
+from .at_least_once import AtLeastOnceReceiver, Failed, LeasedBatch
+from .base import HandlerRoute
 from .several import Ready, SeveralTask, WholeBatches
 
 
@@ -45,11 +45,11 @@ class Multiples(WholeBatches):
         self.n = min(self.n, max(1, self._fits))
 
 
-class LeaseSeveralTask(SeveralTask, LeaseTask):
+class LeaseSeveralTask(SeveralTask, AtLeastOnceReceiver):
     """AT_LEAST_ONCE."""
 
-    def __init__(self, desk: Desk, slot: Slot | None) -> None:
-        super().__init__(desk, slot)
+    def __init__(self, state: QueueState, slot: Slot | None) -> None:
+        super().__init__(state, slot)
         most = min(settings.MAX_BATCH, backend_of(connections[self.alias]).max_batch)
         self.size = Multiples(self._largest, most, self._target)
         #: What the calls of one batch have kept checkpoints of.
@@ -64,7 +64,7 @@ class LeaseSeveralTask(SeveralTask, LeaseTask):
         limit = self.gather(limit)
         return super().receive(limit) if limit else 0
 
-    def _handle_with_others(self, batch: Batch, row: Claimed, failures: list[Failed], unknown: list[int]) -> bool:
+    def _handle_with_others(self, batch: LeasedBatch, row: Claimed, failures: list[Failed], unknown: list[int]) -> bool:
         if self._suspected:
             self._ack_early(batch)  # the one that kills may be next
         route = self.route_of(row)
@@ -75,13 +75,15 @@ class LeaseSeveralTask(SeveralTask, LeaseTask):
         self._handle_several(batch, route, [row, *others], failures, unknown)
         return True
 
-    def _flush(self, batch: Batch, failures: list[Failed], unknown: list[int], claim: UnderWay, average: float) -> None:
+    def _flush(
+        self, batch: LeasedBatch, failures: list[Failed], unknown: list[int], claim: ActiveClaim, average: float
+    ) -> None:
         """As ever, but what is kept are whole batches: half of one would be a call that nobody asked for."""
         self._end(batch, failures, unknown, claim)
         keep = 0 if monotonic() > batch.expires else int(self._target / average) // self._largest * self._largest
         self._give_back(batch, keep)
 
-    def _take_along(self, batch: Batch, route: Route, first: Claimed) -> list[Claimed]:
+    def _take_along(self, batch: LeasedBatch, route: HandlerRoute, first: Claimed) -> list[Claimed]:
         """Take out of what waits the others of the same call. What is of another one is out of it for a moment, and held, so that
         a renewal in between does not miss it."""
         others: list[Claimed] = []
@@ -91,11 +93,16 @@ class LeaseSeveralTask(SeveralTask, LeaseTask):
         batch.waiting.extendleft(reversed(rest))
         if rest:
             passed = {row[SEQ] for row in rest}
-            batch.held[:] = [seq for seq in batch.held if seq not in passed]
+            batch.in_flight[:] = [seq for seq in batch.in_flight if seq not in passed]
         return others
 
     def _handle_several(
-        self, batch: Batch, route: Route, rows: Sequence[Claimed], failures: list[Failed], unknown: list[int]
+        self,
+        batch: LeasedBatch,
+        route: HandlerRoute,
+        rows: Sequence[Claimed],
+        failures: list[Failed],
+        unknown: list[int],
     ) -> None:
         """Call their handler, and where that fails as a whole with the halves of them, until those that fail are alone."""
         ready: list[Ready] = []
@@ -111,7 +118,7 @@ class LeaseSeveralTask(SeveralTask, LeaseTask):
         self._rewritten.clear()
         while parts:
             part = parts.popleft()
-            if self.desk.stopping.is_set() and len(part) < len(ready):
+            if self.state.stopping.is_set() and len(part) < len(ready):
                 stopped = WorkerStopped(f"{route.entry.registration.name} was not called: the worker stops.")
                 failures += [(one.row, stopped, None) for one in part]
                 continue
@@ -146,7 +153,7 @@ class LeaseSeveralTask(SeveralTask, LeaseTask):
                     headers = dict(rows.values_list("seq", "headers"))
                 break
             except Error as error:
-                if not self.desk.survive(error, self.desk.breaker, connection):
+                if not self.state.retry_after(error, self.state.breaker, connection):
                     raise
         return [
             Ready(
@@ -157,7 +164,7 @@ class LeaseSeveralTask(SeveralTask, LeaseTask):
             for one in part
         ]
 
-    def _ack_early(self, batch: Batch) -> None:
+    def _ack_early(self, batch: LeasedBatch) -> None:
         """What is done: a crash is not to double it."""
         seqs = set(batch.done)
         if seqs:
@@ -176,4 +183,4 @@ class LeaseSeveralTask(SeveralTask, LeaseTask):
         if lost := {*seqs}.difference(reached):
             raise LeaseLost(self.queue._meta.label, min(lost))
         if seconds < batch.period:
-            batch.again.update(seqs)  # they end before the others of their batch are due
+            batch.renew_again.update(seqs)  # they end before the others of their batch are due

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from queueapp.sql.claimed import Claimed
 
-from .at_most_once import AtMostOnceTask
+from .at_most_once import AtMostOnceReceiver
 from .sent import SentTask
 from .several import Ready, SeveralTask
 
@@ -45,7 +45,7 @@ class _Once(SeveralTask):
                 yield one.row, outcome.get(place) if isinstance(outcome, dict) else outcome
 
 
-class AtMostOnceSeveralTask(_Once, AtMostOnceTask):
+class AtMostOnceSeveralTask(_Once, AtMostOnceReceiver):
     """AT_MOST_ONCE."""
 
 

@@ -18,8 +18,8 @@ from queueapp.services.connection_timeouts import ResponseDeadline, bounded_lock
 from queueapp.sql import ErrorKind
 from queueapp.sql.claimed import SEQ, Claimed
 
-from ..desk import is_error_of
 from ..handlers import WorkerStopped
+from ..queue_state import is_error_of
 
 log = logging.getLogger("queueapp.workers")
 
@@ -33,10 +33,10 @@ def recover(
         if token is not None:
             with ResponseDeadline(connections[task.alias]):
                 task.sql.acks.release(connections[task.alias], [claimed[SEQ]], token, handled=False)
-        task.desk.came_back([claimed[SEQ]])
+        task.state.messages_returned([claimed[SEQ]])
         return
     if not isinstance(error, MessageCancelled):
-        task.desk.failed()
+        task.state.failed()
     task.about = claimed
     connection = connections[task.alias]
     with ResponseDeadline(connection):
@@ -61,16 +61,16 @@ def recover(
             if is_error_of(connection, failure, ErrorKind.LOCKED):
                 continue  # another receiver has it in hand; the failed attempt must be counted all the same
             storing = isinstance(failure, apply_verdict.StoreFailed)
-            breaker = task.desk.store_breaker if storing else task.desk.breaker
-            if not task.desk.survive(failure, breaker, connection):
+            breaker = task.state.store_breaker if storing else task.state.breaker
+            if not task.state.retry_after(failure, breaker, connection):
                 raise
-    task.desk.breaker.success()
+    task.state.breaker.success()
     task.mend()
     if storing or isinstance(verdict, verdicts.RetryLater):
-        task.desk.store_breaker.success()
+        task.state.store_breaker.success()
     if verdict is None:
         if token is not None and not task.queue.delivery.others_may_end:
-            task.desk.stats.lost += 1
+            task.state.stats.lost += 1
             log.warning("%s", LeaseLost(task.queue._meta.label, claimed[SEQ]))
     elif isinstance(verdict, verdicts.RetryNow):
-        task.desk.retried(claimed[SEQ])
+        task.state.retried(claimed[SEQ])

@@ -21,8 +21,8 @@ from queueapp.sql import ErrorKind
 from queueapp.sql.claimed import FOREVER_MS, SEQ, Claimed
 
 from .. import fanout
-from ..desk import is_error_of
-from .at_most_once import AtMostOnceTask
+from ..queue_state import is_error_of
+from .at_most_once import AtMostOnceReceiver
 from .strangers import strangers_of
 
 log = logging.getLogger("queueapp.workers")
@@ -31,41 +31,41 @@ log = logging.getLogger("queueapp.workers")
 _PATIENCE_MS = 10_000
 
 
-class SentTask(AtMostOnceTask):
+class SentTask(AtMostOnceReceiver):
     """AT_MOST_ONCE with a limit, with messages that are shared out, or with barriers."""
 
     def receive(self, limit: int) -> int:
-        taking = self.desk.taking
+        taking = self.state.limited_claims
         self.full = False
         connection = connections[self.alias]
         token = new_id()
-        with self.desk.claim(limit) as claim:
+        with self.state.claim(limit) as claim:
             with ResponseDeadline(connection):
                 if taking is None:
                     rows = self.sql.claims.claim_by_lease(
-                        connection, claim.ranges, limit, token, self.desk.subscriber, FOREVER_MS
+                        connection, claim.ranges, limit, token, self.state.subscriber, FOREVER_MS
                     )
                     taken = Taken(rows, full=len(rows) == limit)
                 else:
                     taken = taking.take(
-                        connection, claim.ranges, limit, token, self.desk.subscriber, None, bounded=True
+                        connection, claim.ranges, limit, token, self.state.subscriber, None, bounded=True
                     )
             rows = taken.rows
-            # As in ``LeaseTask``.
+            # As in ``AtLeastOnceReceiver``.
             claim.rows = None if taken.nobodys or (taking is not None and not rows) else rows
         if taken.nobodys:
-            self.desk.strangers.pass_by(claim, taken.nobodys)
-        self.full, self.desk.at_limit = taken.full, taken.at_limit
+            self.state.skipped.pass_by(claim, taken.nobodys)
+        self.full, self.state.at_limit = taken.full, taken.at_limit
         if not rows:
             return 0
         if self.handlers.copies:
-            rows = fanout.replace_leased(self.desk, rows, token)
+            rows = fanout.replace_leased(self.state, rows, token)
         self.reserved = len(rows) if self.reserved else 0
-        self.desk.claimed(rows, self.full)
+        self.state.claimed(rows, self.full)
         self.size.weigh(rows)
         if unknown := strangers_of(self, rows):
             self._give_back(sorted(unknown), token)
-            self.desk.strangers.leave_alone(claim, rows, unknown)
+            self.state.skipped.leave_alone(claim, rows, unknown)
             gone = set(unknown)
             rows = [row for row in rows if row[SEQ] not in gone]
         if rows:
@@ -82,7 +82,7 @@ class SentTask(AtMostOnceTask):
             if outcome is False:
                 # Others subscribe to it since it was claimed.
                 self._give_back([row[SEQ]], token)
-                self.desk.came_back([row[SEQ]])
+                self.state.messages_returned([row[SEQ]])
                 self.handed.used()
                 continue
             if outcome is None:
@@ -113,18 +113,18 @@ class SentTask(AtMostOnceTask):
                 with ResponseDeadline(connection):
                     self.sql.acks.ack(connection, sorted(ended), token)
             except Error as error:
-                if not self.desk.survive(error, self.desk.breaker, connection):
+                if not self.state.retry_after(error, self.state.breaker, connection):
                     log.error("%s: %d messages that were handled keep their places until this worker is dead: %s",
                               self.queue._meta.label, len(ended), error)  # fmt: skip
                     return handled
                 continue
             if handled:
-                self.desk.succeeded(handled)
+                self.state.succeeded(handled)
             if self.reserved:
                 self.reserved = max(0, self.reserved - len(ended))
             ended.clear()
-            if self.desk.at_limit:
-                self.desk.made_room()
+            if self.state.at_limit:
+                self.state.made_room()
             return 0
         return handled
 
@@ -137,8 +137,8 @@ class SentTask(AtMostOnceTask):
                     row = self.sql.failures.lock(connection, claimed[SEQ], token, _PATIENCE_MS)
                 break
             except Error as failure:
-                if not is_error_of(connection, failure, ErrorKind.LOCKED) and not self.desk.survive(
-                    failure, self.desk.breaker, connection
+                if not is_error_of(connection, failure, ErrorKind.LOCKED) and not self.state.retry_after(
+                    failure, self.state.breaker, connection
                 ):
                     row = None
                     break

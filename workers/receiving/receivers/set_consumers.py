@@ -21,12 +21,12 @@ from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.sql import ErrorKind, backend_of
 from queueapp.sql.claimed import DELIVERIES, SEQ, Claimed
 
-from ..batch_sizer import BatchSize
-from ..desk import Desk, is_error_of
-from ..handlers import Entry, Interrupted, WorkerStopped
+from ..batch_sizer import BatchSizer
+from ..handlers import BoundConsumer, Interrupted, WorkerStopped
+from ..queue_state import QueueState, is_error_of
 from ..slot import Slot
-from .base import RollBack
-from .transactional import TransactionalTask
+from .base import Rollback
+from .transactional import TransactionalReceiver
 
 log = logging.getLogger("queueapp.workers")
 
@@ -35,16 +35,16 @@ class NotThere(Exception):
     """The handler has deleted messages of its set, which is the worker's business."""
 
 
-class SetTask(TransactionalTask):
+class SetReceiver(TransactionalReceiver):
     """The task of a set consumer."""
 
-    def __init__(self, desk: Desk, slot: Slot | None) -> None:
-        super().__init__(desk, slot)
+    def __init__(self, state: QueueState, slot: Slot | None) -> None:
+        super().__init__(state, slot)
         self._largest = min(self.handlers.finder.size, backend_of(connections[self.alias]).max_batch)
         self._limit = self._largest
-        self.size = BatchSize(self._largest, 1.0)
+        self.size = BatchSizer(self._largest, 1.0)
         self.size.n = self._largest
-        self._entry = Entry(self.handlers.finder.registration)
+        self._entry = BoundConsumer(self.handlers.finder.registration)
         self._receiving = Receiving(self.queue, self.alias, self._entry.registration, self.extend, self.write_headers)
 
     @property
@@ -60,32 +60,32 @@ class SetTask(TransactionalTask):
         handled = False
         try:
             with ResponseDeadline(connection) as deadline, transaction.atomic(using=self.alias):
-                with self.desk.claim(wanted) as claim:
+                with self.state.claim(wanted) as claim:
                     # One that is alone may have to be told of.
                     claim.rows = rows = self.sql.limits.lock_heads(connection, claim.ranges, wanted, bodies=wanted == 1)
                 if not rows:
                     return 0
                 self.full = len(rows) == wanted
-                self.desk.claimed(rows, self.full)
+                self.state.claimed(rows, self.full)
                 if (
                     len(rows) > 1
                     and (place := next((n for n, row in enumerate(rows) if row[DELIVERIES]), None)) is not None
                 ):
                     # What has failed before takes no others with it.
                     self._limit = max(1, place)
-                    raise RollBack
+                    raise Rollback
                 deadline.pause()
                 outcome = self.call(rows[0]) if len(rows) == 1 else self._call(rows)
                 deadline.restart()
                 handled = True
                 if outcome is not None:
-                    raise RollBack
+                    raise Rollback
                 seqs = [row[SEQ] for row in rows]
                 if (gone := len(seqs) - self.sql.failures.remove(connection, seqs)) != 0:
                     outcome = NotThere(f"The handler has deleted {gone} messages of its set: leave that to the worker.")
-                    raise RollBack
+                    raise Rollback
                 hooks = self._run_every_hook(connection, rows[0], deadline)
-        except RollBack:
+        except Rollback:
             hooks = False
         except Exception as error:
             hooks = False
@@ -93,14 +93,14 @@ class SetTask(TransactionalTask):
             if not handled or (lost and len(rows) > 1):
                 if rows:
                     self._limit = max(1, len(rows) // 2)  # it may be the set that the session died of
-                    self.desk.rolled_back(rows)
+                    self.state.rolled_back(rows)
                 raise
             outcome = error  # of the delete, or of the commit
         else:
             self._limit = min(2 * self._limit, self._largest)
             if hooks or self.handed.stale:
                 self.mend()
-            self.desk.succeeded(len(rows))
+            self.state.succeeded(len(rows))
             return len(rows)
         self._take_back(rows, outcome)
         return len(rows)
@@ -128,7 +128,7 @@ class SetTask(TransactionalTask):
         elif self.handed.stale:
             self.mend()
         if outcome is None or isinstance(outcome, WorkerStopped) or len(rows) > 1:
-            self.desk.rolled_back(rows)
+            self.state.rolled_back(rows)
         if outcome is None or isinstance(outcome, WorkerStopped):
             return
         assert isinstance(outcome, BaseException)
@@ -137,9 +137,9 @@ class SetTask(TransactionalTask):
             self._limit = min(2, self._largest)
             return
         self._limit = len(rows) // 2
-        log.info("%s: a set of %d messages failed (%s); it is halved.", self.desk.label, len(rows), one_line(outcome))
+        log.info("%s: a set of %d messages failed (%s); it is halved.", self.state.label, len(rows), one_line(outcome))
 
-    def _entry_of(self, claimed: Claimed) -> Entry:
+    def _entry_of(self, claimed: Claimed) -> BoundConsumer:
         return self._entry  # whatever it is; its headers were not read
 
     def stands(self, seq: int) -> bool:

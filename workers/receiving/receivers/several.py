@@ -25,10 +25,10 @@ from queueapp.messages.ids import as_uuid
 from queueapp.sql import backend_of
 from queueapp.sql.claimed import BODY, CANCELS, DELIVERIES, HEADERS, ID, RECIPIENT, SEQ, Claimed
 
-from ..batch_sizer import BatchSize
-from ..desk import Desk
+from ..batch_sizer import BatchSizer
+from ..queue_state import QueueState
 from ..slot import Slot
-from .base import Route, Task
+from .base import HandlerRoute, Receiver
 
 #: What became of a call: all is done; these have failed, by their places; all of it has.
 Outcome = dict[int, BaseException] | BaseException | None
@@ -42,7 +42,7 @@ class Ready(msgspec.Struct, frozen=True, eq=False, gc=False):
     attempt: int
 
 
-class WholeBatches(BatchSize):
+class WholeBatches(BatchSizer):
     """As many as the largest batch, whatever handlers take: who asks for 500 at once wants to have 500. Bodies bound it."""
 
     def __init__(self, limit: int) -> None:
@@ -57,22 +57,22 @@ class WholeBatches(BatchSize):
         """It stays as it is."""
 
 
-class SeveralTask(Task):
+class SeveralTask(Receiver):
     """Mixed into the task of each semantics, where a consumer takes several messages."""
 
-    def __init__(self, desk: Desk, slot: Slot | None) -> None:
-        super().__init__(desk, slot)
+    def __init__(self, state: QueueState, slot: Slot | None) -> None:
+        super().__init__(state, slot)
         backend = backend_of(connections[self.alias])
         self._largest = min(self.handlers.largest_batch, backend.max_batch)
         self._wait = self.handlers.batch_wait
-        self.size: BatchSize = WholeBatches(self._largest)
-        self._routes: dict[tuple[str, str], Route | None] = {}
+        self.size: BatchSizer = WholeBatches(self._largest)
+        self._routes: dict[tuple[str, str], HandlerRoute | None] = {}
         #: The contexts of the last call.
         self._contexts: BatchContext | None = None
 
     # -- who takes what -----------------------------------------------------------------------------------------------
 
-    def route_of(self, row: Claimed) -> Route | None:
+    def route_of(self, row: Claimed) -> HandlerRoute | None:
         """Where it goes, if that is a consumer of several; None: it is somebody else's business."""
         key = (row[HEADERS], row[RECIPIENT] if self.handlers.addressed else "")
         if self.handlers.copies and not key[1]:
@@ -89,7 +89,7 @@ class SeveralTask(Task):
         found = self._routes[key] = _if_several(route)
         return found
 
-    def _look_up(self, row: Claimed) -> Route | None:
+    def _look_up(self, row: Claimed) -> HandlerRoute | None:
         """Where it goes, whatever its consumer takes; None: nobody here takes it, or it cannot be told."""
         try:
             return self._find(row)
@@ -107,7 +107,7 @@ class SeveralTask(Task):
         """Whether it has failed before: such ones are handled with their like, not with fresh ones."""
         return bool(row[DELIVERIES] - leased - row[CANCELS] > 0)
 
-    def goes_with(self, row: Claimed, route: Route, first: Claimed, *, leased: bool) -> bool:
+    def goes_with(self, row: Claimed, route: HandlerRoute, first: Claimed, *, leased: bool) -> bool:
         """Whether one call takes both."""
         if (
             row[HEADERS] == route.headers
@@ -124,7 +124,9 @@ class SeveralTask(Task):
             and self.has_failed(row, leased=leased) == self.has_failed(first, leased=leased)
         )
 
-    def next_call(self, waiting: list[Claimed], *, leased: bool) -> tuple[Route | None, list[Claimed], list[Claimed]]:
+    def next_call(
+        self, waiting: list[Claimed], *, leased: bool
+    ) -> tuple[HandlerRoute | None, list[Claimed], list[Claimed]]:
         """Of what waits: who takes the first, which of them one call takes, and the rest. None: who takes one message."""
         first, others = waiting[0], waiting[1:]
         route = self.route_of(first)
@@ -136,7 +138,7 @@ class SeveralTask(Task):
 
     # -- one call -----------------------------------------------------------------------------------------------------
 
-    def make_ready(self, route: Route, row: Claimed, *, leased: bool) -> Ready | BaseException | None:
+    def make_ready(self, route: HandlerRoute, row: Claimed, *, leased: bool) -> Ready | BaseException | None:
         """The message, read; or why its attempt has failed; None: this subscriber does not take it."""
         suspect = self.is_suspect(row, leased=leased)
         try:
@@ -145,7 +147,7 @@ class SeveralTask(Task):
         finally:
             self.end(suspect)
 
-    def _read(self, route: Route, row: Claimed, *, leased: bool) -> Ready | BaseException | None:
+    def _read(self, route: HandlerRoute, row: Claimed, *, leased: bool) -> Ready | BaseException | None:
         if self._filter is not None and not self._filter.passes(row[HEADERS], row[BODY]):
             return None
         own = route if row[HEADERS] == route.headers else self.route_of(row) or route
@@ -157,7 +159,7 @@ class SeveralTask(Task):
                 message = None
             if message is None:
                 message = own.read(body, row[HEADERS], as_uuid(row[ID]), self.alias)
-        except BaseException as error:  # as in ``Task.call``
+        except BaseException as error:  # as in ``Receiver.call``
             return error
         if row[DELIVERIES] - leased <= 0:
             return Ready(row, message, 1)
@@ -165,7 +167,7 @@ class SeveralTask(Task):
         spent = limits.spent(row, attempt, route.entry.attempts, self.queue.delivery, leased=leased)
         return spent or Ready(row, message, attempt + limits.unended(row, attempt, leased=leased))
 
-    def call_several(self, route: Route, ready: Sequence[Ready], *, leased: bool) -> Outcome:
+    def call_several(self, route: HandlerRoute, ready: Sequence[Ready], *, leased: bool) -> Outcome:
         """Call the handler of several once."""
         self.cut_loose = False
         rows = [one.row for one in ready]
@@ -186,7 +188,7 @@ class SeveralTask(Task):
         route = self.route_of(claimed)
         if route is None:
             if self._route is not None and self._route.entry.batch:
-                self._route = None  # so that ``Task.call`` looks again, and does not call a consumer of several
+                self._route = None  # so that ``Receiver.call`` looks again, and does not call a consumer of several
             return super().call(claimed, leased=leased)
         ready = self.make_ready(route, claimed, leased=leased)
         if not isinstance(ready, Ready):
@@ -204,17 +206,17 @@ class SeveralTask(Task):
         another task of this process is at it."""
         if not self._wait or self.full:
             return limit
-        if not self.desk.gathering.acquire(blocking=False):
+        if not self.state.gathering.acquire(blocking=False):
             self.full = False
             return 0
         try:
-            if self.desk.stopping.wait(self._wait):
+            if self.state.stopping.wait(self._wait):
                 return 0
         finally:
-            self.desk.gathering.release()
+            self.state.gathering.release()
         # What it was called for was seen before.
-        return limit if self.reserved or self.desk.throttled else max(limit, self.size.n)
+        return limit if self.reserved or self.state.throttled else max(limit, self.size.n)
 
 
-def _if_several(route: Route | None) -> Route | None:
+def _if_several(route: HandlerRoute | None) -> HandlerRoute | None:
     return route if route is not None and route.entry.batch else None

@@ -8,20 +8,20 @@ from collections.abc import Sequence
 from queueapp.errors import UndecodableMessage
 from queueapp.sql.claimed import BODY, HEADERS, SEQ, Claimed
 
-from .base import Task
+from .base import Receiver
 
 
-def strangers_of(task: Task, rows: Sequence[Claimed]) -> list[int]:
+def strangers_of(task: Receiver, rows: Sequence[Claimed]) -> list[int]:
     """The seqs of those that no consumer here takes, or that the filter of this subscriber does not let pass."""
     if not task.queue.delivery.recipients:
         # Most have the headers of those before.
-        known = task._route.headers if task._route is not None and task.desk.filter is None else None
+        known = task._route.headers if task._route is not None and task.state.filter is None else None
         rows = [row for row in rows if row[HEADERS] != known]
     return [row[SEQ] for row in rows if _is_stranger(task, row)]
 
 
-def _is_stranger(task: Task, claimed: Claimed) -> bool:
-    passing = task.desk.filter
+def _is_stranger(task: Receiver, claimed: Claimed) -> bool:
+    passing = task.state.filter
     if passing is not None and not passing.passes(claimed[HEADERS], claimed[BODY]):
         return True
     try:

@@ -43,7 +43,7 @@ def keep(
             task.mend()
             return
         except Error as failure:
-            if not task.desk.survive(failure, task.desk.breaker, connection):
+            if not task.state.retry_after(failure, task.state.breaker, connection):
                 log.critical("%s: message %s was taken, has failed and could not be kept; headers: %s",
                              task.queue._meta.label, as_uuid(claimed[ID]), claimed[HEADERS])  # fmt: skip
                 return  # the rest of its batch is to be handled all the same
@@ -59,9 +59,9 @@ def put_back(task: Any, claimed: Claimed) -> None:
             with ResponseDeadline(connection), transaction.atomic(using=task.alias):
                 if once.first():
                     task.sql.inserts.insert_row(connection, row, same_queue=True)
-            task.desk.copied()
+            task.state.copied()
             return
         except Error as failure:
-            if not task.desk.survive(failure, task.desk.breaker, connection):
+            if not task.state.retry_after(failure, task.state.breaker, connection):
                 keep(task, claimed, row, failure, once=once)
                 return

@@ -14,22 +14,22 @@ from queueapp.failures.applied import Decided
 from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.sql.claimed import SEQ, Claimed
 
-from ..desk import Desk
+from ..queue_state import QueueState
 from ..slot import Slot
-from .base import Route
+from .base import HandlerRoute
 from .several import Ready, SeveralTask
-from .transactional_batch import Together, TogetherTask
+from .transactional_batch import SharedTransaction, TransactionBatchReceiver
 
 
 class Refused(Exception):
     """The attempt of one message of several has failed where that cannot be decided beside the others."""
 
 
-class TogetherSeveralTask(SeveralTask, TogetherTask):
+class TogetherSeveralTask(SeveralTask, TransactionBatchReceiver):
     """TRANSACTIONAL."""
 
-    def __init__(self, desk: Desk, slot: Slot | None) -> None:
-        super().__init__(desk, slot)
+    def __init__(self, state: QueueState, slot: Slot | None) -> None:
+        super().__init__(state, slot)
         self._stages = self.size
         self._shares = self._together > 1  # those of consumers that take one message, too
         self._together = self._largest
@@ -59,10 +59,10 @@ class TogetherSeveralTask(SeveralTask, TogetherTask):
     def _is_apart(self, row: Claimed) -> bool:
         return self.is_suspect(row, leased=False) or not (self._shares or self.route_of(row) is not None)
 
-    def _may_go_on_with(self, batch: Together, limit: int, began: float) -> bool:
+    def _may_go_on_with(self, batch: SharedTransaction, limit: int, began: float) -> bool:
         return False
 
-    def _be_alone(self, batch: Together) -> None:
+    def _be_alone(self, batch: SharedTransaction) -> None:
         rows = batch.rows
         if batch.culprit is not None and batch.outcome is None:
             # Before any handler: those before it are claimed without it, or it without those behind it.
@@ -71,7 +71,7 @@ class TogetherSeveralTask(SeveralTask, TogetherTask):
         else:
             self._limit = max(1, len(rows) // 2)
 
-    def _handle_rows(self, batch: Together, connection: Any, deadline: ResponseDeadline) -> None:
+    def _handle_rows(self, batch: SharedTransaction, connection: Any, deadline: ResponseDeadline) -> None:
         waiting = list(batch.stage)
         while waiting:
             route, mine, waiting = self.next_call(waiting, leased=False)
@@ -83,7 +83,12 @@ class TogetherSeveralTask(SeveralTask, TogetherTask):
                 batch.fail(mine[0], Refused("its handler has changed the session, which the next one is not to have"))
 
     def _handle_several(
-        self, batch: Together, connection: Any, deadline: ResponseDeadline, route: Route, rows: Sequence[Claimed]
+        self,
+        batch: SharedTransaction,
+        connection: Any,
+        deadline: ResponseDeadline,
+        route: HandlerRoute,
+        rows: Sequence[Claimed],
     ) -> None:
         hooks = len(connection.run_on_commit)
         ready: list[Ready] = []
@@ -109,7 +114,9 @@ class TogetherSeveralTask(SeveralTask, TogetherTask):
             self._decide(batch, row, error, items)
             deadline.pause()
 
-    def _decide(self, batch: Together, claimed: Claimed, error: BaseException, items: dict[str, Any] | None) -> None:
+    def _decide(
+        self, batch: SharedTransaction, claimed: Claimed, error: BaseException, items: dict[str, Any] | None
+    ) -> None:
         self.about = claimed
         try:
             decided = apply_verdict.decide_taken(
@@ -126,11 +133,11 @@ class TogetherSeveralTask(SeveralTask, TogetherTask):
             self._decided.append(decided)
             batch.failed += 1
 
-    def _committed(self, batch: Together) -> None:
+    def _committed(self, batch: SharedTransaction) -> None:
         super()._committed(batch)
         self._allow_more()
         for decided in self._decided:
-            self.desk.failed()
+            self.state.failed()
             decided.tell()
         if self._decided:
             self._decided.clear()

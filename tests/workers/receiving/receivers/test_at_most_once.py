@@ -14,7 +14,7 @@ from queueapp.models import PoisonMessage
 from tests.in_process_worker import real_commits
 from tests.testapp.messages import Nop, Ping
 from tests.testapp.models import AtMostOnce
-from tests.workers.receiving.batches import Receiver
+from tests.workers.receiving.batches import SingleReceiver
 from workers.receiving.receivers import at_most_once
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
@@ -42,13 +42,13 @@ def send(count: int) -> None:
 def test_as_many_are_claimed_at_once_as_the_setting_says(settings: Any) -> None:
     settings.QUEUEAPP = {"AT_MOST_ONCE_BATCH": 7}
 
-    assert Receiver(AtMostOnce).task.size.limit == 7
+    assert SingleReceiver(AtMostOnce).task.size.limit == 7
 
 
 def test_what_fails_is_kept_with_all_that_it_carried(handled: list[int]) -> None:
     identity = AtMostOnce.send(Nop(0, ""), correlation_id="c1", reply_to="me", headers={"k": "v"})
     send(2)
-    Receiver(AtMostOnce).receive(1)
+    SingleReceiver(AtMostOnce).receive(1)
 
     kept = PoisonMessage.objects.get()
     assert (kept.message_id, kept.correlation_id, kept.reply_to_address) == (identity, "c1", "me")
@@ -60,7 +60,7 @@ def test_what_fails_is_kept_with_all_that_it_carried(handled: list[int]) -> None
 def test_with_one_that_nobody_knows_nothing_is_claimed_and_the_others_are_the_next_time(handled: list[int]) -> None:
     AtMostOnce.send(Ping())
     AtMostOnce.send(Nop(1, ""))
-    one = Receiver(AtMostOnce)
+    one = SingleReceiver(AtMostOnce)
 
     assert one.receive(2) == 2
     assert one.task.full, "the others are still to be claimed"
@@ -76,7 +76,7 @@ def test_what_a_claim_that_was_rolled_back_had_taken_is_claimed_again(
     handled: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     AtMostOnce.send(Nop(1, ""))
-    one = Receiver(AtMostOnce)
+    one = SingleReceiver(AtMostOnce)
 
     def lose(task: Any, rows: Any) -> Any:
         monkeypatch.undo()
@@ -103,7 +103,7 @@ def test_a_record_that_a_database_does_not_take_is_tried_again(
 
     monkeypatch.setattr(apply_verdict, "fail_taken", fail_taken)
     send(3)
-    Receiver(AtMostOnce).receive(3)
+    SingleReceiver(AtMostOnce).receive(3)
 
     assert PoisonMessage.objects.count() == 1
     assert handled == [1, 2]
@@ -118,7 +118,7 @@ def test_on_the_way_out_what_cannot_be_kept_is_named_and_the_others_are_handled(
 
     monkeypatch.setattr(apply_verdict, "fail_taken", fail_taken)
     send(3)
-    one = Receiver(AtMostOnce)
+    one = SingleReceiver(AtMostOnce)
     one.receive(3)
 
     assert handled == [1, 2]
@@ -144,7 +144,7 @@ def test_its_slot_knows_what_is_nowhere_else(handled: list[int]) -> None:
     told: list[tuple[bool, int]] = []
     send(3)
     identities = [as_uuid(one).bytes for one in AtMostOnce.objects.order_by("seq").values_list("id", flat=True)]
-    one = Receiver(AtMostOnce)
+    one = SingleReceiver(AtMostOnce)
     one.task.slot = Slot()  # type: ignore[assignment]
     one.receive(3)
 

@@ -12,7 +12,7 @@ from queueapp.conf import settings as queueapp_settings
 from queueapp.sql.claimed import BODY
 from tests.in_process_worker import Worker, eventually, real_commits
 from tests.testapp.models import AtMostOnce, Leased
-from workers.receiving.desk import Desk
+from workers.receiving.queue_state import QueueState
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
 
@@ -24,9 +24,9 @@ def test_a_backlog_of_155_megabytes_is_claimed_in_bounded_batches(
     each, count = 310_000, 500
     claims: list[int] = []
     handled: list[int] = []
-    claimed = Desk.claimed
+    claimed = QueueState.claimed
 
-    def weighing(self: Desk, rows: Any, full: bool) -> None:
+    def weighing(self: QueueState, rows: Any, full: bool) -> None:
         claims.append(sum(len(row[BODY]) for row in rows))
         claimed(self, rows, full)
 
@@ -34,7 +34,7 @@ def test_a_backlog_of_155_megabytes_is_claimed_in_bounded_batches(
     def handler(message: bytes) -> None:
         handled.append(len(message))
 
-    monkeypatch.setattr(Desk, "claimed", weighing)
+    monkeypatch.setattr(QueueState, "claimed", weighing)
     body = b"x" * each
     queue.send_many(body for _ in range(count))
     start_worker(queue, concurrency=2)

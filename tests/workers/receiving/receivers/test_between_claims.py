@@ -16,7 +16,7 @@ from queueapp.services import connection_timeouts
 from tests.in_process_worker import real_commits
 from tests.kill_session import kill_this, session_of
 from tests.testapp.models import InSets, Several, Together
-from tests.workers.receiving.batches import Receiver
+from tests.workers.receiving.batches import SingleReceiver
 
 pytestmark = real_commits
 
@@ -35,7 +35,7 @@ def send(queue: Any, count: int) -> None:
 def test_an_empty_claim_of_sets_is_no_reason_to_claim_again() -> None:
     set_consumer(InSets, size=2)(lambda messages: None)
     send(InSets, 2)
-    receiver = Receiver(InSets)
+    receiver = SingleReceiver(InSets)
 
     assert (receiver.receive(2), receiver.task.full) == (2, True)
     assert (receiver.receive(2), receiver.task.full) == (0, False)
@@ -51,7 +51,7 @@ def test_what_a_set_is_deleted_by_is_watched_again(monkeypatch: pytest.MonkeyPat
         watched.append(me in connection_timeouts._waiting)
 
     send(InSets, 2)
-    receiver = Receiver(InSets)
+    receiver = SingleReceiver(InSets)
     verbs = type(receiver.task.sql)
     remove = verbs.remove
 
@@ -75,7 +75,7 @@ def test_after_a_set_that_was_refused_something_the_next_has_another_session() -
 
     set_consumer(InSets)(handle)
     send(InSets, 2)
-    receiver = Receiver(InSets)
+    receiver = SingleReceiver(InSets)
 
     assert [receiver.receive(2) for _ in range(2)] == [2, 1], "it is halved"
     assert len(set(sessions)) == 2
@@ -91,7 +91,7 @@ def test_what_was_rolled_back_together_is_claimed_again_without_a_look() -> None
             raise ProgrammingError("one")
 
     send(Together, 4)
-    receiver = Receiver(Together)
+    receiver = SingleReceiver(Together)
     while receiver.receive(50):
         pass
 
@@ -113,7 +113,7 @@ def test_a_session_that_was_lost_at_an_early_ack_is_not_the_next_calls_doing() -
             kill_this(connection)
 
     send(Several, 4)
-    receiver = Receiver(Several)
+    receiver = SingleReceiver(Several)
     receiver.receive(4)
 
     assert (calls, failures) == ([[0, 1, 2, 3], [0, 1], [2, 3]], [])

@@ -17,8 +17,8 @@ from tests.in_process_worker import real_commits
 from tests.kill_session import deadlock_victim
 from tests.testapp.messages import Nop, Ping
 from tests.testapp.models import Effect, Transactional
-from tests.workers.receiving.batches import Receiver
-from workers.receiving.quarantine import FEW
+from tests.workers.receiving.batches import SingleReceiver
+from workers.receiving.quarantine import SMALL_BATCH
 from workers.receiving.receivers.transactional import NO_TOKEN
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
@@ -26,7 +26,7 @@ pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
 Act = Callable[[Nop, Context], Any]
 
 
-class Careful(Receiver):
+class Careful(SingleReceiver):
     """A careful task, and the (number, attempt) of what its handler was called with."""
 
     def __init__(self, act: Act) -> None:
@@ -39,7 +39,7 @@ class Careful(Receiver):
 
         consumer(Transactional, name="tests", policy=lambda failure: Poison("seen"))(handler)
         super().__init__(Transactional)
-        self.pump.careful = True
+        self.pump.crash_tracking = True
 
 
 @pytest.fixture(autouse=True)
@@ -74,9 +74,9 @@ def test_each_is_told_its_attempt_and_batches_grow() -> None:
 
 
 def test_few_are_leased_at_once_however_many_it_was_called_for() -> None:
-    send(FEW + 5)
+    send(SMALL_BATCH + 5)
 
-    assert Careful(lambda message, context: None).receive(100) == FEW
+    assert Careful(lambda message, context: None).receive(100) == SMALL_BATCH
 
 
 def test_a_stop_gives_back_what_was_not_begun() -> None:

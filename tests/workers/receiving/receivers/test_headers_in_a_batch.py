@@ -13,7 +13,7 @@ from queueapp.messages import new_id
 from queueapp.models import PoisonMessage
 from tests.in_process_worker import real_commits
 from tests.testapp.models import Addressed, AtMostOnce, Leased
-from tests.workers.receiving.batches import Receiver
+from tests.workers.receiving.batches import SingleReceiver
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
 
@@ -47,7 +47,7 @@ def test_each_body_is_read_by_what_its_own_message_says(queue: Any) -> None:
         (note, b'{"number":6}'),
     )  # fmt: skip
 
-    Receiver(queue).receive(20)
+    SingleReceiver(queue).receive(20)
 
     assert got == [Note(1), Note(2), Other(3), Note(4), Note(7), Note(6)]
     assert (
@@ -63,7 +63,7 @@ def test_equal_headers_for_another_recipient_go_to_another_consumer() -> None:
     for name in ("one", "two", "one", "two"):
         Addressed.send(Note(1), recipient=name)
 
-    Receiver(Addressed).receive(10)
+    SingleReceiver(Addressed).receive(10)
 
     assert sorted(name for name, _ in got) == ["one", "one", "two", "two"]
 
@@ -73,7 +73,7 @@ def test_unknown_ones_between_known_ones_stay_where_they_are(queue: Any) -> None
     got: list[Any] = []
     consumer(queue, name="note")(_typed(Note, got))
     put(queue, *((headers_of(Other if number % 2 else Note), b'{"number":%d}' % number) for number in range(6)))
-    receiver = Receiver(queue)
+    receiver = SingleReceiver(queue)
 
     while receiver.receive(6):
         pass

@@ -19,7 +19,7 @@ from queueapp.sql.claimed import SEQ
 from tests.in_process_worker import DEADLINE, real_commits
 from tests.testapp.models import AddressedUrgent, SeveralTransactional, Together, Transactional
 from tests.testapp.ordering import RankedTransactional
-from tests.workers.receiving.batches import Receiver
+from tests.workers.receiving.batches import SingleReceiver
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
 
@@ -54,8 +54,8 @@ def test_what_another_task_has_in_hand_is_left_to_it(queue: Any, monkeypatch: py
     handled: list[int] = []
     consumer(queue, name="one")(lambda message: handled.append(message["n"]))
     queue.send({"n": 1}, **({"recipient": "one"} if queue is AddressedUrgent else {}))
-    receiver = Receiver(queue)
-    claiming = receiver.task.desk.claiming
+    receiver = SingleReceiver(queue)
+    claiming = receiver.task.state.claims
     with monkeypatch.context() as patched:
         in_hand = overtaken(patched, claiming)
         assert receiver.receive(1) == 0
@@ -65,7 +65,7 @@ def test_what_another_task_has_in_hand_is_left_to_it(queue: Any, monkeypatch: py
     assert receiver.receive(1) == 0, "nor is it claimed again"
 
     # As after its verdict: to be retried now.
-    receiver.task.desk.retried(in_hand[0])
+    receiver.task.state.retried(in_hand[0])
     claiming.let_go(in_hand[0])
     assert receiver.receive(1) == 1
     assert handled == [1]
@@ -78,9 +78,9 @@ def test_what_nobody_has_in_hand_is_handled_meanwhile(queue: Any, monkeypatch: p
     consumer(queue, name="one")(lambda message: handled.append(message["n"]))
     recipient = {"recipient": "one"} if queue is AddressedUrgent else {}
     queue.send({"n": 1}, **recipient)
-    receiver = Receiver(queue)
+    receiver = SingleReceiver(queue)
     with monkeypatch.context() as patched:
-        overtaken(patched, receiver.task.desk.claiming)
+        overtaken(patched, receiver.task.state.claims)
         assert receiver.receive(1) == 0
     queue.send({"n": 2}, **recipient)
 
@@ -101,10 +101,10 @@ def test_what_its_task_had_in_hand_before_is_left_to_another_one_all_the_same(
 
     consumer(queue, name="one", policy=lambda failure: RetryNow())(act)
     queue.send({"n": 1}, **({"recipient": "one"} if queue is AddressedUrgent else {}))
-    receiver = Receiver(queue)
+    receiver = SingleReceiver(queue)
     assert receiver.receive(1) == 1
     with monkeypatch.context() as patched:
-        (in_hand, claimed) = overtaken(patched, receiver.task.desk.claiming), receiver.receive(1)
+        (in_hand, claimed) = overtaken(patched, receiver.task.state.claims), receiver.receive(1)
         assert (len(in_hand), claimed) == (1, 0)
 
     assert receiver.receive(1) == 0
@@ -121,9 +121,9 @@ def test_it_is_left_to_it_among_several_too(queue: Any, careful: bool, monkeypat
     else:
         consumer(queue, name="one")(lambda message: handled.append(message["n"]))
     queue.send_many({"n": number} for number in range(3))
-    receiver = Receiver(queue)
-    receiver.pump.careful = careful
-    claiming = receiver.task.desk.claiming
+    receiver = SingleReceiver(queue)
+    receiver.pump.crash_tracking = careful
+    claiming = receiver.task.state.claims
     with monkeypatch.context() as patched:
         in_hand = overtaken(patched, claiming)
         receiver.receive(10)
@@ -146,8 +146,8 @@ def test_what_outlasts_all_that_is_remembered_of_places_is_let_go_all_the_same(
     monkeypatch.setattr(priority64_marks, "MAX_REMEMBERED", 5)
     consumer(RankedTransactional, name="one")(lambda message: None)
     RankedTransactional.send({"n": 1})
-    receiver = Receiver(RankedTransactional)
-    claiming = receiver.task.desk.claiming
+    receiver = SingleReceiver(RankedTransactional)
+    claiming = receiver.task.state.claims
     with monkeypatch.context() as patched:
         in_hand = overtaken(patched, claiming)
         receiver.receive(1)
@@ -159,7 +159,7 @@ def test_what_outlasts_all_that_is_remembered_of_places_is_let_go_all_the_same(
     assert claiming.floors.order_key_of(seq) is None
     assert claiming.holds(seq)
 
-    receiver.task.desk.retried(seq)
+    receiver.task.state.retried(seq)
     claiming.let_go(seq)
 
     assert not claiming.holds(seq)
@@ -171,10 +171,10 @@ def test_in_the_middle_of_a_streak_what_came_before_is_committed(monkeypatch: py
     handled: list[int] = []
     consumer(Transactional, name="one")(lambda message: handled.append(message["n"]))
     Transactional.send_many({"n": number} for number in range(3))
-    receiver = Receiver(Transactional)
+    receiver = SingleReceiver(Transactional)
     if not hasattr(receiver.task.sql, "_of_one"):
         pytest.skip("there are no streaks on this database")
-    claiming = receiver.task.desk.claiming
+    claiming = receiver.task.state.claims
 
     with monkeypatch.context() as patched:
         in_hand = overtaken(patched, claiming, lambda: len(handled) == 1)

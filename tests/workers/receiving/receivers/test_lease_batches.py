@@ -16,18 +16,18 @@ from queueapp.sql import backend_of
 from tests.in_process_worker import eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased
-from tests.workers.receiving.batches import Receiver
-from workers.receiving.receivers import Batch, at_least_once
+from tests.workers.receiving.batches import SingleReceiver
+from workers.receiving.receivers import LeasedBatch, at_least_once
 from workers.services.lease_renewer import Renewals
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
 
 
 @pytest.fixture
-def receiver(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Receiver]:
+def receiver(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., SingleReceiver]:
     """Makes a receive task of ``Leased`` with this handler and lease."""
 
-    def make(act: Callable[[Nop, Context], None], *, lease_ms: int = 5_000, **options: Any) -> Receiver:
+    def make(act: Callable[[Nop, Context], None], *, lease_ms: int = 5_000, **options: Any) -> SingleReceiver:
         # Handlers are slow where a test says so, and not because the machine is.
         settings.QUEUEAPP = {"RETRY_DELAY": 0, "BATCH_TARGET": 30, **options}
         monkeypatch.setattr(Leased.delivery, "lease_period", timedelta(milliseconds=lease_ms))
@@ -36,7 +36,7 @@ def receiver(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Re
         def handler(message: Nop, context: Context) -> None:
             act(message, context)
 
-        return Receiver(Leased)
+        return SingleReceiver(Leased)
 
     return make
 
@@ -52,7 +52,7 @@ def send(count: int) -> list[int]:
 
 
 def test_a_renewal_in_the_middle_of_the_hand_over_covers_the_message(
-    receiver: Callable[..., Receiver], monkeypatch: pytest.MonkeyPatch
+    receiver: Callable[..., SingleReceiver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the instant after it has left those that wait, before anything else is done with it."""
     renewed: list[int] = []
@@ -88,20 +88,20 @@ def test_a_renewal_that_a_hand_over_overtakes_covers_the_message() -> None:
         def __iter__(self) -> Iterator[Any]:
             if not self.overtaken:
                 self.overtaken = True
-                batch.held.append(self[0][0])
+                batch.in_flight.append(self[0][0])
                 self.popleft()
             return super().__iter__()
 
     rows = [(seq, b"", "{}", None, 1) for seq in (1, 2, 3)]
-    batch = Batch(object(), 0.0, ())  # type: ignore[arg-type]
+    batch = LeasedBatch(object(), 0.0, ())  # type: ignore[arg-type]
     batch.waiting = Overtaking(rows)
 
     assert batch.leased() == {1, 2, 3}
-    assert batch.held == [1], "it happened"
+    assert batch.in_flight == [1], "it happened"
 
 
 def test_a_message_that_is_given_back_in_the_middle_of_the_hand_over_is_not_in_hand(
-    receiver: Callable[..., Receiver], monkeypatch: pytest.MonkeyPatch
+    receiver: Callable[..., SingleReceiver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last one that waits is seen by the task, and gone when it reaches for it."""
     observed: list[int] = []
@@ -116,13 +116,13 @@ def test_a_message_that_is_given_back_in_the_middle_of_the_hand_over_is_not_in_h
     monkeypatch.setattr(at_least_once, "deque", Taken)
     seqs = send(2)
     one = receiver(lambda message, context: handled.append(context.seq))
-    really = at_least_once.BatchSize.observe
+    really = at_least_once.BatchSizer.observe
 
     def observe(self: Any, count: int, seconds: float, *, full: bool = True) -> None:
         observed.append(count)
         really(self, count, seconds, full=full)
 
-    monkeypatch.setattr(at_least_once.BatchSize, "observe", observe)
+    monkeypatch.setattr(at_least_once.BatchSizer, "observe", observe)
 
     one.receive(2)
 
@@ -135,7 +135,7 @@ def test_a_message_that_is_given_back_in_the_middle_of_the_hand_over_is_not_in_h
 def test_of_what_waits_each_is_taken_by_one_of_two_that_take_at_once() -> None:
     """The other one is faster: what was seen to wait is gone."""
     rows: Any = [(seq, b"", "{}", None, 1) for seq in (1, 2, 3)]
-    batch = Batch(object(), 0.0, ())  # type: ignore[arg-type]
+    batch = LeasedBatch(object(), 0.0, ())  # type: ignore[arg-type]
     others: list[int] = []
 
     class Shared(deque[Any]):
@@ -153,7 +153,7 @@ def test_of_what_waits_each_is_taken_by_one_of_two_that_take_at_once() -> None:
 def test_what_is_taken_out_of_a_batch_is_in_the_order_of_the_queue() -> None:
     """In which everybody locks rows; also what an ack that failed had put back."""
     rows: Any = [(seq, b"", "{}", None, 1) for seq in (1, 2, 3, 4)]
-    batch = Batch(object(), 0.0, rows)  # type: ignore[arg-type]
+    batch = LeasedBatch(object(), 0.0, rows)  # type: ignore[arg-type]
     batch.done.extend([7, 5, 6])
 
     assert batch.take_waiting(keep=1) == [2, 3, 4]
@@ -172,7 +172,7 @@ def until_lapsed(context: Context) -> None:
 
 @pytest.mark.parametrize("target", [0.001, 10], ids=["a slow handler", "a fast one"])
 def test_what_waits_when_the_lease_lapses_is_not_handled_beside_its_next_owner(
-    receiver: Callable[..., Receiver], caplog: pytest.LogCaptureFixture, target: float
+    receiver: Callable[..., SingleReceiver], caplog: pytest.LogCaptureFixture, target: float
 ) -> None:
     """Slow or fast is a matter of BATCH_TARGET: whether it would have looked at the clock at all."""
     calls: list[int] = []
@@ -199,7 +199,7 @@ def test_what_waits_when_the_lease_lapses_is_not_handled_beside_its_next_owner(
 
 
 def test_what_waits_when_the_lease_lapses_and_has_no_other_owner_is_given_back_uncounted(
-    receiver: Callable[..., Receiver],
+    receiver: Callable[..., SingleReceiver],
 ) -> None:
     calls: list[int] = []
 
@@ -220,7 +220,7 @@ def test_what_waits_when_the_lease_lapses_and_has_no_other_owner_is_given_back_u
 
 
 def test_while_failures_are_recorded_what_is_acked_is_not_renewed(
-    receiver: Callable[..., Receiver], monkeypatch: pytest.MonkeyPatch
+    receiver: Callable[..., SingleReceiver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Recording may take long: what is still to be recorded is covered, and nothing is asked for that is gone."""
     covered: list[set[int]] = []
@@ -245,14 +245,14 @@ def test_while_failures_are_recorded_what_is_acked_is_not_renewed(
 
 
 def test_only_a_lease_that_its_handler_has_shortened_is_renewed_out_of_turn(
-    receiver: Callable[..., Receiver],
+    receiver: Callable[..., SingleReceiver],
 ) -> None:
     found: list[set[int]] = []
 
     def act(message: Nop, context: Context) -> None:
         for period in (None, timedelta(minutes=10), timedelta(seconds=5), timedelta(seconds=4)):
             context.extend(period)
-            found.append(set(one.batch.again))
+            found.append(set(one.batch.renew_again))
 
     (seq,) = send(1)
     one = receiver(act, lease_ms=5_000)
@@ -263,11 +263,11 @@ def test_only_a_lease_that_its_handler_has_shortened_is_renewed_out_of_turn(
 
 
 def test_a_slow_handler_makes_those_after_it_end_their_messages_together_again(
-    receiver: Callable[..., Receiver], monkeypatch: pytest.MonkeyPatch
+    receiver: Callable[..., SingleReceiver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The clock starts anew after it; else each of them would be acked by itself."""
     flushed: list[float] = []
-    flush = at_least_once.LeaseTask._flush
+    flush = at_least_once.AtLeastOnceReceiver._flush
 
     def act(message: Nop, context: Context) -> None:
         started = monotonic()
@@ -278,7 +278,7 @@ def test_a_slow_handler_makes_those_after_it_end_their_messages_together_again(
         flushed.append(monotonic())
         flush(self, *given)
 
-    monkeypatch.setattr(at_least_once.LeaseTask, "_flush", flushing)
+    monkeypatch.setattr(at_least_once.AtLeastOnceReceiver, "_flush", flushing)
     send(3)
     one = receiver(act, BATCH_TARGET=0.5)
 

@@ -16,7 +16,7 @@ from queueapp.consuming.registry import registered
 from queueapp.models import PoisonMessage
 from tests.in_process_worker import real_commits
 from tests.testapp.models import AtMostOnce, Effect, Leased
-from tests.workers.receiving.batches import Receiver
+from tests.workers.receiving.batches import SingleReceiver
 
 pytestmark = real_commits
 
@@ -145,7 +145,7 @@ def receive(queue: Any, act: Callable[[Note], None]) -> list[tuple[int, Any]]:
 
     consumer(queue, name="batch", attempts=1)(handler)
     queue.send_many(Note(number) for number in range(MESSAGES))
-    receiver = Receiver(queue)
+    receiver = SingleReceiver(queue)
     try:
         for _ in range(MESSAGES):
             with receiver.receiving(MESSAGES):
@@ -220,7 +220,7 @@ def test_a_session_that_was_replaced_between_two_batches_is_no_handlers_doing(qu
     handled: list[int] = []
     consumer(queue, name="batch", attempts=1)(lambda message: handled.append(message["number"]))
     queue.send_many({"number": number} for number in range(MESSAGES))
-    task = Receiver(queue).task
+    task = SingleReceiver(queue).task
     task.bind()
 
     assert task.receive(2) == 2
@@ -244,7 +244,7 @@ def test_a_session_that_was_lost_at_an_ack_is_not_the_next_handlers_doing(monkey
 
     consumer(Leased, name="batch", attempts=1)(handler)
     Leased.send_many({"number": number} for number in range(MESSAGES))
-    task = Receiver(Leased).task
+    task = SingleReceiver(Leased).task
     task.bind()
     monkeypatch.setattr(task, "_target", 0.0)  # it acks after each
 

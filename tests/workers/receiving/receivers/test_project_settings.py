@@ -132,7 +132,7 @@ def test_max_records_to_peek(settings: Any, monkeypatch: pytest.MonkeyPatch) -> 
 
     def counted() -> int:
         pump = QueuePump(Leased, "default", stopping=threading.Event(), concurrency=1)
-        pump.floors.reset()
+        pump.marks.reset()
         seen = pump._peek()
         assert seen is not None
         return seen.ahead
@@ -177,7 +177,7 @@ def test_time_to_trigger_receive_circuit_breaker(
     Leased.send(Pong())
     request.getfixturevalue(trouble)
     worker = request.getfixturevalue("start_worker")(Leased)
-    breaker = getattr(worker.pump.desk, name)
+    breaker = getattr(worker.pump.state, name)
 
     eventually(lambda: breaker.failures >= 2)
 

@@ -7,7 +7,7 @@ from queueapp.consuming.registry import registered
 from tests.in_process_worker import real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import InSets
-from tests.workers.receiving.batches import Receiver
+from tests.workers.receiving.batches import SingleReceiver
 from workers.processes.in_flight_slots import Slots
 
 pytestmark = real_commits
@@ -26,7 +26,7 @@ def test_a_process_that_dies_has_the_whole_set_in_hand() -> None:
     try:
         InSets.send_many(Nop(number, "") for number in range(5))
         seqs = tuple(InSets.objects.order_by("seq").values_list("seq", flat=True))
-        receiver = Receiver(InSets)
+        receiver = SingleReceiver(InSets)
         receiver.task.slot = slots.slot(0)
         assert receiver.receive(100) == 5
     finally:

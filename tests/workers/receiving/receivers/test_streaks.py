@@ -20,7 +20,7 @@ from tests.conformance.endpoint import Endpoint, Note
 from tests.in_process_worker import DEADLINE, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Effect, Transactional
-from tests.workers.receiving.batches import Receiver
+from tests.workers.receiving.batches import SingleReceiver
 from workers.receiving import handler_gate
 from workers.receiving.receivers import transactional
 
@@ -129,7 +129,7 @@ def test_a_task_that_is_to_stop_holds_nothing_more(endpoint: Endpoint) -> None:
     endpoint.handle(lambda message, context: worker.stopping.set() if message.number == 2 else None)
     endpoint.send_many(10)
     worker = endpoint.start(concurrency=1)
-    eventually(lambda: worker.stopping.is_set() and not worker.pump.crew.tasks)
+    eventually(lambda: worker.stopping.is_set() and not worker.pump.pool.receivers)
 
     assert endpoint.numbers == [0, 1, 2]
     assert Transactional.objects.select_for_update(nowait=True).count() == 7
@@ -148,7 +148,7 @@ def test_after_a_slow_handler_the_task_asks_whether_it_may_go_on(
     endpoint.handle(act)
     endpoint.send_many(10)
     worker = endpoint.start(concurrency=1)
-    eventually(lambda: worker.pump.paused and not worker.pump.crew.working)
+    eventually(lambda: worker.pump.paused and not worker.pump.pool.busy)
 
     assert endpoint.numbers == [0, 1, 2]
     assert worker.pump.stats.handled == 3
@@ -190,7 +190,7 @@ def handled(no_consumers: None) -> list[int]:
 
 def test_a_task_takes_its_share_and_what_is_left_is_for_others(handled: list[int]) -> None:
     Transactional.send_many(Nop(number, "") for number in range(5))
-    one = Receiver(Transactional)
+    one = SingleReceiver(Transactional)
 
     assert one.receive(3) == 3
     assert one.task.full, "there may be more"
@@ -216,14 +216,14 @@ def test_quick_handlers_take_turns_with_those_of_another_task(
 
     consumer(Transactional, name="tests")(act)
     Transactional.send_many(Nop(number, "") for number in range(3))
-    one = Receiver(Transactional)
+    one = SingleReceiver(Transactional)
     first = one.task._in_turn._turn
     assert one.receive(3) == 3
 
     assert taken == [False, True, True], "of the first nobody knows that it is quick"
     assert first.enter(), "and it is left"
-    assert next(one.pump.desk.turns) is not first
-    assert next(one.pump.desk.turns) is first
+    assert next(one.pump.state.handler_gates) is not first
+    assert next(one.pump.state.handler_gates) is first
 
 
 def test_a_streak_ends_after_its_time_and_there_may_be_more(
@@ -231,7 +231,7 @@ def test_a_streak_ends_after_its_time_and_there_may_be_more(
 ) -> None:
     monkeypatch.setattr(transactional, "STREAK_SECONDS", -1.0)
     Transactional.send_many(Nop(number, "") for number in range(3))
-    one = Receiver(Transactional)
+    one = SingleReceiver(Transactional)
 
     assert one.receive(3) == 1
     assert one.task.full
@@ -240,10 +240,10 @@ def test_a_streak_ends_after_its_time_and_there_may_be_more(
 def test_what_was_handled_in_a_streak_is_not_kept_from_claims(handled: list[int]) -> None:
     """Claims step over what is in hand, one more stretch for each."""
     Transactional.send_many(Nop(number, "") for number in range(5))
-    one = Receiver(Transactional)
+    one = SingleReceiver(Transactional)
 
     assert one.receive(5) == 5
-    assert not one.pump.desk.claiming._held
+    assert not one.pump.state.claims._held
 
 
 def test_a_claim_that_fails_behind_a_commit_is_not_the_end_of_the_queue(no_consumers: None) -> None:
@@ -252,7 +252,7 @@ def test_a_claim_that_fails_behind_a_commit_is_not_the_end_of_the_queue(no_consu
 
     consumer(Transactional, name="tests")(act)
     Transactional.send_many(Nop(number, "") for number in range(2))
-    one = Receiver(Transactional)
+    one = SingleReceiver(Transactional)
     try:
         assert one.receive(5) == 1
     finally:
@@ -267,11 +267,11 @@ def test_a_task_that_has_to_be_careful_now_claims_nothing_more_in_passing(no_con
     """From the next message on its hand-out is to be recorded before its handler runs."""
 
     def act(message: Nop) -> None:
-        one.pump.careful = True
+        one.pump.crash_tracking = True
 
     consumer(Transactional, name="tests")(act)
     Transactional.send_many(Nop(number, "") for number in range(3))
-    one = Receiver(Transactional)
+    one = SingleReceiver(Transactional)
 
     assert one.receive(3) == 1
     assert one.task.full
@@ -288,7 +288,7 @@ def test_a_handler_that_is_always_the_victim_of_a_deadlock_fails_in_the_end(no_c
 
     consumer(Transactional, name="tests", policy=lambda failure: Poison("seen"))(act)
     Transactional.send(Nop(0, ""))
-    one = Receiver(Transactional)
+    one = SingleReceiver(Transactional)
     for _ in range(transactional.FREE_DEADLOCKS):
         one.receive(1)
     assert one.pump.stats.failed == 0

@@ -8,21 +8,25 @@ from collections.abc import Callable
 from typing import Any
 
 from .handlers import Cancelled, Interrupted
-from .receivers import Running, Task
+from .receivers import ActiveHandler, Receiver
 
 
-def cancel(task: Task, running: Running) -> bool:
+def cancel(task: Receiver, running: ActiveHandler) -> bool:
     """Stop a handler that an operator asked to stop: one that is awaited is cancelled, another one gets ``Cancelled`` in its
     thread. False: not yet, because what is to be awaited has not begun."""
-    with task.stop_lock:
-        if task.running is not running or task.hit is running or task.cut_off is running:
+    with task.interrupt_lock:
+        if (
+            task.active_handler is not running
+            or task.interrupted_for_timeout is running
+            or task.interrupted_for_shutdown is running
+        ):
             return True
         if (stop := running.context._cancel) is not None:
             call_off(stop)
-        elif running.entry.registration.is_async:
+        elif running.consumer.registration.is_async:
             return False
         else:
-            task.hit = running
+            task.interrupted_for_timeout = running
             raise_in(task, Cancelled)
         return True
 
@@ -33,6 +37,6 @@ def call_off(cancel: Callable[..., object], **options: Any) -> None:
         cancel(**options)
 
 
-def raise_in(task: Task, exception: type[Interrupted]) -> None:
+def raise_in(task: Receiver, exception: type[Interrupted]) -> None:
     """Raise in the thread of a task, between two bytecodes."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(task.thread_id), ctypes.py_object(exception))

@@ -33,19 +33,19 @@ from queueapp.sql import ErrorKind, QueueSql, backend_of, queue_sql
 from queueapp.sql.claimed import FOREVER_MS, MAX_SEQ, SEQ, Claimed, Range
 from queueapp.telemetry import tracing
 
-from .barriers import Fence
-from .claim_tracker import Claiming, UnderWay
-from .handler_gate import AT_ONCE, Turn
-from .handlers import Handlers
-from .quarantine import Caution, Suspects
-from .ranked_claiming import RankedClaiming
-from .skipped_messages import Strangers
+from .barriers import BarrierGate
+from .claim_tracker import ActiveClaim, ClaimTracker
+from .handler_gate import AT_ONCE, HandlerGate
+from .handlers import HandlerTable
+from .quarantine import BatchLimit, Quarantine
+from .ranked_claiming import Priority64ClaimTracker
+from .skipped_messages import SkippedMessages
 from .stats import Stats
 
 log = logging.getLogger("queueapp.workers")
 
 
-class Desk:
+class QueueState:
     """One per pump. ``more`` is told of a full claim, ``again`` of what came back: the pump's two reasons to act. ``may_go_on``
     says whether the calling task may take another message."""
 
@@ -54,9 +54,9 @@ class Desk:
         queue: Any,
         alias: str,
         *,
-        handlers: Handlers,
+        handlers: HandlerTable,
         floors: LowWaterMarks,
-        suspects: Suspects,
+        quarantine: Quarantine,
         stopping: threading.Event,
         more: Callable[[], None],
         again: Callable[[], None],
@@ -74,48 +74,48 @@ class Desk:
         self.filter = filter
         #: How claims are made where the queue counts what is out, or shares it out; None: as they come.
         delivery = queue.delivery
-        self.taking = Taking(queue, alias, self._sql) if delivery.counts_leases else None
+        self.limited_claims = Taking(queue, alias, self._sql) if delivery.counts_leases else None
         #: TRANSACTIONAL with a limit: a message is taken with one of the queue's places.
         self.needs_permits = delivery.max_backlog is not None and delivery.semantics is Semantics.TRANSACTIONAL
         #: The last claim left no room for others, so they are to be told when there is some.
         self.at_limit = False
         self._told_room_at = 0.0
-        self.suspects = suspects
+        self.quarantine = quarantine
         self.stopping = stopping
         self.stats = Stats()
-        self.claiming = RankedClaiming(floors) if isinstance(floors, Priority64Marks) else Claiming(floors)
+        self.claims = Priority64ClaimTracker(floors) if isinstance(floors, Priority64Marks) else ClaimTracker(floors)
         #: Of a queue with barriers.
-        self.fence = Fence(queue, alias, self.subscriber) if self.sql.table.barriers else None
+        self.barriers = BarrierGate(queue, alias, self.subscriber) if self.sql.table.barriers else None
         #: Of a queue with consumers that have a limit.
-        self.places = handlers.places
-        if self.places is not None:
-            self.places.freed = self._place_is_free
-        self._plain = self.fence is None and self.places is None
+        self.limiter = handlers.limiter
+        if self.limiter is not None:
+            self.limiter.freed = self._place_is_free
+        self._plain = self.barriers is None and self.limiter is None
         patience = settings.TIME_TO_TRIGGER_RECEIVE_CIRCUIT_BREAKER
         self.peek_breaker = CircuitBreaker(f"Peek of {self.label}", patience)
         self.breaker = CircuitBreaker(f"Receive from {self.label}", patience)
         #: Of this queue in this process; who else has one adds it.
         self.breakers: list[Breaker] = [self.peek_breaker, self.breaker]
         #: TRANSACTIONAL: record each hand-out before its handler runs; kept by the heartbeat (see ``CRASH_TRACKING_PERIOD``).
-        self.careful = False
-        self.caution = Caution()
+        self.crash_tracking = False
+        self.batch_limit = BatchLimit()
         #: Messages that failed in a transaction with others (``Delivery.transaction_size``): to be handled alone.
-        self.apart: set[int] = set()
+        self.isolated: set[int] = set()
         #: Held by a task that lets more messages come (``batch_wait``).
         self.gathering = threading.Lock()
         #: Of quick handlers: each task shares the next one.
-        self.turns = cycle([Turn() for _ in range(AT_ONCE)])
+        self.handler_gates = cycle([HandlerGate() for _ in range(AT_ONCE)])
         self._more, self._again = more, again
         self.may_go_on = may_go_on
         self._consecutive_failures, self._throttled_at = 0, 0.0
-        self.strangers = Strangers(
+        self.skipped = SkippedMessages(
             self.label,
             alias,
             lambda: self.sql,
             again,
             handlers=handlers,
             filter=filter,
-            claiming=self.claiming,
+            claiming=self.claims,
             stats=self.stats,
             stopping=stopping,
         )
@@ -130,8 +130,8 @@ class Desk:
         if self._seen != overrides.version:
             self._seen = overrides.version
             self._sql = tracing.statements(self.queue, queue_sql(self.queue, connections[self.alias]))
-            if self.taking is not None:
-                self.taking = Taking(self.queue, self.alias, self._sql)
+            if self.limited_claims is not None:
+                self.limited_claims = Taking(self.queue, self.alias, self._sql)
         return self._sql
 
     @property
@@ -140,41 +140,41 @@ class Desk:
         period = overrides.lease_period(self.queue, self.alias)
         return FOREVER_MS if period is None else int(period / timedelta(milliseconds=1))
 
-    def claim(self, limit: int) -> AbstractContextManager[UnderWay]:
+    def claim(self, limit: int) -> AbstractContextManager[ActiveClaim]:
         """Around a task's claim: says where, and moves the floors past what was claimed."""
-        if isinstance(self.claiming, RankedClaiming):
-            self.claiming.look_for_arrived(self.sql, connections[self.alias])
-        claim: AbstractContextManager[UnderWay] = self.claiming.claim(limit)
+        if isinstance(self.claims, Priority64ClaimTracker):
+            self.claims.look_for_arrived(self.sql, connections[self.alias])
+        claim: AbstractContextManager[ActiveClaim] = self.claims.claim(limit)
         if self._plain:
             return claim
-        if self.places is not None:
-            claim = self.places.turn(claim)
-        return claim if self.fence is None else self.fence.turn(claim)
+        if self.limiter is not None:
+            claim = self.limiter.turn(claim)
+        return claim if self.barriers is None else self.barriers.turn(claim)
 
     def look(self) -> tuple[list[Range], list[Range]]:
         """(ahead, behind): where the next look goes."""
-        ahead, behind = self.claiming.look()
-        if self.places is None:
+        ahead, behind = self.claims.look()
+        if self.limiter is None:
             return ahead, behind
-        visible = self.places.visible(ahead, behind)
+        visible = self.limiter.visible(ahead, behind)
         if behind and not visible[1]:
-            self.claiming.skip()
+            self.claims.skip()
         return visible
 
     def look_behind(self) -> None:
         """Before a look, what that does not do itself: where priorities have 64 bits late commits and what came back; barriers."""
-        if isinstance(self.claiming, RankedClaiming):
-            self.claiming.look_behind(self.sql, connections[self.alias])
-        if self.fence is not None:
-            self.fence.look()
+        if isinstance(self.claims, Priority64ClaimTracker):
+            self.claims.look_behind(self.sql, connections[self.alias])
+        if self.barriers is not None:
+            self.barriers.look()
 
     def claimed(self, rows: Sequence[Claimed], full: bool) -> None:
         """A task claimed these rows and is about to handle them, which may take long: if there may be more, this is where
         another task is asked for."""
         self.stats.received += len(rows)
         self.breaker.success()
-        if self.places is not None:
-            self.places.claimed(rows)
+        if self.limiter is not None:
+            self.limiter.claimed(rows)
         if full:
             self._more()
 
@@ -208,7 +208,7 @@ class Desk:
         return 0 < settings.THROTTLE_AFTER <= self._consecutive_failures
 
     @property
-    def in_trouble(self) -> bool:
+    def is_degraded(self) -> bool:
         """Whether claims or endings fail, or an outage is assumed: one task feels its way."""
         return bool(self.breaker.failures) or self.throttled
 
@@ -217,33 +217,33 @@ class Desk:
         of an outage by one that began before it: either may last an hour."""
         return self.throttled and handling_since >= self._throttled_at
 
-    def came_back(self, seqs: Sequence[int]) -> None:
+    def messages_returned(self, seqs: Sequence[int]) -> None:
         """These messages were given back unhandled by this process: somebody is to take them."""
         self.stats.returned += len(seqs)
-        if self.places is not None:
-            self.places.came_back(seqs)
-        self.claiming.lower_all(seqs)
+        if self.limiter is not None:
+            self.limiter.came_back(seqs)
+        self.claims.lower_all(seqs)
         self._again()
 
     def _place_is_free(self, passed_over: bool) -> None:
         """Of a consumer whose messages were left where they are because none was."""
         if passed_over:
-            self.claiming.floors.retreat(MAX_SEQ)  # lowers none: what lies just behind them is looked at again
+            self.claims.floors.retreat(MAX_SEQ)  # lowers none: what lies just behind them is looked at again
         self._again()
 
     def rolled_back(self, rows: Sequence[Claimed], unknown: Sequence[int] = ()) -> None:
         """A claim was rolled back with all of its rows, of which nobody here takes the ``unknown``."""
         seqs = [row[SEQ] for row in rows]
-        if isinstance(self.claiming, RankedClaiming):
+        if isinstance(self.claims, Priority64ClaimTracker):
             # Each has a place of its own; the others are not to be claimed again.
             seqs = [seq for seq in seqs if seq not in set(unknown)]
         if seqs:
-            self.claiming.lower_all(seqs)
+            self.claims.lower_all(seqs)
         self._again()
 
     def retried(self, seq: int) -> None:
         """A message is to be received again in its place."""
-        self.claiming.lower(seq)
+        self.claims.lower(seq)
         self._again()
 
     def copied(self) -> None:
@@ -272,7 +272,7 @@ class Desk:
                 self.label, consumer, " ".join(statement.split()) or "in a function, or on the driver's connection",
             )  # fmt: skip
 
-    def survive(self, error: BaseException, breaker: circuit_breaker.CircuitBreaker, connection: Any) -> bool:
+    def retry_after(self, error: BaseException, breaker: circuit_breaker.CircuitBreaker, connection: Any) -> bool:
         """Deal with a database error: reconnect, wait as the breaker says. False: stopping, or it is not the database's."""
         kind = backend_of(connection).error_kind(error)
         if kind is ErrorKind.DEADLOCK:
@@ -293,18 +293,18 @@ class Desk:
         """The one of the table that delayed retries go to, shared with every ``send(delay=)`` of this process."""
         return delayed.store_breaker(self.alias)
 
-    def troubles(self) -> list[BreakerReport]:
+    def degraded(self) -> list[BreakerReport]:
         """Which breakers are not disarmed, and the throttle."""
         all_of_them = [*self.breakers, *delayed.store_breakers(self.alias)]
         told = [trouble for one in all_of_them if (trouble := one.report()) is not None]
         if self.throttled:
             why = f"{self._consecutive_failures} failures in a row"
-            told.append(BreakerReport(name=f"Handlers of {self.label}", state="throttled", error=why))
+            told.append(BreakerReport(name=f"HandlerTable of {self.label}", state="throttled", error=why))
         return told
 
-    def trouble(self) -> str:
+    def degraded_text(self) -> str:
         """``troubles`` in words; '' when all is well."""
-        return "; ".join(f"{one['name']}: {one['state']} after {one['error']}" for one in self.troubles())[:2000]
+        return "; ".join(f"{one['name']}: {one['state']} after {one['error']}" for one in self.degraded())[:2000]
 
 
 def is_error_of(connection: Any, error: BaseException, kind: ErrorKind) -> bool:
