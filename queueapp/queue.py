@@ -16,8 +16,8 @@ from asgiref.sync import sync_to_async
 from django.db import models
 from django.db.models import QuerySet
 
+from .models import NaiveUtcField
 from .models.delivery import OnConflict, Semantics
-from .models.foreign import NaiveUtcField
 from .models.queue import QueueModel
 from .receiving import ack_by_id, ack_by_seq
 from .receiving.async_receive import AsyncReceive

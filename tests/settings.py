@@ -18,6 +18,8 @@ INSTALLED_APPS = [
     "tests.testapp",
     "tests.guide_app",
 ]
+# Its tables follow the models, by `migrate --run-syncdb`, which a test database runs.
+MIGRATION_MODULES = {"testapp": None}
 if find_spec("django.tasks") is None:
     INSTALLED_APPS.append("django_tasks")  # the backport, in requirements-dev.txt
 TASKS = {

@@ -289,7 +289,7 @@ def _subscribed(desk: QueueState) -> Iterator[None]:
     rows = Subscriber.objects.using(alias)
     rows.create(
         id=desk.subscriber, queue=queue._meta.label, table=queue._meta.db_table, host=socket.gethostname()[:255],
-        process=os.getpid(), supervisor=desk.subscriber, alive_until=Now() + _ALIVE, backlog=1, sent=delivery.keeps_sent,
+        process=os.getpid(), supervisor=desk.subscriber, alive_until=Now() + _ALIVE, backlog=1, at_most_once=delivery.keeps_sent,
         consumers=json.dumps([(one.name, one.type_name) for one in registered.of(queue)]),
     )  # fmt: skip
     try:

@@ -89,12 +89,12 @@ class AlertAdmin(ReadOnlyAdmin, OfDatabases):
     def open_since(self, row: Any) -> Any:
         return display.ago(row.since, row.db_now)
 
-    @admin.display(description="told", ordering="told_at")
+    @admin.display(description="told", ordering="notified_at")
     def told(self, row: Any) -> SafeString | str:
         """Whom it was told, and whom not yet."""
-        left = row.untold.split(",") if row.untold else []
-        when = display.ago(row.told_at, row.db_now) if row.told_at is not None else "not told yet"
-        by = ", ".join(name for name in channels() if name not in left) if row.told_at is not None else ""
+        left = row.pending_channels.split(",") if row.pending_channels else []
+        when = display.ago(row.notified_at, row.db_now) if row.notified_at is not None else "not told yet"
+        by = ", ".join(name for name in channels() if name not in left) if row.notified_at is not None else ""
         of = "that it is over" if row.resolved_at is not None and not left else by and f"by {by}"
         if not left:
             return display.below(when, of)

@@ -158,7 +158,9 @@ class OverviewAdmin(ReadOnlyAdmin):
     def _notes(figures: Figures) -> list[str]:
         of = figures.of
         left = [f"{one}; the oldest is {display.of_seconds(one.oldest_seconds)} old" for one in of.stranded]
-        return [text for text in (of.error, of.note, *map(in_words, of.trouble), *left, *map(str, of.unserved)) if text]
+        return [
+            text for text in (of.error, of.note, *map(in_words, of.breakers), *left, *map(str, of.unserved)) if text
+        ]
 
     def _state(self, figures: Figures) -> SafeString:
         if figures.label in NO_QUEUES:
@@ -171,8 +173,8 @@ class OverviewAdmin(ReadOnlyAdmin):
             return display.badge("warn", "paused")
         if figures.of.error:
             return display.badge("bad", "partly known")
-        if figures.of.trouble:
-            return display.badge("bad", "trouble")
+        if figures.of.breakers:
+            return display.badge("bad", "degraded")
         if not figures.subscribers:
             return display.badge("quiet", "no worker")
         if figures.of.unserved or any(left.what == "recipient" for left in figures.of.stranded):
@@ -198,8 +200,8 @@ class OverviewAdmin(ReadOnlyAdmin):
     def _state_of_no_queue(figures: Figures) -> SafeString:
         if figures.subscribers is None:
             return display.badge("bad", "not readable")
-        if figures.of.trouble:
-            return display.badge("bad", "trouble")
+        if figures.of.breakers:
+            return display.badge("bad", "degraded")
         return display.badge("good", "running") if figures.subscribers else display.badge("warn", "none alive")
 
     def _ask(self, request: HttpRequest, queue: Any, operation: QueueOperation, form: Options) -> HttpResponse:

@@ -15,7 +15,7 @@ from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
 
 from ..models import NO_QUEUES, Now, Subscriber, UtcField
-from ..models.subscribers import list_told
+from ..models.subscribers import parse_json_list
 from ..operations import live_workers
 from ..operations.running_handlers import told_by
 from ..operations.statistics import in_words
@@ -49,7 +49,7 @@ class SubscriberAdmin(ReadOnlyAdmin, OfDatabases):
     ordering = ("queue", "host", "process")
     _of_every_process = ("queue_name", "holder", "state", "heartbeat", "started", "id", "supervisor", "trouble_told")
     _of_receivers = (
-        "in_hand", "consumers_told", "unknown_told", "concurrency", "filter_text", "backlog", "outstanding", "lost",
+        "in_hand", "consumers_told", "unknown_told", "concurrency", "filter_text", "backlog", "outstanding", "leases_lost",
         "received", "handled", "failed",
     )  # fmt: skip
     readonly_fields = (*_of_every_process, *_of_receivers)
@@ -124,10 +124,10 @@ class SubscriberAdmin(ReadOnlyAdmin, OfDatabases):
         told = [untrusted.inline(text) for text in _told(row)]
         return display.below(*told) if told else display.NOTHING
 
-    @admin.display(description="trouble")
+    @admin.display(description="open breakers")
     def trouble_told(self, row: Subscriber) -> SafeString | str:
         """Its circuit breakers that are not at rest."""
-        return _lines(in_words(one) for one in live_workers.trouble_of(row.trouble))
+        return _lines(in_words(one) for one in live_workers.trouble_of(row.breakers))
 
     @admin.display(description="consumers, and the types they take")
     def consumers_told(self, row: Subscriber) -> SafeString | str:
@@ -137,7 +137,7 @@ class SubscriberAdmin(ReadOnlyAdmin, OfDatabases):
 
     @admin.display(description="types it has met and does not know")
     def unknown_told(self, row: Subscriber) -> SafeString | str:
-        return _lines(str(kind) or "no type" for kind in list_told(row.unknown_types))
+        return _lines(str(kind) or "no type" for kind in parse_json_list(row.unknown_types))
 
     @admin.display(description="filter")
     def filter_text(self, row: Subscriber) -> SafeString | str:

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from ..conf import settings
-from ..models import Now, PoisonMessage, Subscriber, each_value
+from ..models import Now, PoisonMessage, Subscriber, distinct_values
 from ..operations import statistics
 from ..sql import looking
 from .options import bound_of
@@ -79,7 +79,7 @@ def look(alias: str, queues: Iterable[Any]) -> Seen:
 
 def _poison(alias: str, mine: set[str], seen: Seen) -> None:
     unresolved = looking(PoisonMessage.objects.using(alias)).filter(status=PoisonMessage.Status.UNRESOLVED)
-    groups = each_value(unresolved, "group_key")
+    groups = distinct_values(unresolved, "group_key")
     for number, group in enumerate(groups, 1):
         if number > MOST_GROUPS:
             return  # what lies behind is not known to be over

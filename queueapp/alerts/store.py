@@ -1,7 +1,7 @@
 """The rows of alerts: raising, resolving, and telling each channel once. All times are the database's.
 
 Telling is claimed before it is done, by putting the next try off, so that two leaders at once do not both do it; a channel is
-taken out of ``untold`` after it was told. A process that dies in between tells that channel again: an alert that is said twice
+taken out of ``pending_channels`` after it was told. A process that dies in between tells that channel again: an alert that is said twice
 is better than one that is not said.
 """
 
@@ -31,15 +31,15 @@ BATCH = 20
 def raise_alert(alias: str, condition: Condition) -> bool:
     """Keep an alert, unless there is one already; whether it is new."""
     rows = Alert.objects.using(alias)
-    untold = ",".join(channels_to_tell())
+    pending_channels = ",".join(channels_to_tell())
     over = rows.filter(pk=condition.key, resolved_at__isnull=False)
     # Over, and nobody was told so yet: it goes on, and whoever was told of it is told nothing.
-    if over.filter(tries=0).update(resolved_at=None, untold="", text=condition.text):
+    if over.filter(tries=0).update(resolved_at=None, pending_channels="", text=condition.text):
         return False
     # Somebody was told that it is over, and somebody could not be: to both it is new.
     if over.update(
         resolved_at=None,
-        untold=untold,
+        pending_channels=pending_channels,
         text=condition.text,
         queue=condition.queue,
         since=Now(),
@@ -54,7 +54,7 @@ def raise_alert(alias: str, condition: Condition) -> bool:
         with transaction.atomic(using=alias):
             rows.create(
                 key=condition.key, kind=condition.kind, queue=condition.queue, name=condition.name,
-                text=condition.text, untold=untold,
+                text=condition.text, pending_channels=pending_channels,
             )  # fmt: skip
     except IntegrityError:
         return False  # somebody was faster
@@ -80,9 +80,9 @@ def reconcile(alias: str, seen: Seen, mine: Collection[str]) -> None:
         else:
             over = (alert.kind, alert.queue) in seen.known and alert.key not in there
         if over:
-            untold = ",".join(channels_to_tell())
+            pending_channels = ",".join(channels_to_tell())
             rows = Alert.objects.using(alias).filter(pk=alert.key, resolved_at__isnull=True)
-            rows.update(resolved_at=Now(), untold=untold, tries=0, next_try=Now())
+            rows.update(resolved_at=Now(), pending_channels=pending_channels, tries=0, next_try=Now())
             log.info("Over: %s.", alert.text)
 
 
@@ -90,10 +90,10 @@ def tell(alias: str, mine: Collection[str]) -> int:
     """Tell what was not told yet, to each channel that was not; returns how many alerts were claimed for it. That of others' queues
     only where those who know them have not for a while: they know whom to tell."""
     rows = Alert.objects.using(alias)
-    rows.filter(resolved_at__isnull=False, untold="").delete()
+    rows.filter(resolved_at__isnull=False, pending_channels="").delete()
     claimed = 0
     due = rows.filter(Q(queue__in=[*mine, ""]) | Q(next_try__lte=Now() - AGAIN), next_try__lte=Now())
-    for alert in due.exclude(untold="").order_by("since")[:BATCH]:
+    for alert in due.exclude(pending_channels="").order_by("since")[:BATCH]:
         seen = rows.filter(pk=alert.key, tries=alert.tries, resolved_at=alert.resolved_at)
         if not seen.update(tries=F("tries") + 1, next_try=Now() + AGAIN):
             continue
@@ -106,9 +106,9 @@ def _tell(alias: str, alert: Alert) -> None:
     rows = Alert.objects.using(alias).filter(pk=alert.key, resolved_at=alert.resolved_at)
     # Without those that the settings have no more.
     there = channels_to_tell()
-    left = [channel for channel in alert.untold.split(",") if channel in there]
+    left = [channel for channel in alert.pending_channels.split(",") if channel in there]
     if not left:
-        rows.update(untold="")
+        rows.update(pending_channels="")
     for channel in left.copy():
         try:
             channels.tell(channel, notice_of(alias, alert))
@@ -116,11 +116,11 @@ def _tell(alias: str, alert: Alert) -> None:
             log.warning("Alert %r could not be told by %s: %s", alert.text, channel, channels.why(error))
         else:
             left.remove(channel)
-            rows.update(untold=",".join(left), told_at=Now())
+            rows.update(pending_channels=",".join(left), notified_at=Now())
     if left and alert.tries + 1 >= MOST_TRIES:
         log.error("Alert %r is told no longer by %s.", alert.text, ", ".join(left))
-        rows.update(untold="")
-    rows.filter(resolved_at__isnull=False, untold="").delete()
+        rows.update(pending_channels="")
+    rows.filter(resolved_at__isnull=False, pending_channels="").delete()
 
 
 def notice_of(alias: str, alert: Alert) -> channels.Notice:
@@ -133,4 +133,4 @@ def notice_of(alias: str, alert: Alert) -> channels.Notice:
 def open_alerts(alias: str) -> list[dict[str, Any]]:
     """Those that are not over, oldest first."""
     rows = Alert.objects.using(alias).filter(resolved_at__isnull=True).order_by("since", "key")
-    return [dict(one) for one in rows.values("kind", "queue", "name", "text", "since", "untold")]
+    return [dict(one) for one in rows.values("kind", "queue", "name", "text", "since", "pending_channels")]

@@ -17,7 +17,7 @@ from .. import notifier, registry
 from ..conf import settings
 from ..errors import QueueNotFound
 from ..failures.poison_store import is_passing
-from ..models import DelayedMessage, Now, each_value
+from ..models import DelayedMessage, Now, distinct_values
 from ..sql import backend_of, looking, queue_sql
 from ..sql.rows import row_from
 from ..sql.tables import StoreTable
@@ -92,7 +92,7 @@ def undeliverable(alias: str, overdue: timedelta | None = OVERDUE) -> dict[str, 
     rows = looking(DelayedMessage.objects.using(alias)).order_by("destination")
     known = {*destinations(), *(one for some in addresses(alias).values() for one in some)}
     found: dict[str, int] = {}
-    for name in each_value(rows, "destination"):
+    for name in distinct_values(rows, "destination"):
         if name not in known:
             try:
                 registry.queues.find(name)

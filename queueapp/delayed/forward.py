@@ -31,7 +31,7 @@ from .. import notifier, registry
 from ..conf import settings
 from ..errors import QueueNotFound, TableNotFound
 from ..failures.poison_store import PASSING
-from ..models import Arrival, DelayedMessage, Now
+from ..models import DelayedMessage, ForwardedMessage, Now
 from ..models.fields import UtcField
 from ..sql import ErrorKind, backend_of, queue_sql
 from ..sql.carried import FIRST_TIME, LAST_TIME
@@ -114,7 +114,7 @@ def forget_arrivals(alias: str, target: str, older: timedelta = KEPT) -> int:
     """Forget what arrived in ``target`` from ``alias`` longer ago than that and has left the store; returns how many."""
     if not can_tell(target):
         return 0
-    old = Arrival.objects.using(target).filter(origin=_origin(alias), arrived_at__lt=Now() - older)
+    old = ForwardedMessage.objects.using(target).filter(origin=_origin(alias), arrived_at__lt=Now() - older)
     store = DelayedMessage.objects.using(alias)
     gone, left = 0, set[uuid.UUID]()
     while len(left) < _AT_ONCE:
@@ -124,7 +124,7 @@ def forget_arrivals(alias: str, target: str, older: timedelta = KEPT) -> int:
         left |= here
         over = [key for key, message_id in notes if message_id not in here]
         if over:
-            gone += Arrival.objects.using(target).filter(pk__in=over).delete()[0]
+            gone += ForwardedMessage.objects.using(target).filter(pk__in=over).delete()[0]
         if len(notes) < _AT_ONCE:
             break
     return gone
@@ -132,7 +132,7 @@ def forget_arrivals(alias: str, target: str, older: timedelta = KEPT) -> int:
 
 def can_tell(target: str) -> bool:
     """Whether a database has a table in which it sees what has arrived already."""
-    return bool(router.allow_migrate_model(target, Arrival))
+    return bool(router.allow_migrate_model(target, ForwardedMessage))
 
 
 class _Forwarding:
@@ -233,7 +233,7 @@ class _Forwarding:
         with step(DispatchFailed, self._target):
             noted = backend_of(connection).delayed.record_forwarded(
                 connection,
-                Arrival._meta.db_table,
+                ForwardedMessage._meta.db_table,
                 [(key, row.message_id) for key, row in keyed.items()],
                 _origin(self._alias),
             )

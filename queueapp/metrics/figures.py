@@ -61,7 +61,7 @@ class FiguresCollector(Collector):
         )
         for one in found:
             # A dict: one breaker may have failed with several errors, in several workers.
-            for breaker, state in dict.fromkeys((each["name"], each["state"]) for each in one.trouble):
+            for breaker, state in dict.fromkeys((each["name"], each["state"]) for each in one.breakers):
                 trouble.add_metric([one.queue, breaker, state], 1)
             for left in one.stranded:
                 if left.count is not None:

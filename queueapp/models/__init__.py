@@ -6,31 +6,27 @@ from .claim_record import ClaimRecord
 from .deferred_ack import DeferredAck
 from .delayed import DelayedMessage
 from .delivery import Delivery, Semantics
-from .distinct_values import each_value
-from .fields import BytesField, GuidField, Now, UtcField
-from .foreign import NaiveUtcField
-from .forwarded_message import Arrival
-from .journal import JournalCopied, JournalCursor, JournalEntry
-from .journal_partitions import CreateJournal
+from .fields import BytesField, GuidField, NaiveUtcField, Now, UtcField
+from .forwarded_message import ForwardedMessage
+from .journal import CreateJournal, JournalCopied, JournalCursor, JournalEntry
 from .leader import Leader
+from .loose_index_scan import distinct_values
 from .message_key import MessageKey, ProcessedMessage
 from .poison import PoisonMessage
-from .priority64_index import RankIndex
+from .priority64_index import Priority64Index
 from .queue import QueueBase, QueueModel
-from .row_version import RowVersionIndex
 from .spark_commit import SparkCommit
 from .stored_message import StoredMessage
 from .subject_key import SubjectKey
 from .subscribers import DISPATCHER, MAINTENANCE, NO_QUEUES, FairTurn, QueueControl, Subscriber
 from .subscription import Subscription
-from .table_options import TableOptions
+from .table_options import RowVersionIndex, TableOptions
 
 __all__ = [
     "DISPATCHER",
     "MAINTENANCE",
     "NO_QUEUES",
     "Alert",
-    "Arrival",
     "BarrierDelivery",
     "BytesField",
     "ClaimRecord",
@@ -39,6 +35,7 @@ __all__ = [
     "DelayedMessage",
     "Delivery",
     "FairTurn",
+    "ForwardedMessage",
     "GuidField",
     "JournalCopied",
     "JournalCursor",
@@ -48,11 +45,11 @@ __all__ = [
     "NaiveUtcField",
     "Now",
     "PoisonMessage",
+    "Priority64Index",
     "ProcessedMessage",
     "QueueBase",
     "QueueControl",
     "QueueModel",
-    "RankIndex",
     "RowVersionIndex",
     "Semantics",
     "SparkCommit",
@@ -62,5 +59,5 @@ __all__ = [
     "Subscription",
     "TableOptions",
     "UtcField",
-    "each_value",
+    "distinct_values",
 ]

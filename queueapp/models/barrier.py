@@ -1,4 +1,4 @@
-"""Barriers that were released: one row per subscriber that is to get it. ``queueapp.barriers`` writes and takes them."""
+"""Released barriers: one row per subscriber that receives a copy. ``receiving.barriers`` writes and takes them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from .table_options import ROWS_CAN_BE_SKIPPED
 
 
 class BarrierDelivery(StoredMessage):
-    """One barrier, whole, for one subscriber. It goes before its handler runs: whoever dies with it has lost it."""
+    """One barrier for one subscriber, with its content. The row is deleted before the handler runs: if that process dies, this
+    copy is lost."""
 
     number = models.BigAutoField(primary_key=True)
-    queue = models.CharField(max_length=200, help_text="Label (app.Model) of the queue it was in.")
-    seq = models.BigIntegerField(help_text="Its place in that queue.")
-    subscriber = GuidField(help_text="Who is to get it.")
+    queue = models.CharField(max_length=200, help_text="Label (app.Model) of the queue the barrier was in.")
+    seq = models.BigIntegerField(help_text="Its seq in that queue.")
+    subscriber = GuidField(help_text="The subscriber that receives it.")
     released_at = UtcField(db_default=Now())
 
     class Meta:

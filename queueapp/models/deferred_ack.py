@@ -1,4 +1,4 @@
-"""An ack that came before its message: kept until that arrives, which then never enters its queue."""
+"""Acks that arrived before their messages. Such a message is dropped when it is sent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .table_options import ROWS_CAN_BE_SKIPPED
 
 
 class DeferredAck(models.Model):
-    """One message of one queue that is done before it was there."""
+    """The ack of one message of one queue, stored before the message exists."""
 
     class Kind(models.TextChoices):
         ACK = "ack"
@@ -18,7 +18,7 @@ class DeferredAck(models.Model):
     queue = models.CharField(max_length=200, help_text="Label of the queue.")
     message_id = GuidField()
     kind = models.CharField(max_length=10, choices=Kind.choices)
-    expires = UtcField(help_text="Until when it is kept.")
+    expires = UtcField(help_text="After this the row is deleted.")
 
     class Meta:
         required_db_features = ROWS_CAN_BE_SKIPPED

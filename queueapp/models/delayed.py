@@ -10,10 +10,10 @@ from .table_options import ROWS_CAN_BE_SKIPPED
 
 
 class DelayedMessage(StoredMessage):
-    """One delayed message: where it goes, and when. The expiry counts from ``due``, not from here."""
+    """One delayed message: its destination and when it is due. ``expires`` counts from ``due``."""
 
     number = models.BigAutoField(primary_key=True)
-    destination = models.CharField(max_length=200, help_text="Label (app.Model) of the queue it goes to.")
+    destination = models.CharField(max_length=200, help_text="Label (app.Model) of the queue it is sent to.")
     due = UtcField(db_index=True, help_text="By the database's clock.")
     stored_at = UtcField(db_default=Now())
     retries = models.IntegerField(db_default=0, help_text="Failed dispatches so far (see NUMBER_OF_RETRIES).")
@@ -21,7 +21,7 @@ class DelayedMessage(StoredMessage):
     class Meta:
         required_db_features = ROWS_CAN_BE_SKIPPED
         ordering = ["due", "number"]
-        # What a dispatcher walks: the messages for the queues that it knows, however many wait for others.
+        # A dispatcher scans the messages for the queues that it knows, however many are stored for others.
         indexes = [models.Index(fields=["destination", "due", "number"], name="queueapp_delayed_first")]
         verbose_name = "delayed message"
 

@@ -1,4 +1,4 @@
-"""Three column types that PostgreSQL and SQL Server store differently, and the database's own clock.
+"""Column types that PostgreSQL and SQL Server store differently, and the database's clock.
 
 ``uniqueidentifier``, ``datetime2`` and ``varbinary`` are what a wire-compatible queue table has on SQL Server;
 Django's own fields would make ``char(32)`` and ``datetimeoffset`` of them.
@@ -48,13 +48,28 @@ class UtcField(models.DateTimeField):
         return value.replace(tzinfo=UTC) if isinstance(value, datetime) and value.tzinfo is None else value
 
 
+class NaiveUtcField(UtcField):
+    """UTC in a ``timestamp`` column without a time zone, as tables of NServiceBus' PostgreSQL transport have it."""
+
+    naive_utc = True
+
+    def get_db_prep_value(self, value: Any, connection: Any, prepared: bool = False) -> Any:
+        if connection.vendor == "postgresql" and isinstance(value, datetime) and value.tzinfo is not None:
+            # An aware time would be stored as the wall time of the session's time zone.
+            return value.astimezone(UTC).replace(tzinfo=None)
+        return super().get_db_prep_value(value, connection, prepared)
+
+    def db_type(self, connection: Any) -> str | None:
+        return "timestamp" if connection.vendor == "postgresql" else super().db_type(connection)
+
+
 class BytesField(models.BinaryField):
     """Bytes: ``bytea`` or ``varbinary(max)``; always ``bytes`` here, where psycopg's text mode gives a memoryview."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # mssql-django, once loaded, gives every BinaryField made from then on max_length "max": models and migrations
-        # made before and after would differ, and makemigrations would find a change in each body.
+        # Once loaded, mssql-django gives every new BinaryField max_length "max": models and migrations made before and
+        # after would differ, and makemigrations would find a change in each body.
         if self.max_length == "max":  # type: ignore[comparison-overlap]
             self.max_length = None
 
@@ -66,8 +81,8 @@ class BytesField(models.BinaryField):
         return None if value is None else bytes(value)
 
 
-class StretchesField(models.Field):  # type: ignore[type-arg]
-    """Numbers, as the stretches that they make: ``int8multirange``, or JSON of pairs. For the statements of ``sql`` alone."""
+class RangesField(models.Field):  # type: ignore[type-arg]
+    """Ranges of numbers: ``int8multirange``, or JSON of pairs. Read and written by statements of ``sql`` only."""
 
     def db_type(self, connection: Any) -> str | None:
         return "nvarchar(max)" if connection.vendor == "microsoft" else "int8multirange"

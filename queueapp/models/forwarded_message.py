@@ -1,4 +1,4 @@
-"""What was forwarded to a database from another one's delayed store, for as long as it may be forwarded once more."""
+"""Messages that were forwarded here from another database's delayed store, kept while they may be forwarded again."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from .fields import GuidField, Now, UtcField
 from .table_options import ROWS_CAN_BE_SKIPPED
 
 
-class Arrival(models.Model):
-    """One message that has arrived, noted in the transaction that put it into its queue. A dispatcher that dies before it has
-    removed the message from its store has this keep the next one from delivering it again."""
+class ForwardedMessage(models.Model):
+    """One forwarded message, recorded in the transaction that inserts it into its queue. If the dispatcher dies before it deletes
+    the message from its store, this row keeps the next dispatcher from delivering it twice."""
 
     id = GuidField(
-        primary_key=True, help_text="Made of the message's id, its number in the store and when it was stored."
+        primary_key=True, help_text="Hash of the message's id, its number in the store and when it was stored."
     )
     message_id = GuidField()
     origin = models.CharField(max_length=200, help_text="The database whose delayed store it came from.")
@@ -21,8 +21,8 @@ class Arrival(models.Model):
 
     class Meta:
         required_db_features = ROWS_CAN_BE_SKIPPED
-        # What its origin walks to forget those that have left the store.
-        indexes = [models.Index(fields=["origin", "arrived_at"], name="queueapp_arrival_old")]
+        # The origin scans this to delete the rows of messages that have left its store.
+        indexes = [models.Index(fields=["origin", "arrived_at"], name="queueapp_forwarded_old")]
 
     def __str__(self) -> str:
         return f"{self.message_id} from {self.origin}"

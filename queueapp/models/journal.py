@@ -1,8 +1,8 @@
-"""The journal: what was published to topics that are kept, and how far each queue has read it.
+"""The journal: what was published to retained topics, and how far each queue has read it.
 
 An entry is written once, in the publisher's transaction, and never changed. ``seq`` is the bookmark that users see. It is
 not the order in which entries can be read: a transaction that began early may commit late. The order is the *position*
-(``txid``, ``seq``), of which a reader only takes what no open transaction can come to stand before (``sql.journal``).
+(``txid``, ``seq``), of which a reader only takes what no open transaction can precede (``sql.journal``).
 """
 
 from __future__ import annotations
@@ -10,17 +10,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.db import models
+from django.db.migrations.operations import CreateModel
 
+from ..sql import backend_of
 from .fields import BytesField, GuidField, Now, UtcField
 from .table_options import ROWS_CAN_BE_SKIPPED
 
-#: Longest topic that an entry has room for; publishing accepts no longer one.
+#: Length of the column ``topic``; publishing refuses a longer one.
 MAX_TOPIC = 255
 
 
 class PositionField(models.BigIntegerField):
-    """What orders entries so that none comes in before one that was read: the number of the publisher's transaction on
-    PostgreSQL, a ``rowversion`` on SQL Server, which the server fills in by itself."""
+    """The first part of an entry's position: the publisher's transaction id on PostgreSQL, a ``rowversion``, which the server
+    fills in, on SQL Server. No entry becomes visible at a position before one that was read."""
 
     def db_type(self, connection: Any) -> str | None:
         return "rowversion" if connection.vendor == "microsoft" else super().db_type(connection)
@@ -30,14 +32,14 @@ class PositionField(models.BigIntegerField):
 
 
 class JournalEntry(models.Model):
-    """One message that was published to a journaled topic. Append-only: rows go when their retention is over, and only then."""
+    """One message that was published to a journaled topic. Append-only; retention deletes rows."""
 
     seq = models.BigAutoField(primary_key=True, help_text="The bookmark.")
     txid = PositionField(editable=False)
     topic = models.CharField(max_length=MAX_TOPIC)
-    message_id = GuidField(help_text="The message's id; it is the same in each queue.")
+    message_id = GuidField(help_text="The message's id, the same in each queue.")
     queues = models.TextField(
-        db_default="", help_text="Labels of the queues that took it when it was published: |a.B|c.D|."
+        db_default="", help_text="Labels of the queues that received it when it was published: |a.B|c.D|."
     )
     headers = models.TextField(db_default="{}")
     body = BytesField(null=True, blank=True)
@@ -55,7 +57,7 @@ class JournalEntry(models.Model):
     class Meta:
         required_db_features = ROWS_CAN_BE_SKIPPED
         verbose_name_plural = "journal entries"
-        # What a reader of a topic walks along.
+        # The order in which a topic is read.
         indexes = [models.Index(fields=["topic", "txid", "seq"], name="queueapp_journal_position")]
 
     def __str__(self) -> str:
@@ -63,10 +65,10 @@ class JournalEntry(models.Model):
 
 
 class JournalCursor(models.Model):
-    """How far one queue, or one running replay, has read the journal: all before ``txid``, ``seq`` is done with.
+    """How far one queue, or one running replay, has read the journal: everything before ``txid``, ``seq`` is done.
 
-    It is locked by who reads on, and moved in the transaction that puts what was read into the queue. Retention removes
-    nothing at or behind the cursor of somebody who was seen lately.
+    A reader locks the row and advances it in the transaction that inserts what it read into the queue. Retention deletes nothing
+    at or behind the cursor of a recent reader.
     """
 
     name = models.CharField(max_length=200, primary_key=True, help_text="The queue's label, or 'replay' and a number.")
@@ -74,16 +76,18 @@ class JournalCursor(models.Model):
     recovery_point = models.CharField(max_length=100, db_default="", help_text="As it was declared when reading began.")
     txid = models.BigIntegerField()
     seq = models.BigIntegerField()
-    not_before = UtcField(null=True, blank=True, help_text="What was published earlier is passed over.")
+    not_before = UtcField(null=True, blank=True, help_text="Entries published before this are skipped.")
     passed_over = models.TextField(
         db_default="", help_text="Bookmarks behind the cursor that are not for the queue: JSON."
     )
     review_txid = models.BigIntegerField(
-        db_default=0, help_text="Before this, what the queue's filter refused when it was published is looked at again."
+        db_default=0, help_text="Entries before this that the queue's filter refused are evaluated again."
     )
-    copied = models.BigIntegerField(db_default=0, help_text="How many messages the queue has got out of the journal.")
+    copied = models.BigIntegerField(
+        db_default=0, help_text="How many messages the queue has received from the journal."
+    )
     attached_at = UtcField(db_default=Now())
-    seen_at = UtcField(db_default=Now(), help_text="When somebody last looked after it.")
+    seen_at = UtcField(db_default=Now(), help_text="When a reader last used this cursor.")
 
     if TYPE_CHECKING:
         objects: ClassVar[models.Manager[JournalCursor]]  # the plugin of mypy does not find it here
@@ -96,7 +100,7 @@ class JournalCursor(models.Model):
 
 
 class JournalCopied(models.Model):
-    """An entry that entered a queue out of the journal and not when it was published: it does not enter it again."""
+    """An entry that a queue received from the journal and not when it was published. It is not copied again."""
 
     number = models.BigAutoField(primary_key=True)
     queue = models.CharField(max_length=200)
@@ -111,3 +115,20 @@ class JournalCopied(models.Model):
 
     def __str__(self) -> str:
         return f"{self.queue} {self.seq}"
+
+
+#: Days for which the migration makes partitions. Journal maintenance makes the later ones.
+_FIRST_DAYS = 4
+
+
+class CreateJournal(CreateModel):
+    """The migration operation that makes the journal's table, partitioned by time where the database supports it. The state is
+    that of ``CreateModel``."""
+
+    def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+        model = to_state.apps.get_model(app_label, self.name)
+        if self.allow_migrate_model(schema_editor.connection.alias, model):
+            journal = backend_of(schema_editor.connection).journal(model._meta.db_table)
+            journal.create(schema_editor, model)
+            for days in range(_FIRST_DAYS if not schema_editor.collect_sql else 0):
+                journal.add_partition(schema_editor.connection, days, 10_000)

@@ -1,4 +1,4 @@
-"""Which process does what only one may do at a time in a database: the elected dispatcher.
+"""Elected roles: which process does what only one may do at a time in a database.
 
 A row lease by the database's clock. No advisory lock: a pooler in transaction mode breaks those.
 """
@@ -12,8 +12,8 @@ from .table_options import ROWS_CAN_BE_SKIPPED
 
 
 class Leader(models.Model):
-    """One elected role. ``term`` grows with every change of holder, so an old holder can never renew or resign a new
-    one's term."""
+    """One elected role. ``term`` grows with every change of holder, so that a former holder can neither renew nor resign a
+    later term."""
 
     role = models.CharField(max_length=100, primary_key=True)
     holder = GuidField()

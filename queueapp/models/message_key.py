@@ -1,4 +1,4 @@
-"""Which message was sent last under a key, of queues that have them; and what a handler has noted as processed."""
+"""Dedupe keys of waiting messages, and the inbox of processed ones (idempotent consumers)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .table_options import ROWS_CAN_BE_SKIPPED
 
 
 class MessageKey(models.Model):
-    """One key of one queue. ``key`` is a digest: of any length before, and the same in every collation."""
+    """The last message sent under one dedupe key of one queue. ``key`` is a digest: keys of any length, alike in every collation."""
 
     if TYPE_CHECKING:
         objects: ClassVar[models.Manager[MessageKey]]  # the plugin of mypy does not find it here
@@ -31,7 +31,7 @@ class MessageKey(models.Model):
 
 
 class ProcessedMessage(models.Model):
-    """What one consumer has processed, by a digest of who and what."""
+    """A message that one consumer has processed (``processed_once``), by a digest of the consumer and the message's key."""
 
     if TYPE_CHECKING:
         objects: ClassVar[models.Manager[ProcessedMessage]]  # the plugin of mypy does not find it here

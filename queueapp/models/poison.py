@@ -1,4 +1,4 @@
-"""Messages that failed their last attempt, kept with everything somebody needs to mend them."""
+"""Messages that failed their last attempt, kept with everything that is needed to repair and requeue them."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from .table_options import ROWS_CAN_BE_SKIPPED
 
 
 class PoisonMessage(StoredMessage):
-    """One poison message: intact, with the reason, the history of its attempts and where it failed last."""
+    """One poison message, unchanged, with the reason, the history of its attempts and where it failed last."""
 
     class Status(models.TextChoices):
         UNRESOLVED = "unresolved"
         ARCHIVED = "archived"
-        #: A mended copy of it was sent in its place.
+        #: An edited copy of it was sent in its place.
         EDITED = "edited"
 
     number = models.BigAutoField(primary_key=True)
     status = models.CharField(max_length=20, choices=Status, db_default=Status.UNRESOLVED, default=Status.UNRESOLVED)
     queue = models.CharField(max_length=200, help_text="Label (app.Model) of the queue it came from.")
     destination = models.CharField(
-        max_length=200, blank=True, db_default="", help_text="Where it was meant to go, if elsewhere."
+        max_length=200, blank=True, db_default="", help_text="Its destination, if that is another queue."
     )
     consumer = models.CharField(max_length=200, blank=True, db_default="")
     message_type = models.CharField(max_length=255, blank=True, db_default="")
-    reason = models.CharField(max_length=500, help_text="Why it is here, in one line.")
+    reason = models.CharField(max_length=500, help_text="Why it is poison, in one line.")
     attempts = models.IntegerField(db_default=0)
     exception_type = models.CharField(max_length=255, blank=True, db_default="")
     exception_message = models.TextField(blank=True, db_default="")
@@ -37,12 +37,12 @@ class PoisonMessage(StoredMessage):
     process = models.CharField(max_length=64, blank=True, db_default="", help_text="Process id and thread.")
     worker_version = models.CharField(max_length=64, blank=True, db_default="")
     group_key = models.CharField(
-        max_length=64, blank=True, db_default="", help_text="Same exception at the same place."
+        max_length=64, blank=True, db_default="", help_text="The same for the same exception at the same place."
     )
     edit_of = GuidField(null=True, blank=True, help_text="The message this one was edited from.")
     edited_as = GuidField(null=True, blank=True, help_text="The message that was sent in its place.")
     archived_at = UtcField(
-        null=True, blank=True, help_text="Since when it is archived or edited: its retention counts."
+        null=True, blank=True, help_text="When it was archived or edited. POISON_RETENTION counts from then."
     )
 
     class Meta:
@@ -60,5 +60,5 @@ class PoisonMessage(StoredMessage):
         ]
 
     def __str__(self) -> str:
-        # Without the reason: that is text of an exception, so of whoever wrote the message, and str() is printed anywhere.
+        # Without the reason: it holds text of an exception, which the sender may control, and str() is printed anywhere.
         return f"{self.message_id} of {self.queue}"

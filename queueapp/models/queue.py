@@ -19,9 +19,8 @@ from ..registry import queues
 from ..sql.claimed import FOREVER
 from .delivery import Delivery, ExpirationModel, Semantics, given_options
 from .fields import BytesField, GuidField, Now, UtcField
-from .priority64_index import RankIndex
-from .row_version import RowVersionIndex
-from .table_options import ROWS_CAN_BE_SKIPPED, TableOptions
+from .priority64_index import Priority64Index
+from .table_options import ROWS_CAN_BE_SKIPPED, RowVersionIndex, TableOptions
 
 MAX_NAME_BYTES = 63
 #: What a table must have so that its messages can expire by how long they have been in it.
@@ -155,7 +154,7 @@ def _add_indexes_and_options(cls: Any) -> None:
         held = models.Q(lease_expires=FOREVER, lease_token__isnull=True)
         indexes.append(models.Index(fields=["seq"], name=f"{stem}_held", condition=held))
     if delivery.priority and "priority" in has:
-        indexes.append(RankIndex(fields=["-priority", "seq"], name=f"{stem}_rank"))
+        indexes.append(Priority64Index(fields=["-priority", "seq"], name=f"{stem}_rank"))
     if delivery.has_barriers and "is_barrier" in has:
         # The first barrier is one probe, and a message that is none costs nothing.
         barrier = models.Q(is_barrier=True)

@@ -1,7 +1,7 @@
 """The ledger of what Spark has published: one row per committed batch job or micro-batch.
 
-The row is inserted in the transaction that moves the staged messages into the queue. Its unique key is what makes a
-replayed commit add nothing, so a row may be deleted only when its job or batch can never be replayed.
+The row is inserted in the transaction that moves the staged messages into the queue. Its unique key makes a replayed
+commit add nothing, so a row may be deleted only when its job or batch can never be replayed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .table_options import ROWS_CAN_BE_SKIPPED
 
 
 class SparkCommit(models.Model):
-    """One publication by the Spark sink that has been committed."""
+    """One committed publication by the Spark sink."""
 
     queue = models.CharField(max_length=200, help_text="Label of the queue, app.Model.")
     publish_id = models.CharField(max_length=200, help_text="The job's publish_id, or the streaming query's id.")

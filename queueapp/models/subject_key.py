@@ -1,4 +1,4 @@
-"""Keys of subjects: what was encrypted for one of them opens with its key alone."""
+"""Encryption keys per data subject: what was encrypted for a subject can be read with that subject's key alone."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .table_options import ROWS_CAN_BE_SKIPPED
 
 
 class SubjectKey(models.Model):
-    """The key of one subject, wrapped by a key of the project's keyring. Of one that was erased the row stays, without key and
-    subject, and says when: its messages are known to be erased by that."""
+    """The key of one subject, wrapped by a key of the project's keyring. Erasing destroys key and subject and keeps the row with
+    the time, by which its messages are recognized as erased."""
 
     if TYPE_CHECKING:
         objects: ClassVar[models.Manager[SubjectKey]]  # the plugin of mypy does not find it here
@@ -21,13 +21,13 @@ class SubjectKey(models.Model):
     id = GuidField(primary_key=True, default=uuid.uuid4)
     subject = models.CharField(max_length=200, null=True, unique=True)
     wrapped = BytesField(null=True)
-    key = models.CharField(max_length=100, blank=True, help_text="Of the keyring: what it is wrapped by.")
+    key = models.CharField(max_length=100, blank=True, help_text="The key of the keyring that wraps this one.")
     created_at = UtcField(db_default=Now())
     erased_at = UtcField(null=True)
 
     class Meta:
         required_db_features = ROWS_CAN_BE_SKIPPED
-        verbose_name, verbose_name_plural = "key of a subject", "keys of subjects"
+        verbose_name, verbose_name_plural = "encryption key", "encryption keys"
         permissions = [
             ("decrypt_body", "Can read encrypted bodies in the admin"),
             ("erase_subject", "Can destroy the keys of a subject"),

@@ -1,4 +1,4 @@
-"""Who is receiving: one row per live worker process and queue, and what an operator told a queue to do."""
+"""Live subscribers, one row per worker process and queue, and the operators' settings per queue."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from django.db import models
 from .fields import GuidField, Now, UtcField
 from .table_options import ROWS_CAN_BE_SKIPPED
 
-#: What stands for the queue in the rows of a process that dispatches delayed messages, and of one that keeps house (usually
-#: the same one, with a row for each); no label is like them.
+#: Stand for the queue in the rows of a process that dispatches delayed messages, and of one that runs maintenance (usually the
+#: same process, with a row for each). No label looks like them.
 DISPATCHER, MAINTENANCE = NO_QUEUES = "(dispatcher)", "(maintenance)"
 
 
-def list_told(text: str) -> list[Any]:
-    """A column in which a worker tells a list as JSON; [] where it tells none, or tells it in a way of its own version."""
+def parse_json_list(text: str) -> list[Any]:
+    """The JSON list in a column that workers write; [] if it is empty or was written in another version's format."""
     try:
         found = json.loads(text or "[]")
     except ValueError:
@@ -27,60 +27,58 @@ def list_told(text: str) -> list[Any]:
 
 
 class Subscriber(models.Model):
-    """One worker process on one queue, or one of ``NO_QUEUES``. ``id`` is what ``lease_owner`` names; it is dead after ``alive_until``."""
+    """One worker process on one queue, or one of ``NO_QUEUES``. ``lease_owner`` refers to ``id``. Dead after ``alive_until``."""
 
     id = GuidField(primary_key=True, default=uuid.uuid4)
     queue = models.CharField(max_length=200, db_index=True)
     table = models.CharField(
-        max_length=255, blank=True, db_default="", help_text="Of the queue: where whoever keeps house finds its leases."
+        max_length=255, blank=True, db_default="", help_text="The queue's table, where maintenance finds its leases."
     )
     host = models.CharField(max_length=255)
     process = models.IntegerField(help_text="Process id.")
-    life = models.CharField(
-        max_length=64, blank=True, db_default="", help_text="Boot and start of that process: its number is used again."
+    process_start = models.CharField(
+        max_length=64, blank=True, db_default="", help_text="Boot id and start time: process ids are reused."
     )
     supervisor = GuidField(help_text="The process tree it belongs to.")
     version = models.CharField(max_length=64, blank=True, db_default="")
     concurrency = models.IntegerField(db_default=1)
     started_at = UtcField(db_default=Now())
     heartbeat_at = UtcField(db_default=Now())
-    alive_until = UtcField(help_text="Dead after this, by the database's clock, unless it says otherwise in time.")
+    alive_until = UtcField(help_text="Dead after this, by the database's clock, unless a heartbeat extends it.")
     received = models.BigIntegerField(db_default=0)
     handled = models.BigIntegerField(db_default=0)
     failed = models.BigIntegerField(db_default=0)
-    careful = models.BooleanField(
-        db_default=False, help_text="It leased one message at a time, so a lease it left behind was being handled."
+    crash_tracking = models.BooleanField(
+        db_default=False,
+        help_text="It records each delivery before the handler runs, so what it left behind was being handled.",
     )
-    trouble = models.TextField(
-        blank=True, db_default="", help_text="Circuit breakers that are armed or triggered, and why: JSON."
+    breakers = models.TextField(
+        blank=True, db_default="", help_text="JSON: name, state and error of each circuit breaker that is not closed."
     )
     consumers = models.TextField(
-        blank=True, db_default="", help_text="JSON: name and message type of each consumer; '': it did not say."
+        blank=True, db_default="", help_text="JSON: name and message type of each consumer; '': not reported."
     )
     unknown_types = models.TextField(
-        blank=True, db_default="", help_text="JSON: types of messages in the queue that it has no consumer for."
+        blank=True, db_default="", help_text="JSON: message types in the queue for which it has no consumer."
     )
-    outstanding = models.IntegerField(db_default=0, help_text="Received and not yet ended, at the last heartbeat.")
+    outstanding = models.IntegerField(db_default=0, help_text="In flight at the last heartbeat.")
     backlog = models.IntegerField(
-        null=True, blank=True, help_text="How many messages it may hold at once; empty: as many as its batches take."
+        null=True, blank=True, help_text="How many messages may be in flight at once; empty: what its batches hold."
     )
     filter = models.TextField(
-        blank=True, db_default="", help_text="Expression; it takes no message of which this is not true."
+        blank=True, db_default="", help_text="Expression; it receives only messages for which this is true."
     )
     receives = models.BooleanField(
-        db_default=True, help_text="It comes for what is shared out to it; receive() comes once."
+        db_default=True, help_text="It collects what is assigned to it; receive() asks once and does not."
     )
-    lost = models.BigIntegerField(
-        db_default=0, help_text="Leases of its that were over before what they were for had ended."
+    leases_lost = models.BigIntegerField(
+        db_default=0, help_text="Leases that expired before their messages were ended."
     )
-    sent = models.BooleanField(
-        db_default=False,
-        help_text="What it holds was sent at most once: it goes with the subscriber, and is not given back.",
+    at_most_once = models.BooleanField(
+        db_default=False, help_text="What it holds was delivered at most once: it is deleted, not released, if it dies."
     )
 
-    progress = models.TextField(
-        blank=True, db_default="", help_text="JSON: how far the messages in hand are whose handlers say so."
-    )
+    progress = models.TextField(blank=True, db_default="", help_text="JSON: progress that handlers report, by message.")
 
     class Meta:
         required_db_features = ROWS_CAN_BE_SKIPPED
@@ -91,24 +89,26 @@ class Subscriber(models.Model):
 
 
 class QueueControl(models.Model):
-    """What an operator set for a queue. No row: nothing was set. Workers see it within a peek delay."""
+    """What operators set for a queue at run time. No row: nothing is set. Workers apply it within a peek delay."""
 
     queue = models.CharField(max_length=200, primary_key=True)
     paused = models.BooleanField(db_default=False, default=False)
     concurrency = models.PositiveSmallIntegerField(
-        null=True, blank=True, help_text="Receive tasks of each worker process; empty: as the worker was started."
+        null=True, blank=True, help_text="Receivers of each worker process; empty: as the worker was started."
     )
     max_backlog = models.IntegerField(
         null=True,
         blank=True,
-        help_text="In place of Delivery.max_backlog; empty: as it is declared. So are those below.",
+        help_text="Overrides Delivery.max_backlog; empty: as declared. The fields below override likewise.",
     )
     target_queue_depth = models.BigIntegerField(null=True, blank=True)
     lease_period = models.DurationField(null=True, blank=True)
     expiration = models.DurationField(null=True, blank=True)
-    careful_until = UtcField(null=True, blank=True, help_text="Workers record each attempt before its handler runs.")
+    crash_tracking_until = UtcField(
+        null=True, blank=True, help_text="Until then workers record each delivery before its handler runs."
+    )
     cancelling = models.TextField(
-        blank=True, db_default="", help_text="JSON: messages whose handlers are asked to stop, and when they were."
+        blank=True, db_default="", help_text="JSON: messages whose handlers are asked to stop, and since when."
     )
     changed_at = UtcField(db_default=Now())
     changed_by = models.ForeignKey(
@@ -125,7 +125,7 @@ class QueueControl(models.Model):
 
 
 class FairTurn(models.Model):
-    """Where the turn is of a queue with ``FairnessModel.ROUND_ROBIN``: whom it was given to last. Changed under the queue's lock."""
+    """The subscriber that was served last on a queue with ``FairnessModel.ROUND_ROBIN``. Changed under the queue's lock."""
 
     queue = models.CharField(max_length=200, primary_key=True)
     last = GuidField()

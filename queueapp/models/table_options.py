@@ -1,4 +1,4 @@
-"""The storage options of a queue's table, as a constraint that constrains nothing.
+"""Storage options of a queue's table and an index for NServiceBus, as constraints that constrain nothing.
 
 Django has no place for ``fillfactor``, per-table autovacuum, a computed ``RowVersion`` or a generated body column. A
 constraint is part of the model's state, so it becomes part of the migration, is shown by ``sqlmigrate``, is reversible,
@@ -13,12 +13,38 @@ from django.db.models.constraints import BaseConstraint
 
 from ..sql import backend_of
 
-#: ``Meta.required_db_features`` of every table of ours: PostgreSQL and SQL Server have it, SQLite has not, so `migrate` makes
-#: none of them there (a project whose queues are in another database migrates its SQLite without them).
+#: ``Meta.required_db_features`` of all our tables. PostgreSQL and SQL Server have it, SQLite has not, so that `migrate` skips
+#: them there (a project whose queues are in another database can migrate its SQLite database).
 ROWS_CAN_BE_SKIPPED = ["has_select_for_update_skip_locked"]
 
 
-class TableOptions(BaseConstraint):
+class _TableFeature(BaseConstraint):
+    """A property of a table that no row can violate."""
+
+    def options(self) -> dict[str, Any]:
+        return {}
+
+    def validate(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing to validate."""
+
+    def check(self, *args: Any, **kwargs: Any) -> list[Any]:
+        return []
+
+    def _check(self, *args: Any, **kwargs: Any) -> list[Any]:
+        return []
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, type(self)):
+            return NotImplemented
+        return (self.name, self.options()) == (other.name, other.options())
+
+    __hash__ = BaseConstraint.__hash__
+
+    def deconstruct(self) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+        return f"queueapp.models.{type(self).__name__}", (), {"name": self.name, **self.options()}
+
+
+class TableOptions(_TableFeature):
     """Storage options of one queue table: fillfactor and autovacuum on PostgreSQL, RowVersion and index options on SQL Server."""
 
     def __init__(self, *, name: str, fillfactor: int = 70, autovacuum_threshold: int = 1000, body_string: bool = False):
@@ -57,21 +83,22 @@ class TableOptions(BaseConstraint):
         column: dict[str, str] = {field.name: field.column for field in model._meta.local_fields}
         return column.get("seq", "seq"), column.get("body", "body")
 
-    def validate(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing to validate: no row can break a storage option."""
 
-    def check(self, *args: Any, **kwargs: Any) -> list[Any]:
-        return []
+class RowVersionIndex(_TableFeature):
+    """``Index_RowVersion`` on SQL Server; nothing on PostgreSQL.
 
-    def _check(self, *args: Any, **kwargs: Any) -> list[Any]:
-        return []
+    NServiceBus' SQL Server transport looks for a nonclustered index that begins with ``RowVersion`` when an endpoint starts. On
+    our tables that column is a computed alias of the clustered key, which its statements use anyway: the index only satisfies
+    that inspection, and each message pays for it. So only a queue with ``wire_format = "nservicebus"`` has it.
+    """
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, TableOptions):
-            return NotImplemented
-        return (self.name, self.options()) == (other.name, other.options())
+    def constraint_sql(self, model: Any, schema_editor: Any) -> Any:
+        # Not inline: its column is made with the table.
+        schema_editor.deferred_sql.append(self.create_sql(model, schema_editor))
+        return None
 
-    __hash__ = BaseConstraint.__hash__
+    def create_sql(self, model: Any, schema_editor: Any) -> str:
+        return backend_of(schema_editor.connection).create_row_version_index(schema_editor, model._meta.db_table)
 
-    def deconstruct(self) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
-        return "queueapp.models.TableOptions", (), {"name": self.name, **self.options()}
+    def remove_sql(self, model: Any, schema_editor: Any) -> str:
+        return backend_of(schema_editor.connection).drop_row_version_index(schema_editor, model._meta.db_table)

@@ -64,7 +64,7 @@ def told_by_subscribers(alias: str) -> dict[str, list[Told]]:
     rows = Subscriber.objects.using(alias).filter(alive_until__gt=Now()).exclude(queue__in=NO_QUEUES)
     found: dict[str, list[Told]] = {}
     for queue, *told in rows.order_by("queue", "started_at", "id").values_list(
-        "queue", "id", "host", "process", "filter", "backlog", "outstanding", "lost"
+        "queue", "id", "host", "process", "filter", "backlog", "outstanding", "leases_lost"
     ):
         found.setdefault(queue, []).append(tuple(told))  # type: ignore[arg-type]
     return found

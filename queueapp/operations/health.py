@@ -18,7 +18,7 @@ from .. import registry
 from ..circuit_breaker import State
 from ..conf import settings
 from ..models import NO_QUEUES, Now, Subscriber, UtcField
-from ..models.subscribers import list_told
+from ..models.subscribers import parse_json_list
 from . import statistics
 from .safe_reads import Reader, hint
 
@@ -80,7 +80,7 @@ def health(
         live.add(queue)
         if queue not in NO_QUEUES:
             processes.add(process)  # it has a row for each of its queues
-        for one in list_told(trouble):
+        for one in parse_json_list(trouble):
             if one.get("state") == State.OPEN.value:
                 found.unwell.append(f"{queue}: {one.get('name', '')} is open: {one.get('error', '')}")
     found.unwell = list(dict.fromkeys(found.unwell))
@@ -112,7 +112,7 @@ def _rows(
         rows = rows.filter(supervisor=supervisor)
     read, cause = Reader(alias).read(
         lambda: [(queue, now - beat, told, (host, process)) for queue, now, beat, told, host, process in
-                 rows.values_list("queue", "now", "heartbeat_at", "trouble", "host", "process")]
+                 rows.values_list("queue", "now", "heartbeat_at", "breakers", "host", "process")]
     )  # fmt: skip
     if read is None:
         found.unreachable = True

@@ -12,7 +12,7 @@ from datetime import timedelta
 from django.db.models import Q
 
 from ..models import NO_QUEUES, Now, Subscriber, UtcField
-from ..models.subscribers import list_told
+from ..models.subscribers import parse_json_list
 
 
 class Live:
@@ -24,7 +24,7 @@ class Live:
         self.last_pulse: timedelta | None = None
         #: The oldest heartbeat of those that live.
         self.heartbeat: timedelta | None = None
-        self.trouble: list[dict[str, str]] = []
+        self.breakers: list[dict[str, str]] = []
         #: Names and message types of their consumers. None: one of them did not say, so nobody knows what nobody takes.
         self.recipients: set[str] | None = set()
         self.types: set[str] | None = set()
@@ -39,27 +39,27 @@ class Live:
         """One more row."""
         self.count += 1
         for told in trouble_of(trouble):
-            if told not in self.trouble:
-                self.trouble.append(told)
+            if told not in self.breakers:
+                self.breakers.append(told)
         said = consumers_of(consumers)
         if not said:
             self.recipients = self.types = None
         if self.recipients is not None and self.types is not None:
             self.recipients |= {name for name, _ in said}
             self.types |= {kind for _, kind in said}
-        self._unknown |= {str(kind) for kind in list_told(unknown_types)}
+        self._unknown |= {str(kind) for kind in parse_json_list(unknown_types)}
 
 
 def trouble_of(text: str) -> list[dict[str, str]]:
     """What one worker tells of its circuit breakers: name, state and error of each that is not at rest."""
-    told = [one if isinstance(one, dict) else {"error": one} for one in list_told(text)]
+    told = [one if isinstance(one, dict) else {"error": one} for one in parse_json_list(text)]
     told = told or ([{"error": text}] if text else [])
     return [{name: str(one.get(name, "")) for name in ("name", "state", "error")} for one in told]
 
 
 def consumers_of(text: str) -> list[tuple[str, str]]:
     """What one worker tells of its consumers: name and message type of each."""
-    return [(str(one[0]), str(one[1])) for one in list_told(text) if isinstance(one, list) and len(one) > 1]
+    return [(str(one[0]), str(one[1])) for one in parse_json_list(text) if isinstance(one, list) and len(one) > 1]
 
 
 def live_on(alias: str, queues: Iterable[str] | None = None) -> defaultdict[str, Live]:
@@ -70,7 +70,7 @@ def live_on(alias: str, queues: Iterable[str] | None = None) -> defaultdict[str,
         rows = rows.filter(queue__in=list(queues))
     live: defaultdict[str, Live] = defaultdict(Live)
     for queue, now, beat, until, *told in rows.values_list(
-        "queue", "now", "heartbeat_at", "alive_until", "trouble", "consumers", "unknown_types"
+        "queue", "now", "heartbeat_at", "alive_until", "breakers", "consumers", "unknown_types"
     ):
         one = live[queue]
         if until > now:

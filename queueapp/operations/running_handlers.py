@@ -19,7 +19,7 @@ from .. import registry
 from ..errors import InvalidMessage
 from ..failures.history import clean
 from ..models import Now, QueueControl, Subscriber
-from ..models.subscribers import list_told
+from ..models.subscribers import parse_json_list
 from ..sending.validation import alias_of
 from ..sql import backend_of
 from .control import log
@@ -42,7 +42,7 @@ class Progress:
     #: How long it had been running.
     running_for: timedelta
     #: When the worker told this, by the database's clock.
-    told_at: datetime
+    reported_at: datetime
     host: str
     process: int
 
@@ -66,7 +66,7 @@ def progress_of(message_id: uuid.UUID, *, using: str | None = None) -> Progress 
 
 def told_by(row: Subscriber) -> Iterator[Progress]:
     """What one worker tells of the messages that it has in hand. Read tolerantly: it may be of another version."""
-    for one in list_told(row.progress):
+    for one in parse_json_list(row.progress):
         try:
             yield Progress(
                 uuid.UUID(one["id"]),
@@ -133,7 +133,9 @@ def _ask(alias: str, label: str, message_id: uuid.UUID, reason: str, discard: bo
         # The lock, so that of two requests at once neither is lost.
         row = rows.select_for_update().get(queue=label)
         now = backend_of(connection).now(connection)
-        kept = [one for one in list_told(row.cancelling) if _is_new(one, now) and one.get("id") != str(message_id)]
+        kept = [
+            one for one in parse_json_list(row.cancelling) if _is_new(one, now) and one.get("id") != str(message_id)
+        ]
         kept.append({"id": str(message_id), "at": now.isoformat(), "reason": reason, "discard": discard})
         rows.filter(queue=label).update(cancelling=json.dumps(kept[-MOST:]))
 

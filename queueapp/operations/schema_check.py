@@ -18,7 +18,7 @@ from django.apps import apps
 from django.db import Error, connections, models, router, transaction
 
 from ..errors import NotMigrated
-from ..models import DelayedMessage, RankIndex, RowVersionIndex, TableOptions
+from ..models import DelayedMessage, Priority64Index, RowVersionIndex, TableOptions
 from ..sql import ErrorKind, backend_of
 from ..sql.definition import IndexFound, Remark
 from ..sql.tables import QueueTable, StoreTable
@@ -139,7 +139,7 @@ def _about_index(
 ) -> list[Finding]:
     columns = tuple(model._meta.get_field(name).column.lower() for name, _ in index.fields_orders)
     # An index that begins with these columns serves as well. By columns and not by name, unless statements name it.
-    of_all = index.condition is None and not isinstance(index, RankIndex)
+    of_all = index.condition is None and not isinstance(index, Priority64Index)
     serving = [
         name
         for name, one in there.items()

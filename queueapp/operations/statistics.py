@@ -22,7 +22,7 @@ from ..delayed.dispatch import COUNTED
 from ..errors import MissingVerb, QueueNotFound
 from ..flow import in_force
 from ..journal.append import is_fed
-from ..models import DISPATCHER, MAINTENANCE, NO_QUEUES, PoisonMessage, QueueControl, each_value
+from ..models import DISPATCHER, MAINTENANCE, NO_QUEUES, PoisonMessage, QueueControl, distinct_values
 from ..models.queue import holds
 from ..sending import early_acks
 from ..sql import backend_of, looking, queue_sql
@@ -51,7 +51,7 @@ class QueueFigures:
     """One queue's figures. ``oldest_seconds``: the age of the oldest waiting message among those looked at; None also when
     nothing waits. ``held``: what others have inserted and nobody has evaluated yet, counted up to ``LIMIT``; None on a queue
     without expressions. ``delayed`` and ``poison`` stop at ``LIMIT``, where their ``…_exact`` is False. ``subscribers``: live ones.
-    ``flow``: the statistics that AMPS names. ``trouble``: circuit breakers that are not disarmed (name, state, error).
+    ``flow``: the statistics that AMPS names. ``breakers``: circuit breakers that are not closed (name, state, error).
     ``stranded``: what nobody will ever take. ``consumers``: who subscribes to copies.
     ``deferred_ack_count``: acks that wait for their message, on a queue that keeps
     them. ``error``: what is not known and why; then the figures that it is about are None. ``note``: what else is to be
@@ -77,7 +77,7 @@ class QueueFigures:
     subscribers: int | None = None
     #: The age of the oldest heartbeat of the live ones.
     heartbeat_seconds: float | None = None
-    trouble: list[dict[str, str]] = field(default_factory=list)
+    breakers: list[dict[str, str]] = field(default_factory=list)
     stranded: list[Stranded] = field(default_factory=list)
     consumers: list[ConsumerFigures] = field(default_factory=list)
     flow: FlowFigures = field(default_factory=FlowFigures)
@@ -186,7 +186,7 @@ class _Database:
             one.fail("its workers", self.live_error)
         else:
             live = self.live[label]
-            one.subscribers, one.trouble, one.heartbeat_seconds = live.count, live.trouble, _seconds(live.heartbeat)
+            one.subscribers, one.breakers, one.heartbeat_seconds = live.count, live.breakers, _seconds(live.heartbeat)
             if one.waiting:
                 left, cause = self.stranded_in(queue, live)
                 if left is None:
@@ -221,7 +221,7 @@ class _Database:
                 one.fail("who does it", self.live_error)
                 continue
             live = self.live[name]
-            one.subscribers, one.trouble, one.heartbeat_seconds = live.count, live.trouble, _seconds(live.heartbeat)
+            one.subscribers, one.breakers, one.heartbeat_seconds = live.count, live.breakers, _seconds(live.heartbeat)
             if not live.count:
                 last = live.last_pulse
                 seen = "" if last is None else f"; the last one was seen {span(last.total_seconds())} ago"
@@ -253,7 +253,7 @@ class _Database:
         rows = looking(PoisonMessage.objects.using(self.alias)).order_by("queue")
         found: dict[str, int] = {}
         forwarded = {one for some in delayed.addresses(self.alias).values() for one in some}
-        for name in each_value(rows, "queue"):
+        for name in distinct_values(rows, "queue"):
             if name not in forwarded and not _is_known(name) and not (self.live and self.live[name].count):
                 unresolved = rows.filter(queue=name, status=PoisonMessage.Status.UNRESOLVED).order_by().values("pk")
                 if count := int(unresolved[: LIMIT + 1].aggregate(n=Count("pk"))["n"]):
@@ -375,7 +375,7 @@ def _count(rows: Any) -> int:
 
 
 def in_words(trouble: dict[str, str]) -> str:
-    """One of ``QueueFigures.trouble`` as a line."""
+    """One of ``QueueFigures.breakers`` as a line."""
     return ": ".join(filter(None, (trouble["name"], trouble["state"], trouble["error"])))
 
 

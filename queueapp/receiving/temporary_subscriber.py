@@ -30,7 +30,7 @@ def sign_on(queue: Any, alias: str, subscriber: uuid.UUID) -> None:
         supervisor=subscriber,
         alive_until=Now() + (in_force.value(queue, "lease_period", alias) or HELD_FOR),
         receives=False,
-        sent=True,
+        at_most_once=True,
     )
 
 

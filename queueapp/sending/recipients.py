@@ -18,7 +18,7 @@ from .. import messages
 from ..consuming.registry import registered
 from ..errors import InvalidMessage
 from ..models import Now, Subscriber, Subscription
-from ..models.subscribers import list_told
+from ..models.subscribers import parse_json_list
 
 #: Seconds until the workers are asked again for a name that they did not know.
 LOOK_AGAIN = 5.0
@@ -86,5 +86,5 @@ def _look(alias: str, label: str, told: _Told) -> bool:
         return False
     told.looked_at = monotonic()
     told.complete = all(texts)  # a worker of a version that does not say may have it
-    told.names |= names | {str(name) for text in texts for name, _ in list_told(text)}
+    told.names |= names | {str(name) for text in texts for name, _ in parse_json_list(text)}
     return True

@@ -60,7 +60,7 @@ def release_orphaned_leases(alias: str, unreleasable: Unreleasable | None = None
         # First the mark: from now on attempts are recorded before handlers run, so that a message that kills the whole tree is
         # counted the next time.
         QueueControl.objects.using(alias).update_or_create(
-            queue=row.queue, defaults={"careful_until": Now() + settings.CRASH_TRACKING_PERIOD}
+            queue=row.queue, defaults={"crash_tracking_until": Now() + settings.CRASH_TRACKING_PERIOD}
         )
         try:
             spent = _expire_spent(sql, alias, row)
@@ -153,7 +153,7 @@ def _release(sql: QueueSql, alias: str, row: Subscriber) -> int:
         return 0
     connection, count = connections[alias], 0
     try:
-        while row.sent and _is_dead(alias, row) and sql.limits.delete_sent(connection, row.id, BATCH):
+        while row.at_most_once and _is_dead(alias, row) and sql.limits.delete_sent(connection, row.id, BATCH):
             restart_deadline()  # at most once: these messages end with the subscriber they were sent to
         # Of a batch it is unknown which message was being handled. The rows keep that they were handed out without an
         # acknowledgement: no message loses an attempt, and these deliveries decide which are handled one by one.

@@ -62,10 +62,10 @@ class ServiceHeartbeat(Service):
         rows = Subscriber.objects.using(self.alias)
         for name, breakers in columns.items():
             key, _ = self._breakers[name]
-            if not rows.filter(pk=key).update(**liveness_columns(), trouble=breakers):
+            if not rows.filter(pk=key).update(**liveness_columns(), breakers=breakers):
                 rows.create(
                     id=key, queue=name, supervisor=self._supervisor, **process_columns(), **liveness_columns(),
-                    trouble=breakers,
+                    breakers=breakers,
                 )  # fmt: skip
         self._written = columns
 

@@ -28,7 +28,7 @@ def process_columns() -> dict[str, Any]:
     return {
         "host": host_name(),
         "process": os.getpid(),
-        "life": process_start_id(os.getpid()) or "",
+        "process_start": process_start_id(os.getpid()) or "",
         "version": version(),
     }
 

@@ -108,4 +108,4 @@ class PreviousRuns:
             return bool(row.late)
         start_id = process_start_id(row.process)
         # A version or a system that does not say: only a heartbeat proves anything.
-        return not start_id or start_id != row.life
+        return not start_id or start_id != row.process_start

@@ -14,12 +14,12 @@ from typing import Any
 from django.db import connections, models
 from django.db.models import F
 
-from ..models import Arrival, DeferredAck, DelayedMessage, PoisonMessage, Subscriber
+from ..models import DeferredAck, DelayedMessage, ForwardedMessage, PoisonMessage, Subscriber
 from ..registry import queues
 from ..sending.validation import alias_of
 from ..sql.claimed import LAST_END
 
-_OURS = (Arrival, DeferredAck, DelayedMessage, PoisonMessage, Subscriber)
+_OURS = (ForwardedMessage, DeferredAck, DelayedMessage, PoisonMessage, Subscriber)
 
 
 def let_pass(period: timedelta, aliases: Sequence[str]) -> None:

@@ -64,7 +64,7 @@ def everything() -> None:
     live = Subscriber.objects.create(
         queue="testapp.Leased", host="worker-1.reservations.eu-central.example.com", process=1234567,
         received=123_456_789, handled=123_456_780, failed=9, outstanding=500, concurrency=32,
-        trouble=json.dumps(trouble), alive_until=Now() + timedelta(minutes=9), **common,
+        breakers=json.dumps(trouble), alive_until=Now() + timedelta(minutes=9), **common,
     )  # fmt: skip
     Subscriber.objects.create(queue="testapp.Urgent", host="w-2", process=8, alive_until=Now() - timedelta(1), **common)
     Subscriber.objects.create(
@@ -95,11 +95,13 @@ def everything() -> None:
         )
     ):
         over = (
-            {"resolved_at": Now() - timedelta(minutes=1), "untold": ""} if number == 3 else {"untold": "webhook,email"}
+            {"resolved_at": Now() - timedelta(minutes=1), "pending_channels": ""}
+            if number == 3
+            else {"pending_channels": "webhook,email"}
         )
         Alert.objects.create(
             key=str(number), kind=kind, queue=queue, name=name, text=text, tries=3,
-            told_at=Now() - timedelta(minutes=5), next_try=Now() + timedelta(minutes=1), **over,
+            notified_at=Now() - timedelta(minutes=5), next_try=Now() + timedelta(minutes=1), **over,
         )  # fmt: skip
     SubjectKey.objects.create(subject=SUBJECT, wrapped=b"x", key="only")
     failure = {"at": "2026-11-20T10:11:12.345678+00:00", "verdict": "RetryLater", "host": "worker-1"}

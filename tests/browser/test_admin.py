@@ -54,7 +54,7 @@ def test_the_overview_tells_trouble_and_what_nobody_takes(browse: Browse, popula
     ]
     Subscriber.objects.filter(queue=DISPATCHER).delete()
     Subscriber.objects.filter(queue="testapp.Leased").update(
-        trouble=json.dumps(trouble), consumers='[["a", "b"]]', unknown_types=json.dumps(["", HOSTILE])
+        breakers=json.dumps(trouble), consumers='[["a", "b"]]', unknown_types=json.dumps(["", HOSTILE])
     )
     poison(2, queue="gone.Shop")
     Transactional.send({})

@@ -31,24 +31,24 @@ def logged(caplog: pytest.LogCaptureFixture) -> int:
 
 
 @modes("S")
-@pytest.mark.parametrize("careful", [False, True])
+@pytest.mark.parametrize("crash_tracking", [False, True])
 def test_when_a_hook_raises_after_the_commit_should_run_the_others_and_log_it(
-    endpoint: Endpoint, careful: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    endpoint: Endpoint, crash_tracking: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[str] = []
     endpoint.handle(lambda message, context: hooks(endpoint, ran, "handler"), policy=lambda failure: RetryNow())
     endpoint.send(1)
     worker = endpoint.start(concurrency=1)  # two tasks would run the hooks of two messages in turns
-    if careful:
+    if crash_tracking:
         worker.pump.crash_tracking = True
         endpoint.send(2)
 
     endpoint.wait_until_empty()
-    eventually(lambda: len(ran) == 3 * (1 + careful))
+    eventually(lambda: len(ran) == 3 * (1 + crash_tracking))
 
     assert ran[:3] == ["handler 1", "handler 2", "handler 3"]
     assert endpoint.failures == []
-    assert logged(caplog) == 1 + careful
+    assert logged(caplog) == 1 + crash_tracking
     assert worker.running
 
 

@@ -25,8 +25,8 @@ from queueapp.contrib.celery.models import BrokerQueue, CeleryResult, DeclaredQu
 from queueapp.failures import apply_verdict, poison_archive, requeue_poison, verdicts
 from queueapp.journal import retention
 from queueapp.models import (
-    Arrival,
     DelayedMessage,
+    ForwardedMessage,
     JournalEntry,
     Leader,
     Now,
@@ -205,7 +205,7 @@ def test_a_worker_receives_ends_fails_dispatches_and_keeps_house() -> None:
         )
         release_orphaned_leases("default")
         assert not Subscriber.objects.filter(pk=row.pk).exists()
-        assert QueueControl.objects.filter(queue=Leased._meta.label, careful_until__gt=Now()).exists()
+        assert QueueControl.objects.filter(queue=Leased._meta.label, crash_tracking_until__gt=Now()).exists()
         purge_expired(Leased, "default")
         leadership = Elector("default", "test", uuid.uuid4())
         assert leadership.try_lead()
@@ -232,11 +232,11 @@ def test_a_forwarder_puts_in_what_another_database_has_kept() -> None:
     rows = [Row(0, uuid.uuid4(), "{}", b"{}"), Row(0, uuid.uuid4(), "{}", b"{}")]
     with acting_as("forwarder"):
         noted = backend_of(connection).delayed.record_forwarded(
-            connection, Arrival._meta.db_table, [(row.id, row.id) for row in rows], "elsewhere"
+            connection, ForwardedMessage._meta.db_table, [(row.id, row.id) for row in rows], "elsewhere"
         )
         assert noted == {row.id for row in rows}
         assert queue_sql(Leased, connection).inserts.insert_rows(connection, rows) == 2
-        assert Arrival.objects.filter(origin="elsewhere", arrived_at__lt=Now()).delete()[0] == 2
+        assert ForwardedMessage.objects.filter(origin="elsewhere", arrived_at__lt=Now()).delete()[0] == 2
         with refused():
             list(Leased.objects.all())
     assert Leased.objects.count() == 2

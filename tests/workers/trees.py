@@ -56,7 +56,7 @@ class Tree:
         careful no longer, because the others are alive."""
         seen = _workers().aggregate
         eventually(lambda: seen(last=Max("started_at"))["last"] < seen(first=Min("heartbeat_at"))["first"])
-        eventually(lambda: not Subscriber.objects.filter(careful=True).exists())
+        eventually(lambda: not Subscriber.objects.filter(crash_tracking=True).exists())
 
     @property
     def workers(self) -> list[int]:

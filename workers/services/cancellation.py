@@ -14,7 +14,7 @@ from typing import Any
 from queueapp.conf import settings
 from queueapp.consuming.context import Context
 from queueapp.errors import MessageCancelled
-from queueapp.models.subscribers import list_told
+from queueapp.models.subscribers import parse_json_list
 
 from ..receiving.interrupt import cancel
 from ..receiving.pump import QueuePump
@@ -40,7 +40,7 @@ class Stopping:
 
     def heed(self, pump: QueuePump, text: str, now: datetime) -> None:
         """Ask those handlers of this process that are meant."""
-        requests = {one["id"]: one for one in list_told(text) if isinstance(one, dict) and "id" in one}
+        requests = {one["id"]: one for one in parse_json_list(text) if isinstance(one, dict) and "id" in one}
         for task in pump.receivers:
             running = task.active_handler
             context = running.context if running is not None else None

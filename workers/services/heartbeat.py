@@ -170,14 +170,14 @@ class Heartbeat(Service):
     def _read_controls(self) -> None:
         began = monotonic()
         controls = QueueControl.objects.using(self.alias).annotate(
-            now_careful=Q(careful_until__gt=Now()), now=Now(output_field=UtcField())
+            tracks_crashes=Q(crash_tracking_until__gt=Now()), now=Now(output_field=UtcField())
         )
         asked: dict[str, tuple[str, datetime]] = {}
-        paused, careful = set(), set()
+        paused, crash_tracking = set(), set()
         concurrency: dict[str, int | None] = {}
         overrides: dict[str, in_force.Overrides] = {}
         for queue, is_paused, is_careful, tasks, cancelling, now, *values in controls.values_list(
-            "queue", "paused", "now_careful", "concurrency", "cancelling", "now", *in_force.SETTABLE
+            "queue", "paused", "tracks_crashes", "concurrency", "cancelling", "now", *in_force.SETTABLE
         ):
             if cancelling:
                 asked[queue] = cancelling, now
@@ -186,14 +186,14 @@ class Heartbeat(Service):
             if is_paused:
                 paused.add(queue)
             if is_careful:
-                careful.add(queue)
+                crash_tracking.add(queue)
         in_force.told(self.alias, overrides, began)
-        careful |= self.previous_runs.queues()
+        crash_tracking |= self.previous_runs.queues()
         for pump in self._pumps:
             label = pump.queue._meta.label
             if label in asked:
                 self._stopping.heed(pump, *asked[label])
-            self._set_careful(pump, label in careful)
+            self._set_crash_tracking(pump, label in careful)
             wanted = min(concurrency.get(label) or pump.pool.declared, pump.pool.max_concurrency)
             if wanted != pump.pool.concurrency:
                 pump.set_concurrency(wanted)
@@ -206,15 +206,17 @@ class Heartbeat(Service):
 
         self._stopping.press()
 
-    def _set_careful(self, pump: QueuePump, careful: bool) -> None:
-        if careful == pump.crash_tracking:
+    def _set_crash_tracking(self, pump: QueuePump, crash_tracking: bool) -> None:
+        if crash_tracking == pump.crash_tracking:
             return
         # First the row, then the pump: whoever buries this process must know whether what it leased was in hand.
-        Subscriber.objects.using(self.alias).filter(pk=pump.subscriber).update(careful=careful)
-        pump.crash_tracking = careful
+        Subscriber.objects.using(self.alias).filter(pk=pump.subscriber).update(crash_tracking=crash_tracking)
+        pump.crash_tracking = crash_tracking
         if self.begun.is_set():
             log.warning(
-                "%s is received %s.", pump.queue._meta.label, "carefully: a worker died" if careful else "normally"
+                "%s is received %s.",
+                pump.queue._meta.label,
+                "carefully: a worker died" if crash_tracking else "normally",
             )
 
 
@@ -237,9 +239,9 @@ def _counts(pump: QueuePump) -> dict[str, Any]:
         "failed": pump.stats.failed,
         "outstanding": sum(_outstanding(task) for task in pump.receivers),
         "backlog": pump.backlog.granted(),
-        "lost": pump.stats.lost,
-        "careful": pump.crash_tracking,
-        "trouble": breakers_json(pump.state.degraded()),
+        "leases_lost": pump.stats.lost,
+        "crash_tracking": pump.crash_tracking,
+        "breakers": breakers_json(pump.state.degraded()),
         "progress": _progress(pump),
         "unknown_types": json.dumps([kind[:LONGEST_TYPE] for kind in types]) if types else "",
     }

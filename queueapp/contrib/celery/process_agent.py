@@ -170,8 +170,8 @@ class ProcessAgent(Service):
             "received": leases.received,
             "handled": leases.acked,
             "outstanding": leases.outstanding,
-            "lost": leases.lost,
-            "trouble": breakers_json([one for one in (self._breaker.report(),) if one is not None]),
+            "leases_lost": leases.lost,
+            "breakers": breakers_json([one for one in (self._breaker.report(),) if one is not None]),
             "consumers": json.dumps([(queue, "") for queue in queues]),
         }
         if not heartbeat(self.alias, leases.owner, BrokerQueue, self._supervisor, news, dict) and self._has_row:

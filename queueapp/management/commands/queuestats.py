@@ -103,7 +103,7 @@ class Command(OperatorCommand):
                 "paused" if one.paused else "",
                 f"{number(one.inactive, one.inactive_exact)} more wait in the journal" if one.inactive else "",
                 one.note,
-                *(in_one_line(in_words(trouble), TEXT) for trouble in one.trouble),
+                *(in_one_line(in_words(trouble), TEXT) for trouble in one.breakers),
                 "not all is known" if one.error else "",
             ]
             lines.append(

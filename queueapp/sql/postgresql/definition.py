@@ -84,7 +84,7 @@ class PostgresqlDefinition(Definition):
         return different
 
     def indexes(self, connection: Any, table: str) -> dict[str, IndexFound]:
-        # Catalog only. Not Django's introspection, which finds no table of another schema. Of an expression (``RankIndex``) the
+        # Catalog only. Not Django's introspection, which finds no table of another schema. Of an expression (``Priority64Index``) the
         # column that it begins with.
         expression = r"substring(pg_get_indexdef(x.indexrelid, k.n::int, true) from '^\(*\"?(.*?)\"? # ')"
         sql = (

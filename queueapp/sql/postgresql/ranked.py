@@ -28,7 +28,7 @@ class PostgresqlRankedQueueSql(PostgresqlQueueSql):
             (f"l.{end}_rank, l.{end}_seq" if where is Where.SEVERAL else "%s::bigint, %s::bigint")
             for end in ("low", "high")
         )
-        # First the index's own condition, which makes it this statement's: see ``RankIndex``.
+        # First the index's own condition, which makes it this statement's: see ``Priority64Index``.
         mine = f"{self._c['priority']} <= {MAX_PRIORITY}"
         return f"{mine} AND ({keys}) >= ({low}) AND ({keys}) <= ({high})", keys
 

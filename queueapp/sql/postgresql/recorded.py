@@ -72,12 +72,12 @@ class PostgresqlRecorded(PostgresqlClaims):
         # locked, and not taken for dead.
         return (
             "WITH fresh AS MATERIALIZED ("
-            f"SELECT c.number, c.places, c.seqs, c.made_at FROM {self._records} AS c WHERE c.queue = {self._lock} AND c.number > %s "
-            f"UNION ALL SELECT c.number, c.places, c.seqs, c.made_at FROM {self._records} AS c WHERE c.number = ANY(%s::bigint[])), "
+            f"SELECT c.number, c.permits, c.seqs, c.made_at FROM {self._records} AS c WHERE c.queue = {self._lock} AND c.number > %s "
+            f"UNION ALL SELECT c.number, c.permits, c.seqs, c.made_at FROM {self._records} AS c WHERE c.number = ANY(%s::bigint[])), "
             f"gone AS (DELETE FROM {self._records} WHERE number = ANY(ARRAY(SELECT r.number FROM {self._records} AS r "
             "WHERE r.number = ANY(ARRAY(SELECT f.number FROM fresh AS f WHERE f.seqs IS NULL "
             f"AND f.made_at < clock_timestamp() - {_PATIENCE})) AND r.seqs IS NULL FOR UPDATE SKIP LOCKED)) RETURNING number), "
-            "pending AS MATERIALIZED (SELECT coalesce(sum(f.places), 0)::bigint AS n, array_agg(f.number) AS numbers "
+            "pending AS MATERIALIZED (SELECT coalesce(sum(f.permits), 0)::bigint AS n, array_agg(f.number) AS numbers "
             "FROM fresh AS f WHERE f.seqs IS NULL AND f.number NOT IN (SELECT number FROM gone)), "
             "may AS MATERIALIZED (SELECT %s::int8multirange + coalesce((SELECT range_agg(r.r) "
             "FROM fresh AS f CROSS JOIN LATERAL unnest(f.seqs) AS r(r)), '{}') AS seqs), "
@@ -87,7 +87,7 @@ class PostgresqlRecorded(PostgresqlClaims):
             f"WHERE q.{seq} = ANY(ARRAY({self._each('may.seqs')})) AND {self._still_out()}), '{{}}') END AS seqs "
             "FROM may, pending, wanted), "
             f"room AS MATERIALIZED (SELECT greatest(0, wanted.most - pending.n - {_size('out.seqs')}) AS n FROM out, pending, wanted), "
-            f"mine AS (INSERT INTO {self._records} (queue, places) SELECT {self._lock}, least(room.n, wanted.n) "
+            f"mine AS (INSERT INTO {self._records} (queue, permits) SELECT {self._lock}, least(room.n, wanted.n) "
             "FROM room, wanted WHERE least(room.n, wanted.n) > 0 RETURNING number) "
             "SELECT room.n, mine.number, coalesce(mine.number, (SELECT max(f.number) FROM fresh AS f)), "
             "coalesce(pending.numbers || mine.number, pending.numbers, ARRAY[]::bigint[])::text, out.seqs::text "
@@ -100,12 +100,12 @@ class PostgresqlRecorded(PostgresqlClaims):
         names = [f"a{n}" for n in range(len(self.table.claimed))]
         read = ", ".join(f"{self._read((one,))} AS {name}" for one, name in zip(self.table.claimed, names, strict=True))
         inner = self._build_inner(where).replace(
-            "LIMIT %s", "LIMIT least(%s::bigint, coalesce((SELECT places FROM held), 0))"
+            "LIMIT %s", "LIMIT least(%s::bigint, coalesce((SELECT permits FROM held), 0))"
         )
         # Index: the claim's, and the primary key of the records. Safe: as a claim; the record is locked before a message is, so it
         # is not taken for dead meanwhile, and if it was, nothing is claimed.
         return (
-            f"WITH held AS MATERIALIZED (SELECT places FROM {self._records} WHERE number = %s AND seqs IS NULL FOR UPDATE), "
+            f"WITH held AS MATERIALIZED (SELECT permits FROM {self._records} WHERE number = %s AND seqs IS NULL FOR UPDATE), "
             f"claimed AS (UPDATE {self._q} SET {c['lease_token']} = %s, {c['lease_owner']} = %s, "
             f"{c['lease_expires']} = clock_timestamp() + %s * interval '1 ms', {c['deliveries']} = {c['deliveries']} + 1 "
             f"WHERE {c['seq']} = ANY(ARRAY({inner})){self._unless_barred()} RETURNING {read}), "
@@ -165,7 +165,7 @@ class PostgresqlRecorded(PostgresqlClaims):
         # A scan of the table, where there is no record yet, and none elsewhere. Safe: under ``lock_flow``.
         none = f"NOT EXISTS (SELECT FROM {self._records} WHERE queue = {self._lock})"
         sql = (
-            f"INSERT INTO {self._records} (queue, places, seqs) SELECT {self._lock}, 0, "
+            f"INSERT INTO {self._records} (queue, permits, seqs) SELECT {self._lock}, 0, "
             f"coalesce(range_agg(int8range({c['seq']}, {c['seq']}, '[]')), '{{}}') FROM {self._q} "
             f"WHERE {c['lease_owner']} IS NOT NULL AND {none} HAVING {none}"
         )

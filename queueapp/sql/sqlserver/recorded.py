@@ -95,7 +95,7 @@ class SqlServerRecorded(SqlServerUpkeep, Flowing):
         with transaction.atomic(using=connection.alias, savepoint=False):
             # Index: the primary key of the records. Safe: from here on it is not taken for dead; if it was, nothing is claimed.
             sql = (
-                f"SELECT c.places FROM {self._records} AS c WITH (UPDLOCK, ROWLOCK, READCOMMITTEDLOCK) "
+                f"SELECT c.permits FROM {self._records} AS c WITH (UPDLOCK, ROWLOCK, READCOMMITTEDLOCK) "
                 "WHERE c.number = %s AND c.seqs IS NULL"
             )
             held = fetch(connection, sql, (record,))
@@ -107,7 +107,7 @@ class SqlServerRecorded(SqlServerUpkeep, Flowing):
 
     def _reserve(self, connection: Any, wanted: int, most: int, seen: Seen) -> tuple[int, int | None, Seen]:
         """Take places, under the lock: (how many there were, the record, what is to be remembered)."""
-        columns = "c.number, c.places, c.seqs"
+        columns = "c.number, c.permits, c.seqs"
         # Index: that of the records on (queue, number), from the last one known. Safe: under the lock nobody adds one, so none of a
         # lower number is still to come. What is just being filled in counts as it was before, or is waited for.
         sql = f"SELECT {columns} FROM {self._records} AS c WHERE c.queue = {self._lock} AND c.number > %s"
@@ -135,7 +135,7 @@ class SqlServerRecorded(SqlServerUpkeep, Flowing):
         record = None
         if room:
             # The records' own indexes. Safe: under the lock.
-            sql = f"INSERT INTO {self._records} (queue, places) OUTPUT inserted.number VALUES ({self._lock}, %s)"
+            sql = f"INSERT INTO {self._records} (queue, permits) OUTPUT inserted.number VALUES ({self._lock}, %s)"
             record = int(fetch(connection, sql, (min(room, wanted),))[0][0])
             pending.append(record)
         return room, record, Seen(max(upto, seen.upto, record or 0), json_of(pending), json_of(out))
@@ -163,7 +163,7 @@ class SqlServerRecorded(SqlServerUpkeep, Flowing):
         # The records' own indexes. Safe: under the lock.
         execute(
             connection,
-            f"INSERT INTO {self._records} (queue, places, seqs) VALUES ({self._lock}, 0, %s)",
+            f"INSERT INTO {self._records} (queue, permits, seqs) VALUES ({self._lock}, 0, %s)",
             (json_of(leased),),
         )
 

@@ -43,7 +43,7 @@ def careful(scale: Scale) -> Samples:
 def received_carefully(queue: Any) -> Iterator[None]:
     """As after a death: the mark that housekeeping leaves, and workers that have seen it come and go."""
     QueueControl.objects.update_or_create(
-        queue=queue._meta.label, defaults={"careful_until": Now() + timedelta(hours=1)}
+        queue=queue._meta.label, defaults={"crash_tracking_until": Now() + timedelta(hours=1)}
     )
     sleep(HEARD)
     try:

@@ -68,9 +68,9 @@ def others_are_handled_once(endpoint: Endpoint) -> None:
 
 @modes("S")
 @rude
-@pytest.mark.parametrize("careful", [False, True])
+@pytest.mark.parametrize("crash_tracking", [False, True])
 def test_when_a_hook_after_the_commit_is_rude_should_handle_all_messages_once(
-    endpoint: Endpoint, abuse: Callable[[str], None], careful: bool
+    endpoint: Endpoint, abuse: Callable[[str], None], crash_tracking: bool
 ) -> None:
     def act(message: Note, context: Context) -> None:
         if message.number >= INNOCENT:
@@ -80,7 +80,7 @@ def test_when_a_hook_after_the_commit_is_rude_should_handle_all_messages_once(
 
     endpoint.handle(act)
     worker = endpoint.start(concurrency=1)
-    worker.pump.crash_tracking = careful
+    worker.pump.crash_tracking = crash_tracking
     for number in range(2):
         endpoint.send(number)
 

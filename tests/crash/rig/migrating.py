@@ -14,7 +14,7 @@ from .processes import CHECKOUT, environment
 def migrate(server: Any, database: str) -> None:
     """Make them in an empty database."""
     subprocess.run(
-        [sys.executable, "manage.py", "migrate", "--verbosity", "0"],
+        [sys.executable, "manage.py", "migrate", "--run-syncdb", "--verbosity", "0"],
         cwd=CHECKOUT, env=environment(server.url(database), "migrate", Path("/dev/null")), check=True,
     )  # fmt: skip
     for statement in ledger.WORDS[server.vendor].tables:

@@ -43,7 +43,7 @@ def test_what_is_the_matter_and_who_was_told(operator: Client) -> None:
 
     store.tell("default", {"testapp.Leased"})
 
-    assert Alert.objects.get().told_at is not None
+    assert Alert.objects.get().notified_at is not None
     text = page_of(operator)
     assert "by signal, mail" in text
     assert "not yet by webhook, 1 try" in text
@@ -58,7 +58,9 @@ def test_what_is_the_matter_and_who_was_told(operator: Client) -> None:
 def test_one_that_is_over_says_so_until_all_were_told(operator: Client) -> None:
     alert = raised("dead_worker", "host-1", "testapp.Leased: the worker host-1:7 died without a goodbye")
     raised("depth", "", "testapp.Leased: 12 messages wait, more than 10")
-    Alert.objects.filter(pk=alert.pk).update(resolved_at=Now(), told_at=Now() - timedelta(minutes=5), untold="webhook")
+    Alert.objects.filter(pk=alert.pk).update(
+        resolved_at=Now(), notified_at=Now() - timedelta(minutes=5), pending_channels="webhook"
+    )
 
     text = page_of(operator)
     assert "over" in text

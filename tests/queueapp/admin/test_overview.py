@@ -131,13 +131,13 @@ def test_breakers_of_the_dispatcher_and_of_who_keeps_house_are_said(operator: Cl
     ]
     Subscriber.objects.create(
         queue=DISPATCHER, host="h", process=1, supervisor=uuid.uuid4(), alive_until=Now() + timedelta(minutes=1),
-        trouble=json.dumps(trouble),
+        breakers=json.dumps(trouble),
     )  # fmt: skip
     text = operator.get(url(QueueControl)).content.decode()
     assert "Dispatching in default: open: deadlock detected" in text
     assert "Maintenance in default: open: deadlock detected" in text
     shown = [row for row in operator.get(url(QueueControl)).context["lines"] if row["figures"].label == DISPATCHER]
-    assert "trouble" in shown[0]["state"]
+    assert "degraded" in shown[0]["state"]
 
 
 def test_what_nobody_takes_is_below_its_queue_and_what_is_kept_for_none_has_a_line(operator: Client) -> None:

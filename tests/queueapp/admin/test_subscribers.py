@@ -57,7 +57,7 @@ def test_what_a_worker_tells_is_on_its_page_whatever_version_it_is(
     operator: Client, pair: tuple[Subscriber, Subscriber]
 ) -> None:
     Subscriber.objects.filter(pk=pair[0].pk).update(
-        trouble=json.dumps([{"name": "Renewal", "state": "failing", "error": "<b>gone"}, 7]),
+        breakers=json.dumps([{"name": "Renewal", "state": "failing", "error": "<b>gone"}, 7]),
         consumers=json.dumps([["invoices", "shop.Paid"], ["all", ""], "of another version", [1]]),
         unknown_types=json.dumps(["shop.Late", ""]),
     )
@@ -84,7 +84,7 @@ def test_who_receives_nothing_has_no_zeros(operator: Client, db: None, name: str
     assert "in hand" not in shown
     page = operator.get(url(Subscriber, "change", row.pk)).content.decode()
     assert "Received" not in page
-    assert "Trouble" in page
+    assert "Open breakers" in page
 
 
 def test_page_is_read_only(operator: Client, pair: tuple[Subscriber, Subscriber]) -> None:

@@ -232,7 +232,7 @@ def test_a_webhook_that_fails_is_tried_again_and_the_others_are_not_told_twice(
     alerting().evaluate()
     alerting().evaluate()
     assert (len(told), len(mail.outbox), len(webhook.told)) == (1, 1, 1)
-    assert Alert.objects.get().untold == ""
+    assert Alert.objects.get().pending_channels == ""
 
 
 @pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
@@ -260,7 +260,9 @@ def test_what_begins_again_while_somebody_could_not_be_told_of_its_end_is_told_a
 
 @pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
 def test_what_a_process_has_told_and_did_not_live_to_end_is_ended(told: list[channels.Notice]) -> None:
-    Alert.objects.create(key="x", kind="depth", queue="testapp.Leased", text="over", resolved_at=Now(), untold="")
+    Alert.objects.create(
+        key="x", kind="depth", queue="testapp.Leased", text="over", resolved_at=Now(), pending_channels=""
+    )
     assert store.tell("default", {"testapp.Leased"}) == 0
     assert not Alert.objects.exists()
 
@@ -268,7 +270,7 @@ def test_what_a_process_has_told_and_did_not_live_to_end_is_ended(told: list[cha
 @pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
 def test_two_leaders_at_once_tell_each_alert_once(told: list[channels.Notice]) -> None:
     for name in ("a", "b"):
-        Alert.objects.create(key=name, kind="depth", queue="testapp.Leased", text=name, untold="signal")
+        Alert.objects.create(key=name, kind="depth", queue="testapp.Leased", text=name, pending_channels="signal")
 
     def another(**_: Any) -> None:
         store.tell("default", {"testapp.Leased"})  # while the first one tells
@@ -323,12 +325,12 @@ def test_whose_queue_it_is_tells_it_and_others_only_where_nobody_does(
     settings: Any, told: list[channels.Notice]
 ) -> None:
     settings.QUEUEAPP = {"ALERTS": {"max_waiting": 10**6}}
-    Alert.objects.create(key="x", kind="depth", queue="other.Queue", text="theirs", untold="signal,mail")
+    Alert.objects.create(key="x", kind="depth", queue="other.Queue", text="theirs", pending_channels="signal,mail")
     assert store.tell("default", {"testapp.Leased"}) == 0
     Alert.objects.update(next_try=Now() - store.AGAIN)
     assert store.tell("default", {"testapp.Leased"}) == 1
     assert [one.text for one in told] == ["theirs"]
-    assert Alert.objects.get().untold == "", "these settings have no addresses"
+    assert Alert.objects.get().pending_channels == "", "these settings have no addresses"
 
 
 @pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
@@ -352,7 +354,7 @@ def test_a_webhook_that_answers_byte_by_byte_is_not_waited_for(
         alerting().evaluate()
         ended.set()
     assert "could not be told by webhook: TimeoutError" in caplog.text
-    assert Alert.objects.get().untold == "webhook"
+    assert Alert.objects.get().pending_channels == "webhook"
 
 
 @pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
@@ -360,11 +362,11 @@ def test_a_webhook_that_never_answers_is_given_up_at_last(settings: Any, caplog:
     settings.QUEUEAPP = {"ALERTS": {"webhook": "http://127.0.0.1:1/"}}
     poison("a")
     alerting().evaluate()
-    assert Alert.objects.get().untold == "webhook"
+    assert Alert.objects.get().pending_channels == "webhook"
     assert re.search(r"told by webhook: URLError: .*refused", caplog.text)
     Alert.objects.update(tries=store.MOST_TRIES - 1, next_try=Now())
     alerting().evaluate()
-    assert Alert.objects.get().untold == ""
+    assert Alert.objects.get().pending_channels == ""
 
 
 @pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
@@ -386,7 +388,7 @@ def test_a_webhook_that_hangs_keeps_nobody_from_keeping_house(
             queue="testapp.Leased", host="h", process=1, supervisor=uuid.uuid4(), alive_until=Now() - timedelta(1)
         )
         eventually(lambda: not Subscriber.objects.exists())
-        assert Alert.objects.filter(kind="poison", untold="webhook").exists(), "it still waits for it"
+        assert Alert.objects.filter(kind="poison", pending_channels="webhook").exists(), "it still waits for it"
         assert webhook.told == []
     finally:
         webhook.hangs.clear()

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from queueapp import delayed
-from queueapp.models import Arrival, Now
+from queueapp.models import ForwardedMessage, Now
 from tests.crash.rig.two_databases import TwoDatabases
 from tests.crash.workload.routes import WAREHOUSE
 from tests.testapp.models import Transactional
@@ -29,7 +29,7 @@ def there() -> list[Any]:
 
 
 def old_notes() -> None:
-    Arrival.objects.using(WAREHOUSE).update(arrived_at=Now() - HOUR)
+    ForwardedMessage.objects.using(WAREHOUSE).update(arrived_at=Now() - HOUR)
 
 
 def failing(two: TwoDatabases, table: str, code: str, on: str = "true") -> None:

@@ -13,7 +13,7 @@ from django.test import override_settings
 
 from queueapp import InvalidMessage, delayed
 from queueapp.failures import edit_poison, requeue_poison
-from queueapp.models import Arrival, DelayedMessage, Now, PoisonMessage
+from queueapp.models import DelayedMessage, ForwardedMessage, Now, PoisonMessage
 from queueapp.operations import statistics
 from queueapp.sql.carried import CARRIED, COUNTS
 from tests import column_values
@@ -216,11 +216,11 @@ def test_a_note_is_kept_until_its_message_has_left_the_store() -> None:
     assert len(there()) == 2, "the rescheduled one was known by its note"
     old_notes()
     assert delayed.forget_arrivals("default", WAREHOUSE) == 1
-    assert not Arrival.objects.using(WAREHOUSE).exists()
+    assert not ForwardedMessage.objects.using(WAREHOUSE).exists()
 
 
 def test_notes_of_other_databases_are_none_of_its_business() -> None:
-    Arrival.objects.using(WAREHOUSE).create(
+    ForwardedMessage.objects.using(WAREHOUSE).create(
         id=uuid.uuid4(), message_id=uuid.uuid4(), origin="another", arrived_at="2000-01-01T00:00Z"
     )
 
@@ -236,8 +236,8 @@ def test_a_queue_that_uses_none_of_it_leaves_no_note() -> None:
 
     assert Leased.objects.count() == 2
     assert len(there()) == 1
-    assert not Arrival.objects.exists()
-    assert not Arrival.objects.using(WAREHOUSE).exists()
+    assert not ForwardedMessage.objects.exists()
+    assert not ForwardedMessage.objects.using(WAREHOUSE).exists()
 
 
 # -- refused -----------------------------------------------------------------------------------------------------------
@@ -313,10 +313,10 @@ def test_a_table_that_is_not_there_yet_is_no_fault_of_the_message(two: TwoDataba
 
 
 def test_a_table_of_arrivals_that_is_not_there_yet_is_none_either(two: TwoDatabases) -> None:
-    two.there.execute("ALTER TABLE queueapp_arrival RENAME TO later")
+    two.there.execute("ALTER TABLE queueapp_forwardedmessage RENAME TO later")
     keep()
 
-    with pytest.raises(delayed.DispatchFailed, match="queueapp_arrival"):
+    with pytest.raises(delayed.DispatchFailed, match="queueapp_forwardedmessage"):
         forward()
 
     assert there() == []

@@ -13,7 +13,7 @@ from django.db import Error, connections
 from django.test import override_settings
 
 from queueapp import delayed
-from queueapp.models import Arrival, DelayedMessage, Now, PoisonMessage
+from queueapp.models import DelayedMessage, ForwardedMessage, Now, PoisonMessage
 from queueapp.services import forwarder as services
 from queueapp.services.forwarder import SWEEP_INTERVAL, SWEEP_PERIOD, Forwarder
 from tests.crash.rig.two_databases import TwoDatabases
@@ -66,7 +66,7 @@ def test_what_a_target_says_of_itself_counts_against_no_message(two: TwoDatabase
 
 
 def test_a_table_of_arrivals_that_takes_no_notes_counts_against_no_message(two: TwoDatabases) -> None:
-    failing(two, "queueapp_arrival", "23514")
+    failing(two, "queueapp_forwardedmessage", "23514")
     keep()
 
     with pytest.raises(delayed.DispatchFailed, match="refused here"):
@@ -160,13 +160,13 @@ def test_the_workers_of_the_queue_there_are_woken(two: TwoDatabases) -> None:
 
 class NoArrivals(Routes):
     def allow_migrate(self, db: str, app_label: str, model_name: str | None = None, **hints: Any) -> bool | None:
-        return False if db == WAREHOUSE and model_name == "arrival" else None
+        return False if db == WAREHOUSE and model_name == "forwardedmessage" else None
 
 
 def test_a_target_without_our_tables_is_worked_with_and_named_once(
     two: TwoDatabases, caplog: pytest.LogCaptureFixture
 ) -> None:
-    two.there.execute("ALTER TABLE queueapp_arrival RENAME TO none_of_ours")
+    two.there.execute("ALTER TABLE queueapp_forwardedmessage RENAME TO none_of_ours")
     delayed.forward._say_once.cache_clear()
     with override_settings(DATABASE_ROUTERS=[NoArrivals()]):
         for _ in range(2):
@@ -188,7 +188,7 @@ def test_notes_are_forgotten_however_many_there_are(monkeypatch: pytest.MonkeyPa
 
     assert delayed.forget_arrivals("default", WAREHOUSE) == 5
 
-    assert [one.message_id for one in Arrival.objects.using(WAREHOUSE).all()] == ids[:1]
+    assert [one.message_id for one in ForwardedMessage.objects.using(WAREHOUSE).all()] == ids[:1]
 
 
 # -- several queues of one database ------------------------------------------------------------------------------------
@@ -310,14 +310,14 @@ def test_notes_are_swept_now_and_then_for_as_long_as_there_may_be_some(
 def test_a_sweep_that_fails_is_the_targets_fault_and_one_that_works_its_recovery(
     two: TwoDatabases, mover: Forwarder
 ) -> None:
-    two.there.execute("ALTER TABLE queueapp_arrival RENAME TO later")
+    two.there.execute("ALTER TABLE queueapp_forwardedmessage RENAME TO later")
     with pytest.raises(delayed.DispatchFailed) as raised:
         mover._round()
     assert mover._failed(raised.value, mover.dispatch_breaker) > 0
     assert mover.dispatch_breaker.failures == 1
     assert connections[WAREHOUSE].connection is None, "the next round has a new one"
 
-    two.there.execute("ALTER TABLE later RENAME TO queueapp_arrival")
+    two.there.execute("ALTER TABLE later RENAME TO queueapp_forwardedmessage")
     mover._sweep_at = 0.0
     mover._round()
 

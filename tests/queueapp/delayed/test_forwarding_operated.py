@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from queueapp import delayed
 from queueapp.circuit_breaker import State
-from queueapp.models import Arrival, DelayedMessage, Now
+from queueapp.models import DelayedMessage, ForwardedMessage, Now
 from queueapp.operations import statistics
 from queueapp.services.delayed_dispatcher import DelayedDispatcher
 from queueapp.services.forwarder import Forwarder
@@ -144,7 +144,7 @@ def test_what_a_killed_forwarder_has_noted_the_next_one_forgets(request: pytest.
 
     request.getfixturevalue("movers")
 
-    eventually(lambda: not Arrival.objects.using(WAREHOUSE).exists())
+    eventually(lambda: not ForwardedMessage.objects.using(WAREHOUSE).exists())
     assert len(there()) == 1
 
 

@@ -18,7 +18,7 @@ from django.test.utils import CaptureQueriesContext
 from queueapp import delayed, signals
 from queueapp.delayed import SqlDelayedStore
 from queueapp.failures import requeue_poison
-from queueapp.models import Arrival, DelayedMessage, Now, PoisonMessage
+from queueapp.models import DelayedMessage, ForwardedMessage, Now, PoisonMessage
 from queueapp.services.delayed_dispatcher import DelayedDispatcher
 from queueapp.services.forwarder import Forwarder
 from queueapp.services.service import stop_all
@@ -102,7 +102,7 @@ def both(two: TwoDatabases, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("both")
-@pytest.mark.parametrize("trouble", ["missing", "denied"])
+@pytest.mark.parametrize("breakers", ["missing", "denied"])
 def test_a_queue_whose_table_is_missing_or_closed_keeps_none_of_the_others_waiting(
     two: TwoDatabases, trouble: str
 ) -> None:
@@ -147,7 +147,7 @@ def test_one_of_another_store_with_the_same_id_and_number_is_another_message() -
 
     assert forward() == (1, 0, 0)
     assert [one.id for one in there()] == [identity, identity]
-    assert Arrival.objects.using(WAREHOUSE).count() == 2
+    assert ForwardedMessage.objects.using(WAREHOUSE).count() == 2
 
 
 def test_of_two_that_were_stored_at_the_same_moment_under_one_id_both_arrive() -> None:
@@ -258,11 +258,11 @@ def test_poison_that_is_sent_to_a_queue_of_another_database_is_forwarded(two: Tw
 def test_a_sweep_that_fails_takes_nothing_from_what_its_round_has_done(two: TwoDatabases, mover: Forwarder) -> None:
     two.there.execute("CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RAISE EXCEPTION 'no'; END$$")
     two.there.execute(
-        "CREATE TRIGGER fail BEFORE DELETE ON queueapp_arrival FOR EACH STATEMENT EXECUTE FUNCTION fail()"
+        "CREATE TRIGGER fail BEFORE DELETE ON queueapp_forwardedmessage FOR EACH STATEMENT EXECUTE FUNCTION fail()"
     )
     keep()
     forward()
-    Arrival.objects.using(WAREHOUSE).update(arrived_at=Now() - HOUR)
+    ForwardedMessage.objects.using(WAREHOUSE).update(arrived_at=Now() - HOUR)
     keep()
 
     with pytest.raises(delayed.DispatchFailed):
@@ -283,18 +283,18 @@ def test_a_sweep_that_works_is_no_recovery_from_a_refusal_of_its_round(two: TwoD
 def test_who_does_not_lead_sweeps_nothing(mover: Forwarder) -> None:
     keep()
     mover._round()
-    Arrival.objects.using(WAREHOUSE).update(arrived_at=Now() - HOUR)
+    ForwardedMessage.objects.using(WAREHOUSE).update(arrived_at=Now() - HOUR)
     mover.elector.resign()
     assert Forwarder("default", WAREHOUSE, uuid.uuid4()).elector.try_lead()
     mover._sweep_at = 0.0
 
     mover._round()
 
-    assert Arrival.objects.using(WAREHOUSE).exists()
+    assert ForwardedMessage.objects.using(WAREHOUSE).exists()
 
 
 def test_a_target_in_which_the_router_makes_no_tables_lacks_none(two: TwoDatabases) -> None:
-    two.there.execute("ALTER TABLE queueapp_arrival RENAME TO none_of_ours")
+    two.there.execute("ALTER TABLE queueapp_forwardedmessage RENAME TO none_of_ours")
 
     with override_settings(DATABASE_ROUTERS=[NoArrivals()]):
         found = checks.run_checks(databases=[WAREHOUSE])
@@ -342,7 +342,7 @@ def test_both_directions_at_once(two: TwoDatabases, mover: Forwarder, monkeypatc
         eventually(lambda: len(there()) == Leased.objects.count() == 30)
         assert stop_all(movers, DEADLINE)
 
-    assert Arrival.objects.count() == Arrival.objects.using(WAREHOUSE).count() == 30
+    assert ForwardedMessage.objects.count() == ForwardedMessage.objects.using(WAREHOUSE).count() == 30
 
 
 def test_who_cancels_a_message_under_way_waits_and_is_told_that_it_has_gone(two: TwoDatabases) -> None:

@@ -24,12 +24,12 @@ HERE = socket.gethostname()[:255]
 
 
 def alive(
-    queue: str = "testapp.Leased", *, host: str = HERE, seconds: float = 1, trouble: Any = (), **others: Any
+    queue: str = "testapp.Leased", *, host: str = HERE, seconds: float = 1, breakers: Any = (), **others: Any
 ) -> None:
     Subscriber.objects.create(
         id=uuid.uuid4(), queue=queue, host=host, process=1, supervisor=uuid.uuid4(),
         heartbeat_at=Now() - timedelta(seconds=seconds), alive_until=Now() + timedelta(seconds=20 - seconds),
-        trouble=json.dumps(list(trouble)) if trouble else "", **others,
+        breakers=json.dumps(list(breakers)) if breakers else "", **others,
     )  # fmt: skip
 
 
@@ -59,7 +59,7 @@ def test_a_process_that_receives_several_queues_is_one_worker() -> None:
 
 def test_trouble_with_other_queues_is_none_of_those_that_are_named() -> None:
     alive()
-    alive("testapp.Transactional", trouble=[{"name": "Peek", "state": "open", "error": "no table"}])
+    alive("testapp.Transactional", breakers=[{"name": "Peek", "state": "open", "error": "no table"}])
     assert check("testapp.Leased") == (0, "Well: 1 worker.\n")
     assert check()[0] == 1
 
@@ -97,9 +97,9 @@ def test_a_script_that_receives_once_is_no_worker() -> None:
 
 
 def test_a_triggered_breaker_is_unwell_and_an_armed_one_is_not() -> None:
-    alive(trouble=[{"name": "Peek", "state": "failing", "error": "once"}])
+    alive(breakers=[{"name": "Peek", "state": "failing", "error": "once"}])
     assert check()[0] == 0
-    alive(DISPATCHER, trouble=[{"name": "Fetch", "state": "open", "error": "no\x1b[2J table"}])
+    alive(DISPATCHER, breakers=[{"name": "Fetch", "state": "open", "error": "no\x1b[2J table"}])
     code, said = check("testapp.Leased")
     assert (code, said) == (1, "Not well: (dispatcher): Fetch is open: no⟨U+001B⟩[2J table")
 

@@ -32,7 +32,7 @@ def test_nothing_that_a_stranger_wrote_is_obeyed_by_the_terminal() -> None:
     trouble = [{"name": "Peek", "state": "failing", "error": HOSTILE}]
     Subscriber.objects.create(
         queue="testapp.Leased", host="h", process=1, supervisor=uuid.uuid4(), alive_until=Now() + timedelta(1),
-        trouble=json.dumps(trouble), consumers=json.dumps([["c", "known"]]), unknown_types=json.dumps([HOSTILE]),
+        breakers=json.dumps(trouble), consumers=json.dumps([["c", "known"]]), unknown_types=json.dumps([HOSTILE]),
     )  # fmt: skip
     Leased.send({}, headers={"type": "x"})
     Leased.objects.update(headers=json.dumps({"type": HOSTILE}))

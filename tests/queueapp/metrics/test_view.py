@@ -85,7 +85,7 @@ def test_what_is_not_known_is_left_out_and_never_zero() -> None:
 def test_a_breaker_that_is_not_disarmed_is_a_metric() -> None:
     told = '[{"name": "Peek of testapp.Leased", "state": "open", "error": "a \\"quoted\\" one"}]'
     Subscriber.objects.create(
-        id=uuid.uuid4(), queue="testapp.Leased", host="h", process=1, supervisor=uuid.uuid4(), trouble=told,
+        id=uuid.uuid4(), queue="testapp.Leased", host="h", process=1, supervisor=uuid.uuid4(), breakers=told,
         alive_until=Now() + timedelta(seconds=20),
     )  # fmt: skip
     control.pause(Leased)

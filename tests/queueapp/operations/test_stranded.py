@@ -164,16 +164,16 @@ def test_dispatchers_and_housekeepers_are_lines_of_their_own_with_their_trouble(
     assert one.subscribers == 0
     assert one.note.endswith("; the last one was seen 3m ago")
     trouble = [{"name": "Dispatch of due messages in default", "state": "failing", "error": "e"}]
-    live(name, trouble=json.dumps(trouble))
+    live(name, breakers=json.dumps(trouble))
     (one,) = [one for one in figures() if one.queue == name]
-    assert (one.subscribers, one.trouble, one.note) == (1, trouble, "")
+    assert (one.subscribers, one.breakers, one.note) == (1, trouble, "")
 
 
 def test_what_a_worker_of_another_version_says_is_shown_as_it_is() -> None:
-    live(Leased, trouble="Peek of testapp.Leased: armed: gone", consumers=[], unknown=[])
+    live(Leased, breakers="Peek of testapp.Leased: armed: gone", consumers=[], unknown=[])
     Subscriber.objects.update(unknown_types="", consumers="")
     (one,) = figures([Leased])
-    assert [trouble["error"] for trouble in one.trouble] == ["Peek of testapp.Leased: armed: gone"]
+    assert [trouble["error"] for trouble in one.breakers] == ["Peek of testapp.Leased: armed: gone"]
 
 
 def test_priorities_that_a_queue_has_no_level_for_are_named_whoever_lives() -> None:

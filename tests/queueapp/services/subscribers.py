@@ -12,10 +12,15 @@ from tests.testapp.models import Leased
 HOUR = timedelta(hours=1)
 
 
-def subscriber(queue: Any = Leased, *, dead: bool, careful: bool = False) -> Subscriber:
+def subscriber(queue: Any = Leased, *, dead: bool, crash_tracking: bool = False) -> Subscriber:
     until = Now() - timedelta(seconds=1) if dead else Now() + HOUR
     return Subscriber.objects.create(
-        queue=queue._meta.label, host="h", process=1, supervisor=uuid.uuid4(), alive_until=until, careful=careful
+        queue=queue._meta.label,
+        host="h",
+        process=1,
+        supervisor=uuid.uuid4(),
+        alive_until=until,
+        crash_tracking=crash_tracking,
     )
 
 

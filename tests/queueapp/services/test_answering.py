@@ -96,12 +96,12 @@ def test_a_handler_in_between_is_not_watched_and_neither_is_what_comes_after_its
 @real_commits
 @pytest.mark.usefixtures("no_consumers")
 @pytest.mark.parametrize(
-    ("queue", "careful"),
+    ("queue", "crash_tracking"),
     [(AtMostOnce, False), (Leased, False), (Transactional, False), (Transactional, True)],
     ids=["at most once", "at least once", "transactional", "carefully"],
 )
 def test_nobody_watches_the_connection_of_a_task_while_its_handler_runs(
-    start_worker: Callable[..., Worker], queue: Any, careful: bool
+    start_worker: Callable[..., Worker], queue: Any, crash_tracking: bool
 ) -> None:
     """A handler may take as long as it likes, and so may what it leaves for after the commit: it would be cut."""
     handling: list[Any] = []
@@ -113,7 +113,7 @@ def test_nobody_watches_the_connection_of_a_task_while_its_handler_runs(
         transaction.on_commit(lambda: after_commit.append(watched()))
 
     worker = start_worker(queue, concurrency=1)
-    worker.pump.crash_tracking = careful
+    worker.pump.crash_tracking = crash_tracking
     queue.send(Nop(1, ""))
     worker.pump.wake()
     eventually(lambda: worker.pump.stats.handled == 1)

@@ -35,7 +35,7 @@ def test_disconnect_of_a_dead_subscriber_gives_its_leases_back() -> None:
 
 
 def test_the_one_message_of_a_careful_subscriber_was_in_hand_and_stays_counted() -> None:
-    lease(subscriber(dead=True, careful=True), 1)
+    lease(subscriber(dead=True, crash_tracking=True), 1)
 
     release_orphaned_leases("default")
 
@@ -60,7 +60,7 @@ def test_after_a_death_its_queue_is_received_carefully_for_a_while(settings: Any
     release_orphaned_leases("default")
 
     control = QueueControl.objects.get(queue="testapp.Leased")
-    assert QueueControl.objects.filter(careful_until__gt=Now() + HOUR - timedelta(minutes=1)).exists()
+    assert QueueControl.objects.filter(crash_tracking_until__gt=Now() + HOUR - timedelta(minutes=1)).exists()
     assert control.paused is False
 
 
@@ -148,7 +148,7 @@ def test_a_dead_subscriber_of_another_projects_queue_is_buried_by_its_table() ->
         "handed out, and nobody ended it"
     )
     assert not Subscriber.objects.exists()
-    assert QueueControl.objects.filter(queue="another.Project", careful_until__gt=Now()).exists(), (
+    assert QueueControl.objects.filter(queue="another.Project", crash_tracking_until__gt=Now()).exists(), (
         "its own workers see it"
     )
 

@@ -37,7 +37,7 @@ def pulse(settings: Any, breakers: dict[str, CircuitBreaker]) -> Iterator[Servic
 
 
 def troubled() -> list[str]:
-    return list(Subscriber.objects.exclude(trouble="").values_list("queue", flat=True))
+    return list(Subscriber.objects.exclude(breakers="").values_list("queue", flat=True))
 
 
 def test_each_row_tells_the_breakers_of_its_own_and_takes_them_back(

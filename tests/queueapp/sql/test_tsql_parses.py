@@ -455,7 +455,7 @@ BACKEND: dict[str, tuple[Callable[[SqlServerBackend, Any], Any], list[list[tuple
     "delay bare": (lambda b, c: b.delayed.store(c, DELAYED, "SECRET", BARE, 0), [[(1,)]], exp.Insert),
     "take deferred": (lambda b, c: b.early_acks.take(c, "queueapp_deferredack", "SECRET", [TOKEN, OWNER]), [], exp.Delete),
     "note arrivals": (
-        lambda b, c: b.delayed.record_forwarded(c, "queueapp_arrival", [(new_id(), new_id())] * 2, "SECRET"), [], exp.Insert
+        lambda b, c: b.delayed.record_forwarded(c, "queueapp_forwardedmessage", [(new_id(), new_id())] * 2, "SECRET"), [], exp.Insert
     ),
     "lock due": (lambda b, c: b.delayed.lock_due(c, DELAYED, "SECRET", 10), [], exp.Select),
     "first due": (lambda b, c: b.delayed.first_due(c, DELAYED, ["SECRET", "Zoë"]), [], exp.Select),

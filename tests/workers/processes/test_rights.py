@@ -103,7 +103,7 @@ def test_a_right_that_is_taken_away_is_said_once_and_seen_by_operators(start_tre
 
     run(f"REVOKE {right} FROM {quoted}")
     Leased.send(Ping("late"))
-    trouble = Subscriber.objects.exclude(queue__in=NO_QUEUES).values_list("trouble", flat=True)
+    trouble = Subscriber.objects.exclude(queue__in=NO_QUEUES).values_list("breakers", flat=True)
     told = eventually(lambda: next((text for text in trouble.all() if "open" in text), None))
 
     assert "Receive from testapp.Leased" in told

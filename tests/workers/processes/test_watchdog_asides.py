@@ -68,9 +68,9 @@ def messages(caplog: pytest.LogCaptureFixture, level: int) -> list[str]:
     return [one.getMessage() for one in caplog.records if one.levelno == level and one.name == "queueapp.workers"]
 
 
-@pytest.mark.parametrize("careful", [False, True])
+@pytest.mark.parametrize("crash_tracking", [False, True])
 def test_a_hook_that_hangs_is_interrupted_and_its_message_stays_handled(
-    start_worker: Start, release: threading.Event, caplog: pytest.LogCaptureFixture, careful: bool
+    start_worker: Start, release: threading.Event, caplog: pytest.LogCaptureFixture, crash_tracking: bool
 ) -> None:
     hang, after, calls = Hanging(release), [], []
 
@@ -82,7 +82,7 @@ def test_a_hook_that_hangs_is_interrupted_and_its_message_stays_handled(
         transaction.on_commit(lambda: after.append(message.number))
 
     worker = start_worker(Transactional, concurrency=1, limits_hold=hang.hangs)
-    worker.pump.crash_tracking = careful
+    worker.pump.crash_tracking = crash_tracking
     first = Transactional.send(Nop(1, ""))
     Transactional.send(Nop(2, ""))
     del first

@@ -339,7 +339,7 @@ def test_semantics_at_most_once_with_a_limit_is_gone_with_the_subscriber_that_it
     CappedOnce.send_many({"n": n} for n in range(5))
     sql, dead = queue_sql(CappedOnce, connection), new_id()
     Subscriber.objects.create(
-        id=dead, queue=CappedOnce._meta.label, host="gone", process=1, supervisor=new_id(), sent=True,
+        id=dead, queue=CappedOnce._meta.label, host="gone", process=1, supervisor=new_id(), at_most_once=True,
         alive_until="2020-01-01T00:00:00Z",
     )  # fmt: skip
     sql.limits.claim_within(connection, [Range()], 3, new_id(), dead, None, 3)

@@ -122,7 +122,7 @@ def test_what_was_set_while_a_heartbeat_was_reading_is_not_taken_back_by_it() ->
 
     def set_then(execute: Any, sql: Any, *given: Any) -> Any:
         result = execute(sql, *given)
-        if "careful_until" in sql and not was_read:
+        if "crash_tracking_until" in sql and not was_read:
             was_read.append(sql)
             control.set_option(Leased, "lease_period", timedelta(hours=3))
             assert in_force.value(Leased, "lease_period", "default") == timedelta(hours=3)

@@ -90,7 +90,7 @@ def test_after_a_death_only_what_may_have_caused_it_is_leased_in_small_batches(
 ) -> None:
     """The queue is careful for long after; what is sent meanwhile has killed nobody."""
     monkeypatch.setattr(quarantine, "LASTS", 0.0)
-    QueueControl.objects.create(queue=Leased._meta.label, careful_until=Now() + timedelta(hours=1))
+    QueueControl.objects.create(queue=Leased._meta.label, crash_tracking_until=Now() + timedelta(hours=1))
     Leased.send_many(Nop(number, "") for number in range(2000))
     lose(1, 10)
     worker = start_worker(Leased, heartbeat=True, concurrency=1)

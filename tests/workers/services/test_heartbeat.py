@@ -45,7 +45,7 @@ def stranger(queue: Any = Leased, *, alive: bool = True, **values: Any) -> Subsc
 
 def dead_here(queue: Any = Leased) -> Subscriber:
     """A worker of this host whose number has another process by now."""
-    return stranger(queue, host=host_name(), process=os.getpid(), life="some boot:1")
+    return stranger(queue, host=host_name(), process=os.getpid(), process_start="some boot:1")
 
 
 def test_a_worker_is_a_row_per_queue_while_it_lives(start_worker: Start) -> None:
@@ -55,7 +55,7 @@ def test_a_worker_is_a_row_per_queue_while_it_lives(start_worker: Start) -> None
 
     assert row.id == worker.pump.subscriber
     assert (row.queue, row.table, row.concurrency) == ("testapp.Leased", "testapp_leased", 3)
-    assert (row.host, row.process, row.life) == (host_name(), os.getpid(), process_start_id(os.getpid()))
+    assert (row.host, row.process, row.process_start) == (host_name(), os.getpid(), process_start_id(os.getpid()))
     assert row.alive_until - row.heartbeat_at == pytest.approx(timedelta(seconds=20), abs=timedelta(seconds=1))
     eventually(lambda: Subscriber.objects.get().heartbeat_at > row.heartbeat_at)
 
@@ -118,14 +118,14 @@ def test_a_worker_that_starts_alone_is_not_careful(start_worker: Start) -> None:
     worker = start_worker(Leased, heartbeat=True)
 
     assert worker.pump.crash_tracking is False
-    assert Subscriber.objects.get().careful is False
+    assert Subscriber.objects.get().crash_tracking is False
 
 
 def test_a_worker_that_starts_beside_living_ones_is_not_careful(start_worker: Start, settings: Any) -> None:
     """Its first handlers run side by side; carefully they would wait for one another until the others have beaten."""
     settings.QUEUEAPP = settings.QUEUEAPP | {"HEARTBEAT_INTERVAL": 60}
     stranger()
-    stranger(host=host_name(), process=os.getppid(), life=process_start_id(os.getppid()))
+    stranger(host=host_name(), process=os.getppid(), process_start=process_start_id(os.getppid()))
     side_by_side = threading.Event()
     in_hand: set[int] = set()
 
@@ -145,7 +145,7 @@ def test_a_worker_that_starts_beside_living_ones_is_not_careful(start_worker: St
     eventually(lambda: worker.pump.stats.handled == 12)
 
 
-def test_a_worker_that_finds_dead_ones_of_its_host_is_careful_until_each_shows_that_it_lives(
+def test_a_worker_that_finds_dead_ones_of_its_host_is_crash_tracking_until_each_shows_that_it_lives(
     start_worker: Start,
 ) -> None:
     one, other = dead_here(), dead_here()
@@ -162,7 +162,7 @@ def test_a_worker_that_finds_dead_ones_of_its_host_is_careful_until_each_shows_t
 
 def test_a_worker_of_this_host_without_proof_of_life_is_a_reason_to_be_careful(start_worker: Start) -> None:
     stranger(host=host_name(), process=os.getppid())  # of an older version: it may be any process
-    stranger(Transactional, host=host_name(), process=2**22 + 1, life="some boot:1")
+    stranger(Transactional, host=host_name(), process=2**22 + 1, process_start="some boot:1")
 
     assert start_worker(Leased, heartbeat=True).pump.crash_tracking is True
     assert start_worker(Transactional, heartbeat=True).pump.crash_tracking is True
@@ -210,7 +210,7 @@ def test_a_worker_is_careful_while_its_queue_has_an_unburied_dead(start_worker: 
     worker = start_worker(Leased, heartbeat=True)
 
     assert worker.pump.crash_tracking is True
-    eventually(lambda: Subscriber.objects.get(pk=worker.pump.subscriber).careful)
+    eventually(lambda: Subscriber.objects.get(pk=worker.pump.subscriber).crash_tracking)
 
     dead.delete()
     stranger(Transactional, alive=False)
@@ -233,16 +233,16 @@ def test_a_worker_is_careful_for_as_long_as_the_queue_says(start_worker: Start) 
     worker = start_worker(Leased, heartbeat=True)
     assert not worker.pump.crash_tracking
 
-    QueueControl.objects.create(queue="testapp.Leased", careful_until=Now() + timedelta(hours=1))
+    QueueControl.objects.create(queue="testapp.Leased", crash_tracking_until=Now() + timedelta(hours=1))
     eventually(lambda: worker.pump.crash_tracking)
 
-    QueueControl.objects.update(careful_until=Now() - timedelta(seconds=1))
+    QueueControl.objects.update(crash_tracking_until=Now() - timedelta(seconds=1))
     eventually(lambda: not worker.pump.crash_tracking)
 
 
 def test_careful_workers_record_each_hand_out_and_handle_everything_once(start_worker: Start) -> None:
     queue = Transactional
-    QueueControl.objects.create(queue=queue._meta.label, careful_until=Now() + timedelta(hours=1))
+    QueueControl.objects.create(queue=queue._meta.label, crash_tracking_until=Now() + timedelta(hours=1))
     handled: list[int] = []
     handed_out: list[int] = []
     other = connections["default"].copy()

@@ -27,7 +27,7 @@ Start = Callable[..., Worker]
 
 
 def told() -> list[dict[str, str]]:
-    text = Subscriber.objects.get().trouble
+    text = Subscriber.objects.get().breakers
     return json.loads(text) if text else []
 
 
@@ -75,7 +75,7 @@ def test_a_dispatcher_and_the_housekeeping_tell_their_breakers_and_sign_off() ->
     try:
         eventually(lambda: Subscriber.objects.count() == 2)
         names = {
-            row.queue: [one["name"].split(" ")[0] for one in json.loads(row.trouble)]
+            row.queue: [one["name"].split(" ")[0] for one in json.loads(row.breakers)]
             for row in Subscriber.objects.all()
         }
         assert names == {DISPATCHER: ["Fetch", "Dispatch", "Recovery"], MAINTENANCE: ["Maintenance"]}

@@ -11,7 +11,7 @@ import pytest
 
 from queueapp.errors import TableNotFound
 from queueapp.messages import new_id
-from queueapp.models import Arrival
+from queueapp.models import ForwardedMessage
 from queueapp.sql import queue_sql
 from queueapp.sql.carried import CARRIED, COUNTS
 from queueapp.sql.rows import Row
@@ -21,7 +21,7 @@ from tests.in_process_worker import eventually
 from tests.queueapp.sql.server import Server
 from tests.testapp.models import AddressedUrgent, Leased, Urgent
 
-TABLE = Arrival._meta.db_table
+TABLE = ForwardedMessage._meta.db_table
 
 
 def whole(**changes: Any) -> Row:
@@ -76,7 +76,7 @@ def test_each_arrival_is_new_once(server: Server) -> None:
     assert note(server, first, second) == {second}
     assert note(server, first, second) == set()
 
-    rows = Arrival.objects.using(server.alias)
+    rows = ForwardedMessage.objects.using(server.alias)
     assert set(rows.values_list("pk", flat=True)) == {first, second}
     assert set(rows.values_list("origin", flat=True)) == {"here"}
 

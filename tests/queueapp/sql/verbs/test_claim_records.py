@@ -104,7 +104,7 @@ def test_places_of_who_died_before_it_leased_are_free_after_a_while(server: Serv
     fill(9, server.alias)
     one = Claimer(server.alias)
     assert len(one.claim(1, 5)[1]) == 1
-    dead = records(server.alias).create(queue=QUEUE, places=3)
+    dead = records(server.alias).create(queue=QUEUE, permits=3)
     assert len(one.claim(9, 5)[1]) == 1
     assert one.claim(9, 5)[1] == []
     records(server.alias).filter(pk=dead.pk).update(made_at=Now() - timedelta(seconds=6))
@@ -268,7 +268,7 @@ def test_a_record_that_is_filled_in_while_somebody_takes_it_for_dead_is_counted(
     """He who counts saw it empty and old; it is filled in before he deletes it."""
     fill(9, server.alias)
     Claimer(server.alias).claim(0, 5)
-    late = records(server.alias).create(queue=QUEUE, places=3)
+    late = records(server.alias).create(queue=QUEUE, permits=3)
     records(server.alias).filter(pk=late.pk).update(made_at=Now() - timedelta(seconds=6))
     looked = "f.made_at < clock_timestamp()"
     pause = "(SELECT pg_advisory_xact_lock_shared(4711)) IS NOT NULL AND f.made_at < clock_timestamp()"
@@ -289,13 +289,11 @@ def test_a_record_that_is_being_filled_in_is_not_taken_for_dead(server: Server) 
     """However old it is: who fills it in has it locked before a message is."""
     fill(9, server.alias)
     Claimer(server.alias).claim(0, 5)
-    looked = "coalesce((SELECT places FROM held), 0)"
-    pause = (
-        "coalesce((SELECT places FROM held, LATERAL (SELECT pg_advisory_xact_lock_shared(4711 + places * 0)) AS p), 0)"
-    )
-    places, old = f"(queue, places) SELECT {QUEUE}, ", "clock_timestamp() - interval '6 s'"
-    aged = f"(queue, made_at, places) SELECT {QUEUE}, {old}, "
-    with Paused(server.alias, {"_recorded": (looked, pause), "_reserving": (places, aged)}) as filling:
+    looked = "coalesce((SELECT permits FROM held), 0)"
+    pause = "coalesce((SELECT permits FROM held, LATERAL (SELECT pg_advisory_xact_lock_shared(4711 + permits * 0)) AS p), 0)"
+    permits, old = f"(queue, permits) SELECT {QUEUE}, ", "clock_timestamp() - interval '6 s'"
+    aged = f"(queue, made_at, permits) SELECT {QUEUE}, {old}, "
+    with Paused(server.alias, {"_recorded": (looked, pause), "_reserving": (permits, aged)}) as filling:
         assert len(Claimer(server.alias).claim(9, 5)[1]) == 2
     assert len(filling.got) == 3
 
@@ -309,7 +307,7 @@ def test_records_of_no_use_are_dropped_and_the_first_one_stays(server: Server) -
     held = one.claim(2, 5)
     for _ in range(3):
         one.ack(*one.claim(1, 5))
-    pending = records(server.alias).create(queue=QUEUE, places=0)
+    pending = records(server.alias).create(queue=QUEUE, permits=0)
 
     floor = sql.limits.drop_records(connection, 0)
 
@@ -333,8 +331,8 @@ def test_a_process_drops_records_now_and_then(server: Server, monkeypatch: pytes
 
 
 def test_records_of_queues_without_a_limit_are_forgotten(server: Server) -> None:
-    records(server.alias).create(queue=lock_number(Leased._meta.db_table), places=1)
-    kept = records(server.alias).create(queue=QUEUE, places=1)
+    records(server.alias).create(queue=lock_number(Leased._meta.db_table), permits=1)
+    kept = records(server.alias).create(queue=QUEUE, permits=1)
     claim_record_cache.forget_uncounted(server.alias)
     assert list(ClaimRecord.objects.using(server.alias).values_list("pk", flat=True)) == [kept.pk]
 

@@ -112,9 +112,9 @@ def test_what_its_task_had_in_hand_before_is_left_to_another_one_all_the_same(
     assert attempts == [1]
 
 
-@pytest.mark.parametrize("careful", [False, True], ids=["", "careful"])
+@pytest.mark.parametrize("crash_tracking", [False, True], ids=["", "crash_tracking"])
 @pytest.mark.parametrize("queue", [Transactional, Together, SeveralTransactional], ids=lambda one: one.__name__)
-def test_it_is_left_to_it_among_several_too(queue: Any, careful: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_left_to_it_among_several_too(queue: Any, crash_tracking: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     handled: list[int] = []
     if queue is SeveralTransactional:
         consumer(queue, name="one", batch=10)(lambda messages, context: handled.extend(one["n"] for one in messages))
@@ -122,7 +122,7 @@ def test_it_is_left_to_it_among_several_too(queue: Any, careful: bool, monkeypat
         consumer(queue, name="one")(lambda message: handled.append(message["n"]))
     queue.send_many({"n": number} for number in range(3))
     receiver = SingleReceiver(queue)
-    receiver.pump.crash_tracking = careful
+    receiver.pump.crash_tracking = crash_tracking
     claiming = receiver.task.state.claims
     with monkeypatch.context() as patched:
         in_hand = overtaken(patched, claiming)

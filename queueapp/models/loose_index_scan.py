@@ -8,7 +8,7 @@ from typing import Any
 from django.db.models import QuerySet
 
 
-def each_value(rows: QuerySet[Any], column: str) -> Iterator[Any]:
+def distinct_values(rows: QuerySet[Any], column: str) -> Iterator[Any]:
     """The values of a column that an index begins with, ascending: one step to the next one in that index each time, however
     many rows there are of one. Each step is a statement of its own."""
     rows = rows.order_by(column)
