@@ -102,7 +102,7 @@ def both(two: TwoDatabases, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("both")
-@pytest.mark.parametrize("breakers", ["missing", "denied"])
+@pytest.mark.parametrize("trouble", ["missing", "denied"])
 def test_a_queue_whose_table_is_missing_or_closed_keeps_none_of_the_others_waiting(
     two: TwoDatabases, trouble: str
 ) -> None:
