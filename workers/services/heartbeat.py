@@ -176,7 +176,7 @@ class Heartbeat(Service):
         paused, crash_tracking = set(), set()
         concurrency: dict[str, int | None] = {}
         overrides: dict[str, in_force.Overrides] = {}
-        for queue, is_paused, is_careful, tasks, cancelling, now, *values in controls.values_list(
+        for queue, is_paused, tracks, tasks, cancelling, now, *values in controls.values_list(
             "queue", "paused", "tracks_crashes", "concurrency", "cancelling", "now", *in_force.SETTABLE
         ):
             if cancelling:
@@ -185,7 +185,7 @@ class Heartbeat(Service):
             overrides[queue] = in_force.overrides_of(values)
             if is_paused:
                 paused.add(queue)
-            if is_careful:
+            if tracks:
                 crash_tracking.add(queue)
         in_force.told(self.alias, overrides, began)
         crash_tracking |= self.previous_runs.queues()
@@ -193,7 +193,7 @@ class Heartbeat(Service):
             label = pump.queue._meta.label
             if label in asked:
                 self._stopping.heed(pump, *asked[label])
-            self._set_crash_tracking(pump, label in careful)
+            self._set_crash_tracking(pump, label in crash_tracking)
             wanted = min(concurrency.get(label) or pump.pool.declared, pump.pool.max_concurrency)
             if wanted != pump.pool.concurrency:
                 pump.set_concurrency(wanted)
@@ -216,7 +216,7 @@ class Heartbeat(Service):
             log.warning(
                 "%s is received %s.",
                 pump.queue._meta.label,
-                "carefully: a worker died" if crash_tracking else "normally",
+                "with crash tracking: a worker died" if crash_tracking else "normally",
             )
 
 
