@@ -16,8 +16,8 @@ import pytest
 from django.db import connection, connections
 from pytest_django import DjangoDbBlocker
 
+from queueapp import overrides
 from queueapp.consuming.registry import registered
-from queueapp.flow import in_force
 from queueapp.models import Subscription
 from queueapp.receiving import low_water_marks
 from queueapp.sending import fanout, recipients
@@ -103,8 +103,8 @@ def nothing_told() -> None:
     recipients.forget()
     fanout.forget()
     for alias in connections:
-        in_force.told(alias, {})  # what statements go by until somebody is told otherwise
-    in_force.forget()
+        overrides.load(alias, {})  # what statements go by until somebody is told otherwise
+    overrides.forget()
     for order in _orders:
         _begin(order)
 

@@ -24,12 +24,11 @@ from typing import Any
 
 from django.db import connections
 
-from queueapp import callbacks, signals
+from queueapp import callbacks, overrides, signals
 from queueapp.consuming.current_message import handling
 from queueapp.consuming.registry import registered
 from queueapp.errors import QueueError, UndecodableMessage, UnsupportedServer
 from queueapp.failures import limits
-from queueapp.flow import in_force
 from queueapp.inline import Outcome
 from queueapp.messages import decode_headers
 from queueapp.messages.ids import as_uuid
@@ -64,7 +63,7 @@ def handle_next(queue: Any, alias: str) -> list[Outcome]:
     handlers = HandlerTable(queue)
     if not handlers:
         return []
-    in_force.refresh(alias)
+    overrides.refresh(alias)
     if queue_sql(queue, connections[alias]).table.holds:
         evaluate_held(queue, alias)
     desk = _desk(queue, alias, handlers)

@@ -21,9 +21,8 @@ from django.urls import path, reverse
 from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 
-from .. import registry
+from .. import overrides, registry
 from ..errors import QueueNotFound
-from ..flow import in_force
 from ..models import NO_QUEUES, DelayedMessage, PoisonMessage, QueueControl, Subscriber
 from ..operations.statistics import in_words
 from ..sending.validation import alias_of
@@ -188,7 +187,7 @@ class OverviewAdmin(ReadOnlyAdmin):
             return []
         tasks = figures.control.concurrency
         by, at = f"by {figures.changed_by or 'a script'}", display.moment(figures.control.changed_at)
-        values = ((name, getattr(figures.control, name)) for name in in_force.SETTABLE)
+        values = ((name, getattr(figures.control, name)) for name in overrides.SETTABLE)
         set_ = [
             f"{name.replace('_', ' ')} {display.in_full(value) if isinstance(value, timedelta) else value}"
             for name, value in values

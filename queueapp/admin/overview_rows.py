@@ -13,8 +13,7 @@ from typing import Any
 
 from django.contrib.auth import get_user_model
 
-from .. import registry
-from ..flow import in_force
+from .. import overrides, registry
 from ..models import QueueControl
 from ..operations import statistics
 from ..operations.safe_reads import Reader
@@ -126,7 +125,7 @@ def _lines(found: list[QueueFigures]) -> list[Figures]:
     users: dict[Any, str] = {}
     # Where even the pauses could not be read there is nothing more to learn.
     for alias in {one.database for one in found if one.paused is not None}:
-        nothing = dict.fromkeys(("concurrency", *in_force.SETTABLE))
+        nothing = dict.fromkeys(("concurrency", *overrides.SETTABLE))
         told = QueueControl.objects.using(alias).exclude(paused=False, **nothing)
         rows, _ = Reader(alias).read(partial(list[QueueControl], told))
         controls[alias] = {row.queue: row for row in rows or []}

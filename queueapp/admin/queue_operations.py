@@ -17,7 +17,6 @@ from django.contrib import messages
 
 from ..conf import MAX_CONCURRENCY
 from ..errors import InvalidOption
-from ..flow import in_force
 from ..models import QueueControl
 from ..operations import control
 from ..sending.validation import alias_of
@@ -82,8 +81,8 @@ def _set_concurrency(queue: Any, user: Any, options: dict[str, Any]) -> Told:
 def _limits_of(queue: Any) -> type[Options]:
     """The form of what can be set at run time: a field for each option, with the bounds of its declaration."""
     fields: dict[str, Any] = {}
-    for name in in_force.settable():
-        option, declared = in_force.option_of(name), getattr(queue.delivery, name)
+    for name in control.settable_options():
+        option, declared = control.settable_option(name), getattr(queue.delivery, name)
         made_for_it = (
             queue.delivery.expires_by_age if name == "expiration" else declared is not None or name == "lease_period"
         )
@@ -111,7 +110,7 @@ def _limits_of(queue: Any) -> type[Options]:
                 del found[name]  # as it was shown: what somebody else has set meanwhile is not to be undone
                 continue
             try:
-                in_force.check(queue, name, given)
+                control.check_override(queue, name, given)
             except InvalidOption as error:
                 self.add_error(name, str(error))
         return found
@@ -127,7 +126,7 @@ def _set_limits(queue: Any, user: Any, options: dict[str, Any]) -> Told:
 
 def _limits(queue: Any) -> dict[str, Any]:
     rows = QueueControl.objects.using(alias_of(queue)).filter(queue=queue._meta.label)
-    return rows.values(*in_force.settable()).first() or {}
+    return rows.values(*control.settable_options()).first() or {}
 
 
 def _purge(queue: Any, user: Any, options: dict[str, Any]) -> Told:

@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 
 from django.db import transaction
 
-from .. import notifier
+from .. import notifier, overrides
 from ..conf import settings
 from ..models import FairTurn, Now, Subscriber
 from ..models.delivery import FairnessModel
 from ..sql import QueueSql
 from ..sql.claimed import BODY, FOREVER_MS, HEADERS, SEQ, Claimed, Range
 from ..sql.flowing import Seen, Within
-from . import claim_record_cache, in_force
+from . import claim_record_cache
 from .fairness import Room, assign
 from .filters import SubscriberFilter, filter_of
 
@@ -69,7 +69,7 @@ class Taking:
     @property
     def most(self) -> int:
         """How many messages of the queue may be out now."""
-        most: int | None = in_force.value(self.queue, "max_backlog", self.alias)
+        most: int | None = overrides.effective_value(self.queue, "max_backlog", self.alias)
         return _UNLIMITED if most is None else most
 
     def take(
@@ -233,7 +233,7 @@ class Taking:
             return 0
         seqs, owners = zip(*given, strict=True)
         # It is to be taken up while its subscriber lives; nothing is revived that was not.
-        self.sql.limits.share_out(connection, seqs, owners, in_force.milliseconds(self._patience()))
+        self.sql.limits.share_out(connection, seqs, owners, int(self._patience() / timedelta(milliseconds=1)))
         if turns and now != turn:
             last = owners[-1]
             FairTurn.objects.using(self.alias).update_or_create(queue=self.label, defaults={"last": last})
@@ -242,6 +242,6 @@ class Taking:
 
     def _patience(self) -> timedelta:
         """How long a subscriber has to come for what was shared out to it."""
-        period: timedelta | None = in_force.value(self.queue, "lease_period", self.alias)
+        period: timedelta | None = overrides.effective_value(self.queue, "lease_period", self.alias)
         dead_after: timedelta = settings.DEAD_AFTER
         return dead_after if period is None else min(period, dead_after)

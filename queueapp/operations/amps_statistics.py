@@ -16,7 +16,7 @@ from uuid import UUID
 from django.db import connections
 from django.db.models import F
 
-from ..flow import in_force
+from .. import overrides
 from ..messages.ids import time_of
 from ..models import NO_QUEUES, Now, Subscriber, UtcField
 from ..models.delivery.topics import underlying_topic
@@ -78,7 +78,7 @@ def flow_figures(
     leased: int | None,
     exact: bool,
     oldest_seconds: float | None,
-    overrides: in_force.Overrides,
+    overrides: overrides.Overrides,
     live: Sequence[Told],
 ) -> FlowFigures:
     """The figures of one queue, of which so many messages are waiting, the oldest so long, and leased. Raises what the database

@@ -16,7 +16,7 @@ from django.apps import apps
 from django.db import DataError, connections, transaction
 from django.db.models import F, Q, QuerySet
 
-from .. import notifier, signals
+from .. import notifier, overrides, signals
 from ..conf import MAX_CONCURRENCY, settings
 from ..errors import InvalidOption
 from ..failures import expire_actions
@@ -24,9 +24,10 @@ from ..failures.failure import Failure
 from ..failures.history import attempts_of, clean
 from ..failures.poison_store import bury, is_passing, whole_record
 from ..failures.verdicts import Poison
-from ..flow import in_force
 from ..models import Now, PoisonMessage, QueueControl
+from ..models.delivery import OPTIONS
 from ..models.queue import holds
+from ..options import Option
 from ..sending.validation import alias_of
 from ..sql import queue_sql
 from ..sql.carried import COUNTS, carried_by
@@ -76,18 +77,56 @@ def set_concurrency(queue: Any, tasks: int | None, *, by: Any = None, using: str
 
 
 def set_option(queue: Any, name: str, value: Any, *, by: Any = None, using: str | None = None) -> bool:
-    """Set one of ``flow.in_force.SETTABLE`` in place of what is declared, from now on; None: as it is declared again. False: that
+    """Set one of ``overrides.SETTABLE`` in place of what is declared, from now on; None: as it is declared again. False: that
     was set already. Raises InvalidOption, as the declaration would.
 
-    Workers see it within a peek delay, other processes that receive within ``flow.in_force.AGE`` seconds.
+    Workers see it within a peek delay, other processes that receive within ``overrides.MAX_AGE`` seconds.
     """
-    stored = in_force.check(queue, name, value)
+    stored = check_override(queue, name, value)
     said = "as declared" if stored is None else stored
     changed = _set(queue, {name: stored}, by, using, f"{name} set to {said}.")
-    in_force.set_here(alias_of(queue, using))
+    overrides.set_here(alias_of(queue, using))
     if changed:
         notifier.sent(queue, connections[alias_of(queue, using)])
     return changed
+
+
+# -- overrides ---------------------------------------------------------------------------------------------------------
+
+
+def settable_options() -> list[str]:
+    """The names of ``overrides.SETTABLE`` that this version declares as options."""
+    declared = {option.name for option in OPTIONS}
+    return [name for name in overrides.SETTABLE if name in declared]
+
+
+def settable_option(name: str) -> Option:
+    """The declaration of an option that can be set. Raises InvalidOption."""
+    if name in overrides.SETTABLE:
+        for option in OPTIONS:
+            if option.name == name:
+                return option
+    raise InvalidOption("option", name, "one of " + ", ".join(settable_options()))
+
+
+def check_override(queue: Any, name: str, given: Any) -> Any:
+    """The value as it is stored; None: the declared value. Raises InvalidOption for a value out of the option's bounds, and for a
+    queue whose table cannot support the option."""
+    option = settable_option(name)
+    if given is None:
+        return None
+    label, why = queue._meta.label, ""
+    if name == "max_backlog" and queue.delivery.max_backlog is None:
+        why = ", and so keeps no record of its claims"
+    elif name == "expiration" and not queue.delivery.expires_by_age:
+        why = ", and so has no index to find by age"
+    elif name != "target_queue_depth" or getattr(queue.delivery, name, None) is not None:
+        value: Any = option.read(given, f"{label}: ")
+        return value
+    raise InvalidOption(f"{label}: {name}", given, f"None: the queue declares none in its class Delivery{why}")
+
+
+# -- purge -------------------------------------------------------------------------------------------------------------
 
 
 def purge(queue: Any, *, by: Any = None, using: str | None = None, within: timedelta = PURGE_FOR) -> Purged:

@@ -9,7 +9,6 @@ from django.db.models import Q
 
 from .. import overrides, signals
 from ..failures import expire_actions
-from ..flow import in_force
 from ..models import Now
 from ..models.delivery import ExpirationModel
 from ..models.delivery.expire_actions import TIME_LIMIT
@@ -53,4 +52,4 @@ def delete_expired(queue: Any, alias: str, most: int) -> int:
 def _know(queue: Any, alias: str) -> None:
     """An operator may have set the queue's time; a process without a heartbeat has to ask."""
     if queue.delivery.expires_by_age:
-        in_force.refresh(alias)
+        overrides.refresh(alias)

@@ -17,10 +17,9 @@ from typing import Any
 from django.db import connections, router
 from django.db.models import Count
 
-from .. import delayed, registry
+from .. import delayed, overrides, registry
 from ..delayed.dispatch import COUNTED
 from ..errors import MissingVerb, QueueNotFound
-from ..flow import in_force
 from ..journal.append import is_fed
 from ..models import DISPATCHER, MAINTENANCE, NO_QUEUES, PoisonMessage, QueueControl, distinct_values
 from ..models.queue import holds
@@ -150,7 +149,7 @@ class _Database:
         self.live, self.live_error = self.reader.read(lambda: live_on(alias))
         #: What operators have changed, by queue; none where it cannot be read. Before anything is counted: reading it is what
         #: makes the statements go by it (which messages are past their time).
-        self.overrides: Mapping[str, Any] = self.reader.read(lambda: in_force.read_anew(alias))[0] or {}
+        self.overrides: Mapping[str, Any] = self.reader.read(lambda: overrides.reload(alias))[0] or {}
 
     @cached_property
     def paused(self) -> tuple[set[str] | None, str]:

@@ -22,7 +22,6 @@ from django.db import connections, transaction
 
 from .. import messages, overrides
 from ..errors import InvalidOption, QueueError
-from ..flow import in_force
 from ..flow.fairness import Room
 from ..flow.limited_claims import Subscription, Taking
 from ..models.delivery import Semantics
@@ -96,8 +95,8 @@ class Receive:
 
     def _how_long(self) -> int:
         """Milliseconds of a lease: as asked for, else what is in force."""
-        if in_force.matters(self.queue):
-            in_force.refresh(self.alias)
+        if overrides.affects(self.queue):
+            overrides.refresh(self.alias)
         period = self._period or overrides.lease_period(self.queue, self.alias)
         if period is not None:
             return validation.milliseconds("lease_period", period, low=1)
@@ -153,7 +152,7 @@ class Receive:
         delivery = self.queue.delivery
         if delivery.max_backlog is not None and delivery.semantics is Semantics.TRANSACTIONAL:
             # Places of the queue, freed when the block's transaction ends.
-            most = in_force.value(self.queue, "max_backlog", self.alias)
+            most = overrides.effective_value(self.queue, "max_backlog", self.alias)
             self._limit = sql.limits.take_permits(connection, most, self._limit, more=self._within)
             if not self._limit:
                 return []

@@ -12,7 +12,7 @@ import uuid
 from datetime import timedelta
 from typing import Any
 
-from ..flow import in_force
+from .. import overrides
 from ..models import Now, Subscriber
 
 #: Where leases of the queue never lapse: nobody can tell a script that is slow from one that is dead.
@@ -28,7 +28,7 @@ def sign_on(queue: Any, alias: str, subscriber: uuid.UUID) -> None:
         host=socket.gethostname()[:255],
         process=os.getpid(),
         supervisor=subscriber,
-        alive_until=Now() + (in_force.value(queue, "lease_period", alias) or HELD_FOR),
+        alive_until=Now() + (overrides.effective_value(queue, "lease_period", alias) or HELD_FOR),
         receives=False,
         at_most_once=True,
     )

@@ -15,11 +15,10 @@ from typing import Any
 
 from django.db import Error, connections
 
-from .. import callbacks
+from .. import callbacks, overrides
 from ..circuit_breaker import CircuitBreaker
 from ..conf import settings
 from ..errors import InvalidOption
-from ..flow import in_force
 from ..journal import retention
 from ..journal.append import is_fed, journal_of
 from ..sql import ErrorKind, backend_of
@@ -136,7 +135,7 @@ class JournalService(Service):
     def _has_capacity(self, fed: _FedQueue, full_with: int) -> bool:
         """Whether it is half empty, or an operator allows more than when it was full."""
         connection = connections[self.alias]
-        depth: int = in_force.value(fed.queue, "target_queue_depth", self.alias)
+        depth: int = overrides.effective_value(fed.queue, "target_queue_depth", self.alias)
         half = depth // 2
         return (
             depth > full_with

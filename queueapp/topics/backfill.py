@@ -20,10 +20,9 @@ from typing import Any, NamedTuple
 
 from django.db import IntegrityError, connections, transaction
 
-from .. import messages, notifier
+from .. import messages, notifier, overrides
 from ..conf import settings
 from ..errors import InvalidOption, UndecodableMessage
-from ..flow import in_force
 from ..journal.append import FED, REFUSED, TOOK, is_fed, journal_of
 from ..journal.retention import ABANDONED
 from ..journal.start_positions import Start, start_of
@@ -197,7 +196,9 @@ class Filler:
             cursor = self._rows().select_for_update(skip_locked=True).filter(name=self.label).first()
             if cursor is None:
                 return Filled()
-            depth = in_force.value(self.queue, "target_queue_depth", self.alias) if is_fed(self.queue) else None
+            depth = (
+                overrides.effective_value(self.queue, "target_queue_depth", self.alias) if is_fed(self.queue) else None
+            )
             room = limit if depth is None else self._room(limit, depth)
             if room <= 0:
                 self._save(cursor, None)

@@ -10,9 +10,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from queueapp import NEVER, InvalidOption, KeepAsPoison, Leasing, PublishTo, Semantics, checks, consumer, publish
+from queueapp import (
+    NEVER,
+    InvalidOption,
+    KeepAsPoison,
+    Leasing,
+    PublishTo,
+    Semantics,
+    checks,
+    consumer,
+    overrides,
+    publish,
+)
 from queueapp.consuming.registry import registered
-from queueapp.flow import in_force
 from queueapp.flow.filters import SubscriberFilter
 from queueapp.models import JournalEntry, Now, PoisonMessage
 from queueapp.operations import control, statistics
@@ -48,10 +58,10 @@ class Note(msgspec.Struct):
 
 @pytest.fixture(params=[pytest.param(alias, id=kind, marks=marks_of(alias)) for kind, alias in DATABASES.items()])
 def alias(request: pytest.FixtureRequest) -> Iterator[str]:
-    in_force.forget()
+    overrides.forget()
     yield request.param
-    in_force.told(request.param, {})
-    in_force.forget()
+    overrides.load(request.param, {})
+    overrides.forget()
 
 
 def put(queue: Any, alias: str, body: bytes, headers: str = "{}") -> int:
@@ -308,11 +318,11 @@ def test_expiration_that_is_set_holds_for_purges_figures_and_lists_of_other_proc
     control.set_option(Aging, "expiration", MOMENT, using=alias)
     waiting = Aging.objects.using(alias).filter
     eventually(lambda: not waiting(in_time(Aging, alias)).exists())
-    in_force.told(alias, {})  # a process that nobody told yet
-    in_force.forget()
+    overrides.load(alias, {})  # a process that nobody told yet
+    overrides.forget()
     assert waiting(in_time(Aging, alias)).count() == 0
-    in_force.told(alias, {})
-    in_force.forget()
+    overrides.load(alias, {})
+    overrides.forget()
     assert delete_expired(Aging, alias, 10) == 1
 
     control.set_option(Aging, "expiration", None, using=alias)

@@ -20,10 +20,9 @@ from typing import Any
 from django.db import Error, connections, transaction
 from django.db.models import Q
 
-from queueapp import notifier
+from queueapp import notifier, overrides
 from queueapp.circuit_breaker import CircuitBreaker
 from queueapp.conf import settings
-from queueapp.flow import in_force
 from queueapp.models import Now, QueueControl, Subscriber, UtcField
 from queueapp.operations import subscriptions
 from queueapp.receiving import barriers
@@ -175,19 +174,19 @@ class Heartbeat(Service):
         asked: dict[str, tuple[str, datetime]] = {}
         paused, crash_tracking = set(), set()
         concurrency: dict[str, int | None] = {}
-        overrides: dict[str, in_force.Overrides] = {}
+        found: dict[str, overrides.Overrides] = {}
         for queue, is_paused, tracks, tasks, cancelling, now, *values in controls.values_list(
-            "queue", "paused", "tracks_crashes", "concurrency", "cancelling", "now", *in_force.SETTABLE
+            "queue", "paused", "tracks_crashes", "concurrency", "cancelling", "now", *overrides.SETTABLE
         ):
             if cancelling:
                 asked[queue] = cancelling, now
             concurrency[queue] = tasks
-            overrides[queue] = in_force.overrides_of(values)
+            found[queue] = overrides.from_columns(values)
             if is_paused:
                 paused.add(queue)
             if tracks:
                 crash_tracking.add(queue)
-        in_force.told(self.alias, overrides, began)
+        overrides.load(self.alias, found, began)
         crash_tracking |= self.previous_runs.queues()
         for pump in self._pumps:
             label = pump.queue._meta.label

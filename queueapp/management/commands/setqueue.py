@@ -10,9 +10,8 @@ from django.core.management.base import CommandError
 from django.db import router
 from django.utils.dateparse import parse_duration
 
-from ... import registry
+from ... import overrides, registry
 from ...errors import InvalidOption
-from ...flow import in_force
 from ...messages.escaping import in_one_line
 from ...models import QueueControl
 from ...operations import control
@@ -34,8 +33,8 @@ class Command(OperatorCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("queue", help="Queue by label or table.")
-        for name in in_force.settable():
-            option = in_force.option_of(name)
+        for name in control.settable_options():
+            option = control.settable_option(name)
             kind = "DURATION" if option.kind is timedelta else "N"
             parser.add_argument(
                 f"--{name.replace('_', '-')}", metavar=kind,
@@ -45,12 +44,12 @@ class Command(OperatorCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         queue = registry.queues.find(options["queue"])
-        given = {name: options[name] for name in in_force.settable() if options[name] is not None}
+        given = {name: options[name] for name in control.settable_options() if options[name] is not None}
         # All of them are looked at before the first is set.
         values = {name: _read(name, text) for name, text in given.items()}
         try:
             for name, value in values.items():
-                in_force.check(queue, name, value)
+                control.check_override(queue, name, value)
         except InvalidOption as error:
             raise CommandError(str(error)) from error
         label = queue._meta.label
@@ -61,9 +60,9 @@ class Command(OperatorCommand):
         if not values:
             alias = alias_of(queue)
             if router.allow_migrate_model(alias, QueueControl):
-                in_force.read_anew(alias)  # what cannot be read is an error here, and not "as declared"
-            for name in in_force.settable():
-                found = in_force.value(queue, name, alias)
+                overrides.reload(alias)  # what cannot be read is an error here, and not "as declared"
+            for name in control.settable_options():
+                found = overrides.effective_value(queue, name, alias)
                 self.stdout.write(f"{label}: {name} is {'not set' if found is None else found}.")
 
 
@@ -71,7 +70,7 @@ def _read(name: str, text: str) -> Any:
     if text == NONE:
         return None
     shown = in_one_line(text, 40)
-    option = in_force.option_of(name)
+    option = control.settable_option(name)
     found: timedelta | int | None
     if option.kind is timedelta:
         try:

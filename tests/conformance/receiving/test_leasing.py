@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from django.db import connections
 
-from queueapp import Context, Drop, Leasing, signals
+from queueapp import Context, Drop, Leasing, overrides, signals
 from queueapp.failures import verdicts
-from queueapp.flow import in_force
 from queueapp.models import Now, Subscriber
 from queueapp.services.orphaned_leases import release_orphaned_leases
 from queueapp.sql import queue_sql
@@ -74,14 +73,14 @@ def test_lease_period_set_by_an_operator_should_hold_for_the_next_claim(endpoint
     endpoint.handle(gate.enter)
     endpoint.start(concurrency=1)
     # As the heartbeat of a process does, which this worker in a thread has not.
-    in_force.told(endpoint.alias, {endpoint.queue._meta.label: {"lease_period": timedelta(hours=3)}})
+    overrides.load(endpoint.alias, {endpoint.queue._meta.label: {"lease_period": timedelta(hours=3)}})
     try:
         endpoint.send(1)
         eventually(lambda: gate.inside == 1)
         assert endpoint.rows.filter(lease_expires__gt=Now() + timedelta(hours=2)).exists()
     finally:
-        in_force.told(endpoint.alias, {})
-        in_force.forget()
+        overrides.load(endpoint.alias, {})
+        overrides.forget()
         gate.let(1)
     endpoint.wait_until_empty()
 

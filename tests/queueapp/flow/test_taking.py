@@ -21,29 +21,34 @@ from tests.testapp.models import Capped, InProportion
 
 pytestmark = pytest.mark.django_db
 
+SUBJECTS = ("claims", "limits")
 
-class Told:
-    """The statements of a queue, and the names of those that were used."""
 
-    def __init__(self, sql: Any) -> None:
+class StatementSpy:
+    """The statements of a queue; ``used`` has the names of the verbs that were called."""
+
+    def __init__(self, sql: Any, used: list[str] | None = None) -> None:
         self._sql = sql
-        self.used: list[str] = []
+        self.used: list[str] = [] if used is None else used
 
     def __getattr__(self, name: str) -> Any:
+        found = getattr(self._sql, name)
+        if name in SUBJECTS:
+            return StatementSpy(found, self.used)
         self.used.append(name)
-        return getattr(self._sql, name)
+        return found
 
 
 @pytest.fixture
-def told() -> Told:
-    return Told(queue_sql(InProportion, connection))
+def spy() -> StatementSpy:
+    return StatementSpy(queue_sql(InProportion, connection))
 
 
 @pytest.fixture
-def taking(told: Told, monkeypatch: pytest.MonkeyPatch) -> Taking:
+def taking(spy: StatementSpy, monkeypatch: pytest.MonkeyPatch) -> Taking:
     """What is known of subscribers is known until the test says otherwise."""
     monkeypatch.setattr("queueapp.flow.limited_claims.KNOWN_FOR", 3600.0)
-    return Taking(InProportion, "default", told)  # type: ignore[arg-type]
+    return Taking(InProportion, "default", spy)  # type: ignore[arg-type]
 
 
 def subscribe(backlog: int, **columns: Any) -> uuid.UUID:
@@ -56,18 +61,18 @@ def take(taking: Taking, owner: uuid.UUID, limit: int) -> Taken:
     return taking.take(connection, [Range()], limit, new_id(), owner, 3_600_000, bounded=True)
 
 
-def test_fairness_model_costs_a_full_queue_one_look_before_each_claim(taking: Taking, told: Told) -> None:
+def test_fairness_model_costs_a_full_queue_one_look_before_each_claim(taking: Taking, spy: StatementSpy) -> None:
     one, _ = subscribe(3), subscribe(4)
     InProportion.send_many({"n": n} for n in range(12))
     assert len(take(taking, one, 2).rows) == 2
-    told.used.clear()
+    spy.used.clear()
 
     assert len(take(taking, one, 1).rows) == 1
 
-    assert told.used == ["peek", "claim_by_lease"]
+    assert spy.used == ["peek", "claim_by_lease"]
 
 
-def test_fairness_model_shares_out_as_soon_as_there_is_less_than_room(taking: Taking, told: Told) -> None:
+def test_fairness_model_shares_out_as_soon_as_there_is_less_than_room(taking: Taking, spy: StatementSpy) -> None:
     one, other = subscribe(3), subscribe(4)
     InProportion.send_many({"n": n} for n in range(9))
     assert [row[SEQ] for row in take(taking, one, 3).rows] == sorted(
@@ -77,7 +82,7 @@ def test_fairness_model_shares_out_as_soon_as_there_is_less_than_room(taking: Ta
 
     taken = take(taking, one, 3)  # 6 are left, of 7 that both may hold
 
-    assert "share_out" in told.used
+    assert "share_out" in spy.used
     owners = list(InProportion.objects.exclude(lease_owner=None).values_list("lease_owner", flat=True))
     assert (owners.count(one), owners.count(other)) == (3, 3)
     assert len(taken.rows) == 3
@@ -100,32 +105,32 @@ def test_fairness_model_what_was_shared_out_is_taken_up_though_there_is_more_tha
 
 @pytest.mark.parametrize("columns", [{"filter": "/n > 3"}, {"alive_until": Now() - timedelta(hours=1)}])
 def test_fairness_model_is_asked_where_a_filter_or_a_late_heartbeat_decides(
-    taking: Taking, told: Told, columns: dict[str, Any]
+    taking: Taking, spy: StatementSpy, columns: dict[str, Any]
 ) -> None:
     one, _ = subscribe(2, **columns), subscribe(2)
     InProportion.send_many({"n": n} for n in range(20))
 
     taken = take(taking, one, 2)
 
-    assert "lock_flow" in told.used
-    assert "claim_by_lease" not in told.used
+    assert "lock" in spy.used
+    assert "claim_by_lease" not in spy.used
     assert len(taken.rows) == (2 if "filter" in columns else 0)
 
 
 def test_max_backlog_is_counted_however_much_there_is() -> None:
-    told = Told(queue_sql(Capped, connection))
+    spy = StatementSpy(queue_sql(Capped, connection))
     Capped.send_many({"n": n} for n in range(20))
 
-    assert len(take(Taking(Capped, "default", told), new_id(), 9).rows) == 5  # type: ignore[arg-type]
+    assert len(take(Taking(Capped, "default", spy), new_id(), 9).rows) == 5  # type: ignore[arg-type]
 
-    assert told.used.count("claim_within") == 1
+    assert spy.used.count("claim_within") == 1
 
 
-def test_fairness_model_takes_a_subscriber_with_a_backlog_of_0_for_none(taking: Taking, told: Told) -> None:
+def test_fairness_model_takes_a_subscriber_with_a_backlog_of_0_for_none(taking: Taking, spy: StatementSpy) -> None:
     one, _ = subscribe(2), subscribe(0)
     InProportion.send_many({"n": n} for n in range(20))
     assert len(take(taking, one, 1).rows) == 1
-    assert "lock_flow" not in told.used
+    assert "lock" not in spy.used
 
     filtered = subscribe(2, filter="/n > 5")
     taking._known_until = 0.0

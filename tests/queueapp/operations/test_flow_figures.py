@@ -11,7 +11,7 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 from django.db import connection, transaction
 
-from queueapp.flow import in_force
+from queueapp import overrides
 from queueapp.messages import new_id
 from queueapp.models import QueueControl, Subscriber
 from queueapp.operations import control, statistics
@@ -103,14 +103,14 @@ def test_setqueue_refuses_what_the_declaration_would(queue: type, option: str, v
 def test_what_was_set_and_rolled_back_is_believed_by_nobody() -> None:
     with transaction.atomic():
         assert control.set_option(Capped, "max_backlog", 1)
-        assert in_force.value(Capped, "max_backlog", "default") == 1  # true of this transaction
-        assert in_force.read_anew("default")["testapp.Capped"] == {"max_backlog": 1}
+        assert overrides.effective_value(Capped, "max_backlog", "default") == 1  # true of this transaction
+        assert overrides.reload("default")["testapp.Capped"] == {"max_backlog": 1}
         transaction.set_rollback(True)
-    assert in_force.value(Capped, "max_backlog", "default") == 5
+    assert overrides.effective_value(Capped, "max_backlog", "default") == 5
     with transaction.atomic():
         assert control.set_option(Capped, "max_backlog", 1)
-        assert in_force.value(Capped, "max_backlog", "default") == 1
-    assert in_force.value(Capped, "max_backlog", "default") == 1
+        assert overrides.effective_value(Capped, "max_backlog", "default") == 1
+    assert overrides.effective_value(Capped, "max_backlog", "default") == 1
     assert control.set_option(Capped, "max_backlog", None)
 
 
@@ -118,7 +118,7 @@ def test_what_was_committed_is_believed_at_once_by_a_thread_that_read_before() -
     seen: list[int] = []
 
     def look() -> None:
-        seen.append(in_force.value(Capped, "max_backlog", "default"))
+        seen.append(overrides.effective_value(Capped, "max_backlog", "default"))
         connection.close()
 
     with ThreadPoolExecutor() as thread:

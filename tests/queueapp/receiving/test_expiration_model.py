@@ -13,7 +13,6 @@ from queueapp import NEVER, overrides
 from queueapp.admin.formatting.leases import LeaseState
 from queueapp.failures.poison_archive import find
 from queueapp.failures.requeue_poison import requeue
-from queueapp.flow import in_force
 from queueapp.models import Now, PoisonMessage
 from queueapp.operations.expiration import delete_expired, in_time
 from queueapp.sql import backend_of, queue_sql
@@ -64,8 +63,8 @@ GRID = [
 @pytest.fixture(params=[pytest.param(alias, id=kind, marks=marks_of(alias)) for kind, alias in DATABASES.items()])
 def alias(request: pytest.FixtureRequest) -> Iterator[str]:
     yield request.param
-    in_force.told(request.param, {})
-    in_force.forget()
+    overrides.load(request.param, {})
+    overrides.forget()
 
 
 def grow_old(queue: Any, alias: str, age: timedelta = AGE) -> None:
@@ -79,7 +78,7 @@ def now(alias: str) -> datetime:
 @pytest.mark.parametrize(("model", "queues", "says", "alive"), GRID, ids=["-".join(map(str, one[:3])) for one in GRID])
 def test_expiration_model(alias: str, model: str, queues: str, says: str, alive: bool) -> None:
     queue = QUEUES[model]
-    in_force.told(alias, {queue._meta.label: {"expiration": OF_QUEUE[queues]}})
+    overrides.load(alias, {queue._meta.label: {"expiration": OF_QUEUE[queues]}})
     queue.send({}, expires_in={"unset": None, "none": NEVER}.get(says, LONG), using=alias)
     grow_old(queue, alias)
     if says == "over":

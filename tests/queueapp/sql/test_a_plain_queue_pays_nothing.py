@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 from django.db import connection, transaction
 
-from queueapp.flow import in_force
+from queueapp import overrides
 from queueapp.messages import new_id
 from queueapp.sql import queue_sql
 from queueapp.sql.claimed import SEQ, Range
@@ -112,7 +112,7 @@ def test_its_statements_and_their_plans_are_those_that_one_would_write(by_hand: 
 def test_its_life_is_an_insert_an_update_and_a_delete(settings: Any) -> None:
     settings.QUEUEAPP = {"NOTIFY": False}
     for _ in range(2):  # the first time statements are prepared, and what an operator set is read
-        in_force.forget()
+        overrides.forget()
         with connection.cursor() as cursor:
             cursor.execute("DISCARD PLANS")
         connection.close()
@@ -135,7 +135,7 @@ def test_its_life_is_an_insert_an_update_and_a_delete(settings: Any) -> None:
 @pytest.mark.parametrize(("queue", "reads"), [(Transactional, 0), (AtMostOnce, 0), (Leased, 1), (Capped, 1)])
 def test_receive_asks_what_an_operator_set_only_where_that_matters(queue: Any, reads: int, settings: Any) -> None:
     settings.QUEUEAPP = {"NOTIFY": False}
-    in_force.forget()
+    overrides.forget()
     with statements() as said, queue.receive() as batch:
         assert len(batch) == 0
     assert len([one for one in said if "queueapp_queuecontrol" in one]) == reads

@@ -12,7 +12,6 @@ import pytest
 from django.db import connection
 
 from queueapp import consumer, overrides, publish_many
-from queueapp.flow import in_force
 from queueapp.models import JournalEntry, Now, QueueControl, Subscriber
 from queueapp.operations import control
 from queueapp.operations.journal import inactive_messages
@@ -93,7 +92,7 @@ def test_max_backlog_set_at_run_time_is_lowered_and_raised_for_a_running_worker(
 
 
 def worker_has_been_told(queue: Any, name: str, value: Any) -> None:
-    eventually(lambda: in_force.value(queue, name, "default") == value)
+    eventually(lambda: overrides.effective_value(queue, name, "default") == value)
 
 
 def test_lease_period_set_at_run_time_holds_for_the_next_claim_of_a_running_worker(
@@ -125,7 +124,7 @@ def test_what_was_set_while_a_heartbeat_was_reading_is_not_taken_back_by_it() ->
         if "crash_tracking_until" in sql and not was_read:
             was_read.append(sql)
             control.set_option(Leased, "lease_period", timedelta(hours=3))
-            assert in_force.value(Leased, "lease_period", "default") == timedelta(hours=3)
+            assert overrides.effective_value(Leased, "lease_period", "default") == timedelta(hours=3)
         return result
 
     was_read: list[str] = []

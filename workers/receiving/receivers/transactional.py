@@ -16,11 +16,10 @@ from typing import Any
 
 from django.db import connections, transaction
 
-from queueapp import notifier
+from queueapp import notifier, overrides
 from queueapp.errors import LeaseLost, MessageCancelled
 from queueapp.failures import apply_verdict, verdicts
 from queueapp.failures.applied import Decided
-from queueapp.flow import in_force
 from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.sql import ErrorKind
 from queueapp.sql.claimed import SEQ, Claimed
@@ -168,7 +167,7 @@ class TransactionalReceiver(AtLeastOnceReceiver):
 
     def _take_permit(self, connection: Any) -> bool:
         """Take one of the queue's places for the open transaction, whose end frees it."""
-        most: int = in_force.value(self.queue, "max_backlog", self.alias)
+        most: int = overrides.effective_value(self.queue, "max_backlog", self.alias)
         return self.sql.limits.take_permits(connection, most, 1) == 1
 
     def _commit_and_claim(self, connection: Any) -> ActiveClaim | None:

@@ -21,10 +21,9 @@ from typing import Any
 
 from django.db import connections, transaction
 
-from queueapp import notifier
+from queueapp import notifier, overrides
 from queueapp.conf import settings
 from queueapp.failures.history import one_line
-from queueapp.flow import in_force
 from queueapp.messages import counted_attempts
 from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.sql import ErrorKind, backend_of
@@ -188,7 +187,7 @@ class TransactionBatchReceiver(TransactionalReceiver):
 
     def _take_places(self, batch: SharedTransaction, connection: Any, wanted: int) -> int:
         if batch.places < wanted:
-            most: int = in_force.value(self.queue, "max_backlog", self.alias)
+            most: int = overrides.effective_value(self.queue, "max_backlog", self.alias)
             more = bool(batch.rows)
             batch.places += self.sql.limits.take_permits(connection, most, wanted - batch.places, more=more)
         return min(wanted, batch.places)
