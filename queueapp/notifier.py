@@ -23,7 +23,7 @@ from .conf import settings
 from .errors import UnsupportedServer
 from .models import DelayedMessage
 from .sql import backend_of
-from .sql.wakeups import NoWakeUps
+from .sql.notifications import NotificationsUnavailable
 
 log = logging.getLogger("queueapp")
 
@@ -88,7 +88,7 @@ def prepare(connection: Any) -> str | None:
     """Make what wake-ups need in a database, where it is missing and this user may; else why there are none, in words."""
     try:
         backend_of(connection).notifications.prepare(connection)
-    except (Error, NoWakeUps) as error:
+    except (Error, NotificationsUnavailable) as error:
         return str(error).strip().split("\n", 1)[0]
     return None
 

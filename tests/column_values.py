@@ -5,8 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from queueapp.sql.carried import CARRIED, COUNTS, SENT, Carried, Kind
-from queueapp.sql.outgoing import Outgoing
+from queueapp.sql.message_columns import COUNTS, MESSAGE_COLUMNS, SENT, Kind, MessageColumn, Outgoing
 
 #: To the microsecond, and never over.
 TIME = datetime(2090, 7, 1, 12, 30, 15, 123457, tzinfo=UTC)
@@ -15,7 +14,7 @@ LIFETIME_MS = 86_400_000
 _VALUES = {Kind.TEXT: "ß {}", Kind.INT16: 2, Kind.BOOL: True, Kind.TIME: TIME}
 
 
-def value_of(one: Carried) -> Any:
+def value_of(one: MessageColumn) -> Any:
     """What is stored."""
     if one.kind is Kind.BOOL:
         return not one.default
@@ -25,14 +24,14 @@ def value_of(one: Carried) -> Any:
     return value.format(one.name) if isinstance(value, str) else value
 
 
-def said_of(one: Carried) -> Any:
+def said_of(one: MessageColumn) -> Any:
     """What an ``Outgoing`` says of it."""
     return LIFETIME_MS if one.kind is Kind.TIME else value_of(one)
 
 
 def columns() -> dict[str, Any]:
     """All of them, as they are stored."""
-    return {one.name: value_of(one) for one in CARRIED}
+    return {one.name: value_of(one) for one in MESSAGE_COLUMNS}
 
 
 def counts() -> dict[str, Any]:
@@ -44,7 +43,7 @@ def outgoing(identity: Any, headers: str, body: bytes | None) -> Outgoing:
     return Outgoing(identity, headers, body, **{one.outgoing: said_of(one) for one in SENT})
 
 
-def arrived(one: Carried, stored: Any, sent_at: datetime) -> bool:
+def arrived(one: MessageColumn, stored: Any, sent_at: datetime) -> bool:
     """Whether a column holds what was said of it at a time by the database's clock."""
     if one.kind is Kind.TIME:
         return abs(stored - sent_at - timedelta(milliseconds=LIFETIME_MS)) < timedelta(minutes=1)

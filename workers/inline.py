@@ -37,7 +37,7 @@ from queueapp.receiving import barriers
 from queueapp.receiving.low_water_marks import LowWaterMarks
 from queueapp.receiving.priority64_marks import Priority64Marks
 from queueapp.sql import SessionState, backend_of, queue_sql
-from queueapp.sql.claimed import BODY, HEADERS, ID, SEQ, Claimed
+from queueapp.sql.claims import BODY, HEADERS, ID, SEQ, Claimed
 from queueapp.topics.evaluate_pending import evaluate_held
 
 from .connections.changes import unwatch_thread
@@ -64,7 +64,7 @@ def handle_next(queue: Any, alias: str) -> list[Outcome]:
     if not handlers:
         return []
     overrides.refresh(alias)
-    if queue_sql(queue, connections[alias]).table.holds:
+    if queue_sql(queue, connections[alias]).table.has_unevaluated:
         evaluate_held(queue, alias)
     desk = _desk(queue, alias, handlers)
     strategy: Any = receiver_class_for(queue.delivery, handlers)

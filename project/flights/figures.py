@@ -13,7 +13,7 @@ from django.db.models import QuerySet, Sum
 
 from project.flights.models import DelayFigure, FlightDelays, Rebooking, Rebookings
 from queueapp.models import DelayedMessage, Now, PoisonMessage, Subscriber
-from queueapp.sql import looking
+from queueapp.sql import nonblocking
 
 #: A count stops here: the page is read every two seconds by everybody who has it open, whatever the backlog.
 COUNT_LIMIT = 100_000
@@ -116,9 +116,9 @@ def rebooked_flights() -> int:
 def backlog() -> Backlog:
     """Where messages are now, each count stopping at COUNT_LIMIT."""
     return Backlog(
-        waiting=_capped(looking(FlightDelays.objects.all())),
-        rebookings_waiting=_capped(looking(Rebookings.objects.all())),
-        delayed=_capped(looking(DelayedMessage.objects.filter(destination__in=LABELS))),
+        waiting=_capped(nonblocking(FlightDelays.objects.all())),
+        rebookings_waiting=_capped(nonblocking(Rebookings.objects.all())),
+        delayed=_capped(nonblocking(DelayedMessage.objects.filter(destination__in=LABELS))),
         poison=_capped(poison_messages()),
         workers=_capped(Subscriber.objects.filter(queue=FlightDelays._meta.label, alive_until__gt=Now())),
     )
@@ -126,7 +126,7 @@ def backlog() -> Backlog:
 
 def poison_messages() -> QuerySet[PoisonMessage]:
     """Poison messages of this app's queues that nobody has dealt with."""
-    return looking(PoisonMessage.objects.filter(queue__in=LABELS, status=PoisonMessage.Status.UNRESOLVED))
+    return nonblocking(PoisonMessage.objects.filter(queue__in=LABELS, status=PoisonMessage.Status.UNRESOLVED))
 
 
 def _summed(column: str, names: dict[str, str]) -> list[Figure]:

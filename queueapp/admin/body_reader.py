@@ -14,7 +14,7 @@ from django.http import HttpRequest
 from ..errors import QueueError, UndecodableMessage
 from ..messages import decode_headers, read_head
 from ..messages.body_filters import innermost, is_secret, is_wrapped, opened
-from ..sql import looking
+from ..sql import nonblocking
 from .formatting import display
 
 #: Bytes of a stored body that is opened for a page.
@@ -73,7 +73,7 @@ def read(request: HttpRequest, page: Any, message: Any, start: bytes | None) -> 
     if (message.size or 0) > LARGEST:
         return stored(f"it is longer than {display.size(LARGEST)}")
     alias = message._state.db
-    rows = looking(page.model._base_manager.using(alias)).filter(pk=message.pk)
+    rows = nonblocking(page.model._base_manager.using(alias)).filter(pk=message.pk)
     row = rows.values_list("headers", "body", page.id_field).first()
     if row is None:
         return stored("it is gone")

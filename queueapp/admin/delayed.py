@@ -14,7 +14,7 @@ from django.utils.safestring import SafeString
 from .. import delayed, registry
 from ..errors import InvalidOption, QueueNotFound
 from ..models import DelayedMessage, Now
-from ..sql import looking
+from ..sql import nonblocking
 from .databases import DatabaseFilter
 from .formatting import display, untrusted
 from .large_tables.lists import BoundedFilter
@@ -124,7 +124,7 @@ class DelayedAdmin(MessageAdmin):
         return self._may(request, "change")
 
     def keys_of_id(self, rows: QuerySet[Any], term: str) -> list[int]:
-        return keys_in_store(looking(self.model.objects.using(rows.db)), self.list_order, term)
+        return keys_in_store(nonblocking(self.model.objects.using(rows.db)), self.list_order, term)
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         if request.method == "GET" and (told := self._kept_elsewhere(self.database(request))):

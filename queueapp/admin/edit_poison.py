@@ -20,7 +20,7 @@ from ..errors import InvalidMessage, MessageNotFound, QueueNotFound, Undecodable
 from ..failures import edit_poison
 from ..messages import decode_headers
 from ..models import PoisonMessage
-from ..sql import looking
+from ..sql import nonblocking
 from .body_reader import editable_body
 from .formatting.untrusted import visible
 from .operations import log_entry
@@ -92,7 +92,7 @@ def edit_view(page: Any, request: HttpRequest, message: PoisonMessage) -> HttpRe
         raise PermissionDenied
     alias = message._state.db or "default"
     back = page.list_url(alias)
-    full = looking(PoisonMessage.objects.using(alias)).filter(pk=message.pk).first()
+    full = nonblocking(PoisonMessage.objects.using(alias)).filter(pk=message.pk).first()
     if full is None or full.status != PoisonMessage.Status.UNRESOLVED or len(full.headers) > LONGEST:
         why = "too large to be edited here" if full and len(full.headers) > LONGEST else "not unresolved any more"
         page.message_user(request, f"Message {message.pk} is {why}.", messages.WARNING)

@@ -14,7 +14,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from ..models import JournalEntry, Now
-from ..sql import looking
+from ..sql import nonblocking
 from .databases import DatabaseFilter
 from .formatting import display, untrusted
 from .large_tables.lists import BoundedFilter
@@ -32,7 +32,7 @@ class TopicFilter(BoundedFilter):
     parameter_name = "topic"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        rows = looking(JournalEntry.objects.using(model_admin.database(request))).order_by("-seq")
+        rows = nonblocking(JournalEntry.objects.using(model_admin.database(request))).order_by("-seq")
         topics = [topic for topic, _ in Counter(rows.values_list("topic", flat=True)[:SAMPLE]).most_common(CHOICES)]
         chosen = request.GET.get(str(self.parameter_name))
         if chosen and chosen not in topics:
@@ -92,7 +92,7 @@ class JournalAdmin(MessageAdmin):
 
     def keys_of_id(self, rows: QuerySet[Any], term: str) -> list[int]:
         # A message's id has no index here, so a whole one is looked for as a beginning is, in a window.
-        return keys_in_store(looking(self.model.objects.using(rows.db)), self.list_order, term[:31])
+        return keys_in_store(nonblocking(self.model.objects.using(rows.db)), self.list_order, term[:31])
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         return super().changelist_view(request, {"title": "Journal", **(extra_context or {})})

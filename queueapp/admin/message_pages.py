@@ -26,7 +26,7 @@ from ..errors import UndecodableMessage
 from ..failures.history import read_failures
 from ..messages import read_head
 from ..models import BytesField, Now, UtcField
-from ..sql import looking
+from ..sql import nonblocking
 from . import body_reader
 from .bodies import may_view
 from .databases import OfDatabases
@@ -109,7 +109,7 @@ class MessageAdmin(OfDatabases):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Rows without the columns that may be large, and with what stands for them in a list."""
-        rows = looking(super().get_queryset(request))
+        rows = nonblocking(super().get_queryset(request))
         names = {field.name for field in self.opts.local_concrete_fields}
         return rows.defer(*({"headers", "body", "failures", "traceback", "exception_message"} & names)).annotate(
             head=Start("headers", _HEAD), size=ByteLength("body"), db_now=Now(output_field=UtcField())
@@ -346,7 +346,7 @@ class MessageAdmin(OfDatabases):
         return HttpResponseRedirect(self.list_url(self.place_of(unquote(object_id))[0]))
 
     def _start_of_body(self, message: Any) -> bytes | None:
-        rows = looking(self.model._base_manager.using(message._state.db)).filter(pk=message.pk)
+        rows = nonblocking(self.model._base_manager.using(message._state.db)).filter(pk=message.pk)
         start = Start("body", untrusted.SHOWN, output_field=BytesField())
         return rows.annotate(start=start).values_list("start", flat=True).first()
 

@@ -30,7 +30,7 @@ from django.template.response import TemplateResponse
 from django.urls import reverse
 
 from ..signals import log as operations_log
-from ..sql import looking
+from ..sql import nonblocking
 from .formatting import display
 from .formatting.untrusted import visible
 from .large_tables import limits
@@ -260,7 +260,7 @@ def log_entry(
 
 def _newest(queryset: QuerySet[Any]) -> Any:
     # Of the whole table, not of the filter: the end of the primary key, found at once.
-    newest = looking(queryset.model._base_manager.using(queryset.db)).order_by("-pk").values_list("pk", flat=True)
+    newest = nonblocking(queryset.model._base_manager.using(queryset.db)).order_by("-pk").values_list("pk", flat=True)
     return newest.first()
 
 

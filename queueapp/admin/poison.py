@@ -20,7 +20,7 @@ from .. import registry
 from ..errors import QueueNotFound
 from ..failures import poison_archive, requeue_poison
 from ..models import PoisonMessage
-from ..sql import looking
+from ..sql import nonblocking
 from .databases import DatabaseFilter
 from .delayed import carried
 from .edit_poison import edit_view
@@ -126,7 +126,7 @@ class RequeueOptions(Options):
 def _requeue(page: Any, request: HttpRequest, keys: list[int], options: dict[str, Any]) -> int:
     chosen = PoisonMessage.objects.using(page.database(request)).filter(number__in=keys)
     by_queue: defaultdict[str, list[int]] = defaultdict(list)
-    for number, queue, destination in looking(chosen).values_list("number", "queue", "destination"):
+    for number, queue, destination in nonblocking(chosen).values_list("number", "queue", "destination"):
         by_queue[destination or queue].append(number)
     moved = 0
     for label, numbers in by_queue.items():
@@ -242,13 +242,13 @@ class PoisonAdmin(MessageAdmin):
         held = getattr(request, "_queueapp_newest_poison", None)
         if held is None:
             columns = ("queue", "exception_type", "group_key", "reason")
-            rows = looking(PoisonMessage.objects.using(self.database(request))).order_by("-number").values(*columns)
+            rows = nonblocking(PoisonMessage.objects.using(self.database(request))).order_by("-number").values(*columns)
             held = list(rows[:SAMPLE])
             request._queueapp_newest_poison = held  # type: ignore[attr-defined]
         return held
 
     def keys_of_id(self, rows: QuerySet[Any], term: str) -> list[int]:
-        return keys_in_store(looking(self.model.objects.using(rows.db)), self.list_order, term)
+        return keys_in_store(nonblocking(self.model.objects.using(rows.db)), self.list_order, term)
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         return super().changelist_view(request, {"title": "Poison messages", **(extra_context or {})})
@@ -344,7 +344,7 @@ class PoisonAdmin(MessageAdmin):
         """The message that this one was edited from, as a link while it is kept."""
         if message.edit_of is None:
             return ""
-        originals = looking(PoisonMessage.objects.using(message._state.db)).filter(message_id=message.edit_of)
+        originals = nonblocking(PoisonMessage.objects.using(message._state.db)).filter(message_id=message.edit_of)
         original = originals.only("number").first()
         if original is None:
             return message.edit_of

@@ -22,8 +22,8 @@ from ..models import Subscriber
 from ..models.delivery import Semantics
 from ..operations import control
 from ..operations.running_handlers import cancel_running
-from ..sql import looking
-from ..sql.claimed import LAST_END
+from ..sql import nonblocking
+from ..sql.claims import LAST_END
 from .formatting import display, untrusted
 from .formatting.leases import LeaseState
 from .large_tables.lists import BoundedFilter
@@ -211,7 +211,7 @@ class QueueAdmin(MessageAdmin):
         return tuple(filters)
 
     def keys_of_id(self, rows: QuerySet[Any], term: str) -> list[int]:
-        return keys_in_queue(looking(self.model._base_manager.using(rows.db)), term)
+        return keys_in_queue(nonblocking(self.model._base_manager.using(rows.db)), term)
 
     def prepare_rows(self, rows: list[Any]) -> None:
         """Name the holders of all leases on the page with one query."""

@@ -12,7 +12,7 @@ from typing import Any
 from ..conf import settings
 from ..models import Now, PoisonMessage, Subscriber, distinct_values
 from ..operations import statistics
-from ..sql import looking
+from ..sql import nonblocking
 from .options import bound_of
 
 POISON, DEAD_WORKER, AGE, DEPTH = "poison", "dead_worker", "age", "depth"
@@ -78,7 +78,7 @@ def look(alias: str, queues: Iterable[Any]) -> Seen:
 
 
 def _poison(alias: str, mine: set[str], seen: Seen) -> None:
-    unresolved = looking(PoisonMessage.objects.using(alias)).filter(status=PoisonMessage.Status.UNRESOLVED)
+    unresolved = nonblocking(PoisonMessage.objects.using(alias)).filter(status=PoisonMessage.Status.UNRESOLVED)
     groups = distinct_values(unresolved, "group_key")
     for number, group in enumerate(groups, 1):
         if number > MOST_GROUPS:

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any, overload
 
 from ..errors import MessageCancelled
-from ..sql.claimed import SEQ, Claimed
+from ..sql.claims import SEQ, Claimed
 from .context import Context, Receiving
 from .registration import Registration
 from .shielded import run_to_its_end

@@ -14,7 +14,7 @@ from ..errors import MessageCancelled
 from ..messages.checkpoints import take_checkpoint, with_checkpoint
 from ..messages.ids import as_uuid
 from ..messages.well_known_headers import WellKnown
-from ..sql.claimed import BODY, HEADERS, ID, SEQ, Claimed
+from ..sql.claims import BODY, HEADERS, ID, SEQ, Claimed
 from .progress import checked
 from .registration import Registration
 from .replies import Answering

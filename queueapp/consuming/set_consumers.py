@@ -17,7 +17,7 @@ from django.db.models.functions import Now
 
 from ..errors import InvalidOption
 from ..options import Option
-from ..sql import sets
+from ..sql import orm
 from .registration import Registration, layers, located, place_of
 from .registry import registered
 from .resolver import Finder
@@ -44,7 +44,7 @@ class MessageSet:
     @property
     def rows(self) -> QuerySet[Any]:
         """They, as a queryset of the queue's own table, for subqueries and for ``raw SQL`` (``rows.query.sql_with_params()``)."""
-        rows: QuerySet[Any] = self.queue.objects.using(self.alias).filter(sets.Among("seq", self._seqs)).order_by()
+        rows: QuerySet[Any] = self.queue.objects.using(self.alias).filter(orm.Among("seq", self._seqs)).order_by()
         return rows
 
     @staticmethod
@@ -52,7 +52,7 @@ class MessageSet:
         """A value in a body that is JSON, as an expression over ``rows``: ``body("price", output_field=IntegerField())``."""
         if not path:
             raise ValueError("body() takes the name of a field, or a path")
-        return sets.body_field(path, output_field or models.TextField())
+        return orm.body_field(path, output_field or models.TextField())
 
     def insert_into(self, model: type[models.Model], **values: Any) -> int:
         """Insert a row into the table of ``model`` for each message, by one INSERT … SELECT; returns how many. The values are
@@ -63,11 +63,11 @@ class MessageSet:
                 raise InvalidOption(
                     f"insert_into({model.__name__}): {name}", values[name], f"one of {', '.join(fields)}"
                 )
-        given = {fields[name]: sets.as_value(value, fields[name]) for name, value in values.items()}
+        given = {fields[name]: orm.as_value(value, fields[name]) for name, value in values.items()}
         for field in fields.values():
             if field not in given and (value := _default(field)) is not None:
                 given[field] = value
-        return sets.insert_select(connections[self.alias], self.rows, model, given)
+        return orm.insert_select(connections[self.alias], self.rows, model, given)
 
 
 def _default(field: Any) -> Any:
@@ -77,7 +77,7 @@ def _default(field: Any) -> Any:
     if field.primary_key or field.generated or field.has_db_default():
         return None
     value = field.get_default()
-    return None if value is None else sets.as_value(value, field)
+    return None if value is None else orm.as_value(value, field)
 
 
 class SetFinder(Finder):

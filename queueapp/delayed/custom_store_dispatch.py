@@ -19,7 +19,7 @@ from ..errors import QueueNotFound
 from ..failures.poison_store import is_passing
 from ..models.delivery import Semantics
 from ..sql import queue_sql
-from ..sql.rows import row_from
+from ..sql.message_columns import row_from
 from .dispatch_failures import Dispatched, DispatchFailed, FetchFailed, OnRefused, RecoveryFailed, ignore, poison, step
 from .store import Delayed, DelayedStore
 

@@ -18,8 +18,8 @@ from ..conf import settings
 from ..errors import QueueNotFound
 from ..failures.poison_store import is_passing
 from ..models import DelayedMessage, Now, distinct_values
-from ..sql import backend_of, looking, queue_sql
-from ..sql.rows import row_from
+from ..sql import backend_of, nonblocking, queue_sql
+from ..sql.message_columns import row_from
 from ..sql.tables import StoreTable
 from .dispatch_failures import Dispatched, FetchFailed, OnRefused, RecoveryFailed, ignore, poison, step
 from .loading import is_built_in, open_for_any, store_of
@@ -89,7 +89,7 @@ def destinations() -> list[str]:
 def undeliverable(alias: str, overdue: timedelta | None = OVERDUE) -> dict[str, int]:
     """Destinations that no queue of this process answers to, with messages that have been due for longer than that: how
     many, counted up to ``COUNTED``. Another project's dispatcher would have moved them by now. None: all of them."""
-    rows = looking(DelayedMessage.objects.using(alias)).order_by("destination")
+    rows = nonblocking(DelayedMessage.objects.using(alias)).order_by("destination")
     known = {*destinations(), *(one for some in addresses(alias).values() for one in some)}
     found: dict[str, int] = {}
     for name in distinct_values(rows, "destination"):

@@ -20,7 +20,7 @@ from ..failures.poison_store import bury
 from ..failures.verdicts import Poison
 from ..models import Now
 from ..sql import ErrorKind, backend_of
-from ..sql.rows import Row
+from ..sql.message_columns import Row
 
 
 class Dispatched(NamedTuple):

@@ -34,8 +34,7 @@ from ..failures.poison_store import PASSING
 from ..models import DelayedMessage, ForwardedMessage, Now
 from ..models.fields import UtcField
 from ..sql import ErrorKind, backend_of, queue_sql
-from ..sql.carried import FIRST_TIME, LAST_TIME
-from ..sql.rows import row_from
+from ..sql.message_columns import FIRST_TIME, LAST_TIME, row_from
 from ..sql.tables import StoreTable
 from .dispatch_failures import Dispatched, DispatchFailed, OnRefused, RecoveryFailed, ignore, poison, step
 from .loading import endpoint_of

@@ -12,8 +12,8 @@ from django.db.models import Count, F, QuerySet
 from .. import notifier
 from ..models import DelayedMessage
 from ..models.delivery import Semantics
-from ..sql import looking
-from ..sql.carried import COUNTS, WHOLE, carried_by
+from ..sql import nonblocking
+from ..sql.message_columns import COUNTS, WHOLE, message_values
 from .store import Delayed, DelayedStore
 
 
@@ -33,7 +33,7 @@ class SqlDelayedStore(DelayedStore):
             due=message.due,
             retries=message.retries,
             **{name: getattr(message, name) for name in COUNTS},
-            **carried_by(message),
+            **message_values(message),
         )
         message.handle = row.number
         notifier.delayed(connections[self.alias])
@@ -61,7 +61,7 @@ class SqlDelayedStore(DelayedStore):
         return rows.update(retries=F("retries") + 1) == 1
 
     def next(self) -> datetime | None:
-        return looking(self._own()).order_by("due").values_list("due", flat=True).first()
+        return nonblocking(self._own()).order_by("due").values_list("due", flat=True).first()
 
     def _own(self) -> QuerySet[DelayedMessage]:
         """What is for queues of this database. The rest is for a forwarder, however a subclass is dispatched from."""
@@ -98,7 +98,7 @@ class SqlDelayedStore(DelayedStore):
 
     def count_in_passing(self, destination: str, limit: int) -> int:
         """``count`` for a figure: it waits for nobody, and may miss what an open transaction has."""
-        return self._count(looking(DelayedMessage.objects.using(self.alias)), destination, limit)
+        return self._count(nonblocking(DelayedMessage.objects.using(self.alias)), destination, limit)
 
     @staticmethod
     def _count(rows: QuerySet[DelayedMessage], destination: str, limit: int) -> int:

@@ -18,7 +18,7 @@ import msgspec
 
 from ..errors import MissingVerb
 from ..models.delivery import Semantics
-from ..sql.carried import CARRIED, Kind
+from ..sql.message_columns import MESSAGE_COLUMNS, Kind
 
 if TYPE_CHECKING:
 
@@ -50,7 +50,7 @@ else:
             ("headers", str),
             ("body", bytes | None),
             ("retries", int, 0),
-            *((one.name, Any, one.default) for one in CARRIED),
+            *((one.name, Any, one.default) for one in MESSAGE_COLUMNS),
             ("deliveries", int, 0),
             ("cancels", int, 0),
             ("failures", str | None, None),
@@ -93,7 +93,7 @@ class Delayed(_Delayed):
 
 #: What JSON has no type for.
 _IN_JSON: dict[str, Any] = {"message_id": uuid.UUID, "due": datetime, "body": bytes | None} | {
-    one.name: datetime | None for one in CARRIED if one.kind is Kind.TIME
+    one.name: datetime | None for one in MESSAGE_COLUMNS if one.kind is Kind.TIME
 }
 
 

@@ -25,8 +25,7 @@ from ..errors import MessageCancelled, UndecodableMessage
 from ..models import DelayedMessage, Now
 from ..models.delivery.expire_actions import KeepAsPoison, PublishTo, action_for
 from ..sql import queue_sql
-from ..sql.carried import carried_by
-from ..sql.rows import Row
+from ..sql.message_columns import Row, message_values
 from ..sql.tables import QueueTable
 from .applied import Decided, Once
 from .expire_actions import publish
@@ -316,7 +315,7 @@ def _keep(failure: Failure, verdict: Verdict, failures: str, alias: str) -> None
                 deliveries=row.deliveries,
                 cancels=row.cancels,
                 failures=failures,
-                **carried_by(row),
+                **message_values(row),
             )
             # Not save(): its signals are the user's.
             DelayedMessage.objects.using(alias).bulk_create([later])

@@ -14,8 +14,7 @@ from ..errors import InvalidMessage, MessageNotFound, UndecodableMessage
 from ..messages.body_filters import innermost, is_secret, wrapped_anew
 from ..models import Now, PoisonMessage
 from ..sql import queue_sql
-from ..sql.carried import COUNTS
-from ..sql.rows import row_from
+from ..sql.message_columns import COUNTS, row_from
 from .forwarded import meant_for, send_back
 
 

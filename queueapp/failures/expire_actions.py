@@ -24,8 +24,8 @@ from ..messages.checkpoints import take_checkpoint
 from ..models.delivery.expire_actions import FORCED_EXPIRE, TIME_LIMIT, Drop, KeepAsPoison, PublishTo, action_for
 from ..models.delivery.topics import content_type_of
 from ..sql import backend_of
-from ..sql.expiry import expires_at
-from ..sql.rows import Row
+from ..sql.message_columns import Row
+from ..sql.tables import expires_at
 from .history import attempts_of, clean, one_line
 from .limits import in_words, reached
 from .poison_store import bury, is_passing

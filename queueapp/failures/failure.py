@@ -9,7 +9,7 @@ from .. import messages
 from ..conf import settings
 from ..consuming.registration import Registration
 from ..errors import UndecodableMessage
-from ..sql.rows import Row
+from ..sql.message_columns import Row
 
 
 @dataclass(slots=True)

@@ -12,8 +12,7 @@ from django.db import connections, router
 from .. import notifier, registry
 from ..errors import QueueNotFound
 from ..models import DelayedMessage, Now
-from ..sql.carried import COUNTS, carried_by
-from ..sql.rows import Row
+from ..sql.message_columns import COUNTS, Row, message_values
 
 
 def meant_for(name: str, alias: str) -> tuple[Any, bool]:
@@ -42,7 +41,7 @@ def send_back(alias: str, destination: str, rows: Iterable[Row]) -> int:
             destination=destination,
             due=Now(),
             **{name: getattr(row, name) for name in COUNTS if getattr(row, name) is not None},
-            **carried_by(row),
+            **message_values(row),
         )
         for row in rows
     ]

@@ -24,8 +24,8 @@ from typing import Any
 from ..conf import settings
 from ..messages import counted_attempts, counts_a_death
 from ..models.delivery.expire_actions import MAX_CANCELS, MAX_DELIVERIES
-from ..sql.claimed import CANCELS, DELIVERIES, FAILURES, HEADERS, Claimed
-from ..sql.rows import Row
+from ..sql.claims import CANCELS, DELIVERIES, FAILURES, HEADERS, Claimed
+from ..sql.message_columns import Row
 from .history import attempts_of, tells_of_death
 
 #: So many hand-outs of a message may end without a word, beside those that count like attempts.

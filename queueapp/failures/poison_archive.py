@@ -9,7 +9,7 @@ from typing import Any
 from django.db.models import QuerySet
 
 from ..models import Now, PoisonMessage
-from ..sql import looking
+from ..sql import nonblocking
 from .requeue_poison import BATCH
 
 
@@ -34,7 +34,7 @@ def drop_old(retention: timedelta, *, using: str = "default") -> int:
     """
     kept = PoisonMessage.objects.using(using).exclude(status=PoisonMessage.Status.UNRESOLVED)
     old = kept.filter(archived_at__lt=Now() - retention)
-    keys = list(looking(old).order_by("number").values_list("number", flat=True)[:BATCH])
+    keys = list(nonblocking(old).order_by("number").values_list("number", flat=True)[:BATCH])
     # Asked again: one that was restored since then stays.
     return old.filter(number__in=keys).delete()[0]
 

@@ -14,8 +14,7 @@ from django.db import Error, connections, transaction
 from .. import messages
 from ..models import PoisonMessage
 from ..sql import ErrorKind, backend_of
-from ..sql.carried import BY_NAME, COUNTS, Kind, carried_by
-from ..sql.rows import Row
+from ..sql.message_columns import BY_NAME, COUNTS, Kind, Row, message_values
 from .history import clean, describe, first_failed, one_line, type_of, where
 
 #: Errors that say nothing of the message: the same is to be tried again, by whoever has the patience.
@@ -64,7 +63,7 @@ def whole_record(queue: str, row: Row, reason: str, *, attempts: int, consumer: 
         "first_failed_at": first_failed(row.failures),
         **where(),
         **{name: getattr(row, name) for name in COUNTS},
-        **carried_by(row),
+        **message_values(row),
     }
 
 
@@ -84,7 +83,7 @@ def bury_bare(
         "cancels": _whole_number(row.cancels),
     }
     try:
-        _insert(alias, **bare, **carried_by(row))
+        _insert(alias, **bare, **message_values(row))
     except Exception as again:
         if is_passing(again, alias):
             raise
@@ -112,7 +111,7 @@ def _cleaned(row: Row) -> dict[str, Any]:
     for name, one in BY_NAME.items():
         value = getattr(row, name)
         if one.kind is Kind.TEXT and value:
-            found[name] = clean(value, one.longest)
+            found[name] = clean(value, one.max_length)
         elif one.kind is Kind.INT16 and isinstance(value, int) and abs(value) < 2**63:
             found[name] = value
         elif one.kind is Kind.BOOL and value is not None:

@@ -23,9 +23,8 @@ from ..conf import settings
 from ..consuming.registry import registered
 from ..errors import QueueNotFound
 from ..models import Now, PoisonMessage
-from ..sql import backend_of, looking, queue_sql
-from ..sql.carried import COUNTS
-from ..sql.rows import row_from
+from ..sql import backend_of, nonblocking, queue_sql
+from ..sql.message_columns import COUNTS, row_from
 from ..sql.tables import StoreTable
 from .forwarded import address_from, meant_for, send_back
 from .history import set_back
@@ -50,7 +49,7 @@ def requeue(
     done, last = 0, 0
     # What fails again at once is there anew, with a number of its own: it is not requeued for as long as it fails.
     newest = PoisonMessage.objects.using(alias).order_by("-number").values_list("number", flat=True).first() or 0
-    todo = looking(messages.using(alias)).filter(status=PoisonMessage.Status.UNRESOLVED, number__lte=newest)
+    todo = nonblocking(messages.using(alias)).filter(status=PoisonMessage.Status.UNRESOLVED, number__lte=newest)
     todo = todo.order_by("number")
     while keys := list(todo.filter(number__gt=last).values_list("number", flat=True)[:BATCH]):
         last = keys[-1]

@@ -13,7 +13,7 @@ from django.db import router
 from .. import registry
 from ..models import ClaimRecord
 from ..sql import QueueSql
-from ..sql.flowing import Seen, Within, lock_number
+from ..sql.limits import KnownClaims, LimitedClaim, lock_number
 
 #: Whose number it divides, that claim's process drops the records that are of no use any more. A prime: numbers are of all
 #: queues of a database, and one that always has the even ones has its turn as well.
@@ -29,21 +29,23 @@ class Remembered:
     __slots__ = ("_drop", "_dropped_to", "_seen")
 
     def __init__(self) -> None:
-        self._seen: Seen | None = None
+        self._seen: KnownClaims | None = None
         #: What is there from before is as good as never dropped by anybody.
         self._drop = True
         self._dropped_to = 0
 
-    def claim(self, sql: QueueSql, connection: Any, claim: Callable[[Seen | None], Within]) -> Within:
+    def claim(
+        self, sql: QueueSql, connection: Any, claim: Callable[[KnownClaims | None], LimitedClaim]
+    ) -> LimitedClaim:
         """A claim by ``claim``, which is given what is known."""
         own = connection.get_autocommit() and not connection.in_atomic_block
         if own and self._drop:
             self._drop = False  # before it is done: if it fails, the next turn comes
             self._dropped_to = sql.limits.drop_records(connection, self._dropped_to)
         got = claim(self._seen)
-        if own and got.seen is not None:
-            self._seen = got.seen
-            if got.rows and got.seen.upto % DROP_EVERY == 0:
+        if own and got.known is not None:
+            self._seen = got.known
+            if got.rows and got.known.upto % DROP_EVERY == 0:
                 self._drop = True
         return got
 

@@ -23,8 +23,8 @@ from ..conf import settings
 from ..models import FairTurn, Now, Subscriber
 from ..models.delivery import FairnessModel
 from ..sql import QueueSql
-from ..sql.claimed import BODY, FOREVER_MS, HEADERS, SEQ, Claimed, Range
-from ..sql.flowing import Seen, Within
+from ..sql.claims import BODY, FOREVER_MS, HEADERS, SEQ, Claimed, SeqRange
+from ..sql.limits import KnownClaims, LimitedClaim
 from . import claim_record_cache
 from .fairness import Room, assign
 from .filters import SubscriberFilter, filter_of
@@ -75,7 +75,7 @@ class Taking:
     def take(
         self,
         connection: Any,
-        ranges: Sequence[Range],
+        ranges: Sequence[SeqRange],
         limit: int,
         token: uuid.UUID,
         owner: uuid.UUID,
@@ -89,7 +89,7 @@ class Taking:
         if not self._dispatches:
             most = self.most
 
-            def claim(seen: Seen | None) -> Within:
+            def claim(seen: KnownClaims | None) -> LimitedClaim:
                 return self.sql.limits.claim_within(connection, ranges, limit, token, owner, lease_ms, most, seen)
 
             got = claim_record_cache.of(self.queue, connection).claim(self.sql, connection, claim)
@@ -127,7 +127,7 @@ class Taking:
         self._room, self._known_until = min(room, WINDOW), monotonic() + KNOWN_FOR
         return True
 
-    def _abounds(self, connection: Any, ranges: Sequence[Range]) -> bool:
+    def _abounds(self, connection: Any, ranges: Sequence[SeqRange]) -> bool:
         """Whether there is more than all live subscribers may hold, whatever they hold."""
         room = self._room if monotonic() < self._known_until else 0
         return room > 0 and self.sql.claims.peek(connection, ranges, (), room).ahead >= room
@@ -135,7 +135,7 @@ class Taking:
     def _take_freely(
         self,
         connection: Any,
-        ranges: Sequence[Range],
+        ranges: Sequence[SeqRange],
         limit: int,
         token: uuid.UUID,
         owner: uuid.UUID,
@@ -148,7 +148,7 @@ class Taking:
     def _take_or_share_out(
         self,
         connection: Any,
-        ranges: Sequence[Range],
+        ranges: Sequence[SeqRange],
         limit: int,
         token: uuid.UUID,
         owner: uuid.UUID,

@@ -12,7 +12,7 @@ from ..errors import NotMigrated
 from ..models import JournalEntry
 from ..sql import ErrorKind, backend_of
 from ..sql.journal import JournalSql
-from ..sql.outgoing import Outgoing
+from ..sql.message_columns import Outgoing
 from .topics import is_journaled
 
 

@@ -26,7 +26,7 @@ from ..messages.ids import as_uuid
 from ..models import JournalCursor, JournalEntry
 from ..models.delivery.journal import EPOCH, NOW, POINTS, point_of
 from ..sending.isolation import isolated_connection
-from ..sql.journal import JournalSql, Kept, Position
+from ..sql.journal import JournalRecord, JournalSql, Position
 from .append import journal_of
 from .start_positions import Start, start_of
 from .topics import among, finder, retention_of
@@ -46,7 +46,7 @@ class Entry:
 
     __slots__ = ("_kept",)
 
-    def __init__(self, kept: Kept) -> None:
+    def __init__(self, kept: JournalRecord) -> None:
         self._kept = kept
 
     def __repr__(self) -> str:
@@ -92,7 +92,7 @@ class Entry:
         return messages.read_as(self._kept.body, messages.read_kind(self._kept.headers), cls)
 
     @property
-    def kept(self) -> Kept:
+    def kept(self) -> JournalRecord:
         """All that is kept of it."""
         return self._kept
 
@@ -155,7 +155,7 @@ class Replay:
         self.follows = follow
         self._batch, self._rate = batch, rate
         self._stopped = threading.Event()
-        self._read: deque[Kept] = deque()
+        self._read: deque[JournalRecord] = deque()
         self._over = False
         self._next_at = 0.0
         self._note = _Note(self.alias, topic)

@@ -17,7 +17,7 @@ from typing import Any
 from django.db import models
 from django.db.models import F, Q
 
-from ..sql.claimed import MAX_PRIORITY
+from ..sql.claims import MAX_PRIORITY
 
 
 class Priority64Index(models.Index):

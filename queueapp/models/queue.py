@@ -16,7 +16,7 @@ from django.db.models.base import ModelBase
 
 from ..errors import InvalidOption
 from ..registry import queues
-from ..sql.claimed import FOREVER
+from ..sql.claims import FOREVER
 from .delivery import Delivery, ExpirationModel, Semantics, given_options
 from .fields import BytesField, GuidField, Now, UtcField
 from .priority64_index import Priority64Index

@@ -98,7 +98,7 @@ class RowVersionIndex(_TableFeature):
         return None
 
     def create_sql(self, model: Any, schema_editor: Any) -> str:
-        return backend_of(schema_editor.connection).create_row_version_index(schema_editor, model._meta.db_table)
+        return backend_of(schema_editor.connection).schema.create_row_version_index(schema_editor, model._meta.db_table)
 
     def remove_sql(self, model: Any, schema_editor: Any) -> str:
-        return backend_of(schema_editor.connection).drop_row_version_index(schema_editor, model._meta.db_table)
+        return backend_of(schema_editor.connection).schema.drop_row_version_index(schema_editor, model._meta.db_table)

@@ -20,7 +20,7 @@ from .. import overrides
 from ..messages.ids import time_of
 from ..models import NO_QUEUES, Now, Subscriber, UtcField
 from ..models.delivery.topics import underlying_topic
-from ..sql import looking, queue_sql
+from ..sql import nonblocking, queue_sql
 
 
 @dataclass
@@ -99,7 +99,7 @@ def flow_figures(
     else:
         one.seconds_behind = oldest_seconds  # what waits is all there is
     outstanding: Counter[UUID] | None = None
-    if sql.table.counts:
+    if sql.table.counts_in_flight:
         # That nothing is leased is known already, of a table that was looked at as a whole.
         leases = sql.limits.leases(connection) if leased or not exact else []
         outstanding = Counter()
@@ -125,7 +125,7 @@ def _seconds_behind(queue: Any, alias: str) -> tuple[datetime | None, float | No
     """(now, the age of the first message in the order of arrival), by the database's clock."""
     if "enqueued_at" not in {each.name for each in queue._meta.local_concrete_fields}:
         return None, None
-    rows = looking(queue._base_manager.using(alias)).order_by("pk").annotate(now=Now(output_field=UtcField()))
+    rows = nonblocking(queue._base_manager.using(alias)).order_by("pk").annotate(now=Now(output_field=UtcField()))
     found = rows.values_list("now", F("enqueued_at"))[:1]
     for now, at in found:
         return now, max(0.0, (now - at).total_seconds())

@@ -21,7 +21,7 @@ from django.db import connections, router
 from ..errors import InvalidOption
 from ..models import Subscriber
 from ..sql import queue_sql
-from ..sql.scaling import Wanted
+from ..sql.figures import WorkersWanted
 from . import statistics
 
 #: Rows that the statement for others reads at most.
@@ -103,5 +103,5 @@ def text_for(queue: Any, rule: Rule = Rule()) -> str:
     """The same as one SELECT of one number, for whoever asks the database without this project."""
     connection = connections[router.db_for_read(queue) or "default"]
     late = None if rule.late is None else int(rule.late / timedelta(milliseconds=1))
-    asked = Wanted(rule.per_worker, late, rule.least, rule.most, Subscriber._meta.db_table, queue._meta.label)
+    asked = WorkersWanted(rule.per_worker, late, rule.least, rule.most, Subscriber._meta.db_table, queue._meta.label)
     return queue_sql(queue, connection).figures.workers_wanted(asked)

@@ -30,9 +30,8 @@ from ..models.queue import holds
 from ..options import Option
 from ..sending.validation import alias_of
 from ..sql import queue_sql
-from ..sql.carried import COUNTS, carried_by
-from ..sql.claimed import FOREVER
-from ..sql.rows import Row
+from ..sql.claims import FOREVER
+from ..sql.message_columns import COUNTS, Row, message_values
 
 #: A purge started from a web page answers before a proxy gives up on it; what is left takes another press.
 PURGE_FOR = timedelta(seconds=20)
@@ -315,7 +314,7 @@ def _tell(queue: Any, rows: Sequence[Row], reason: str) -> None:
 def _as_row(row: Any) -> Row:
     """A message that the ORM read, as the rest of the engine has it."""
     counts = {name: getattr(row, name, default) for name, default in zip(COUNTS, (0, 0, None), strict=True)}
-    return Row(seq=row.pk, id=row.id, **counts, **{"body": None} | carried_by(row))
+    return Row(seq=row.pk, id=row.id, **counts, **{"body": None} | message_values(row))
 
 
 def _as_poison(queue: Any, row: Row, reason: str) -> PoisonMessage:

@@ -15,9 +15,8 @@ from django.db import connections, router, transaction
 from .. import messages, notifier
 from ..errors import InvalidOption
 from ..sending.validation import alias_of
-from ..sql import looking, queue_sql
-from ..sql.carried import COUNTS
-from ..sql.rows import Row
+from ..sql import nonblocking, queue_sql
+from ..sql.message_columns import COUNTS, Row
 from . import control
 
 #: Heads that are read in one statement, and messages, which are read whole, that are moved in one transaction.
@@ -75,7 +74,7 @@ def _each(
 
 def _of_type(queue: Any, alias: str, kind: str) -> Iterator[list[int]]:
     """Keys of messages of a type, some at a time, of those that are there now."""
-    rows = looking(queue._base_manager.using(alias)).order_by("pk")
+    rows = nonblocking(queue._base_manager.using(alias)).order_by("pk")
     if queue.delivery.recipients:
         rows = rows.filter(recipient="")
     newest = rows.values_list("pk", flat=True).last()

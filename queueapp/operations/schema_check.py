@@ -20,7 +20,7 @@ from django.db import Error, connections, models, router, transaction
 from ..errors import NotMigrated
 from ..models import DelayedMessage, Priority64Index, RowVersionIndex, TableOptions
 from ..sql import ErrorKind, backend_of
-from ..sql.definition import IndexFound, Remark
+from ..sql.schema import IndexInfo, SettingAdvice
 from ..sql.tables import QueueTable, StoreTable
 
 
@@ -102,7 +102,7 @@ def inspect(model: Any, alias: str) -> list[Finding]:
     there = backend.schema.indexes(connection, table)
     if not there:
         return []
-    required = _named_index(model) if backend.names_indexes else None
+    required = _named_index(model) if backend.schema.names_indexes else None
     found: list[Finding] = []
     for index in model._meta.indexes:
         if model._meta.managed or index.name == required:
@@ -121,7 +121,7 @@ def inspect(model: Any, alias: str) -> list[Finding]:
     return found
 
 
-def remarks(alias: str) -> list[Remark]:
+def remarks(alias: str) -> list[SettingAdvice]:
     """Settings of a database that its operators should know of."""
     connection = connections[alias]
     return backend_of(connection).schema.remarks(connection)
@@ -135,7 +135,7 @@ def _named_index(model: Any) -> str | None:
 
 
 def _about_index(
-    model: Any, index: models.Index, there: dict[str, IndexFound], connection: Any, *, named: bool
+    model: Any, index: models.Index, there: dict[str, IndexInfo], connection: Any, *, named: bool
 ) -> list[Finding]:
     columns = tuple(model._meta.get_field(name).column.lower() for name, _ in index.fields_orders)
     # An index that begins with these columns serves as well. By columns and not by name, unless statements name it.

@@ -9,7 +9,7 @@ from django.db import connections, transaction
 from ..models import DeferredAck, Now
 from ..sending.early_acks import TABLE
 from ..sql import backend_of, queue_sql
-from ..sql.bookmarks import STRICT, Holder
+from ..sql.acks import STRICT, LeaseHolder
 
 #: Acks that are looked at, or dropped, in one statement.
 BATCH = 2000
@@ -28,7 +28,7 @@ def settle(queue: Any, alias: str, after: int = 0) -> tuple[int, int]:
     found = sql.ack_by_seq.seqs_of(connection, [identity for _, identity in acks])
     if found:
         with transaction.atomic(using=alias):
-            removed = sql.ack_by_seq.ack(connection, [seq for _, seq in found], Holder(STRICT))
+            removed = sql.ack_by_seq.ack(connection, [seq for _, seq in found], LeaseHolder(STRICT))
             # What somebody holds is looked at again when he is done.
             left = {identity for identity, _ in sql.ack_by_seq.seqs_of(connection, [identity for identity, _ in found])}
             ids = sorted({identity for identity, _ in found} - left)

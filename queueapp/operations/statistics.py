@@ -24,7 +24,7 @@ from ..journal.append import is_fed
 from ..models import DISPATCHER, MAINTENANCE, NO_QUEUES, PoisonMessage, QueueControl, distinct_values
 from ..models.queue import holds
 from ..sending import early_acks
-from ..sql import backend_of, looking, queue_sql
+from ..sql import backend_of, nonblocking, queue_sql
 from . import settle_early_acks
 from .amps_statistics import FlowFigures, flow_figures, told_by_subscribers
 from .journal import inactive_messages
@@ -168,7 +168,7 @@ class _Database:
         self._count(queue, one)
         if is_fed(queue):
             self._count_inactive(queue, one)
-        kept = looking(PoisonMessage.objects.using(self.alias)).filter(
+        kept = nonblocking(PoisonMessage.objects.using(self.alias)).filter(
             queue=label, status=PoisonMessage.Status.UNRESOLVED
         )
         self._count_flow(queue, one)
@@ -249,7 +249,7 @@ class _Database:
 
     def unknown_poison(self) -> dict[str, int]:
         """Unresolved poison messages by queue, where nobody knows that queue."""
-        rows = looking(PoisonMessage.objects.using(self.alias)).order_by("queue")
+        rows = nonblocking(PoisonMessage.objects.using(self.alias)).order_by("queue")
         found: dict[str, int] = {}
         forwarded = {one for some in delayed.addresses(self.alias).values() for one in some}
         for name in distinct_values(rows, "queue"):
@@ -266,7 +266,7 @@ class _Database:
         if head is None:
             remedy = hint(cause, self.alias) if queue._meta.managed else ""
             return one.fail("its messages", cause + remedy)
-        one.waiting, one.leased, one.lapsed, one.expired = head.waiting, head.leased, head.lapsed, head.expired
+        one.waiting, one.leased, one.lapsed, one.expired = head.waiting, head.leased, head.lease_expired, head.expired
         one.oldest_seconds = None if head.oldest_ms is None else head.oldest_ms / 1000
         one.exact = head.rows <= LIMIT
         if early_acks.defers(queue):
@@ -340,7 +340,7 @@ class _Database:
     def _refused(self, store: str, queue: Any) -> tuple[Reader, Any]:
         """The poison messages of a queue that another database keeps, because it could not forward them."""
         destination = registry.address(queue, router.db_for_write(queue))
-        rows = looking(PoisonMessage.objects.using(store)).filter(
+        rows = nonblocking(PoisonMessage.objects.using(store)).filter(
             queue=destination, status=PoisonMessage.Status.UNRESOLVED
         )
         return self._reader_of(store), rows

@@ -21,7 +21,7 @@ from ..models import DelayedMessage, Now, Subscription
 from ..models.subscription import MAX_TYPE_NAME, new_mark
 from ..sending.validation import alias_of
 from ..sql import backend_of, queue_sql
-from ..sql.claimed import MAX_SEQ, Range
+from ..sql.claims import MAX_SEQ, SeqRange
 from .control import log
 from .live_workers import Live
 
@@ -248,7 +248,7 @@ def _each_batch(queue: Any, alias: str, consumer: str, to: tuple[str, ...]) -> i
     done = 0
     for priority in range(queue.delivery.priorities):
         low = -(2**63)
-        while heads := sql.claims.read_heads(connection, Range(low, MAX_SEQ, consumer, priority), BATCH):
+        while heads := sql.claims.read_heads(connection, SeqRange(low, MAX_SEQ, consumer, priority), BATCH):
             with transaction.atomic(using=alias):
                 done += sql.fanout.replace_by_copies(connection, [seq for seq, _ in heads], to, recipient=consumer)
             low = heads[-1][0] + 1
@@ -280,7 +280,7 @@ def refuse_unknown(queue: Any, alias: str, consumer: str) -> None:
         return
     sql, connection = queue_sql(queue, connections[alias]), connections[alias]
     for priority in range(queue.delivery.priorities):
-        if sql.claims.read_heads(connection, Range(-(2**63), MAX_SEQ, consumer, priority), 1):
+        if sql.claims.read_heads(connection, SeqRange(-(2**63), MAX_SEQ, consumer, priority), 1):
             return
     some = ", ".join(sorted(set(rows.values_list("consumer", flat=True)))) or "none"
     raise InvalidMessage(

@@ -13,7 +13,7 @@ from typing import Any
 from .. import messages
 from ..errors import UndecodableMessage
 from ..sql import queue_sql
-from ..sql.counting import Level
+from ..sql.figures import Level
 from .live_workers import Live
 
 #: Levels that are looked at.

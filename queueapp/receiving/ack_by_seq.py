@@ -24,9 +24,8 @@ from ..models.delivery.topics import content_type_of, publish_target
 from ..sending.enqueue_expressions import NEEDS_EXTRA
 from ..sending.validation import alias_of, milliseconds
 from ..sql import QueueSql, backend_of, queue_sql
-from ..sql.bookmarks import Holder, Limits
-from ..sql.carried import carried_by
-from ..sql.rows import Row
+from ..sql.acks import LeaseHolder, Limits
+from ..sql.message_columns import Row, message_values
 from .low_water_marks import retreat_marks
 
 #: Messages that an ack by expression looks at in one statement.
@@ -41,7 +40,7 @@ class Ending:
         self.alias = alias_of(queue, using)
         self.connection = connections[self.alias]
         self.sql: QueueSql = queue_sql(queue, self.connection)
-        self.holder = Holder(queue.delivery.leasing.value, client)
+        self.holder = LeaseHolder(queue.delivery.leasing.value, client)
         if queue.delivery.semantics is not Semantics.AT_LEAST_ONCE:
             raise QueueError(
                 f"{self.label} is {queue.delivery.semantics.value}: nothing of it is leased, so who receives a message is the "
@@ -111,7 +110,7 @@ class Ending:
 
     def _delayed(self, row: Row, due: Any) -> DelayedMessage:
         counts = {"deliveries": row.deliveries, "cancels": row.cancels + 1, "failures": row.failures}
-        return DelayedMessage(destination=self.label, due=due, message_id=row.id, **counts, **carried_by(row))
+        return DelayedMessage(destination=self.label, due=due, message_id=row.id, **counts, **message_values(row))
 
     def matching(self, where: str) -> Iterator[list[int]]:
         """The messages that are there now, that this holder may end, and of which an expression is true; in batches."""

@@ -26,9 +26,8 @@ from .. import notifier
 from ..flow.filters import filter_of
 from ..models import BarrierDelivery, Now, Subscriber
 from ..sql import queue_sql
-from ..sql.carried import carried_by
-from ..sql.claimed import Claimed
-from ..sql.rows import Row, row_from
+from ..sql.claims import Claimed
+from ..sql.message_columns import Row, message_values, row_from
 from ..sql.tables import QueueTable
 
 #: (table, alias) -> no row was below this at the last look. Asked from the beginning before a barrier goes.
@@ -91,7 +90,7 @@ def _deliver(queue: Any, alias: str, row: Row, receivers: Sequence[uuid.UUID]) -
         "deliveries": row.deliveries + 1,
         "cancels": row.cancels,
         "failures": row.failures,
-        **carried_by(row),
+        **message_values(row),
     }
     # Not save(): its signals are the user's.
     BarrierDelivery.objects.using(alias).bulk_create([BarrierDelivery(subscriber=one, **whole) for one in receivers])

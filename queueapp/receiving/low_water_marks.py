@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, MutableSequence, Sequence
 from datetime import timedelta
 from typing import Any
 
-from ..sql.claimed import MAX_SEQ, PRIORITY, RECIPIENT, SEQ, Claimed, Range
+from ..sql.claims import MAX_SEQ, PRIORITY, RECIPIENT, SEQ, Claimed, SeqRange
 
 #: A window takes about this many seconds, without the round trip: it is halved above twice, doubled below half of that.
 WINDOW_TARGET = timedelta(milliseconds=10).total_seconds()
@@ -133,14 +133,14 @@ class LowWaterMarks:
 
     # -- claims -------------------------------------------------------------------------------------------------------
 
-    def ahead(self) -> list[Range]:
+    def ahead(self) -> list[SeqRange]:
         """The ranges of the next claim, in claim order: each level from its mark. Recipients of one priority take turns at being
         the first, so that one with an endless backlog does not starve the others."""
         marks = self._marks
         if not self.leveled:
-            return [Range(marks[0], MAX_SEQ, *self.levels[0])]
+            return [SeqRange(marks[0], MAX_SEQ, *self.levels[0])]
         self._turn += 1
-        ranges = [Range(marks[index], MAX_SEQ, *level) for index, level in enumerate(self.levels)]
+        ranges = [SeqRange(marks[index], MAX_SEQ, *level) for index, level in enumerate(self.levels)]
         first = self._turn % len(ranges)
         ranges = ranges[first:] + ranges[:first]
         ranges.sort(key=lambda r: -r.priority)
@@ -197,7 +197,7 @@ class LowWaterMarks:
 
     # -- rescan -------------------------------------------------------------------------------------------------------
 
-    def behind(self) -> list[Range]:
+    def behind(self) -> list[SeqRange]:
         """The ranges of the present window, cut off at each level's mark; empty if none lies below. It is the near window after
         rows came back, and the rescan's else."""
         if (
@@ -210,7 +210,7 @@ class LowWaterMarks:
             self._near = max(0, max(self._marks) - FIRST_WINDOW)
         start, end = self._bounds
         marks = zip(self.levels, self._marks, strict=False)
-        ranges = [Range(start, min(end, mark) - 1, *level) for level, mark in marks if start < min(end, mark)]
+        ranges = [SeqRange(start, min(end, mark) - 1, *level) for level, mark in marks if start < min(end, mark)]
         if self.leveled:
             ranges.sort(key=lambda r: -r.priority)
         return ranges
@@ -224,7 +224,7 @@ class LowWaterMarks:
         self._near_windows = 0
         return self._window.advance(max(self._marks), self._server_time(seconds), reached)
 
-    def is_present(self, only: Range) -> bool:
+    def is_present(self, only: SeqRange) -> bool:
         """Whether the range is of the present window: of two receivers that read one window, the first continues."""
         start, end = self._bounds
         return start <= only.low < end
@@ -288,7 +288,7 @@ class LowWaterMarks:
         level = row[RECIPIENT], row[PRIORITY]
         return level if level in self._index else ("", row[PRIORITY])
 
-    def count_in(self, ranges: Sequence[Range], rows: Sequence[Claimed]) -> int:
+    def count_in(self, ranges: Sequence[SeqRange], rows: Sequence[Claimed]) -> int:
         """How many of the rows lie in these ranges, each of its own level."""
         count = 0
         for row in rows:

@@ -11,7 +11,7 @@ from ..messages.checkpoints import take_checkpoint, with_checkpoint
 from ..messages.ids import as_uuid
 from ..messages.well_known_headers import WellKnown
 from ..models.delivery.topics import content_type_of
-from ..sql.claimed import BODY, CANCELS, DELIVERIES, HEADERS, ID, SEQ, Claimed
+from ..sql.claims import BODY, CANCELS, DELIVERIES, HEADERS, ID, SEQ, Claimed
 
 
 class Holding(Protocol):

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, MutableSequence, Sequence
 from time import monotonic
 from typing import Any, NamedTuple
 
-from ..sql.claimed import MAX_PLACE, MAX_SEQ, PRIORITY, SEQ, WINDOW_ROWS, Claimed, Range, place_of
+from ..sql.claims import MAX_ORDER_KEY, MAX_SEQ, PRIORITY, SEQ, WINDOW_ROWS, Claimed, SeqRange, order_key
 from .low_water_marks import DUTY_CYCLE, Level, LowWaterMarks, marks_of
 
 #: Seqs of new messages that one query reads, and the number of such queries before one claim.
@@ -49,9 +49,9 @@ class ClaimStart(NamedTuple):
     read_to: int | None
 
     @property
-    def ranges(self) -> list[Range]:
+    def ranges(self) -> list[SeqRange]:
         """The ranges of the claim, in order."""
-        return [*(Range(key, key) for key in self.pending), Range(self.mark, MAX_PLACE)]
+        return [*(SeqRange(key, key) for key in self.pending), SeqRange(self.mark, MAX_ORDER_KEY)]
 
 
 class Priority64Marks(LowWaterMarks):
@@ -95,7 +95,7 @@ class Priority64Marks(LowWaterMarks):
                 return
             last = -1
             for row in rows:
-                key = place_of(row[PRIORITY], row[SEQ])
+                key = order_key(row[PRIORITY], row[SEQ])
                 self._order_keys[row[SEQ]] = key
                 last = max(last, key)
             while len(self._order_keys) > MAX_REMEMBERED:
@@ -192,12 +192,12 @@ class Priority64Marks(LowWaterMarks):
         with self._lock:
             self._add_pending(wanted)
 
-    def ahead(self) -> list[Range]:
+    def ahead(self) -> list[SeqRange]:
         """The ranges of a peek, in order; it takes no pending key."""
         with self._lock:
-            return [*(Range(key, key) for key in self._pending[:MAX_PEEKED]), Range(self.mark, MAX_PLACE)]
+            return [*(SeqRange(key, key) for key in self._pending[:MAX_PEEKED]), SeqRange(self.mark, MAX_ORDER_KEY)]
 
-    def behind(self) -> list[Range]:
+    def behind(self) -> list[SeqRange]:
         """None: ``rescan`` reads by seq, and makes what it finds pending."""
         return []
 

@@ -27,7 +27,7 @@ from ..flow.limited_claims import Subscription, Taking
 from ..models.delivery import Semantics
 from ..sending import fanout, validation
 from ..sql import QueueSql, queue_sql
-from ..sql.claimed import FOREVER_MS, MAX_PLACE, Claimed, Range
+from ..sql.claims import FOREVER_MS, MAX_ORDER_KEY, Claimed, SeqRange
 from ..topics.evaluate_pending import evaluate_held
 from . import barriers
 from .message import Message
@@ -159,7 +159,7 @@ class Receive:
         if self._held.sent:
             sign_on(self.queue, self.alias, self._held.owner)
         self._taking = Taking(self.queue, self.alias, sql) if delivery.counts_leases else None
-        if sql.table.holds:
+        if sql.table.has_unevaluated:
             evaluate_held(self.queue, self.alias)  # there may be no worker that does
         levels = [(self._recipient, priority) for priority in range(delivery.priorities - 1, -1, -1)]
         leveled = bool(sql.table.claim_by)
@@ -170,11 +170,11 @@ class Receive:
         # fills every batch must not starve it. At last, when that does not fill the batch, from the very beginning.
         behind, ahead = marks.behind(), marks.ahead()
         looks = [sorted(behind + ahead, key=lambda r: -r.priority)] if leveled else [behind, ahead]
-        looks.append([Range(0, recipient=r, priority=p) for r, p in levels])
+        looks.append([SeqRange(0, recipient=r, priority=p) for r, p in levels])
         started, returns = monotonic(), marks.returns
         rows: list[Claimed] = []
 
-        def take(ranges: list[Range]) -> None:
+        def take(ranges: list[SeqRange]) -> None:
             while ranges and (limit := self._limit - len(rows)) > 0:
                 got = self._claim_in(sql, connection, ranges, limit)
                 if got:
@@ -198,7 +198,7 @@ class Receive:
             marks.rescanned(monotonic() - started)
         return rows
 
-    def _claim_in(self, sql: QueueSql, connection: Any, ranges: list[Range], limit: int) -> list[Claimed]:
+    def _claim_in(self, sql: QueueSql, connection: Any, ranges: list[SeqRange], limit: int) -> list[Claimed]:
         owner = self._held.owner
         # A token of its own: one that is the owner's says that it was shared out and not taken up.
         token = self._held.lease
@@ -221,7 +221,9 @@ class Receive:
                 marks.rescan(sql, connection)
             taken, got = marks.begin_claim(limit), None
             try:
-                got = self._claim_in(sql, connection, [Range(0, MAX_PLACE)] if beginning else taken.ranges, limit)
+                got = self._claim_in(
+                    sql, connection, [SeqRange(0, MAX_ORDER_KEY)] if beginning else taken.ranges, limit
+                )
             finally:
                 marks.end_claim(taken, got, got is not None and len(got) == limit)
             handed_out = self._held.without_spent(got)

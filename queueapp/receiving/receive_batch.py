@@ -18,9 +18,9 @@ from ..models.delivery import Leasing, Semantics
 from ..models.delivery.expire_actions import FORCED_EXPIRE
 from ..sending import validation
 from ..sql import QueueSql, queue_sql
-from ..sql.bookmarks import FENCED, Holder
-from ..sql.claimed import DELIVERIES, FOREVER_MS, SEQ, Claimed
-from ..sql.rows import Row
+from ..sql.acks import FENCED, LeaseHolder
+from ..sql.claims import DELIVERIES, FOREVER_MS, SEQ, Claimed
+from ..sql.message_columns import Row
 from ..telemetry import tracing
 from .low_water_marks import retreat_marks
 from .message import Message
@@ -114,7 +114,7 @@ class Held:
         """A message that nobody leases, whole. One that is in no table any more was counted by nobody when it was handed out."""
         sql, connection = self.sql
         if self.sent:
-            return sql.ack_by_seq.take(connection, [message.seq], Holder(FENCED, self.lease))
+            return sql.ack_by_seq.take(connection, [message.seq], LeaseHolder(FENCED, self.lease))
         return [sql.table.row_of(message._claimed)._replace(deliveries=message.deliveries)]
 
     @property
@@ -124,9 +124,9 @@ class Held:
         return tracing.statements(self.queue, queue_sql(self.queue, connection)), connection
 
     @property
-    def _holder(self) -> Holder:
+    def _holder(self) -> LeaseHolder:
         leasing = self.queue.delivery.leasing
-        return Holder(leasing.value, self.lease if leasing is Leasing.FENCED else self.owner)
+        return LeaseHolder(leasing.value, self.lease if leasing is Leasing.FENCED else self.owner)
 
     # -- limits of the queue (``poison.limits``) -------------------------------------------------------------------
 

@@ -28,9 +28,9 @@ from ..messages.well_known_headers import WellKnown
 from ..models.delivery.topics import content_type_of
 from ..notifier import CHANNEL
 from ..sending.validation import alias_of, milliseconds
-from ..sql import ErrorKind, backend_of, looking, queue_sql
-from ..sql.rows import Row
-from ..sql.wakeups import Ear, NoWakeUps
+from ..sql import ErrorKind, backend_of, nonblocking, queue_sql
+from ..sql.message_columns import Row
+from ..sql.notifications import ListenerConnection, NotificationsUnavailable
 
 #: Seconds between two looks: at first, doubled up to the peek delay.
 _FIRST_LOOK = 0.02
@@ -181,13 +181,13 @@ def _listening(alias: str) -> Iterator[Callable[[float, str], bool]]:
     """Something to wait with: for so long, or until a wake-up for this label; whether there was one."""
     never = threading.Event()
     silent: Callable[[float, str], bool] = lambda seconds, label: never.wait(seconds)  # noqa: E731
-    ear: Ear | None = None
+    ear: ListenerConnection | None = None
     if settings.NOTIFY:
         ear = backend_of(connections[alias]).notifications.listener(connections[alias].copy(), CHANNEL)
         try:
             ear.connect()
             ear.listen()
-        except (Error, OSError, NoWakeUps):
+        except (Error, OSError, NotificationsUnavailable):
             ear.close()
             ear = None
     try:
@@ -197,11 +197,11 @@ def _listening(alias: str) -> Iterator[Callable[[float, str], bool]]:
             ear.close()
 
 
-def _heard(ear: Ear, seconds: float, label: str) -> bool:
+def _heard(ear: ListenerConnection, seconds: float, label: str) -> bool:
     until = monotonic() + seconds
     while (left := until - monotonic()) > 0:
         try:
-            if label in ear.heard(left):
+            if label in ear.received(left):
                 return True
         except (Error, OSError):
             threading.Event().wait(max(0.0, until - monotonic()))
@@ -210,7 +210,7 @@ def _heard(ear: Ear, seconds: float, label: str) -> bool:
 
 def _take(queue: Any, alias: str, correlation: str) -> Reply | None:
     """Take the answer out of its queue, if it is there. The whole table is looked through: it holds what nobody has taken yet."""
-    rows = looking(queue._base_manager.using(alias))
+    rows = nonblocking(queue._base_manager.using(alias))
     if plain := max(_PLAIN.findall(correlation), key=len, default=""):
         rows = rows.filter(headers__contains=plain)
     connection = connections[alias]

@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import InvalidMessage
 from ..messages import ENCRYPT_FOR
 from ..messages.body_filters import sealing
-from ..sql.outgoing import Outgoing, Run
+from ..sql.message_columns import Outgoing, Run
 
 
 def sealed(queue: Any, message: Outgoing, using: str) -> Outgoing:

@@ -16,7 +16,7 @@ from ..consuming.current_message import handling
 from ..errors import FilteredOut, InvalidMessage
 from ..messages.ids import as_uuid
 from ..models.delivery import OnConflict
-from ..sql.outgoing import RUN_LENGTH, Outgoing, Run, runs_of
+from ..sql.message_columns import RUN_LENGTH, Outgoing, Run, runs_of
 from ..telemetry import tracing
 from . import dedupe, early_acks, fanout
 from .body_encoding import refuse_subject

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..models.deferred_ack import DeferredAck
 from ..sql import backend_of, queue_sql
-from ..sql.outgoing import Run
+from ..sql.message_columns import Run
 from .body_encoding import sealed_runs
 
 TABLE: str = DeferredAck._meta.db_table

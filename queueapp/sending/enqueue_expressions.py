@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 from ..errors import FilteredOut, InvalidMessage, InvalidOption, UndecodableMessage
 from ..models.delivery.topics import EXPRESSIONS, expressions_of, publish_target
-from ..sql.outgoing import Outgoing
+from ..sql.message_columns import Outgoing
 
 if TYPE_CHECKING:
     from ..expressions.enqueue_expressions import Entering

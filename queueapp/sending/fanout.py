@@ -23,8 +23,8 @@ from ..consuming.registry import registered, takers, with_bases
 from ..errors import NotMigrated, UndecodableMessage
 from ..models import Subscription
 from ..sql import ErrorKind, backend_of, queue_sql
-from ..sql.claimed import MAX_SEQ, Range
-from ..sql.outgoing import Outgoing
+from ..sql.claims import MAX_SEQ, SeqRange
+from ..sql.message_columns import Outgoing
 from .isolation import atomic_on
 
 TABLE: str = Subscription._meta.db_table
@@ -132,7 +132,7 @@ def replace_waiting(queue: Any, connection: Any, recipient: str, limit: int) -> 
     for priority in range(queue.delivery.priorities - 1, -1, -1):
         low = _LOWEST
         while done < limit:
-            heads = sql.claims.read_heads(connection, Range(low, MAX_SEQ, priority=priority), _PIECE)
+            heads = sql.claims.read_heads(connection, SeqRange(low, MAX_SEQ, priority=priority), _PIECE)
             parts: dict[tuple[str, ...], list[int]] = {}
             for seq, headers in heads:
                 if recipient in (names := _wanting(known, headers)):

@@ -15,7 +15,7 @@ from .. import messages, notifier
 from ..consuming.current_message import handling
 from ..errors import InvalidMessage
 from ..sql import queue_sql
-from ..sql.selecting import Source
+from ..sql.inserts import Source
 from ..telemetry import tracing
 from . import early_acks
 from .correlation import with_cause

@@ -24,7 +24,7 @@ from ..errors import InvalidMessage, NotMigrated
 from ..models import DelayedMessage
 from ..models.delivery import OnConflict
 from ..sql import ErrorKind, backend_of, queue_sql
-from ..sql.outgoing import OPTIONS, TIMES, Outgoing
+from ..sql.message_columns import OPTIONS, TIMES, Outgoing
 from ..sql.tables import StoreTable
 from ..telemetry import tracing
 from . import dedupe, early_acks, fanout

@@ -13,9 +13,8 @@ from django.db import router
 from .. import messages
 from ..errors import InvalidMessage
 from ..models.delivery import NEVER
-from ..sql.carried import SENT, Carried, Kind
-from ..sql.claimed import FOREVER_MS
-from ..sql.outgoing import Outgoing
+from ..sql.claims import FOREVER_MS
+from ..sql.message_columns import SENT, Kind, MessageColumn, Outgoing
 
 #: Longest duration, and farthest time from now, that is accepted.
 FAR_FUTURE = timedelta(days=100 * 365)
@@ -108,12 +107,12 @@ def _checked(others: Mapping[str, Any]) -> dict[str, Any]:
     return checked
 
 
-_KINDS: dict[Kind, tuple[Callable[[Any, Carried], bool], str]] = {
+_KINDS: dict[Kind, tuple[Callable[[Any, MessageColumn], bool], str]] = {
     Kind.BOOL: (lambda value, _: isinstance(value, bool), "True or False"),
     Kind.INT64: (lambda value, _: isinstance(value, int) and -(2**63) <= value < 2**63, "a whole number of 64 bits"),
     Kind.INT16: (lambda value, _: isinstance(value, int) and -(2**15) <= value < 2**15, "a whole number of 16 bits"),
     Kind.TEXT: (
-        lambda value, one: isinstance(value, str) and len(value) <= one.longest and "\0" not in value,
-        "a string of at most {0.longest} characters",
+        lambda value, one: isinstance(value, str) and len(value) <= one.max_length and "\0" not in value,
+        "a string of at most {0.max_length} characters",
     ),
 }

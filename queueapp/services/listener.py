@@ -16,7 +16,7 @@ from django.db import Error, connections
 
 from ..notifier import CHANNEL
 from ..sql import backend_of
-from ..sql.wakeups import Ear, NoWakeUps
+from ..sql.notifications import ListenerConnection, NotificationsUnavailable
 from .connection_timeouts import ResponseDeadline
 from .database_outage import outage_of
 from .service import Service
@@ -59,7 +59,7 @@ class Listener(Service):
                 with ear:
                     self._listen(ear)
                 return
-            except (Error, OSError, NoNotifications, NoWakeUps) as error:
+            except (Error, OSError, NoNotifications, NotificationsUnavailable) as error:
                 if self.established.is_set():
                     wait = _FIRST_WAIT
                 self.established.clear()
@@ -73,12 +73,12 @@ class Listener(Service):
                         level, "No notifications from %r; its queues are polled: %s", self.alias, why,
                         extra={"database": self.alias},
                     )  # fmt: skip
-                if isinstance(error, NoWakeUps):
+                if isinstance(error, NotificationsUnavailable):
                     wait = _REFUSED_WAIT
                 # Woken: the database answers again.
                 wait = _FIRST_WAIT if self.pause(wait) else min(wait * 2, _LONGEST_WAIT)
 
-    def _listen(self, ear: Ear) -> None:
+    def _listen(self, ear: ListenerConnection) -> None:
         ear.connect()
         with ResponseDeadline(ear.connection):
             ear.listen()
@@ -91,17 +91,17 @@ class Listener(Service):
             self._reported = False
         proved = monotonic()
         while not self.stopping:
-            for payload in ear.heard(ear.slice_seconds):
+            for payload in ear.received(ear.slice_seconds):
                 if payload != _PROOF:
                     self._on_notify(payload)
                 if self.stopping:
                     return
             if monotonic() - proved > LIVENESS:
                 with ResponseDeadline(ear.connection):
-                    ear.answer()
+                    ear.ping()
                 proved = monotonic()
 
-    def _prove(self, ear: Ear) -> None:
+    def _prove(self, ear: ListenerConnection) -> None:
         """Require that a notification arrives. It is sent on another connection, as all others are: a pooler returns a
         notification of its own connection together with the answer to the statement."""
         connection = connections[self.alias]
@@ -112,7 +112,7 @@ class Listener(Service):
             connection.close()
         deadline = monotonic() + 5
         while monotonic() < deadline and not self.stopping:
-            payloads = ear.heard(0.5)
+            payloads = ear.received(0.5)
             for payload in payloads:
                 if payload != _PROOF:
                     self._on_notify(payload)

@@ -13,11 +13,10 @@ from typing import Any
 from .. import overrides
 from ..errors import UnsupportedServer
 from .base import Backend, ErrorKind, QueueSql
-from .expiry import Expiry
-from .looks import looking
-from .session_state import SessionState
+from .orm import nonblocking
+from .sessions import SessionState
 from .spark import LedgerTable, SparkSql
-from .tables import QueueTable
+from .tables import Expiry, QueueTable
 
 
 @lru_cache(maxsize=8)
@@ -86,7 +85,7 @@ __all__ = [
     "QueueTable",
     "SessionState",
     "backend_of",
-    "looking",
+    "nonblocking",
     "queue_sql",
     "spark_sql",
 ]

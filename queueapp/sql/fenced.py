@@ -8,9 +8,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .base import QueueSql
-from .outgoing import Outgoing, Run
-from .rows import Row
-from .selecting import Source
+from .inserts import Source
+from .message_columns import Outgoing, Row, Run
 from .tables import StoreTable
 
 

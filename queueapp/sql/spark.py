@@ -1,6 +1,6 @@
 """The statements of the Spark sink: the interface, and the names of staging tables.
 
-They run in Spark's processes, on connections of their own and without Django: so an implementation gives texts, and
+They run in Spark's processes, on connections of their own and without Django: an implementation returns texts, and
 ``queueapp.contrib.spark`` executes them. Table and column names were taken from ``_meta`` on the driver; values are always
 parameters; the name of a staging table is made here and consists of lower-case letters, digits and underscores.
 """
@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .carried import SENT
+from .message_columns import SENT
 from .tables import QueueTable
 
-#: What a DataFrame or the sink may fill in, in the order of the staging table. All else is left to column defaults.
-STAGED = ("id", "headers", "body", *(one.name for one in SENT))
+#: The columns that a DataFrame or the sink may set, in the order of the staging table. Others keep their column defaults.
+STAGED = ("id", "headers", "body", *(column.name for column in SENT))
 
 _PREFIX = "queueapp_stage_"
 _NAME = re.compile(_PREFIX + r"([0-9a-f]+)_([0-9a-f]{16})_[0-9]+_[0-9]+_[0-9a-f]{8}")
@@ -69,17 +69,17 @@ class SparkSql(abc.ABC):
     clock: str
     #: (name) of every staging table in the schema that ``create_staging`` creates in.
     list_staging: str
-    #: Wakes sleeping workers; parameters channel and payload. None where the database has no such thing.
+    #: Notifies idle workers; parameters channel and payload. None where the database has no notifications.
     notify: str | None
 
     @abc.abstractmethod
     def fence(self, *, exclusive: bool) -> tuple[str, tuple[str, ...]]:
-        """(statement, parameters) with one value: takes the lock of who sends to a queue with barriers (``barriers.lock_sends``), until
-        the transaction ends; at least 0 when it was granted."""
+        """(statement, parameters) that return one value: take the send lock of a queue with barriers (``Barriers.lock_sends``)
+        until the transaction ends; at least 0 when it was granted."""
 
     @abc.abstractmethod
     def probe_queue(self) -> str:
-        """Adds nothing to the queue, and fails when its table, a column or the privilege to insert is not there."""
+        """Inserts nothing, and fails when the table, a column or the INSERT privilege is missing."""
 
     @abc.abstractmethod
     def probe_ledger(self) -> str:

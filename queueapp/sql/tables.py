@@ -1,19 +1,23 @@
-"""What the statements know of a table: its names and its shape, taken from ``_meta``."""
+"""What the statements know of a table: its names and its shape, taken from ``_meta``, and when its messages expire."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.apps import apps
 
+from .. import overrides
 from ..messages.ids import as_uuid
-from .carried import BY_NAME
-from .claimed import ALWAYS, OF_LEVEL, Claimed
-from .copying import NOT_COPIED
-from .expiry import Expiry
-from .rows import REST, Row
+from .claims import ALWAYS, OF_LEVEL, Claimed
+from .message_columns import BY_NAME, REST, Row
+
+#: Attributes that a copy for a consumer does not take over: position, recipient, lease and history of attempts.
+NOT_COPIED = frozenset(
+    {"seq", "recipient", "lease_token", "lease_owner", "lease_expires", "deliveries", "cancels", "failures"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,62 +38,62 @@ class QueueTable:
     fill_recoverable: bool = False
     #: A claim finds priorities 0 to ``levels`` - 1; 0: the table is not claimed by priority, and finds any.
     levels: int = 0
-    #: The partial index on what is leased, where messages are shared out.
+    #: The partial index on leased rows, where messages are shared out.
     lease_index: str | None = None
-    #: The table of ``ClaimRecord``, where what is out is counted by that.
-    claims: str | None = None
-    #: How its messages expire where ``expires`` does not say it all; and whether they do while they are leased.
+    #: The table of ``ClaimRecord``, where messages in flight are counted by it.
+    claim_records: str | None = None
+    #: How messages expire where the column ``expires`` is not the whole answer; and whether leased ones expire, too.
     expiry: Expiry | None = None
     expire_leased: bool = False
-    #: A message that comes in from elsewhere is as young as one that was just sent, or it might be expired as it comes.
+    #: A message moved in from another table starts a new age; with its old one it might be expired on arrival.
     restarts_age: bool = False
-    #: What others insert is held until its expressions are evaluated: ``lease_expires`` is FOREVER by default, and nobody's.
-    holds: bool = False
-    #: It is claimed by a priority of 64 bits: ``claim_index`` is on that, and a ``Range`` is of places.
-    ranked: bool = False
-    #: A message may be a barrier: no claim goes beyond the first one; and one that only an expression finds may be among many.
+    #: Foreign inserts are pending until their expressions are evaluated: ``lease_expires`` is FOREVER by default.
+    has_unevaluated: bool = False
+    #: Claimed by a 64-bit priority: ``claim_index`` is on it, and a ``SeqRange`` holds order keys.
+    priority64: bool = False
+    #: A message may be a barrier: no claim passes the first one; and an expression may find a barrier among any messages.
     barriers: bool = False
     finds_barriers: bool = False
     #: Where released barriers wait for their subscribers: table and column of the subscriber.
     deliveries: tuple[str, str] | None = None
-    #: The attributes that a copy for a consumer takes along: also what only this table has, or only others write.
+    #: The attributes that a copy for a consumer takes over, including columns that only this table has or only others write.
     copied: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, queue: Any, expiry: Expiry | None = None) -> QueueTable:
-        """Describe a ``Queue`` subclass. ``expiry``: what holds now of how its messages expire."""
-        columns = {field.name: field.column for field in queue._meta.local_concrete_fields}
+        """Describe a ``Queue`` subclass. ``expiry``: the present rule by which its messages expire."""
+        fields = {field.name: field for field in queue._meta.local_concrete_fields}
+        columns = {name: field.column for name, field in fields.items()}
         delivery = queue.delivery
         claim_by = tuple(
             name
             for name, used in (("recipient", delivery.recipients), ("priority", delivery.priorities > 1))
             if used and name in columns
         )
-        # A barrier holds those behind it and waits for those before it by their leases, which a foreign table has not.
+        # A barrier blocks later messages and waits for earlier ones by their leases, which a foreign table lacks.
         barriers = delivery.has_barriers and {"is_barrier", "lease_token", "lease_owner", "lease_expires"} <= set(
             columns
         )
-        ranked = bool(delivery.priority and "priority" in columns)
-        ending = "_rank" if ranked else "_claim"
-        index = next((i.name for i in queue._meta.indexes if (claim_by or ranked) and i.name.endswith(ending)), None)
-        fields = {field.name: field for field in queue._meta.local_concrete_fields}
+        priority64 = bool(delivery.priority and "priority" in columns)
+        suffix = "_rank" if priority64 else "_claim"
+        indexes = [index.name for index in queue._meta.indexes]
         recoverable = fields.get("recoverable")
         return cls(
             queue._meta.label,
             queue._meta.db_table,
             columns,
             claim_by,
-            index,
+            next((name for name in indexes if (claim_by or priority64) and name.endswith(suffix)), None),
             naive_expires=getattr(fields.get("expires"), "naive_utc", False),
             fill_recoverable=recoverable is not None and not recoverable.has_db_default(),
             levels=delivery.priorities if "priority" in claim_by else 0,
-            lease_index=next((i.name for i in queue._meta.indexes if i.name.endswith("_leased")), None),
-            claims=_claims() if delivery.counts_leases and not delivery.dispatches else None,
+            lease_index=next((name for name in indexes if name.endswith("_leased")), None),
+            claim_records=_claim_records() if delivery.counts_leases and not delivery.dispatches else None,
             expiry=expiry,
             expire_leased=delivery.expire_leased,
             restarts_age=delivery.expires_by_age,
-            holds=delivery.has_expressions and {"lease_token", "lease_expires"} <= columns.keys(),
-            ranked=ranked,
+            has_unevaluated=delivery.has_expressions and {"lease_token", "lease_expires"} <= columns.keys(),
+            priority64=priority64,
             barriers=barriers,
             deliveries=_deliveries() if barriers else None,
             finds_barriers=barriers and bool(delivery.barrier_expression),
@@ -101,9 +105,9 @@ class QueueTable:
         )
 
     @property
-    def counts(self) -> bool:
-        """Whether what is out is counted: a lapsed lease is not revived then."""
-        return self.lease_index is not None or self.claims is not None
+    def counts_in_flight(self) -> bool:
+        """Whether messages in flight are counted: an expired lease is not revived then."""
+        return self.lease_index is not None or self.claim_records is not None
 
     def has(self, *names: str) -> bool:
         """Whether the table has all of these attributes as columns."""
@@ -111,23 +115,23 @@ class QueueTable:
 
     @property
     def filled(self) -> dict[str, bool | None]:
-        """What each insert of ours says and no message does: the table has no default for it, or one that is for others."""
+        """Values that each of our inserts sets and no message does: the table has no default, or one for foreign writers."""
         filled: dict[str, bool | None] = {"recoverable": True} if self.fill_recoverable else {}
-        return filled | {"lease_expires": None} if self.holds else filled
+        return filled | {"lease_expires": None} if self.has_unevaluated else filled
 
     @property
     def keeps_counts(self) -> bool:
-        """Whether deliveries and failed attempts are on the row; else the attempts are counted in the headers."""
+        """Whether deliveries and failed attempts are on the row; otherwise the attempts are counted in the headers."""
         return self.has("deliveries", "failures")
 
     def moved(self, names: Iterable[str]) -> list[str]:
-        """Of these attributes those that a message brings along when it is moved into this table."""
+        """The attributes among these that a message keeps when it is moved into this table."""
         return [name for name in names if not (name == "enqueued_at" and self.restarts_age)]
 
     @property
     def claimed(self) -> tuple[str, ...]:
         """The attributes that a claim returns, in order."""
-        if self.ranked:
+        if self.priority64:
             return (*ALWAYS, *OF_LEVEL)
         if not self.claim_by:
             return ALWAYS
@@ -135,18 +139,18 @@ class QueueTable:
         return (*ALWAYS, *OF_LEVEL, *copied)
 
     def within_levels(self, row: Row) -> Row:
-        """The row with the priority, of those that a claim finds, that is nearest to its own."""
+        """The row with the nearest priority that a claim finds."""
         if not self.levels or row.priority is None:
             return row
         return row._replace(priority=min(max(row.priority, 0), self.levels - 1))
 
     def row_of(self, claimed: Claimed) -> Row:
-        """What was claimed, by name; all of it if it was claimed whole."""
+        """A claimed message by name; complete if it was claimed with ``whole``."""
         found = dict(zip((*self.claimed, *REST), claimed, strict=False))
         return Row(**found | {"id": as_uuid(found["id"])})
 
 
-def _claims() -> str:
+def _claim_records() -> str:
     return str(apps.get_model("queueapp", "ClaimRecord")._meta.db_table)
 
 
@@ -158,7 +162,7 @@ def _deliveries() -> tuple[str, str]:
 @dataclass(frozen=True, slots=True)
 class StoreTable:
     """The delayed or the poison table as a source of messages: table, key and the columns that hold a message.
-    ``first_index``: the one on destination and due time, in which the first message for each destination is one seek away."""
+    ``first_index``: the one on destination and due time, in which the first message of each destination is one seek."""
 
     db_table: str
     key: str
@@ -169,5 +173,93 @@ class StoreTable:
     @classmethod
     def of(cls, model: Any, order: str) -> StoreTable:
         columns = {field.name: field.column for field in model._meta.local_concrete_fields}
-        first = next((one.name for one in model._meta.indexes if one.fields[:2] == ["destination", "due"]), None)
+        first = next((index.name for index in model._meta.indexes if index.fields[:2] == ["destination", "due"]), None)
         return cls(model._meta.db_table, model._meta.pk.column, columns[order], columns, first)
+
+
+# -- expiry -------------------------------------------------------------------------------------------------------------
+
+DEFAULT, QUEUE, LATEST, EARLIEST = "default", "queue", "latest", "earliest"
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The parts of an expiry condition as a database writes them: the two columns, the clock, and the clock less the queue's
+    duration."""
+
+    own: str
+    arrived: str
+    now: str
+    cut: str
+
+
+@dataclass(frozen=True, slots=True)
+class Expiry:
+    """The rule of a queue that expires messages without a time of their own: ``Delivery.expiration``.
+
+    ``model``: which time counts (``ExpirationModel``). ``after_ms``: the queue's duration; None: never.
+
+    The column ``expires`` holds what the *message* says and nothing else: NULL for no time, a time after ``LAST_END`` for never.
+    The queue's duration is in the statements, so it holds for rows of foreign writers as well and can change while they wait. Times
+    are only ever compared: the duration is subtracted from the clock, never added to a stored time, which may be the last one that
+    the server can represent.
+    """
+
+    model: str
+    after_ms: int | None
+
+    @classmethod
+    def of(cls, queue: Any, after: timedelta | None) -> Expiry | None:
+        """The rule of a queue whose duration is ``after``; None where the column ``expires`` decides alone."""
+        model = queue.delivery.expiration_model.value
+        if after is None and model in (DEFAULT, EARLIEST):
+            return None
+        return cls(model, None if after is None else int(after / timedelta(milliseconds=1)))
+
+    def alive(self, terms: Terms) -> str:
+        """The condition of a message that has not expired; '' if none expires."""
+        if self.after_ms is None:
+            return ""
+        own, aged = f"{terms.own} > {terms.now}", f"{terms.arrived} > {terms.cut}"
+        return {
+            DEFAULT: f"({own} OR ({terms.own} IS NULL AND {aged}))",
+            QUEUE: f"({aged})",
+            LATEST: f"({own} OR {aged})",
+            EARLIEST: f"(({terms.own} IS NULL OR {own}) AND {aged})",
+        }[self.model]
+
+    def over(self, terms: Terms) -> str:
+        """The condition of an expired message; '' if none expires."""
+        return " OR ".join(f"({condition})" for _, condition in self.found_by(terms))
+
+    def found_by(self, terms: Terms) -> list[tuple[str, str]]:
+        """(column of an index, condition) of the expired messages as an index finds them: together all of them."""
+        if self.after_ms is None:
+            return []
+        own, aged = f"{terms.own} IS NOT NULL AND {terms.own} <= {terms.now}", f"{terms.arrived} <= {terms.cut}"
+        return {
+            DEFAULT: [("expires", own), ("enqueued_at", f"{terms.own} IS NULL AND {aged}")],
+            QUEUE: [("enqueued_at", aged)],
+            LATEST: [("enqueued_at", f"({terms.own} IS NULL OR {terms.own} <= {terms.now}) AND {aged}")],
+            EARLIEST: [("expires", own), ("enqueued_at", aged)],
+        }[self.model]
+
+
+def expires_at(queue: Any, alias: str, own: datetime | None, arrived: datetime) -> datetime | None:
+    """When a message expires, computed in Python for display; None for never."""
+    delivery = queue.delivery
+    after = overrides.expiration(queue, alias) if delivery.expires_by_age else None
+    expiry = Expiry.of(queue, after) if delivery.expires_by_age else None
+    if expiry is None:
+        return own
+    if after is None:
+        return None
+    aged = arrived + after
+    match expiry.model:
+        case "queue":
+            return aged
+        case "latest":
+            return max(own or aged, aged)
+        case "earliest":
+            return min(own or aged, aged)
+    return own or aged

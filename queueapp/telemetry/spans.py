@@ -23,7 +23,7 @@ from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
 from .. import messages, signals
 from ..errors import InvalidMessage, UndecodableMessage
 from ..failures.history import one_line
-from ..sql.claimed import HEADERS, Claimed
+from ..sql.claims import HEADERS, Claimed
 from ..version import VERSION
 from . import conventions as words
 from . import tracing

@@ -17,7 +17,7 @@ from django.db.models import F
 from ..models import DeferredAck, DelayedMessage, ForwardedMessage, PoisonMessage, Subscriber
 from ..registry import queues
 from ..sending.validation import alias_of
-from ..sql.claimed import LAST_END
+from ..sql.claims import LAST_END
 
 _OURS = (ForwardedMessage, DeferredAck, DelayedMessage, PoisonMessage, Subscriber)
 

@@ -35,8 +35,8 @@ from ..sending import fanout
 from ..sending.enqueue_expressions import entering_of
 from ..sending.validation import alias_of
 from ..sql import queue_sql
-from ..sql.journal import BEGINNING, Kept, Place, Position
-from ..sql.rows import Row
+from ..sql.journal import BEGINNING, IdColumn, JournalRecord, Position
+from ..sql.message_columns import Row
 
 log = logging.getLogger("queueapp")
 
@@ -244,7 +244,7 @@ class Filler:
         cursor.save(using=self.alias, update_fields=["txid", "seq", "copied", "seen_at"])
         self._written, self._saved_at = (place, cursor.review_txid), monotonic()
 
-    def _not_entered(self, cursor: JournalCursor, found: list[Kept]) -> list[Kept]:
+    def _not_entered(self, cursor: JournalCursor, found: list[JournalRecord]) -> list[JournalRecord]:
         """Those of these entries that are for the queue, and never entered it."""
         if not found:
             return []
@@ -254,7 +254,7 @@ class Filler:
         entries = (entering(self.queue, one) for one in found if one.seq not in passed_over)
         return [one for one in entries if one is not None]
 
-    def _copy(self, entries: list[Kept]) -> int:
+    def _copy(self, entries: list[JournalRecord]) -> int:
         """Insert these into the queue and note it; returns how many."""
         if entries:
             insert(self.queue, connections[self.alias], entries)
@@ -301,7 +301,7 @@ class Filler:
                 return
             place = place._replace(after=found[-1].position)
 
-    def _there(self, entries: list[Kept]) -> set[bytes]:
+    def _there(self, entries: list[JournalRecord]) -> set[bytes]:
         """Ids of those messages that the queue still has, wherever they are kept for it."""
         if not entries:
             return set()
@@ -310,13 +310,13 @@ class Filler:
         columns = {field.name: field.column for field in self.queue._meta.local_concrete_fields}
         delayed, poison = DelayedMessage._meta.db_table, PoisonMessage._meta.db_table
         places = [
-            Place(self.queue._meta.db_table, columns["id"], {}),
-            Place(delayed, "message_id", {"destination": self.label}),
-            Place(poison, "message_id", {"queue": self.label, "status": PoisonMessage.Status.UNRESOLVED.value}),
+            IdColumn(self.queue._meta.db_table, columns["id"], {}),
+            IdColumn(delayed, "message_id", {"destination": self.label}),
+            IdColumn(poison, "message_id", {"queue": self.label, "status": PoisonMessage.Status.UNRESOLVED.value}),
         ]
         return journal_of(connection).waiting(connection, places, ids)
 
-    def _note(self, entries: list[Kept]) -> None:
+    def _note(self, entries: list[JournalRecord]) -> None:
         """Note what is not noted yet, so that filling does not copy it as well."""
         seqs = {one.seq for one in entries}
         seqs -= set(
@@ -336,7 +336,7 @@ class Filler:
         return journal.count(connection, topics, Position(cursor.txid, cursor.seq), self._without(cursor), limit)
 
 
-def insert(queue: Any, connection: Any, entries: Iterable[Kept]) -> int:
+def insert(queue: Any, connection: Any, entries: Iterable[JournalRecord]) -> int:
     """Insert entries into a queue in the caller's transaction, and wake who receives it; returns how many messages."""
     known = fanout.read_subscribers(queue, connection) if queue.delivery.recipients else None
     rows = [row for one in entries for row in rows_of(queue, one, known)]
@@ -345,7 +345,7 @@ def insert(queue: Any, connection: Any, entries: Iterable[Kept]) -> int:
     return count
 
 
-def entering(queue: Any, entry: Kept) -> Kept | None:
+def entering(queue: Any, entry: JournalRecord) -> JournalRecord | None:
     """An entry with what the queue's expressions make of it; None: it is not for the queue. Nor is one that they cannot read,
     which publishing would have refused: it stays where it is, in the journal."""
     if not queue.delivery.has_expressions:
@@ -360,7 +360,7 @@ def entering(queue: Any, entry: Kept) -> Kept | None:
     return entry._replace(priority=priority, is_barrier=entry.is_barrier or bool(found.is_barrier))
 
 
-def rows_of(queue: Any, entry: Kept, known: fanout.Subscribers | None) -> Iterator[Row]:
+def rows_of(queue: Any, entry: JournalRecord, known: fanout.Subscribers | None) -> Iterator[Row]:
     """An entry as the queue would have stored it when it was published: its age and its expiry count from then. ``known``: who
     gets a copy of it, on a queue with ``recipients``."""
     identity = messages.as_uuid(entry.id)

@@ -42,7 +42,7 @@ def evaluate_held(queue: Any, alias: str, limit: int = BATCH) -> Evaluated:
     caller's; workers are woken when it has committed. Raises InvalidOption where the expressions cannot be compiled."""
     connection = connections[alias]
     sql = queue_sql(queue, connection)
-    if not sql.table.holds:
+    if not sql.table.has_unevaluated:
         return Evaluated()
     entering = entering_of(queue)
     label, texts = queue._meta.label, queue.delivery

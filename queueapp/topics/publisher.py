@@ -28,8 +28,8 @@ from ..sending.body_encoding import refuse_subject
 from ..sending.bulk import Encoded, encoded, refuse_one_message, runs_for
 from ..sending.send import prepare, store, store_once, when_due, with_addresses
 from ..sending.validation import alias_of, milliseconds, outgoing
-from ..sql.claimed import FOREVER_MS
-from ..sql.outgoing import Outgoing, Run
+from ..sql.claims import FOREVER_MS
+from ..sql.message_columns import Outgoing, Run
 from ..telemetry import tracing
 from .routing import known_topics, resolve, route
 

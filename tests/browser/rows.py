@@ -26,7 +26,7 @@ from queueapp.models import (
     Subscription,
 )
 from queueapp.operations import control
-from queueapp.sql.outgoing import Outgoing
+from queueapp.sql.message_columns import Outgoing
 from tests.testapp.models import Addressed, Capped, Leased, Transactional, Urgent
 
 HOSTILE = "<script>window.pwned=1</script><img src=x onerror='window.pwned=1'>\u202e"

@@ -15,7 +15,7 @@ from queueapp.failures import verdicts
 from queueapp.failures.history import read_failures
 from queueapp.models import Now
 from queueapp.sql import queue_sql
-from queueapp.sql.claimed import Range
+from queueapp.sql.claims import SeqRange
 from tests.conformance.endpoint import Endpoint, Note, modes
 from tests.in_process_worker import eventually
 
@@ -28,7 +28,7 @@ def hand_out(endpoint: Endpoint) -> None:
     """Lease every message, and end none: the process tree dies, or the give-back does not arrive in time."""
     connection = connections[endpoint.alias]
     token = uuid.uuid4()
-    queue_sql(endpoint.queue, connection).claims.claim_by_lease(connection, [Range()], 100, token, token, 60_000)
+    queue_sql(endpoint.queue, connection).claims.claim_by_lease(connection, [SeqRange()], 100, token, token, 60_000)
     endpoint.rows.update(lease_expires=Now() - timedelta(seconds=1))
 
 

@@ -29,7 +29,7 @@ from queueapp.operations import control
 from queueapp.receiving import low_water_marks
 from queueapp.services.maintenance import purge_expired
 from queueapp.sql import queue_sql
-from queueapp.sql.claimed import MAX_SEQ, SEQ, Range
+from queueapp.sql.claims import MAX_SEQ, SEQ, SeqRange
 from tests.in_process_worker import real_commits
 from tests.kill_session import kill, session_of
 from tests.testapp.models import (
@@ -257,7 +257,7 @@ class LeasedQueue(RuleBasedStateMachine):
         if not hasattr(self, "model"):
             return
         connection = connections["default"]
-        levels = [Range(0, MAX_SEQ, "", priority) for priority in range(self.priorities - 1, -1, -1)]
+        levels = [SeqRange(0, MAX_SEQ, "", priority) for priority in range(self.priorities - 1, -1, -1)]
         seen = queue_sql(self.queue, connection).claims.peek(connection, levels, [], 1000)
         assert seen.ahead == sum(row.available for row in self.model.rows)
 
@@ -396,7 +396,7 @@ class FencedQueue(LeasedQueue):
         if hasattr(self, "model"):
             assert isinstance(self.model, FencedModel)
             connection = connections["default"]
-            seen = queue_sql(self.queue, connection).claims.peek(connection, [Range()], [], 1000)
+            seen = queue_sql(self.queue, connection).claims.peek(connection, [SeqRange()], [], 1000)
             assert seen.ahead == sum(row.available for row in self.model.before_barrier())
 
 
@@ -517,7 +517,7 @@ class SharedOutQueue(RuleBasedStateMachine):
         taking = Taking(self.queue, "default", queue_sql(self.queue, connection))
         if bounded and not (limit := min(limit, self.backlogs[place] - len(self.held[place]))):
             return
-        rows = taking.take(connection, [Range()], limit, token, self.ids[place], 3_600_000, bounded=bounded).rows
+        rows = taking.take(connection, [SeqRange()], limit, token, self.ids[place], 3_600_000, bounded=bounded).rows
         if not self.shared[place]:
             free = sum(backlog - self.out(n) for n, backlog in enumerate(self.backlogs))
             if free and len(self.waiting) >= free:  # more than there is room for: each takes its own

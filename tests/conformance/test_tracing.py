@@ -18,7 +18,7 @@ from queueapp import BatchContext, Context, MessageSet, Poison, RetryLater, Unde
 from queueapp.failures.requeue_poison import requeue
 from queueapp.messages import type_name_of
 from queueapp.sql import queue_sql
-from queueapp.sql.outgoing import Outgoing
+from queueapp.sql.message_columns import Outgoing
 from queueapp.telemetry import tracing
 from tests.conformance.endpoint import Endpoint, Note, modes
 from tests.in_process_worker import eventually

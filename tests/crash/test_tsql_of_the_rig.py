@@ -19,7 +19,7 @@ from django.db import connections
 from sqlglot import exp
 
 from queueapp.sql import queue_sql
-from queueapp.sql.claimed import Range
+from queueapp.sql.claims import SeqRange
 from tests.in_process_worker import eventually
 from tests.queueapp.sql.tsql import Recorder, hints, never_connected, parsed, placeholders
 from tests.testapp.models import Leased, Transactional
@@ -341,11 +341,11 @@ def test_a_worker_that_waits_is_found_in_the_statement_that_is_meant_and_in_no_o
     connection, table = never_connected(recorder), queue._meta.db_table
     sql, token, held = queue_sql(queue, connection), uuid.uuid4(), STANDSTILL["microsoft"]
     verbs: dict[str, Callable[[], object]] = {
-        "look": lambda: sql.claims.peek(connection, [Range(0)], [Range(0, 9)], 100),
+        "look": lambda: sql.claims.peek(connection, [SeqRange(0)], [SeqRange(0, 9)], 100),
         "claim": lambda: (
-            sql.claims.claim_by_lease(connection, [Range(0)], 10, token, token, 5000)
+            sql.claims.claim_by_lease(connection, [SeqRange(0)], 10, token, token, 5000)
             if queue is Leased
-            else sql.claims.claim_by_delete(connection, [Range(0)], 10)
+            else sql.claims.claim_by_delete(connection, [SeqRange(0)], 10)
         ),
         "ack": lambda: sql.acks.ack(connection, [1], token),
         "extend": lambda: sql.acks.extend(connection, [1], token, 5000),

@@ -16,7 +16,7 @@ from queueapp import Context, signals
 from queueapp.expressions import ParsedMessage, compile_expression
 from queueapp.expressions.functions import FUNCTIONS, SPECIAL
 from queueapp.failures.policy import Failure
-from queueapp.sql.rows import Row
+from queueapp.sql.message_columns import Row
 from tests.testapp.models import Leased
 
 from .pages import DOCS, PAGES, blocks

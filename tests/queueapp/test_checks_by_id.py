@@ -19,8 +19,8 @@ from queueapp.errors import UnsupportedServer
 from queueapp.models import PoisonMessage
 from queueapp.operations import schema_check
 from queueapp.sql import backend_of
-from queueapp.sql.definition import Remark
-from queueapp.sql.wakeups import Lack
+from queueapp.sql.notifications import Unavailable
+from queueapp.sql.schema import SettingAdvice
 from tests.databases import known_as
 from tests.in_process_worker import real_commits
 from tests.queueapp.management.processes import manage
@@ -285,7 +285,7 @@ def test_migrate_says_itself_that_a_database_does_not_answer() -> None:
 
 @real_commits
 def test_check_tells_a_setting_that_there_is_advice_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = [Remark("X is on", ""), Remark("Y is off", "Turn it on.")]
+    said = [SettingAdvice("X is on", ""), SettingAdvice("Y is off", "Turn it on.")]
     monkeypatch.setattr(schema_check, "remarks", lambda alias: said)
 
     (found,) = checks.check_tables(databases=["default"])
@@ -315,7 +315,7 @@ def test_wake_ups_that_could_be_had_are_a_warning_with_what_mends_it(
     monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
     assert [one for one in checks.check_tables(databases=["default"]) if one.id == "queueapp.W010"] == []
-    lack = Lack("Service Broker is turned off in this database", "ALTER DATABASE CURRENT SET ENABLE_BROKER")
+    lack = Unavailable("Service Broker is turned off in this database", "ALTER DATABASE CURRENT SET ENABLE_BROKER")
     monkeypatch.setattr(type(backend_of(connection)), "lacking_for_wake_ups", lambda self, connection: lack)
 
     (found,) = [one for one in checks.check_tables(databases=["default"]) if one.id == "queueapp.W010"]

@@ -43,8 +43,8 @@ from queueapp.services.leader_election import Elector
 from queueapp.services.maintenance import purge_expired
 from queueapp.services.orphaned_leases import release_orphaned_leases
 from queueapp.sql import ErrorKind, backend_of, queue_sql
-from queueapp.sql.claimed import SEQ, Range
-from queueapp.sql.rows import Row
+from queueapp.sql.claims import SEQ, SeqRange
+from queueapp.sql.message_columns import Row
 from queueapp.topics import routing
 from queueapp.topics.backfill import Filler
 from tests.queueapp.sql.tsql import parsed
@@ -159,7 +159,7 @@ def test_copies_of_consumers_are_made_shown_and_moved_under_the_documented_grant
 
 def claim_one() -> tuple[int, uuid.UUID]:
     token = uuid.uuid4()
-    rows = queue_sql(Leased, connection).claims.claim_by_lease(connection, [Range()], 1, token, uuid.uuid4(), 60_000)
+    rows = queue_sql(Leased, connection).claims.claim_by_lease(connection, [SeqRange()], 1, token, uuid.uuid4(), 60_000)
     return rows[0][SEQ], token
 
 
@@ -181,11 +181,11 @@ def test_a_worker_receives_ends_fails_dispatches_and_keeps_house() -> None:
     Leased.send({"n": 7}, delay=timedelta(0))
     with acting_as("worker"):
         sql = queue_sql(Leased, connection)
-        assert sql.claims.peek(connection, [Range()], [], 100).ahead == 6
+        assert sql.claims.peek(connection, [SeqRange()], [], 100).ahead == 6
         seq, token = claim_one()
         assert sql.acks.extend(connection, [seq], token, 1000) == [seq]
         assert sql.acks.ack(connection, [seq], token) == 1
-        assert len(sql.claims.claim_by_delete(connection, [Range()], 1)) == 1
+        assert len(sql.claims.claim_by_delete(connection, [SeqRange()], 1)) == 1
         seq, token = claim_one()
         assert sql.acks.release(connection, [seq], token, handled=False) == 1
         for attempt in range(5):
@@ -360,7 +360,7 @@ def test_a_worker_of_celery_takes_ends_keeps_results_and_keeps_house(celery_app:
     sql = queue_sql(BrokerQueue, connection)
     with acting_as("worker", "task_worker"):
         token = uuid.uuid4()
-        ranges = [Range(recipient="celery", priority=level) for level in range(10)]
+        ranges = [SeqRange(recipient="celery", priority=level) for level in range(10)]
         rows = sql.claims.claim_by_lease(connection, ranges, 3, token, uuid.uuid4(), 60_000)
         first, second, third = (row[SEQ] for row in rows)
         assert sql.acks.release(connection, [first], token, handled=True) == 1

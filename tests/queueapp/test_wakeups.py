@@ -18,7 +18,7 @@ from queueapp.failures import poison_archive, requeue_poison
 from queueapp.models import PoisonMessage
 from queueapp.sending.isolation import close_isolated
 from queueapp.sql import backend_of
-from queueapp.sql import wakeups as wake_ups
+from queueapp.sql import notifications as wake_ups
 from tests.in_process_worker import eventually, real_commits
 from tests.listeners import wakeable
 from tests.testapp.models import Leased, Transactional
@@ -45,7 +45,7 @@ class Ear:
         """What was said up to now: the last word is our own."""
         backend_of(connection).notifications.notify(connection, notifier.CHANNEL, "that is all")
         heard: list[str] = []
-        eventually(lambda: "that is all" in (heard.extend(self._ear.heard(1)) or heard))
+        eventually(lambda: "that is all" in (heard.extend(self._ear.received(1)) or heard))
         heard.remove("that is all")
         return heard
 

@@ -16,8 +16,8 @@ from queueapp.operations.privileges import in_words, lacks_of_worker, remedy_of
 from queueapp.operations.statistics import LIMIT, span
 from queueapp.receiving import barriers
 from queueapp.services.connection_timeouts import ResponseDeadline
-from queueapp.sql import QueueSql, backend_of, looking, queue_sql
-from queueapp.sql.claimed import Range
+from queueapp.sql import QueueSql, backend_of, nonblocking, queue_sql
+from queueapp.sql.claims import SeqRange
 
 from ..receiving.handlers import HandlerTable
 
@@ -107,10 +107,10 @@ def _of(queue: Any, alias: str, purges: bool) -> Remaining:
     if here and not later and not elsewhere and not inactive and not released:
         return NOTHING
     # When the first is due, of those in the table; another store knows that of all its messages alone.
-    rows = looking(DelayedMessage.objects.using(alias)).filter(destination=label)
+    rows = nonblocking(DelayedMessage.objects.using(alias)).filter(destination=label)
     first = rows.order_by("due").values_list("due", flat=True).first()
     more = "+" if head.rows > LIMIT else ""
-    held = sql.unevaluated.count(connection, LIMIT) if sql.table.holds else 0
+    held = sql.unevaluated.count(connection, LIMIT) if sql.table.has_unevaluated else 0
     counts = {"waiting": head.waiting, "leased": head.leased, "held": held, "expired": head.expired}
     # What an open transaction has is in none of them.
     counts["being handled"] = max(0, head.rows - sum(counts.values()))
@@ -159,7 +159,7 @@ def _unknown(sql: QueueSql, connection: Any, queue: Any) -> Counter[str] | None:
     level: tuple[Any, ...] | None = sql.figures.next_level(connection, None) if sql.table.claim_by else ()
     while level is not None:
         place = dict(zip(sql.table.claim_by, level, strict=True))
-        whole = Range(recipient=place.get("recipient", ""), priority=place.get("priority", 0))
+        whole = SeqRange(recipient=place.get("recipient", ""), priority=place.get("priority", 0))
         waiting = sql.figures.head(connection, LIMIT, level).waiting
         if whole.recipient not in handlers.recipients:
             found[f"recipient {whole.recipient!r}"] += waiting
@@ -171,7 +171,9 @@ def _unknown(sql: QueueSql, connection: Any, queue: Any) -> Counter[str] | None:
     return +found
 
 
-def _none_is_known(sql: QueueSql, connection: Any, handlers: HandlerTable, whole: Range, found: Counter[str]) -> bool:
+def _none_is_known(
+    sql: QueueSql, connection: Any, handlers: HandlerTable, whole: SeqRange, found: Counter[str]
+) -> bool:
     """Whether there is a consumer here for none of these; counts them."""
     while True:
         heads = sql.claims.read_heads(connection, whole, PIECE)

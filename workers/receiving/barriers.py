@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from queueapp.receiving import barriers
-from queueapp.sql.rows import Row
+from queueapp.sql.message_columns import Row
 
 
 class BarrierGate:

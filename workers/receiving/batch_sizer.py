@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from queueapp.sql.claimed import BODY, Claimed
+from queueapp.sql.claims import BODY, Claimed
 
 
 class BatchSizer:

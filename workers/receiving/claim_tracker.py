@@ -22,7 +22,7 @@ from time import monotonic
 import msgspec
 
 from queueapp.receiving.low_water_marks import DUTY_CYCLE, Level, LowWaterMarks
-from queueapp.sql.claimed import MAX_SEQ, SEQ, Claimed, Peek, Range
+from queueapp.sql.claims import MAX_SEQ, SEQ, Claimed, PeekResult, SeqRange
 
 from .skip_ranges import SkipRanges
 
@@ -38,11 +38,11 @@ BRIEF, LEAST_REST = 0.001, 0.1
 class ActiveClaim(msgspec.Struct, eq=False):
     """One claim, from before its statement until its rows are known."""
 
-    ranges: Sequence[Range]
+    ranges: Sequence[SeqRange]
     limit: int
     low: int = 0
     #: Where it looks behind the floors; empty: it does not look there.
-    behind: Sequence[Range] = ()
+    behind: Sequence[SeqRange] = ()
     #: How often messages had come back when it began.
     returns: int = 0
     started: float = msgspec.field(default_factory=monotonic)
@@ -98,7 +98,7 @@ class ClaimTracker:
         self._lock = threading.Lock()
         self.turn = threading.Lock()
         self._open: list[ActiveClaim] = []
-        self._behind: list[Range] = []
+        self._behind: list[SeqRange] = []
         #: A claim that another one had given way to left something to be found, or may have: not for long, see ``QueuePump``.
         self.left = False
         #: When the next part of the rescan is due.
@@ -110,7 +110,7 @@ class ClaimTracker:
 
     # -- looking --------------------------------------------------------------------------------------------------
 
-    def look(self) -> tuple[list[Range], list[Range]]:
+    def look(self) -> tuple[list[SeqRange], list[SeqRange]]:
         """(ahead, behind): where the next look goes."""
         with self._lock:
             due = self.floors.near_is_due or monotonic() >= self._rescan_at
@@ -124,7 +124,7 @@ class ClaimTracker:
         """When the rescan goes on that has begun, by the monotonic clock; None: all that lies behind the floors was looked at."""
         return self._rescan_at if self.floors.rescanning else None
 
-    def seen(self, peek: Peek, behind: Sequence[Range], seconds: float, came_down: int | None = None) -> None:
+    def seen(self, peek: PeekResult, behind: Sequence[SeqRange], seconds: float, came_down: int | None = None) -> None:
         """A look saw this, behind the floors in these ranges; ``came_down``: how often they had come down before it (None: as often
         as now)."""
         with self._lock:
@@ -169,7 +169,7 @@ class ClaimTracker:
                 low = floors.lowest
                 if self._open:
                     low = self._above_those_under_way(low)
-                ahead = [Range(low, MAX_SEQ, *floors.levels[0])]
+                ahead = [SeqRange(low, MAX_SEQ, *floors.levels[0])]
             ranges = self._known([*behind, *ahead] if behind else ahead)
             if behind and floors.leveled:
                 # Stable: behind before ahead within a priority, and recipients in their turns.
@@ -260,7 +260,7 @@ class ClaimTracker:
 
     # -- what is not for this process -----------------------------------------------------------------------------
 
-    def leave_alone(self, mine: ActiveClaim, rows: Sequence[Claimed], seqs: Set[int]) -> Range | None:
+    def leave_alone(self, mine: ActiveClaim, rows: Sequence[Claimed], seqs: Set[int]) -> SeqRange | None:
         """Of the rows of a claim, in claim order, these are not for this process. Returns where to look on, if it ended with
         one of them."""
         with self._lock:
@@ -277,29 +277,29 @@ class ClaimTracker:
             if not run or level is None:
                 return None
             self._add(level, run[0], run[-1])
-            return Range(run[-1] + 1, MAX_SEQ, *level)
+            return SeqRange(run[-1] + 1, MAX_SEQ, *level)
 
-    def rest_of(self, stretch: Range) -> Range:
+    def rest_of(self, stretch: SeqRange) -> SeqRange:
         """What of it is left, after what somebody else has walked over meanwhile."""
         with self._lock:
             unknown = self._unknown.get((stretch.recipient, stretch.priority))
             return stretch._replace(low=unknown.after(stretch.low)) if unknown else stretch
 
-    def extend_unknown(self, stretch: Range, high: int) -> None:
+    def extend_unknown(self, stretch: SeqRange, high: int) -> None:
         """What follows, to ``high``, is not for this process either."""
         with self._lock:
             self._add((stretch.recipient, stretch.priority), stretch.low, high)
 
-    def to_reread(self) -> Range | None:
+    def to_reread(self) -> SeqRange | None:
         """A stretch that is to be read again, for what came back there; None: there is none."""
         with self._lock:
             for level, unknown in self._unknown.items():
                 found = unknown.to_reread()
                 if found is not None:
-                    return Range(*found, *level)
+                    return SeqRange(*found, *level)
         return None
 
-    def reread(self, stretch: Range, reached: int) -> None:
+    def reread(self, stretch: SeqRange, reached: int) -> None:
         """It was read up to here; another level's comes next."""
         with self._lock:
             level = (stretch.recipient, stretch.priority)
@@ -315,7 +315,7 @@ class ClaimTracker:
         unknown.add(low, high)
         self.floors.skip(level, unknown.after)
 
-    def _known(self, ranges: list[Range]) -> list[Range]:
+    def _known(self, ranges: list[SeqRange]) -> list[SeqRange]:
         """What of these, which the caller has no other use for, may hold something for this process."""
         if self._unknown:
             found = []
@@ -330,7 +330,7 @@ class ClaimTracker:
         return ranges
 
 
-def _without(only: Range, seq: int) -> list[Range]:
+def _without(only: SeqRange, seq: int) -> list[SeqRange]:
     if not only.low <= seq <= only.high:
         return [only]
     parts = [only._replace(high=seq - 1), only._replace(low=seq + 1)]

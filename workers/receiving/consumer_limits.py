@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from queueapp.consuming.registration import Registration
-from queueapp.sql.claimed import MAX_SEQ, RECIPIENT, SEQ, Claimed, Range
+from queueapp.sql.claims import MAX_SEQ, RECIPIENT, SEQ, Claimed, SeqRange
 
 from .claim_tracker import ActiveClaim
 
@@ -75,7 +75,7 @@ class ConsumerLimiter:
                 mine.ranges = left
             yield mine
 
-    def visible(self, ahead: Sequence[Range], behind: Sequence[Range]) -> tuple[list[Range], list[Range]]:
+    def visible(self, ahead: Sequence[SeqRange], behind: Sequence[SeqRange]) -> tuple[list[SeqRange], list[SeqRange]]:
         """Where a look goes: not where the messages of consumers lie of which no place is free."""
         with self._lock:
             full = [name for name, taken in self._taken.items() if taken >= self._most[name]]
@@ -84,7 +84,7 @@ class ConsumerLimiter:
             return list(ahead), list(behind)
         return self._without(ahead, full), self._without(behind, full)
 
-    def _without(self, ranges: Sequence[Range], full: Collection[str]) -> list[Range]:
+    def _without(self, ranges: Sequence[SeqRange], full: Collection[str]) -> list[SeqRange]:
         names = {recipient for name in full for recipient in self._recipients[name]}
         left = [one for one in ranges if one.recipient not in names]
         if any(one.high != MAX_SEQ for one in ranges if one.recipient in names):

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from django.db import Error, connections, transaction
 
 from queueapp.services.connection_timeouts import ResponseDeadline
-from queueapp.sql.claimed import HEADERS, MAX_SEQ, PRIORITY, RECIPIENT, SEQ, Claimed, Range
+from queueapp.sql.claims import HEADERS, MAX_SEQ, PRIORITY, RECIPIENT, SEQ, Claimed, SeqRange
 
 from .queue_state import QueueState
 
@@ -68,7 +68,7 @@ def replace_from(state: QueueState, row: Claimed) -> None:
     """The same from a message on that was claimed alone: what follows came from the same producer as a rule."""
     connection = connections[state.alias]
     with ResponseDeadline(connection):
-        stretch = Range(row[SEQ], MAX_SEQ, priority=row[PRIORITY])
+        stretch = SeqRange(row[SEQ], MAX_SEQ, priority=row[PRIORITY])
         parts = _sorted(state, state.sql.claims.read_heads(connection, stretch, MOST))
         if parts:
             _replace(state, parts, None)

@@ -26,7 +26,7 @@ from queueapp.consuming.registry import registered, takers
 from queueapp.errors import MessageCancelled, UndecodableMessage
 from queueapp.models.delivery.topics import content_type_of
 from queueapp.sending import fanout
-from queueapp.sql.claimed import HEADERS, RECIPIENT, Claimed
+from queueapp.sql.claims import HEADERS, RECIPIENT, Claimed
 from queueapp.telemetry import tracing
 
 from .consumer_limits import limiter_of

@@ -35,7 +35,7 @@ from queueapp.receiving.priority64_marks import marks_for
 from queueapp.sending.isolation import close_isolated
 from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.sql import queue_sql
-from queueapp.sql.claimed import Peek
+from queueapp.sql.claims import PeekResult
 
 from .claim_tracker import PATIENCE
 from .handlers import HandlerTable
@@ -301,7 +301,7 @@ class QueuePump(Receives):
     def _batch_size(self) -> int:
         return max((task.size.n for task in self.pool.receivers), default=1)
 
-    def _peek(self) -> Peek | None:
+    def _peek(self) -> PeekResult | None:
         """Peek ahead of the floors and into the rescan window; None when the database failed."""
         state = self.state
         connection = connections[self.alias]

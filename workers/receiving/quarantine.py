@@ -29,7 +29,7 @@ from time import monotonic
 from typing import Protocol
 
 from queueapp.failures import limits
-from queueapp.sql.claimed import DELIVERIES, Claimed
+from queueapp.sql.claims import DELIVERIES, Claimed
 
 #: Messages of a batch while some of them were lost once.
 SMALL_BATCH = 25

@@ -30,7 +30,7 @@ from queueapp.receiving.low_water_marks import LowWaterMarks
 from queueapp.receiving.priority64_marks import Priority64Marks
 from queueapp.sending.isolation import close_isolated
 from queueapp.sql import ErrorKind, QueueSql, backend_of, queue_sql
-from queueapp.sql.claimed import FOREVER_MS, MAX_SEQ, SEQ, Claimed, Range
+from queueapp.sql.claims import FOREVER_MS, MAX_SEQ, SEQ, Claimed, SeqRange
 from queueapp.telemetry import tracing
 
 from .barriers import BarrierGate
@@ -151,7 +151,7 @@ class QueueState:
             claim = self.limiter.turn(claim)
         return claim if self.barriers is None else self.barriers.turn(claim)
 
-    def look(self) -> tuple[list[Range], list[Range]]:
+    def look(self) -> tuple[list[SeqRange], list[SeqRange]]:
         """(ahead, behind): where the next look goes."""
         ahead, behind = self.claims.look()
         if self.limiter is None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence, Set
 from typing import Any
 
 from queueapp.receiving.priority64_marks import ClaimStart, Priority64Marks
-from queueapp.sql.claimed import MAX_PLACE, PRIORITY, SEQ, Claimed, Peek, Range, place_of
+from queueapp.sql.claims import MAX_ORDER_KEY, PRIORITY, SEQ, Claimed, PeekResult, SeqRange, order_key
 
 from .claim_tracker import PATIENCE, ActiveClaim, ClaimTracker
 
@@ -48,12 +48,12 @@ class Priority64ClaimTracker(ClaimTracker):
             unknown = self._unknown.get(_LEVEL)
             return unknown is not None and unknown.after(place) != place
 
-    def _known(self, ranges: list[Range]) -> list[Range]:
+    def _known(self, ranges: list[SeqRange]) -> list[SeqRange]:
         """What has a place of its own has arrived or come back: it is wanted wherever that lies."""
         *places, rest = ranges
         return [*(one for one in places if one.low not in self._held), *super()._known([rest])]
 
-    def look(self) -> tuple[list[Range], list[Range]]:
+    def look(self) -> tuple[list[SeqRange], list[SeqRange]]:
         with self._lock:
             return self._known(self.floors.ahead()), []
 
@@ -61,7 +61,7 @@ class Priority64ClaimTracker(ClaimTracker):
     def goes_on_at(self) -> float | None:
         return self.floors.rescan_at if self.floors.rescanning else None
 
-    def seen(self, peek: Peek, behind: Sequence[Range], seconds: float, came_down: int | None = None) -> None:
+    def seen(self, peek: PeekResult, behind: Sequence[SeqRange], seconds: float, came_down: int | None = None) -> None:
         """What there is has been looked at by seq."""
 
     # -- claiming -------------------------------------------------------------------------------------------------
@@ -108,11 +108,11 @@ class Priority64ClaimTracker(ClaimTracker):
 
     # -- what is not for this process -----------------------------------------------------------------------------
 
-    def leave_alone(self, mine: ActiveClaim, rows: Sequence[Claimed], seqs: Set[int]) -> Range | None:
+    def leave_alone(self, mine: ActiveClaim, rows: Sequence[Claimed], seqs: Set[int]) -> SeqRange | None:
         with self._lock:
             run: list[int] = []
             for row in rows:
-                place = place_of(row[PRIORITY], row[SEQ])
+                place = order_key(row[PRIORITY], row[SEQ])
                 if row[SEQ] in seqs:
                     run.append(place)
                 elif run:
@@ -121,4 +121,4 @@ class Priority64ClaimTracker(ClaimTracker):
             if not run:
                 return None
             self._add(_LEVEL, run[0], run[-1])
-            return Range(run[-1] + 1, MAX_PLACE)
+            return SeqRange(run[-1] + 1, MAX_ORDER_KEY)

@@ -12,7 +12,7 @@ from time import monotonic
 from django.db import Error, connections
 
 from queueapp.conf import settings
-from queueapp.sql.claimed import Peek
+from queueapp.sql.claims import PeekResult
 
 from .prefetch_limit import InFlightLimit
 from .queue_state import QueueState
@@ -58,7 +58,7 @@ class Receives:
         #: A task had all of its share.
         self._used_up = False
 
-    def _peek(self) -> Peek | None:
+    def _peek(self) -> PeekResult | None:
         """See ``QueuePump``."""
         raise NotImplementedError
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 
-from queueapp.sql.claimed import Range
+from queueapp.sql.claims import SeqRange
 
 #: More stretches of a level than this are joined where they are nearest to each other: a claim names each of them.
 MOST = 64
@@ -60,7 +60,7 @@ class SkipRanges:
             return self._highs[place] + 1
         return low
 
-    def outside(self, whole: Range) -> list[Range]:
+    def outside(self, whole: SeqRange) -> list[SeqRange]:
         """What of a range is in no stretch, ascending."""
         found, low = [], whole.low
         for place in range(bisect_left(self._highs, whole.low), len(self._lows)):

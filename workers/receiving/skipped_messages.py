@@ -15,7 +15,7 @@ from queueapp.flow.filters import SubscriberFilter
 from queueapp.receiving.low_water_marks import DUTY_CYCLE
 from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.sql import QueueSql
-from queueapp.sql.claimed import HEADERS, SEQ, Claimed, Range
+from queueapp.sql.claims import HEADERS, SEQ, Claimed, SeqRange
 
 from .claim_tracker import ActiveClaim, ClaimTracker
 from .handlers import HandlerTable
@@ -100,7 +100,7 @@ class SkippedMessages:
             self._claiming.reread(stretch, heads[-1][0] if len(heads) == longest else stretch.high)
         self._reread_at = monotonic() + DUTY_CYCLE * (monotonic() - started)
 
-    def _walk(self, stretch: Range) -> None:
+    def _walk(self, stretch: SeqRange) -> None:
         """Look on from the last unknown message until one that is known here, or the end."""
         connection = connections[self._alias]
         most, longest = FIRST_WALK, WALK if self._filter is None else FILTERED_WALK
@@ -115,13 +115,13 @@ class SkippedMessages:
             most = min(most * 4, longest)
             stretch = stretch._replace(low=heads[-1][0] + 1)
 
-    def _heads(self, connection: Any, stretch: Range, most: int) -> Sequence[tuple[Any, ...]]:
+    def _heads(self, connection: Any, stretch: SeqRange, most: int) -> Sequence[tuple[Any, ...]]:
         """(seq, headers) of what lies there, and the bodies where a filter asks for them."""
         if self._filter is None:
             return self._sql().claims.read_heads(connection, stretch, most)
         return self._sql().claims.read_heads_and_bodies(connection, stretch, min(most, FILTERED_WALK))
 
-    def _is_strange(self, head: tuple[Any, ...], stretch: Range) -> bool:
+    def _is_strange(self, head: tuple[Any, ...], stretch: SeqRange) -> bool:
         """Whether it is not for this process. What is to be copied for several is, whatever its filter says."""
         handlers = self._handlers
         if not stretch.recipient and handlers.copies and handlers.wanted_by(head[1]):
@@ -130,7 +130,7 @@ class SkippedMessages:
             return True
         return self._filter is not None and not self._filter.passes(head[1], head[2])
 
-    def _is_unknown(self, head: tuple[Any, ...], stretch: Range) -> bool:
+    def _is_unknown(self, head: tuple[Any, ...], stretch: SeqRange) -> bool:
         if not self._is_strange(head, stretch):
             return False
         if not stretch.recipient and not self._handlers.knows(head[1]):

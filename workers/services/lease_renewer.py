@@ -19,7 +19,7 @@ from queueapp.circuit_breaker import CircuitBreaker
 from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.services.service import Service
 from queueapp.sql import ErrorKind, backend_of
-from queueapp.sql.claimed import FOREVER_MS
+from queueapp.sql.claims import FOREVER_MS
 
 from ..receiving.pump import QueuePump
 from ..receiving.receivers import AtLeastOnceReceiver, LeasedBatch

@@ -22,8 +22,8 @@ from ...models import Now
 from ...models.queue import holds
 from ...operations.control import held, unleased
 from ...operations.expiration import in_time
-from ...sql.claimed import FOREVER
-from ...sql.expiry import expires_at
+from ...sql.claims import FOREVER
+from ...sql.tables import expires_at
 from .display import Tone
 
 

@@ -22,8 +22,8 @@ from ...messages.escaping import in_one_line
 from ...sending import send
 from ...sending.isolation import atomic_on, isolated_connection
 from ...sql import ErrorKind, backend_of, queue_sql
-from ...sql.bound import BrokerTables
-from ...sql.claimed import Claimed
+from ...sql.claims import Claimed
+from ...sql.inserts import BrokerTables
 from . import poison, topology
 from .in_flight import LeasedMessage
 from .models import Binding, BrokerQueue, DeclaredQueue

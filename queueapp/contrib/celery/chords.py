@@ -31,7 +31,7 @@ from celery.utils.functional import _regen, arity_greater
 from django.db import Error, connections, transaction
 
 from ...sql import backend_of
-from ...sql.celery import Part
+from ...sql.results import ChordPart
 from . import retrying
 
 log = logging.getLogger("queueapp")
@@ -189,7 +189,7 @@ class Chords:
 
         connection = connections[self.alias]
         value = self.encode(self.encode_result(result, state))  # type: ignore[attr-defined]
-        part = Part(request.group, request.id, result_rows.place_of(request.group_index), state, value)
+        part = ChordPart(request.group, request.id, result_rows.place_of(request.group_index), state, value)
         counted = backend_of(connection).celery_results.count_part(
             connection, CeleryGroup._meta.db_table, CeleryChordPart._meta.db_table, part, in_ms(self.chord_expires)
         )

@@ -10,8 +10,7 @@ from ...failures.history import attempts_of
 from ...failures.poison_store import bury as bury_row
 from ...messages.escaping import in_one_line
 from ...sql import queue_sql
-from ...sql.carried import CARRIED
-from ...sql.rows import Row
+from ...sql.message_columns import MESSAGE_COLUMNS, Row
 from .in_flight import WAIT_MS, LeasedMessage
 from .models import BrokerQueue
 from .qos import Delivered
@@ -44,7 +43,7 @@ def bury_acked(alias: str, message: Delivered) -> None:
         },
         message.queue,
     )
-    carried = {one.name: getattr(sent, one.outgoing) if one.sent else None for one in CARRIED}
+    carried = {one.name: getattr(sent, one.outgoing) if one.sent else None for one in MESSAGE_COLUMNS}
     row = Row(0, sent.id, sent.headers, sent.body, 1, 0, None, **carried | {"expires": None})
     told = {"attempts": 1, **message.failure}
     bury_row(alias, BrokerQueue._meta.label, row, in_one_line(message.reason, 500), consumer=message.queue, **told)

@@ -11,7 +11,7 @@ from time import monotonic
 from ...conf import settings
 from ...receiving.low_water_marks import LowWaterMarks
 from ...sql import queue_sql
-from ...sql.claimed import SEQ, Claimed
+from ...sql.claims import SEQ, Claimed
 from .in_flight import LeasedMessage, Leases
 from .models import BrokerQueue
 from .options import TransportOptions

@@ -18,7 +18,7 @@ from django.db import Error, connections
 
 from ...conf import settings
 from ...sql import backend_of
-from ...sql.wakeups import Ear
+from ...sql.notifications import ListenerConnection
 
 log = logging.getLogger("queueapp")
 
@@ -84,7 +84,7 @@ class ResultListener:
                 self._thread = None
                 self._failed_at = monotonic() if failed else 0.0
 
-    def _listen(self, ear: Ear) -> bool:
+    def _listen(self, ear: ListenerConnection) -> bool:
         """Listen until nobody has waited for a while; whether what is told arrives."""
         ear.connect()
         ear.listen()
@@ -95,11 +95,11 @@ class ResultListener:
         self.established.set()
         self._wake_all()  # what has ended since they looked was not told to anybody
         while not self._is_idle():
-            for payload in ear.heard(_SLICE):
+            for payload in ear.received(_SLICE):
                 self._wake(payload)
         return True
 
-    def _is_proved(self, ear: Ear) -> bool:
+    def _is_proved(self, ear: ListenerConnection) -> bool:
         # On another connection, as everything else will be told.
         teller = connections[self.alias].copy()
         try:
@@ -108,7 +108,7 @@ class ResultListener:
             teller.close()
         deadline = monotonic() + 5
         while monotonic() < deadline:
-            if _PROOF in ear.heard(0.5):
+            if _PROOF in ear.received(0.5):
                 return True
         return False
 

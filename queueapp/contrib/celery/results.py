@@ -21,7 +21,7 @@ from django.db import DatabaseError, connections, router
 
 from ...failures.history import clean
 from ...sql import backend_of
-from ...sql.celery import Stored
+from ...sql.results import TaskState
 from . import retrying
 from .chords import Chords, in_ms, is_id
 from .result_waiter import poll_times
@@ -100,12 +100,12 @@ class ResultBackend(Chords, BaseBackend):
         retrying.with_retries(alias, store)
         return result
 
-    def _stored(self, task_id: str, result: Any, state: str, traceback: Any, request: Any) -> Stored:
+    def _stored(self, task_id: str, result: Any, state: str, traceback: Any, request: Any) -> TaskState:
         _refuse_long(task_id)
         meta = self._get_result_meta(None, state, traceback, request, format_date=False)
         extra = {key: value for key, value in meta.items() if key not in _COLUMNS}
         expires = self.failure_expires if state in states.EXCEPTION_STATES else self.expires
-        return Stored(
+        return TaskState(
             task_id=task_id,
             status=clean(state, 50),
             done=state in states.READY_STATES,

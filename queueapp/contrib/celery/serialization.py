@@ -13,8 +13,8 @@ from kombu.utils.json import dumps, loads
 
 from ...errors import InvalidMessage, UndecodableMessage
 from ...messages import CONTENT_TYPE, TYPE, decode_headers, encode_headers, new_id
-from ...sql.claimed import BODY, CANCELS, DELIVERIES, HEADERS, SEQ, Claimed
-from ...sql.outgoing import Outgoing
+from ...sql.claims import BODY, CANCELS, DELIVERIES, HEADERS, SEQ, Claimed
+from ...sql.message_columns import Outgoing
 from .models import MAX_NAME_LENGTH
 
 #: The header that holds what kombu keeps about a message, as JSON.

@@ -205,9 +205,9 @@ def ready(alias: str, name: str) -> Any:
 
 def size(alias: str, name: str, most: int) -> int:
     """How many messages wait in a queue, counting no further than ``most``."""
-    from ...sql import looking
+    from ...sql import nonblocking
 
-    return int(looking(ready(alias, name))[:most].count())
+    return int(nonblocking(ready(alias, name))[:most].count())
 
 
 def purge(alias: str, name: str) -> int:

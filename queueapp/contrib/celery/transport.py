@@ -27,7 +27,7 @@ if not apps.ready and not apps.loading:
 from ... import notifier
 from ...errors import NotMigrated
 from ...sql import ErrorKind, backend_of
-from ...sql.claimed import CANCELS, DELIVERIES, RECIPIENT, Claimed
+from ...sql.claims import CANCELS, DELIVERIES, RECIPIENT, Claimed
 from ...version import VERSION
 from . import topology
 from .channel import Channel

@@ -28,7 +28,7 @@ from pyspark.sql.types import (
 
 from ... import messages
 from ...errors import InvalidOption
-from ...sql.carried import SENT, Kind
+from ...sql.message_columns import SENT, Kind
 from ...sql.spark import STAGED
 from .errors import InvalidDataFrame, listed
 from .targets import QueueTarget
@@ -124,7 +124,7 @@ def make_plan(target: QueueTarget, schema: StructType, message_type: str | None)
         priorities=target.priorities,
         foreign=target.foreign,
         entering=target.entering,
-        ranked=target.table.ranked,
+        ranked=target.table.priority64,
     )
 
 

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from ... import messages
 from ...errors import InvalidMessage, UndecodableMessage
-from ...sql.carried import BY_NAME, SENT, Kind, kind_of
+from ...sql.message_columns import BY_NAME, SENT, Kind, kind_of
 from ...sql.spark import STAGED
 from .columns import Plan, load_message_type, message_fields
 from .errors import InvalidDataFrame, SparkSinkError
@@ -47,7 +47,7 @@ ARROW_TYPES: dict[str, pa.DataType] = {
 _DEFAULTS: dict[str, Any] = {"headers": "{}"} | {one.name: one.default for one in SENT if one.default is not None}
 #: Columns for foreign readers of the table, and the headers by which handlers are told the same.
 _TOLD = {one.name: one.header for one in SENT if one.header}
-_LONGEST = {one.name: one.longest for one in SENT if one.longest}
+_LONGEST = {one.name: one.max_length for one in SENT if one.max_length}
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NAIVE_EPOCH = _EPOCH.replace(tzinfo=None)
@@ -79,7 +79,7 @@ class RowEncoder:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._ids = IdSource()
-        self._kinds = ARROW_TYPES | {"priority": _KINDS[kind_of(BY_NAME["priority"], ranked=plan.ranked)]}
+        self._kinds = ARROW_TYPES | {"priority": _KINDS[kind_of(BY_NAME["priority"], priority64=plan.ranked)]}
         self.schema = pa.schema([(name, self._kinds[name]) for name in plan.staged])
         if plan.message_type is not None:
             self._class = load_message_type(plan.message_type)

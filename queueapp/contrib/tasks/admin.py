@@ -21,7 +21,7 @@ from ...admin.formatting import display, untrusted
 from ...admin.large_tables.lists import BoundedFilter
 from ...admin.read_only import ResultsAdmin
 from ...models import Now, UtcField
-from ...sql import looking
+from ...sql import nonblocking
 from . import result_reader
 from .consumers import backends, queue_of
 from .models import Result
@@ -83,7 +83,7 @@ class ResultAdmin(ResultsAdmin):
         return [first, *sorted({router.db_for_write(queue) for queue in _queues()} - {first})]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        rows = looking(super().get_queryset(request))
+        rows = nonblocking(super().get_queryset(request))
         return rows.defer(*_LARGE).annotate(db_now=Now(output_field=UtcField()))
 
     def prepare_rows(self, rows: list[Any]) -> None:

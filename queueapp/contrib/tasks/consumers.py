@@ -27,7 +27,7 @@ from ...errors import InvalidOption, QueueNotFound, UndecodableMessage
 from ...failures.policy import accepted, default_policy
 from ...failures.verdicts import RetryLater, RetryNow, Verdict
 from ...models import Semantics
-from ...sql.claimed import HEADERS
+from ...sql.claims import HEADERS
 from . import result_store
 from .backend import QueueBackend
 from .compat import (

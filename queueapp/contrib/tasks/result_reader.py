@@ -19,7 +19,7 @@ from django.utils import timezone
 from ...delayed import is_built_in, store_of
 from ...errors import UndecodableMessage
 from ...models import DelayedMessage, Now, PoisonMessage, Subscriber
-from ...sql import looking
+from ...sql import nonblocking
 from .compat import TaskError, TaskResult, TaskResultStatus
 from .import_task import restored
 from .models import Result
@@ -55,7 +55,7 @@ def places(queue: Any, alias: str, ids: Collection[uuid.UUID]) -> dict[uuid.UUID
 
     def found(rows: Any, key: str, place: Any, whose: Any) -> Any:
         return (
-            looking(rows).filter(**{f"{key}__in": ids}).order_by().annotate(place=place, whose=whose)
+            nonblocking(rows).filter(**{f"{key}__in": ids}).order_by().annotate(place=place, whose=whose)
             .values_list("place", key, "headers", "body", "enqueued_at", "failures", "whose")
         )  # fmt: skip
 

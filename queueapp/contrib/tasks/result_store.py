@@ -18,7 +18,7 @@ from django.db.models import QuerySet
 from ...failures.history import MAX_FAILURES, clean, describe
 from ...models import Now
 from ...sql import queue_sql
-from ...sql.claimed import Claimed
+from ...sql.claims import Claimed
 from ...sql.results import Outcome
 from .models import Result
 from .serialization import Said

@@ -14,7 +14,7 @@ from ...errors import QueueNotFound
 from ...failures.history import read_failures
 from ...messages.escaping import in_one_line
 from ...models import PoisonMessage
-from ...sql import looking
+from ...sql import nonblocking
 from ..base_command import OperatorCommand
 
 #: Characters of a name and of a reason that a line shows.
@@ -45,7 +45,7 @@ def _label(name: str, database: str) -> str:
     try:
         label: str = registry.queues.find(name)._meta.label
     except QueueNotFound:
-        if not looking(PoisonMessage.objects.using(database)).filter(queue=name).exists():
+        if not nonblocking(PoisonMessage.objects.using(database)).filter(queue=name).exists():
             raise
         return name
     return label
@@ -70,7 +70,7 @@ class Command(OperatorCommand):
         if not 1 <= options["limit"] <= 1_000_000:
             raise CommandError(f"--limit {options['limit']} is not accepted: it must be from 1 to 1000000.")
         limit = options["limit"]
-        rows = looking(selected(options)).order_by("-failed_at", "-number")
+        rows = nonblocking(selected(options)).order_by("-failed_at", "-number")
         for shown, row in enumerate(rows[: limit + 1].iterator(chunk_size=500)):
             if shown == limit:
                 self.stderr.write(f"Only the newest {limit} are shown; there are more (see --limit).")

@@ -18,7 +18,7 @@ from psycopg.adapt import Dumper, PyFormat
 from psycopg.pq import Format
 from psycopg.types.array import ListDumper
 
-from ..claimed import MAX_SEQ
+from ..claims import MAX_SEQ
 
 _BIGINT, _BIGINT_ARRAY = 20, 1016
 #: Dimensions, whether there are NULLs, the type of the items, how many, from which index on.

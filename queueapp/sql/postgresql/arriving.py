@@ -6,9 +6,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from ..arriving import Arrivals, Arriving
-from ..carried import BY_NAME, kind_of
-from ..rows import Row
+from ..message_columns import BY_NAME, Row, kind_of
 from ..tables import QueueTable
 from .rows import TYPES, to_utc
 from .session import execute, fetch, quote_table, translated
@@ -22,10 +20,10 @@ _TYPES = {
     "failures": "text",
 }
 _TYPES |= {one.name: TYPES[one.kind] for one in BY_NAME.values()}
-_RANKED_TYPES = _TYPES | {one.name: TYPES[kind_of(one, ranked=True)] for one in BY_NAME.values()}
+_RANKED_TYPES = _TYPES | {one.name: TYPES[kind_of(one, priority64=True)] for one in BY_NAME.values()}
 
 
-class PostgresqlArriving(Arriving):
+class PostgresqlArriving:
     """The verbs of one queue; ``_q`` and ``_c`` are its names, quoted."""
 
     table: QueueTable
@@ -35,7 +33,7 @@ class PostgresqlArriving(Arriving):
 
     def insert_rows(self, connection: Any, rows: Sequence[Row]) -> int:
         rows = [self.table.within_levels(row) for row in rows]
-        types = _RANKED_TYPES if self.table.ranked else _TYPES
+        types = _RANKED_TYPES if self.table.priority64 else _TYPES
         carried = [name for name in self.table.moved(types) if name in self._c]
         said = [name for name in carried if any(getattr(row, name) is not None for row in rows)]
         columns = ", ".join(self._c[name] for name in [*said, *self._filled])
@@ -50,7 +48,7 @@ class PostgresqlArriving(Arriving):
             return execute(connection, sql, [[getattr(row, name) for row in rows] for name in said])
 
 
-class PostgresqlArrivals(Arrivals):
+class PostgresqlArrivals:
     """The table of arrivals."""
 
     def note_arrivals(

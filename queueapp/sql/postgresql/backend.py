@@ -12,9 +12,8 @@ import psycopg
 from ...conf import settings
 from ...errors import UnsupportedServer
 from ..base import Backend, ErrorKind, QueueSql
-from ..carried import SENT, Kind
 from ..journal import JournalSql
-from ..outgoing import Outgoing
+from ..message_columns import SENT, Kind, Outgoing
 from ..tables import QueueTable, StoreTable
 from .arriving import PostgresqlArrivals
 from .celery import PostgresqlCeleryResults
@@ -90,7 +89,7 @@ class PostgresqlBackend(
     def queue(self, table: QueueTable) -> QueueSql:
         if table.barriers:
             return PostgresqlFencedQueueSql(table)
-        return PostgresqlRankedQueueSql(table) if table.ranked else PostgresqlQueueSql(table)
+        return PostgresqlRankedQueueSql(table) if table.priority64 else PostgresqlQueueSql(table)
 
     def journal(self, table: str) -> JournalSql:
         return PostgresqlJournalSql(table, self._in_order)

@@ -8,18 +8,18 @@ from operator import itemgetter
 from typing import Any
 
 from ...messages.ids import as_uuid
-from ..bookmarks import FENCED, NO_LIMITS, STRICT, Bookmarks, Holder, Limits
-from ..claimed import LAST_END
-from ..rows import Row
+from ..acks import FENCED, NO_LIMITS, STRICT, LeaseHolder, Limits
+from ..claims import LAST_END
+from ..message_columns import Row
 from .claims import PostgresqlClaims
 from .holding import held
 from .session import fetch
 
 
-class PostgresqlBookmarks(PostgresqlClaims, Bookmarks):
+class PostgresqlBookmarks(PostgresqlClaims):
     """The verbs of one queue."""
 
-    def ack_held(self, connection: Any, seqs: Sequence[int], holder: Holder) -> int:
+    def ack_held(self, connection: Any, seqs: Sequence[int], holder: LeaseHolder) -> int:
         may, params = self._may(holder)
         # Primary key. Safe: whose it is is asked again of the row's latest version, so a message that was leased anew
         # meanwhile is judged by that lease.
@@ -27,7 +27,13 @@ class PostgresqlBookmarks(PostgresqlClaims, Bookmarks):
         return self._in_order.execute_by_key(connection, sql, (list(seqs), *params))
 
     def take_held(
-        self, connection: Any, seqs: Sequence[int], holder: Holder, *, leased: bool = False, limits: Limits = NO_LIMITS
+        self,
+        connection: Any,
+        seqs: Sequence[int],
+        holder: LeaseHolder,
+        *,
+        leased: bool = False,
+        limits: Limits = NO_LIMITS,
     ) -> list[Row]:
         may, params = self._may_give_back(holder) if leased else self._may(holder)
         if reached := limits.reached(self._c["cancels"], self._c["deliveries"]):
@@ -36,7 +42,7 @@ class PostgresqlBookmarks(PostgresqlClaims, Bookmarks):
         sql = f"DELETE FROM {self._q} WHERE {self._c['seq']} = ANY(%s){may} RETURNING {self._read(Row._fields)}"
         return self._rows_of(self._in_order.fetch_by_key(connection, sql, (list(seqs), *params)))
 
-    def cancel_held(self, connection: Any, seqs: Sequence[int], holder: Holder, limits: Limits) -> list[int]:
+    def cancel_held(self, connection: Any, seqs: Sequence[int], holder: LeaseHolder, limits: Limits) -> list[int]:
         c = self._c
         may, params = self._may_give_back(holder)
         if reached := limits.reached(c["cancels"], c["deliveries"]):
@@ -48,7 +54,7 @@ class PostgresqlBookmarks(PostgresqlClaims, Bookmarks):
         )
         return sorted(seq for (seq,) in self._in_order.fetch_by_key(connection, sql, (list(seqs), *params)))
 
-    def extend_held(self, connection: Any, seqs: Sequence[int], holder: Holder, lease_ms: int) -> list[int]:
+    def extend_held(self, connection: Any, seqs: Sequence[int], holder: LeaseHolder, lease_ms: int) -> list[int]:
         c = self._c
         until, (may, params) = c["lease_expires"], self._may_give_back(holder)
         # Primary key. Safe: as the ack; where leases are counted, what has lapsed may be somebody else's place by now.
@@ -72,7 +78,7 @@ class PostgresqlBookmarks(PostgresqlClaims, Bookmarks):
         return self._rows_of(fetch(connection, sql, (owner, deliveries, limit)))
 
     def candidates(
-        self, connection: Any, after: int, upto: int, limit: int, holder: Holder
+        self, connection: Any, after: int, upto: int, limit: int, holder: LeaseHolder
     ) -> list[tuple[int, str, bytes | None]]:
         may, params = self._may(holder)
         seq = self._c["seq"]
@@ -86,7 +92,9 @@ class PostgresqlBookmarks(PostgresqlClaims, Bookmarks):
     def seqs_of(self, connection: Any, ids: Sequence[uuid.UUID]) -> list[tuple[uuid.UUID, int]]:
         identity, seq = self._c["id"], self._c["seq"]
         # What is held until it is evaluated is not in the queue yet.
-        there = f" AND ({self._c['lease_expires']} IS NULL OR NOT {held(self._c)})" if self.table.holds else ""
+        there = (
+            f" AND ({self._c['lease_expires']} IS NULL OR NOT {held(self._c)})" if self.table.has_unevaluated else ""
+        )
         # The index on id. No lock.
         sql = f"SELECT {identity}, {seq} FROM {self._q} WHERE {identity} = ANY(%s){there} ORDER BY {seq}"
         return [(as_uuid(one), number) for one, number in self._in_order.fetch_by_key(connection, sql, (list(ids),))]
@@ -97,20 +105,20 @@ class PostgresqlBookmarks(PostgresqlClaims, Bookmarks):
 
     # -- pieces ---------------------------------------------------------------------------------------------------
 
-    def _may(self, holder: Holder) -> tuple[str, tuple[Any, ...]]:
+    def _may(self, holder: LeaseHolder) -> tuple[str, tuple[Any, ...]]:
         """What this holder may end, as a further condition with its parameters."""
         c, client = self._c, holder.client
         if holder.leasing == FENCED:
             return f" AND {self._fenced}", (client,)
         if holder.leasing != STRICT:
             # What is held until it is evaluated is not in the queue yet.
-            return f" AND ({c['lease_expires']} IS NULL OR NOT {held(c)})" if self.table.holds else "", ()
+            return f" AND ({c['lease_expires']} IS NULL OR NOT {held(c)})" if self.table.has_unevaluated else "", ()
         nobody = f"{c['lease_expires']} IS NULL OR {c['lease_expires']} < clock_timestamp()"
         if client is None:
             return f" AND ({nobody})", ()
         return f" AND ({nobody} OR {c['lease_owner']} = %s OR {c['lease_token']} = %s)", (client, client)
 
-    def _may_give_back(self, holder: Holder) -> tuple[str, tuple[Any, ...]]:
+    def _may_give_back(self, holder: LeaseHolder) -> tuple[str, tuple[Any, ...]]:
         """What this holder may give back, or extend: of what is leased. What was shared out to a subscriber and not taken up by it
         is in nobody's hands."""
         c, client = self._c, holder.client

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..celery import CeleryResults, Counted, Part, Stored
-from ..wakeups import Ear
+from ..notifications import ListenerConnection
+from ..results import ChordCount, ChordPart, TaskState
 from .session import execute, fetch, quote_table
 from .wakeups import PostgresqlEar
 
@@ -28,10 +28,10 @@ class PostgresqlResultsEar(PostgresqlEar):
         self._execute(f"SELECT pg_advisory_lock_shared({_WAITING})")
 
 
-class PostgresqlCeleryResults(CeleryResults):
+class PostgresqlCeleryResults:
     """The tables of Celery's results."""
 
-    def store_result(self, connection: Any, results: str, stored: Stored) -> bool:
+    def store_result(self, connection: Any, results: str, stored: TaskState) -> bool:
         table = quote_table(results)
         columns = ("task_id", "status", "retries", *_TEXTS, *_NAMES, "created_at", "date_done", "expires_at")
         values = ["%s"] * (len(columns) - 3)
@@ -55,7 +55,9 @@ class PostgresqlCeleryResults(CeleryResults):
         params += [getattr(stored, name) for name in (*_TEXTS, *_NAMES)]
         return bool(fetch(connection, sql, [*params, stored.expires_ms]))
 
-    def count_part(self, connection: Any, groups: str, parts: str, part: Part, expires_ms: int | None) -> Counted:
+    def count_part(
+        self, connection: Any, groups: str, parts: str, part: ChordPart, expires_ms: int | None
+    ) -> ChordCount:
         # The unique indexes on the part and on the group. Safe: who counts the same part waits for who was first and then counts
         # nothing; the group's row is locked to the end of the transaction. Parts of a chord that is over are deleted with
         # it, so one that comes after that is put in anew, and whoever sees that it is over deletes it.
@@ -67,7 +69,7 @@ class PostgresqlCeleryResults(CeleryResults):
             "counted = g.counted + CASE WHEN g.is_over THEN 0 ELSE excluded.counted END, expires_at = excluded.expires_at "
             "RETURNING counted, size, added, is_over"
         )
-        return Counted(*fetch(connection, sql, (*part, part.group_id, expires_ms))[0])
+        return ChordCount(*fetch(connection, sql, (*part, part.group_id, expires_ms))[0])
 
     def set_size(self, connection: Any, groups: str, group_id: str, size: int, expires_ms: int | None) -> None:
         # The unique index on the group. Safe: whoever counts a member meanwhile waits for it, or was before it.
@@ -94,7 +96,7 @@ class PostgresqlCeleryResults(CeleryResults):
         )
         execute(connection, sql, (group_id, result, expires_ms))
 
-    def ear_for_results(self, connection: Any) -> Ear | None:
+    def ear_for_results(self, connection: Any) -> ListenerConnection | None:
         return PostgresqlResultsEar(connection, CHANNEL)
 
     def tell_waiting(self, connection: Any, told: str) -> None:

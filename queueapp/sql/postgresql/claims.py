@@ -10,10 +10,9 @@ from time import monotonic
 from typing import Any
 
 from ..base import QueueSql
-from ..claimed import MAX_SEQ, PRIORITY, WINDOW_ROWS, Claimed, Peek, Range
-from ..expiry import Terms
-from ..rows import REST
-from ..tables import QueueTable
+from ..claims import MAX_SEQ, PRIORITY, WINDOW_ROWS, Claimed, PeekResult, SeqRange
+from ..message_columns import REST
+from ..tables import QueueTable, Terms
 from . import index_order
 from .index_order import IndexOrder
 from .opening import Leasing, OfOne, Opening
@@ -74,9 +73,9 @@ class PostgresqlClaims(QueueSql):
         # The clock is turned into the column's UTC wall time, never the stored time into a zone.
         self._clock = to_utc(table, "expires", "clock_timestamp()")
         self._free = self._build_free()
-        self._order = _by_priority if table.ranked or "priority" in table.claim_by else _BY_SEQ
+        self._order = _by_priority if table.priority64 or "priority" in table.claim_by else _BY_SEQ
         #: On a queue with recipients or levels there are always several ranges, elsewhere seldom.
-        self._always_several = bool(table.claim_by or table.ranked)
+        self._always_several = bool(table.claim_by or table.priority64)
         all_ = (Where.SEVERAL,) if self._always_several else tuple(Where)
         self._claims = {where: self._build_claims(where) for where in all_}
         self._peeks = {(one, two): self._build_peek(one, two) for one in all_ for two in all_}
@@ -105,26 +104,26 @@ class PostgresqlClaims(QueueSql):
     def peek(
         self,
         connection: Any,
-        ahead: Sequence[Range],
-        behind: Sequence[Range],
+        ahead: Sequence[SeqRange],
+        behind: Sequence[SeqRange],
         limit: int,
-    ) -> Peek:
-        ahead, behind = ahead or [Range(1, 0)], behind or [Range(1, 0)]
+    ) -> PeekResult:
+        ahead, behind = ahead or [SeqRange(1, 0)], behind or [SeqRange(1, 0)]
         where = self._where(ahead), self._where(behind)
         window = self._range_params(behind, WINDOW_ROWS)
         if where[1] is Where.SEVERAL:
             window = window[:-1]  # no limit over all ranges
         params = (*self._range_params(ahead, limit), WINDOW_ROWS, *window)
         found, back, *places = self._in_order.fetch(connection, self._peeks[where], params)[0]
-        return Peek(found, min(back, limit), *places)
+        return PeekResult(found, min(back, limit), *places)
 
-    def read_heads(self, connection: Any, only: Range, limit: int) -> list[tuple[int, str]]:
+    def read_heads(self, connection: Any, only: SeqRange, limit: int) -> list[tuple[int, str]]:
         return self._read_heads(connection, only, limit, False)
 
-    def read_heads_and_bodies(self, connection: Any, only: Range, limit: int) -> list[tuple[int, str, bytes | None]]:
+    def read_heads_and_bodies(self, connection: Any, only: SeqRange, limit: int) -> list[tuple[int, str, bytes | None]]:
         return self._read_heads(connection, only, limit, True)
 
-    def _read_heads(self, connection: Any, only: Range, limit: int, bodies: bool) -> list[Any]:
+    def _read_heads(self, connection: Any, only: SeqRange, limit: int, bodies: bool) -> list[Any]:
         if self._where([only]) is Where.OPEN:
             return self._in_order.fetch(connection, self._heads[Where.OPEN, bodies], (only.low, limit))
         level = [getattr(only, name) for name in self.table.claim_by]
@@ -142,7 +141,7 @@ class PostgresqlClaims(QueueSql):
     def claim_by_lease(
         self,
         connection: Any,
-        ranges: Sequence[Range],
+        ranges: Sequence[SeqRange],
         limit: int,
         token: uuid.UUID,
         owner: uuid.UUID,
@@ -168,7 +167,7 @@ class PostgresqlClaims(QueueSql):
     def claim_by_delete(
         self,
         connection: Any,
-        ranges: Sequence[Range],
+        ranges: Sequence[SeqRange],
         limit: int,
         whole: bool = False,
         owner: uuid.UUID | None = None,
@@ -187,7 +186,7 @@ class PostgresqlClaims(QueueSql):
             rows.sort(key=self._order)
         return rows
 
-    def _open_with_claim(self, connection: Any, only: Range, limit: int, whole: bool) -> list[Claimed] | None:
+    def _open_with_claim(self, connection: Any, only: SeqRange, limit: int, whole: bool) -> list[Claimed] | None:
         of_one = self._of_one if limit == 1 and not whole else None
         opening = of_one.ways(self._in_order)[0] if of_one is not None else self._opening_claims[whole]
         started = monotonic()
@@ -200,7 +199,7 @@ class PostgresqlClaims(QueueSql):
             return _single(result)
         return load(connection, result) if result.ntuples else []
 
-    def commits_with_claim(self, connection: Any, ranges: Sequence[Range]) -> Opening | None:
+    def commits_with_claim(self, connection: Any, ranges: Sequence[SeqRange]) -> Opening | None:
         if (
             self._of_one is None
             or self._where(ranges) is not Where.OPEN
@@ -209,7 +208,7 @@ class PostgresqlClaims(QueueSql):
             return None
         return self._of_one.following(connection, self._in_order)
 
-    def commit_and_claim(self, connection: Any, ranges: Sequence[Range], way: Opening) -> list[Claimed] | None:
+    def commit_and_claim(self, connection: Any, ranges: Sequence[SeqRange], way: Opening) -> list[Claimed] | None:
         assert self._of_one is not None, "commits_with_claim() has said so"
         # Index and safety as the claim by delete, which it is. COMMIT comes first: when it fails the server skips the others.
         started = monotonic()
@@ -272,7 +271,7 @@ class PostgresqlClaims(QueueSql):
         after = self.table.expiry.after_ms if self.table.expiry is not None else None
         return Terms(self._c["expires"], self._c["enqueued_at"], now, f"{now} - {after or 0} * interval '1 ms'")
 
-    def _where(self, ranges: Sequence[Range]) -> Where:
+    def _where(self, ranges: Sequence[SeqRange]) -> Where:
         if self._always_several or len(ranges) != 1:
             return Where.SEVERAL
         return Where.OPEN if ranges[0].high == MAX_SEQ else Where.CLOSED
@@ -338,7 +337,7 @@ class PostgresqlClaims(QueueSql):
         total = "SELECT sum(m.n)::bigint AS n, min(m.first) AS first, min(m.reached) AS reached"
         return f"{total} FROM (SELECT %s AS most) AS c, {self._LEVELS} CROSS JOIN LATERAL ({level.replace('%s', 'c.most', 1)}) AS m"
 
-    def _range_params(self, ranges: Sequence[Range], limit: int) -> tuple[Any, ...]:
+    def _range_params(self, ranges: Sequence[SeqRange], limit: int) -> tuple[Any, ...]:
         where, only = self._where(ranges), ranges[0]
         if where is Where.OPEN:
             return only.low, limit

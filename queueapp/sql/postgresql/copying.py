@@ -6,13 +6,13 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from ..copying import Copying, Subscribed
-from ..outgoing import Outgoing
+from ..inserts import Subscribed
+from ..message_columns import Outgoing
 from ..tables import QueueTable
 from .session import execute, fetch, quote_table, translated
 
 
-class PostgresqlCopying(Copying):
+class PostgresqlCopying:
     """The verbs of one queue; ``_q`` and ``_c`` are its names, quoted, ``_free`` and ``_fenced`` conditions."""
 
     table: QueueTable
@@ -59,8 +59,10 @@ class PostgresqlCopying(Copying):
         c = self._c
         names = [name for name in self.table.copied if name in c]
         columns = ", ".join(c[name] for name in names)
-        free = ", ".join([columns, c["recipient"], *([c["lease_expires"]] if self.table.holds else [])])
-        values = ", ".join([*(f"g.{c[name]}" for name in names), "r.name", *(["NULL"] if self.table.holds else [])])
+        free = ", ".join([columns, c["recipient"], *([c["lease_expires"]] if self.table.has_unevaluated else [])])
+        values = ", ".join(
+            [*(f"g.{c[name]}" for name in names), "r.name", *(["NULL"] if self.table.has_unevaluated else [])]
+        )
         mine = self._fenced if token else self._free
         # Primary key. Safe: one statement, so a message and its copies are never both there, and never both gone; SKIP LOCKED
         # waits for nobody, the token fences. Copies of one message stand side by side, in the order of the originals.

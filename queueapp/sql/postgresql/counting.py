@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..claimed import MAX_SEQ
-from ..counting import Head, Level
+from ..claims import MAX_SEQ
+from ..figures import Head, Level
 from .claims import PostgresqlClaims, Where
 from .holding import held
 from .rows import to_utc
@@ -55,7 +55,7 @@ class PostgresqlCounting(PostgresqlClaims):
         # Of the statement: the rows are of one moment.
         now = "statement_timestamp()"
         states = []
-        if self.table.holds:
+        if self.table.has_unevaluated:
             states.append(f"WHEN {held(self._c)} THEN 'held'")
         if self.table.has("lease_expires"):
             states.append(f"WHEN {self._c['lease_expires']} >= {now} THEN 'leased'")

@@ -8,12 +8,11 @@ from hashlib import blake2b
 from typing import Any
 
 from ...messages.ids import as_uuid
-from ..deferred import Deferred
 from .index_order import IndexOrder
 from .session import execute, fetch, quote_table
 
 
-class PostgresqlDeferred(Deferred):
+class PostgresqlDeferred:
     """The table of deferred acks."""
 
     _in_order: IndexOrder

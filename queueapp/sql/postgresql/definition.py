@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..definition import Definition, Drift, IndexFound, Remark
+from ..schema import Drift, IndexInfo, SettingAdvice
 from .session import execute, fetch, quote_table
 
 #: The advisory lock under which migrations run: the first bytes of "queueapp".
@@ -15,7 +15,7 @@ _MIGRATING = int.from_bytes(b"queueapp", "big") >> 1
 _NOTHING = "SELECT 1"
 
 
-class PostgresqlDefinition(Definition):
+class PostgresqlDefinition:
     """Options are the table's reloptions; whether an index is taken is the planner's affair."""
 
     names_indexes = False
@@ -83,7 +83,7 @@ class PostgresqlDefinition(Definition):
             different.append(Drift("the generated column body_string is missing", remedy))
         return different
 
-    def indexes(self, connection: Any, table: str) -> dict[str, IndexFound]:
+    def indexes(self, connection: Any, table: str) -> dict[str, IndexInfo]:
         # Catalog only. Not Django's introspection, which finds no table of another schema. Of an expression (``Priority64Index``) the
         # column that it begins with.
         expression = r"substring(pg_get_indexdef(x.indexrelid, k.n::int, true) from '^\(*\"?(.*?)\"? # ')"
@@ -96,7 +96,7 @@ class PostgresqlDefinition(Definition):
             "WHERE x.indrelid = to_regclass(%s) AND k.n <= x.indnkeyatts GROUP BY i.relname, x.indisvalid, x.indpred IS NOT NULL"
         )
         rows = fetch(connection, sql, (quote_table(table).replace("%%", "%"),))
-        return {name: IndexFound(tuple(columns), valid, partial) for name, columns, valid, partial in rows}
+        return {name: IndexInfo(tuple(columns), valid, partial) for name, columns, valid, partial in rows}
 
     def rename_index(self, connection: Any, table: str, old: str, new: str) -> str:
         return f"ALTER INDEX {connection.ops.quote_name(old)} RENAME TO {connection.ops.quote_name(new)}"
@@ -110,7 +110,7 @@ class PostgresqlDefinition(Definition):
     def has_row_version_index(self, connection: Any, table: str) -> bool:
         return True  # NServiceBus looks for no index here
 
-    def remarks(self, connection: Any) -> list[Remark]:
+    def remarks(self, connection: Any) -> list[SettingAdvice]:
         return []  # readers wait for nobody, whatever is set
 
     def lock_migrations(self, connection: Any) -> None:

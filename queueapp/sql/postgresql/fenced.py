@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...messages import new_id
-from ..claimed import MAX_SEQ
+from ..barriers import lock_numbers
+from ..claims import MAX_SEQ
 from ..fenced import FencedInserts
-from ..locks import lock_numbers
-from ..outgoing import Outgoing
-from ..rows import Row
+from ..message_columns import Outgoing, Row
 from ..tables import QueueTable, StoreTable
 from .claims import Where
 from .holding import held
@@ -73,7 +72,7 @@ class PostgresqlFencedQueueSql(FencedInserts, PostgresqlQueueSql):
             f"(SELECT coalesce(min(b.{seq}) - 1, {MAX_SEQ}) FROM {self._q} b "
             f"WHERE b.{self._c['is_barrier']} AND {self._unexpired()})"
         )
-        if self.table.holds and self.table.finds_barriers:
+        if self.table.has_unevaluated and self.table.finds_barriers:
             # The partial index on what is held, its first entry: nobody knows yet whether that is a barrier.
             holding = held({name: f"h.{column}" for name, column in self._c.items()})
             first = f"(SELECT coalesce(min(h.{seq}) - 1, {MAX_SEQ}) FROM {self._q} h WHERE {holding})"

@@ -9,8 +9,8 @@ from typing import Any
 
 from psycopg.pq import TransactionStatus
 
-from ..claimed import FOREVER_MS, Claimed, Range
-from ..flowing import Leased, Seen, Within
+from ..claims import FOREVER_MS, Claimed, SeqRange
+from ..limits import KnownClaims, Leased, LimitedClaim
 from ..tables import QueueTable
 from .claims import Where
 from .packed import BIGINT, TEXT, UUID, LockedQuery, packed, ready
@@ -29,7 +29,7 @@ class PostgresqlFlowing(PostgresqlRecorded):
         super().__init__(table)
         self._claims_within: dict[Where, str] = {}
         self._packed_within: dict[Where, LockedQuery] = {}
-        if table.counts:
+        if table.counts_in_flight:
             # What lapsed may be somebody else's place by now: see ``flowing``.
             self._alive = f" AND {self._c['lease_expires']} >= clock_timestamp()"
         if table.lease_index is not None:
@@ -44,17 +44,17 @@ class PostgresqlFlowing(PostgresqlRecorded):
     def claim_within(
         self,
         connection: Any,
-        ranges: Sequence[Range],
+        ranges: Sequence[SeqRange],
         limit: int,
         token: uuid.UUID,
         owner: uuid.UUID,
         lease_ms: int | None,
         most: int,
-        seen: Seen | None = None,
-    ) -> Within:
+        seen: KnownClaims | None = None,
+    ) -> LimitedClaim:
         if not ranges:
-            return Within([], False, seen)
-        if self.table.claims is not None:
+            return LimitedClaim([], False, seen)
+        if self.table.claim_records is not None:
             return self._claim_recorded(connection, ranges, limit, token, owner, lease_ms, most, seen)
         where = self._where(ranges)
         sql, until = self._claims_within[where], FOREVER_MS if lease_ms is None else lease_ms
@@ -76,12 +76,12 @@ class PostgresqlFlowing(PostgresqlRecorded):
                 self.lock_flow(connection)
                 rows = self._in_order.fetch(connection, sql, params)
         if not rows:
-            return Within([], False)
+            return LimitedClaim([], False)
         at_limit = len(rows) >= rows[0][-1]
         claimed = [row[:-1] for row in rows]
         if len(claimed) > 1:
             claimed.sort(key=self._order)
-        return Within(claimed, at_limit)
+        return LimitedClaim(claimed, at_limit)
 
     def lock_flow(self, connection: Any) -> None:
         # No table. Safe: it is freed with the transaction; a statement behind it sees what the one before it committed, since
@@ -109,7 +109,7 @@ class PostgresqlFlowing(PostgresqlRecorded):
         return int(fetch(connection, sql, (most, most, most, *of_mine, low, wanted))[0][0])
 
     def leases(self, connection: Any) -> list[Leased]:
-        if self.table.claims is not None:
+        if self.table.claim_records is not None:
             return self._recorded_leases(connection)
         owner, token = self._c["lease_owner"], self._c["lease_token"]
         # The partial index on what is leased. No lock.
@@ -118,7 +118,7 @@ class PostgresqlFlowing(PostgresqlRecorded):
 
     # -- sharing out ----------------------------------------------------------------------------------------------
 
-    def lock_heads(self, connection: Any, ranges: Sequence[Range], limit: int, *, bodies: bool) -> list[Claimed]:
+    def lock_heads(self, connection: Any, ranges: Sequence[SeqRange], limit: int, *, bodies: bool) -> list[Claimed]:
         if not ranges:
             return []
         left_out = () if bodies else ("headers", "body")
@@ -151,7 +151,7 @@ class PostgresqlFlowing(PostgresqlRecorded):
         self, connection: Any, owner: uuid.UUID, limit: int, token: uuid.UUID, lease_ms: int | None
     ) -> list[Claimed]:
         c = self._c
-        by_priority = self.table.ranked or "priority" in self.table.claim_by
+        by_priority = self.table.priority64 or "priority" in self.table.claim_by
         order = f"{c['priority']} DESC, {c['seq']}" if by_priority else c["seq"]
         # The partial index on what is leased, by owner. Safe: SKIP LOCKED, so two tasks of one process take different ones;
         # only what has not lapsed, since the place of that may be given away.

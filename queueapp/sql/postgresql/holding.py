@@ -6,9 +6,8 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from ..claimed import FOREVER
-from ..holding import Holding
-from ..rows import Row
+from ..claims import FOREVER
+from ..message_columns import Row
 from ..tables import QueueTable
 from .index_order import IndexOrder
 from .rows import read
@@ -20,7 +19,7 @@ def held(columns: dict[str, str]) -> str:
     return f"({columns['lease_expires']} = '{FOREVER.isoformat()}'::timestamptz AND {columns['lease_token']} IS NULL)"
 
 
-class PostgresqlHolding(Holding):
+class PostgresqlHolding:
     """The verbs of one queue; ``_q`` and ``_c`` are its names, quoted."""
 
     table: QueueTable

@@ -12,8 +12,7 @@ from functools import lru_cache
 from itertools import chain, repeat
 from typing import Any
 
-from ..carried import SENT, Kind, kind_of
-from ..outgoing import NO_OPTIONS, OPTIONS, TIMES, Outgoing, Run
+from ..message_columns import NO_OPTIONS, OPTIONS, SENT, TIMES, Kind, Outgoing, Run, kind_of
 from .session import fetch
 
 _HEADER = b"PGCOPY\n\xff\r\n\0" + struct.pack(">ii", 0, 0)
@@ -33,9 +32,9 @@ def copy_runs(
     runs: Iterable[Run],
     filled: Mapping[str, bool | None] = _NOTHING,
     undisturbed: bool = False,
-    ranked: bool = False,
+    priority64: bool = False,
 ) -> int:
-    """COPY the messages into a table in the caller's transaction; returns how many. ``ranked``: its priority has 64 bits.
+    """COPY the messages into a table in the caller's transaction; returns how many. ``priority64``: its priority has 64 bits.
 
     While a COPY is open the connection can do nothing else, and what they are drawn from may well be a queryset on that
     very connection: so rows are drawn first and then written, a few megabytes at a time. ``undisturbed`` says that
@@ -59,7 +58,7 @@ def copy_runs(
             copy.write(_HEADER)
             while drawn:
                 for run in drawn:
-                    for part in _pack(run, named, now, filled, ranked):
+                    for part in _pack(run, named, now, filled, priority64):
                         copy.write(part)
                     count += len(run.ids)
                 drawn = _draw(iterator, at_once) if undisturbed else []
@@ -93,11 +92,11 @@ def _row_of(headers_length: int) -> Callable[[bytes, bytes, bytes, int], bytes]:
     return struct.Struct(f">6s16s{headers_length}si").pack
 
 
-def _pack(run: Run, named: list[str], now: int, filled: Mapping[str, bool | None], ranked: bool) -> Iterator[bytes]:
+def _pack(run: Run, named: list[str], now: int, filled: Mapping[str, bool | None], priority64: bool) -> Iterator[bytes]:
     """The rows of a run in binary, in parts of about 64 kB (psycopg sends each on its own). No Python runs per row."""
     headers = run.like.headers.encode()
     head = _LENGTH.pack(len(headers)) + headers
-    start, tail = _START.pack(len(named), 16), _pack_rest(run.like, named, now, filled, ranked)
+    start, tail = _START.pack(len(named), 16), _pack_rest(run.like, named, now, filled, priority64)
     pack_row = _row_of(len(head))
     lengths = [-1 if body is None else len(body) for body in run.bodies]
     bodies = [body or b"" for body in run.bodies]
@@ -113,12 +112,14 @@ def _now_micros(connection: Any) -> int:
     return int(fetch(connection, sql, ())[0][0])
 
 
-def _pack_rest(message: Outgoing, named: list[str], now: int, filled: Mapping[str, bool | None], ranked: bool) -> bytes:
+def _pack_rest(
+    message: Outgoing, named: list[str], now: int, filled: Mapping[str, bool | None], priority64: bool
+) -> bytes:
     out = bytearray()
     for one in SENT:
         if one.name in named:
             value = getattr(message, one.outgoing)
-            out += _NULL if value is None else _FIELD[kind_of(one, ranked=ranked)](value, now)
+            out += _NULL if value is None else _FIELD[kind_of(one, priority64=priority64)](value, now)
     for constant in filled.values():
         out += _NULL if constant is None else struct.pack(">i?", 1, constant)
     return bytes(out)

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from ..carried import SENT, Kind
-from ..journal import COLUMNS, JournalSql, Kept, Partition, Place, Position
-from ..outgoing import NO_OPTIONS, Outgoing
+from ..journal import COLUMNS, IdColumn, JournalRecord, JournalSql, Partition, Position
+from ..message_columns import NO_OPTIONS, SENT, Kind, Outgoing
 from .index_order import IndexOrder
 from .packed import BYTES, TEXT, UUID, PackedStatement, ready
 from .rows import TYPES
@@ -193,7 +192,7 @@ class PostgresqlJournalSql(JournalSql):
         *,
         not_before: datetime | None = None,
         without: Sequence[str] = (),
-    ) -> list[Kept]:
+    ) -> list[JournalRecord]:
         if not topics:
             return []
         where, params = self._which(after, without, not_before)
@@ -212,7 +211,7 @@ class PostgresqlJournalSql(JournalSql):
                 "ORDER BY e.txid, e.seq LIMIT %s"
             )
             rows = self._in_order.fetch_by_key(connection, sql, [list(topics), *rest, limit])
-        return [Kept(*row) for row in rows]
+        return [JournalRecord(*row) for row in rows]
 
     def count(self, connection: Any, topics: Sequence[str], after: Position, without: Sequence[str], limit: int) -> int:
         where, params = self._which(after, without, None)
@@ -338,7 +337,7 @@ class PostgresqlJournalSql(JournalSql):
         sql = f"SELECT count(*) FROM (SELECT 1 FROM {quote_table(table)} LIMIT %s) AS f"
         return int(fetch(connection, sql, (limit,))[0][0])
 
-    def waiting(self, connection: Any, places: Sequence[Place], ids: Sequence[uuid.UUID]) -> set[bytes]:
+    def waiting(self, connection: Any, places: Sequence[IdColumn], ids: Sequence[uuid.UUID]) -> set[bytes]:
         # A queue's id has no index: a scan, of an operator's command. Locks nothing; one statement, so one snapshot.
         parts, params = [], list[Any]()
         for table, column, where in places:

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...messages.ids import as_uuid
-from ..keys import Keys, Waiting
 from ..tables import QueueTable, StoreTable
 from .index_order import IndexOrder
 from .session import execute, fetch, quote, quote_table
 
 
-class PostgresqlKeys(Keys):
+class PostgresqlKeys:
     """The two tables that all queues of a database share."""
 
     _in_order: IndexOrder
@@ -88,7 +87,7 @@ class PostgresqlKeys(Keys):
         return execute(connection, sql, (keep_ms, limit))
 
 
-class PostgresqlWaiting(Waiting):
+class PostgresqlWaiting:
     """The verb of one queue; ``_q``, ``_c`` and ``_free`` are its names and its condition."""
 
     table: QueueTable

@@ -7,7 +7,7 @@ from typing import Any
 
 from psycopg.pq.abc import PGresult
 
-from ..claimed import Range
+from ..claims import SeqRange
 from .index_order import IndexOrder
 from .packed import BIGINT, UUID, OpeningQuery, PackedStatement, marks_in, packed
 
@@ -40,10 +40,10 @@ class Opening:
         self.sql, self._count = sql, marks_in(sql)
         self.query = OpeningQuery(sql, (BIGINT,) * self._count)
 
-    def values(self, only: Range, limit: int) -> list[bytes]:
+    def values(self, only: SeqRange, limit: int) -> list[bytes]:
         return packed(self.params(only, limit))
 
-    def params(self, only: Range, limit: int) -> tuple[int, ...]:
+    def params(self, only: SeqRange, limit: int) -> tuple[int, ...]:
         return (only.low, limit)[: self._count]
 
 

@@ -23,7 +23,7 @@ from psycopg.pq.abc import PGconn, PGresult
 from psycopg.waiting import Wait
 
 from ...conf import settings
-from ..carried import Kind
+from ..message_columns import Kind
 from .naming import SIGNS, StatementNames, content_of, distrust, take_over
 
 #: Parameters: oid and format, as psycopg sends them. A text has no type of its own: it becomes what its column is.

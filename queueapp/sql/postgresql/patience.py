@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..patience import Patience
 from .session import execute, fetch
 
 _SET = "SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, true)"
 
 
-class PostgresqlPatience(Patience):
+class PostgresqlPatience:
     """What was set before comes back: by the rollback when the block raises, by a statement where a transaction goes on."""
 
     @contextmanager

@@ -16,10 +16,8 @@ import psycopg
 from ...errors import TableNotFound
 from ...messages.ids import as_uuid
 from ...registry import queues
-from ..carried import BY_NAME, COUNTS, WHOLE, Kind, kind_of
-from ..claimed import MAX_SEQ
-from ..outgoing import NO_OPTIONS, OPTIONS, Outgoing, Run
-from ..rows import Row
+from ..claims import MAX_SEQ
+from ..message_columns import BY_NAME, COUNTS, NO_OPTIONS, OPTIONS, WHOLE, Kind, Outgoing, Row, Run, kind_of
 from ..tables import QueueTable, StoreTable
 from .arriving import PostgresqlArriving
 from .bookmarks import PostgresqlBookmarks
@@ -110,7 +108,7 @@ class PostgresqlQueueSql(
 
     def _packed_insert(self, said: tuple[int, ...]) -> tuple[PackedStatement, Any]:
         names = [OPTIONS[place] for place in said]
-        kinds = [kind_of(BY_NAME[name], ranked=self.table.ranked) for name in names]
+        kinds = [kind_of(BY_NAME[name], priority64=self.table.priority64) for name in names]
         values = [f"{self._clock} + %s * interval '1 ms'" if kind is Kind.TIME else "%s" for kind in kinds]
         sql = self._insert_into(names, ["%s", "%s", "%s", *values])
         types = [PACKED[kind][0] for kind in kinds]
@@ -129,7 +127,7 @@ class PostgresqlQueueSql(
     def insert_runs(self, connection: Any, runs: Iterable[Run], undisturbed: bool = False) -> int:
         # COPY, rows packed here: 268,000 rows a second where executemany makes 132,000. In the caller's transaction.
         with translated(connection, self.table.db_table):
-            return copy_runs(connection, self._q, self._c, runs, self.table.filled, undisturbed, self.table.ranked)
+            return copy_runs(connection, self._q, self._c, runs, self.table.filled, undisturbed, self.table.priority64)
 
     # -- ending a lease -------------------------------------------------------------------------------------------
 
@@ -261,7 +259,7 @@ class PostgresqlQueueSql(
         lease = ""
         if self.table.has("lease_expires"):
             lease = f"WHERE ({self._c['lease_expires']} IS NULL OR {self._c['lease_expires']} < clock_timestamp()"
-            lease += f" OR {held(self._c)})" if self.table.holds else ")"
+            lease += f" OR {held(self._c)})" if self.table.has_unevaluated else ")"
         # Primary key, from the head; what a receiver holds stays.
         sql = (
             f"DELETE FROM {self._q} WHERE {seq} = ANY(ARRAY(SELECT {seq} FROM {self._q} {lease} "

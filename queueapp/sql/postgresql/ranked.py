@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..claimed import MAX_PRIORITY, Range, place_of, rank_and_seq
+from ..claims import MAX_PRIORITY, SeqRange, order_key, split_order_key
 from .claims import Where
 from .queue import PostgresqlQueueSql
 
 
 class PostgresqlRankedQueueSql(PostgresqlQueueSql):
-    """The statements of such a queue. A ``Range`` is of places, and what they share with other queues stays as it is."""
+    """The statements of such a queue. A ``SeqRange`` is of places, and what they share with other queues stays as it is."""
 
     _LEVELS = (
         "unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[]) AS l(low_rank, low_seq, high_rank, high_seq)"
@@ -32,8 +32,8 @@ class PostgresqlRankedQueueSql(PostgresqlQueueSql):
         mine = f"{self._c['priority']} <= {MAX_PRIORITY}"
         return f"{mine} AND ({keys}) >= ({low}) AND ({keys}) <= ({high})", keys
 
-    def _range_params(self, ranges: Sequence[Range], limit: int) -> tuple[Any, ...]:
-        lows, highs = [rank_and_seq(one.low) for one in ranges], [rank_and_seq(one.high) for one in ranges]
+    def _range_params(self, ranges: Sequence[SeqRange], limit: int) -> tuple[Any, ...]:
+        lows, highs = [split_order_key(one.low) for one in ranges], [split_order_key(one.high) for one in ranges]
         ends = (
             [rank for rank, _ in lows],
             [seq for _, seq in lows],
@@ -42,7 +42,7 @@ class PostgresqlRankedQueueSql(PostgresqlQueueSql):
         )
         return (*ends, limit, limit)
 
-    def _read_heads(self, connection: Any, only: Range, limit: int, bodies: bool) -> list[Any]:
+    def _read_heads(self, connection: Any, only: SeqRange, limit: int, bodies: bool) -> list[Any]:
         """Here they are (place, headers), or with the body."""
         c = self._c
         within, order = self._build_place(Where.CLOSED)
@@ -52,8 +52,8 @@ class PostgresqlRankedQueueSql(PostgresqlQueueSql):
             f"SELECT {c['priority']}, {c['seq']}, {c['headers']}{body} FROM {self._q} WHERE {within} AND {self._free} "
             f"ORDER BY {order} LIMIT %s"
         )
-        rows = self._in_order.fetch(connection, sql, (*rank_and_seq(only.low), *rank_and_seq(only.high), limit))
-        return [(place_of(priority, seq), *rest) for priority, seq, *rest in rows]
+        rows = self._in_order.fetch(connection, sql, (*split_order_key(only.low), *split_order_key(only.high), limit))
+        return [(order_key(priority, seq), *rest) for priority, seq, *rest in rows]
 
     def look_through(self, connection: Any, low: int, high: int, before: int, limit: int) -> tuple[list[int], int, int]:
         priority, seq = self._c["priority"], self._c["seq"]
@@ -65,5 +65,5 @@ class PostgresqlRankedQueueSql(PostgresqlQueueSql):
             "SELECT seq, priority, false FROM w WHERE wanted "
             "UNION ALL SELECT coalesce(max(seq), 0), count(*), true FROM w"
         )
-        *rows, (last, count, _) = self._in_order.fetch(connection, sql, (*rank_and_seq(before), low, high, limit))
-        return [place_of(priority, seq) for seq, priority, _ in rows], last, count
+        *rows, (last, count, _) = self._in_order.fetch(connection, sql, (*split_order_key(before), low, high, limit))
+        return [order_key(priority, seq) for seq, priority, _ in rows], last, count

@@ -15,15 +15,15 @@ from typing import Any
 
 from psycopg.pq import TransactionStatus
 
-from ..claimed import FOREVER_MS, Claimed, Range
-from ..flowing import Leased, Seen, Within, lock_number
+from ..claims import FOREVER_MS, Claimed, SeqRange
+from ..limits import KnownClaims, Leased, LimitedClaim, lock_number
 from ..tables import QueueTable
 from .claims import PostgresqlClaims, Where
 from .packed import BIGINT, TEXT, LockedQuery, ready
 from .session import execute, fetch, hot_cursor, quote_table
 
 #: Nothing is known yet.
-_NOTHING = Seen(0, "{}", "{}")
+_NOTHING = KnownClaims(0, "{}", "{}")
 #: A place is free so long after its lease has lapsed: who lengthens one looks at the clock before the row is changed.
 _MARGIN = "interval '100 ms'"
 #: Places that were taken and not filled in for so long are free: who took them is dead, or gets nothing for them.
@@ -53,9 +53,9 @@ class PostgresqlRecorded(PostgresqlClaims):
     def __init__(self, table: QueueTable) -> None:
         super().__init__(table)
         self._lock = lock_number(table.db_table)
-        self._records = quote_table(table.claims or "")
+        self._records = quote_table(table.claim_records or "")
         self._recorded: dict[Where, str] = {}
-        if table.claims is not None:
+        if table.claim_records is not None:
             self._recorded = {where: self._build_recorded(where) for where in self._claims}
             self._reserving = self._build_reserving()
             types = (BIGINT, TEXT, TEXT, BIGINT, BIGINT)
@@ -64,7 +64,7 @@ class PostgresqlRecorded(PostgresqlClaims):
     # -- statements -----------------------------------------------------------------------------------------------
 
     def _build_reserving(self) -> str:
-        """Parameters: those of ``Seen``, what is wanted, and the limit."""
+        """Parameters: those of ``KnownClaims``, what is wanted, and the limit."""
         seq = self._c["seq"]
         # Index: that of the records on (queue, number), from the last one known, and their primary key; the primary key of the
         # queue, a seek for each message that may be out, and only when they would not leave room. Safe: under ``lock_flow``, taken
@@ -120,31 +120,31 @@ class PostgresqlRecorded(PostgresqlClaims):
     def _claim_recorded(
         self,
         connection: Any,
-        ranges: Sequence[Range],
+        ranges: Sequence[SeqRange],
         limit: int,
         token: uuid.UUID,
         owner: uuid.UUID,
         lease_ms: int | None,
         most: int,
-        seen: Seen | None,
-    ) -> Within:
+        seen: KnownClaims | None,
+    ) -> LimitedClaim:
         """``claim_within``."""
         known = seen or _NOTHING
         room, record, upto, pending, out = self._reserve(connection, known, limit, most, begins=seen is None)
-        seen = Seen(known.upto if upto is None else max(upto, known.upto), pending, out)
+        seen = KnownClaims(known.upto if upto is None else max(upto, known.upto), pending, out)
         if record is None:
-            return Within([], True, seen)
+            return LimitedClaim([], True, seen)
         until = FOREVER_MS if lease_ms is None else lease_ms
         params = (record, token, owner, until, *self._range_params(ranges, limit), *self._claimant(owner), record)
         rows: list[Claimed] = self._in_order.fetch(connection, self._recorded[self._where(ranges)], params)
         if len(rows) > 1:
             rows.sort(key=self._order)
-        return Within(rows, len(rows) >= room, seen)
+        return LimitedClaim(rows, len(rows) >= room, seen)
 
-    def _reserve(self, connection: Any, known: Seen, limit: int, most: int, *, begins: bool) -> tuple[Any, ...]:
+    def _reserve(self, connection: Any, known: KnownClaims, limit: int, most: int, *, begins: bool) -> tuple[Any, ...]:
         """Take places, under the queue's lock. ``begins``: the queue may never have been counted."""
         if not begins and ready(connection):
-            values = [_big(known.upto), known.pending.encode(), known.out.encode(), _big(limit), _big(most)]
+            values = [_big(known.upto), known.pending.encode(), known.in_flight.encode(), _big(limit), _big(most)]
             result = self._packed_reserving.fetch_locked(connection, self._lock, values)
             if result is not None:
                 # By hand: making psycopg's loaders takes longer than the statement.
@@ -156,7 +156,9 @@ class PostgresqlRecorded(PostgresqlClaims):
             self.lock_flow(connection)
             if begins:
                 self._begin_counting(connection)
-            return tuple(fetch(connection, self._reserving, (known.upto, known.pending, known.out, limit, most))[0])
+            return tuple(
+                fetch(connection, self._reserving, (known.upto, known.pending, known.in_flight, limit, most))[0]
+            )
 
     # -- records --------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from ..results import Outcome, Results
+from ..results import Outcome
 from ..tables import QueueTable
 from .index_order import IndexOrder
 from .session import execute, quote_table
@@ -30,7 +30,7 @@ _VALUES = (
 _OVER = ", ".join(f"{name} = excluded.{name}" for name in _KEPT.split(", ")[1:])
 
 
-class PostgresqlResults(Results):
+class PostgresqlResults:
     """The verbs of one queue; ``_q`` and ``_c`` are its names, quoted."""
 
     table: QueueTable

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..rights import Rights
 from .session import fetch, quote_table
 
 #: Those that can be granted for some of the columns.
 _OF_COLUMNS = ("SELECT", "INSERT", "UPDATE", "REFERENCES")
 
 
-class PostgresqlRights(Rights):
+class PostgresqlRights:
     """Of the role that the session has by now (``SET ROLE``), the roles that it is a member of included."""
 
     def lacking_rights(self, connection: Any, table: str, rights: Sequence[str]) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..carried import BY_NAME, FIRST_TIME, LAST_TIME, Carried, Kind
+from ..message_columns import BY_NAME, FIRST_TIME, LAST_TIME, Kind, MessageColumn
 from ..tables import QueueTable
 
 _FIRST, _LAST = f"'{FIRST_TIME.isoformat()}'::timestamptz", f"'{LAST_TIME.isoformat()}'::timestamptz"
@@ -42,7 +42,7 @@ def read(table: QueueTable, columns: dict[str, str], name: str) -> str:
     return f"CASE WHEN {column} < {_FIRST} THEN {_FIRST} WHEN {column} > {_LAST} THEN {_absent(one)} ELSE {column} END"
 
 
-def _absent(one: Carried) -> str:
+def _absent(one: MessageColumn) -> str:
     if one.kind is Kind.TIME and not one.sent:
         return "clock_timestamp()"
     return f"{_literal(one.default)}::{TYPES[one.kind]}"

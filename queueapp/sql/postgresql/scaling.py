@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ..scaling import Scaling, Wanted
+from ..figures import WorkersWanted
 from .counting import PostgresqlCounting
 
 
-class PostgresqlScaling(PostgresqlCounting, Scaling):
+class PostgresqlScaling(PostgresqlCounting):
     """The verbs of one queue."""
 
-    def wanted_text(self, wanted: Wanted) -> str:
+    def wanted_text(self, wanted: WorkersWanted) -> str:
         lag = "0"
         if wanted.late_ms is not None:
             late = wanted.late_ms
@@ -17,7 +17,7 @@ class PostgresqlScaling(PostgresqlCounting, Scaling):
         subscribers = '"' + wanted.subscribers.replace('"', '""') + '"'
         # Index: the primary key, its first rows; of the subscribers the one on queue. Safe: a plain read.
         return (
-            f"SELECT greatest({wanted.least}, least({wanted.most}, "
+            f"SELECT greatest({wanted.min_workers}, least({wanted.max_workers}, "
             f"greatest(ceil(b.backlog / {wanted.per_worker}::numeric), {lag})))::int AS wanted FROM "
             "(SELECT count(*) FILTER (WHERE h.state IN ('free', 'lapsed', 'leased', 'taken')) AS backlog, "
             "max(h.age) FILTER (WHERE h.state IN ('free', 'lapsed')) AS oldest "

@@ -11,9 +11,8 @@ from typing import Any
 
 import msgspec
 
-from ..carried import BY_NAME, Kind
-from ..outgoing import NO_OPTIONS, OPTIONS, Outgoing
-from ..selecting import Selecting, Source
+from ..inserts import Source
+from ..message_columns import BY_NAME, NO_OPTIONS, OPTIONS, Kind, Outgoing
 from ..tables import QueueTable
 from .session import execute, hot_cursor, translated
 
@@ -37,7 +36,7 @@ def _as_json(column: str, type_: int) -> str:
     return f"to_json({column})::text"
 
 
-class PostgresqlSelecting(Selecting):
+class PostgresqlSelecting:
     """The verb of one queue; ``_q`` and ``_c`` are its names, quoted."""
 
     table: QueueTable
@@ -77,7 +76,7 @@ class PostgresqlSelecting(Selecting):
                 pairs.append((name, f"{self._clock} + %s * interval '1 ms'" if later else "%s"))
                 params.append(value)
         # What is evaluated when it enters is held by the table's default.
-        held = {"lease_expires"} if self.table.holds else set()
+        held = {"lease_expires"} if self.table.has_unevaluated else set()
         pairs += [(name, value) for name, value in self._filled.items() if name not in held]
         names = ", ".join(f"c{n}" for n in range(len(columns)))
         # Index: whatever the caller's SELECT uses. Safe: the caller's transaction; identity numbers and ids are given in the order

@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 from psycopg.pq import ConnStatus, TransactionStatus
 
-from ..session_state import Sessions, SessionState
+from ..sessions import SessionState
 
 #: By libpq's number of the status, so that a look takes 0.25 µs; comparing with members of two enums takes twice that.
 _WITH_AUTOCOMMIT = (
@@ -89,7 +89,7 @@ def _with_what_is_true(sql: str, params: Any) -> str:
     return _PARAMETER.sub(fill, sql)
 
 
-class PostgresqlSessions(Sessions):
+class PostgresqlSessions:
     """libpq is told the state with the answer to each statement, so there is nothing to ask for."""
 
     def session_state(self, connection: Any, *, ask: bool = False) -> SessionState:

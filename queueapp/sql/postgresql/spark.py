@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..carried import BY_NAME, SENT, kind_of
-from ..locks import lock_numbers
+from ..barriers import lock_numbers
+from ..message_columns import BY_NAME, SENT, kind_of
 from ..spark import STAGED, LedgerTable, SparkSql, StagingName
 from ..tables import QueueTable
 from .rows import LITERALS, TYPES
 
-_WIDE = {"priority": TYPES[kind_of(BY_NAME["priority"], ranked=True)]}
+_WIDE = {"priority": TYPES[kind_of(BY_NAME["priority"], priority64=True)]}
 _TYPES = {"id": "uuid", "headers": "text", "body": "bytea"} | {one.name: TYPES[one.kind] for one in SENT}
 
 #: First in the transaction of the moves. Another scan of a staging table could make ours start in its middle; nobody
@@ -44,7 +44,7 @@ class PostgresqlSparkSql(SparkSql):
         self._l = {name: quote(column) for name, column in ledger.columns.items()}
         self._queue = quote(queue.db_table)
         self._q = {name: quote(column) for name, column in queue.columns.items()}
-        self._types = _TYPES | (_WIDE if queue.ranked else {})
+        self._types = _TYPES | (_WIDE if queue.priority64 else {})
 
     def fence(self, *, exclusive: bool) -> tuple[str, tuple[str, ...]]:
         # No table is read. Nothing but two integers is written into the text.

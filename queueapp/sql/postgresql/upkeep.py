@@ -6,12 +6,11 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from ..upkeep import LeaseUpkeep
 from .index_order import IndexOrder
 from .session import execute
 
 
-class PostgresqlUpkeep(LeaseUpkeep):
+class PostgresqlUpkeep:
     """The verbs of one queue; ``_q`` and ``_c`` are its names, quoted."""
 
     _q: str

@@ -7,14 +7,14 @@ from typing import Any
 
 import psycopg
 
-from ..wakeups import Ear, Lack, WakeUps
+from ..notifications import ListenerConnection, Unavailable
 from .packed import TEXT, PackedStatement, ready
 from .session import execute
 
 _NOTIFY = PackedStatement("SELECT pg_notify(%s, %s)", (TEXT, TEXT))
 
 
-class PostgresqlEar(Ear):
+class PostgresqlEar(ListenerConnection):
     """LISTEN, on psycopg's own connection: Django's would be closed and shared as Django likes.
 
     What it waits on is the socket: psycopg's own wait looks up ten times a second, which was 0.4 % of a core for each process
@@ -45,7 +45,7 @@ class PostgresqlEar(Ear):
         # Whoever reads this statement in pg_stat_activity sees an ear.
         self._execute(f'LISTEN "{self.channel}"')
 
-    def heard(self, seconds: float) -> list[str]:
+    def received(self, seconds: float) -> list[str]:
         raw = self._open()
         if self._asked:
             self._asked = False
@@ -53,7 +53,7 @@ class PostgresqlEar(Ear):
                 return told
         return self._told(raw) if self._readable.select(seconds) else []
 
-    def answer(self) -> None:
+    def ping(self) -> None:
         self._execute("SELECT 1")
 
     @property
@@ -81,7 +81,7 @@ class PostgresqlEar(Ear):
         return self._raw
 
 
-class PostgresqlWakeUps(WakeUps):
+class PostgresqlWakeUps:
     """There is nothing to make, and nobody needs a right for it."""
 
     def may_notify(self, connection: Any) -> bool:
@@ -95,11 +95,11 @@ class PostgresqlWakeUps(WakeUps):
         else:
             execute(connection, "SELECT pg_notify(%s, %s)", (channel, payload))
 
-    def ear(self, connection: Any, channel: str) -> Ear:
+    def ear(self, connection: Any, channel: str) -> ListenerConnection:
         return PostgresqlEar(connection, channel)
 
     def prepare_wake_ups(self, connection: Any) -> None:
         """Nothing to make."""
 
-    def lacking_for_wake_ups(self, connection: Any) -> Lack | None:
+    def lacking_for_wake_ups(self, connection: Any) -> Unavailable | None:
         return None

@@ -7,9 +7,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from ..arriving import Arrivals, Arriving
-from ..carried import BY_NAME
-from ..rows import Row
+from ..message_columns import BY_NAME, Row
 from ..tables import QueueTable
 from .locking import KEEPING, MAX_BATCH
 from .rows import guid, type_of
@@ -17,12 +15,12 @@ from .session import Json, execute, fetch, in_json, json_of, quote_table, transl
 
 _TYPES = {"id": "uniqueidentifier", "headers": "nvarchar(max)", "body": "varchar(max)", "deliveries": "int",
           "cancels": "int", "failures": "nvarchar(max)"} | {one.name: type_of(one) for one in BY_NAME.values()}  # fmt: skip
-_RANKED_TYPES = _TYPES | {one.name: type_of(one, ranked=True) for one in BY_NAME.values()}
+_RANKED_TYPES = _TYPES | {one.name: type_of(one, priority64=True) for one in BY_NAME.values()}
 #: A body is hex in JSON, which has no bytes.
 _VALUES = {"body": "CONVERT(varbinary(max), r.[body], 2)"}
 
 
-class SqlServerArriving(Arriving):
+class SqlServerArriving:
     """The verbs of one queue; ``_q`` and ``_c`` are its names, quoted."""
 
     table: QueueTable
@@ -32,7 +30,7 @@ class SqlServerArriving(Arriving):
 
     def insert_rows(self, connection: Any, rows: Sequence[Row]) -> int:
         rows = [self.table.within_levels(row) for row in rows]
-        types = _RANKED_TYPES if self.table.ranked else _TYPES
+        types = _RANKED_TYPES if self.table.priority64 else _TYPES
         carried = [name for name in self.table.moved(types) if name in self._c]
         said = [name for name in carried if any(getattr(row, name) is not None for row in rows)]
         pairs = [(self._c[name], _VALUES.get(name, f"r.[{name}]")) for name in said] + self._filled
@@ -52,7 +50,7 @@ class SqlServerArriving(Arriving):
         return count
 
 
-class SqlServerArrivals(Arrivals):
+class SqlServerArrivals:
     """The table of arrivals."""
 
     def note_arrivals(

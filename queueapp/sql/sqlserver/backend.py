@@ -8,9 +8,8 @@ from typing import Any
 
 from ...errors import UnsupportedServer
 from ..base import Backend, ErrorKind, QueueSql
-from ..carried import SENT, Kind
 from ..journal import JournalSql
-from ..outgoing import Outgoing
+from ..message_columns import SENT, Kind, Outgoing
 from ..tables import QueueTable, StoreTable
 from .arriving import SqlServerArrivals
 from .celery import SqlServerCeleryResults

@@ -8,9 +8,9 @@ from operator import itemgetter
 from typing import Any
 
 from ...messages.ids import as_uuid
-from ..bookmarks import FENCED, NO_LIMITS, STRICT, Bookmarks, Holder, Limits
-from ..claimed import LAST_END
-from ..rows import Row
+from ..acks import FENCED, NO_LIMITS, STRICT, LeaseHolder, Limits
+from ..claims import LAST_END
+from ..message_columns import Row
 from .holding import held
 from .locking import KEYS, LOOKING, MAX_BATCH, TAKING
 from .rows import Returned
@@ -21,17 +21,23 @@ from .upkeep import SqlServerUpkeep
 _NOBODY = uuid.UUID(int=0)
 
 
-class SqlServerBookmarks(SqlServerUpkeep, Bookmarks):
+class SqlServerBookmarks(SqlServerUpkeep):
     """The verbs of one queue; ``_q`` and ``_c`` are its names, quoted."""
 
     _row: Returned
 
-    def ack_held(self, connection: Any, seqs: Sequence[int], holder: Holder) -> int:
+    def ack_held(self, connection: Any, seqs: Sequence[int], holder: LeaseHolder) -> int:
         may, params = self._may(holder)
         return execute(connection, f"DELETE q {self._named(may)}", (json_of(list(seqs)), *params))
 
     def take_held(
-        self, connection: Any, seqs: Sequence[int], holder: Holder, *, leased: bool = False, limits: Limits = NO_LIMITS
+        self,
+        connection: Any,
+        seqs: Sequence[int],
+        holder: LeaseHolder,
+        *,
+        leased: bool = False,
+        limits: Limits = NO_LIMITS,
     ) -> list[Row]:
         may, params = self._may_give_back(holder) if leased else self._may(holder)
         if reached := limits.reached("q." + self._c["cancels"], "q." + self._c["deliveries"]):
@@ -39,7 +45,7 @@ class SqlServerBookmarks(SqlServerUpkeep, Bookmarks):
         sql = f"DELETE q OUTPUT {self._row.of('deleted')} {self._named(may)}"
         return self._rows_of(fetch(connection, sql, (json_of(list(seqs)), *params)))
 
-    def cancel_held(self, connection: Any, seqs: Sequence[int], holder: Holder, limits: Limits) -> list[int]:
+    def cancel_held(self, connection: Any, seqs: Sequence[int], holder: LeaseHolder, limits: Limits) -> list[int]:
         c = self._c
         may, params = self._may_give_back(holder)
         if reached := limits.reached("q." + c["cancels"], "q." + c["deliveries"]):
@@ -51,7 +57,7 @@ class SqlServerBookmarks(SqlServerUpkeep, Bookmarks):
         )
         return sorted(seq for (seq,) in fetch(connection, sql, (json_of(list(seqs)), *params)))
 
-    def extend_held(self, connection: Any, seqs: Sequence[int], holder: Holder, lease_ms: int) -> list[int]:
+    def extend_held(self, connection: Any, seqs: Sequence[int], holder: LeaseHolder, lease_ms: int) -> list[int]:
         c = self._c
         until, (may, params) = f"q.{c['lease_expires']}", self._may_give_back(holder)
         may += self._alive()  # where leases are counted, what has lapsed may be somebody else's place by now
@@ -78,7 +84,7 @@ class SqlServerBookmarks(SqlServerUpkeep, Bookmarks):
         return self._rows_of(fetch(connection, take, (json_of(keys), owner, deliveries))) if keys else []
 
     def candidates(
-        self, connection: Any, after: int, upto: int, limit: int, holder: Holder
+        self, connection: Any, after: int, upto: int, limit: int, holder: LeaseHolder
     ) -> list[tuple[int, str, bytes | None]]:
         may, params = self._may(holder)
         seq = f"q.{self._c['seq']}"
@@ -92,7 +98,11 @@ class SqlServerBookmarks(SqlServerUpkeep, Bookmarks):
     def seqs_of(self, connection: Any, ids: Sequence[uuid.UUID]) -> list[tuple[uuid.UUID, int]]:
         identity, seq = f"q.{self._c['id']}", f"q.{self._c['seq']}"
         # What is held until it is evaluated is not in the queue yet.
-        there = f" WHERE (q.{self._c['lease_expires']} IS NULL OR NOT {held(self._c)})" if self.table.holds else ""
+        there = (
+            f" WHERE (q.{self._c['lease_expires']} IS NULL OR NOT {held(self._c)})"
+            if self.table.has_unevaluated
+            else ""
+        )
         # Index: the one on id, one seek a key. Safe: READCOMMITTEDLOCK waits for who is just putting one of them in, whatever
         # READ_COMMITTED_SNAPSHOT says: an answer that it is not there would be acted upon.
         sql = (
@@ -109,18 +119,18 @@ class SqlServerBookmarks(SqlServerUpkeep, Bookmarks):
         # leased anew meanwhile is judged by that lease; keys come ascending and are sought in that order.
         return f"{KEYS} {self._q} AS q WITH (ROWLOCK) ON q.{self._c['seq']} = k.[key] WHERE 1 = 1{may}"
 
-    def _may(self, holder: Holder) -> tuple[str, tuple[Any, ...]]:
+    def _may(self, holder: LeaseHolder) -> tuple[str, tuple[Any, ...]]:
         """What this holder may end, as a further condition with its parameters."""
         c, client = self._c, holder.client or _NOBODY
         if holder.leasing == FENCED:
             return f" AND q.{c['lease_token']} = %s", (client,)
         if holder.leasing != STRICT:
             # What is held until it is evaluated is not in the queue yet.
-            return f" AND (q.{c['lease_expires']} IS NULL OR NOT {held(c)})" if self.table.holds else "", ()
+            return f" AND (q.{c['lease_expires']} IS NULL OR NOT {held(c)})" if self.table.has_unevaluated else "", ()
         nobody = f"q.{c['lease_expires']} IS NULL OR q.{c['lease_expires']} < SYSUTCDATETIME()"
         return f" AND ({nobody} OR q.{c['lease_owner']} = %s OR q.{c['lease_token']} = %s)", (client, client)
 
-    def _may_give_back(self, holder: Holder) -> tuple[str, tuple[Any, ...]]:
+    def _may_give_back(self, holder: LeaseHolder) -> tuple[str, tuple[Any, ...]]:
         """What this holder may give back, or extend: of what is leased. What was shared out to a subscriber and not taken up by it
         is in nobody's hands."""
         c, client = self._c, holder.client or _NOBODY

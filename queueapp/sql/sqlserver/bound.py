@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..bound import Bound, BrokerTables
-from ..outgoing import Outgoing
+from ..inserts import BrokerTables
+from ..message_columns import Outgoing
 from ..tables import QueueTable
 from .session import execute, quote_table
 
 
-class SqlServerBound(Bound):
+class SqlServerBound:
     """The verb of one queue; ``_q`` and ``_c`` are its names, quoted."""
 
     table: QueueTable

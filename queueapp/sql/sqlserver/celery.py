@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ..celery import CeleryResults, Counted, Part, Stored
-from ..wakeups import Ear
+from ..notifications import ListenerConnection
+from ..results import ChordCount, ChordPart, TaskState
 from .locking import KEEPING
 from .session import LATER, Json, execute, fetch, later_params, quote_table
 
@@ -24,10 +24,10 @@ _KEPT = {
 _OVER = ", ".join(f"[{name}] = {_KEPT.get(name, f's.[{name}]')}" for name in _TYPES)
 
 
-class SqlServerCeleryResults(CeleryResults):
+class SqlServerCeleryResults:
     """The tables of Celery's results."""
 
-    def store_result(self, connection: Any, results: str, stored: Stored) -> bool:
+    def store_result(self, connection: Any, results: str, stored: TaskState) -> bool:
         table = quote_table(results)
         given = Json(json.dumps({name: getattr(stored, name) for name in _TYPES}))
         done = "SYSUTCDATETIME()" if stored.done else "NULL"
@@ -51,7 +51,9 @@ class SqlServerCeleryResults(CeleryResults):
             return True
         return bool(execute(connection, update, changed))
 
-    def count_part(self, connection: Any, groups: str, parts: str, part: Part, expires_ms: int | None) -> Counted:
+    def count_part(
+        self, connection: Any, groups: str, parts: str, part: ChordPart, expires_ms: int | None
+    ) -> ChordCount:
         table = quote_table(parts)
         given = Json(json.dumps({"status": part.status, "result": part.result}))
         # Index: the unique one on the part. Safe: KEEPING, so who counts the same part waits for who was first.
@@ -70,7 +72,7 @@ class SqlServerCeleryResults(CeleryResults):
         # Index: the unique one on the group. Safe: the row is locked by the statement before.
         sql = f"SELECT g.[counted], g.[size], g.[added], g.[is_over] FROM {quote_table(groups)} AS g WHERE g.[group_id] = %s"
         counted, size, added, is_over = fetch(connection, sql, (part.group_id,))[0]
-        return Counted(counted, size, added, bool(is_over))
+        return ChordCount(counted, size, added, bool(is_over))
 
     def set_size(self, connection: Any, groups: str, group_id: str, size: int, expires_ms: int | None) -> None:
         anew = {name: (f"CASE WHEN [is_over] = 1 THEN 0 ELSE [{name}] END", "0", ()) for name in ("counted", "added")}
@@ -84,7 +86,7 @@ class SqlServerCeleryResults(CeleryResults):
     def save_group(self, connection: Any, groups: str, group_id: str, result: str, expires_ms: int | None) -> None:
         self._upsert(connection, groups, group_id, expires_ms, {"result": ("%s", "%s", (result,))})
 
-    def ear_for_results(self, connection: Any) -> Ear | None:
+    def ear_for_results(self, connection: Any) -> ListenerConnection | None:
         return None  # Service Broker's ears are the workers': each of them would wake for every result
 
     def tell_waiting(self, connection: Any, told: str) -> None:

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from ..claimed import PRIORITY, WINDOW_ROWS, Claimed, Peek, Range
-from ..expiry import Terms
-from ..tables import QueueTable
+from ..claims import PRIORITY, WINDOW_ROWS, Claimed, PeekResult, SeqRange
+from ..tables import QueueTable, Terms
 from .locking import KEYS, LOOKING, MAX_BATCH, TAKING
 from .rows import Returned
 from .session import fetch, json_of, quote
@@ -34,7 +33,7 @@ def _by_priority(row: Claimed) -> tuple[int, int]:
     return -row[PRIORITY], row[0]
 
 
-def _numbered(ranges: Sequence[Range]) -> str:
+def _numbered(ranges: Sequence[SeqRange]) -> str:
     return json_of([(n, only.recipient, only.priority, only.low, only.high) for n, only in enumerate(ranges)])
 
 
@@ -53,9 +52,9 @@ class Claims:
     def __init__(self, table: QueueTable, quoted: str, columns: dict[str, str]) -> None:
         self._table, self._q, self._c = table, quoted, columns
         self._seq = f"q.{columns['seq']}"
-        indexed = table.claim_by or table.ranked
+        indexed = table.claim_by or table.priority64
         self._index = f"INDEX({quote(table.claim_index)}), " if indexed and table.claim_index else ""
-        self.order = _by_priority if table.ranked or "priority" in table.claim_by else _BY_SEQ
+        self.order = _by_priority if table.priority64 or "priority" in table.claim_by else _BY_SEQ
 
     # -- conditions -----------------------------------------------------------------------------------------------
 
@@ -90,9 +89,9 @@ class Claims:
 
     # -- looking --------------------------------------------------------------------------------------------------
 
-    def peek(self, connection: Any, ahead: Sequence[Range], behind: Sequence[Range], limit: int) -> Peek:
+    def peek(self, connection: Any, ahead: Sequence[SeqRange], behind: Sequence[SeqRange], limit: int) -> PeekResult:
         """See ``QueueSql.claims.peek``."""
-        ahead, behind = ahead or [Range(1, 0)], behind or [Range(1, 0)]
+        ahead, behind = ahead or [SeqRange(1, 0)], behind or [SeqRange(1, 0)]
         look, window = self._look(several=self._several(ahead)), self._window()
         # Index: as the claim. Safe: LOOKING; what an open transaction has deleted or leased is not available, what it
         # has only locked for a verdict (``lock``) still counts. One plan for any number of levels.
@@ -103,13 +102,13 @@ class Claims:
         params = (*self._look_params(ahead, limit), _numbered(behind))
         n_ahead, n_behind, *firsts, reached = fetch(connection, sql, params)[0]
         first = min((first for first in firsts if first is not None), default=0)
-        return Peek(n_ahead, min(n_behind or 0, limit), first, reached or 0)
+        return PeekResult(n_ahead, min(n_behind or 0, limit), first, reached or 0)
 
     def look_through(self, connection: Any, low: int, high: int, before: int, limit: int) -> tuple[list[int], int, int]:
         """See ``QueueSql.claims.scan_order_keys``."""
         raise NotImplementedError
 
-    def read_heads(self, connection: Any, only: Range, limit: int, *, bodies: bool = False) -> list[Any]:
+    def read_heads(self, connection: Any, only: SeqRange, limit: int, *, bodies: bool = False) -> list[Any]:
         """See ``QueueSql.claims.read_heads`` and ``read_heads_and_bodies``."""
         rest = f", q.{self._c['body']}" if bodies else ""
         # Index: as the claim. Safe: LOOKING.
@@ -120,7 +119,7 @@ class Claims:
         level = (getattr(only, name) for name in self._table.claim_by)
         return [tuple(row) for row in fetch(connection, sql, (limit, *level, only.low, only.high))]
 
-    def _several(self, ranges: Sequence[Range]) -> bool:
+    def _several(self, ranges: Sequence[SeqRange]) -> bool:
         return bool(self._table.claim_by) or len(ranges) > 1
 
     def _look(self, *, several: bool) -> str:
@@ -148,12 +147,12 @@ class Claims:
             f"CASE WHEN COUNT(*) = {WINDOW_ROWS} THEN MAX(w.[seq]) END AS [reached] FROM ({rows}) AS w) AS m"
         )
 
-    def _look_params(self, ranges: Sequence[Range], limit: int) -> tuple[Any, ...]:
+    def _look_params(self, ranges: Sequence[SeqRange], limit: int) -> tuple[Any, ...]:
         if not self._several(ranges):
             return limit, ranges[0].low, ranges[0].high
         return limit, _numbered(ranges), limit
 
-    def _occupied(self, connection: Any, ranges: Sequence[Range]) -> list[Range]:
+    def _occupied(self, connection: Any, ranges: Sequence[SeqRange]) -> list[SeqRange]:
         """The ranges that hold something to take, so that empty levels cost one round trip and not one each."""
         # Index: the claim index, one seek a level. Safe: LOOKING; what is taken in between is merely not found.
         sql = (
@@ -198,7 +197,7 @@ class Claims:
         connection: Any,
         claim: Claim,
         values: tuple[Any, ...],
-        ranges: Sequence[Range],
+        ranges: Sequence[SeqRange],
         limit: int,
     ) -> list[Claimed]:
         """Take at most ``limit`` messages of the ranges, in claim order."""
@@ -217,13 +216,15 @@ class Claims:
             taken.sort(key=self.order)  # OUTPUT has no order of its own
         return taken
 
-    def _take_range(self, connection: Any, claim: Claim, values: tuple[Any, ...], only: Range, limit: int) -> list[Any]:
+    def _take_range(
+        self, connection: Any, claim: Claim, values: tuple[Any, ...], only: SeqRange, limit: int
+    ) -> list[Any]:
         level = (getattr(only, name) for name in self._table.claim_by)
         of_range = (limit, *level, only.low, only.high)
         params = (*values, *of_range) if claim.values_first else (*of_range, *values)
         return fetch(connection, claim.in_range, params)
 
-    def lock(self, connection: Any, ranges: Sequence[Range], limit: int, *, bodies: bool) -> list[Claimed]:
+    def lock(self, connection: Any, ranges: Sequence[SeqRange], limit: int, *, bodies: bool) -> list[Claimed]:
         """Lock the lowest free messages of the ranges until the transaction ends, in claim order; without headers and bodies
         where they are not asked for."""
         left_out = () if bodies else ("headers", "body")

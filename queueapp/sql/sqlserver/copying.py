@@ -6,8 +6,8 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from ..copying import Copying, Subscribed
-from ..outgoing import Outgoing
+from ..inserts import Subscribed
+from ..message_columns import Outgoing
 from ..tables import QueueTable
 from .claims import Claims
 from .inserting import Pairs, insert_statement
@@ -21,7 +21,7 @@ def _numbered(names: Sequence[str]) -> str:
     return json_of(list(enumerate(names)))
 
 
-class SqlServerCopying(Copying):
+class SqlServerCopying:
     """The verbs of one queue; ``_q`` and ``_c`` are its names, quoted."""
 
     table: QueueTable
@@ -65,7 +65,7 @@ class SqlServerCopying(Copying):
         names = [name for name in self.table.copied if name in c]
         columns = ", ".join([*(c[name] for name in names), c["recipient"]])
         values = ", ".join([*(f"q.{c[name]}" for name in names), "r.[name]"])
-        if self.table.holds:
+        if self.table.has_unevaluated:
             columns, values = f"{columns}, {c['lease_expires']}", f"{values}, NULL"
         mine = f"q.{c['lease_token']} = %s" if token else self._claims.free()
         # Index: the primary key, one seek a key (KEYS), in all three. Safe: TAKING waits for nobody, and what it has locked is this

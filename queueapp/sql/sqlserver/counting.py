@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..counting import Counting, Head, Level
+from ..figures import Head, Level
 from ..tables import QueueTable
 from .claims import Claims
 from .holding import held
@@ -17,7 +17,7 @@ _WAITING = "h.[state] IN ('free', 'lapsed')"
 _AS = {"recipient": "%s", "priority": "CAST(%s AS smallint)"}
 
 
-class SqlServerCounting(Counting):
+class SqlServerCounting:
     """The verbs of one queue; ``_q`` and ``_c`` are its names, quoted."""
 
     table: QueueTable
@@ -70,7 +70,7 @@ class SqlServerCounting(Counting):
         """The first rows with what they are and how old they are. Index: the primary key; of a level the claim index."""
         now, states = "SYSUTCDATETIME()", []
         lease, expires = (f"q.{self._c[name]}" if name in self._c else "" for name in ("lease_expires", "expires"))
-        states += [f"WHEN {held(self._c)} THEN 'held'"] if self.table.holds else []
+        states += [f"WHEN {held(self._c)} THEN 'held'"] if self.table.has_unevaluated else []
         states += [f"WHEN {lease} >= {now} THEN 'leased'"] if lease else []
         over = f"{expires} <= {now}" if expires else ""
         if self.table.expiry is not None:

@@ -8,14 +8,13 @@ from typing import Any
 
 from ...errors import QueueError
 from ...messages.ids import as_uuid
-from ..deferred import Deferred
 from .locking import MAX_BATCH
 from .session import LATER, execute, fetch, json_of, later_params, quote_table
 
 _IDS = "OPENJSON(%s) WITH ([id] uniqueidentifier '$') AS u"
 
 
-class SqlServerDeferred(Deferred):
+class SqlServerDeferred:
     """The table of deferred acks."""
 
     def lock_name(self, connection: Any, name: str, *, shared: bool = False) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from django.db import OperationalError
 
-from ..definition import Definition, Drift, IndexFound, Remark
+from ..schema import Drift, IndexInfo, SettingAdvice
 from .session import execute, fetch, quote_table
 
 #: What sp_getapplock is asked for, for how long at a time, and what it answers when that time was over.
@@ -17,7 +17,7 @@ _FULL = (0, 100)
 _NOTHING = "DECLARE @nothing_to_alter bit"
 
 
-class SqlServerDefinition(Definition):
+class SqlServerDefinition:
     """Options are those of the primary key, which is the table."""
 
     names_indexes = True
@@ -86,7 +86,7 @@ class SqlServerDefinition(Definition):
                 found.append(Drift(problem, f"ALTER INDEX ALL ON {quoted} REBUILD WITH (FILLFACTOR = 100)"))
         return found
 
-    def indexes(self, connection: Any, table: str) -> dict[str, IndexFound]:
+    def indexes(self, connection: Any, table: str) -> dict[str, IndexInfo]:
         # Catalog only. A disabled index may not be named in a hint (315), and a filtered one does not serve any claim (8622).
         sql = (
             "SELECT i.[name], c.[name], CAST(i.[is_disabled] AS int), CAST(i.[has_filter] AS int) FROM sys.indexes AS i "
@@ -94,10 +94,10 @@ class SqlServerDefinition(Definition):
             "INNER JOIN sys.columns AS c ON c.[object_id] = ic.[object_id] AND c.[column_id] = ic.[column_id] "
             "WHERE i.[object_id] = OBJECT_ID(%s) AND ic.[key_ordinal] > 0 ORDER BY i.[index_id], ic.[key_ordinal]"
         )
-        found: dict[str, IndexFound] = {}
+        found: dict[str, IndexInfo] = {}
         for name, column, disabled, filtered in fetch(connection, sql, (_name(table),)):
             columns = found[name].columns if name in found else ()
-            found[name] = IndexFound((*columns, column), usable=not disabled, filtered=bool(filtered))
+            found[name] = IndexInfo((*columns, column), usable=not disabled, filtered=bool(filtered))
         return found
 
     def rename_index(self, connection: Any, table: str, old: str, new: str) -> str:
@@ -122,20 +122,20 @@ class SqlServerDefinition(Definition):
         )
         return bool(fetch(connection, sql, (_name(table),))[0][0])
 
-    def remarks(self, connection: Any) -> list[Remark]:
+    def remarks(self, connection: Any) -> list[SettingAdvice]:
         # Catalog only. By name: on Azure DB_ID() is not that of sys.databases.
         sql = "SELECT CAST(d.[is_read_committed_snapshot_on] AS int) FROM sys.databases AS d WHERE d.[name] = DB_NAME()"
         rows = fetch(connection, sql, ())
         if not rows or rows[0][0] is None:
             return []
         if rows[0][0]:
-            return [Remark("READ_COMMITTED_SNAPSHOT is on", "")]
+            return [SettingAdvice("READ_COMMITTED_SNAPSHOT is on", "")]
         return [
-            Remark(
+            SettingAdvice(
                 "READ_COMMITTED_SNAPSHOT is off: what your own code reads of a queue's table, or of tables that handlers write, "
                 "waits behind open transactions, of TRANSACTIONAL handlers too",
                 "ALTER DATABASE CURRENT SET READ_COMMITTED_SNAPSHOT ON WITH ROLLBACK IMMEDIATE; or read with "
-                "queueapp.sql.looking(). Queues work either way.",
+                "queueapp.sql.nonblocking(). Queues work either way.",
             )
         ]
 

@@ -14,12 +14,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from ...messages import new_id
-from ..claimed import Claimed, Peek, Range
+from ..barriers import lock_name
+from ..claims import Claimed, PeekResult, SeqRange
 from ..fenced import FencedInserts
-from ..flowing import Seen, Within
-from ..locks import lock_name
-from ..outgoing import Outgoing
-from ..rows import Row
+from ..limits import KnownClaims, LimitedClaim
+from ..message_columns import Outgoing, Row
 from ..tables import StoreTable
 from .errors import LockTimeout
 from .holding import held
@@ -94,11 +93,15 @@ class SqlServerFencedQueueSql(FencedInserts, SqlServerQueueSql):
 
     # -- taking out -----------------------------------------------------------------------------------------------
 
-    def _before_barriers(self, connection: Any, ranges: Sequence[Range]) -> list[Range]:
+    def _before_barriers(self, connection: Any, ranges: Sequence[SeqRange]) -> list[SeqRange]:
         last = self.last(connection)  # first, and then the barrier: see above
         barrier = self.first_barrier(connection)
         end = last if barrier is None else min(last, barrier - 1)
-        if self.table.holds and self.table.finds_barriers and (unknown := self._first_held(connection)) is not None:
+        if (
+            self.table.has_unevaluated
+            and self.table.finds_barriers
+            and (unknown := self._first_held(connection)) is not None
+        ):
             end = min(end, unknown - 1)
         cut = (only._replace(high=min(only.high, end)) for only in ranges)
         return [only for only in cut if only.low <= only.high]
@@ -112,22 +115,22 @@ class SqlServerFencedQueueSql(FencedInserts, SqlServerQueueSql):
         rows = fetch(connection, sql, ())
         return int(rows[0][0]) if rows else None
 
-    def peek(self, connection: Any, ahead: Sequence[Range], behind: Sequence[Range], limit: int) -> Peek:
+    def peek(self, connection: Any, ahead: Sequence[SeqRange], behind: Sequence[SeqRange], limit: int) -> PeekResult:
         before = self._before_barriers(connection, ahead), self._before_barriers(connection, behind)
         return super().peek(connection, *before, limit)
 
-    def read_heads(self, connection: Any, only: Range, limit: int) -> list[tuple[int, str]]:
+    def read_heads(self, connection: Any, only: SeqRange, limit: int) -> list[tuple[int, str]]:
         before = self._before_barriers(connection, [only])
         return super().read_heads(connection, before[0], limit) if before else []
 
-    def read_heads_and_bodies(self, connection: Any, only: Range, limit: int) -> list[tuple[int, str, bytes | None]]:
+    def read_heads_and_bodies(self, connection: Any, only: SeqRange, limit: int) -> list[tuple[int, str, bytes | None]]:
         before = self._before_barriers(connection, [only])
         return super().read_heads_and_bodies(connection, before[0], limit) if before else []
 
     def claim_by_lease(
         self,
         connection: Any,
-        ranges: Sequence[Range],
+        ranges: Sequence[SeqRange],
         limit: int,
         token: uuid.UUID,
         owner: uuid.UUID,
@@ -140,7 +143,7 @@ class SqlServerFencedQueueSql(FencedInserts, SqlServerQueueSql):
     def claim_by_delete(
         self,
         connection: Any,
-        ranges: Sequence[Range],
+        ranges: Sequence[SeqRange],
         limit: int,
         whole: bool = False,
         owner: uuid.UUID | None = None,
@@ -152,19 +155,19 @@ class SqlServerFencedQueueSql(FencedInserts, SqlServerQueueSql):
     def claim_within(
         self,
         connection: Any,
-        ranges: Sequence[Range],
+        ranges: Sequence[SeqRange],
         limit: int,
         token: uuid.UUID,
         owner: uuid.UUID,
         lease_ms: int | None,
         most: int,
-        seen: Seen | None = None,
-    ) -> Within:
+        seen: KnownClaims | None = None,
+    ) -> LimitedClaim:
         with _in_transaction(connection):
             before = self._claimable(connection, ranges, owner)
             return super().claim_within(connection, before, limit, token, owner, lease_ms, most, seen)
 
-    def lock_heads(self, connection: Any, ranges: Sequence[Range], limit: int, *, bodies: bool) -> list[Claimed]:
+    def lock_heads(self, connection: Any, ranges: Sequence[SeqRange], limit: int, *, bodies: bool) -> list[Claimed]:
         before = self._before_barriers(connection, ranges) if self._lock_for(connection, "release", "Shared") else []
         return super().lock_heads(connection, before, limit, bodies=bodies)
 
@@ -176,7 +179,7 @@ class SqlServerFencedQueueSql(FencedInserts, SqlServerQueueSql):
                 return []
             return super().take_up(connection, owner, limit, token, lease_ms)
 
-    def _claimable(self, connection: Any, ranges: Sequence[Range], owner: uuid.UUID | None) -> list[Range]:
+    def _claimable(self, connection: Any, ranges: Sequence[SeqRange], owner: uuid.UUID | None) -> list[SeqRange]:
         if not self._lock_for(connection, "release", "Shared") or (owner and self._is_barred(connection, owner)):
             return []
         return self._before_barriers(connection, ranges)

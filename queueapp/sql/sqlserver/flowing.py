@@ -9,8 +9,8 @@ from typing import Any
 
 from django.db import transaction
 
-from ..claimed import FOREVER, Claimed, Range
-from ..flowing import Leased, Seen, Within, lock_number
+from ..claims import FOREVER, Claimed, SeqRange
+from ..limits import KnownClaims, Leased, LimitedClaim, lock_number
 from .claims import Claim, Claims
 from .locking import KEYS, LOOKING, MAX_BATCH, TAKING
 from .recorded import SqlServerRecorded
@@ -35,7 +35,7 @@ class SqlServerFlowing(SqlServerRecorded):
         self._resource = f"queueapp:{self._lock & 0xFFFFFFFFFFFFFFFF:016x}"
         #: A table of another project has the index under a name that is not known here.
         self._leased_index = self._by_leased_index = ""
-        if not table.counts:
+        if not table.counts_in_flight:
             return
         if table.lease_index is not None:
             hint = f"INDEX({quote(table.lease_index)})"
@@ -51,22 +51,22 @@ class SqlServerFlowing(SqlServerRecorded):
     def claim_within(
         self,
         connection: Any,
-        ranges: Sequence[Range],
+        ranges: Sequence[SeqRange],
         limit: int,
         token: uuid.UUID,
         owner: uuid.UUID,
         lease_ms: int | None,
         most: int,
-        seen: Seen | None = None,
-    ) -> Within:
+        seen: KnownClaims | None = None,
+    ) -> LimitedClaim:
         if not ranges:
-            return Within([], False, seen)
+            return LimitedClaim([], False, seen)
         claim, values = (
             (self._by_sending, (token, owner))
             if lease_ms is None
             else (self._by_lease, (token, owner, *later_params(lease_ms)))
         )
-        if self.table.claims is not None:
+        if self.table.claim_records is not None:
             return self._claim_recorded(connection, claim, values, ranges, limit, most, seen)
         with transaction.atomic(using=connection.alias, savepoint=False):
             self.lock_flow(connection)
@@ -78,7 +78,7 @@ class SqlServerFlowing(SqlServerRecorded):
             )
             room = max(0, most - int(fetch(connection, sql, ())[0][0]))
             rows = self._claims.take(connection, claim, values, ranges, min(limit, room)) if room else []
-        return Within(rows, len(rows) >= room)
+        return LimitedClaim(rows, len(rows) >= room)
 
     def lock_flow(self, connection: Any) -> None:
         # No table: a lock by name, of the transaction, which is freed with it. The procedure raises nothing when it does not
@@ -111,7 +111,7 @@ class SqlServerFlowing(SqlServerRecorded):
 
     def leases(self, connection: Any) -> list[Leased]:
         c = self._c
-        if self.table.claims is not None:
+        if self.table.claim_records is not None:
             return self._recorded_leases(connection)
         # Index: the filtered one on what is leased, by hint. Safe: as the count of a claim, which has to be right.
         sql = (
@@ -124,7 +124,7 @@ class SqlServerFlowing(SqlServerRecorded):
 
     # -- sharing out ----------------------------------------------------------------------------------------------
 
-    def lock_heads(self, connection: Any, ranges: Sequence[Range], limit: int, *, bodies: bool) -> list[Claimed]:
+    def lock_heads(self, connection: Any, ranges: Sequence[SeqRange], limit: int, *, bodies: bool) -> list[Claimed]:
         return self._claims.lock(connection, ranges, limit, bodies=bodies)
 
     def share_out(self, connection: Any, seqs: Sequence[int], owners: Sequence[uuid.UUID], lease_ms: int) -> int:
@@ -156,7 +156,7 @@ class SqlServerFlowing(SqlServerRecorded):
         c = self._c
         returned = Returned(c, self.table.claimed)
         until, of_until = (_FOREVER, ()) if lease_ms is None else (LATER, later_params(lease_ms))
-        by_priority = self.table.ranked or "priority" in self.table.claim_by
+        by_priority = self.table.priority64 or "priority" in self.table.claim_by
         order = f"q.{c['priority']} DESC, q.{c['seq']}" if by_priority else f"q.{c['seq']}"
         mine = f"q.{c['lease_owner']} = %s AND q.{c['lease_token']} = %s{self._alive()}"
         # Index: the filtered one on what is leased, by hint, by owner. Safe: LOOKING; what it finds is taken below.

@@ -6,9 +6,8 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from ..claimed import FOREVER
-from ..holding import Holding
-from ..rows import Row
+from ..claims import FOREVER
+from ..message_columns import Row
 from ..tables import QueueTable
 from .locking import LOOKING, MAX_BATCH, TAKING
 from .rows import Returned
@@ -23,7 +22,7 @@ def held(columns: dict[str, str], row: str = "q") -> str:
     return f"({row}.{columns['lease_expires']} = {_FOREVER} AND {row}.{columns['lease_token']} IS NULL)"
 
 
-class SqlServerHolding(Holding):
+class SqlServerHolding:
     """The verbs of one queue; ``_q`` and ``_c`` are its names, quoted."""
 
     table: QueueTable

@@ -12,8 +12,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from ..carried import BY_NAME, SENT, Carried, Kind
-from ..outgoing import NO_OPTIONS, Outgoing, Run
+from ..message_columns import BY_NAME, NO_OPTIONS, SENT, Kind, MessageColumn, Outgoing, Run
 from .rows import type_of
 from .session import LATER, Json, execute, later_params
 
@@ -22,7 +21,7 @@ _ROWS = 1_000
 _CHARACTERS = 4_000_000
 
 
-def _in_json(one: Carried) -> tuple[str, str]:
+def _in_json(one: MessageColumn) -> tuple[str, str]:
     """(type in the JSON, value in the SELECT) of an optional attribute."""
     value = f"r.[{one.name}]"
     if one.kind is not Kind.TIME:
@@ -47,7 +46,7 @@ def _shape(message: Outgoing, columns: dict[str, str]) -> tuple[bool, ...]:
     return tuple([value != nothing and name in columns for name, value, nothing in said])
 
 
-def given(one: Carried, value: Any) -> tuple[str, tuple[Any, ...]]:
+def given(one: MessageColumn, value: Any) -> tuple[str, tuple[Any, ...]]:
     """(text, parameters) of a value that is not None; a duration ends in a time by the database's clock."""
     if one.kind is Kind.TIME:
         return LATER, later_params(value)
@@ -80,11 +79,11 @@ def insert_statement(
 
 
 def insert_rows(
-    connection: Any, table: str, columns: dict[str, str], filled: Pairs, runs: Iterable[Run], ranked: bool = False
+    connection: Any, table: str, columns: dict[str, str], filled: Pairs, runs: Iterable[Run], priority64: bool = False
 ) -> int:
-    """Store all messages in the caller's transaction; returns how many. ``ranked``: their priority has 64 bits."""
+    """Store all messages in the caller's transaction; returns how many. ``priority64``: their priority has 64 bits."""
     types = {name: kind for name, (kind, _) in _OPTIONAL.items()}
-    types["priority"] = type_of(BY_NAME["priority"], ranked=ranked)
+    types["priority"] = type_of(BY_NAME["priority"], priority64=priority64)
     count = 0
     for rows, shape in _chunks(runs, columns):
         used = [name for name, is_used in zip(_NAMES, shape, strict=True) if is_used]

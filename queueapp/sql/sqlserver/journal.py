@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from ..carried import SENT, Kind
-from ..journal import COLUMNS, JournalSql, Kept, Partition, Place, Position
-from ..outgoing import NO_OPTIONS, Outgoing
+from ..journal import COLUMNS, IdColumn, JournalRecord, JournalSql, Partition, Position
+from ..message_columns import NO_OPTIONS, SENT, Kind, Outgoing
 from .inserting import given
 from .locking import LOOKING, MAX_BATCH
 from .rows import aware, guid, type_of
@@ -156,7 +155,7 @@ class SqlServerJournalSql(JournalSql):
         *,
         not_before: datetime | None = None,
         without: Sequence[str] = (),
-    ) -> list[Kept]:
+    ) -> list[JournalRecord]:
         if not topics:
             return []
         where, params = self._which(after, without, not_before)
@@ -296,7 +295,7 @@ class SqlServerJournalSql(JournalSql):
         sql = f"SELECT COUNT(*) FROM (SELECT TOP (%s) 1 AS [one] FROM {quote_table(table)} AS q WITH ({LOOKING})) AS f"
         return int(fetch(connection, sql, (limit,))[0][0])
 
-    def waiting(self, connection: Any, places: Sequence[Place], ids: Sequence[uuid.UUID]) -> set[bytes]:
+    def waiting(self, connection: Any, places: Sequence[IdColumn], ids: Sequence[uuid.UUID]) -> set[bytes]:
         # Index: none, a queue's id has no index: a scan, of an operator's command. It waits for rows that are being taken, which
         # may come back.
         parts, params = [], list[Any]()
@@ -315,10 +314,10 @@ def _version(position: Position) -> int:
     return max(position.txid, 0)
 
 
-def _kept(row: Any) -> Kept:
+def _kept(row: Any) -> JournalRecord:
     values = list(row)
     for place in _TIMES:
         values[place] = aware(values[place])
     values[3] = guid(values[3])
     values[-1] = bool(values[-1])
-    return Kept(*values)
+    return JournalRecord(*values)

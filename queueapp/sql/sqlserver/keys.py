@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...messages.ids import as_uuid
-from ..keys import Keys, Waiting
 from ..tables import QueueTable, StoreTable
 from .claims import Claims
 from .locking import KEEPING, MAX_BATCH, TAKING
@@ -17,7 +16,7 @@ _PAIRS = "OPENJSON(%s) WITH ([key] varchar(64) '$[0]', [id] uniqueidentifier '$[
 _IDS = "OPENJSON(%s) WITH ([id] uniqueidentifier '$') AS u"
 
 
-class SqlServerKeys(Keys):
+class SqlServerKeys:
     """The two tables that all queues of a database share."""
 
     def hold_keys(
@@ -107,7 +106,7 @@ class SqlServerKeys(Keys):
         return execute(connection, sql, later_params(-keep_ms))
 
 
-class SqlServerWaiting(Waiting):
+class SqlServerWaiting:
     """The verb of one queue; ``_q``, ``_c`` and ``_claims`` are its names and its conditions."""
 
     table: QueueTable

@@ -8,11 +8,10 @@ from typing import Any
 
 from django.db import Error
 
-from ..patience import Patience
 from .session import execute
 
 
-class SqlServerPatience(Patience):
+class SqlServerPatience:
     """Set back to for ever, as ``fetch_within`` does."""
 
     @contextmanager

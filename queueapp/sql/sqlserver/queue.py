@@ -14,10 +14,8 @@ from typing import Any
 
 from ...messages.ids import as_uuid
 from ..base import QueueSql
-from ..carried import COUNTS, WHOLE
-from ..claimed import Claimed, Peek, Range
-from ..outgoing import Outgoing, Run
-from ..rows import REST, Row
+from ..claims import Claimed, PeekResult, SeqRange
+from ..message_columns import COUNTS, REST, WHOLE, Outgoing, Row, Run
 from ..tables import QueueTable, StoreTable
 from .arriving import SqlServerArriving
 from .bookmarks import SqlServerBookmarks
@@ -60,7 +58,7 @@ class SqlServerQueueSql(
         super().__init__(table)
         self._q = quote_table(table.db_table)
         self._c = c = {name: quote(column) for name, column in table.columns.items()}
-        self._claims = claims = (RankedClaims if table.ranked else Claims)(table, self._q, c)
+        self._claims = claims = (RankedClaims if table.priority64 else Claims)(table, self._q, c)
         if table.has("lease_token", "lease_owner", "lease_expires", "deliveries"):
             # The count is unqualified: ``m.deliveries + 1`` is refused by some servers.
             lease = (
@@ -86,29 +84,29 @@ class SqlServerQueueSql(
     def insert_runs(self, connection: Any, runs: Iterable[Run], undisturbed: bool = False) -> int:
         # Each piece is one statement, drawn before it is sent, so it makes no difference who uses the connection meanwhile.
         with translated(connection, self.table.db_table):
-            return insert_rows(connection, self._q, self._c, self._filled, runs, self.table.ranked)
+            return insert_rows(connection, self._q, self._c, self._filled, runs, self.table.priority64)
 
     # -- taking out -----------------------------------------------------------------------------------------------
 
     def peek(
         self,
         connection: Any,
-        ahead: Sequence[Range],
-        behind: Sequence[Range],
+        ahead: Sequence[SeqRange],
+        behind: Sequence[SeqRange],
         limit: int,
-    ) -> Peek:
+    ) -> PeekResult:
         return self._claims.peek(connection, ahead, behind, limit)
 
-    def read_heads(self, connection: Any, only: Range, limit: int) -> list[tuple[int, str]]:
+    def read_heads(self, connection: Any, only: SeqRange, limit: int) -> list[tuple[int, str]]:
         return self._claims.read_heads(connection, only, limit)
 
-    def read_heads_and_bodies(self, connection: Any, only: Range, limit: int) -> list[tuple[int, str, bytes | None]]:
+    def read_heads_and_bodies(self, connection: Any, only: SeqRange, limit: int) -> list[tuple[int, str, bytes | None]]:
         return self._claims.read_heads(connection, only, limit, bodies=True)
 
     def claim_by_lease(
         self,
         connection: Any,
-        ranges: Sequence[Range],
+        ranges: Sequence[SeqRange],
         limit: int,
         token: uuid.UUID,
         owner: uuid.UUID,
@@ -120,7 +118,7 @@ class SqlServerQueueSql(
     def claim_by_delete(
         self,
         connection: Any,
-        ranges: Sequence[Range],
+        ranges: Sequence[SeqRange],
         limit: int,
         whole: bool = False,
         owner: uuid.UUID | None = None,
@@ -291,7 +289,7 @@ class SqlServerQueueSql(
 
     def purge(self, connection: Any, limit: int) -> int:
         unleased = self._claims.unleased()
-        if self.table.holds:
+        if self.table.has_unevaluated:
             unleased = f"({unleased} OR {held(self._c)})"
         return self._take_keys(connection, self._looked_for(unleased), f"DELETE q {self._by_key(unleased)}", limit, ())
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ..claimed import MAX_PRIORITY, PRIORITY, WINDOW_ROWS, Claimed, Peek, Range, place_of, rank_and_seq
+from ..claims import MAX_PRIORITY, PRIORITY, WINDOW_ROWS, Claimed, PeekResult, SeqRange, order_key, split_order_key
 from .claims import Claim, Claims
 from .locking import KEYS, LOOKING, MAX_BATCH, TAKING
 from .rows import Returned
@@ -32,9 +32,9 @@ class Stretch(NamedTuple):
         return (self.low, self.high) if self.between else (self.priority, self.low, self.high)
 
 
-def stretches_of(only: Range) -> list[Stretch]:
+def stretches_of(only: SeqRange) -> list[Stretch]:
     """A range of places, in order."""
-    (first, low), (last, high) = rank_and_seq(only.low), rank_and_seq(only.high)
+    (first, low), (last, high) = split_order_key(only.low), split_order_key(only.high)
     if only.low > only.high:
         return []
     if first == last:
@@ -45,7 +45,7 @@ def stretches_of(only: Range) -> list[Stretch]:
     return [*found, Stretch(False, ~last, _LOWEST, high)]
 
 
-def _is_place(only: Range) -> bool:
+def _is_place(only: SeqRange) -> bool:
     return only.low == only.high
 
 
@@ -70,8 +70,8 @@ class RankedClaims(Claims):
     def _order_of(self, row: str) -> str:
         return f"{row}.{self._c['priority']} DESC, {row}.{self._c['seq']}"
 
-    def peek(self, connection: Any, ahead: Sequence[Range], behind: Sequence[Range], limit: int) -> Peek:
-        keys = [rank_and_seq(one.low)[1] for one in ahead if _is_place(one)]
+    def peek(self, connection: Any, ahead: Sequence[SeqRange], behind: Sequence[SeqRange], limit: int) -> PeekResult:
+        keys = [split_order_key(one.low)[1] for one in ahead if _is_place(one)]
         found: list[int] = []
         if keys:
             # Index: the primary key, one seek a key (KEYS). Safe: LOOKING.
@@ -86,9 +86,9 @@ class RankedClaims(Claims):
                         f"WHERE {self._in(stretch)} AND {self.free()} ORDER BY {self._order_of('q')}"
                     )
                     found += [seq for (seq,) in fetch(connection, sql, (limit - len(found), *stretch.params))]
-        return Peek(len(found), 0, min(found, default=0))
+        return PeekResult(len(found), 0, min(found, default=0))
 
-    def read_heads(self, connection: Any, only: Range, limit: int, *, bodies: bool = False) -> list[Any]:
+    def read_heads(self, connection: Any, only: SeqRange, limit: int, *, bodies: bool = False) -> list[Any]:
         """Here they are (place, headers), or with the body."""
         found: list[Any] = []
         body = f", q.{self._c['body']}" if bodies else ""
@@ -101,11 +101,11 @@ class RankedClaims(Claims):
                     f"WHERE {self._in(stretch)} AND {self.free()} ORDER BY {self._order_of('q')}"
                 )
                 rows = fetch(connection, sql, (limit - len(found), *stretch.params))
-                found += [(place_of(priority, seq), *rest) for priority, seq, *rest in rows]
+                found += [(order_key(priority, seq), *rest) for priority, seq, *rest in rows]
         return found
 
     def look_through(self, connection: Any, low: int, high: int, before: int, limit: int) -> tuple[list[int], int, int]:
-        rank, before_seq = rank_and_seq(before)
+        rank, before_seq = split_order_key(before)
         priority = f"q.{self._c['priority']}"
         # Index: the primary key, at most so many rows of it. Safe: LOOKING; what an open transaction has taken is passed by.
         sql = (
@@ -114,7 +114,7 @@ class RankedClaims(Claims):
             f"WHERE {self._seq} BETWEEN %s AND %s ORDER BY {self._seq}"
         )
         rows = fetch(connection, sql, (min(limit, WINDOW_ROWS), ~rank, ~rank, before_seq, low, high))
-        places = [place_of(priority, seq) for seq, priority, wanted in rows if wanted]
+        places = [order_key(priority, seq) for seq, priority, wanted in rows if wanted]
         return places, rows[-1][0] if rows else 0, len(rows)
 
     # -- taking ---------------------------------------------------------------------------------------------------
@@ -143,10 +143,10 @@ class RankedClaims(Claims):
         return _RankedClaim(of(Stretch(False, 0, 0, 0)), of(Stretch(True, 0, 0, 0)), by_key, returned)  # type: ignore[return-value]
 
     def take(
-        self, connection: Any, claim: Any, values: tuple[Any, ...], ranges: Sequence[Range], limit: int
+        self, connection: Any, claim: Any, values: tuple[Any, ...], ranges: Sequence[SeqRange], limit: int
     ) -> list[Claimed]:
         rows: list[Any] = []
-        keys = [rank_and_seq(one.low)[1] for one in ranges if _is_place(one)][:limit]
+        keys = [split_order_key(one.low)[1] for one in ranges if _is_place(one)][:limit]
         if keys:
             rows += fetch(connection, claim.by_key, (*values, json_of(keys)))
         for only in (one for one in ranges if not _is_place(one)):
@@ -160,12 +160,12 @@ class RankedClaims(Claims):
     def _in_order(rows: list[Claimed]) -> list[Claimed]:
         return sorted(rows, key=lambda row: (-row[PRIORITY], row[0]))
 
-    def lock(self, connection: Any, ranges: Sequence[Range], limit: int, *, bodies: bool) -> list[Claimed]:
+    def lock(self, connection: Any, ranges: Sequence[SeqRange], limit: int, *, bodies: bool) -> list[Claimed]:
         left_out = () if bodies else ("headers", "body")
         names = self._table.claimed
         returned = Returned(self._c, [name for name in names if name not in left_out])
         found: list[Any] = []
-        keys = [rank_and_seq(one.low)[1] for one in ranges if _is_place(one)][: min(limit, MAX_BATCH)]
+        keys = [split_order_key(one.low)[1] for one in ranges if _is_place(one)][: min(limit, MAX_BATCH)]
         if keys:
             # Index and safety: as a claim by key, whose rows these are.
             sql = (

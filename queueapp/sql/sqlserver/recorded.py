@@ -13,8 +13,8 @@ from typing import Any
 
 from django.db import transaction
 
-from ..claimed import SEQ, Range
-from ..flowing import Flowing, Leased, Seen, Within
+from ..claims import SEQ, SeqRange
+from ..limits import KnownClaims, Leased, LimitedClaim
 from ..tables import QueueTable
 from .claims import Claim, Claims
 from .locking import LOOKING, TAKING
@@ -22,7 +22,7 @@ from .rows import guid
 from .session import execute, fetch, json_of, quote_table
 from .upkeep import SqlServerUpkeep
 
-_NOTHING = Seen(0, "[]", "[]")
+_NOTHING = KnownClaims(0, "[]", "[]")
 #: A place is free so long after its lease has lapsed: who lengthens one looks at the clock before the row is changed.
 _MARGIN_MS = 100
 #: Places that were taken and not filled in for so many seconds are free: who took them is dead, or gets nothing for them.
@@ -60,7 +60,7 @@ def size(stretches: Iterable[Stretch]) -> int:
     return sum(high - low + 1 for low, high in stretches)
 
 
-class SqlServerRecorded(SqlServerUpkeep, Flowing):
+class SqlServerRecorded(SqlServerUpkeep):
     """The verbs of one queue."""
 
     table: QueueTable
@@ -72,18 +72,18 @@ class SqlServerRecorded(SqlServerUpkeep, Flowing):
 
     @property
     def _records(self) -> str:
-        return quote_table(self.table.claims or "")
+        return quote_table(self.table.claim_records or "")
 
     def _claim_recorded(
         self,
         connection: Any,
         claim: Claim,
         values: tuple[Any, ...],
-        ranges: Sequence[Range],
+        ranges: Sequence[SeqRange],
         limit: int,
         most: int,
-        seen: Seen | None,
-    ) -> Within:
+        seen: KnownClaims | None,
+    ) -> LimitedClaim:
         """``claim_within``: two transactions, unless there is one already."""
         with transaction.atomic(using=connection.alias, savepoint=False):
             self.lock_flow(connection)
@@ -91,7 +91,7 @@ class SqlServerRecorded(SqlServerUpkeep, Flowing):
                 self._begin_counting(connection)
             room, record, seen = self._reserve(connection, limit, most, seen or _NOTHING)
         if record is None:
-            return Within([], True, seen)
+            return LimitedClaim([], True, seen)
         with transaction.atomic(using=connection.alias, savepoint=False):
             # Index: the primary key of the records. Safe: from here on it is not taken for dead; if it was, nothing is claimed.
             sql = (
@@ -103,9 +103,11 @@ class SqlServerRecorded(SqlServerUpkeep, Flowing):
             # Index: the primary key of the records. Safe: it is locked.
             sql = f"UPDATE c SET seqs = %s FROM {self._records} AS c WITH (ROWLOCK) WHERE c.number = %s"
             execute(connection, sql, (json_of(stretches_of(row[SEQ] for row in rows)), record))
-        return Within(rows, len(rows) >= room, seen)
+        return LimitedClaim(rows, len(rows) >= room, seen)
 
-    def _reserve(self, connection: Any, wanted: int, most: int, seen: Seen) -> tuple[int, int | None, Seen]:
+    def _reserve(
+        self, connection: Any, wanted: int, most: int, seen: KnownClaims
+    ) -> tuple[int, int | None, KnownClaims]:
         """Take places, under the lock: (how many there were, the record, what is to be remembered)."""
         columns = "c.number, c.permits, c.seqs"
         # Index: that of the records on (queue, number), from the last one known. Safe: under the lock nobody adds one, so none of a
@@ -128,7 +130,7 @@ class SqlServerRecorded(SqlServerUpkeep, Flowing):
         upto = max((int(number) for number, _, _ in fresh), default=seen.upto)
         pending = [int(number) for number, _, text in fresh if text is None]
         taken = sum(int(places) for _, places, text in fresh if text is None)
-        out = merged([*read(seen.out), *(one for _, _, text in fresh if text is not None for one in read(text))])
+        out = merged([*read(seen.in_flight), *(one for _, _, text in fresh if text is not None for one in read(text))])
         if size(out) + taken + wanted > most:
             out = stretches_of(self._still_out(connection, out))
         room = max(0, most - size(out) - taken)
@@ -138,7 +140,7 @@ class SqlServerRecorded(SqlServerUpkeep, Flowing):
             sql = f"INSERT INTO {self._records} (queue, permits) OUTPUT inserted.number VALUES ({self._lock}, %s)"
             record = int(fetch(connection, sql, (min(room, wanted),))[0][0])
             pending.append(record)
-        return room, record, Seen(max(upto, seen.upto, record or 0), json_of(pending), json_of(out))
+        return room, record, KnownClaims(max(upto, seen.upto, record or 0), json_of(pending), json_of(out))
 
     def _still_out(self, connection: Any, stretches: Sequence[Stretch]) -> list[int]:
         c = self._c

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from ..results import Outcome, Results
+from ..results import Outcome
 from ..tables import QueueTable
 from .locking import KEEPING, KEYS, TAKING
 from .rows import guid
@@ -42,7 +42,7 @@ _GIVEN = "OPENJSON(%s) WITH ([n] int '$[0]', " + ", ".join(
 ) + ") AS r"  # fmt: skip
 
 
-class SqlServerResults(Results):
+class SqlServerResults:
     """The verbs of one queue; ``_q`` and ``_c`` are its names, quoted."""
 
     table: QueueTable

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..rights import Rights
 from .session import fetch, quote_table
 
 
-class SqlServerRights(Rights):
+class SqlServerRights:
     """Of the user that the session has by now (``EXECUTE AS``), the roles that it is a member of included."""
 
     def lacking_rights(self, connection: Any, table: str, rights: Sequence[str]) -> list[str]:

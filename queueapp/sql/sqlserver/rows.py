@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from ..carried import BY_NAME, Carried, Kind, kind_of
-from ..claimed import Claimed
+from ..claims import Claimed
+from ..message_columns import BY_NAME, Kind, MessageColumn, kind_of
 
 _ABSENT: dict[str, Any] = {"deliveries": 0, "cancels": 0} | {name: one.default for name, one in BY_NAME.items()}
 _CLOCKS = tuple(name for name, one in BY_NAME.items() if one.kind is Kind.TIME and not one.sent)
@@ -22,9 +22,9 @@ LITERALS: dict[bool | None, str] = {None: "NULL", True: "1", False: "0"}
 _TYPES = {Kind.INT16: "smallint", Kind.INT64: "bigint", Kind.BOOL: "bit", Kind.TIME: "datetime2"}
 
 
-def type_of(one: Carried, *, ranked: bool = False) -> str:
+def type_of(one: MessageColumn, *, priority64: bool = False) -> str:
     """The type of a column."""
-    return _TYPES.get(kind_of(one, ranked=ranked)) or f"nvarchar({one.longest})"
+    return _TYPES.get(kind_of(one, priority64=priority64)) or f"nvarchar({one.max_length})"
 
 
 def guid(value: Any) -> bytes:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..carried import SENT
-from ..outgoing import NO_OPTIONS, Outgoing
-from ..selecting import Selecting, Source
+from ..inserts import Source
+from ..message_columns import NO_OPTIONS, SENT, Outgoing
 from ..tables import QueueTable
 from .inserting import Pairs, given
 from .session import execute, names_of, quote, translated
@@ -17,7 +16,7 @@ _LOW = 2**64
 _UTF8 = "Latin1_General_100_BIN2_UTF8"
 
 
-class SqlServerSelecting(Selecting):
+class SqlServerSelecting:
     """The verb of one queue; ``_q`` and ``_c`` are its names, quoted."""
 
     table: QueueTable
@@ -51,7 +50,7 @@ class SqlServerSelecting(Selecting):
                 pairs.append((self._c[one.name], text))
                 params += some
         # What is evaluated when it enters is held by the table's default.
-        held = {self._c["lease_expires"]} if self.table.holds else set()
+        held = {self._c["lease_expires"]} if self.table.has_unevaluated else set()
         pairs += [pair for pair in self._filled if pair[0] not in held]
         names = ", ".join(f"[c{n}]" for n in range(len(columns)))
         fields = ", ".join(f"s.[c{n}] AS {quote(name)}" for n, (name, _) in enumerate(columns))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import Any
 
 from ..base import ErrorKind
-from ..session_state import Sessions, SessionState
+from ..sessions import SessionState
 from .errors import error_kind
 
 #: What of a text is no statement: comments, literals and quoted names; to the end of what is looked at, if they do not end
@@ -43,8 +44,15 @@ def _blank(found: re.Match[str]) -> str:
     return " # " if inner.startswith("#") else f" {inner} " if inner.lower() in _PROCEDURES else " x "
 
 
-class SqlServerSessions(Sessions):
+class SqlServerSessions:
     """Who does not ask is not told of a BEGIN TRANSACTION in autocommit, nor of what the server has rolled back."""
+
+    def settings_of_session(self, connection: Any) -> tuple[Any, ...]:
+        return ()
+
+    def abandon(self, raw: Any) -> None:
+        with contextlib.suppress(Exception):
+            raw.close()
 
     def session_state(self, connection: Any, *, ask: bool = False) -> SessionState:
         raw = connection.connection

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..carried import BY_NAME, SENT
-from ..locks import lock_name
+from ..barriers import lock_name
+from ..message_columns import BY_NAME, SENT
 from ..spark import STAGED, LedgerTable, SparkSql, StagingName
 from ..tables import QueueTable
 from .locking import KEEPING
@@ -14,7 +14,7 @@ from .rows import LITERALS, type_of
 #: An id arrives as text: the driver's bulk copy and the server disagree on the byte order of a binary uniqueidentifier.
 _TYPES = {"id": "char(36)", "headers": "nvarchar(max)", "body": "varbinary(max)"}
 _TYPES |= {one.name: type_of(one) for one in SENT}
-_WIDE = {"priority": type_of(BY_NAME["priority"], ranked=True)}
+_WIDE = {"priority": type_of(BY_NAME["priority"], priority64=True)}
 
 
 def quote(name: str) -> str:
@@ -40,7 +40,7 @@ class SqlServerSparkSql(SparkSql):
         self._l = {name: quote(column) for name, column in ledger.columns.items()}
         self._queue = quote(queue.db_table)
         self._q = {name: quote(column) for name, column in queue.columns.items()}
-        self._types = _TYPES | (_WIDE if queue.ranked else {})
+        self._types = _TYPES | (_WIDE if queue.priority64 else {})
 
     def fence(self, *, exclusive: bool) -> tuple[str, tuple[str, ...]]:
         # No table is read. Safe: it is let go when the transaction ends, however that is.

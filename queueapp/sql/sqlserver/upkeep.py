@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..tables import QueueTable
-from ..upkeep import LeaseUpkeep
 from .locking import KEYS, TAKING
 from .session import LATER, fetch_within, json_of, later_params
 
 
-class SqlServerUpkeep(LeaseUpkeep):
+class SqlServerUpkeep:
     """The verbs of one queue; ``_q`` and ``_c`` are its names, quoted."""
 
     table: QueueTable
@@ -46,7 +45,7 @@ class SqlServerUpkeep(LeaseUpkeep):
     def _alive(self) -> str:
         """What a lease that is lengthened must fulfil beside its token: where leases are counted, one that has lapsed may have
         given away its place."""
-        return "" if not self.table.counts else f" AND q.{self._c['lease_expires']} >= SYSUTCDATETIME()"
+        return "" if not self.table.counts_in_flight else f" AND q.{self._c['lease_expires']} >= SYSUTCDATETIME()"
 
     def _reached(self) -> str:
         # Index: the primary key, one seek a key (KEYS). Safe: the token fences, a stale one touches nothing. TAKING: what

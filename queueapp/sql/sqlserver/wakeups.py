@@ -19,7 +19,7 @@ from typing import Any
 from django.db import Error, OperationalError
 
 from ..base import ErrorKind
-from ..wakeups import Ear, Lack, NoWakeUps, WakeUps
+from ..notifications import ListenerConnection, NotificationsUnavailable, Unavailable
 from .errors import error_kind
 from .session import execute, fetch
 
@@ -136,7 +136,7 @@ _TELL = (
 )
 
 
-class SqlServerEar(Ear):
+class SqlServerEar(ListenerConnection):
     """One conversation, renewed before it ends."""
 
     _tells: uuid.UUID | None = None
@@ -153,7 +153,7 @@ class SqlServerEar(Ear):
             prepare(self.connection)
             self._begin()
 
-    def heard(self, seconds: float) -> list[str]:
+    def received(self, seconds: float) -> list[str]:
         with self._watched():
             if monotonic() < self._renew_at:
                 return self._receive(self._hears)
@@ -164,7 +164,7 @@ class SqlServerEar(Ear):
             self._stop(tells, hears)
             return told
 
-    def answer(self) -> None:
+    def ping(self) -> None:
         """Each wait is a round trip."""
 
     @property
@@ -181,7 +181,7 @@ class SqlServerEar(Ear):
     def _begin(self) -> None:
         rows = fetch(self.connection, "EXEC [queueapp_listen]", ())
         if not rows:
-            raise NoWakeUps("Service Broker did not deliver a message that was sent within the database")
+            raise NotificationsUnavailable("Service Broker did not deliver a message that was sent within the database")
         tells, hears = rows[0]
         self._tells, self._hears = uuid.UUID(tells), uuid.UUID(hears)
         self._renew_at = monotonic() + _RENEWED
@@ -209,7 +209,7 @@ class SqlServerEar(Ear):
         self._lost = False
 
 
-class SqlServerWakeUps(WakeUps):
+class SqlServerWakeUps:
     """Service Broker, where the server has it and the database has it turned on."""
 
     def __init__(self) -> None:
@@ -226,21 +226,21 @@ class SqlServerWakeUps(WakeUps):
         else:
             self._off.pop(connection.alias, None)
 
-    def ear(self, connection: Any, channel: str) -> Ear:
+    def ear(self, connection: Any, channel: str) -> ListenerConnection:
         return SqlServerEar(connection, channel)
 
     def prepare_wake_ups(self, connection: Any) -> None:
         prepare(connection)
         self._off.pop(connection.alias, None)
 
-    def lacking_for_wake_ups(self, connection: Any) -> Lack | None:
+    def lacking_for_wake_ups(self, connection: Any) -> Unavailable | None:
         edition, enabled, missing = _state(connection)
         if edition in _WITHOUT:
             return None  # it cannot be mended
         if not enabled:
-            return Lack("Service Broker is turned off in this database, so there are no wake-ups", _TURN_ON)
+            return Unavailable("Service Broker is turned off in this database, so there are no wake-ups", _TURN_ON)
         if missing:
-            return Lack(f"the procedures of wake-ups are missing ({', '.join(missing)})", _MAKE)
+            return Unavailable(f"the procedures of wake-ups are missing ({', '.join(missing)})", _MAKE)
         return None
 
 
@@ -248,9 +248,9 @@ def prepare(connection: Any) -> None:
     """Make what is missing of queue, service and procedures. Raises NoWakeUps."""
     edition, enabled, missing = _state(connection)
     if edition in _WITHOUT:
-        raise NoWakeUps(f"{_WITHOUT[edition]} has no Service Broker")
+        raise NotificationsUnavailable(f"{_WITHOUT[edition]} has no Service Broker")
     if not enabled:
-        raise NoWakeUps(f"Service Broker is turned off in this database ({_TURN_ON})")
+        raise NotificationsUnavailable(f"Service Broker is turned off in this database ({_TURN_ON})")
     if not missing:
         return
     try:
@@ -263,7 +263,7 @@ def prepare(connection: Any) -> None:
         # Another process may have been faster, and made all of it by now.
         if _state(connection)[2]:
             first_line = str(error).strip().split("\n", 1)[0]
-            raise NoWakeUps(f"what they need could not be made: {first_line} ({_MAKE})") from error
+            raise NotificationsUnavailable(f"what they need could not be made: {first_line} ({_MAKE})") from error
 
 
 def execute_batch(connection: Any, batch: str) -> None:

@@ -11,7 +11,7 @@ from django.db import connection
 from queueapp.messages import new_id
 from queueapp.receiving.low_water_marks import LowWaterMarks
 from queueapp.sql import queue_sql
-from queueapp.sql.claimed import SEQ
+from queueapp.sql.claims import SEQ
 from tests.benchmarks.figures import Figure, Ratio, Samples, Scale, measures
 from tests.benchmarks.measurements.drain import MESSAGES
 from tests.benchmarks.messages import Nop, Stranger

@@ -9,7 +9,7 @@ from django.test import override_settings
 from opentelemetry import trace
 
 from queueapp.sql import queue_sql
-from queueapp.sql.outgoing import Outgoing
+from queueapp.sql.message_columns import Outgoing
 from tests.benchmarks.figures import Figure, Ratio, Samples, Scale, measures
 from tests.benchmarks.messages import Nop
 from tests.benchmarks.models import Leased

@@ -14,7 +14,7 @@ from django.db import connection, connections, transaction
 from queueapp import messages
 from queueapp.notifier import CHANNEL
 from queueapp.sql import queue_sql
-from queueapp.sql.outgoing import Outgoing
+from queueapp.sql.message_columns import Outgoing
 from tests.benchmarks.messages import BODY_BYTES, make
 
 #: How often the end of a drain is looked for; a look costs the server 50 µs.

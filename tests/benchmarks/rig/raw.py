@@ -16,7 +16,7 @@ from typing import Any
 import psycopg
 from django.db import connection, transaction
 
-from queueapp.sql.claimed import Range
+from queueapp.sql.claims import SeqRange
 from queueapp.sql.postgresql.opening import Opening
 from tests.benchmarks.rig.database import raw_connection
 
@@ -145,11 +145,11 @@ def delete_and_call_in_fewer_trips(
 
     def work() -> None:
         with _connected(), transaction.atomic():
-            result = claim.query.fetch(connection, claim.values(Range(floor[0]), 1))
+            result = claim.query.fetch(connection, claim.values(SeqRange(floor[0]), 1))
             while result is not None and result.ntuples:
                 floor[0] = max(floor[0], int.from_bytes(result.get_value(0, 0) or b"", "big") + 1)
                 handler(read(result.get_value(0, 3) or b""))
-                result = claim.query.follow(connection, claim.values(Range(floor[0]), 1))
+                result = claim.query.follow(connection, claim.values(SeqRange(floor[0]), 1))
 
     return in_threads([work] * threads)
 

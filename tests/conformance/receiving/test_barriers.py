@@ -17,8 +17,8 @@ from queueapp.consuming.registry import registered
 from queueapp.models import BarrierDelivery, DelayedMessage, PoisonMessage
 from queueapp.receiving import barriers
 from queueapp.sql import queue_sql
-from queueapp.sql.claimed import FOREVER_MS, Range
-from queueapp.sql.rows import Row
+from queueapp.sql.claims import FOREVER_MS, SeqRange
+from queueapp.sql.message_columns import Row
 from tests.databases import DATABASES, marks_of
 from tests.in_process_worker import Worker, eventually
 from tests.testapp.ordering import (
@@ -296,7 +296,7 @@ def test_barrier_rule_8_at_most_once_waits_for_acks_and_hands_nothing_out_twice(
     token, owner = uuid.uuid4(), uuid.uuid4()
     field.send(1)
     field.send(100, barrier=True)
-    (row,) = sql.claims.claim_by_lease(connection, [Range()], 10, token, owner, FOREVER_MS)
+    (row,) = sql.claims.claim_by_lease(connection, [SeqRange()], 10, token, owner, FOREVER_MS)
     field.handle()
     field.start()
 
@@ -478,7 +478,7 @@ def test_barrier_expression_finds_it_when_it_is_sent_and_when_others_insert_it(f
 
     field.rows.bulk_create([queue(headers="{}", body=b'{"n": 5, "last": true}')])
     queue.send({"n": 6}, using=alias)
-    assert sql.claims.claim_by_lease(connection, [Range()], 10, uuid.uuid4(), uuid.uuid4(), 1000) == []
+    assert sql.claims.claim_by_lease(connection, [SeqRange()], 10, uuid.uuid4(), uuid.uuid4(), 1000) == []
     with queue.receive(10, using=alias) as batch:
         assert [message.body["n"] for message in batch] == [5]
     with queue.receive(10, using=alias) as batch:

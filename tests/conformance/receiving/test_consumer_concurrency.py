@@ -12,7 +12,7 @@ from queueapp.consuming.registration import Registration
 from queueapp.consuming.registry import registered
 from queueapp.messages import encode_headers, new_id, type_name
 from queueapp.models import PoisonMessage
-from queueapp.sql.claimed import RECIPIENT, SEQ
+from queueapp.sql.claims import RECIPIENT, SEQ
 from tests.conformance.endpoint import Note
 from tests.conformance.gate import Gate
 from tests.in_process_worker import DEADLINE, eventually, real_commits

@@ -15,7 +15,7 @@ from queueapp.failures import verdicts
 from queueapp.models import Now, Subscriber
 from queueapp.services.orphaned_leases import release_orphaned_leases
 from queueapp.sql import queue_sql
-from queueapp.sql.claimed import FOREVER_MS, LAST_END, Range
+from queueapp.sql.claims import FOREVER_MS, LAST_END, SeqRange
 from tests.conformance.endpoint import Endpoint, Note, modes
 from tests.conformance.gate import Gate
 from tests.databases import statements_of
@@ -56,15 +56,15 @@ def test_lease_period_unset_should_be_released_when_its_worker_is_dead(endpoint:
     endpoint.send(1)
     dead, connection = uuid.uuid4(), connections[endpoint.alias]
     sql = queue_sql(endpoint.queue, connection)
-    assert len(sql.claims.claim_by_lease(connection, [Range()], 5, uuid.uuid4(), dead, FOREVER_MS)) == 1
-    assert sql.claims.peek(connection, [Range()], [], 5).ahead == 0
+    assert len(sql.claims.claim_by_lease(connection, [SeqRange()], 5, uuid.uuid4(), dead, FOREVER_MS)) == 1
+    assert sql.claims.peek(connection, [SeqRange()], [], 5).ahead == 0
     Subscriber.objects.using(endpoint.alias).create(
         pk=dead, queue=endpoint.queue._meta.label, table=endpoint.queue._meta.db_table, host="h", process=1,
         supervisor=1, alive_until=Now() - timedelta(minutes=1),
     )  # fmt: skip
 
     assert release_orphaned_leases(endpoint.alias) == 1
-    assert sql.claims.peek(connection, [Range()], [], 5).ahead == 1
+    assert sql.claims.peek(connection, [SeqRange()], [], 5).ahead == 1
 
 
 @modes("R")

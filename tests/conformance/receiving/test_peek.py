@@ -11,7 +11,7 @@ from django.db import connections, transaction
 
 from queueapp.models import Now
 from queueapp.sql import queue_sql
-from queueapp.sql.claimed import Peek, Range
+from queueapp.sql.claims import PeekResult, SeqRange
 from tests.conformance.endpoint import Endpoint, modes
 from tests.in_process_worker import DEADLINE, eventually
 from workers.receiving.pump import QueuePump
@@ -19,7 +19,7 @@ from workers.receiving.pump import QueuePump
 
 def peek(endpoint: Endpoint, limit: int = 1000) -> int:
     connection = connections[endpoint.alias]
-    return queue_sql(endpoint.queue, connection).claims.peek(connection, [Range()], [], limit).ahead
+    return queue_sql(endpoint.queue, connection).claims.peek(connection, [SeqRange()], [], limit).ahead
 
 
 def elsewhere(work: Any) -> Any:
@@ -57,7 +57,7 @@ def test_when_receive_takes_long_to_complete_should_not_count_it(endpoint: Endpo
     endpoint.send_many(2)
     connection = connections[endpoint.alias]
     with transaction.atomic(using=endpoint.alias):
-        taken = queue_sql(endpoint.queue, connection).claims.claim_by_delete(connection, [Range()], 1)
+        taken = queue_sql(endpoint.queue, connection).claims.claim_by_delete(connection, [SeqRange()], 1)
 
         assert elsewhere(lambda: peek(endpoint)) == 1
         assert len(taken) == 1
@@ -122,7 +122,7 @@ def test_when_more_messages_are_estimated_than_present_should_receive_in_vain_tw
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # No other look: on a busy machine one would fall between a claim and its commit, and see once more what that has taken.
-    estimates = iter([Peek(1000, 0, 1)])
+    estimates = iter([PeekResult(1000, 0, 1)])
     monkeypatch.setattr(QueuePump, "_peek", lambda pump: next(estimates, None))
     endpoint.handle()
     endpoint.send_many(46)

@@ -14,8 +14,7 @@ from queueapp import Context, consumer, messages
 from queueapp.consuming.registry import registered
 from queueapp.messages import encode
 from queueapp.sql import queue_sql
-from queueapp.sql.outgoing import Outgoing
-from queueapp.sql.rows import Row
+from queueapp.sql.message_columns import Outgoing, Row
 from tests.databases import DATABASES, marks_of
 from tests.in_process_worker import Worker, eventually
 from tests.testapp.ordering import Ranked, RankedAtMostOnce, RankedCapped, RankedInTurns, RankedTransactional

@@ -16,7 +16,7 @@ from queueapp.admin import site
 from queueapp.admin.formatting.leases import LeaseState
 from queueapp.admin.queues import QueueAdmin
 from queueapp.models import Now, QueueControl, Subscriber
-from queueapp.sql.claimed import FOREVER
+from queueapp.sql.claims import FOREVER
 from tests.databases import only_on_postgresql
 from tests.testapp.models import (
     Addressed,

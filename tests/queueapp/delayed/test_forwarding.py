@@ -15,7 +15,7 @@ from queueapp import InvalidMessage, delayed
 from queueapp.failures import edit_poison, requeue_poison
 from queueapp.models import DelayedMessage, ForwardedMessage, Now, PoisonMessage
 from queueapp.operations import statistics
-from queueapp.sql.carried import CARRIED, COUNTS
+from queueapp.sql.message_columns import COUNTS, MESSAGE_COLUMNS
 from tests import column_values
 from tests.crash.rig.two_databases import TwoDatabases
 from tests.crash.workload.routes import WAREHOUSE
@@ -101,7 +101,7 @@ def test_a_message_arrives_whole() -> None:
     (row,) = there()
     assert (row.id, row.headers, row.body) == (identity, '{"k":"é"}', b"\0\xff")
     said = column_values.counts() | column_values.columns() | {"priority": 2}
-    for name in (*COUNTS, *(one.name for one in CARRIED)):
+    for name in (*COUNTS, *(one.name for one in MESSAGE_COLUMNS)):
         assert getattr(row, name) == said[name], name
     assert not DelayedMessage.objects.exists()
 

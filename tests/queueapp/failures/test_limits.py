@@ -10,7 +10,7 @@ import pytest
 
 from queueapp.failures.history import append, attempts_of, set_back
 from queueapp.failures.limits import Spent, attempt_of, reached, spent, unended
-from queueapp.sql.claimed import Claimed
+from queueapp.sql.claims import Claimed
 
 
 def claimed(deliveries: int, cancels: int = 0, failed: int = 0, headers: str = "{}") -> Claimed:

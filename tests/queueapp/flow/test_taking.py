@@ -16,7 +16,7 @@ from queueapp.messages import new_id
 from queueapp.models import Now, Subscriber
 from queueapp.operations import control
 from queueapp.sql import queue_sql
-from queueapp.sql.claimed import SEQ, Range
+from queueapp.sql.claims import SEQ, SeqRange
 from tests.testapp.models import Capped, InProportion
 
 pytestmark = pytest.mark.django_db
@@ -58,7 +58,7 @@ def subscribe(backlog: int, **columns: Any) -> uuid.UUID:
 
 
 def take(taking: Taking, owner: uuid.UUID, limit: int) -> Taken:
-    return taking.take(connection, [Range()], limit, new_id(), owner, 3_600_000, bounded=True)
+    return taking.take(connection, [SeqRange()], limit, new_id(), owner, 3_600_000, bounded=True)
 
 
 def test_fairness_model_costs_a_full_queue_one_look_before_each_claim(taking: Taking, spy: StatementSpy) -> None:

@@ -16,8 +16,8 @@ from queueapp.journal.append import journal_of
 from queueapp.journal.topics import is_journaled, retention_of
 from queueapp.messages import decode_headers
 from queueapp.models import JournalEntry
-from queueapp.sql.carried import SENT, Kind
 from queueapp.sql.journal import BEGINNING, Position
+from queueapp.sql.message_columns import SENT, Kind
 from tests import column_values
 from tests.queueapp.sql.server import Server, outgoing
 from tests.testapp.models import Deep, Recovered, Wide

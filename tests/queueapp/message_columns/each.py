@@ -12,20 +12,19 @@ from django.db import connection
 from queueapp.consuming.registration import Registration
 from queueapp.failures.apply_verdict import fail
 from queueapp.sql import queue_sql
-from queueapp.sql.carried import CARRIED, SENT, Carried, Kind
-from queueapp.sql.claimed import Range
-from queueapp.sql.rows import Row
+from queueapp.sql.claims import SeqRange
+from queueapp.sql.message_columns import MESSAGE_COLUMNS, SENT, Kind, MessageColumn, Row
 from tests import column_values
 from tests.testapp.models import AddressedUrgent
 
-each_column = pytest.mark.parametrize("one", CARRIED, ids=lambda one: one.name)
+each_column = pytest.mark.parametrize("one", MESSAGE_COLUMNS, ids=lambda one: one.name)
 each_sent = pytest.mark.parametrize("one", SENT, ids=lambda one: one.name)
 
 #: How the public functions call it, where that is not its name.
 ARGUMENTS = {"expires": "expires_in", "reply_to_address": "reply_to"}
 
 
-def options(*ones: Carried) -> dict[str, Any]:
+def options(*ones: MessageColumn) -> dict[str, Any]:
     """What a sender says."""
     said = {ARGUMENTS.get(one.name, one.name): column_values.said_of(one) for one in ones}
     for one in ones:
@@ -59,6 +58,6 @@ def failed(verdict: Any, queue: Any = AddressedUrgent, **changes: Any) -> Row:
     return row
 
 
-def level() -> Range:
+def level() -> SeqRange:
     sent = column_values.columns()
-    return Range(0, recipient=sent["recipient"], priority=sent["priority"])
+    return SeqRange(0, recipient=sent["recipient"], priority=sent["priority"])

@@ -12,8 +12,7 @@ from django.db import models
 from queueapp import InvalidMessage
 from queueapp.models import StoredMessage
 from queueapp.models.queue import QueueModel
-from queueapp.sql.carried import BY_NAME, Carried, Kind
-from queueapp.sql.outgoing import NO_OPTIONS, OPTIONS, Outgoing
+from queueapp.sql.message_columns import BY_NAME, NO_OPTIONS, OPTIONS, Kind, MessageColumn, Outgoing
 from tests.in_process_worker import real_commits
 from tests.queueapp.message_columns.each import each_column
 from tests.testapp.models import Leased
@@ -28,7 +27,7 @@ FIELDS = {
 
 @each_column
 @pytest.mark.parametrize("model", [QueueModel, StoredMessage])
-def test_the_models_have_the_column_as_it_is_declared(one: Carried, model: Any) -> None:
+def test_the_models_have_the_column_as_it_is_declared(one: MessageColumn, model: Any) -> None:
     field = model._meta.get_field(one.name)
 
     # Outside of its queue a priority may be one of 64 bits.
@@ -39,7 +38,7 @@ def test_the_models_have_the_column_as_it_is_declared(one: Carried, model: Any) 
     if one.default is not None:
         assert field.db_default == one.default
     if one.kind is Kind.TEXT:
-        assert field.max_length == one.longest
+        assert field.max_length == one.max_length
 
 
 def test_what_is_sent_has_the_order_it_always_had() -> None:

@@ -16,8 +16,7 @@ from queueapp.failures.verdicts import Poison, RetryLater, RetryNow
 from queueapp.models import DelayedMessage, PoisonMessage
 from queueapp.operations import control
 from queueapp.sql import queue_sql
-from queueapp.sql.carried import Carried
-from queueapp.sql.rows import Row
+from queueapp.sql.message_columns import MessageColumn, Row
 from tests import column_values
 from tests.in_process_worker import real_commits
 from tests.queueapp.message_columns.each import deciding, each_column, each_sent, failed, level, only, put
@@ -26,7 +25,7 @@ from tests.testapp.models import AddressedUrgent, ForeignPostgres
 
 @real_commits
 @each_column
-def test_a_message_that_is_retried_at_once_keeps_it(one: Carried) -> None:
+def test_a_message_that_is_retried_at_once_keeps_it(one: MessageColumn) -> None:
     failed(RetryNow())
 
     assert getattr(only(AddressedUrgent), one.name) == column_values.value_of(one)
@@ -34,7 +33,7 @@ def test_a_message_that_is_retried_at_once_keeps_it(one: Carried) -> None:
 
 @real_commits
 @each_column
-def test_a_message_that_is_retried_later_keeps_it(one: Carried) -> None:
+def test_a_message_that_is_retried_later_keeps_it(one: MessageColumn) -> None:
     failed(RetryLater(timedelta(0)))
     assert getattr(only(DelayedMessage), one.name) == column_values.value_of(one)
 
@@ -45,7 +44,7 @@ def test_a_message_that_is_retried_later_keeps_it(one: Carried) -> None:
 
 @real_commits
 @each_column
-def test_a_retry_that_cannot_be_delivered_keeps_it(one: Carried) -> None:
+def test_a_retry_that_cannot_be_delivered_keeps_it(one: MessageColumn) -> None:
     failed(RetryLater(timedelta(0)))
     # A queue that is known here, and whose table nobody has made.
     DelayedMessage.objects.update(destination="testapp.ForeignPostgres")
@@ -58,7 +57,7 @@ def test_a_retry_that_cannot_be_delivered_keeps_it(one: Carried) -> None:
 @real_commits
 @each_column
 @pytest.mark.parametrize("reset", [True, False])
-def test_poison_keeps_it_and_so_does_what_is_requeued(one: Carried, reset: bool) -> None:
+def test_poison_keeps_it_and_so_does_what_is_requeued(one: MessageColumn, reset: bool) -> None:
     failed(Poison("tests"))
     assert getattr(only(PoisonMessage), one.name) == column_values.value_of(one)
 
@@ -69,7 +68,7 @@ def test_poison_keeps_it_and_so_does_what_is_requeued(one: Carried, reset: bool)
 
 @real_commits
 @each_sent
-def test_the_mended_copy_of_a_poison_message_has_it(one: Carried) -> None:
+def test_the_mended_copy_of_a_poison_message_has_it(one: MessageColumn) -> None:
     failed(Poison("tests"))
 
     edit_poison.edit_and_requeue(only(PoisonMessage).number, body=b"mended")
@@ -81,7 +80,7 @@ def test_the_mended_copy_of_a_poison_message_has_it(one: Carried) -> None:
 
 @real_commits
 @each_column
-def test_a_message_that_was_received_at_most_once_is_kept_with_it(one: Carried) -> None:
+def test_a_message_that_was_received_at_most_once_is_kept_with_it(one: MessageColumn) -> None:
     put()
     sql = queue_sql(AddressedUrgent, connection)
     (claimed,) = sql.claims.claim_by_delete(connection, [level()], 1, whole=True)
@@ -94,7 +93,7 @@ def test_a_message_that_was_received_at_most_once_is_kept_with_it(one: Carried) 
 @real_commits
 @each_column
 @pytest.mark.parametrize("again", [False, True], ids=["lock", "lock again"])
-def test_a_locked_message_is_read_with_it(one: Carried, again: bool) -> None:
+def test_a_locked_message_is_read_with_it(one: MessageColumn, again: bool) -> None:
     expected = put()
     sql = queue_sql(AddressedUrgent, connection)
 
@@ -115,7 +114,7 @@ def test_a_locked_message_is_read_with_it(one: Carried, again: bool) -> None:
 
 @real_commits
 @each_column
-def test_a_message_moved_to_poison_by_hand_keeps_it(one: Carried) -> None:
+def test_a_message_moved_to_poison_by_hand_keeps_it(one: MessageColumn) -> None:
     row = put()
 
     assert control.move_to_poison(AddressedUrgent, [row.seq], reason="tests") == 1
@@ -148,7 +147,7 @@ def test_a_foreign_queue_has_the_columns_that_are_named_and_no_other() -> None:
     "verdict", [RetryNow(), RetryLater(timedelta(0)), Poison("tests")], ids=["now", "later", "poison"]
 )
 def test_a_foreign_table_keeps_what_it_can_and_never_fails_for_the_rest(
-    one: Carried, verdict: Any, foreign: Any
+    one: MessageColumn, verdict: Any, foreign: Any
 ) -> None:
     failed(verdict, foreign)
     kept = {Poison: PoisonMessage, RetryLater: DelayedMessage, RetryNow: foreign}[type(verdict)]

@@ -16,10 +16,8 @@ from queueapp.delayed import Delayed, DelayedStore, SqlDelayedStore, dispatch_du
 from queueapp.models import DelayedMessage, PoisonMessage
 from queueapp.models.delivery import Semantics
 from queueapp.sql import queue_sql
-from queueapp.sql.carried import SENT, Carried
-from queueapp.sql.claimed import Range
-from queueapp.sql.outgoing import Outgoing
-from queueapp.sql.rows import Row
+from queueapp.sql.claims import SeqRange
+from queueapp.sql.message_columns import SENT, MessageColumn, Outgoing, Row
 from tests import column_values
 from tests.in_process_worker import Worker, eventually, real_commits
 from tests.queueapp.message_columns.each import each_column, each_sent, only, options, put
@@ -29,7 +27,7 @@ from tests.testapp.models import Addressed, AddressedUrgent, Effect
 
 @real_commits
 @each_sent
-def test_a_send_stores_it(one: Carried) -> None:
+def test_a_send_stores_it(one: MessageColumn) -> None:
     AddressedUrgent.send({}, **options(one))
 
     row = only(AddressedUrgent)
@@ -40,7 +38,7 @@ def test_a_send_stores_it(one: Carried) -> None:
 @pytest.mark.parametrize(
     "one", [one for one in SENT if one.name not in ("correlation_id", "reply_to_address")], ids=lambda one: one.name
 )
-def test_a_bulk_send_stores_it(one: Carried) -> None:
+def test_a_bulk_send_stores_it(one: MessageColumn) -> None:
     AddressedUrgent.send_many([{}, {}], **options(one))
 
     for row in AddressedUrgent.objects.all():
@@ -50,7 +48,7 @@ def test_a_bulk_send_stores_it(one: Carried) -> None:
 @real_commits
 @each_sent
 @pytest.mark.parametrize("others", [True, False], ids=["all", "alone"])
-def test_rows_of_a_copy_hold_it(one: Carried, others: bool) -> None:
+def test_rows_of_a_copy_hold_it(one: MessageColumn, others: bool) -> None:
     said = column_values.outgoing(messages.new_id(), "{}", b"1")
     if not others:
         said = Outgoing(messages.new_id(), "{}", b"1", **{one.outgoing: column_values.said_of(one)})
@@ -64,7 +62,7 @@ def test_rows_of_a_copy_hold_it(one: Carried, others: bool) -> None:
 
 @real_commits
 @each_sent
-def test_a_delayed_send_carries_it_to_its_queue(one: Carried) -> None:
+def test_a_delayed_send_carries_it_to_its_queue(one: MessageColumn) -> None:
     AddressedUrgent.send({}, delay=timedelta(0), **options(one))
     assert column_values.arrived(one, getattr(only(DelayedMessage), one.name), only(DelayedMessage).due)
 
@@ -110,7 +108,7 @@ def elsewhere(settings: Any) -> Iterator[DelayedStore]:
 
 @real_commits
 @each_sent
-def test_a_third_partys_store_is_handed_it_and_hands_it_on(one: Carried, elsewhere: Any) -> None:
+def test_a_third_partys_store_is_handed_it_and_hands_it_on(one: MessageColumn, elsewhere: Any) -> None:
     AddressedUrgent.send({}, delay=timedelta(0), **options(one))
     assert column_values.arrived(one, getattr(elsewhere.kept[0], one.name), elsewhere.kept[0].due)
 
@@ -123,7 +121,7 @@ def test_a_third_partys_store_is_handed_it_and_hands_it_on(one: Carried, elsewhe
 @real_commits
 @each_column
 @pytest.mark.parametrize("found", [True, False], ids=["delivered", "undeliverable"])
-def test_one_message_at_a_time_is_dispatched_with_it(one: Carried, found: bool) -> None:
+def test_one_message_at_a_time_is_dispatched_with_it(one: MessageColumn, found: bool) -> None:
     store = SqlDelayedStore("default")
     due = datetime(2026, 1, 1, tzinfo=UTC)
     destination = "testapp.AddressedUrgent" if found else "gone.Queue"
@@ -139,7 +137,7 @@ def test_one_message_at_a_time_is_dispatched_with_it(one: Carried, found: bool) 
 @real_commits
 @each_column
 @pytest.mark.parametrize("queue", [Addressed, AddressedUrgent])
-def test_the_copies_for_several_consumers_have_it(one: Carried, queue: Any, settings: Any) -> None:
+def test_the_copies_for_several_consumers_have_it(one: MessageColumn, queue: Any, settings: Any) -> None:
     settings.QUEUEAPP = {"PEEK_DELAY": 0.1}
     body, kind = b'{"name":"x"}', messages.type_name(Ping)
     headers = messages.encode_headers({messages.TYPE: kind, messages.CONTENT_TYPE: messages.JSON})
@@ -157,7 +155,7 @@ def test_the_copies_for_several_consumers_have_it(one: Carried, queue: Any, sett
                 claimed
                 for name in names
                 for claimed in sql.claims.claim_by_delete(
-                    connection, [Range(0, recipient=name, priority=original.priority)], 5
+                    connection, [SeqRange(0, recipient=name, priority=original.priority)], 5
                 )
             ]
             kept.extend(map(sql.table.row_of, claimed))

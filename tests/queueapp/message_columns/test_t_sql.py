@@ -11,8 +11,7 @@ from sqlglot import exp
 
 from queueapp import messages
 from queueapp.models import DelayedMessage, PoisonMessage, SparkCommit
-from queueapp.sql.carried import Carried
-from queueapp.sql.rows import Row
+from queueapp.sql.message_columns import MessageColumn, Row
 from queueapp.sql.spark import STAGED, LedgerTable, StagingName
 from queueapp.sql.sqlserver.backend import SqlServerBackend
 from queueapp.sql.sqlserver.queue import SqlServerQueueSql
@@ -59,18 +58,18 @@ def named_in(call: Callable[[SqlServerQueueSql, Any], Any]) -> set[str]:
 
 @each_sent
 @pytest.mark.parametrize("statement", OF_SENDERS)
-def test_t_sql_that_sends_names_it(one: Carried, statement: str) -> None:
+def test_t_sql_that_sends_names_it(one: MessageColumn, statement: str) -> None:
     assert {BOTH.columns[one.name], one.name} & named_in(OF_SENDERS[statement])
 
 
 @each_column
 @pytest.mark.parametrize("statement", OF_MOVES)
-def test_t_sql_that_moves_names_it(one: Carried, statement: str) -> None:
+def test_t_sql_that_moves_names_it(one: MessageColumn, statement: str) -> None:
     assert BOTH.columns[one.name] in named_in(OF_MOVES[statement])
 
 
 @each_sent
-def test_t_sql_of_spark_names_it(one: Carried) -> None:
+def test_t_sql_of_spark_names_it(one: MessageColumn) -> None:
     sql = SqlServerSparkSql(BOTH, LedgerTable.of(SparkCommit))
 
     (made,) = parsed(sql.create_staging(WHERE, STAGED))

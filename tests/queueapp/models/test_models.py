@@ -19,7 +19,7 @@ from queueapp import InvalidOption, Queue, QueueNotFound, Semantics, registry
 from queueapp.models import BytesField, TableOptions
 from queueapp.models.queue import claim_columns
 from queueapp.sending.validation import alias_of
-from queueapp.sql.claimed import FOREVER
+from queueapp.sql.claims import FOREVER
 from queueapp.sql.tables import QueueTable
 from tests import odbc
 from tests.in_process_worker import real_commits

@@ -16,7 +16,7 @@ from queueapp.messages import new_id
 from queueapp.models import QueueControl, Subscriber
 from queueapp.operations import control, statistics
 from queueapp.sql import queue_sql
-from queueapp.sql.claimed import Range
+from queueapp.sql.claims import SeqRange
 from tests.in_process_worker import DEADLINE, real_commits
 from tests.testapp.models import Capped, Leased, Recovered
 
@@ -33,7 +33,7 @@ def test_queue_depth_backlog_and_their_ages_are_told_of_a_queue_that_counts() ->
         queue=Capped._meta.label, host="here", process=7, supervisor=new_id(), backlog=4, filter="/n > 1", leases_lost=3,
         outstanding=99, alive_until="2990-01-01T00:00:00Z",
     )  # fmt: skip
-    queue_sql(Capped, connection).limits.claim_within(connection, [Range()], 3, new_id(), one.pk, 60_000, 5)
+    queue_sql(Capped, connection).limits.claim_within(connection, [SeqRange()], 3, new_id(), one.pk, 60_000, 5)
     control.set_option(Capped, "max_backlog", 4)
 
     flow = figures_of(Capped).flow

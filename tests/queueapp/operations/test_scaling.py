@@ -20,7 +20,7 @@ from queueapp.models import Now, Subscriber
 from queueapp.operations.autoscale import Rule, scale_of, scales, text_for, wanted
 from queueapp.operations.statistics import QueueFigures
 from queueapp.sql import queue_sql
-from queueapp.sql.scaling import Wanted
+from queueapp.sql.figures import WorkersWanted
 from queueapp.sql.sqlserver.queue import SqlServerQueueSql
 from queueapp.sql.tables import QueueTable
 from tests.databases import DATABASES, marks_of
@@ -65,7 +65,7 @@ def test_a_rule_out_of_its_bounds_is_refused(given: dict[str, Any]) -> None:
 
 def by_sql(queue: Any, rule: Rule, alias: str) -> int:
     late = None if rule.late is None else int(rule.late.total_seconds() * 1000)
-    asked = Wanted(rule.per_worker, late, rule.least, rule.most, Subscriber._meta.db_table, queue._meta.label)
+    asked = WorkersWanted(rule.per_worker, late, rule.least, rule.most, Subscriber._meta.db_table, queue._meta.label)
     text = queue_sql(queue, connections[alias]).figures.workers_wanted(asked)
     with connections[alias].cursor() as cursor:
         cursor.execute(text)  # without parameters, as others run it
@@ -100,7 +100,7 @@ def test_the_statement_says_the_same(alias: str, queue: Any) -> None:
 @each_table
 def test_its_t_sql_is_one_select_of_one_number(table: QueueTable) -> None:
     text = SqlServerQueueSql(table).figures.workers_wanted(
-        Wanted(100, 60_000, 0, 10, "queueapp_subscriber", "app.It's")
+        WorkersWanted(100, 60_000, 0, 10, "queueapp_subscriber", "app.It's")
     )
     (found,) = sqlglot.parse(text, dialect="tsql")
     assert isinstance(found, exp.Select)

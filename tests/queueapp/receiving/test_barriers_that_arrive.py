@@ -14,7 +14,7 @@ from queueapp.messages import new_id
 from queueapp.models import BarrierDelivery
 from queueapp.receiving import barriers
 from queueapp.sql import queue_sql
-from queueapp.sql.rows import Row
+from queueapp.sql.message_columns import Row
 from tests.databases import DATABASES, marks_of
 from tests.testapp.ordering import Fenced
 

@@ -16,9 +16,8 @@ from queueapp.failures.requeue_poison import requeue
 from queueapp.models import Now, PoisonMessage
 from queueapp.operations.expiration import delete_expired, in_time
 from queueapp.sql import backend_of, queue_sql
-from queueapp.sql.claimed import Range
-from queueapp.sql.expiry import expires_at
-from queueapp.sql.tables import QueueTable
+from queueapp.sql.claims import SeqRange
+from queueapp.sql.tables import QueueTable, expires_at
 from tests.databases import DATABASES, marks_of
 from tests.testapp.leases import Aging, AgingAddressed, AgingByEarliest, AgingByLatest, AgingByQueue
 from tests.testapp.models import Leased, Short
@@ -86,9 +85,9 @@ def test_expiration_model(alias: str, model: str, queues: str, says: str, alive:
 
     connection = connections[alias]
     sql = queue_sql(queue, connection)
-    assert sql.claims.peek(connection, [Range()], [], 5).ahead == alive
-    assert sql.claims.peek(connection, [], [Range()], 5).behind == alive
-    assert len(sql.claims.read_heads(connection, Range(), 5)) == alive
+    assert sql.claims.peek(connection, [SeqRange()], [], 5).ahead == alive
+    assert sql.claims.peek(connection, [], [SeqRange()], 5).behind == alive
+    assert len(sql.claims.read_heads(connection, SeqRange(), 5)) == alive
     head = sql.figures.head(connection, 10)
     assert (head.waiting, head.expired) == (int(alive), int(not alive))
     row = queue.objects.using(alias).get()
@@ -139,10 +138,10 @@ def test_expiration_can_be_changed_while_messages_wait(alias: str) -> None:
     connection = connections[alias]
 
     assert overrides.override(Aging, alias, expiration=SHORT)
-    assert queue_sql(Aging, connection).claims.peek(connection, [Range()], [], 5).ahead == 0
+    assert queue_sql(Aging, connection).claims.peek(connection, [SeqRange()], [], 5).ahead == 0
     assert overrides.override(Aging, alias, expiration=LONG)
     assert not overrides.override(Aging, alias, expiration=LONG)
-    assert queue_sql(Aging, connection).claims.peek(connection, [Range()], [], 5).ahead == 1
+    assert queue_sql(Aging, connection).claims.peek(connection, [SeqRange()], [], 5).ahead == 1
 
 
 def test_what_is_expired_and_leased_can_be_acked_and_goes_when_its_lease_ends(alias: str) -> None:

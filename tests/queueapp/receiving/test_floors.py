@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from queueapp.receiving.low_water_marks import _KEPT_IN_A_ROW, _NEAR_WINDOWS_IN_A_ROW, FIRST_WINDOW, LowWaterMarks
-from queueapp.sql.claimed import MAX_SEQ, Range
+from queueapp.sql.claims import MAX_SEQ, SeqRange
 
 LEVELS = (("", 1), ("", 0))
 
@@ -19,7 +19,7 @@ def row(seq: int, recipient: str = "", priority: int = 0) -> Any:
 
 
 def test_a_claim_begins_at_the_very_start_at_first() -> None:
-    assert LowWaterMarks().ahead() == [Range(0, MAX_SEQ)]
+    assert LowWaterMarks().ahead() == [SeqRange(0, MAX_SEQ)]
     assert LowWaterMarks().behind() == []
 
 
@@ -28,7 +28,7 @@ def test_the_floor_rises_above_what_was_claimed() -> None:
 
     floors.advance([row(3), row(4), row(9)], floors.returns)
 
-    assert floors.ahead() == [Range(10, MAX_SEQ)]
+    assert floors.ahead() == [SeqRange(10, MAX_SEQ)]
     assert floors.lowest == 10
 
 
@@ -48,7 +48,7 @@ def test_what_came_back_lowers_the_floor_to_itself() -> None:
     floors.retreat(40)
     floors.retreat(60)
 
-    assert floors.ahead() == [Range(40, MAX_SEQ)]
+    assert floors.ahead() == [SeqRange(40, MAX_SEQ)]
 
 
 def test_each_level_has_a_floor_of_its_own() -> None:
@@ -56,7 +56,7 @@ def test_each_level_has_a_floor_of_its_own() -> None:
 
     floors.advance([row(50, priority=0)], floors.returns)
 
-    assert set(floors.ahead()) == {Range(0, MAX_SEQ, "", 1), Range(51, MAX_SEQ, "", 0)}
+    assert set(floors.ahead()) == {SeqRange(0, MAX_SEQ, "", 1), SeqRange(51, MAX_SEQ, "", 0)}
 
 
 def test_the_highest_priority_comes_first_and_recipients_take_turns() -> None:
@@ -73,17 +73,17 @@ def test_the_rescan_looks_behind_the_floor_only() -> None:
     floors = LowWaterMarks()
     floors.advance([row(100)], floors.returns)
 
-    assert floors.behind() == [Range(0, 100)]
+    assert floors.behind() == [SeqRange(0, 100)]
 
 
 def test_the_rescan_goes_in_windows_that_follow_the_time_they_take() -> None:
     floors = LowWaterMarks()
     floors.advance([row(100 * FIRST_WINDOW)], floors.returns)
-    assert floors.behind() == [Range(0, FIRST_WINDOW - 1)]
+    assert floors.behind() == [SeqRange(0, FIRST_WINDOW - 1)]
 
     assert floors.rescanned(seconds=0.0001) is False
 
-    assert floors.behind() == [Range(FIRST_WINDOW, 3 * FIRST_WINDOW - 1)]
+    assert floors.behind() == [SeqRange(FIRST_WINDOW, 3 * FIRST_WINDOW - 1)]
     for _ in range(3):
         floors.rescanned(seconds=0.0001)
     floors.rescanned(seconds=1.0)
@@ -100,7 +100,7 @@ def test_behind_a_distant_server_windows_grow_as_they_do_near_it() -> None:
     while floors.behind()[0].low:
         floors.rescanned(seconds=0.12)
 
-    assert floors.behind() == [Range(0, 10_000_000)]
+    assert floors.behind() == [SeqRange(0, 10_000_000)]
 
 
 @given(st.floats(0.001, 0.2), st.lists(st.floats(0.03, 1.0), min_size=200, max_size=200))
@@ -150,7 +150,7 @@ def test_a_window_that_was_looked_at_in_part_is_followed_by_its_rest() -> None:
 
     assert floors.rescanned(seconds=0.008, reached=start + 29_999) is False
 
-    assert floors.behind() == [Range(start + 30_000, start + 59_999)]
+    assert floors.behind() == [SeqRange(start + 30_000, start + 59_999)]
 
 
 @given(st.integers(1, 10_000_000), st.lists(st.floats(0.0, 1.0), max_size=100))
@@ -189,7 +189,7 @@ def test_shared_floors_rise_and_fall_together() -> None:
 
     assert other.lowest == 11
     other.advance([row(20)], other.returns)
-    assert one.ahead() == [Range(21, MAX_SEQ)]
+    assert one.ahead() == [SeqRange(21, MAX_SEQ)]
     one.retreat(5)
     assert other.lowest == 5
 
@@ -202,7 +202,7 @@ def test_what_another_process_gave_back_is_looked_for_just_behind_the_floor() ->
 
     returns[0] += 1
 
-    assert floors.behind() == [Range(9 * FIRST_WINDOW + 1, 10 * FIRST_WINDOW)]
+    assert floors.behind() == [SeqRange(9 * FIRST_WINDOW + 1, 10 * FIRST_WINDOW)]
     floors.rescanned(0.001)
     assert floors.behind()[0].low == 0
 
@@ -269,8 +269,8 @@ def test_a_claim_begins_where_the_peek_saw_the_first_message() -> None:
     floors.advance_to(500)
     floors.advance_to(3)
 
-    assert floors.ahead() == [Range(500, MAX_SEQ)]
-    assert floors.behind() == [Range(0, 499)]
+    assert floors.ahead() == [SeqRange(500, MAX_SEQ)]
+    assert floors.behind() == [SeqRange(0, 499)]
 
 
 def test_a_peek_says_nothing_about_single_levels() -> None:
@@ -283,11 +283,11 @@ def test_a_peek_says_nothing_about_single_levels() -> None:
 
 def test_what_was_found_in_a_window_is_told_by_its_own_level() -> None:
     floors = LowWaterMarks(LEVELS, leveled=True)
-    behind = [Range(0, 49_999, "", 1), Range(0, 9, "", 0)]
+    behind = [SeqRange(0, 49_999, "", 1), SeqRange(0, 9, "", 0)]
 
     assert floors.count_in(behind, [row(10, priority=0), row(50_000, priority=1)]) == 0
     assert floors.count_in(behind, [row(9, priority=0), row(10, priority=1), row(11, priority=0)]) == 2
-    assert LowWaterMarks().count_in([Range(5, 9)], [(seq, b"", "", b"", 1, 0, None) for seq in (4, 5, 9, 10)]) == 2
+    assert LowWaterMarks().count_in([SeqRange(5, 9)], [(seq, b"", "", b"", 1, 0, None) for seq in (4, 5, 9, 10)]) == 2
 
 
 def test_behind_a_server_that_is_farther_away_than_the_last_one_windows_grow_again() -> None:
@@ -304,7 +304,7 @@ def test_behind_a_server_that_is_farther_away_than_the_last_one_windows_grow_aga
         floors.rescanned(seconds=0.12)
     while floors.behind()[0].low:
         floors.rescanned(seconds=0.12)
-    assert floors.behind() == [Range(0, 10_000_000)]
+    assert floors.behind() == [SeqRange(0, 10_000_000)]
 
 
 def test_a_look_at_all_there_is_that_took_too_long_is_followed_by_one_at_half_of_it() -> None:
@@ -317,7 +317,7 @@ def test_a_look_at_all_there_is_that_took_too_long_is_followed_by_one_at_half_of
 
     floors.rescanned(seconds=0.3)
 
-    assert floors.behind() == [Range(0, 5_000_000 - 1)]
+    assert floors.behind() == [SeqRange(0, 5_000_000 - 1)]
 
 
 @pytest.mark.parametrize("returned", [False, True])
@@ -345,7 +345,7 @@ def test_what_came_back_is_looked_for_just_behind_the_floor_however_small_window
 
     floors.retreat(MAX_SEQ)
 
-    assert floors.behind() == [Range(500_001 - FIRST_WINDOW, 500_000)]
+    assert floors.behind() == [SeqRange(500_001 - FIRST_WINDOW, 500_000)]
 
 
 def test_a_look_just_behind_the_floor_that_did_not_reach_its_end_goes_on() -> None:

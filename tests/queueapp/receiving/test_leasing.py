@@ -15,7 +15,7 @@ from queueapp import InvalidOption, LeaseLost, Leasing, QueueError
 from queueapp.models import DelayedMessage, Now, PoisonMessage
 from queueapp.operations.expiration import delete_expired
 from queueapp.sql import queue_sql
-from queueapp.sql.claimed import SEQ, Range
+from queueapp.sql.claims import SEQ, SeqRange
 from tests.databases import DATABASES, marks_of
 from tests.testapp.leases import Evicting, Forever
 from tests.testapp.models import Capped, Leased, Transactional
@@ -264,7 +264,9 @@ def test_extend_by_bookmark(alias: str, leasing: Leasing) -> None:
 def test_extend_by_bookmark_revives_nothing_whose_place_may_be_given_away(alias: str) -> None:
     connection, token = connections[alias], uuid.uuid4()
     Capped.send({}, using=alias)
-    (row,) = queue_sql(Capped, connection).limits.claim_within(connection, [Range()], 1, token, ME, 3_600_000, 5).rows
+    (row,) = (
+        queue_sql(Capped, connection).limits.claim_within(connection, [SeqRange()], 1, token, ME, 3_600_000, 5).rows
+    )
     assert Capped.extend([row[SEQ]], timedelta(hours=1), client=token, using=alias) == 1
     Capped.objects.using(alias).update(lease_expires=Now() - timedelta(minutes=1))
     assert Capped.extend([row[SEQ]], timedelta(hours=1), client=token, using=alias) == 0

@@ -18,8 +18,8 @@ from queueapp.models import PoisonMessage
 from queueapp.receiving import low_water_marks
 from queueapp.receiving.priority64_marks import Priority64Marks, marks_for
 from queueapp.sql import queue_sql
-from queueapp.sql.claimed import MAX_PLACE, WINDOW_ROWS, Range, place_of, rank_and_seq
-from queueapp.sql.outgoing import Outgoing
+from queueapp.sql.claims import MAX_ORDER_KEY, WINDOW_ROWS, SeqRange, order_key, split_order_key
+from queueapp.sql.message_columns import Outgoing
 from queueapp.sql.postgresql.claims import Where
 from tests.databases import DATABASES, marks_of, only_on_postgresql
 from tests.in_process_worker import real_commits
@@ -58,10 +58,10 @@ def take(queue: Any, alias: str, count: int) -> list[int]:
 def test_a_place_is_one_number_in_the_order_of_the_claims() -> None:
     ordered = [(HIGHEST, 0), (HIGHEST, 7), (5, 1), (5, 2**63 - 1), (0, 3), (-1, 1), (LOWEST, 0), (LOWEST, 2**63 - 1)]
 
-    places = [place_of(*one) for one in ordered]
+    places = [order_key(*one) for one in ordered]
 
     assert places == sorted(places)
-    assert [(~rank, seq) for rank, seq in map(rank_and_seq, places)] == ordered
+    assert [(~rank, seq) for rank, seq in map(split_order_key, places)] == ordered
 
 
 @each_database
@@ -201,18 +201,18 @@ def test_priority_what_somebody_has_in_hand_is_not_sought_before_the_floor(alias
     try:
         with other.cursor():
             other.set_autocommit(False)
-            in_hand = Range(place_of(2000, of[2000]), place_of(2000, of[2000]))
+            in_hand = SeqRange(order_key(2000, of[2000]), order_key(2000, of[2000]))
             assert len(sql.claims.claim_by_delete(other, [in_hand], 1)) == 1
         ranked.read_new(sql, connection)
-        assert ranked.begin_claim(10).pending == [place_of(1000, of[1000])]
+        assert ranked.begin_claim(10).pending == [order_key(1000, of[1000])]
         ranked.rescan(sql, connection)
-        assert ranked.begin_claim(10).pending == [place_of(1000, of[1000])]
+        assert ranked.begin_claim(10).pending == [order_key(1000, of[1000])]
     finally:
         other.rollback()
         other.close()
 
     ranked.rescan(sql, connection)
-    assert ranked.begin_claim(10).pending == [place_of(2000, of[2000]), place_of(1000, of[1000])]
+    assert ranked.begin_claim(10).pending == [order_key(2000, of[2000]), order_key(1000, of[1000])]
     assert take(Ranked, alias, 3) == [2000, 1000, 44]
 
 
@@ -251,8 +251,8 @@ def test_priority_dead_rows_of_an_old_snapshot_are_not_walked_over() -> None:
         ranked.read_new(sql, connection)
         taken = ranked.begin_claim(10)
 
-        assert [place_of(2**60, Ranked.objects.get(priority=2**60).seq)] == taken.pending
-        assert pages_read(sql, connection, taken.ranges) * 5 < pages_read(sql, connection, [Range(0, MAX_PLACE)])
+        assert [order_key(2**60, Ranked.objects.get(priority=2**60).seq)] == taken.pending
+        assert pages_read(sql, connection, taken.ranges) * 5 < pages_read(sql, connection, [SeqRange(0, MAX_ORDER_KEY)])
     finally:
         old.close()
 
@@ -268,13 +268,13 @@ def test_a_claim_by_priority_reads_what_it_takes_where_the_table_is_believed_emp
     with connection.cursor() as cursor:
         cursor.execute("UPDATE pg_class SET reltuples = %s, relpages = 480 WHERE relname = 'testapp_ranked'", [rows])
     try:
-        assert pages_read(sql, connection, [Range(0, MAX_PLACE)]) < 60
+        assert pages_read(sql, connection, [SeqRange(0, MAX_ORDER_KEY)]) < 60
     finally:
         with connection.cursor() as cursor:
             cursor.execute("ANALYZE testapp_ranked")
 
 
-def pages_read(sql: Any, connection: Any, ranges: list[Range]) -> int:
+def pages_read(sql: Any, connection: Any, ranges: list[SeqRange]) -> int:
     """Pages that a claim of ten reads, kept from sorting as one is that was slow. It is rolled back."""
     statement = sql._claims[Where.SEVERAL][1]
     with transaction.atomic(), connection.cursor() as cursor:
@@ -291,7 +291,7 @@ def test_queues_without_it_claim_by_the_same_statements() -> None:
     for queue in (Leased, Urgent, Addressed):
         sql = queue_sql(queue, connections["default"])
         texts = f"{sql._claims} {sql._peeks} {sql._heads}" if connections["default"].vendor == "postgresql" else ""
-        assert not sql.table.ranked
+        assert not sql.table.priority64
         assert not sql.table.barriers
         assert "is_barrier)" not in texts
         assert "min(b." not in texts
@@ -382,7 +382,7 @@ def test_priority_what_arrives_while_the_floor_rises_over_it_is_held() -> None:
     sql = queue_sql(Ranked, connection)
     ranked = Priority64Marks()
     ranked.read_new(sql, connection)
-    ranked.mark = place_of(5, 0)
+    ranked.mark = order_key(5, 0)
     put(Ranked, "default", 3)
     scan_order_keys = sql.claims.scan_order_keys
 
@@ -393,13 +393,13 @@ def test_priority_what_arrives_while_the_floor_rises_over_it_is_held() -> None:
 
         def scan_order_keys(self, *arguments: Any) -> Any:
             seen = scan_order_keys(*arguments)
-            ranked.mark = max(ranked.mark, place_of(1, 0))
+            ranked.mark = max(ranked.mark, order_key(1, 0))
             return seen
 
     ranked.read_new(RisesMeanwhile(), connection)
 
     (place,) = ranked.begin_claim(10).pending
-    assert rank_and_seq(place)[0] == rank_and_seq(place_of(3, 0))[0]
+    assert split_order_key(place)[0] == split_order_key(order_key(3, 0))[0]
 
 
 @pytest.mark.django_db
@@ -408,15 +408,15 @@ def test_priority_what_a_failed_claim_had_taken_is_next_though_another_one_has_p
     ranked = Priority64Marks()
     put(Ranked, "default", 9, 5, 4, 3)
     ranked.read_new(queue_sql(Ranked, connection), connection)
-    ranked.mark = place_of(10, 0)
+    ranked.mark = order_key(10, 0)
     failed, other = ranked.begin_claim(1), ranked.begin_claim(1)
     began = ranked.returns
-    passed = place_of(5, 2**62)
+    passed = order_key(5, 2**62)
     ranked.skip(None, lambda low: passed)
 
     ranked.end_claim(failed, None, False, failed=True)
     ranked.end_claim(other, [], False)
 
-    assert ranked.mark == place_of(10, 0)
+    assert ranked.mark == order_key(10, 0)
     assert ranked.returns == began + 1, "other processes have passed it as well"
     assert ranked.begin_claim(1).retreats == other.retreats + 1

@@ -21,7 +21,7 @@ from django.db.transaction import TransactionManagementError
 from project.paths import CHECKOUT
 from queueapp.sending.isolation import close_isolated, isolated_connection
 from queueapp.sql import queue_sql
-from queueapp.sql.claimed import Range
+from queueapp.sql.claims import SeqRange
 from tests.in_process_worker import eventually, real_commits
 from tests.testapp.models import Addressed, Effect, Leased, Transactional
 
@@ -90,7 +90,7 @@ FIRST_STATEMENTS = {
     "send later": lambda: Leased.send({}, delay=timedelta(hours=1)),
     "receive": lambda: Leased.receive().__enter__(),
     "receive in a transaction": lambda: Transactional.receive().__enter__().__exit__(None, None, None),
-    "peek": lambda: queue_sql(Leased, connections["default"]).claims.peek(connections["default"], [Range()], [], 1),
+    "peek": lambda: queue_sql(Leased, connections["default"]).claims.peek(connections["default"], [SeqRange()], [], 1),
     "the ORM": lambda: Effect.objects.count(),
 }
 

@@ -13,7 +13,7 @@ from django.db import transaction
 
 from queueapp import InvalidMessage, Queue
 from queueapp.sending.options import BulkOptions, CarriedOptions, SendOptions
-from queueapp.sql.carried import SENT
+from queueapp.sql.message_columns import SENT
 from tests.testapp.messages import Ping
 from tests.testapp.models import Leased, Urgent
 

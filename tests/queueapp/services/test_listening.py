@@ -14,7 +14,7 @@ from queueapp.services.database_outage import outage_of
 from queueapp.services.listener import Listener
 from queueapp.services.service import stop_all
 from queueapp.sql import backend_of
-from queueapp.sql.wakeups import Ear, NoWakeUps
+from queueapp.sql.notifications import ListenerConnection, NotificationsUnavailable
 from tests.in_process_worker import DEADLINE, Worker, eventually, real_commits
 from tests.listeners import cut_ears, wakeable
 from tests.testapp.messages import Nop
@@ -136,7 +136,7 @@ def test_where_listening_does_not_work_that_is_said_once_and_polling_goes_on(
     settings.QUEUEAPP = {"PEEK_DELAY": 0.1}
     attempts: list[int] = []
 
-    def nothing_arrives(self: Listener, ear: Ear) -> None:
+    def nothing_arrives(self: Listener, ear: ListenerConnection) -> None:
         attempts.append(1)
         raise OperationalError("LISTEN gets no notifications; is there a connection pooler?")
 
@@ -166,9 +166,9 @@ def test_a_database_without_wake_ups_says_so_once_and_its_listener_stops_at_once
 ) -> None:
     asked: list[int] = []
 
-    def listening(self: Ear) -> None:
+    def listening(self: ListenerConnection) -> None:
         asked.append(1)
-        raise NoWakeUps("Azure SQL Database has no Service Broker")
+        raise NotificationsUnavailable("Azure SQL Database has no Service Broker")
 
     monkeypatch.setattr(
         type(backend_of(connection).notifications.listener(connection.copy(), "x")), "listen", listening

@@ -14,13 +14,12 @@ from django.db import connections
 from queueapp.messages import new_id
 from queueapp.sql import QueueSql, backend_of, queue_sql
 from queueapp.sql.base import Backend
-from queueapp.sql.claimed import MAX_SEQ, SEQ, Claimed, Range
-from queueapp.sql.outgoing import Outgoing
-from queueapp.sql.rows import Row
+from queueapp.sql.claims import MAX_SEQ, SEQ, Claimed, SeqRange
+from queueapp.sql.message_columns import Outgoing, Row
 from queueapp.sql.tables import QueueTable
 from tests.in_process_worker import eventually
 
-ALL = (Range(),)
+ALL = (SeqRange(),)
 #: What must not wait for anybody is done in this many seconds, on the slowest machine.
 AT_ONCE = 5.0
 
@@ -30,9 +29,11 @@ def outgoing(body: bytes | None = b"{}", headers: str = "{}", **options: Any) ->
     return Outgoing(options.pop("id", None) or new_id(), headers, body, **options)
 
 
-def levels(priorities: int = 1, recipients: tuple[str, ...] = ("",), low: int = 0, high: int = MAX_SEQ) -> list[Range]:
+def levels(
+    priorities: int = 1, recipients: tuple[str, ...] = ("",), low: int = 0, high: int = MAX_SEQ
+) -> list[SeqRange]:
     """Ranges of every recipient and level in claim order, the highest first."""
-    return [Range(low, high, who, level) for level in reversed(range(priorities)) for who in recipients]
+    return [SeqRange(low, high, who, level) for level in reversed(range(priorities)) for who in recipients]
 
 
 class Server:

@@ -14,7 +14,7 @@ from django.db import connection, transaction
 from queueapp import overrides
 from queueapp.messages import new_id
 from queueapp.sql import queue_sql
-from queueapp.sql.claimed import SEQ, Range
+from queueapp.sql.claims import SEQ, SeqRange
 from queueapp.sql.postgresql.claims import Where
 from tests.autovacuum import without_autovacuum
 from tests.databases import only_on_postgresql
@@ -187,7 +187,7 @@ def test_its_wal_is_that_of_a_table_written_by_hand(by_hand: str, settings: Any)
         low = 0
         while True:
             token = new_id()
-            rows = sql.claims.claim_by_lease(connection, [Range(low)], BATCH, token, owner, 60_000)
+            rows = sql.claims.claim_by_lease(connection, [SeqRange(low)], BATCH, token, owner, 60_000)
             if not rows:
                 break
             low = rows[-1][SEQ] + 1

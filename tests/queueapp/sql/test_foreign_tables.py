@@ -11,7 +11,7 @@ import pytest
 
 from queueapp.models import DelayedMessage
 from queueapp.sql import queue_sql
-from queueapp.sql.claimed import Peek, Range
+from queueapp.sql.claims import PeekResult, SeqRange
 from queueapp.sql.tables import StoreTable
 from tests.nservicebus import Endpoint
 from tests.queueapp.sql.server import ALL, Server, outgoing, seqs_of, whole, within
@@ -71,9 +71,9 @@ def test_claims_and_peek_know_what_others_hold(server: Server, foreign: Any) -> 
     with server.transaction(holder):
         assert seqs_of(queue_sql(foreign, holder).claims.claim_by_delete(holder, ALL, 1)) == seqs[:1]
         with within():
-            assert server.sql(foreign).claims.peek(server.connection, ALL, (), 10) == Peek(2, 0, seqs[1])
+            assert server.sql(foreign).claims.peek(server.connection, ALL, (), 10) == PeekResult(2, 0, seqs[1])
             rows = server.sql(foreign).claims.claim_by_delete(
-                server.connection, [Range(1, seqs[1] - 1), Range(seqs[2])], 5
+                server.connection, [SeqRange(1, seqs[1] - 1), SeqRange(seqs[2])], 5
             )
             assert seqs_of(rows) == seqs[2:]
 

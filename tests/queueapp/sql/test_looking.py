@@ -18,7 +18,7 @@ from queueapp import delayed
 from queueapp.admin.message_pages import MessageAdmin
 from queueapp.models import DelayedMessage, Now, PoisonMessage
 from queueapp.operations.statistics import figures
-from queueapp.sql import looking, queue_sql
+from queueapp.sql import nonblocking, queue_sql
 from queueapp.sql.sqlserver.locking import LOOKING
 from tests.queueapp.sql.server import ALL, Server, within
 from tests.queueapp.sql.tsql import Recorder, hints, never_connected, parsed
@@ -63,14 +63,14 @@ READS: dict[str, Callable[[QuerySet[Any]], Any]] = {
 def test_every_read_has_the_hints_of_a_look(
     read: Callable[[QuerySet[Any]], Any], rows: QuerySet[Any], recorder: Recorder
 ) -> None:
-    statement = sent(read, looking(rows), recorder)
+    statement = sent(read, nonblocking(rows), recorder)
 
     assert list(hints([statement])) == [(rows.model._meta.db_table, LOOK)]
 
 
 def test_rows_that_were_not_looked_at_have_none(recorder: Recorder) -> None:
     rows = Leased.objects.filter(pk=1)
-    looking(rows)
+    nonblocking(rows)
 
     statement = sent(list, rows, recorder)
 
@@ -78,7 +78,7 @@ def test_rows_that_were_not_looked_at_have_none(recorder: Recorder) -> None:
 
 
 def test_rows_within_another_query_keep_the_hints(recorder: Recorder) -> None:
-    rows = PoisonMessage.objects.filter(number__in=looking(DelayedMessage.objects.filter(pk__lt=9)).values("pk"))
+    rows = PoisonMessage.objects.filter(number__in=nonblocking(DelayedMessage.objects.filter(pk__lt=9)).values("pk"))
 
     statement = sent(list, rows, recorder)
 
@@ -86,7 +86,7 @@ def test_rows_within_another_query_keep_the_hints(recorder: Recorder) -> None:
 
 
 def test_what_locks_or_changes_rows_takes_no_hint_of_a_look() -> None:
-    rows = looking(PoisonMessage.objects.filter(queue="a"))
+    rows = nonblocking(PoisonMessage.objects.filter(queue="a"))
     locking, update, delete = (
         rows.select_for_update(skip_locked=True).query,
         rows.query.chain(sql.UpdateQuery),
@@ -126,7 +126,7 @@ def test_look_waits_for_no_open_transaction(server: Server) -> None:
     with server.rolled_back(handler):
         assert len(queue_sql(Transactional, handler).claims.claim_by_delete(handler, ALL, 1)) == 1
         with within():
-            rows = looking(Transactional.objects.using(server.alias))
+            rows = nonblocking(Transactional.objects.using(server.alias))
             seen = set(rows.values_list("seq", flat=True))
             assert rows.count() == len(seen)
 

@@ -15,7 +15,7 @@ from sqlglot import exp
 from queueapp.models import DelayedMessage
 from queueapp.operations import schema_check
 from queueapp.sql import backend_of
-from queueapp.sql.definition import Remark
+from queueapp.sql.schema import SettingAdvice
 from queueapp.sql.tables import QueueTable
 from tests.in_process_worker import real_commits
 from tests.queueapp.sql.server import Server, levels
@@ -126,7 +126,7 @@ def test_setting_of_the_database_is_said_either_way(setting: int, advised: bool)
 @real_commits
 def test_worker_tells_all_settings_and_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        schema_check, "remarks", lambda alias: [Remark("X is on", ""), Remark("Y is off", "Turn it on.")]
+        schema_check, "remarks", lambda alias: [SettingAdvice("X is on", ""), SettingAdvice("Y is off", "Turn it on.")]
     )
     command = BaseCommand(stdout=StringIO(), stderr=StringIO())
     with without_claim_index(Server("default")):
@@ -180,7 +180,7 @@ def test_renamed_index_matters_where_statements_name_it(server: Server) -> None:
     server.run(server.backend.schema.rename_index(connection, table, CLAIM, "by_another_name"))
     try:
         found = schema_check.inspect(AddressedUrgent, server.alias)
-        assert len(found) == server.backend.names_indexes
+        assert len(found) == server.backend.schema.names_indexes
         server.run(
             found[0].remedy
             if found

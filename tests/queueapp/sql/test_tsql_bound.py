@@ -8,8 +8,8 @@ import pytest
 from sqlglot import exp
 
 from queueapp.contrib.celery.models import Binding, BrokerQueue, DeclaredQueue
-from queueapp.sql.bound import BrokerTables
-from queueapp.sql.outgoing import Outgoing
+from queueapp.sql.inserts import BrokerTables
+from queueapp.sql.message_columns import Outgoing
 from queueapp.sql.tables import QueueTable
 from tests.queueapp.sql.test_tsql_parses import kinds, statements_of
 from tests.queueapp.sql.tsql import placeholders, tables

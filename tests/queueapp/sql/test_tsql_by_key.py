@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from sqlglot import exp
 
-from queueapp.sql.claimed import MAX_PLACE, Range
+from queueapp.sql.claims import MAX_ORDER_KEY, SeqRange
 from queueapp.sql.journal import BEGINNING
 from queueapp.sql.sqlserver.backend import SqlServerBackend
 from queueapp.sql.sqlserver.journal import SqlServerJournalSql
@@ -170,7 +170,7 @@ def test_purge_of_what_has_expired_ends(went: int, rounds: int, monkeypatch: pyt
 MANY = 100_000
 RANKED, CAPPED = QueueTable.of(Ranked), QueueTable.of(Capped)
 #: Where an index is walked and not a list of keys.
-STRETCH = [Range(1, MAX_PLACE)]
+STRETCH = [SeqRange(1, MAX_ORDER_KEY)]
 #: What takes as many as it is told to: how it is called, and what the looks before its last statement find.
 TAKERS: dict[str, tuple[Callable[[Any], Any], list[list[tuple[Any, ...]]]]] = {
     "purge": (lambda c: SqlServerBackend().queue(PLAIN).maintenance.purge(c, MANY), []),
@@ -184,7 +184,7 @@ TAKERS: dict[str, tuple[Callable[[Any], Any], list[list[tuple[Any, ...]]]]] = {
         lambda c: (
             SqlServerBackend()
             .queue(RANKED)
-            .limits.lock_heads(c, [Range(n, n) for n in range(1, 9_000)], MANY, bodies=False)
+            .limits.lock_heads(c, [SeqRange(n, n) for n in range(1, 9_000)], MANY, bodies=False)
         ),
         [],
     ),

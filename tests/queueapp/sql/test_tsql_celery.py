@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from sqlglot import exp
 
-from queueapp.sql.celery import Counted, Part, Stored
+from queueapp.sql.results import ChordCount, ChordPart, TaskState
 from queueapp.sql.sqlserver.backend import SqlServerBackend
 from queueapp.sql.sqlserver.locking import KEEPING
 from tests.queueapp.sql.test_tsql_parses import kinds
 from tests.queueapp.sql.tsql import Recorder, hints, never_connected, parsed, placeholders
 
-STORED = Stored("SECRET", "SUCCESS", True, '"SECRET"', None, "[]", name="SECRET", expires_ms=10**12)
-PART = Part("SECRET", "SECRET", 3, "SUCCESS", '"SECRET"')
+STORED = TaskState("SECRET", "SUCCESS", True, '"SECRET"', None, "[]", name="SECRET", expires_ms=10**12)
+PART = ChordPart("SECRET", "SECRET", 3, "SUCCESS", '"SECRET"')
 ALONE = set(KEEPING.split(", "))
 
 
@@ -34,7 +34,7 @@ def _run(answers: list[Any], verb: Callable[[SqlServerBackend, Any], Any]) -> tu
 
 
 @pytest.mark.parametrize("stored", [STORED, STORED._replace(done=False, expires_ms=None)], ids=["ended", "begun"])
-def test_a_result_that_is_there_is_changed(stored: Stored) -> None:
+def test_a_result_that_is_there_is_changed(stored: TaskState) -> None:
     returned, found = _run([[(1,)]], lambda sql, c: sql.celery_results.store_result(c, "results", stored))
 
     assert returned is True
@@ -63,7 +63,7 @@ def test_a_member_is_counted() -> None:
     answers = [[(1,)], [(1,)], [(1, 2, 0, 0)]]
     returned, found = _run(answers, lambda sql, c: sql.celery_results.count_part(c, "groups", "parts", PART, 5))
 
-    assert returned == Counted(1, 2, 0, False)
+    assert returned == ChordCount(1, 2, 0, False)
     assert [kinds(one) for _, one in found] == [[exp.Insert], [exp.Update], [exp.Select]]
     assert "THEN 0 ELSE 1 END" in found[1][0].sql
 
@@ -72,7 +72,7 @@ def test_a_member_that_was_counted_counts_nothing_more() -> None:
     answers = [[(0,)], [(1,)], [(1, None, 0, 1)]]
     returned, found = _run(answers, lambda sql, c: sql.celery_results.count_part(c, "groups", "parts", PART, None))
 
-    assert returned == Counted(1, None, 0, True)
+    assert returned == ChordCount(1, None, 0, True)
     assert "THEN 0 ELSE 0 END" in found[1][0].sql
 
 

@@ -8,7 +8,7 @@ import pytest
 from django.db import transaction
 from sqlglot import exp
 
-from queueapp.sql.flowing import Seen
+from queueapp.sql.limits import KnownClaims
 from queueapp.sql.sqlserver.queue import SqlServerQueueSql
 from queueapp.sql.sqlserver.recorded import merged, size, stretches_of
 from queueapp.sql.tables import QueueTable
@@ -85,7 +85,7 @@ def test_a_claim_on_a_queue_that_shares_out_counts_by_the_index_on_leases() -> N
 @each_table
 def test_a_claim_that_is_recorded_is_read_completely(table: QueueTable) -> None:
     """Its lock, the first record, records that came and those that said nothing, the rows, places, the claim, its record."""
-    if table.claims is None:
+    if table.claim_records is None:
         pytest.skip("it is counted by the index on leases")
     answers = [[(0,)], [], [(3,)], [], [(7, 2, None), (8, 1, "[[3, 4]]")], [], [(9,)], [(4,)]]
     for lease_ms in (None, 10**12):
@@ -98,7 +98,7 @@ def test_a_claim_that_is_recorded_is_read_completely(table: QueueTable) -> None:
         assert "INSERT INTO [queueapp_claimrecord]" in "".join(texts)
         assert "UPDATE c SET seqs" in texts[-1]
         assert not any("_leased" in text for text in texts)
-    seen = Seen(8, "[7]", "[[3, 4], [9, 9]]")
+    seen = KnownClaims(8, "[7]", "[[3, 4], [9, 9]]")
     answers = [[(0,)], [], [], [(7, 2, "[[1, 2]]")], [(1,), (2,)], [(9,)], [(4,)]]
     found = statements_of(
         table, _after(answers, lambda s, c: s.limits.claim_within(c, _ranges(s), 5, TOKEN, OWNER, 10, 6, seen))
@@ -110,7 +110,7 @@ def test_a_claim_that_is_recorded_is_read_completely(table: QueueTable) -> None:
 
 @each_table
 def test_dropping_records_is_read_completely(table: QueueTable) -> None:
-    if table.claims is None:
+    if table.claim_records is None:
         pytest.skip("it has none")
     answers = [[(1, "[]"), (2, "[[3, 4]]"), (3, None), (4, "[[7, 7]]")], [(4,)]]
     found = statements_of(table, _after(answers, lambda s, c: s.limits.drop_records(c, 0)))

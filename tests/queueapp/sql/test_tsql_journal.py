@@ -12,8 +12,8 @@ from sqlglot import exp
 
 from queueapp.messages import new_id
 from queueapp.models import JournalEntry
-from queueapp.sql.journal import BEGINNING, Place, Position
-from queueapp.sql.outgoing import Outgoing
+from queueapp.sql.journal import BEGINNING, IdColumn, Position
+from queueapp.sql.message_columns import Outgoing
 from queueapp.sql.sqlserver.journal import SqlServerJournalSql
 from tests.queueapp.sql.tsql import Recorder, never_connected, parsed, placeholders, tables
 
@@ -60,7 +60,7 @@ VERBS: dict[str, tuple[Verb, list[Any], type[exp.Expression], str]] = {
     "forget a reader": (lambda j, c: j.forget_reader(c, CURSORS, "SECRET"), [], exp.Delete, CURSORS),
     "rows": (lambda j, c: j.rows_up_to(c, "que]ue 100%", 5), [(3,)], exp.Select, "que]ue 100%"),
     "waiting": (
-        lambda j, c: j.waiting(c, [Place("queue", "i]d", {"s]tatus": "SECRET"})], [uuid.uuid4()]),
+        lambda j, c: j.waiting(c, [IdColumn("queue", "i]d", {"s]tatus": "SECRET"})], [uuid.uuid4()]),
         [],
         exp.Select,
         "queue",

@@ -16,9 +16,8 @@ from sqlglot import exp
 
 from queueapp.messages import new_id
 from queueapp.models import DelayedMessage
-from queueapp.sql.claimed import MAX_PLACE, Range, place_of
-from queueapp.sql.outgoing import Outgoing
-from queueapp.sql.rows import Row
+from queueapp.sql.claims import MAX_ORDER_KEY, SeqRange, order_key
+from queueapp.sql.message_columns import Outgoing, Row
 from queueapp.sql.sqlserver.backend import SqlServerBackend
 from queueapp.sql.sqlserver.ranked import Stretch, stretches_of
 from queueapp.sql.tables import QueueTable, StoreTable
@@ -62,23 +61,23 @@ def sent(table: QueueTable, answers: list[Any], verb: Callable[[Any, Any], Any])
 
 def test_a_range_of_places_is_its_stretches_in_order() -> None:
     def place(priority: int, seq: int) -> int:
-        return place_of(priority, seq)
+        return order_key(priority, seq)
 
-    assert stretches_of(Range(place(5, 7), place(5, 9))) == [Stretch(False, 5, 7, 9)]
-    assert stretches_of(Range(place(5, 7), place(2, 3))) == [
+    assert stretches_of(SeqRange(place(5, 7), place(5, 9))) == [Stretch(False, 5, 7, 9)]
+    assert stretches_of(SeqRange(place(5, 7), place(2, 3))) == [
         Stretch(False, 5, 7, 2**63 - 1),
         Stretch(True, 0, 3, 4),
         Stretch(False, 2, -(2**63), 3),
     ]
-    assert [one.between for one in stretches_of(Range(place(5, 7), place(4, 3)))] == [False, False]
-    assert stretches_of(Range(3, 2)) == []
+    assert [one.between for one in stretches_of(SeqRange(place(5, 7), place(4, 3)))] == [False, False]
+    assert stretches_of(SeqRange(3, 2)) == []
 
 
 def test_priority_claims_are_by_key_for_places_and_one_statement_for_a_stretch() -> None:
     ranges = [
-        Range(place_of(9, 4), place_of(9, 4)),
-        Range(place_of(9, 1), place_of(9, 1)),
-        Range(place_of(3, 5), MAX_PLACE),
+        SeqRange(order_key(9, 4), order_key(9, 4)),
+        SeqRange(order_key(9, 1), order_key(9, 1)),
+        SeqRange(order_key(3, 5), MAX_ORDER_KEY),
     ]
 
     by_key, *stretches = sent(RANKED, [], lambda s, c: s.claims.claim_by_lease(c, ranges, 10, TOKEN, OWNER, 1_000))
@@ -97,14 +96,14 @@ def test_priority_claims_are_by_key_for_places_and_one_statement_for_a_stretch()
 @pytest.mark.parametrize(
     ("verb", "kind"),
     [
-        (lambda s, c: s.claims.claim_by_delete(c, [Range(0, MAX_PLACE)], 5), exp.Delete),
-        (lambda s, c: s.claims.claim_by_delete(c, [Range(0, MAX_PLACE)], 5, whole=True), exp.Delete),
-        (lambda s, c: s.claims.peek(c, [Range(7, 7), Range(9, MAX_PLACE)], [], 5), exp.Select),
-        (lambda s, c: s.claims.read_heads(c, Range(9, MAX_PLACE), 5), exp.Select),
-        (lambda s, c: s.claims.read_heads_and_bodies(c, Range(9, MAX_PLACE), 5), exp.Select),
-        (lambda s, c: s.limits.lock_heads(c, [Range(7, 7), Range(9, MAX_PLACE)], 5, bodies=True), exp.Select),
-        (lambda s, c: s.limits.lock_heads(c, [Range(9, MAX_PLACE)], 5, bodies=False), exp.Select),
-        (lambda s, c: s.claims.scan_order_keys(c, 1, 9, place_of(4, 4), 5), exp.Select),
+        (lambda s, c: s.claims.claim_by_delete(c, [SeqRange(0, MAX_ORDER_KEY)], 5), exp.Delete),
+        (lambda s, c: s.claims.claim_by_delete(c, [SeqRange(0, MAX_ORDER_KEY)], 5, whole=True), exp.Delete),
+        (lambda s, c: s.claims.peek(c, [SeqRange(7, 7), SeqRange(9, MAX_ORDER_KEY)], [], 5), exp.Select),
+        (lambda s, c: s.claims.read_heads(c, SeqRange(9, MAX_ORDER_KEY), 5), exp.Select),
+        (lambda s, c: s.claims.read_heads_and_bodies(c, SeqRange(9, MAX_ORDER_KEY), 5), exp.Select),
+        (lambda s, c: s.limits.lock_heads(c, [SeqRange(7, 7), SeqRange(9, MAX_ORDER_KEY)], 5, bodies=True), exp.Select),
+        (lambda s, c: s.limits.lock_heads(c, [SeqRange(9, MAX_ORDER_KEY)], 5, bodies=False), exp.Select),
+        (lambda s, c: s.claims.scan_order_keys(c, 1, 9, order_key(4, 4), 5), exp.Select),
         (lambda s, c: s.inserts.insert_many(c, [Outgoing(new_id(), "{}", b"")._replace(priority=2**62)]), exp.Insert),
     ],
 )  # fmt: skip
@@ -119,7 +118,7 @@ def test_a_claim_reads_the_last_seq_and_then_the_first_barrier_and_ends_before_i
     last, barrier, claim = sent(
         FENCED,
         [[(0,)], [], [(90,)], [(50,)]],
-        lambda s, c: s.claims.claim_by_lease(c, [Range(7)], 10, TOKEN, OWNER, 1_000),
+        lambda s, c: s.claims.claim_by_lease(c, [SeqRange(7)], 10, TOKEN, OWNER, 1_000),
     )[1:]
 
     assert "DESC" in last.sql
@@ -128,7 +127,7 @@ def test_a_claim_reads_the_last_seq_and_then_the_first_barrier_and_ends_before_i
 
 
 def test_a_claim_of_who_has_a_barrier_to_take_gets_nothing() -> None:
-    (barred,) = sent(FENCED, [[(0,)], [(1,)]], lambda s, c: s.claims.claim_by_delete(c, [Range()], 10, owner=OWNER))
+    (barred,) = sent(FENCED, [[(0,)], [(1,)]], lambda s, c: s.claims.claim_by_delete(c, [SeqRange()], 10, owner=OWNER))
 
     assert columns(barred.tree) == {"subscriber"}
 
@@ -147,7 +146,7 @@ def test_what_is_locked_to_be_shared_out_ends_before_the_first_barrier() -> None
     last, barrier, heads = sent(
         QueueTable.of(FencedInTurns),
         [[(0,)], [(90,)], [(50,)]],
-        lambda s, c: s.limits.lock_heads(c, [Range(7)], 10, bodies=False),
+        lambda s, c: s.limits.lock_heads(c, [SeqRange(7)], 10, bodies=False),
     )
 
     assert "DESC" in last.sql
@@ -176,10 +175,10 @@ HELD = [(0,)]
         (lambda s, c: s.inserts.insert_row(c, Row(0, new_id(), "{}", b"")), [HELD], [exp.Insert]),
         (lambda s, c: s.inserts.insert_rows(c, [Row(0, new_id(), "{}", b"")]), [HELD], [exp.Insert]),
         (lambda s, c: s.inserts.insert_from(c, StoreTable.of(DelayedMessage, "due"), [1, 2]), [[], HELD], [exp.Select, exp.Insert]),
-        (lambda s, c: s.claims.peek(c, [Range()], [Range(0, 9)], 5), [[(9,)], [], [(9,)], [], [(0, 0, None, None, None)]],
+        (lambda s, c: s.claims.peek(c, [SeqRange()], [SeqRange(0, 9)], 5), [[(9,)], [], [(9,)], [], [(0, 0, None, None, None)]],
          [exp.Select] * 5),
-        (lambda s, c: s.claims.read_heads(c, Range(0, 9), 5), [[(9,)]], [exp.Select] * 3),
-        (lambda s, c: s.claims.read_heads_and_bodies(c, Range(0, 9), 5), [[(9,)]], [exp.Select] * 3),
+        (lambda s, c: s.claims.read_heads(c, SeqRange(0, 9), 5), [[(9,)]], [exp.Select] * 3),
+        (lambda s, c: s.claims.read_heads_and_bodies(c, SeqRange(0, 9), 5), [[(9,)]], [exp.Select] * 3),
         (lambda s, c: s.barriers.first(c), [], [exp.Select]),
         (lambda s, c: s.barriers.lock(c, 5), [HELD], [exp.Select]),
         (lambda s, c: s.barriers.first_seq(c, 1, 5), [], [exp.Select]),
@@ -204,7 +203,7 @@ def test_what_is_held_may_be_a_barrier_so_a_claim_ends_before_it() -> None:
     *_, first_held, claim = sent(
         QueueTable.of(FencedByExpression),
         [HELD, [], [(90,)], [], [(40,)]],
-        lambda s, c: s.claims.claim_by_lease(c, [Range(7)], 10, TOKEN, OWNER, 1_000),
+        lambda s, c: s.claims.claim_by_lease(c, [SeqRange(7)], 10, TOKEN, OWNER, 1_000),
     )
 
     assert columns(first_held.tree) == {"seq", "lease_expires", "lease_token"}

@@ -19,16 +19,13 @@ from queueapp.errors import QueueError
 from queueapp.messages import new_id
 from queueapp.models import DelayedMessage, PoisonMessage
 from queueapp.sql import SessionState
-from queueapp.sql.bookmarks import Holder, Limits
-from queueapp.sql.carried import CARRIED, COUNTS, SENT, WHOLE, Kind
-from queueapp.sql.claimed import Range
-from queueapp.sql.expiry import Expiry
-from queueapp.sql.outgoing import Outgoing
-from queueapp.sql.rows import Row
+from queueapp.sql.acks import LeaseHolder, Limits
+from queueapp.sql.claims import SeqRange
+from queueapp.sql.message_columns import COUNTS, MESSAGE_COLUMNS, SENT, WHOLE, Kind, Outgoing, Row
 from queueapp.sql.sqlserver.backend import SqlServerBackend
 from queueapp.sql.sqlserver.locking import LOOKING, TAKING
 from queueapp.sql.sqlserver.queue import SqlServerQueueSql
-from queueapp.sql.tables import QueueTable, StoreTable
+from queueapp.sql.tables import Expiry, QueueTable, StoreTable
 from tests import column_values
 from tests.queueapp.sql.tsql import Recorder, columns, hints, never_connected, parsed, placeholders, tables
 from tests.testapp.models import (
@@ -60,7 +57,7 @@ TABLES: dict[str, QueueTable] = {
     "quoted schema": replace(BOTH, db_table="[shop].[orders]"),
     "odd names": replace(PLAIN, db_table="50% of ]brackets[ 'n' \"quotes\"", columns=ODD),
     "odd names, levels": replace(BOTH, db_table="odd", columns=ODD, claim_index="in%dex]"),
-    "odd names, held": replace(PLAIN, db_table="odd", columns=ODD, holds=True),
+    "odd names, held": replace(PLAIN, db_table="odd", columns=ODD, has_unevaluated=True),
     "no expiry": replace(PLAIN, columns={k: v for k, v in PLAIN.columns.items() if k != "expires"}),
     **{f"aged by {model}": replace(PLAIN, expiry=Expiry(model, 10**12), restarts_age=True) for model in MODELS},
     "aged by levels": replace(BOTH, expiry=Expiry("latest", 5)),
@@ -73,10 +70,10 @@ TOKEN, OWNER = uuid.uuid4(), uuid.uuid4()
 SECRETS = ("SECRET", str(TOKEN), str(OWNER))
 FULL = Outgoing(new_id(), '{"h": "SECRET"}', b"SECRET", 5, "SECRET", 2, "SECRET", "SECRET", True)
 BARE = Outgoing(new_id(), "{}", None)
-_CARRIED = {one.name: "SECRET" if one.kind is Kind.TEXT else column_values.value_of(one) for one in CARRIED}
+_CARRIED = {one.name: "SECRET" if one.kind is Kind.TEXT else column_values.value_of(one) for one in MESSAGE_COLUMNS}
 WHOLE_ROW = Row(0, new_id(), '{"h": "SECRET"}', b"SECRET", 1, 2, "SECRET", **_CARRIED)
 
-LEVELS = [Range(3, 9, "SECRET", 2), Range(4, 9, "SECRET", 1), Range(5, 9, "SECRET", 0)]
+LEVELS = [SeqRange(3, 9, "SECRET", 2), SeqRange(4, 9, "SECRET", 1), SeqRange(5, 9, "SECRET", 0)]
 PEEKED = [[(0, 0, None, None)]]
 COUNTED = [[(0, 0, 0, 0, 0, None, 0)]]
 DELAYED, POISON = StoreTable.of(DelayedMessage, "due"), StoreTable.of(PoisonMessage, "number")
@@ -84,7 +81,7 @@ DELAYED, POISON = StoreTable.of(DelayedMessage, "due"), StoreTable.of(PoisonMess
 Verb = Callable[[SqlServerQueueSql, Any, Recorder], Any]
 
 
-def _claimed(sql: SqlServerQueueSql) -> list[Range]:
+def _claimed(sql: SqlServerQueueSql) -> list[SeqRange]:
     """What a claim of this table is given as a rule: one range, or one for each level."""
     return LEVELS if sql.table.claim_by else LEVELS[:1]
 
@@ -125,7 +122,7 @@ LEASE_VERBS: dict[str, tuple[Verb, type[exp.Expression]]] = {
     "put back": (_after([], lambda s, c: s.failures.requeue(c, 1, deliveries=1, cancels=0, failures=None)), exp.Update),
     **{
         f"{name}, {leasing}": (
-            _after([], lambda s, c, verb=verb, leasing=leasing: verb(s, c, Holder(leasing, OWNER))),
+            _after([], lambda s, c, verb=verb, leasing=leasing: verb(s, c, LeaseHolder(leasing, OWNER))),
             kind,
         )
         for leasing in ("strict", "sublet", "fenced")
@@ -232,7 +229,7 @@ def test_verb_is_one_statement_of_its_kind(table: QueueTable, verb: str) -> None
     check_kinds(table, run, kind)
 
 
-@pytest.mark.parametrize("table", [one for one in TABLES.values() if one.holds], ids=lambda t: t.db_table)
+@pytest.mark.parametrize("table", [one for one in TABLES.values() if one.has_unevaluated], ids=lambda t: t.db_table)
 @pytest.mark.parametrize("verb", HELD_VERBS)
 def test_verb_of_what_is_held_is_one_statement_of_its_kind(table: QueueTable, verb: str) -> None:
     run, kind = HELD_VERBS[verb]
@@ -243,7 +240,7 @@ def test_verb_of_what_is_held_is_one_statement_of_its_kind(table: QueueTable, ve
     assert [given for _, given in hints(found)] == [set(expected.split(", "))]
 
 
-@pytest.mark.parametrize("table", [one for one in TABLES.values() if one.holds], ids=lambda t: t.db_table)
+@pytest.mark.parametrize("table", [one for one in TABLES.values() if one.has_unevaluated], ids=lambda t: t.db_table)
 def test_our_own_inserts_say_that_a_message_is_not_held(table: QueueTable) -> None:
     for name in (name for name in VERBS if name.startswith(("insert", "from"))):
         for _, found in statements_of(table, VERBS[name][0]):
@@ -420,12 +417,12 @@ def test_claim_returns_what_the_contract_says(table: QueueTable) -> None:
                for name, value in column_values.columns().items()}  # fmt: skip
     returned = {"seq": 7, "id": str(TOKEN).upper(), "headers": "h", "body": b"b", "deliveries": 1, "cancels": 3,
                 "failures": "f", **carried}  # fmt: skip
-    absent = {"deliveries": 0, "cancels": 0} | {one.name: one.default for one in CARRIED}
+    absent = {"deliveries": 0, "cancels": 0} | {one.name: one.default for one in MESSAGE_COLUMNS}
     names = ["seq", "id", "headers", "body", "deliveries", "cancels", "failures"]
     names += ["recipient", "priority", "expires"] if table.claim_by else []
     # A message without a recipient may be replaced by copies, which carry all that it did.
-    names += [one.name for one in CARRIED if one.name not in names] if "recipient" in table.claim_by else []
-    rest = [one.name for one in CARRIED]
+    names += [one.name for one in MESSAGE_COLUMNS if one.name not in names] if "recipient" in table.claim_by else []
+    rest = [one.name for one in MESSAGE_COLUMNS]
     # The database's clock stands for the time of arrival in a table that keeps none.
     order = [name for name in dict.fromkeys([*names, *rest]) if table.has(name)]
     order += [] if table.has("enqueued_at") else ["enqueued_at"]
@@ -517,7 +514,7 @@ def test_purge_by_age_asks_each_index_and_takes_by_key(model: str) -> None:
 
 
 def test_what_a_dead_subscriber_had_for_the_last_time_is_looked_for_and_taken_by_key() -> None:
-    row = (1, str(TOKEN), "{}", b"", 3, 0, None, *(None for _ in CARRIED))
+    row = (1, str(TOKEN), "{}", b"", 3, 0, None, *(None for _ in MESSAGE_COLUMNS))
     found = statements_of(PLAIN, _after([[(1,)], [row]], lambda s, c: s.ack_by_seq.take_owned(c, OWNER, 3, 5)))
     assert [kinds(read) for _, read in found] == [[exp.Select], [exp.Delete]]
 

@@ -6,8 +6,8 @@ import pytest
 from sqlglot import exp
 
 from queueapp.messages.ids import first_of_many
-from queueapp.sql.outgoing import Outgoing
-from queueapp.sql.selecting import Source
+from queueapp.sql.inserts import Source
+from queueapp.sql.message_columns import Outgoing
 from queueapp.sql.sqlserver.queue import SqlServerQueueSql
 from tests.queueapp.sql.test_tsql_parses import PLAIN, kinds, statements_of
 from tests.queueapp.sql.tsql import Recorder, columns, never_connected, tables

@@ -10,10 +10,10 @@ import pytest
 from sqlglot import exp
 
 from queueapp import notifier
+from queueapp.sql.notifications import NotificationsUnavailable
 from queueapp.sql.sqlserver import wakeups as service_broker
 from queueapp.sql.sqlserver.backend import SqlServerBackend
 from queueapp.sql.sqlserver.wakeups import LOOK_AGAIN, PROCEDURES, SCRIPT
-from queueapp.sql.wakeups import NoWakeUps
 from tests.queueapp.sql.tsql import Recorder, columns, never_connected, parsed
 
 THERE = [(2, 1, *range(1, 1 + len(PROCEDURES)))]
@@ -110,7 +110,7 @@ def test_what_is_missing_is_made_in_its_order() -> None:
 def test_where_it_cannot_be_had_nothing_is_made(answer: Any, why: str) -> None:
     recorder = Recorder(answers=[answer])
 
-    with pytest.raises(NoWakeUps, match=why):
+    with pytest.raises(NotificationsUnavailable, match=why):
         SqlServerBackend().notifications.prepare(never_connected(recorder))
 
     assert len(recorder.statements) == 1
@@ -177,7 +177,7 @@ def test_an_ear_waits_for_its_own_conversation_and_ends_it() -> None:
 
     ear.connect()
     ear.listen()
-    assert ear.heard(1) == ["shop.Orders"]
+    assert ear.received(1) == ["shop.Orders"]
     assert ear.broken is False
     ear.close()
 
@@ -199,6 +199,6 @@ def test_an_ear_whose_conversation_has_ended_says_so() -> None:
     ear.listen()
 
     with pytest.raises(Exception, match="conversation of this ear has ended"):
-        ear.heard(1)
+        ear.received(1)
 
     assert ear.broken is False, "the connection is fine: it listens again on another"

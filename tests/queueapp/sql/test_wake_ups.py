@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.db import Error
 
-from queueapp.sql.wakeups import Ear
+from queueapp.sql.notifications import ListenerConnection
 from tests.in_process_worker import DEADLINE, eventually
 from tests.listeners import cut_ears, wakeable
 from tests.queueapp.sql.server import Server, within
@@ -19,12 +19,12 @@ CHANNEL = "queueapp_test"
 
 
 @pytest.fixture
-def listening(server: Server) -> Iterator[Callable[[], Ear]]:
+def listening(server: Server) -> Iterator[Callable[[], ListenerConnection]]:
     """Ears on this database."""
     wakeable(server.alias)
-    ears: list[Ear] = []
+    ears: list[ListenerConnection] = []
 
-    def make() -> Ear:
+    def make() -> ListenerConnection:
         ears.append(server.backend.notifications.listener(server.connection.copy(), CHANNEL))
         ears[-1].connect()
         ears[-1].listen()
@@ -35,9 +35,9 @@ def listening(server: Server) -> Iterator[Callable[[], Ear]]:
         ear.close()
 
 
-def until_heard(ear: Ear, count: int) -> list[str]:
+def until_heard(ear: ListenerConnection, count: int) -> list[str]:
     heard: list[str] = []
-    eventually(lambda: heard.extend(ear.heard(1)) or len(heard) >= count)
+    eventually(lambda: heard.extend(ear.received(1)) or len(heard) >= count)
     return heard
 
 
@@ -45,7 +45,9 @@ def tell(server: Server, payload: str) -> None:
     server.backend.notifications.notify(server.connection, CHANNEL, payload)
 
 
-def test_everybody_who_listens_hears_everything_in_order(server: Server, listening: Callable[[], Ear]) -> None:
+def test_everybody_who_listens_hears_everything_in_order(
+    server: Server, listening: Callable[[], ListenerConnection]
+) -> None:
     one, two = listening(), listening()
 
     for payload in ("testapp.Leased", "ß 🚀", "x" * 250):
@@ -55,39 +57,41 @@ def test_everybody_who_listens_hears_everything_in_order(server: Server, listeni
         assert until_heard(ear, 3) == ["testapp.Leased", "ß 🚀", "x" * 250]
 
 
-def test_who_hears_nothing_waits_no_longer_than_it_says(server: Server, listening: Callable[[], Ear]) -> None:
+def test_who_hears_nothing_waits_no_longer_than_it_says(
+    server: Server, listening: Callable[[], ListenerConnection]
+) -> None:
     ear = listening()
 
     with within(5):
-        assert ear.heard(1) == []
-        ear.answer()
+        assert ear.received(1) == []
+        ear.ping()
     assert ear.broken is False
 
 
-def test_who_waits_is_woken_by_what_is_told_only(server: Server, listening: Callable[[], Ear]) -> None:
+def test_who_waits_is_woken_by_what_is_told_only(server: Server, listening: Callable[[], ListenerConnection]) -> None:
     """Seen: ten times a second, two fifths of what an idle worker used."""
     ear = listening()
-    ear.heard(1)  # what came with LISTEN
+    ear.received(1)  # what came with LISTEN
     before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
-    assert ear.heard(2) == []
+    assert ear.received(2) == []
 
     assert resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before < 10
 
 
-def test_what_comes_with_an_answer_is_heard(server: Server, listening: Callable[[], Ear]) -> None:
+def test_what_comes_with_an_answer_is_heard(server: Server, listening: Callable[[], ListenerConnection]) -> None:
     ear = listening()
-    ear.heard(1)
+    ear.received(1)
     tell(server, "told meanwhile")
     if server.vendor == "postgresql":
         assert select.select([ear.connection.connection.fileno()], [], [], DEADLINE)[0]
 
-    ear.answer()
+    ear.ping()
 
-    assert ear.heard(1) == ["told meanwhile"]
+    assert ear.received(1) == ["told meanwhile"]
 
 
-def test_what_was_told_before_is_not_heard(server: Server, listening: Callable[[], Ear]) -> None:
+def test_what_was_told_before_is_not_heard(server: Server, listening: Callable[[], ListenerConnection]) -> None:
     tell(server, "before")
 
     ear = listening()
@@ -96,7 +100,9 @@ def test_what_was_told_before_is_not_heard(server: Server, listening: Callable[[
     assert until_heard(ear, 1) == ["after"]
 
 
-def test_who_has_stopped_listening_is_in_nobodys_way(server: Server, listening: Callable[[], Ear]) -> None:
+def test_who_has_stopped_listening_is_in_nobodys_way(
+    server: Server, listening: Callable[[], ListenerConnection]
+) -> None:
     gone, ear = listening(), listening()
     gone.close()
     gone.close()
@@ -106,7 +112,7 @@ def test_who_has_stopped_listening_is_in_nobodys_way(server: Server, listening: 
     assert until_heard(ear, 1) == ["still"]
 
 
-def test_who_was_cut_knows_it(server: Server, listening: Callable[[], Ear]) -> None:
+def test_who_was_cut_knows_it(server: Server, listening: Callable[[], ListenerConnection]) -> None:
     ear = listening()
     if server.vendor == "microsoft":
         with ear.connection.cursor() as cursor:
@@ -117,7 +123,7 @@ def test_who_was_cut_knows_it(server: Server, listening: Callable[[], Ear]) -> N
         cut_ears(server.connection)
 
     with pytest.raises(Error) as raised:
-        eventually(lambda: ear.heard(1))
+        eventually(lambda: ear.received(1))
 
     assert server.kind_of(raised.value) == "connection"
     assert ear.broken is True
@@ -131,7 +137,7 @@ def conversations(server: Server) -> int:
 
 
 def test_an_ear_leaves_no_conversation_behind_and_renews_its_own(
-    server: Server, listening: Callable[[], Ear], monkeypatch: pytest.MonkeyPatch
+    server: Server, listening: Callable[[], ListenerConnection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if server.vendor != "microsoft":
         pytest.skip("conversations are Service Broker's")
@@ -150,6 +156,8 @@ def test_an_ear_leaves_no_conversation_behind_and_renews_its_own(
     assert conversations(server) == before
 
 
-def test_nothing_is_lacking_where_there_are_wake_ups(server: Server, listening: Callable[[], Ear]) -> None:
+def test_nothing_is_lacking_where_there_are_wake_ups(
+    server: Server, listening: Callable[[], ListenerConnection]
+) -> None:
     listening()
     assert server.backend.notifications.unavailable(server.connection) is None

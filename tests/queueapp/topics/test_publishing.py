@@ -20,7 +20,7 @@ from queueapp.journal.append import Taken
 from queueapp.messages import decode_headers
 from queueapp.models import DelayedMessage
 from queueapp.models.delivery.topics import is_pattern
-from queueapp.sql.outgoing import Outgoing
+from queueapp.sql.message_columns import Outgoing
 from queueapp.topics import publisher, routing
 from queueapp.topics.publisher import PublishOptions
 from tests.databases import statements_of

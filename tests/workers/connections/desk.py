@@ -9,7 +9,7 @@ from typing import Any
 from django.db import connections, transaction
 
 from queueapp.sql import SessionState, backend_of, queue_sql
-from queueapp.sql.claimed import SEQ
+from queueapp.sql.claims import SEQ
 from tests.in_process_worker import eventually
 from tests.queueapp.sql.server import ALL, Server
 from tests.testapp.models import Effect, Transactional

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from queueapp.receiving.low_water_marks import LowWaterMarks
-from queueapp.sql.claimed import MAX_SEQ, Range
+from queueapp.sql.claims import MAX_SEQ, SeqRange
 from workers.processes.shared_low_water_marks import PLACES, SharedLowWaterMarks
 
 LEVELS = [("", 1), ("", 0)]
@@ -18,7 +18,7 @@ def test_each_floor_and_each_count_has_a_place_of_its_own() -> None:
     assert SharedLowWaterMarks(2, shared.fd).share(1, other)
     one.skip(("", 1), lambda low: 100)
     one.skip(("", 0), lambda low: 200)
-    assert sorted(other.ahead()) == sorted([Range(100, MAX_SEQ, "", 1), Range(200, MAX_SEQ, "", 0)])
+    assert sorted(other.ahead()) == sorted([SeqRange(100, MAX_SEQ, "", 1), SeqRange(200, MAX_SEQ, "", 0)])
     assert (other.returns, other.retreats) == (0, 0)
 
     one.retreat(150, returned=False)
@@ -28,7 +28,7 @@ def test_each_floor_and_each_count_has_a_place_of_its_own() -> None:
     shared.came_back()
 
     assert (other.returns, other.retreats) == (2, 3)
-    assert sorted(other.ahead()) == sorted([Range(50, MAX_SEQ, "", 1), Range(50, MAX_SEQ, "", 0)])
+    assert sorted(other.ahead()) == sorted([SeqRange(50, MAX_SEQ, "", 1), SeqRange(50, MAX_SEQ, "", 0)])
 
 
 @pytest.mark.parametrize(("levels", "fit"), [(PLACES - 3, True), (PLACES - 2, False)])

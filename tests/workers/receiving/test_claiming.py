@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from queueapp.receiving.low_water_marks import DUTY_CYCLE, LowWaterMarks
-from queueapp.sql.claimed import MAX_SEQ, PRIORITY, RECIPIENT, SEQ, Peek, Range
+from queueapp.sql.claims import MAX_SEQ, PRIORITY, RECIPIENT, SEQ, PeekResult, SeqRange
 from workers.receiving import claim_tracker
 from workers.receiving.claim_tracker import ActiveClaim, ClaimTracker
 
@@ -104,8 +104,8 @@ def test_behind_a_claim_that_hangs_no_message_waits_for_long(
 
 def behind(claims: ClaimTracker, *bounds: tuple[int, int], count: int = 1) -> None:
     """A look saw something behind the floors, in these places."""
-    ranges = [Range(low, high) for low, high in bounds]
-    claims.seen(Peek(0, count, bounds[0][0]), ranges, 0.001)
+    ranges = [SeqRange(low, high) for low, high in bounds]
+    claims.seen(PeekResult(0, count, bounds[0][0]), ranges, 0.001)
 
 
 def test_a_claim_looks_behind_the_floors_and_ahead_of_them_at_once(floors: LowWaterMarks) -> None:
@@ -113,28 +113,28 @@ def test_a_claim_looks_behind_the_floors_and_ahead_of_them_at_once(floors: LowWa
     behind(claims, (7, 50))
 
     with claims.claim(3) as claim:
-        assert claim.ranges == [Range(7, 50), Range(100)]
+        assert claim.ranges == [SeqRange(7, 50), SeqRange(100)]
         claim.rows = rows(8, 9, 100)
 
     assert floors.lowest == 101
     with claims.claim(3) as claim:
-        assert claim.ranges == [Range(101)], "it came to the end of what is behind"
+        assert claim.ranges == [SeqRange(101)], "it came to the end of what is behind"
         claim.rows = rows()
 
 
 def test_a_claim_looks_behind_the_floors_no_further_than_the_look_did(floors: LowWaterMarks) -> None:
     """A look ends after so many rows, because many lie there that nobody may take: no claim is to walk over the rest."""
     claims = ClaimTracker(floors)
-    claims.seen(Peek(0, 1, 7, reached=30), [Range(7, 50)], 0.001)
+    claims.seen(PeekResult(0, 1, 7, reached=30), [SeqRange(7, 50)], 0.001)
 
     with claims.claim(3) as claim:
-        assert claim.ranges == [Range(7, 30), Range(100)]
+        assert claim.ranges == [SeqRange(7, 30), SeqRange(100)]
 
 
 def test_nobody_walks_again_over_what_a_look_found_empty(floors: LowWaterMarks) -> None:
     """Rows that are dead and cannot be cleaned up yet: the look has walked over them, and that was enough."""
     claims = ClaimTracker(floors)
-    claims.seen(Peek(1, 0, 500), [], 0.001)
+    claims.seen(PeekResult(1, 0, 500), [], 0.001)
 
     with claims.claim(3) as claim:
         assert low_of(claim) == 500
@@ -149,7 +149,7 @@ def test_looks_that_find_nothing_cover_all_that_is_behind_the_floor(floors: LowW
         _, (window,) = claims.look()
         assert window.low == covered, "without a gap"
         covered = window.high + 1
-        claims.seen(Peek(0, 0, 0), [window], 0.0)
+        claims.seen(PeekResult(0, 0, 0), [window], 0.0)
         if covered == floors.lowest:
             break
 
@@ -164,13 +164,13 @@ def test_a_look_behind_that_took_long_is_followed_by_looks_ahead_only_unless_som
     claims = ClaimTracker(floors)
     _, (window,) = claims.look()
 
-    claims.seen(Peek(0, 0, 0), [window], 3600.0)
+    claims.seen(PeekResult(0, 0, 0), [window], 3600.0)
     for _ in range(3):
-        assert claims.look() == ([Range(10_000_001)], [])
-        claims.seen(Peek(1, 0, 10_000_001), [], 0.0)
+        assert claims.look() == ([SeqRange(10_000_001)], [])
+        claims.seen(PeekResult(1, 0, 10_000_001), [], 0.0)
     floors.retreat(9_999_990)
     _, (near,) = claims.look()
-    claims.seen(Peek(0, 0, 0), [near], 0.0)
+    claims.seen(PeekResult(0, 0, 0), [near], 0.0)
 
     assert near.high == 9_999_989, "just behind the floor"
     assert claims.look()[1] == [], "and then it rests again"
@@ -181,10 +181,10 @@ def test_after_a_rest_the_rescan_goes_on_where_it_was(floors: LowWaterMarks, mon
     floors.advance(rows(10_000_000), floors.returns)
     claims = ClaimTracker(floors)
     _, (window,) = claims.look()
-    claims.seen(Peek(0, 0, 0), [window], 3600.0)
+    claims.seen(PeekResult(0, 0, 0), [window], 3600.0)
     for _ in range(3):
         assert claims.look()[1] == []
-        claims.seen(Peek(1, 0, 10_000_001), [], 0.0)
+        claims.seen(PeekResult(1, 0, 10_000_001), [], 0.0)
 
     monkeypatch.setattr(claim_tracker, "monotonic", lambda: claims._rescan_at)
 
@@ -195,15 +195,15 @@ def test_a_rescan_that_was_above_a_floor_which_came_down_begins_again(floors: Lo
     floors.advance(rows(100_000), floors.returns)
     claims = ClaimTracker(floors)
     _, window = claims.look()
-    claims.seen(Peek(0, 0, 0), window, 0.0)
+    claims.seen(PeekResult(0, 0, 0), window, 0.0)
     floors.retreat(10_000, returned=False)
 
     for _ in range(2):
         ahead, behind = claims.look()
-        claims.seen(Peek(1, 0, 10_000), behind, 0.0)
+        claims.seen(PeekResult(1, 0, 10_000), behind, 0.0)
 
-    assert ahead == [Range(10_000)]
-    assert behind == [Range(0, 9_999)], "what comes back below is found, however long the floor stays"
+    assert ahead == [SeqRange(10_000)]
+    assert behind == [SeqRange(0, 9_999)], "what comes back below is found, however long the floor stays"
 
 
 def test_what_is_behind_is_claimed_until_it_is_clear(floors: LowWaterMarks) -> None:
@@ -212,7 +212,7 @@ def test_what_is_behind_is_claimed_until_it_is_clear(floors: LowWaterMarks) -> N
 
     for first in (7, 10):
         with claims.claim(3) as claim:
-            assert claim.ranges == [Range(7, 50), Range(100)]
+            assert claim.ranges == [SeqRange(7, 50), SeqRange(100)]
             claim.rows = rows(*range(first, first + 3))
 
 
@@ -220,7 +220,7 @@ def test_a_claim_that_takes_nothing_behind_looks_elsewhere_the_next_time(floors:
     floors.advance(rows(10_000_000), floors.returns)
     claims = ClaimTracker(floors)
     _, window = claims.look()
-    claims.seen(Peek(0, 1, window[0].low), window, 0.001)
+    claims.seen(PeekResult(0, 1, window[0].low), window, 0.001)
 
     with claims.claim(3) as claim:
         assert window[0] in claim.ranges
@@ -236,11 +236,11 @@ def test_a_priority_holds_behind_the_floors_and_ahead_of_them() -> None:
     row[SEQ], row[RECIPIENT], row[PRIORITY] = 100, "", 0  # type: ignore[call-overload]
     floors.advance([tuple(row)], floors.returns)
     claims = ClaimTracker(floors)
-    low = Range(7, 50, priority=0)
-    claims.seen(Peek(0, 8000, 7), [low], 0.001)
+    low = SeqRange(7, 50, priority=0)
+    claims.seen(PeekResult(0, 8000, 7), [low], 0.001)
 
     with claims.claim(500) as claim:
-        assert claim.ranges == [Range(priority=1), low, Range(101, priority=0)]
+        assert claim.ranges == [SeqRange(priority=1), low, SeqRange(101, priority=0)]
 
 
 def test_what_comes_back_while_a_claim_is_under_way_stays_in_front_of_the_floor(
@@ -270,31 +270,31 @@ def test_what_is_not_for_this_process_is_stepped_over(floors: LowWaterMarks) -> 
         claim.rows = rows(100, 101, 105, 110, 111, 112)
     walk = claims.leave_alone(claim, claim.rows, {101, 105, 111, 112})
 
-    assert walk == Range(113)
+    assert walk == SeqRange(113)
     claims.extend_unknown(walk, 200)
     assert floors.lowest == 201
     claims.lower(100)
     with claims.claim(6) as claim:
-        assert claim.ranges == [Range(100, 100), Range(106, 110), Range(201)]
+        assert claim.ranges == [SeqRange(100, 100), SeqRange(106, 110), SeqRange(201)]
     claims.lower(105)
     with claims.claim(6) as claim:
-        assert claim.ranges == [Range(100, 100), Range(105, 110), Range(201)], "105 came back: somebody had it"
+        assert claim.ranges == [SeqRange(100, 100), SeqRange(105, 110), SeqRange(201)], "105 came back: somebody had it"
 
 
 def test_what_somebody_else_has_walked_over_meanwhile_is_not_walked_over_again(floors: LowWaterMarks) -> None:
     claims = ClaimTracker(floors)
-    assert claims.rest_of(Range(50)) == Range(50)
-    claims.extend_unknown(Range(40), 200)
+    assert claims.rest_of(SeqRange(50)) == SeqRange(50)
+    claims.extend_unknown(SeqRange(40), 200)
 
-    assert claims.rest_of(Range(50)) == Range(201)
-    assert claims.rest_of(Range(300)) == Range(300)
+    assert claims.rest_of(SeqRange(50)) == SeqRange(201)
+    assert claims.rest_of(SeqRange(300)) == SeqRange(300)
 
 
 def test_stretches_of_all_levels_are_read_again_in_turn() -> None:
     floors = LowWaterMarks(LEVELS, leveled=True)
     claims = ClaimTracker(floors)
     for priority in (1, 0):
-        claims.extend_unknown(Range(1, priority=priority), 9)
+        claims.extend_unknown(SeqRange(1, priority=priority), 9)
     seen = []
     for _ in range(3):
         stretch = claims.to_reread()
@@ -363,12 +363,12 @@ def test_a_window_that_comes_due_while_a_look_is_under_way_was_not_looked_at(flo
     floors.advance(rows(1_000_000), floors.returns)
     claims = ClaimTracker(floors)
     _, first = claims.look()
-    claims.seen(Peek(0, 0, 0), first, 3600.0)
+    claims.seen(PeekResult(0, 0, 0), first, 3600.0)
     _, none = claims.look()
     assert none == []
 
     claims._rescan_at = 0.0
-    claims.seen(Peek(0, 0, 0), none, 0.001)
+    claims.seen(PeekResult(0, 0, 0), none, 0.001)
 
     assert claims.look()[1][0].low == first[0].high + 1
 
@@ -378,7 +378,7 @@ def test_a_look_that_ended_early_goes_on_from_there(floors: LowWaterMarks) -> No
     claims = ClaimTracker(floors)
     _, window = claims.look()
 
-    claims.seen(Peek(0, 0, 0, reached=40), window, 0.0)
+    claims.seen(PeekResult(0, 0, 0, reached=40), window, 0.0)
 
     assert claims.look()[1][0].low == 41
 
@@ -389,11 +389,11 @@ def test_after_a_cycle_that_takes_the_server_time_there_is_some_rest(
 ) -> None:
     floors.advance(rows(10), floors.returns)
     claims = ClaimTracker(floors)
-    claims.seen(Peek(0, 0, 0), claims.look()[1], 0.001)
+    claims.seen(PeekResult(0, 0, 0), claims.look()[1], 0.001)
     claims._rescan_at = 0.0
 
     began = monotonic()
-    claims.seen(Peek(0, 0, 0), claims.look()[1], 0.001 + alone)
+    claims.seen(PeekResult(0, 0, 0), claims.look()[1], 0.001 + alone)
 
     assert rest <= claims._rescan_at - began < rest + DUTY_CYCLE * 0.0015 + 0.05
 
@@ -402,12 +402,12 @@ def test_in_the_middle_of_a_cycle_there_is_no_more_rest_than_for_its_time(floors
     """A million that are leased are thirty windows: a tenth of a second after each of them was half as long again."""
     floors.advance(rows(10_000_000), floors.returns)
     claims = ClaimTracker(floors)
-    claims.seen(Peek(0, 0, 0), claims.look()[1], 0.001)
+    claims.seen(PeekResult(0, 0, 0), claims.look()[1], 0.001)
     claims._rescan_at = 0.0
 
     floors._window.cycle_seconds = 1.0
     began = monotonic()
-    claims.seen(Peek(0, 0, 0), claims.look()[1], 0.004)
+    claims.seen(PeekResult(0, 0, 0), claims.look()[1], 0.004)
 
     assert claims._rescan_at - began < DUTY_CYCLE * 0.004 + 0.04
 
@@ -419,7 +419,7 @@ def test_a_window_that_two_looked_at_is_passed_once(floors: LowWaterMarks) -> No
     assert windows[0] == windows[1]
 
     for window in windows:
-        claims.seen(Peek(0, 0, 0), window, 0.0)
+        claims.seen(PeekResult(0, 0, 0), window, 0.0)
 
     assert claims.look()[1][0].low == windows[0][0].high + 1
 
@@ -427,7 +427,7 @@ def test_a_window_that_two_looked_at_is_passed_once(floors: LowWaterMarks) -> No
 def test_a_window_of_which_nothing_is_for_this_process_is_passed(floors: LowWaterMarks) -> None:
     floors.advance(rows(1_000_000), floors.returns)
     claims = ClaimTracker(floors)
-    claims.extend_unknown(Range(0), 60_000)
+    claims.extend_unknown(SeqRange(0), 60_000)
 
     windows = [claims.look()[1] for _ in range(2)]
 
@@ -439,12 +439,12 @@ def test_a_claim_that_is_late_does_not_clear_a_window_that_it_has_not_looked_at(
     floors.advance(rows(1_000_000), floors.returns)
     claims = ClaimTracker(floors)
     _, window = claims.look()
-    claims.seen(Peek(0, 1, 5), window, 0.0)
+    claims.seen(PeekResult(0, 1, 5), window, 0.0)
     late, quick = claims.begin(10), claims.begin(10)
     quick.rows = []
     claims.end(quick)
     _, window = claims.look()
-    claims.seen(Peek(0, 1, 60_000), window, 0.0)
+    claims.seen(PeekResult(0, 1, 60_000), window, 0.0)
 
     late.rows = []
     claims.end(late)
@@ -463,10 +463,10 @@ def test_a_look_raises_no_floor_over_what_became_free_while_it_was_under_way(flo
     claims.end(higher)
     assert floors.lowest == 151
 
-    claims.seen(Peek(1, 0, 700), [], 0.001, before)
+    claims.seen(PeekResult(1, 0, 700), [], 0.001, before)
     assert floors.lowest == 151
 
-    claims.seen(Peek(1, 0, 700), [], 0.001, floors.retreats)
+    claims.seen(PeekResult(1, 0, 700), [], 0.001, floors.retreats)
     assert floors.lowest == 700
 
 
@@ -504,7 +504,7 @@ def test_a_rescan_that_has_begun_goes_on_when_it_has_rested(floors: LowWaterMark
     while True:
         _, window = claims.look()
         looks += 1
-        claims.seen(Peek(0, 0, 0), window, 0.001)
+        claims.seen(PeekResult(0, 0, 0), window, 0.001)
         if claims.goes_on_at is None:
             break
         assert claims.goes_on_at == claims._rescan_at > 0
@@ -522,12 +522,12 @@ def test_the_last_window_that_two_looked_at_is_passed_once(floors: LowWaterMarks
     for seconds in (0.001, 0.011, 0.011):
         claims._rescan_at = 0.0
         _, last = claims.look()
-        claims.seen(Peek(0, 0, 0), last, seconds)
-    assert last == [Range(150_000, 240_000)]
+        claims.seen(PeekResult(0, 0, 0), last, seconds)
+    assert last == [SeqRange(150_000, 240_000)]
     first = floors.behind()
-    assert first == [Range(0, 99_999)]
+    assert first == [SeqRange(0, 99_999)]
 
-    claims.seen(Peek(0, 0, 0), last, 0.011)
+    claims.seen(PeekResult(0, 0, 0), last, 0.011)
 
     assert floors.behind() == first
 
@@ -536,8 +536,8 @@ def test_what_a_second_look_finds_gone_is_nothing_to_claim(floors: LowWaterMarks
     floors.advance(rows(1_000_000), floors.returns)
     claims = ClaimTracker(floors)
     _, window = claims.look()
-    claims.seen(Peek(0, 1, 7), window, 0.0)
-    claims.seen(Peek(0, 0, 0), window, 0.0)
+    claims.seen(PeekResult(0, 1, 7), window, 0.0)
+    claims.seen(PeekResult(0, 0, 0), window, 0.0)
     now = floors.behind()
 
     with claims.claim(1) as mine:
@@ -551,7 +551,7 @@ def test_a_short_claim_that_found_something_passes_no_window(floors: LowWaterMar
     floors.advance(rows(1_000_000), floors.returns)
     claims = ClaimTracker(floors)
     _, window = claims.look()
-    claims.seen(Peek(0, 2, 7, reached=100), window, 0.0)
+    claims.seen(PeekResult(0, 2, 7, reached=100), window, 0.0)
 
     with claims.claim(5) as mine:
         mine.rows = rows(7)
@@ -564,8 +564,8 @@ def test_a_full_claim_of_a_high_level_leaves_what_was_found_of_a_lower_one() -> 
     for level in LEVELS:
         floors.skip(level, lambda low: 1000)
     claims = ClaimTracker(floors)
-    found = [Range(7, 50, priority=1), Range(7, 50, priority=0)]
-    claims.seen(Peek(0, 2, 7), found, 0.001)
+    found = [SeqRange(7, 50, priority=1), SeqRange(7, 50, priority=0)]
+    claims.seen(PeekResult(0, 2, 7), found, 0.001)
 
     def row(seq: int) -> Any:
         one: list[Any] = [0] * 9

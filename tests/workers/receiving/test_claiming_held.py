@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from queueapp.receiving.low_water_marks import LowWaterMarks
-from queueapp.sql.claimed import MAX_SEQ, Range
+from queueapp.sql.claims import MAX_SEQ, SeqRange
 from workers.receiving.claim_tracker import ClaimTracker
 
 
@@ -12,17 +12,17 @@ def test_what_is_in_hand_is_claimed_by_nobody_here_until_it_is_let_go() -> None:
     claims.hold(5)
     claims.hold(0)
     with claims.claim(1) as claim:
-        assert claim.ranges == [Range(1, 4), Range(6, MAX_SEQ)], "and no stretch is empty"
+        assert claim.ranges == [SeqRange(1, 4), SeqRange(6, MAX_SEQ)], "and no stretch is empty"
     claims.let_go(5)
     claims.let_go(0)
     claims.let_go(7)
     with claims.claim(1) as claim:
-        assert claim.ranges == [Range(0, MAX_SEQ)]
+        assert claim.ranges == [SeqRange(0, MAX_SEQ)]
 
 
 def test_where_all_has_come_back_nothing_is_read_again() -> None:
     claims = ClaimTracker(LowWaterMarks())
-    claims.extend_unknown(Range(3), 3)
+    claims.extend_unknown(SeqRange(3), 3)
     assert claims.to_reread() is not None
     claims.lower(3)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import monotonic
 from typing import Any
 
-from queueapp.sql.claimed import Range
+from queueapp.sql.claims import SeqRange
 from tests.in_process_worker import eventually, real_commits
 from tests.testapp.models import Leased
 from tests.workers.receiving.batches import SingleReceiver
@@ -14,7 +14,7 @@ from tests.workers.receiving.batches import SingleReceiver
 @real_commits
 def test_what_held_nothing_is_read_again_for_a_tenth_of_the_time() -> None:
     desk = SingleReceiver(Leased).pump.state
-    desk.claims.extend_unknown(Range(1), 5)
+    desk.claims.extend_unknown(SeqRange(1), 5)
     read_heads, reads = desk.sql.claims.read_heads, list[float]()
 
     def slowly(*arguments: Any) -> Any:

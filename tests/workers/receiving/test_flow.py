@@ -17,7 +17,7 @@ from queueapp.models import PoisonMessage, QueueControl, Subscriber
 from queueapp.operations import control
 from queueapp.services.orphaned_leases import release_orphaned_leases
 from queueapp.sql import queue_sql
-from queueapp.sql.claimed import Range
+from queueapp.sql.claims import SeqRange
 from tests.in_process_worker import Worker, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import (
@@ -251,7 +251,7 @@ def test_semantics_at_most_once_with_a_limit_what_could_not_be_acked_goes_with_t
     CappedOnce.send_many({"n": n} for n in range(4))
     # As a worker leaves it whose database did not answer while it stopped.
     queue_sql(CappedOnce, connection).limits.claim_within(
-        connection, [Range()], 3, new_id(), worker.pump.subscriber, None, 3
+        connection, [SeqRange()], 3, new_id(), worker.pump.subscriber, None, 3
     )
     worker.stop()
     assert worker.heartbeat is not None
@@ -342,7 +342,7 @@ def test_semantics_at_most_once_with_a_limit_is_gone_with_the_subscriber_that_it
         id=dead, queue=CappedOnce._meta.label, host="gone", process=1, supervisor=new_id(), at_most_once=True,
         alive_until="2020-01-01T00:00:00Z",
     )  # fmt: skip
-    sql.limits.claim_within(connection, [Range()], 3, new_id(), dead, None, 3)
+    sql.limits.claim_within(connection, [SeqRange()], 3, new_id(), dead, None, 3)
 
     release_orphaned_leases("default")
 

@@ -7,7 +7,7 @@ from django.db import connection
 
 from queueapp import consumer
 from queueapp.receiving.low_water_marks import LowWaterMarks
-from queueapp.sql.claimed import MAX_SEQ, Range
+from queueapp.sql.claims import MAX_SEQ, SeqRange
 from tests.in_process_worker import eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased
@@ -64,19 +64,19 @@ def test_a_floor_is_a_seq_and_never_the_highest_one_by_a_claim() -> None:
     floors.share(memoryview(bytearray(8)).cast("q"), [0, 0])
     floors.advance([(MAX_SEQ,)], 0)
     floors.advance_to(MAX_SEQ)
-    assert floors.ahead() == [Range(0, MAX_SEQ)]
+    assert floors.ahead() == [SeqRange(0, MAX_SEQ)]
     floors.advance([(MAX_SEQ - 1,)], 0)
-    assert floors.ahead() == [Range(MAX_SEQ, MAX_SEQ)]
+    assert floors.ahead() == [SeqRange(MAX_SEQ, MAX_SEQ)]
     floors.skip(("", 0), lambda low: low + 1)
-    assert floors.ahead() == [Range(MAX_SEQ, MAX_SEQ)]
+    assert floors.ahead() == [SeqRange(MAX_SEQ, MAX_SEQ)]
 
 
 def test_a_floor_of_a_level_is_one_too() -> None:
     floors = LowWaterMarks([("", 1), ("", 0)], leveled=True)
     floors.advance([(MAX_SEQ, *(None,) * 6, "", 1)], 0)
-    assert floors.ahead()[0] == Range(0, MAX_SEQ, "", 1)
+    assert floors.ahead()[0] == SeqRange(0, MAX_SEQ, "", 1)
     floors.advance([(MAX_SEQ - 1, *(None,) * 6, "", 1)], 0)
-    assert floors.ahead()[0] == Range(MAX_SEQ, MAX_SEQ, "", 1)
+    assert floors.ahead()[0] == SeqRange(MAX_SEQ, MAX_SEQ, "", 1)
 
 
 def test_the_rescan_comes_round_soon() -> None:
@@ -94,4 +94,4 @@ def test_claims_beside_each_other_look_no_higher() -> None:
     claiming = ClaimTracker(floors)
     claiming.begin(500)
 
-    assert claiming.begin(500).ranges == [Range(MAX_SEQ, MAX_SEQ)]
+    assert claiming.begin(500).ranges == [SeqRange(MAX_SEQ, MAX_SEQ)]

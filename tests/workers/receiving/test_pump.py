@@ -17,7 +17,7 @@ from queueapp import Context, InvalidOption, RetryNow, consumer
 from queueapp.circuit_breaker import CircuitBreaker, State
 from queueapp.models import Now
 from queueapp.receiving.low_water_marks import WINDOWS_PER_CYCLE
-from queueapp.sql.claimed import MAX_SEQ, Range
+from queueapp.sql.claims import MAX_SEQ, SeqRange
 from tests.conformance.gate import Gate
 from tests.databases import statements_of
 from tests.in_process_worker import DEADLINE, Worker, eventually, real_commits
@@ -633,7 +633,7 @@ def test_what_is_read_again_and_wanted_is_looked_for_at_once() -> None:
     handle(Leased)
     one = idle_pump()
     send(Leased, 1)
-    one.state.claims.extend_unknown(Range(0), 1 << 40)
+    one.state.claims.extend_unknown(SeqRange(0), 1 << 40)
     one._now = False
 
     one.state.skipped.reread(1)
@@ -704,7 +704,7 @@ def test_a_look_behind_does_not_end_at_a_row_that_always_looks_free() -> None:
     first, _, last = Leased.objects.order_by("seq").values_list("seq", flat=True)
     one.marks.advance([(first,)], one.marks.returns)
     one.marks.retreat(MAX_SEQ)  # just behind the floor
-    one.state.claims.extend_unknown(Range(last), 1 << 40)
+    one.state.claims.extend_unknown(SeqRange(last), 1 << 40)
     one._now = False
 
     one._peek()
@@ -897,7 +897,7 @@ def test_a_window_whose_messages_nobody_may_have_now_is_passed() -> None:
 
 def test_a_claim_that_may_not_have_what_lies_behind_does_not_say_that_nothing_does() -> None:
     one = pump_without_a_place()
-    one.state.claims._behind = found = [Range(10, 50, "tests")]
+    one.state.claims._behind = found = [SeqRange(10, 50, "tests")]
     before = one.marks.behind()
 
     with one.state.claim(5) as mine:

@@ -12,7 +12,7 @@ from django.db import connection
 from queueapp import consumer
 from queueapp.models import Now
 from queueapp.sql import queue_sql
-from queueapp.sql.claimed import MAX_SEQ, SEQ, Peek, Range
+from queueapp.sql.claims import MAX_SEQ, SEQ, PeekResult, SeqRange
 from tests.conformance.gate import Gate
 from tests.databases import only_on_postgresql, skip_unless_prepared
 from tests.in_process_worker import eventually, real_commits
@@ -46,7 +46,7 @@ def pass_over(pump: QueuePump, limit: int = 1_000) -> list[int]:
     return [row[SEQ] for row in claim.rows]
 
 
-def look(pump: QueuePump, times: int = 20) -> Peek:
+def look(pump: QueuePump, times: int = 20) -> PeekResult:
     """Peek so many times, each time with a window of the rescan. Returns the last peek."""
     for _ in range(times):
         pump.state.claims._rescan_at = 0.0
@@ -92,7 +92,7 @@ def test_message_restored_by_a_rollback_is_found(pump: QueuePump, leased: bool) 
     seqs = send(Leased, 5)
     with another() as other:
         sql = queue_sql(Leased, other)
-        only = [Range(seqs[2], seqs[2])]
+        only = [SeqRange(seqs[2], seqs[2])]
         if leased:
             assert sql.claims.claim_by_lease(other, only, 1, uuid4(), uuid4(), 60_000)
         else:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from queueapp.sql.claimed import Peek
+from queueapp.sql.claims import PeekResult
 from tests.in_process_worker import real_commits
 from tests.testapp.models import Leased
 from workers.receiving.pump import QueuePump
@@ -59,7 +59,7 @@ def calls_of(one: QueuePump, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int,
 def test_a_large_backlog_is_for_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
     one = idle_pump(concurrency=4)
     one.workers, one.rank = 8, 5
-    monkeypatch.setattr(one, "_peek", lambda: Peek(1000, 0, 8))
+    monkeypatch.setattr(one, "_peek", lambda: PeekResult(1000, 0, 8))
     calls = calls_of(one, monkeypatch)
 
     one._look()
@@ -70,10 +70,10 @@ def test_a_large_backlog_is_for_everybody(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_message_that_nobody_took_in_turn_is_taken_by_whoever_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
     one = idle_pump()
     one.workers, one.rank = 8, 5
-    looks: list[Peek] = []
+    looks: list[PeekResult] = []
 
-    def peek() -> Peek:
-        looks.append(Peek(1, 0, 8))
+    def peek() -> PeekResult:
+        looks.append(PeekResult(1, 0, 8))
         return looks[-1]
 
     monkeypatch.setattr(one, "_peek", peek)
@@ -87,7 +87,7 @@ def test_a_message_that_nobody_took_in_turn_is_taken_by_whoever_looks_again(monk
 
 def test_what_is_promised_to_tasks_at_work_is_not_given_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     one = idle_pump()
-    monkeypatch.setattr(one, "_peek", lambda: Peek(6, 0, 1))
+    monkeypatch.setattr(one, "_peek", lambda: PeekResult(6, 0, 1))
     calls = calls_of(one, monkeypatch)
     at_work = AtLeastOnceReceiver(one.state, None)
     at_work.share, at_work.share_at = 5, monotonic()

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from queueapp.sql.claimed import BODY, Claimed
+from queueapp.sql.claims import BODY, Claimed
 from workers.receiving.batch_sizer import BatchSizer
 
 TARGET = 0.08

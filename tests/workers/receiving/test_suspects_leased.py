@@ -13,7 +13,7 @@ from django.db import connection
 from queueapp import Context, consumer
 from queueapp.models import Now, QueueControl
 from queueapp.sql import queue_sql
-from queueapp.sql.claimed import Range
+from queueapp.sql.claims import SeqRange
 from tests.in_process_worker import DEADLINE, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased
@@ -29,7 +29,7 @@ def lose(times: int, count: int) -> None:
     sql = queue_sql(Leased, connection)
     for _ in range(times):
         owner = uuid.uuid4()
-        sql.claims.claim_by_lease(connection, [Range()], count, uuid.uuid4(), owner, 60_000)
+        sql.claims.claim_by_lease(connection, [SeqRange()], count, uuid.uuid4(), owner, 60_000)
         assert sql.maintenance.release_owner(connection, owner, count, started=True) == count
 
 
@@ -165,7 +165,7 @@ def test_caution_outlasts_the_last_of_them_for_a_while(monkeypatch: pytest.Monke
     Leased.send_many(Nop(number, "") for number in range(3))
     lose(1, 1)
     rows = queue_sql(Leased, connection).claims.claim_by_lease(
-        connection, [Range()], 3, uuid.uuid4(), uuid.uuid4(), 60_000
+        connection, [SeqRange()], 3, uuid.uuid4(), uuid.uuid4(), 60_000
     )
     one = BatchLimit()
 
@@ -182,7 +182,7 @@ def test_of_several_suspects_the_one_that_was_lost_most_says_how_careful_to_be()
     lose(1, 2)
     lose(1, 1)
     rows = queue_sql(Leased, connection).claims.claim_by_lease(
-        connection, [Range()], 3, uuid.uuid4(), uuid.uuid4(), 60_000
+        connection, [SeqRange()], 3, uuid.uuid4(), uuid.uuid4(), 60_000
     )
     one = BatchLimit()
 

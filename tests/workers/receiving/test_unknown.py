@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queueapp.sql.claimed import Range
+from queueapp.sql.claims import SeqRange
 from workers.receiving import skip_ranges
 from workers.receiving.skip_ranges import SkipRanges
 
@@ -75,7 +75,7 @@ def test_whatever_is_done_the_stretches_hold_what_a_set_would(
     assert {seq for first, last in stretches for seq in range(first, last + 1)} == held
     assert all(last + 1 < first for (_, last), (first, _) in pairwise(stretches))
     low, high = min(low, high), max(low, high)
-    outside = one.outside(Range(low, high))
+    outside = one.outside(SeqRange(low, high))
     assert {seq for part in outside for seq in range(part.low, part.high + 1)} == set(range(low, high + 1)) - held
     after = one.after(low)
     assert after == next(seq for seq in range(low, 100) if seq not in held)

@@ -25,8 +25,8 @@ from queueapp.models.delivery import Leasing
 from queueapp.sending.isolation import atomic_on, isolated_connection
 from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.sql import backend_of
-from queueapp.sql.bookmarks import Holder
-from queueapp.sql.claimed import FOREVER_MS, SEQ, Claimed
+from queueapp.sql.acks import LeaseHolder
+from queueapp.sql.claims import FOREVER_MS, SEQ, Claimed
 
 from .. import fanout
 from ..batch_sizer import BatchSizer
@@ -310,7 +310,7 @@ class AtLeastOnceReceiver(Receiver):
         leasing, connection = self.queue.delivery.leasing, connections[self.alias]
         if leasing is Leasing.FENCED:
             return self.sql.acks.ack(connection, seqs, token)
-        return self.sql.ack_by_seq.ack(connection, seqs, Holder(leasing.value, self.state.subscriber))
+        return self.sql.ack_by_seq.ack(connection, seqs, LeaseHolder(leasing.value, self.state.subscriber))
 
     def _give_back(self, batch: LeasedBatch, keep: int) -> None:
         """Give back what was not started, from the right, all but ``keep``; not counted as a delivery."""

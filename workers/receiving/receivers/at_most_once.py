@@ -14,8 +14,8 @@ from queueapp.failures import verdicts
 from queueapp.messages.ids import as_uuid
 from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.sql import backend_of
-from queueapp.sql.claimed import HEADERS, ID, Claimed
-from queueapp.sql.rows import Row
+from queueapp.sql.claims import HEADERS, ID, Claimed
+from queueapp.sql.message_columns import Row
 
 from .. import fanout
 from ..batch_sizer import BatchSizer

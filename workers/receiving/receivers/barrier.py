@@ -14,7 +14,7 @@ from queueapp.failures.history import one_line
 from queueapp.failures.verdicts import Poison
 from queueapp.receiving import barriers
 from queueapp.services.connection_timeouts import ResponseDeadline
-from queueapp.sql.rows import Row
+from queueapp.sql.message_columns import Row
 
 from ..barriers import BarrierGate
 from . import taken

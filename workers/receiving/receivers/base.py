@@ -30,7 +30,7 @@ from queueapp.failures import limits
 from queueapp.messages.ids import as_uuid
 from queueapp.services.connection_timeouts import pause_deadline, resume_deadline
 from queueapp.sql import QueueSql
-from queueapp.sql.claimed import BODY, DELIVERIES, HEADERS, ID, SEQ, Claimed
+from queueapp.sql.claims import BODY, DELIVERIES, HEADERS, ID, SEQ, Claimed
 
 from ...connections.handed_out import HandedOut
 from .. import fork_guard

@@ -14,7 +14,7 @@ from queueapp.conf import settings
 from queueapp.errors import LeaseLost
 from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.sql import backend_of
-from queueapp.sql.claimed import HEADERS, SEQ, Claimed
+from queueapp.sql.claims import HEADERS, SEQ, Claimed
 
 from ..claim_tracker import ActiveClaim
 from ..handlers import WorkerStopped

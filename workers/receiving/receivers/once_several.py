@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from queueapp.sql.claimed import Claimed
+from queueapp.sql.claims import Claimed
 
 from .at_most_once import AtMostOnceReceiver
 from .sent import SentTask

@@ -16,7 +16,7 @@ from queueapp.errors import LeaseLost, MessageCancelled
 from queueapp.failures import apply_verdict, verdicts
 from queueapp.services.connection_timeouts import ResponseDeadline, bounded_lock_wait
 from queueapp.sql import ErrorKind
-from queueapp.sql.claimed import SEQ, Claimed
+from queueapp.sql.claims import SEQ, Claimed
 
 from ..handlers import WorkerStopped
 from ..queue_state import is_error_of

@@ -18,7 +18,7 @@ from queueapp.flow.limited_claims import Taken
 from queueapp.messages import new_id
 from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.sql import ErrorKind
-from queueapp.sql.claimed import FOREVER_MS, SEQ, Claimed
+from queueapp.sql.claims import FOREVER_MS, SEQ, Claimed
 
 from .. import fanout
 from ..queue_state import is_error_of

@@ -19,7 +19,7 @@ from queueapp.consuming.set_consumers import MessageSet
 from queueapp.failures.history import one_line
 from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.sql import ErrorKind, backend_of
-from queueapp.sql.claimed import DELIVERIES, SEQ, Claimed
+from queueapp.sql.claims import DELIVERIES, SEQ, Claimed
 
 from ..batch_sizer import BatchSizer
 from ..handlers import BoundConsumer, Interrupted, WorkerStopped

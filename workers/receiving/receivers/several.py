@@ -23,7 +23,7 @@ from queueapp.errors import UndecodableMessage
 from queueapp.failures import limits
 from queueapp.messages.ids import as_uuid
 from queueapp.sql import backend_of
-from queueapp.sql.claimed import BODY, CANCELS, DELIVERIES, HEADERS, ID, RECIPIENT, SEQ, Claimed
+from queueapp.sql.claims import BODY, CANCELS, DELIVERIES, HEADERS, ID, RECIPIENT, SEQ, Claimed
 
 from ..batch_sizer import BatchSizer
 from ..queue_state import QueueState

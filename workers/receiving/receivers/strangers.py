@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from queueapp.errors import UndecodableMessage
-from queueapp.sql.claimed import BODY, HEADERS, SEQ, Claimed
+from queueapp.sql.claims import BODY, HEADERS, SEQ, Claimed
 
 from .base import Receiver
 

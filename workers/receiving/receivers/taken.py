@@ -15,8 +15,8 @@ from queueapp.failures.applied import Once
 from queueapp.failures.verdicts import Verdict
 from queueapp.messages.ids import as_uuid
 from queueapp.services.connection_timeouts import ResponseDeadline
-from queueapp.sql.claimed import HEADERS, ID, Claimed
-from queueapp.sql.rows import Row
+from queueapp.sql.claims import HEADERS, ID, Claimed
+from queueapp.sql.message_columns import Row
 
 log = logging.getLogger("queueapp.workers")
 

@@ -12,7 +12,7 @@ from typing import Any
 from queueapp.failures import apply_verdict
 from queueapp.failures.applied import Decided
 from queueapp.services.connection_timeouts import ResponseDeadline
-from queueapp.sql.claimed import SEQ, Claimed
+from queueapp.sql.claims import SEQ, Claimed
 
 from ..queue_state import QueueState
 from ..slot import Slot

@@ -22,7 +22,7 @@ from queueapp.failures import apply_verdict, verdicts
 from queueapp.failures.applied import Decided
 from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.sql import ErrorKind
-from queueapp.sql.claimed import SEQ, Claimed
+from queueapp.sql.claims import SEQ, Claimed
 
 from .. import fanout
 from ..batch_sizer import BatchSizer

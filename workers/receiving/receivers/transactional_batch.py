@@ -27,7 +27,7 @@ from queueapp.failures.history import one_line
 from queueapp.messages import counted_attempts
 from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.sql import ErrorKind, backend_of
-from queueapp.sql.claimed import DELIVERIES, HEADERS, SEQ, Claimed
+from queueapp.sql.claims import DELIVERIES, HEADERS, SEQ, Claimed
 
 from .. import fanout
 from ..batch_sizer import BatchSizer

@@ -26,7 +26,7 @@ from ....admin.operations import ask, is_gone, log_entry
 from ....admin.read_only import ReadOnlyAdmin
 from ....models import Now, UtcField
 from ....operations.live_workers import live_on
-from ....sql import looking
+from ....sql import nonblocking
 from .. import topology as declared
 from ..models import BrokerQueue, DeclaredQueue
 
@@ -40,13 +40,13 @@ class Figures:
     """What is in one queue: counted among so many of its messages."""
 
     def __init__(self, alias: str, name: str) -> None:
-        some = looking(BrokerQueue.objects.using(alias).filter(recipient=name)).order_by()[:COUNTED]
+        some = nonblocking(BrokerQueue.objects.using(alias).filter(recipient=name)).order_by()[:COUNTED]
         live = Q(lease_expires__gte=Now())
         found = some.aggregate(all=Count("pk"), leased=Count("pk", filter=live))
         self.leased = found["leased"]
         self.waiting = found["all"] - self.leased
         self.more = found["all"] == COUNTED
-        self.delayed = looking(declared.delayed(alias, name)).order_by()[:COUNTED].count()
+        self.delayed = nonblocking(declared.delayed(alias, name)).order_by()[:COUNTED].count()
         self.bindings = declared.bindings_of(alias, name)
 
 

@@ -21,7 +21,7 @@ from ....admin.read_only import ResultsAdmin
 from ....errors import UndecodableMessage
 from ....messages import TYPE, decode_headers
 from ....models import Now, UtcField
-from ....sql import looking
+from ....sql import nonblocking
 from ..models import BrokerQueue, PendingMove
 
 
@@ -41,7 +41,7 @@ class PendingMoveAdmin(ResultsAdmin):
     fields = readonly_fields
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        rows = looking(super().get_queryset(request)).defer("body")
+        rows = nonblocking(super().get_queryset(request)).defer("body")
         return rows.annotate(db_now=Now(output_field=UtcField()), size=ByteLength("body"))
 
     def prepare_rows(self, rows: list[Any]) -> None:

@@ -15,7 +15,7 @@ from ....admin.formatting import display, untrusted
 from ....admin.large_tables.lists import BoundedFilter
 from ....admin.read_only import ResultsAdmin
 from ....models import Now, UtcField
-from ....sql import looking
+from ....sql import nonblocking
 from ..models import MAX_ID_LENGTH, CeleryResult
 
 #: How a state looks; one of the task's own is work that is under way.
@@ -62,7 +62,7 @@ class CeleryResultAdmin(ResultsAdmin):
 
     @staticmethod
     def _rows(rows: QuerySet[Any]) -> QuerySet[Any]:
-        return looking(rows).annotate(db_now=Now(output_field=UtcField()))
+        return nonblocking(rows).annotate(db_now=Now(output_field=UtcField()))
 
     def prepare_rows(self, rows: list[Any]) -> None:
         """Nothing more is known of them."""

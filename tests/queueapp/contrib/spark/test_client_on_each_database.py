@@ -19,7 +19,7 @@ from queueapp.contrib.spark.errors import StagingLost
 from queueapp.contrib.spark.targets import take_snapshot
 from queueapp.models import SparkCommit
 from queueapp.sql import spark_sql
-from queueapp.sql.carried import SENT
+from queueapp.sql.message_columns import SENT
 from queueapp.sql.spark import STAGED, StagingName
 from tests.column_values import value_of
 from tests.testapp.models import Urgent

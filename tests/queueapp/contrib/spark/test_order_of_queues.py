@@ -38,7 +38,7 @@ def make(made: list[SinkClient], alias: str, label: str, *staged: str) -> SinkCl
         pytest.skip(f"{alias}: no server is named (QUEUEAPP_TEST_SQLSERVER_URL)")
     snapshot = take_snapshot(using=alias)
     target = snapshot.find(label)
-    plan = Plan(target.label, ("id", "headers", "body", *staged), ranked=target.table.ranked)
+    plan = Plan(target.label, ("id", "headers", "body", *staged), ranked=target.table.priority64)
     database = snapshot.databases[alias]
     client = make_client(database, target, spark_sql(database.vendor, target.table, snapshot.ledger), plan, None)
     client.prepare(24, ledger=True)

@@ -13,8 +13,8 @@ from queueapp.consuming.registration import Registration
 from queueapp.failures.apply_verdict import fail, fail_taken
 from queueapp.models import DelayedMessage, PoisonMessage
 from queueapp.sql import queue_sql
-from queueapp.sql.claimed import Range
-from queueapp.sql.rows import Row
+from queueapp.sql.claims import SeqRange
+from queueapp.sql.message_columns import Row
 from tests.testapp.models import AtMostOnce, Leased, Transactional
 
 BODY = b"\0\xff intact"
@@ -61,7 +61,7 @@ class Message:
     def fail(self, who: Registration | None, error: BaseException | None = None, **options: Any) -> Any:
         sql, token = queue_sql(self.queue, connection), uuid.uuid4()
         error = error or Failed("bad")
-        levels = [Range()]
+        levels = [SeqRange()]
         if self.queue is AtMostOnce:
             (claimed,) = sql.claims.claim_by_delete(connection, levels, 1, whole=True)
             return fail_taken(self.queue, "default", sql.table.row_of(claimed), error, consumer=who, **options)

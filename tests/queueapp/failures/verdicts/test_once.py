@@ -13,7 +13,7 @@ from queueapp import Discard, Poison, signals
 from queueapp.failures.applied import Once
 from queueapp.failures.apply_verdict import fail_taken
 from queueapp.models import PoisonMessage, ProcessedMessage
-from queueapp.sql.rows import Row
+from queueapp.sql.message_columns import Row
 from tests.in_process_worker import eventually, real_commits
 from tests.queueapp.failures.verdicts.failing import deciding
 from tests.testapp.models import AtMostOnce

@@ -15,8 +15,8 @@ from queueapp.failures.apply_verdict import fail_taken
 from queueapp.failures.verdicts import Poison, RetryLater, RetryNow
 from queueapp.models import PoisonMessage
 from queueapp.sql import queue_sql
-from queueapp.sql.claimed import Range
-from queueapp.sql.rows import Row
+from queueapp.sql.claims import SeqRange
+from queueapp.sql.message_columns import Row
 from tests.in_process_worker import real_commits
 from tests.testapp.models import AddressedUrgent, AtMostOnce, Leased, Transactional
 
@@ -84,7 +84,7 @@ def test_a_message_that_never_expires_is_claimed_beside_others(whole: bool) -> N
         cursor.execute(f"UPDATE \"{AddressedUrgent._meta.db_table}\" SET expires = 'infinity'")
 
     rows = queue_sql(AddressedUrgent, connection).claims.claim_by_delete(
-        connection, [Range(recipient=name) for name in ("", "first")], 10, whole=whole
+        connection, [SeqRange(recipient=name) for name in ("", "first")], 10, whole=whole
     )
 
     sql = queue_sql(AddressedUrgent, connection)

@@ -19,8 +19,8 @@ from queueapp.failures.history import MAX_FAILURES, MAX_TEXT, describe, read_fai
 from queueapp.failures.policy import Failure, default_policy
 from queueapp.models import DelayedMessage, PoisonMessage
 from queueapp.sql import queue_sql
-from queueapp.sql.claimed import Range
-from queueapp.sql.rows import Row
+from queueapp.sql.claims import SeqRange
+from queueapp.sql.message_columns import Row
 from tests.in_process_worker import real_commits
 from tests.testapp.models import AtMostOnce, Leased, Transactional
 
@@ -92,7 +92,7 @@ def held() -> tuple[int, uuid.UUID]:
     Leased.send({}, headers={"k": "v"})
     connection = connections["default"]
     token = uuid.uuid4()
-    (row,) = queue_sql(Leased, connection).claims.claim_by_lease(connection, [Range()], 1, token, token, 60_000)
+    (row,) = queue_sql(Leased, connection).claims.claim_by_lease(connection, [SeqRange()], 1, token, token, 60_000)
     return row[0], token
 
 
@@ -209,7 +209,7 @@ def test_what_was_received_at_most_once_is_kept_and_never_retried() -> None:
     AtMostOnce.send({})
     connection = connections["default"]
     sql = queue_sql(AtMostOnce, connection)
-    (claimed,) = sql.claims.claim_by_delete(connection, [Range()], 1, whole=True)
+    (claimed,) = sql.claims.claim_by_delete(connection, [SeqRange()], 1, whole=True)
     row = sql.table.row_of(claimed)
 
     done = fail_taken(AtMostOnce, "default", row, ValueError("bad"), consumer=deciding(RetryLater(timedelta(1))))

@@ -14,7 +14,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.pq.abc import PGconn
 
 from queueapp.sql import queue_sql
-from queueapp.sql.claimed import BODY, Claimed, Range
+from queueapp.sql.claims import BODY, Claimed, SeqRange
 from queueapp.sql.postgresql import index_order, opening
 from queueapp.sql.postgresql.index_order import IndexOrder
 from queueapp.sql.postgresql.packed import OpeningQuery
@@ -23,7 +23,7 @@ from tests.testapp.models import AddressedUrgent, Effect, Transactional
 
 pytestmark = real_commits
 
-ALL = [Range()]
+ALL = [SeqRange()]
 
 
 @pytest.fixture(autouse=True, params=[opening.DEEP, 0], ids=["planned each time", "planned once"])
@@ -50,7 +50,7 @@ def follow() -> list[Claimed] | None:
     return follow_in(ALL)
 
 
-def follow_in(ranges: Sequence[Range]) -> list[Claimed] | None:
+def follow_in(ranges: Sequence[SeqRange]) -> list[Claimed] | None:
     sql = queue_sql(Transactional, connection)
     way = sql.claims.pipelined_claim(connection, ranges)
     assert way is not None
@@ -92,10 +92,10 @@ def test_only_what_lies_in_the_range_is_claimed() -> None:
     first, second, third = Transactional.objects.order_by("seq").values_list("seq", flat=True)
     sql = queue_sql(Transactional, connection)
     with transaction.atomic():
-        assert [row[BODY] for row in sql.claims.claim_by_delete(connection, [Range(second)], 1)] == [b"2"]
-        assert [row[BODY] for row in follow_in([Range(third)]) or ()] == [b"3"]
+        assert [row[BODY] for row in sql.claims.claim_by_delete(connection, [SeqRange(second)], 1)] == [b"2"]
+        assert [row[BODY] for row in follow_in([SeqRange(third)]) or ()] == [b"3"]
     with transaction.atomic():
-        assert sql.claims.claim_by_delete(connection, [Range(0, first - 1)], 1) == []
+        assert sql.claims.claim_by_delete(connection, [SeqRange(0, first - 1)], 1) == []
 
     assert left() == [b"1"]
 
@@ -231,7 +231,9 @@ def test_who_is_cut_off_in_the_middle_leaves_a_closed_connection(monkeypatch: py
 def test_it_is_not_done_in_several_ranges_or_on_a_queue_with_levels() -> None:
     with transaction.atomic():
         claim()
-        assert not queue_sql(Transactional, connection).claims.pipelined_claim(connection, [Range(0, 5), Range(7, 9)])
+        assert not queue_sql(Transactional, connection).claims.pipelined_claim(
+            connection, [SeqRange(0, 5), SeqRange(7, 9)]
+        )
         assert not queue_sql(Transactional, connection).claims.pipelined_claim(connection, [])
         assert not queue_sql(AddressedUrgent, connection).claims.pipelined_claim(connection, ALL)
 

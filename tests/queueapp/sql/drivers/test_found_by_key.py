@@ -22,8 +22,8 @@ from queueapp.models import DelayedMessage, MessageKey
 from queueapp.models.deferred_ack import DeferredAck
 from queueapp.models.journal import JournalEntry
 from queueapp.sql import backend_of, queue_sql
-from queueapp.sql.bookmarks import FENCED, NO_LIMITS, Holder
-from queueapp.sql.claimed import SEQ, Range
+from queueapp.sql.acks import FENCED, NO_LIMITS, LeaseHolder
+from queueapp.sql.claims import SEQ, SeqRange
 from queueapp.sql.journal import Position
 from queueapp.sql.postgresql import index_order
 from queueapp.sql.postgresql.index_order import IndexOrder
@@ -62,10 +62,12 @@ VERBS: dict[str, Verb] = {
     "remove": lambda sql, seqs, _: sql.failures.remove(connection, seqs),
     "try_ack": lambda sql, seqs, token: sql.acks.try_ack(connection, seqs, token, 1000),
     "try_give_back": lambda sql, seqs, token: sql.acks.try_release(connection, seqs, token, 1000),
-    "ack_held": lambda sql, seqs, token: sql.ack_by_seq.ack(connection, seqs, Holder(FENCED, token)),
-    "take_held": lambda sql, seqs, token: sql.ack_by_seq.take(connection, seqs, Holder(FENCED, token)),
-    "extend_held": lambda sql, seqs, token: sql.ack_by_seq.extend(connection, seqs, Holder(FENCED, token), 60_000),
-    "cancel_held": lambda sql, seqs, token: sql.ack_by_seq.cancel(connection, seqs, Holder(FENCED, token), NO_LIMITS),
+    "ack_held": lambda sql, seqs, token: sql.ack_by_seq.ack(connection, seqs, LeaseHolder(FENCED, token)),
+    "take_held": lambda sql, seqs, token: sql.ack_by_seq.take(connection, seqs, LeaseHolder(FENCED, token)),
+    "extend_held": lambda sql, seqs, token: sql.ack_by_seq.extend(connection, seqs, LeaseHolder(FENCED, token), 60_000),
+    "cancel_held": lambda sql, seqs, token: sql.ack_by_seq.cancel(
+        connection, seqs, LeaseHolder(FENCED, token), NO_LIMITS
+    ),
     "ack_and_keep": lambda sql, seqs, token: sql.results.ack_and_store(connection, RESULTS, [outcome(*seqs)], token),
     "lock_waiting": lambda sql, *_: sql.claims.lock_waiting(connection, [uuid.uuid4()]),
 }
@@ -103,7 +105,7 @@ def test_of_a_queue_what_is_read_does_not_depend_on_what_waits(name: str, monkey
 
     def one() -> Callable[[], object]:
         token = uuid.uuid4()
-        seqs = [row[SEQ] for row in sql.claims.claim_by_lease(connection, [Range()], 1, token, uuid.uuid4(), 60_000)]
+        seqs = [row[SEQ] for row in sql.claims.claim_by_lease(connection, [SeqRange()], 1, token, uuid.uuid4(), 60_000)]
         assert len(seqs) == 1
         return lambda: VERBS[name](sql, seqs, token)
 
@@ -130,7 +132,7 @@ def test_of_messages_that_are_shared_out_neither(name: str, monkeypatch: pytest.
     def one() -> Callable[[], object]:
         owner = uuid.uuid4()
         with transaction.atomic():
-            heads = sql.limits.lock_heads(connection, [Range()], 1, bodies=False)
+            heads = sql.limits.lock_heads(connection, [SeqRange()], 1, bodies=False)
             if name == "share_out":
                 return lambda: sql.limits.share_out(connection, [heads[0][SEQ]], [owner], 60_000)
             assert sql.limits.share_out(connection, [heads[0][SEQ]], [owner], 60_000) == 1

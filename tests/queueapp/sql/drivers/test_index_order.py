@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from queueapp.models import DelayedMessage
 from queueapp.sql import backend_of, queue_sql
-from queueapp.sql.claimed import Range
+from queueapp.sql.claims import SeqRange
 from queueapp.sql.postgresql import index_order
 from queueapp.sql.postgresql.index_order import IndexOrder
 from queueapp.sql.tables import StoreTable
@@ -27,20 +27,20 @@ STORE = StoreTable.of(DelayedMessage, "due")
 
 Verb = Callable[[Any], object]
 VERBS: dict[str, tuple[Any, Verb]] = {
-    "peek": (Leased, lambda sql: sql.claims.peek(connection, [Range()], [], FEW)),
-    "read_heads": (Leased, lambda sql: sql.claims.read_heads(connection, Range(), FEW)),
+    "peek": (Leased, lambda sql: sql.claims.peek(connection, [SeqRange()], [], FEW)),
+    "read_heads": (Leased, lambda sql: sql.claims.read_heads(connection, SeqRange(), FEW)),
     "claim_by_lease": (
         Leased,
-        lambda sql: sql.claims.claim_by_lease(connection, [Range()], FEW, uuid.uuid4(), uuid.uuid4(), 1000),
+        lambda sql: sql.claims.claim_by_lease(connection, [SeqRange()], FEW, uuid.uuid4(), uuid.uuid4(), 1000),
     ),
     "claim_by_lease of a level": (
         AddressedUrgent,
-        lambda sql: sql.claims.claim_by_lease(connection, [Range()], FEW, uuid.uuid4(), uuid.uuid4(), 1000),
+        lambda sql: sql.claims.claim_by_lease(connection, [SeqRange()], FEW, uuid.uuid4(), uuid.uuid4(), 1000),
     ),
-    "claim_by_delete": (Transactional, lambda sql: sql.claims.claim_by_delete(connection, [Range()], FEW)),
+    "claim_by_delete": (Transactional, lambda sql: sql.claims.claim_by_delete(connection, [SeqRange()], FEW)),
     "claim_by_delete of whole rows": (
         Transactional,
-        lambda sql: sql.claims.claim_by_delete(connection, [Range()], FEW, True),
+        lambda sql: sql.claims.claim_by_delete(connection, [SeqRange()], FEW, True),
     ),
     "purge": (Transactional, lambda sql: sql.maintenance.purge(connection, FEW)),
     "first_due": (None, lambda _: backend_of(connection).delayed.first_due(connection, STORE, ["a.Queue"])),
@@ -137,12 +137,12 @@ def test_a_plan_that_the_session_has_kept_since_the_queue_was_empty_is_not_used_
     sql._in_order = IndexOrder()  # type: ignore[attr-defined]
     monkeypatch.setattr(index_order, "SLOW", 10.0)
     for _ in range(12):  # from the sixth on by a plan for any parameters
-        sql.claims.read_heads(connection, Range(), FEW)
+        sql.claims.read_heads(connection, SeqRange(), FEW)
     monkeypatch.setattr(index_order, "SLOW", 0.0)
     Leased.send_many(range(MESSAGES))
 
     def run() -> object:
-        return sql.claims.read_heads(connection, Range(), FEW)
+        return sql.claims.read_heads(connection, SeqRange(), FEW)
 
     rows_read(run)
 
@@ -197,7 +197,7 @@ def test_the_store_is_not_taken_for_one_that_sorts_because_of_what_was_asked(
 def test_a_look_that_is_refused_harms_no_transaction_and_no_claim(refused: str) -> None:
     Transactional.send_many(range(3))
     with transaction.atomic():
-        claimed = queue_sql(Transactional, connection).claims.claim_by_delete(connection, [Range()], 2)
+        claimed = queue_sql(Transactional, connection).claims.claim_by_delete(connection, [SeqRange()], 2)
         IndexOrder().took(1.0, connection, refused, ())
         assert len(claimed) == 2
     IndexOrder().took(1.0, connection, refused, ())

@@ -8,7 +8,7 @@ import pytest
 from django.db import connection, transaction
 
 from queueapp.sql import queue_sql
-from queueapp.sql.claimed import Range
+from queueapp.sql.claims import SeqRange
 from queueapp.sql.postgresql import index_order, opening
 from queueapp.sql.postgresql.index_order import (
     CALM,
@@ -219,8 +219,8 @@ def test_a_claim_that_opens_its_transaction_does_so_until_its_plan_sorts(sql: An
     indexes(usable=False)
     for number in range(3):
         with transaction.atomic():
-            assert len(sql.claims.claim_by_delete(connection, [Range()], 1)) == 1
-            assert not sql.claims.pipelined_claim(connection, [Range()])
+            assert len(sql.claims.claim_by_delete(connection, [SeqRange()], 1)) == 1
+            assert not sql.claims.pipelined_claim(connection, [SeqRange()])
         assert len(opened) == 1, number
 
     assert not Transactional.objects.exists()
@@ -229,18 +229,18 @@ def test_a_claim_that_opens_its_transaction_does_so_until_its_plan_sorts(sql: An
 def test_a_claim_that_follows_a_commit_is_looked_at_as_well(sql: Any, clock: list[float]) -> None:
     with transaction.atomic():
         follow_when_it_would_sort(sql, clock)
-        assert not sql.claims.pipelined_claim(connection, [Range()])
+        assert not sql.claims.pipelined_claim(connection, [SeqRange()])
 
 
 def follow_when_it_would_sort(sql: Any, clock: list[float]) -> None:
     """Claim one, and the next with its commit, a while after the planner has begun to sort."""
-    sql.claims.claim_by_delete(connection, [Range()], 1)
-    way = sql.claims.pipelined_claim(connection, [Range()])
+    sql.claims.claim_by_delete(connection, [SeqRange()], 1)
+    way = sql.claims.pipelined_claim(connection, [SeqRange()])
     assert way is not None
     indexes(usable=False)
     clock[0] += LOOK_AT_HARMLESS_EVERY + 1
     # The clock of the claims themselves goes on, so that each took some time.
-    assert len(sql.claims.commit_and_claim(connection, [Range()], way)) == 1
+    assert len(sql.claims.commit_and_claim(connection, [SeqRange()], way)) == 1
 
 
 @pytest.fixture
@@ -258,7 +258,7 @@ def test_of_a_claim_that_is_planned_once_its_own_plan_is_looked_at(
     indexes(usable=False)
     for expected in (1, 2, 2):
         with transaction.atomic():
-            assert len(sql.claims.claim_by_delete(connection, [Range()], 1)) == 1
+            assert len(sql.claims.claim_by_delete(connection, [SeqRange()], 1)) == 1
         assert len(opened) == expected
         assert sql._in_order.sorts(planned_once._once.sql)
 

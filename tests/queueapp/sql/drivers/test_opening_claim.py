@@ -15,7 +15,7 @@ from psycopg.pq import TransactionStatus
 
 from queueapp.messages import new_id
 from queueapp.sql import queue_sql
-from queueapp.sql.claimed import Claimed, Range
+from queueapp.sql.claims import Claimed, SeqRange
 from queueapp.sql.postgresql import index_order
 from queueapp.sql.postgresql.index_order import IndexOrder
 from tests.in_process_worker import real_commits
@@ -35,7 +35,7 @@ def plans_that_do_not_sort(monkeypatch: pytest.MonkeyPatch, opened: list[None]) 
 
 
 def claim(limit: int = 1, whole: bool = False) -> list[Claimed]:
-    return queue_sql(Transactional, connection).claims.claim_by_delete(connection, [Range()], limit, whole)
+    return queue_sql(Transactional, connection).claims.claim_by_delete(connection, [SeqRange()], limit, whole)
 
 
 @pytest.mark.parametrize(("limit", "whole"), [(2, False), (1, True), (5, True)])
@@ -57,7 +57,11 @@ def test_several_messages_and_whole_ones_are_what_the_long_way_gives(
     assert len(found[0]) == min(limit, 3)
     assert len(opened) == 1
     assert (
-        len(queue_sql(Transactional, connection).claims.claim_by_lease(connection, [Range()], 9, new_id(), new_id(), 1))
+        len(
+            queue_sql(Transactional, connection).claims.claim_by_lease(
+                connection, [SeqRange()], 9, new_id(), new_id(), 1
+            )
+        )
         == 3
     )
 
@@ -258,9 +262,9 @@ def test_a_table_whose_name_looks_like_a_mark_is_claimed_from(opened: list[None]
         )
         for limit, whole in ((1, False), (1, True), (5, False)):
             with transaction.atomic():
-                assert len(sql.claims.claim_by_delete(connection, [Range()], limit, whole)) == 1
+                assert len(sql.claims.claim_by_delete(connection, [SeqRange()], limit, whole)) == 1
         assert len(opened) == 3
-        assert sql.claims.claim_by_lease(connection, [Range()], 1, new_id(), new_id(), 1) == []
+        assert sql.claims.claim_by_lease(connection, [SeqRange()], 1, new_id(), new_id(), 1) == []
     finally:
         with connection.cursor() as cursor:
             cursor.execute('DROP TABLE "50%s %"')

@@ -10,7 +10,7 @@ from django.db import OperationalError, ProgrammingError, connection, transactio
 
 from queueapp.messages import new_id
 from queueapp.sql import queue_sql
-from queueapp.sql.claimed import MAX_SEQ, Claimed, Range
+from queueapp.sql.claims import MAX_SEQ, Claimed, SeqRange
 from queueapp.sql.postgresql import index_order
 from queueapp.sql.postgresql.index_order import IndexOrder
 from queueapp.sql.postgresql.opening import Leasing
@@ -44,7 +44,7 @@ def packed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
 def _claim(limit: int = 1, low: int = 0, high: int = MAX_SEQ) -> list[Claimed]:
     sql = queue_sql(Leased, connection)
-    return sql.claims.claim_by_lease(connection, [Range(low, high)], limit, new_id(), new_id(), 60_000)
+    return sql.claims.claim_by_lease(connection, [SeqRange(low, high)], limit, new_id(), new_id(), 60_000)
 
 
 def _free() -> None:
@@ -89,7 +89,7 @@ def test_it_is_leased_for_as_long_as_was_asked_for_and_to_whom() -> None:
     token, owner = new_id(), new_id()
     sql = queue_sql(Leased, connection)
 
-    ((seq, *_),) = sql.claims.claim_by_lease(connection, [Range()], 1, token, owner, 3_600_000)
+    ((seq, *_),) = sql.claims.claim_by_lease(connection, [SeqRange()], 1, token, owner, 3_600_000)
 
     with connection.cursor() as cursor:
         cursor.execute(

@@ -14,7 +14,7 @@ from psycopg import _connection_base
 
 from queueapp.messages import new_id
 from queueapp.sql import ErrorKind, backend_of, queue_sql
-from queueapp.sql.claimed import Range
+from queueapp.sql.claims import SeqRange
 from queueapp.sql.postgresql.index_order import IndexOrder
 from queueapp.sql.postgresql.naming import StatementNames, content_of
 from queueapp.sql.postgresql.session import execute, hot_cursor
@@ -276,13 +276,13 @@ def test_a_table_that_another_session_has_altered_is_used_as_before(
 
     def run() -> int:
         if way == "peek":
-            return sql.claims.peek(connection, [Range()], [], 5).ahead
+            return sql.claims.peek(connection, [SeqRange()], [], 5).ahead
         if way == "ack":
             return sql.acks.ack(connection, [1], token)
         if way == "delete":
             with transaction.atomic():
-                return len(sql.claims.claim_by_delete(connection, [Range()], 1))
-        only = Range(0, 2**40) if way == "lease in a closed range" else Range()
+                return len(sql.claims.claim_by_delete(connection, [SeqRange()], 1))
+        only = SeqRange(0, 2**40) if way == "lease in a closed range" else SeqRange()
         return len(sql.claims.claim_by_lease(connection, [only], 1, token, new_id(), 60_000))
 
     assert run() == run() == 0

@@ -10,7 +10,7 @@ import pytest
 from django.db import connection
 
 from queueapp.sql import queue_sql
-from queueapp.sql.claimed import MAX_SEQ, Range
+from queueapp.sql.claims import MAX_SEQ, SeqRange
 from tests.in_process_worker import real_commits
 from tests.queueapp.sql.drivers.test_index_order import FEW, MESSAGES, rows_read
 from tests.testapp.models import AtMostOnce, Leased, Transactional
@@ -21,11 +21,11 @@ pytestmark = [
 ]
 
 
-def lease(sql: Any, ranges: list[Range]) -> list[Any]:
+def lease(sql: Any, ranges: list[SeqRange]) -> list[Any]:
     return list(sql.claims.claim_by_lease(connection, ranges, FEW, uuid.uuid4(), uuid.uuid4(), 1000))
 
 
-VERBS: dict[str, tuple[Any, Callable[[Any, list[Range]], Any]]] = {
+VERBS: dict[str, tuple[Any, Callable[[Any, list[SeqRange]], Any]]] = {
     "peek": (Leased, lambda sql, ranges: sql.claims.peek(connection, ranges, [], FEW)),
     "claim by lease": (Leased, lease),
     "claim by delete": (Transactional, lambda sql, ranges: sql.claims.claim_by_delete(connection, ranges, FEW)),
@@ -37,7 +37,7 @@ VERBS: dict[str, tuple[Any, Callable[[Any, list[Range]], Any]]] = {
 
 
 @pytest.fixture(params=VERBS)
-def run(request: pytest.FixtureRequest) -> Callable[[list[Range]], Any]:
+def run(request: pytest.FixtureRequest) -> Callable[[list[SeqRange]], Any]:
     """A verb of a queue that was filled by one statement since it was made."""
     queue, verb = VERBS[request.param]
     sql = fill(queue)
@@ -59,17 +59,17 @@ def fill(queue: Any, messages: int = MESSAGES) -> Any:
     return sql
 
 
-def test_the_first_claim_after_a_bulk_load_reads_what_it_takes(run: Callable[[list[Range]], Any]) -> None:
+def test_the_first_claim_after_a_bulk_load_reads_what_it_takes(run: Callable[[list[SeqRange]], Any]) -> None:
     for low in (0, 1, MESSAGES // 2):
-        assert rows_read(lambda low=low: run([Range(low)])) <= 10 * FEW  # type: ignore[misc]
+        assert rows_read(lambda low=low: run([SeqRange(low)])) <= 10 * FEW  # type: ignore[misc]
 
 
-def test_a_range_with_an_end_ends_there(run: Callable[[list[Range]], Any]) -> None:
+def test_a_range_with_an_end_ends_there(run: Callable[[list[SeqRange]], Any]) -> None:
     queues: tuple[Any, ...] = (Leased, Transactional, AtMostOnce)  # one of which was filled
     (low,) = (seq for one in queues for seq in one.objects.order_by("seq").values_list("seq", flat=True)[:1])
-    got = run([Range(low, low + 2)])
+    got = run([SeqRange(low, low + 2)])
     assert (got.ahead if hasattr(got, "ahead") else len(got)) == 3
-    got = run([Range(low + 3, MAX_SEQ)])
+    got = run([SeqRange(low + 3, MAX_SEQ)])
     assert (got.ahead if hasattr(got, "ahead") else len(got)) == FEW
 
 
@@ -78,8 +78,8 @@ def test_looking_for_the_end_of_what_nobody_here_takes_reads_what_it_returns() -
     sql, many = fill(Leased, 15 * MESSAGES), 150 * FEW
     seqs = list(Leased.objects.order_by("seq").values_list("seq", flat=True)[:6])
 
-    read = rows_read(lambda: sql.claims.read_heads(connection, Range(seqs[3]), many))
-    heads = sql.claims.read_heads(connection, Range(seqs[3], seqs[5]), many)
+    read = rows_read(lambda: sql.claims.read_heads(connection, SeqRange(seqs[3]), many))
+    heads = sql.claims.read_heads(connection, SeqRange(seqs[3], seqs[5]), many)
 
     assert read <= 2 * many
     assert [seq for seq, _ in heads] == seqs[3:6]

@@ -10,7 +10,7 @@ import pytest
 
 from queueapp.operations import schema_check
 from queueapp.sql import queue_sql
-from queueapp.sql.claimed import SEQ, Range
+from queueapp.sql.claims import SEQ, SeqRange
 from tests.nservicebus import Endpoint
 from tests.queueapp.sql.server import ALL, Server, levels, outgoing, seqs_of, whole, within
 from tests.testapp.models import AddressedUrgent, Interop, Leased, Readable, Short, Transactional, Urgent
@@ -22,7 +22,7 @@ OURS = [Leased, Transactional, Urgent, AddressedUrgent, Short, Interop]
 each_queue = pytest.mark.parametrize("queue", OURS, ids=lambda queue: queue.__name__)
 
 
-def ranges_of(queue: Any) -> list[Range]:
+def ranges_of(queue: Any) -> list[SeqRange]:
     """Where a claim of ours finds what an endpoint has sent: no recipient, priority 0."""
     return list(ALL) if queue.delivery.priorities == 1 else levels(queue.delivery.priorities)
 

@@ -13,8 +13,7 @@ from queueapp.errors import TableNotFound
 from queueapp.messages import new_id
 from queueapp.models import ForwardedMessage
 from queueapp.sql import queue_sql
-from queueapp.sql.carried import CARRIED, COUNTS
-from queueapp.sql.rows import Row
+from queueapp.sql.message_columns import COUNTS, MESSAGE_COLUMNS, Row
 from queueapp.sql.tables import QueueTable
 from tests import column_values
 from tests.in_process_worker import eventually
@@ -45,7 +44,7 @@ def test_rows_are_put_in_whole_and_in_order(server: Server) -> None:
     stored = put(server, AddressedUrgent, given)
 
     for row, found in zip(given, stored, strict=True):
-        for name in ("id", "headers", "body", *COUNTS, *(one.name for one in CARRIED)):
+        for name in ("id", "headers", "body", *COUNTS, *(one.name for one in MESSAGE_COLUMNS)):
             assert getattr(found, name) == getattr(row, name), name
 
 

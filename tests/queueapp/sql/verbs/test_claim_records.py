@@ -13,15 +13,15 @@ from queueapp.flow import claim_record_cache
 from queueapp.messages import new_id
 from queueapp.models import ClaimRecord, Now
 from queueapp.sql import queue_sql
-from queueapp.sql.claimed import SEQ, Range
-from queueapp.sql.flowing import Seen, Within, lock_number
+from queueapp.sql.claims import SEQ, SeqRange
+from queueapp.sql.limits import KnownClaims, LimitedClaim, lock_number
 from queueapp.sql.tables import QueueTable
 from tests.databases import only_on_postgresql
 from tests.in_process_worker import DEADLINE, eventually
 from tests.queueapp.sql.server import Server
 from tests.testapp.models import Capped, Leased
 
-ALL = [Range()]
+ALL = [SeqRange()]
 QUEUE = lock_number(Capped._meta.db_table)
 
 
@@ -30,14 +30,14 @@ class Claimer:
 
     def __init__(self, alias: str) -> None:
         self.alias, self.owner, self.seen = alias, new_id(), None
-        self.seen: Seen | None = None
+        self.seen: KnownClaims | None = None
 
     def claim(self, limit: int, most: int, lease_ms: int = 60_000) -> tuple[Any, list[int]]:
         connection, token = connections[self.alias], new_id()
         got = queue_sql(Capped, connection).limits.claim_within(
             connection, ALL, limit, token, self.owner, lease_ms, most, self.seen
         )
-        self.seen = got.seen
+        self.seen = got.known
         return token, [row[SEQ] for row in got.rows]
 
     def ack(self, token: Any, seqs: list[int]) -> None:
@@ -146,7 +146,7 @@ def test_what_a_transaction_saw_that_was_rolled_back_is_not_remembered(server: S
     def claim(limit: int) -> tuple[Any, list[int]]:
         token = new_id()
 
-        def within(seen: Seen | None) -> Within:
+        def within(seen: KnownClaims | None) -> LimitedClaim:
             return sql.limits.claim_within(connection, ALL, limit, token, owner, 60_000, 5, seen)
 
         return token, [row[SEQ] for row in known.claim(sql, connection, within).rows]
@@ -256,7 +256,7 @@ class Paused:
         try:
             # A transaction of the claimer's own: its statements go one by one, and the first of them with the lock.
             within = self._sql.limits.claim_within(
-                connection, ALL, 3, new_id(), new_id(), 60_000, 5, Seen(0, "{}", "{}")
+                connection, ALL, 3, new_id(), new_id(), 60_000, 5, KnownClaims(0, "{}", "{}")
             )
             self.got += [row[SEQ] for row in within.rows]
         finally:

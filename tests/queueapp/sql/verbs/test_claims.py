@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from queueapp.sql import queue_sql
-from queueapp.sql.claimed import DELIVERIES, EXPIRES, ID, MAX_SEQ, PRIORITY, RECIPIENT, Range
+from queueapp.sql.claims import DELIVERIES, EXPIRES, ID, MAX_SEQ, PRIORITY, RECIPIENT, SeqRange
 from tests.queueapp.sql.server import ALL, Server, levels, outgoing, seqs_of, within
 from tests.testapp.models import Addressed, AddressedUrgent, Leased, Transactional, Urgent
 
@@ -134,10 +134,10 @@ def test_expired_message_is_not_claimed(server: Server, queue: Any) -> None:
 def test_range_includes_both_its_ends(server: Server) -> None:
     seqs = server.put(Leased, 6)
 
-    assert take(server, server.connection, Leased, 9, ranges=[Range(seqs[2], seqs[4])]) == seqs[2:5]
-    assert take(server, server.connection, Leased, 9, ranges=[Range(seqs[5])]) == seqs[5:]
-    assert take(server, server.connection, Leased, 9, ranges=[Range(0, seqs[0])]) == seqs[:1]
-    assert take(server, server.connection, Leased, 9, ranges=[Range(1, 0)]) == []
+    assert take(server, server.connection, Leased, 9, ranges=[SeqRange(seqs[2], seqs[4])]) == seqs[2:5]
+    assert take(server, server.connection, Leased, 9, ranges=[SeqRange(seqs[5])]) == seqs[5:]
+    assert take(server, server.connection, Leased, 9, ranges=[SeqRange(0, seqs[0])]) == seqs[:1]
+    assert take(server, server.connection, Leased, 9, ranges=[SeqRange(1, 0)]) == []
 
 
 def test_highest_priority_comes_first(server: Server) -> None:
@@ -167,7 +167,7 @@ def test_each_level_has_its_own_floor(server: Server) -> None:
     low_old, high_old, low_new, high_new = (
         seq for level in (0, 2, 0, 2) for seq in server.put(Urgent, priority=level)
     )  # fmt: skip
-    ranges = [Range(high_new, priority=2), Range(0, priority=1), Range(low_old, low_old, priority=0)]
+    ranges = [SeqRange(high_new, priority=2), SeqRange(0, priority=1), SeqRange(low_old, low_old, priority=0)]
 
     assert take(server, server.connection, Urgent, 9, ranges=ranges) == [high_new, low_old]
     assert server.seqs(Urgent) == [high_old, low_new]
@@ -203,7 +203,7 @@ def test_levels_of_many_recipients_come_in_claim_order(server: Server) -> None:
     assert {row[RECIPIENT] for row in rows} == {"a", "b"}
 
 
-def pieces(queue: Any, *bounds: tuple[int, int]) -> list[Range]:
+def pieces(queue: Any, *bounds: tuple[int, int]) -> list[SeqRange]:
     """These stretches of every level of a queue, in claim order."""
     return [only._replace(low=low, high=high) for only in EVERYWHERE[queue] for low, high in bounds]
 

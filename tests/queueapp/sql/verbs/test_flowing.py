@@ -13,12 +13,12 @@ from django.db import connections, transaction
 
 from queueapp.messages import new_id
 from queueapp.sql import queue_sql
-from queueapp.sql.bookmarks import FENCED, NO_LIMITS, STRICT, SUBLET, Holder
-from queueapp.sql.claimed import FOREVER, SEQ, Range
+from queueapp.sql.acks import FENCED, NO_LIMITS, STRICT, SUBLET, LeaseHolder
+from queueapp.sql.claims import FOREVER, SEQ, SeqRange
 from tests.queueapp.sql.server import Server
 from tests.testapp.models import Capped, CappedOnce, CappedTransactional, CappedUrgent, InTurns, InTurnsOnce
 
-ALL = [Range()]
+ALL = [SeqRange()]
 
 
 def fill(queue: Any, count: int, alias: str) -> None:
@@ -31,7 +31,7 @@ def test_max_backlog_is_never_exceeded_by_16_claimers(server: Server, queue: Any
     fill(queue, 400, server.alias)
     cap, seen, handled, lock = 7, [0], [0], threading.Lock()
     done = threading.Event()
-    ranges = [Range(priority=p) for p in (2, 1, 0)] if queue is CappedUrgent else ALL
+    ranges = [SeqRange(priority=p) for p in (2, 1, 0)] if queue is CappedUrgent else ALL
 
     def claimer(number: int) -> None:
         connection, owner = connections[server.alias], new_id()
@@ -84,7 +84,7 @@ def test_max_backlog_does_not_count_a_lapsed_lease_and_does_not_revive_it(server
     token = new_id()
     (row,) = sql.limits.claim_within(connection, ALL, 1, token, new_id(), 1, 1).rows
 
-    while not sql.limits.claim_within(connection, [Range(row[SEQ] + 1)], 1, new_id(), new_id(), 60_000, 1).rows:
+    while not sql.limits.claim_within(connection, [SeqRange(row[SEQ] + 1)], 1, new_id(), new_id(), 60_000, 1).rows:
         pass
 
     assert sql.acks.extend(connection, [row[SEQ]], token, 60_000) == []
@@ -241,10 +241,10 @@ def test_what_is_shared_out_and_not_taken_up_is_not_given_back_by_name(server: S
     with transaction.atomic(using=server.alias):
         seqs = [row[SEQ] for row in sql.limits.lock_heads(connection, ALL, 2, bodies=False)]
         sql.limits.share_out(connection, seqs, [one, one], 60_000)
-    holder = Holder(leasing, one)
+    holder = LeaseHolder(leasing, one)
     assert sql.ack_by_seq.cancel(connection, seqs, holder, NO_LIMITS) == []
     assert sql.ack_by_seq.extend(connection, seqs, holder, 1_000) == []
     token = new_id()
     (taken,) = sql.limits.take_up(connection, one, 1, token, 60_000)
-    assert sql.ack_by_seq.cancel(connection, seqs, Holder(leasing, token), NO_LIMITS) == [taken[SEQ]]
+    assert sql.ack_by_seq.cancel(connection, seqs, LeaseHolder(leasing, token), NO_LIMITS) == [taken[SEQ]]
     assert list(InTurns.objects.using(server.alias).order_by("seq").values_list("cancels", flat=True)) == [1, 0]

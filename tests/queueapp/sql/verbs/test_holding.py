@@ -9,7 +9,7 @@ import pytest
 
 from queueapp.messages import new_id
 from queueapp.models import DelayedMessage
-from queueapp.sql.rows import Row
+from queueapp.sql.message_columns import Row
 from queueapp.sql.tables import StoreTable
 from tests.queueapp.sql.server import ALL, Server, outgoing
 from tests.testapp.models import Filtered
@@ -35,7 +35,7 @@ def test_a_foreign_row_is_held(server: Server) -> None:
     assert sql.claims.claim_by_lease(server.connection, ALL, 10, new_id(), new_id(), 1000) == []
     assert sql.claims.peek(server.connection, ALL, [], 10).ahead == 0
     head = sql.figures.head(server.connection, 10)
-    assert (head.rows, head.waiting, head.leased, head.lapsed, head.expired) == (3, 0, 0, 0, 0)
+    assert (head.rows, head.waiting, head.leased, head.lease_expired, head.expired) == (3, 0, 0, 0, 0)
     assert sql.figures.last_seq(server.connection) == seqs[-1]
 
 

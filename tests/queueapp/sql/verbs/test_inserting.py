@@ -13,7 +13,7 @@ import pytest
 from queueapp.errors import QueueNotFound
 from queueapp.models import DelayedMessage
 from queueapp.sql import queue_sql
-from queueapp.sql.outgoing import Outgoing
+from queueapp.sql.message_columns import Outgoing
 from queueapp.sql.tables import StoreTable
 from tests.queueapp.sql.server import ALL, Server, levels, outgoing, whole
 from tests.testapp.models import AddressedUrgent, Leased

@@ -11,7 +11,7 @@ from django.db import connections, transaction
 from queueapp.messages import new_id
 from queueapp.models import DelayedMessage, PoisonMessage
 from queueapp.sql import queue_sql
-from queueapp.sql.rows import Row
+from queueapp.sql.message_columns import Row
 from queueapp.sql.tables import StoreTable
 from tests.queueapp.sql.server import Server, levels, outgoing, within
 from tests.testapp.models import Addressed, AddressedUrgent, Leased, Urgent

@@ -11,7 +11,7 @@ import pytest
 from django.db import Error
 
 from queueapp.sql import queue_sql
-from queueapp.sql.rows import Row
+from queueapp.sql.message_columns import Row
 from tests.queueapp.sql.server import ALL, Server, levels, seqs_of, within
 from tests.testapp.models import AddressedUrgent, Leased, Transactional
 

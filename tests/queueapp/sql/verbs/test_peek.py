@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 
 from queueapp.sql import queue_sql
-from queueapp.sql.claimed import Peek, Range
+from queueapp.sql.claims import PeekResult, SeqRange
 from queueapp.sql.postgresql import claims as postgresql_claims
 from queueapp.sql.sqlserver import claims as sqlserver_claims
 from tests.queueapp.sql.server import ALL, Server, levels, outgoing, within
@@ -18,7 +18,7 @@ EVERYWHERE = {Leased: ALL, Urgent: levels(3), Addressed: levels(1), AddressedUrg
 every_shape = pytest.mark.parametrize("queue", EVERYWHERE)
 
 
-def peek(server: Server, queue: Any, limit: int = 100, connection: Any = None, **options: Any) -> Peek:
+def peek(server: Server, queue: Any, limit: int = 100, connection: Any = None, **options: Any) -> PeekResult:
     connection = connection or server.connection
     ahead = options.pop("ahead", EVERYWHERE[queue])
     return queue_sql(queue, connection).claims.peek(connection, ahead, options.pop("behind", ()), limit, **options)
@@ -26,14 +26,14 @@ def peek(server: Server, queue: Any, limit: int = 100, connection: Any = None, *
 
 @every_shape
 def test_empty_queue(server: Server, queue: Any) -> None:
-    assert peek(server, queue) == Peek(0, 0, 0)
+    assert peek(server, queue) == PeekResult(0, 0, 0)
 
 
 @every_shape
 def test_counts_what_is_there_up_to_the_limit(server: Server, queue: Any) -> None:
     seqs = server.put(queue, 5)
 
-    assert peek(server, queue) == Peek(5, 0, seqs[0])
+    assert peek(server, queue) == PeekResult(5, 0, seqs[0])
     assert peek(server, queue, limit=3).ahead == 3
 
 
@@ -42,7 +42,7 @@ def test_gaps_are_not_messages(server: Server, queue: Any) -> None:
     seqs = server.put(queue, 30)
     server.sql(queue).failures.remove(server.connection, seqs[1:-1])
 
-    assert peek(server, queue) == Peek(2, 0, seqs[0])
+    assert peek(server, queue) == PeekResult(2, 0, seqs[0])
 
 
 @every_shape
@@ -56,12 +56,12 @@ def test_rescan_window_ends_after_so_many_rows_that_nobody_may_take(
         server.sql(queue).claims.claim_by_lease(server.connection, EVERYWHERE[queue], 4, uuid4(), uuid4(), 60_000)
     above = [r._replace(low=seqs[-1] + 1) for r in EVERYWHERE[queue]]
 
-    def look(low: int) -> Peek:
+    def look(low: int) -> PeekResult:
         return peek(server, queue, ahead=above, behind=[r._replace(low=low) for r in EVERYWHERE[queue]])
 
-    assert look(seqs[0]) == Peek(0, 0, 0, reached=seqs[2])
-    assert look(seqs[2]) == Peek(0, 1, seqs[4], reached=seqs[4])
-    assert look(seqs[5]) == Peek(0, 2, seqs[5], reached=0)
+    assert look(seqs[0]) == PeekResult(0, 0, 0, reached=seqs[2])
+    assert look(seqs[2]) == PeekResult(0, 1, seqs[4], reached=seqs[4])
+    assert look(seqs[5]) == PeekResult(0, 2, seqs[5], reached=0)
 
 
 @every_shape
@@ -75,8 +75,8 @@ def test_ahead_and_behind_are_counted_apart(server: Server, queue: Any) -> None:
         behind=[r._replace(high=seqs[2]) for r in EVERYWHERE[queue]],
     )
 
-    assert seen == Peek(2, 3, seqs[0])
-    assert peek(server, queue, ahead=[r._replace(low=seqs[4]) for r in EVERYWHERE[queue]]) == Peek(2, 0, seqs[4])
+    assert seen == PeekResult(2, 3, seqs[0])
+    assert peek(server, queue, ahead=[r._replace(low=seqs[4]) for r in EVERYWHERE[queue]]) == PeekResult(2, 0, seqs[4])
 
 
 @every_shape
@@ -101,7 +101,7 @@ def test_what_an_open_transaction_has_taken_does_not_count(
             seen = peek(server, queue)
 
     others = [seq for n, seq in enumerate(seqs) if n != in_flight]
-    assert seen == Peek(count - 1, 0, others[0] if others else 0)
+    assert seen == PeekResult(count - 1, 0, others[0] if others else 0)
 
 
 @every_shape
@@ -135,7 +135,7 @@ def test_leased_and_expired_messages_do_not_count(server: Server, queue: Any) ->
     server.passed(lambda: server.row(queue, gone).expires)
     assert server.lease(queue, 1, ranges=EVERYWHERE[queue])[1] == [leased]
 
-    assert peek(server, queue) == Peek(2, 0, left[0])
+    assert peek(server, queue) == PeekResult(2, 0, left[0])
 
 
 @every_shape
@@ -144,10 +144,10 @@ def test_what_lies_between_the_ranges_does_not_count(server: Server, queue: Any)
     bounds = [(1, seqs[0]), (seqs[3], seqs[4])]
     ranges = [only._replace(low=low, high=high) for only in EVERYWHERE[queue] for low, high in bounds]
 
-    assert peek(server, queue, ahead=ranges) == Peek(3, 0, seqs[0])
-    assert peek(server, queue, ahead=[], behind=ranges) == Peek(0, 3, seqs[0])
-    assert peek(server, queue, ahead=ranges[-1:], behind=ranges) == Peek(2, 3, seqs[0])
-    assert peek(server, queue, ahead=[]) == Peek(0, 0, 0)
+    assert peek(server, queue, ahead=ranges) == PeekResult(3, 0, seqs[0])
+    assert peek(server, queue, ahead=[], behind=ranges) == PeekResult(0, 3, seqs[0])
+    assert peek(server, queue, ahead=ranges[-1:], behind=ranges) == PeekResult(2, 3, seqs[0])
+    assert peek(server, queue, ahead=[]) == PeekResult(0, 0, 0)
 
 
 @every_shape
@@ -175,14 +175,14 @@ def test_levels_and_recipients_that_are_not_asked_for_do_not_count(server: Serve
     server.put(AddressedUrgent, 2, recipient="you", priority=1)
     mine = server.put(AddressedUrgent, 1, recipient="me", priority=1)
 
-    assert peek(server, AddressedUrgent, ahead=[Range(recipient="me", priority=1)]) == Peek(1, 0, mine[0])
-    assert peek(server, AddressedUrgent, ahead=[Range(recipient="me", priority=2)]) == Peek(0, 0, 0)
+    assert peek(server, AddressedUrgent, ahead=[SeqRange(recipient="me", priority=1)]) == PeekResult(1, 0, mine[0])
+    assert peek(server, AddressedUrgent, ahead=[SeqRange(recipient="me", priority=2)]) == PeekResult(0, 0, 0)
 
 
 def test_a_thousand_levels_are_one_peek(server: Server) -> None:
     seqs = server.put(AddressedUrgent, 1, recipient="r99", priority=1)
     many = levels(10, tuple(f"r{n}" for n in range(100)))
 
-    assert peek(server, AddressedUrgent, ahead=many, behind=many) == Peek(1, 1, seqs[0])
+    assert peek(server, AddressedUrgent, ahead=many, behind=many) == PeekResult(1, 1, seqs[0])
     with within():
         assert len(server.sql(AddressedUrgent).claims.claim_by_delete(server.connection, many, 5)) == 1

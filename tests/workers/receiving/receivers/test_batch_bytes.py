@@ -9,7 +9,7 @@ import pytest
 
 from queueapp import consumer
 from queueapp.conf import settings as queueapp_settings
-from queueapp.sql.claimed import BODY
+from queueapp.sql.claims import BODY
 from tests.in_process_worker import Worker, eventually, real_commits
 from tests.testapp.models import AtMostOnce, Leased
 from workers.receiving.queue_state import QueueState

@@ -15,7 +15,7 @@ from django.db import connection
 
 from queueapp import RetryNow, consumer
 from queueapp.receiving import priority64_marks
-from queueapp.sql.claimed import SEQ
+from queueapp.sql.claims import SEQ
 from tests.in_process_worker import DEADLINE, real_commits
 from tests.testapp.models import AddressedUrgent, SeveralTransactional, Together, Transactional
 from tests.testapp.ordering import RankedTransactional

@@ -16,7 +16,7 @@ from queueapp import Poison, RetryLater, RetryNow, consumer
 from queueapp.circuit_breaker import State
 from queueapp.failures.policy import Failure, default_policy
 from queueapp.models import PoisonMessage
-from queueapp.sql.rows import Row
+from queueapp.sql.message_columns import Row
 from tests.in_process_worker import DEADLINE, Worker, eventually, real_commits
 from tests.testapp.messages import Pong
 from tests.testapp.models import AtMostOnce, Leased

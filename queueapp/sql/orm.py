@@ -1,0 +1,128 @@
+"""Statements that Django's ORM builds on tables of messages: non-blocking reads, and the parts that the handler of a whole set of
+messages uses (which messages they are, a field of their bodies, an INSERT from a SELECT)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from django.db.models import CharField, F, Func, Lookup, Model, QuerySet, TextField, Value
+from django.db.models.functions import Cast
+from django.db.models.sql.datastructures import BaseTable
+
+from .sqlserver.locking import LOOKING
+from .sqlserver.session import json_of
+
+if TYPE_CHECKING:
+    _Lookup = Lookup[Any]
+else:
+    _Lookup = Lookup  # not generic at run time
+
+M = TypeVar("M", bound=Model)
+
+
+class _NonblockingTable(BaseTable):
+    """The table that a query selects from. An UPDATE or DELETE built of the query names the table itself, without the hints."""
+
+    def as_microsoft(self, compiler: Any, connection: Any) -> Any:
+        # Index: the query's own. Safe: LOOKING.
+        sql, params = self.as_sql(compiler, connection)
+        # select_for_update writes hints of its own in the same place.
+        return (sql if compiler.query.select_for_update else f"{sql} WITH ({LOOKING})"), params
+
+
+def nonblocking(rows: QuerySet[M]) -> QuerySet[M]:
+    """The same rows, read without waiting for locks and without blocking writers, also after further filters.
+
+    PostgreSQL reads row versions and needs nothing. SQL Server does so where READ_COMMITTED_SNAPSHOT is on; elsewhere a plain
+    SELECT waits for each row that an open transaction holds, which is each TRANSACTIONAL handler, and can become the victim of a
+    deadlock with a delete. There, rows that another open transaction has changed, inserted or deleted are skipped: acceptable for
+    a figure or a page, not for a decision about a message.
+    """
+    found = rows.all()
+    query = cast("Any", found.query)
+    # On the query itself, so that every clone of it has it, of any class.
+    query.base_table_class = _NonblockingTable
+    query.alias_map = {
+        alias: _NonblockingTable(table.table_name, table.table_alias) if type(table) is BaseTable else table
+        for alias, table in query.alias_map.items()
+    }
+    return found
+
+
+class Among(_Lookup):
+    """Whether a number is one of these: one parameter for any count of numbers. (A lookup: SQL Server has no boolean values, and
+    Django would compare any other condition with a bit.)"""
+
+    lookup_name = "among"
+    prepare_rhs = False
+
+    def __init__(self, name: str, numbers: Sequence[int]) -> None:
+        super().__init__(F(name), list(numbers))
+
+    def as_postgresql(self, compiler: Any, connection: Any) -> tuple[str, list[Any]]:
+        column, params = self.process_lhs(compiler, connection)
+        # Index: that of the column, one seek a number. Safe: only reads.
+        return f"{column} = ANY(%s::bigint[])", [*params, self.rhs]
+
+    def as_microsoft(self, compiler: Any, connection: Any) -> tuple[str, list[Any]]:
+        column, params = self.process_lhs(compiler, connection)
+        # Index: as above. One statement text for any count of numbers.
+        return f"{column} IN (SELECT CAST([value] AS bigint) FROM OPENJSON(%s))", [*params, str(json_of(self.rhs))]
+
+
+class _BodyText(Func):
+    """The text at a path of a JSON body; NULL where there is none."""
+
+    output_field = TextField()
+
+    def __init__(self, path: Sequence[str | int], *, is_long: bool) -> None:
+        super().__init__(F("body"))
+        self.path, self.is_long = list(path), is_long
+
+    def as_postgresql(self, compiler: Any, connection: Any, **_: Any) -> tuple[str, list[Any]]:
+        body, params = compiler.compile(self.source_expressions[0])
+        # ``json``, since a single value is read: ``jsonb`` would be built first.
+        return f"(convert_from({body}, 'UTF8')::json #>> %s::text[])", [*params, [str(step) for step in self.path]]
+
+    def as_microsoft(self, compiler: Any, connection: Any, **_: Any) -> tuple[str, list[Any]]:
+        body, params = compiler.compile(self.source_expressions[0])
+        steps = "".join(f"[{step}]" if isinstance(step, int) else f".{_quoted(step)}" for step in self.path)
+        path = f"${steps}".replace("'", "''").replace("%", "%%")
+        # XML is the only way from UTF-8 to text on every version. "]]>" would end the CDATA and is written as a JSON escape.
+        opening = 'CONVERT(varbinary(max), \'<?xml version="1.0" encoding="UTF-8"?><![CDATA[\')'
+        within = f"CONVERT(varbinary(max), REPLACE(CONVERT(varchar(max), {body}), ']]>', ']]\\u003E'))"
+        text = f"CAST({opening} + {within} + CONVERT(varbinary(max), ']]>') AS xml).value('.', 'nvarchar(max)')"
+        if not self.is_long:
+            return f"JSON_VALUE({text}, '{path}')", params  # an aggregate accepts it, and no subquery
+        # JSON_VALUE returns NULL for more than 4,000 characters. The body is wrapped into a list: a body that is a list would be
+        # as many rows.
+        return f"(SELECT j.[v] FROM OPENJSON(N'[' + {text} + N']') WITH ([v] nvarchar(max) '{path}') AS j)", params
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def body_field(path: Sequence[str | int], output_field: Any) -> Any:
+    """A value of a JSON body as a field of this kind."""
+    text = _BodyText(path, is_long=isinstance(output_field, CharField | TextField))
+    return text if isinstance(output_field, TextField) else Cast(text, output_field)
+
+
+def insert_select(connection: Any, rows: Any, model: Any, values: dict[Any, Any]) -> int:
+    """Insert the rows of a queryset into the table of ``model``, a column for each of these fields; returns how many."""
+    quote = connection.ops.quote_name
+    named = {f"set{index}": value for index, value in enumerate(values.values())}
+    selected = rows.annotate(**named).values_list(*named)
+    select, params = selected.query.get_compiler(connection=connection).as_sql()
+    columns = ", ".join(quote(field.column) for field in values)
+    # Index: that of ``Among``. Safe: the caller's transaction, which has locked the rows that are read.
+    with connection.cursor() as cursor:
+        cursor.execute(f"INSERT INTO {quote(model._meta.db_table)} ({columns}) {select}", params)
+        return int(cursor.rowcount)
+
+
+def as_value(value: Any, field: Any) -> Any:
+    """A plain value as a value of this field; an expression unchanged."""
+    return value if hasattr(value, "resolve_expression") else Cast(Value(value, output_field=field), field)
