@@ -22,7 +22,7 @@ from queueapp.services.service import Service, stop_all
 from workers.processes.watchdog import Watchdog, interrupt_all
 from workers.receiving.pump import QueuePump
 from workers.services.heartbeat import Heartbeat
-from workers.services.lease_renewer import Renewals
+from workers.services.lease_renewer import LeaseRenewer
 
 #: For tests whose threads and child processes need real commits. Flushing the tables of these apps alone, afterwards, takes
 #: a third of the time of flushing them all.
@@ -95,7 +95,7 @@ class Worker:
         self._services: list[Service] = []
         if watchdog:
             self._services.append(SparingWatchdog([self.pump], limits_hold) if limits_hold else Watchdog([self.pump]))
-        self._services += [Renewals(alias, [self.pump])] if renewals else []
+        self._services += [LeaseRenewer(alias, [self.pump])] if renewals else []
         self._services += [one for one in (self.heartbeat, self.dispatcher, self.listener) if one is not None]
 
     def start(self) -> Worker:

@@ -59,7 +59,7 @@ def endpoint(
 @pytest.fixture
 def nothing_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     """While the machine stands still for a moment, what waits behind a handler is not given to others: that costs it its place."""
-    monkeypatch.setattr(lease_renewer, "STUCK_AFTER", 3_600.0)
+    monkeypatch.setattr(lease_renewer, "SLOW_HANDLER_AFTER", 3_600.0)
 
 
 @pytest.fixture

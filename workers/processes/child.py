@@ -186,7 +186,7 @@ def run_worker(options: ChildOptions, stages: Stages) -> int:
     from ..receiving.pump import QueuePump
     from ..receiving.quarantine import Quarantine
     from ..services.heartbeat import Heartbeat
-    from ..services.lease_renewer import Renewals
+    from ..services.lease_renewer import LeaseRenewer
     from .crash_recovery import FAILED, WEDGED
     from .in_flight_slots import Slots, slots_of
     from .shared_low_water_marks import SharedLowWaterMarks
@@ -239,7 +239,7 @@ def run_worker(options: ChildOptions, stages: Stages) -> int:
         # A TRANSACTIONAL queue is leased while it is received carefully.
         leased = [pump for pump in own_pumps if pump.queue.delivery.semantics is not Semantics.AT_MOST_ONCE]
         if leased:
-            services.append(Renewals(alias, leased))
+            services.append(LeaseRenewer(alias, leased))
     if settings.NOTIFY:
         services += [Listener(alias, on_wake) for alias in by_alias]
     receiving = [FunctionService(f"the pump of {pump.queue._meta.label}", pump.run, stages.stopping) for pump in pumps]
@@ -267,7 +267,7 @@ def run_worker(options: ChildOptions, stages: Stages) -> int:
     stop_all(heartbeats, INTERRUPT_GRACE)  # or a last beat would write the rows again that the goodbye deletes
     if clean:
         for heartbeat in heartbeats:
-            heartbeat.goodbye()
+            heartbeat.deregister()
     stop_all(services, INTERRUPT_GRACE)
     report.tell_all()
     if not clean:

@@ -3,7 +3,7 @@
 It raises ``TimeLimitExceeded`` in the thread of a handler that is over its limit, or of a hook after a commit, a policy, the
 receivers of a signal. It looks ten times a second while something runs, and never sits in the path of a message: a task
 writes two attributes per message and takes no lock. It uses no database: what may have to wait for one, the renewal of
-leases, is done elsewhere (``services.renewals``).
+leases, is done elsewhere (``services.lease_renewer``).
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Long-running helpers of a process, each a ``Service``: heartbeat, dispatcher (elected), housekeeping, listening."""
+"""Long-running parts of a worker process that need its receivers: heartbeat, lease renewal, cancellation."""

@@ -1,7 +1,8 @@
-"""Stopping single handlers that an operator asked to stop, and telling how far they are. Part of the heartbeat: what is asked is
-read with the controls of the queues, what is told is written with the beat, so neither costs a statement of its own.
+"""Stops single handlers at an operator's request, and reports their progress.
 
-A request is for the attempt that runs when it is made: one that began later is another one, of a message that came again.
+Part of the heartbeat: requests are read with the controls of the queues and progress is written with the heartbeat, so neither costs
+a statement of its own. A request applies to the attempt that runs when it is made: an attempt that began later is of a message that
+was delivered again.
 """
 
 from __future__ import annotations
@@ -22,71 +23,80 @@ from ..receiving.receivers import ActiveHandler, Receiver
 
 log = logging.getLogger("queueapp.workers")
 
-#: Seconds that the way of a request may take, and two clocks may differ in how long that was.
-_SLACK = 0.2
+#: Seconds that a request may take to arrive, and by which two clocks may differ in measuring that.
+_TOLERANCE = 0.2
 
 
-class Stopping:
-    """One per heartbeat, and on its thread alone."""
+class Cancellation:
+    """One per heartbeat, used by its thread only."""
 
     def __init__(self) -> None:
-        #: Those that were asked, and since when.
-        self._asked: list[tuple[Receiver, ActiveHandler, float]] = []
+        #: Handlers that were asked to stop, and since when.
+        self._requested: list[tuple[Receiver, ActiveHandler, float]] = []
 
     @property
-    def waits(self) -> bool:
-        """Whether somebody was asked and has not ended."""
-        return bool(self._asked)
+    def is_pending(self) -> bool:
+        """Whether a handler was asked to stop and has not ended."""
+        return bool(self._requested)
 
-    def heed(self, pump: QueuePump, text: str, now: datetime) -> None:
-        """Ask those handlers of this process that are meant."""
-        requests = {one["id"]: one for one in parse_json_list(text) if isinstance(one, dict) and "id" in one}
-        for task in pump.receivers:
-            running = task.active_handler
-            context = running.context if running is not None else None
-            if running is None or not isinstance(context, Context) or context._asked is not None:
+    def poll(self, pump: QueuePump, text: str, now: datetime) -> None:
+        """Ask the handlers of this process that the requests name to stop. ``text``: the requests as their column holds them."""
+        requests = {
+            request["id"]: request for request in parse_json_list(text) if isinstance(request, dict) and "id" in request
+        }
+        for receiver in pump.receivers:
+            handler = receiver.active_handler
+            context = handler.context if handler is not None else None
+            if handler is None or not isinstance(context, Context) or context._asked is not None:
                 continue
             request = requests.get(str(context.message_id))
-            if request is not None and monotonic() - running.started + _SLACK >= _age(request, now):
+            if request is not None and monotonic() - handler.started + _TOLERANCE >= _age(request, now):
                 reason = str(request.get("reason", ""))
-                log.warning("%s: the handler of message %d is asked to stop: %s", pump.state.label, running.seq, reason)
+                label = pump.state.label
+                log.warning(
+                    "%s: the handler of message %d is asked to stop: %s", label, handler.seq, reason,
+                    extra={"queue": label, "seq": handler.seq},
+                )  # fmt: skip
                 context._asked = MessageCancelled(reason, discard=bool(request.get("discard")))
-                self._asked.append((task, running, monotonic()))
+                self._requested.append((receiver, handler, monotonic()))
 
-    def press(self) -> None:
-        """Stop those that were asked: async ones at once, others when their grace is over."""
-        if self._asked:
-            self._asked = [one for one in self._asked if one[0].active_handler is one[1] and not _stopped(*one)]
+    def escalate(self) -> None:
+        """Stop the handlers that were asked: async ones at once, others when ``CANCEL_GRACE`` is over."""
+        if self._requested:
+            self._requested = [
+                (receiver, handler, since)
+                for receiver, handler, since in self._requested
+                if receiver.active_handler is handler and not _stopped(receiver, handler, since)
+            ]
 
 
-def _stopped(task: Receiver, running: ActiveHandler, since: float) -> bool:
-    awaited = running.context._cancel is not None or running.consumer.registration.is_async
+def _stopped(receiver: Receiver, handler: ActiveHandler, since: float) -> bool:
+    awaited = handler.context._cancel is not None or handler.consumer.registration.is_async
     if not awaited and monotonic() - since < settings.CANCEL_GRACE.total_seconds():
         return False
-    return cancel(task, running)
+    return cancel(receiver, handler)
 
 
 def _age(request: dict[str, Any], now: datetime) -> float:
     try:
         return max(0.0, (now - datetime.fromisoformat(str(request["at"]))).total_seconds())
     except (KeyError, ValueError, TypeError):
-        return float("inf")  # of another version
+        return float("inf")  # written by another version
 
 
-def in_hand(running: ActiveHandler) -> list[dict[str, Any]]:
-    """How far a handler is, as its worker's row tells it; empty where it says nothing. Of a batch, each message that it says it
-    of."""
+def progress_of(handler: ActiveHandler) -> list[dict[str, Any]]:
+    """The progress of a handler as its worker's row holds it: one entry per message of which it reports progress."""
     return [
         {
-            "id": str(one.message_id),
-            "seq": one.seq,
-            "consumer": running.consumer.registration.name,
-            "attempt": one.attempt,
-            "seconds": round(monotonic() - running.started, 1),
+            "id": str(context.message_id),
+            "seq": context.seq,
+            "consumer": handler.consumer.registration.name,
+            "attempt": context.attempt,
+            "seconds": round(monotonic() - handler.started, 1),
             "done": done,
             "total": total,
             "note": note,
         }
-        for one in running.context._telling
-        for done, total, note in [one._progress or (0, None, "")]
+        for context in handler.context._telling
+        for done, total, note in [context._progress or (0, None, "")]
     ]

@@ -1,7 +1,7 @@
-"""The pulse of a worker process: says that it is alive, learns who else is, and sees what operators paused.
+"""The heartbeat of a worker process: writes that it is alive, reads which others are, and applies what operators have set.
 
-One thread and one connection per process and database. A beat that comes too late is told by a missing row: somebody
-declared this process dead and released its leases; it writes its rows again, and its late acks touch nothing.
+One thread and one connection per process and database. A heartbeat that comes too late finds no row: this process was declared dead
+and its leases were released. It writes its rows anew, and its late acks change nothing.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from django.db.models import Q
 from queueapp import notifier, overrides
 from queueapp.circuit_breaker import CircuitBreaker
 from queueapp.conf import settings
-from queueapp.models import Now, QueueControl, Subscriber, UtcField
+from queueapp.models import DISPATCHER, MAINTENANCE, Now, QueueControl, Subscriber, UtcField
 from queueapp.operations import subscriptions
+from queueapp.operations.statistics import NOBODY
 from queueapp.receiving import barriers
 from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.services.service import Service
@@ -33,63 +34,65 @@ from queueapp.services.unclean_shutdowns import PreviousRuns
 from queueapp.sql import ErrorKind, backend_of
 
 from ..receiving.pump import QueuePump
-from .cancellation import Stopping, in_hand
-from .unattended import Missing
+from .cancellation import Cancellation, progress_of
 
 log = logging.getLogger("queueapp.workers")
 
 #: Unknown types that a row names, and characters of each.
-MOST_TYPES, LONGEST_TYPE = 50, 255
-
-
-#: Rows that a statement of the goodbye ends at once.
+MAX_TYPES, MAX_TYPE_LENGTH = 50, 255
+#: Rows that one statement of the deregistration changes.
 BATCH = 3_000
+#: Messages of whose progress a row reports.
+MAX_PROGRESS = 300
+#: Seconds until the log reports again that a service is missing.
+REPORT_AGAIN = 600.0
 
-
-#: Messages of which a row tells how far they are.
-MOST_TOLD = 300
+_START = {
+    DISPATCHER: "start “manage.py rundelayeddispatcher”, or a worker without --no-dispatcher",
+    MAINTENANCE: "start “manage.py rundelayeddispatcher”, or a worker, without --no-maintenance",
+}
 
 
 class Heartbeat(Service):
-    """Beats for all pumps of one database in this process."""
+    """The heartbeat of all pumps of one database in this process."""
 
     def __init__(
         self, alias: str, pumps: Sequence[QueuePump], supervisor: uuid.UUID, lacking: Sequence[str] = ()
     ) -> None:
-        """``lacking``: those of ``NO_QUEUES`` that its own tree does not have; the log says so when nobody else is either."""
+        """``lacking``: those of ``NO_QUEUES`` that its own tree does not run; the log reports when no other process runs them."""
         super().__init__(f"heartbeat-{alias}")
         self.alias = alias
         self._pumps = pumps
         self._supervisor = supervisor
         self._breaker = CircuitBreaker(f"Heartbeat in {alias}")
-        #: Set after the first beat: by then every pump knows whether it has to be careful.
+        #: Set after the first heartbeat: by then every pump knows whether to track crashes.
         self.begun = threading.Event()
-        self._told: dict[QueuePump, dict[str, Any]] = {}
-        self._stopping = Stopping()
+        self._written: dict[QueuePump, dict[str, Any]] = {}
+        self._cancellation = Cancellation()
         self._lacking = tuple(lacking)
         self.prepare()
 
     def prepare(self) -> None:
         self.begun.clear()
         self.previous_runs = PreviousRuns(self.alias, self._supervisor)
-        self._told = {}
-        self.missing = [Missing(name, self.alias) for name in self._lacking]
+        self._written = {}
+        self._unattended = [Unattended(name, self.alias) for name in self._lacking]
         for pump in self._pumps:
-            pump.crash_tracking = True  # until the first beat says that there is no reason
+            pump.crash_tracking = True  # until the first heartbeat shows that there is no reason
         self._subscribed = False
 
     def serve(self) -> None:
         tick = min(1.0, *(pump.peek_delay for pump in self._pumps))
-        next_beat = 0.0
+        next_heartbeat = 0.0
         while not self.stopping:
             wait = tick
             try:
                 with ResponseDeadline(connections[self.alias]):
                     if not self._subscribed:
                         self._subscribe()
-                    if monotonic() >= next_beat:
-                        self._beat()
-                        next_beat = monotonic() + settings.HEARTBEAT_INTERVAL.total_seconds()
+                    if monotonic() >= next_heartbeat:
+                        self._write()
+                        next_heartbeat = monotonic() + settings.HEARTBEAT_INTERVAL.total_seconds()
                     self._read_controls()
                 self.begun.set()
                 self._breaker.success()
@@ -98,32 +101,35 @@ class Heartbeat(Service):
                 wait = self._breaker.failure(error)
             self.pause(wait)
 
-    def goodbye(self) -> None:
-        """Delete this process' rows: it ended well. Called when the pumps have stopped."""
+    def deregister(self) -> None:
+        """Delete this process' rows. Called when the pumps have stopped."""
         rows = Subscriber.objects.using(self.alias).filter(pk__in=[pump.subscriber for pump in self._pumps])
         try:
             with ResponseDeadline(connections[self.alias]):
                 for pump in self._pumps:
-                    self._hand_in(pump)
+                    self._release(pump)
                 rows.delete()
                 for pump in self._pumps:
                     if pump.state.barriers is not None:
                         barriers.forget(self.alias, pump.subscriber)
         except Error as error:
-            log.warning("Could not sign off from %r: %s", self.alias, error)
+            log.warning(
+                "This process could not deregister from %r; others see it as dead in %.0f s: %s",
+                self.alias, settings.DEAD_AFTER.total_seconds(), error, extra={"database": self.alias},
+            )  # fmt: skip
         finally:
             connections[self.alias].close()
 
-    def _hand_in(self, pump: QueuePump) -> None:
-        """What a worker still has: what was shared out to it is for others, and what was sent to it and could not be acked
-        nobody would delete once its row is gone."""
+    def _release(self, pump: QueuePump) -> None:
+        """Release what a worker was assigned and has not handled, and delete what was sent to it and could not be acked: no other
+        process would, once its row is gone."""
         delivery = pump.queue.delivery
         if not (delivery.dispatches or delivery.keeps_sent):
             return
         connection, sql = connections[self.alias], pump.state.sql
         if delivery.dispatches:
             with transaction.atomic(using=self.alias):
-                sql.limits.lock(connection)  # behind whoever shares out to it now; from here on nobody does
+                sql.limits.lock(connection)  # wait for a process that assigns to it now; after this none does
                 Subscriber.objects.using(self.alias).filter(pk=pump.subscriber).update(receives=False)
         while delivery.keeps_sent and sql.limits.delete_sent(connection, pump.subscriber, BATCH):
             pass
@@ -131,8 +137,8 @@ class Heartbeat(Service):
             notifier.sent(pump.queue, connection)
 
     def _subscribe(self) -> None:
-        """The consumers of this code get a copy each from now on, whoever sends. A role that may not write them can work: what its
-        own process copies is complete, and ``migrate`` has written them for the others."""
+        """Subscribe the consumers of this code: each gets a copy from now on, whichever process sends. A database user that may not
+        write them can work: what its own process sends is copied to all, and ``migrate`` has written the rows for the others."""
         connection = connections[self.alias]
         try:
             subscriptions.register(self.alias, [pump.queue for pump in self._pumps])
@@ -142,18 +148,18 @@ class Heartbeat(Service):
             log.warning("The subscriptions of consumers in %r cannot be written: %s", self.alias, error)
         self._subscribed = True
 
-    def _beat(self) -> None:
+    def _write(self) -> None:
         rows = Subscriber.objects.using(self.alias)
-        news = {pump: _counts(pump) for pump in self._pumps}
-        quiet = [pump for pump in self._pumps if self._told.get(pump) == news[pump]]
-        # One statement for all that have nothing new to say; each of the others, and all if a row is missing, its own.
-        if quiet and heartbeat_unchanged(self.alias, [pump.subscriber for pump in quiet]):
-            for pump in quiet:
-                del news[pump]
-        for pump, counts in news.items():
-            heartbeat(self.alias, pump.subscriber, pump.queue, self._supervisor, counts, partial(_first, pump))
-            self._told[pump] = counts
-        # One read for all queues: everybody's place among the live subscribers of each.
+        changed = {pump: _columns(pump) for pump in self._pumps}
+        unchanged = [pump for pump in self._pumps if self._written.get(pump) == changed[pump]]
+        # One statement for all rows that have not changed. Each of the others has its own, and all where a row is missing.
+        if unchanged and heartbeat_unchanged(self.alias, [pump.subscriber for pump in unchanged]):
+            for pump in unchanged:
+                del changed[pump]
+        for pump, columns in changed.items():
+            heartbeat(self.alias, pump.subscriber, pump.queue, self._supervisor, columns, partial(_first_columns, pump))
+            self._written[pump] = columns
+        # One query for all queues: the rank of each subscriber among the live ones of its queue.
         live: defaultdict[str, list[uuid.UUID]] = defaultdict(list)
         names = [*(pump.queue._meta.label for pump in self._pumps), *self._lacking]
         for queue, key in rows.filter(queue__in=names, alive_until__gt=Now()).order_by("id").values_list("queue", "id"):
@@ -162,98 +168,129 @@ class Heartbeat(Service):
             keys = live[pump.queue._meta.label]
             if pump.subscriber in keys:
                 pump.rank, pump.workers = keys.index(pump.subscriber), len(keys)
-
-        for one in self.missing:
-            one.looked(bool(live[one.name]))
+        for service in self._unattended:
+            service.check(is_alive=bool(live[service.name]))
 
     def _read_controls(self) -> None:
         began = monotonic()
         controls = QueueControl.objects.using(self.alias).annotate(
             tracks_crashes=Q(crash_tracking_until__gt=Now()), now=Now(output_field=UtcField())
         )
-        asked: dict[str, tuple[str, datetime]] = {}
-        paused, crash_tracking = set(), set()
+        cancellations: dict[str, tuple[str, datetime]] = {}
+        paused, tracked = set(), set()
         concurrency: dict[str, int | None] = {}
         found: dict[str, overrides.Overrides] = {}
-        for queue, is_paused, tracks, tasks, cancelling, now, *values in controls.values_list(
+        for queue, is_paused, is_tracked, receivers, cancelling, now, *values in controls.values_list(
             "queue", "paused", "tracks_crashes", "concurrency", "cancelling", "now", *overrides.SETTABLE
         ):
             if cancelling:
-                asked[queue] = cancelling, now
-            concurrency[queue] = tasks
+                cancellations[queue] = cancelling, now
+            concurrency[queue] = receivers
             found[queue] = overrides.from_columns(values)
             if is_paused:
                 paused.add(queue)
-            if tracks:
-                crash_tracking.add(queue)
+            if is_tracked:
+                tracked.add(queue)
         overrides.load(self.alias, found, began)
-        crash_tracking |= self.previous_runs.queues()
+        tracked |= self.previous_runs.queues()
         for pump in self._pumps:
             label = pump.queue._meta.label
-            if label in asked:
-                self._stopping.heed(pump, *asked[label])
-            self._set_crash_tracking(pump, label in crash_tracking)
+            if label in cancellations:
+                self._cancellation.poll(pump, *cancellations[label])
+            self._set_crash_tracking(pump, label in tracked)
             wanted = min(concurrency.get(label) or pump.pool.declared, pump.pool.max_concurrency)
             if wanted != pump.pool.concurrency:
                 pump.set_concurrency(wanted)
-                log.info("%s is received by up to %d tasks of this process.", label, wanted)
+                log.info("%s: the concurrency of this process is now %d.", label, wanted,
+                         extra={"queue": label, "concurrency": wanted})  # fmt: skip
             if (label in paused) != pump.paused:
                 pump.paused = label in paused
-                log.info("%s is %s.", label, "paused" if pump.paused else "resumed")
+                log.info("%s is %s.", label, "paused" if pump.paused else "resumed", extra={"queue": label})
                 if not pump.paused:
                     pump.wake()
 
-        self._stopping.press()
+        self._cancellation.escalate()
 
-    def _set_crash_tracking(self, pump: QueuePump, crash_tracking: bool) -> None:
-        if crash_tracking == pump.crash_tracking:
+    def _set_crash_tracking(self, pump: QueuePump, tracking: bool) -> None:
+        if tracking == pump.crash_tracking:
             return
-        # First the row, then the pump: whoever buries this process must know whether what it leased was in hand.
-        Subscriber.objects.using(self.alias).filter(pk=pump.subscriber).update(crash_tracking=crash_tracking)
-        pump.crash_tracking = crash_tracking
+        # First the row, then the pump: the process that releases the leases of this one must know whether it tracked crashes.
+        Subscriber.objects.using(self.alias).filter(pk=pump.subscriber).update(crash_tracking=tracking)
+        pump.crash_tracking = tracking
         if self.begun.is_set():
-            log.warning(
-                "%s is received %s.",
-                pump.queue._meta.label,
-                "with crash tracking: a worker died" if crash_tracking else "normally",
+            label = pump.queue._meta.label
+            what = (
+                "is received with crash tracking: a worker died" if tracking else "is received without crash tracking"
             )
+            log.warning("%s %s.", label, what, extra={"queue": label})
 
 
-def _first(pump: QueuePump) -> dict[str, Any]:
-    """What its row says from the beginning."""
+class Unattended:
+    """Reports in the log that no live process runs the dispatcher, or maintenance.
+
+    The first worker of a tree that was started without (``--no-dispatcher``, ``--no-maintenance``) checks it: another process has
+    to run it then. A tree with its own reports itself when that dies.
+    """
+
+    def __init__(self, name: str, alias: str) -> None:
+        self.name, self.alias = name, alias
+        #: A service that is started at the same time has written its row by then, and a dead one is known to be dead.
+        self._report_at = monotonic() + settings.DEAD_AFTER.total_seconds()
+        self._reported = False
+
+    def check(self, *, is_alive: bool) -> None:
+        """Take note of whether one is alive."""
+        facts = {"database": self.alias, "service": self.name}
+        if is_alive:
+            if self._reported:
+                log.info("%s in %r: one is running again.", self.name, self.alias, extra=facts)
+            self._reported, self._report_at = False, monotonic() + settings.DEAD_AFTER.total_seconds()
+        elif monotonic() >= self._report_at:
+            self._reported, self._report_at = True, monotonic() + REPORT_AGAIN
+            log.warning("%s in %r: %s. Next step: %s.", self.name, self.alias, NOBODY[self.name], _START[self.name],
+                        extra=facts)  # fmt: skip
+
+
+def _first_columns(pump: QueuePump) -> dict[str, Any]:
+    """The columns of a new row that do not change."""
     return {
         "concurrency": pump.pool.concurrency,
         "filter": pump.state.filter.text if pump.state.filter is not None else "",
         "sent": pump.queue.delivery.keeps_sent,
-        "consumers": json.dumps([told for one in pump.handlers.registrations for told in one.told()]),
+        "consumers": json.dumps([name for consumer in pump.handlers.registrations for name in consumer.told()]),
     }
 
 
-def _counts(pump: QueuePump) -> dict[str, Any]:
-    # A copy: the tasks add to it meanwhile.
-    types = sorted(pump.state.skipped.types.copy())[:MOST_TYPES]
+def _columns(pump: QueuePump) -> dict[str, Any]:
+    # A copy: receivers add to it meanwhile.
+    types = sorted(pump.state.skipped.types.copy())[:MAX_TYPES]
     return {
         "received": pump.stats.received,
         "handled": pump.stats.handled,
         "failed": pump.stats.failed,
-        "outstanding": sum(_outstanding(task) for task in pump.receivers),
+        "outstanding": sum(_outstanding(receiver) for receiver in pump.receivers),
         "backlog": pump.backlog.granted(),
         "leases_lost": pump.stats.lost,
         "crash_tracking": pump.crash_tracking,
         "breakers": breakers_json(pump.state.degraded()),
         "progress": _progress(pump),
-        "unknown_types": json.dumps([kind[:LONGEST_TYPE] for kind in types]) if types else "",
+        "unknown_types": json.dumps([name[:MAX_TYPE_LENGTH] for name in types]) if types else "",
     }
 
 
 def _progress(pump: QueuePump) -> str:
-    """How far the handlers are that say so; '' where none does."""
-    found = [one for task in pump.receivers if (running := task.active_handler) is not None for one in in_hand(running)]
-    return json.dumps(found[:MOST_TOLD]) if found else ""
+    """The progress of the handlers that report some; '' where none does."""
+    found = [
+        entry
+        for receiver in pump.receivers
+        if (handler := receiver.active_handler) is not None
+        for entry in progress_of(handler)
+    ]
+    return json.dumps(found[:MAX_PROGRESS]) if found else ""
 
 
-def _outstanding(task: object) -> int:
-    batch = getattr(task, "batch", None)
+def _outstanding(receiver: object) -> int:
+    batch = getattr(receiver, "batch", None)
     if batch is not None:
         return len(batch.in_flight) + len(batch.waiting)
-    return max(getattr(task, "reserved", 0), 1 if getattr(task, "active_handler", None) is not None else 0)
+    return max(getattr(receiver, "reserved", 0), 1 if getattr(receiver, "active_handler", None) is not None else 0)

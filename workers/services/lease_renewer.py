@@ -1,9 +1,9 @@
-"""Leases are looked after while handlers run: one thread per process and database, which waits for nobody.
+"""Renews leases while handlers run: one thread per process and database, which waits for no row lock.
 
-It renews the leases of batches that are half over, and behind a handler that takes long it acks what is done, lest a crash
-doubles it, and gives back what waits. A row that somebody has locked, first of all a handler that extended its own lease in
-its transaction, is passed over and tried again at the next look; while it is locked nobody else can take it either. What
-was taken out of a batch and is not ended yet stays with this thread until it is, or until its lease is over.
+It renews the leases of batches that are half over. Behind a slow handler it acks what is done, lest a crash makes it run twice, and
+releases what waits. A row that another session has locked, first of all a handler that extended its own lease in its transaction, is
+skipped and tried again at the next round; while it is locked no other worker can take it either. Messages that were taken out of a
+batch to be acked or released stay with this thread until that is done, or their lease has expired.
 """
 
 from __future__ import annotations
@@ -26,40 +26,41 @@ from ..receiving.receivers import AtLeastOnceReceiver, LeasedBatch
 
 log = logging.getLogger("queueapp.workers")
 
+#: Seconds between two rounds while there are leases, and while there are none.
 _BUSY, _IDLE = 0.1, 0.25
-#: What waits behind one message for longer than this is given to others.
-STUCK_AFTER = 0.5
-#: A table that a migration has locked is waited for so long, and its queue rests before the next try.
-WAIT_MS, REST = 100, 0.5
+#: Messages that wait behind one handler for longer than this are released.
+SLOW_HANDLER_AFTER = 0.5
+#: How long to wait for a table that a migration has locked, in milliseconds, and seconds before the next try.
+LOCK_WAIT_MS, LOCKED_PAUSE = 100, 0.5
 
 
-class Ending:
-    """Messages that were taken out of a batch to be ended here: acked, or given back."""
+class PendingAcks:
+    """Messages that were taken out of a batch to be acked here, or released."""
 
-    __slots__ = ("acks", "batch", "seqs", "task")
+    __slots__ = ("acks", "batch", "receiver", "seqs")
 
-    def __init__(self, task: AtLeastOnceReceiver, batch: LeasedBatch, seqs: list[int], *, acks: bool) -> None:
-        self.task = task
+    def __init__(self, receiver: AtLeastOnceReceiver, batch: LeasedBatch, seqs: list[int], *, acks: bool) -> None:
+        self.receiver = receiver
         self.batch = batch
         self.seqs = seqs
         self.acks = acks
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left to end, or nobody renews the lease of what is."""
-        return not self.seqs or (self.task.batch is not self.batch and monotonic() > self.batch.expires)
+        """Whether none is left, or their leases have expired: the batch has ended, and nothing renews them."""
+        return not self.seqs or (self.receiver.batch is not self.batch and monotonic() > self.batch.expires)
 
 
-class Watched:
-    """One queue whose leases are looked after."""
+class RenewedQueue:
+    """One queue whose leases are renewed."""
 
     def __init__(self, pump: QueuePump) -> None:
         self.pump = pump
         self.renews: bool = pump.queue.delivery.renew_leases
         self.breaker = CircuitBreaker(f"Renewal of leases of {pump.state.label}")
         pump.state.breakers.append(self.breaker)
-        self.rests_until = 0.0
-        self.endings: list[Ending] = []
+        self.paused_until = 0.0
+        self.pending: list[PendingAcks] = []
 
     @property
     def lease_ms(self) -> int:
@@ -67,72 +68,76 @@ class Watched:
         return self.pump.state.lease_ms
 
 
-class Renewals(Service):
-    """Looks after the leases of these pumps, all of one database; to be stopped after them."""
+class LeaseRenewer(Service):
+    """Renews the leases of these pumps, all of one database; to be stopped after them."""
 
     def __init__(self, alias: str, pumps: Sequence[QueuePump]) -> None:
-        super().__init__(f"renewals-{alias}")
+        super().__init__(f"lease-renewer-{alias}")
         self.alias = alias
-        self._queues = [Watched(pump) for pump in pumps]
+        self._queues = [RenewedQueue(pump) for pump in pumps]
 
     def serve(self) -> None:
         while not self.stopping:
-            self.pause(self.until_next_look(busy=self._look()))
+            self.pause(self.interval(busy=self._round()))
         self._end_the_rest()
 
-    def until_next_look(self, *, busy: bool) -> float:
-        """Seconds; there are several looks in a lease, however short an operator makes it."""
+    def interval(self, *, busy: bool) -> float:
+        """Seconds until the next round: there are several in a lease, however short an operator makes it."""
         shortest = min((queue.lease_ms for queue in self._queues), default=FOREVER_MS) / 4000
         return min(_BUSY if busy else _IDLE, shortest)
 
-    def _look(self) -> bool:
-        """Look after every queue; whether there was anything to look after."""
+    def _round(self) -> bool:
+        """Check every queue; returns whether there were leases."""
         busy = False
         for queue in self._queues:
-            if monotonic() < queue.rests_until:
+            if monotonic() < queue.paused_until:
                 busy = True
                 continue
             try:
-                busy = self._look_after(queue) or busy
+                busy = self._check(queue) or busy
             except Error as error:
                 busy = True
                 if self._survive(queue, error) is ErrorKind.CONNECTION:
                     break  # the other queues are on the same server
         return busy
 
-    def _look_after(self, queue: Watched) -> bool:
-        tasks = [(task, task.batch) for task in queue.pump.receivers if isinstance(task, AtLeastOnceReceiver)]
-        batches = [(task, batch) for task, batch in tasks if batch is not None]
+    def _check(self, queue: RenewedQueue) -> bool:
+        receivers = [
+            (receiver, receiver.batch) for receiver in queue.pump.receivers if isinstance(receiver, AtLeastOnceReceiver)
+        ]
+        batches = [(receiver, batch) for receiver, batch in receivers if batch is not None]
         if queue.renews:
-            for task, batch in batches:  # all of them first: nothing else is urgent
-                self._renew(queue, task, batch)
-        for task, batch in batches:
-            running = task.active_handler or task.active_callback
-            if running is not None and monotonic() - running.started > STUCK_AFTER:
+            for receiver, batch in batches:  # all of them first: nothing else is urgent
+                self._renew(queue, receiver, batch)
+        for receiver, batch in batches:
+            running = receiver.active_handler or receiver.active_callback
+            if running is not None and monotonic() - running.started > SLOW_HANDLER_AFTER:
                 if seqs := batch.take_done():
-                    queue.endings.append(Ending(task, batch, seqs, acks=True))
+                    queue.pending.append(PendingAcks(receiver, batch, seqs, acks=True))
                 if seqs := batch.take_waiting():
                     queue.pump.backlog.leaving += len(seqs)
-                    queue.endings.append(Ending(task, batch, seqs, acks=False))
-        self._end(queue)
-        return bool(batches or queue.endings)
+                    queue.pending.append(PendingAcks(receiver, batch, seqs, acks=False))
+        self._write_pending(queue)
+        return bool(batches or queue.pending)
 
-    def _renew(self, queue: Watched, task: AtLeastOnceReceiver, batch: LeasedBatch) -> None:
+    def _renew(self, queue: RenewedQueue, receiver: AtLeastOnceReceiver, batch: LeasedBatch) -> None:
         asked = monotonic()
-        # A lease that never lapses is never due.
+        # A lease that never expires is never due.
         due = batch.expires - asked < batch.period / 2
         if not (due or batch.renew_again):
             return
         again = batch.renew_again.copy()
-        batch.renew_again -= again  # before the statement: what a handler shortens from here on is for the next look
+        batch.renew_again -= (
+            again  # before the statement: a lease that a handler shortens from here on is for the next round
+        )
         leased = batch.leased()
         seqs = leased if due else leased & again
         if not seqs:
             return
         try:
             with ResponseDeadline(connections[self.alias]), transaction.atomic(using=self.alias):
-                reached = task.sql.acks.renew(
-                    connections[self.alias], sorted(seqs), batch.token, int(batch.period * 1000), WAIT_MS
+                reached = receiver.sql.acks.renew(
+                    connections[self.alias], sorted(seqs), batch.token, int(batch.period * 1000), LOCK_WAIT_MS
                 )
         except Error:
             batch.renew_again |= again
@@ -140,67 +145,69 @@ class Renewals(Service):
         queue.breaker.success()
         batch.renew_again |= seqs.difference(reached)
         if due:
-            # From before the statement, so that a slow round trip cannot stretch the lease.
+            # Counted from before the statement, so that a slow round trip cannot stretch the lease.
             batch.expires = asked + batch.period
 
-    def _end(self, queue: Watched) -> None:
-        """End what was taken out of batches, as far as nobody has it locked."""
-        for ending in queue.endings:
-            if not ending.seqs:
+    def _write_pending(self, queue: RenewedQueue) -> None:
+        """Ack or release what was taken out of batches, except rows that another session has locked."""
+        for pending in queue.pending:
+            if not pending.seqs:
                 continue
-            task, token = ending.task, ending.batch.token
-            verb = task.sql.acks.try_ack if ending.acks else task.sql.acks.try_release
-            if ending.acks and task.handlers.finder is not None:
-                verb = partial(task.handlers.finder.try_ack, task.sql)
+            receiver, token = pending.receiver, pending.batch.token
+            verb = receiver.sql.acks.try_ack if pending.acks else receiver.sql.acks.try_release
+            if pending.acks and receiver.handlers.finder is not None:
+                verb = partial(receiver.handlers.finder.try_ack, receiver.sql)
             with ResponseDeadline(connections[self.alias]), transaction.atomic(using=self.alias):
-                ended = verb(connections[self.alias], ending.seqs, token, WAIT_MS)
+                ended = verb(connections[self.alias], pending.seqs, token, LOCK_WAIT_MS)
             queue.breaker.success()
-            ending.seqs = sorted({*ending.seqs}.difference(ended))
+            pending.seqs = sorted({*pending.seqs}.difference(ended))
             if not ended:
                 continue
-            if ending.acks:
-                ending.batch.acked.update(ended)
-                task.state.succeeded(len(ended))
+            if pending.acks:
+                pending.batch.acked.update(ended)
+                receiver.state.succeeded(len(ended))
             else:
                 queue.pump.backlog.leaving -= len(ended)
-                task.state.messages_returned(ended)
-        over = [ending for ending in queue.endings if ending.is_over]
-        queue.endings = [ending for ending in queue.endings if not ending.is_over]
-        for ending in over:
-            self._lose(queue, ending)
+                receiver.state.messages_returned(ended)
+        over = [pending for pending in queue.pending if pending.is_over]
+        queue.pending = [pending for pending in queue.pending if not pending.is_over]
+        for pending in over:
+            self._lose(queue, pending)
 
     @staticmethod
-    def _lose(queue: Watched, ending: Ending) -> None:
-        count = len(ending.seqs)
+    def _lose(queue: RenewedQueue, pending: PendingAcks) -> None:
+        count = len(pending.seqs)
         if not count or queue.pump.queue.delivery.others_may_end:
             return
         queue.pump.stats.lost += count
-        if not ending.acks:
+        if not pending.acks:
             queue.pump.backlog.leaving -= count
-        if ending.acks:
+        if pending.acks:
+            label = queue.pump.state.label
             log.warning(
-                "%s: %d leases were lost before the ack (seq %d to %d); those messages are handled again.",
-                queue.pump.state.label, count, ending.seqs[0], ending.seqs[-1],
+                "%s: %d lease%s expired before the ack (seq %d to %d); the message%s will be handled again.",
+                label, count, "s" if count != 1 else "", pending.seqs[0], pending.seqs[-1], "s" if count != 1 else "",
+                extra={"queue": label, "count": count},
             )  # fmt: skip
 
     def _end_the_rest(self) -> None:
         """The process ends: one last try."""
         for queue in self._queues:
             try:
-                self._end(queue)
+                self._write_pending(queue)
             except Error as error:
                 self._survive(queue, error)
-            for ending in queue.endings:
-                self._lose(queue, ending)
+            for pending in queue.pending:
+                self._lose(queue, pending)
 
-    def _survive(self, queue: Watched, error: Error) -> ErrorKind:
+    def _survive(self, queue: RenewedQueue, error: Error) -> ErrorKind:
         connection = connections[self.alias]
         kind = backend_of(connection).error_kind(error)
         if kind is ErrorKind.LOCKED:
-            queue.rests_until = monotonic() + min(REST, queue.lease_ms / 8000)
+            queue.paused_until = monotonic() + min(LOCKED_PAUSE, queue.lease_ms / 8000)
         elif kind is not ErrorKind.DEADLOCK:
             connection.close()
             wait = queue.breaker.failure(error)
-            # Not the breaker's: a lease has to be renewed in time once the database is back.
-            queue.rests_until = monotonic() + min(wait, 1.0, queue.lease_ms / 8000)
+            # Shorter than the breaker's wait: a lease has to be renewed in time once the database is back.
+            queue.paused_until = monotonic() + min(wait, 1.0, queue.lease_ms / 8000)
         return kind

@@ -28,7 +28,7 @@ from tests.workers.trees import CHECKOUT
 from workers.processes.watchdog import Watchdog
 from workers.receiving.pump import QueuePump
 from workers.services.heartbeat import Heartbeat
-from workers.services.lease_renewer import Renewals
+from workers.services.lease_renewer import LeaseRenewer
 
 pytestmark = real_commits
 
@@ -295,7 +295,7 @@ def listener() -> Service:
 
 
 def renewals() -> Service:
-    return Renewals("default", [QueuePump(Leased, "default", stopping=threading.Event())])
+    return LeaseRenewer("default", [QueuePump(Leased, "default", stopping=threading.Event())])
 
 
 def watchdog() -> Service:

@@ -26,7 +26,7 @@ from workers.processes.crash_recovery import FAILED, exit_text
 from workers.processes.watchdog import Watchdog
 from workers.receiving.pump import QueuePump
 from workers.services.heartbeat import Heartbeat
-from workers.services.lease_renewer import Renewals
+from workers.services.lease_renewer import LeaseRenewer
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
 
@@ -71,7 +71,7 @@ SERVICES = [
     ("worker", Heartbeat, "_read_controls"),
     ("worker", Listener, "_listen"),
     ("worker", Watchdog, "_look"),
-    ("worker", Renewals, "_look"),
+    ("worker", LeaseRenewer, "_round"),
     ("worker", ConnectionWatchdog, "serve"),
     ("worker", QueuePump, "_look"),
     ("dispatcher", DelayedDispatcher, "serve"),

@@ -239,7 +239,7 @@ def test_fairness_model_gives_to_others_what_a_stopped_worker_did_not_come_for(
     gate.open.set()
     leaving.stop()
     assert leaving.heartbeat is not None
-    leaving.heartbeat.goodbye()
+    leaving.heartbeat.deregister()
     assert not InTurns.objects.filter(lease_owner=leaving.pump.subscriber).exists()
     eventually(lambda: not InTurns.objects.exists())
     assert gate.ended == 6
@@ -255,7 +255,7 @@ def test_semantics_at_most_once_with_a_limit_what_could_not_be_acked_goes_with_t
     )
     worker.stop()
     assert worker.heartbeat is not None
-    worker.heartbeat.goodbye()
+    worker.heartbeat.deregister()
     assert not Subscriber.objects.exists()
     assert CappedOnce.objects.count() == 1
     assert not CappedOnce.objects.filter(lease_token__isnull=False).exists()

@@ -12,7 +12,7 @@ from tests.conformance.gate import Gate
 from tests.in_process_worker import DEADLINE, patience
 from tests.testapp.models import Leased, Urgent
 from tests.workers.services.upkeep import Slow
-from workers.services import lease_renewer as renewals_module
+from workers.services import lease_renewer
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def gate() -> Iterator[Gate]:
 @pytest.fixture
 def slow(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
     """However short its handler has been running, it counts as slow."""
-    monkeypatch.setattr(renewals_module, "STUCK_AFTER", 0.0)
+    monkeypatch.setattr(lease_renewer, "SLOW_HANDLER_AFTER", 0.0)
     slow = Slow(gate)
     yield slow
     assert slow.renewals.stop(DEADLINE)

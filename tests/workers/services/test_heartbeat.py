@@ -61,7 +61,7 @@ def test_a_worker_is_a_row_per_queue_while_it_lives(start_worker: Start) -> None
 
     worker.stop()
     assert worker.heartbeat is not None
-    worker.heartbeat.goodbye()
+    worker.heartbeat.deregister()
     assert not Subscriber.objects.exists()
 
 
@@ -269,7 +269,7 @@ def test_careful_workers_record_each_hand_out_and_handle_everything_once(start_w
 
 def test_a_database_that_is_away_is_waited_for(start_worker: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeats, "CircuitBreaker", lambda name: CircuitBreaker(name, failing_wait=timedelta(0)))
-    really_beat = Heartbeat._beat
+    really_beat = Heartbeat._write
     errors = [OperationalError("away")] * 3
 
     def beat(self: Heartbeat) -> None:
@@ -277,7 +277,7 @@ def test_a_database_that_is_away_is_waited_for(start_worker: Start, monkeypatch:
             raise errors.pop()
         really_beat(self)
 
-    monkeypatch.setattr(Heartbeat, "_beat", beat)
+    monkeypatch.setattr(Heartbeat, "_write", beat)
     pump = QueuePump(Leased, "default", stopping=threading.Event())
     one = Heartbeat("default", [pump], uuid.uuid4())
     one.start()
@@ -286,4 +286,4 @@ def test_a_database_that_is_away_is_waited_for(start_worker: Start, monkeypatch:
     assert one.stop(DEADLINE)
 
     assert Subscriber.objects.count() == 1
-    one.goodbye()
+    one.deregister()

@@ -15,7 +15,7 @@ from tests.in_process_worker import eventually
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased
 from tests.workers.receiving.batches import SingleReceiver
-from workers.services.lease_renewer import Renewals, Watched
+from workers.services.lease_renewer import LeaseRenewer, RenewedQueue
 
 
 @contextmanager
@@ -80,7 +80,7 @@ class Slow:
             Leased.send(Nop(number, ""))
         self.seqs = seqs_of(Leased)
         self.receiver = SingleReceiver(Leased)
-        self.renewals = Renewals("default", [self.receiver.pump])
+        self.renewals = LeaseRenewer("default", [self.receiver.pump])
         self.gate = gate
 
     @contextmanager
@@ -94,11 +94,11 @@ class Slow:
 
     def look(self) -> None:
         """One look, on this thread, and no rest after it."""
-        self.renewals._look()
-        self.watched.rests_until = 0.0
+        self.renewals._round()
+        self.watched.paused_until = 0.0
 
     @property
-    def watched(self) -> Watched:
+    def watched(self) -> RenewedQueue:
         (watched,) = self.renewals._queues
         return watched
 

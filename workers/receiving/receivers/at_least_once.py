@@ -47,7 +47,7 @@ Failed = tuple[Claimed, BaseException, dict[str, Any] | None]
 
 
 class LeasedBatch:
-    """A leased batch. ``waiting`` and ``done`` are shared with the thread that looks after leases (``services.renewals``):
+    """A leased batch. ``waiting`` and ``done`` are shared with the thread that looks after leases (``services.lease_renewer``):
     who takes a message out of one of them has it for himself, so neither needs a lock."""
 
     __slots__ = ("acked", "done", "expires", "in_flight", "period", "renew_again", "token", "waiting")

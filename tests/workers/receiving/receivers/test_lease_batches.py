@@ -18,7 +18,7 @@ from tests.testapp.messages import Nop
 from tests.testapp.models import Leased
 from tests.workers.receiving.batches import SingleReceiver
 from workers.receiving.receivers import LeasedBatch, at_least_once
-from workers.services.lease_renewer import Renewals
+from workers.services.lease_renewer import LeaseRenewer
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
 
@@ -63,7 +63,7 @@ def test_a_renewal_in_the_middle_of_the_hand_over_covers_the_message(
             if isinstance(taken, tuple):  # a message that waited; else one that is done
                 one.batch.expires = monotonic()  # it is high time
                 before = Leased.objects.get(seq=taken[0]).lease_expires
-                renewals._look()
+                renewals._round()
                 assert Leased.objects.get(seq=taken[0]).lease_expires > before, "it was missed"
                 renewed.append(taken[0])
             return taken
@@ -71,7 +71,7 @@ def test_a_renewal_in_the_middle_of_the_hand_over_covers_the_message(
     monkeypatch.setattr(at_least_once, "deque", Watched)
     seqs = send(3)
     one = receiver(lambda message, context: None)
-    renewals = Renewals("default", [one.pump])
+    renewals = LeaseRenewer("default", [one.pump])
 
     assert one.receive(3) == 3
 

@@ -9,8 +9,8 @@ import pytest
 
 from queueapp.models import DISPATCHER
 from tests.clock import Clock
-from workers.services import unattended
-from workers.services.unattended import Missing
+from workers.services import heartbeat
+from workers.services.heartbeat import Unattended
 
 
 def test_that_nobody_does_it_is_said_once_and_again_after_ten_minutes_and_when_it_is_over(
@@ -19,24 +19,22 @@ def test_that_nobody_does_it_is_said_once_and_again_after_ten_minutes_and_when_i
     settings.QUEUEAPP = {"DEAD_AFTER": 60}
     caplog.set_level(logging.INFO, logger="queueapp.workers")
     clock = Clock()
-    monkeypatch.setattr(unattended, "monotonic", clock)
-    one = Missing(DISPATCHER, "default")
+    monkeypatch.setattr(heartbeat, "monotonic", clock)
+    one = Unattended(DISPATCHER, "default")
 
     def said(seconds: float, there: bool = False) -> list[str]:
         """While somebody looks each second."""
         caplog.clear()
         for _ in range(round(seconds)):
             clock.now += 1
-            one.looked(there)
+            one.check(is_alive=there)
         return [f"{record.levelname} {record.getMessage()}" for record in caplog.records]
 
     assert said(59) == [], "whoever is started at the same time has a minute"
     (line,) = said(1)
-    assert line.startswith(
-        "WARNING (dispatcher) in 'default': none is alive: delayed messages wait. To mend it: start "
-    )
+    assert line.startswith("WARNING (dispatcher) in 'default': none is alive: delayed messages wait. Next step: start ")
     assert said(599) == []
     assert said(1) == [line]
-    assert said(10, there=True) == ["INFO (dispatcher) in 'default': one is alive again."]
+    assert said(10, there=True) == ["INFO (dispatcher) in 'default': one is running again."]
     assert said(59) == []
     assert said(601) == [line, line]

@@ -17,8 +17,8 @@ from tests.testapp.messages import Nop
 from tests.testapp.models import Leased, Urgent
 from tests.workers.receiving.batches import SingleReceiver
 from tests.workers.services.upkeep import Slow, expiry, locked, locked_table, seqs_of
-from workers.services import lease_renewer as renewals_module
-from workers.services.lease_renewer import Renewals
+from workers.services import lease_renewer
+from workers.services.lease_renewer import LeaseRenewer
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers", "fast")]
 Start = Callable[..., Worker]
@@ -41,12 +41,12 @@ def test_behind_a_slow_handler_what_is_done_is_acked_and_what_waits_is_given_bac
 
 def test_a_handler_is_slow_after_half_a_second_and_not_before(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
     with slow.handling():
-        monkeypatch.setattr(renewals_module, "STUCK_AFTER", 3_600.0)
+        monkeypatch.setattr(lease_renewer, "SLOW_HANDLER_AFTER", 3_600.0)
         slow.look()
         assert seqs_of(Leased) == slow.seqs
         assert not slow.free()
         monkeypatch.undo()
-        assert renewals_module.STUCK_AFTER == 0.5
+        assert lease_renewer.SLOW_HANDLER_AFTER == 0.5
         eventually(lambda: (slow.look(), len(seqs_of(Leased)) == 3)[1])
 
 
@@ -111,8 +111,8 @@ def test_what_is_not_ended_when_its_batch_and_its_lease_are_over_is_lost(
         slow.look()
 
         assert slow.receiver.pump.stats.lost == 1
-        assert slow.watched.endings == []
-    assert f"1 leases were lost before the ack (seq {first} to {first})" in caplog.text
+        assert slow.watched.pending == []
+    assert f"1 lease expired before the ack (seq {first} to {first})" in caplog.text
 
 
 def test_what_is_locked_when_the_process_ends_is_told_as_lost(slow: Slow, caplog: pytest.LogCaptureFixture) -> None:
@@ -125,7 +125,7 @@ def test_what_is_locked_when_the_process_ends_is_told_as_lost(slow: Slow, caplog
         assert slow.renewals.stop(DEADLINE)
 
     assert slow.receiver.pump.stats.lost == 1
-    assert f"1 leases were lost before the ack (seq {first} to {first})" in caplog.text
+    assert f"1 lease expired before the ack (seq {first} to {first})" in caplog.text
 
 
 def test_what_is_unlocked_when_the_process_ends_is_acked_at_last(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +134,7 @@ def test_what_is_unlocked_when_the_process_ends_is_acked_at_last(slow: Slow, mon
         lock.enter_context(locked(first))
         slow.renewals.start()
         eventually(lambda: second not in seqs_of(Leased))
-        monkeypatch.setattr(slow.renewals, "_look", lambda: False)  # its next look would be too late
+        monkeypatch.setattr(slow.renewals, "_round", lambda: False)  # its next look would be too late
     assert slow.renewals.stop(DEADLINE)
 
     assert seqs_of(Leased) == [fourth, fifth]
@@ -145,7 +145,7 @@ def test_what_is_unlocked_when_the_process_ends_is_acked_at_last(slow: Slow, mon
 
 
 def test_only_what_was_missed_is_asked_for_again(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(renewals_module, "STUCK_AFTER", 3_600.0)
+    monkeypatch.setattr(lease_renewer, "SLOW_HANDLER_AFTER", 3_600.0)
     with slow.handling():
         batch = slow.receiver.batch
         batch.expires = monotonic()
@@ -177,20 +177,20 @@ def test_only_what_was_missed_is_asked_for_again(slow: Slow, monkeypatch: pytest
 def test_a_look_that_failed_forgets_nothing_and_costs_no_connection(
     slow: Slow, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(renewals_module, "STUCK_AFTER", 3_600.0)
+    monkeypatch.setattr(lease_renewer, "SLOW_HANDLER_AFTER", 3_600.0)
     with slow.handling():
         batch = slow.receiver.batch
         batch.renew_again.add(slow.seqs[2])
         session = connection.connection
         with locked_table(Leased):
-            slow.renewals._look()
+            slow.renewals._round()
         assert batch.renew_again == {slow.seqs[2]}
-        assert slow.watched.rests_until > monotonic() - 60
+        assert slow.watched.paused_until > monotonic() - 60
         assert connection.connection is session
         assert "failed" not in caplog.text, "nothing has"
 
         before = slow.expiries()
-        slow.watched.rests_until = 0.0
+        slow.watched.paused_until = 0.0
         slow.look()
 
         assert batch.renew_again == set()
@@ -205,26 +205,26 @@ def test_a_table_that_a_migration_has_locked_holds_up_no_other_queue_of_the_same
     Urgent.send(Nop(1, ""))
     (seq,) = seqs_of(Urgent)
     other = SingleReceiver(Urgent)
-    renewals = Renewals("default", [slow.receiver.pump, other.pump])
+    renewals = LeaseRenewer("default", [slow.receiver.pump, other.pump])
     with slow.handling(), other.receiving(1):
         eventually(lambda: gate.inside == 2)
         slow.receiver.batch.expires = other.batch.expires = monotonic()
         before = expiry(Urgent, seq)
         with locked_table(Leased):
-            renewals._look()
+            renewals._round()
         assert expiry(Urgent, seq) > before
         gate.let(2)  # whichever of the two handlers is first
 
 
 def test_however_short_a_lease_is_there_are_several_looks_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     pump = SingleReceiver(Leased).pump
-    renewals = Renewals("default", [pump])
+    renewals = LeaseRenewer("default", [pump])
 
     monkeypatch.setattr(Leased.delivery, "lease_period", timedelta(milliseconds=100))
-    assert [renewals.until_next_look(busy=busy) for busy in (True, False)] == pytest.approx([0.025, 0.025])
+    assert [renewals.interval(busy=busy) for busy in (True, False)] == pytest.approx([0.025, 0.025])
     for long in (timedelta(seconds=30), None):
         monkeypatch.setattr(Leased.delivery, "lease_period", long)
-        assert [renewals.until_next_look(busy=busy) for busy in (True, False)] == [0.1, 0.25]
+        assert [renewals.interval(busy=busy) for busy in (True, False)] == [0.1, 0.25]
 
 
 def test_of_a_lease_that_somebody_else_has_now_nothing_is_renewed_or_ended(slow: Slow) -> None:

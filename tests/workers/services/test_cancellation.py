@@ -368,7 +368,7 @@ def test_requests_and_progress_cost_a_worker_no_statement_of_their_own(start: An
 
     def statements() -> list[str]:
         with CaptureQueriesContext(connection) as captured:
-            beating._beat()
+            beating._write()
             beating._read_controls()
         return [one["sql"] for one in captured if "cancelling" in one["sql"] or '"progress" =' in one["sql"]]
 

@@ -15,7 +15,7 @@ from tests.kill_session import kill_all_others
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased, Urgent
 from tests.workers.services.upkeep import expiry, locked, locked_table, seqs_of
-from workers.services.lease_renewer import Renewals
+from workers.services.lease_renewer import LeaseRenewer
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers", "fast")]
 Start = Callable[..., Worker]
@@ -60,7 +60,7 @@ def test_a_table_that_a_migration_has_locked_holds_up_no_other_queue(start_worke
         consumer(queue, name="tests")(enter)
     # One task each: nobody else takes what lapses while the table is locked.
     workers = [start_worker(queue, concurrency=1, renewals=False) for queue in (Leased, Urgent)]
-    renewals = Renewals("default", [worker.pump for worker in workers])
+    renewals = LeaseRenewer("default", [worker.pump for worker in workers])
     for queue in (Leased, Urgent):
         queue.send(Nop(1, ""))
     eventually(lambda: gate.inside == 2)
