@@ -369,9 +369,9 @@ def test_a_worker_of_celery_takes_ends_keeps_results_and_keeps_house(celery_app:
             assert buried.bury("default", LeasedMessage(third, token), "it failed")
         topology.declare("default", topology.Declaration("w@host.celery.pidbox", False, True, None))
         topology.bind("default", "celery.pidbox", "", "w@host.celery.pidbox")
-        assert topology.refresh("default", [topology.Declaration("gone", False, True, None)]) == {"gone"}
+        assert topology.extend("default", [topology.Declaration("gone", False, True, None)]) == {"gone"}
         DeclaredQueue.objects.update(expires_at=Now() - timedelta(1))
-        assert "w@host.celery.pidbox" in topology.reap("default")
+        assert "w@host.celery.pidbox" in topology.delete_expired("default")
         backend = celery_app.backend
         backend.set_chord_size("a chord", 2)
         backend.store_result("a task", 1, "SUCCESS")

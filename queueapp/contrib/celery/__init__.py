@@ -1,6 +1,6 @@
-"""Celery, or any other program on kombu, with the application's own database as its broker.
+"""A Celery broker and result backend in the application's own database; the broker works for any program on kombu.
 
-Importing this makes the URL known to kombu. Its tables belong to an app of their own::
+Importing this package registers the URL scheme with kombu. The tables belong to this app::
 
     INSTALLED_APPS = [..., "queueapp", "queueapp.contrib.celery"]
     CELERY_BROKER_URL = "queueapp://"
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-# Without Celery there is nobody who would name the URL.
+# Without kombu the URL scheme has no use.
 with suppress(ImportError):
     from kombu.transport import TRANSPORT_ALIASES
 

@@ -1,4 +1,4 @@
-"""The Django app of the tables of Celery's broker."""
+"""The Django app of the Celery broker and result backend."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class CeleryConfig(AppConfig):
             from celery.app.backends import BACKEND_ALIASES
             from celery.signals import worker_init
 
-            worker_init.connect(_in_a_worker, dispatch_uid="queueapp.contrib.celery.worker", weak=False)
-            # An installed package says so by an entry point; a checkout has none.
+            worker_init.connect(_on_worker_init, dispatch_uid="queueapp.contrib.celery.worker", weak=False)
+            # An installed package has an entry point for this; a checkout has none.
             BACKEND_ALIASES.setdefault("queueapp", "queueapp.contrib.celery.results:ResultBackend")
 
 
-def _in_a_worker(sender: Any, **_: Any) -> None:
+def _on_worker_init(sender: Any, **_: Any) -> None:
     from celery.signals import task_postrun
 
-    from . import failure_hook, retrying  # a worker's modules, which no other process needs
+    from . import failure_hook, retrying  # needed in workers only
 
     failure_hook.install(sender.app)
-    task_postrun.connect(retrying.close_lost, dispatch_uid="queueapp.contrib.celery.lost")
+    task_postrun.connect(retrying.close_lost_connections, dispatch_uid="queueapp.contrib.celery.lost_connections")

@@ -1,4 +1,4 @@
-"""A channel: what is declared, published, consumed, acked and rejected through it."""
+"""A channel: declares, publishes, consumes, acks and rejects."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from ...sql.inserts import BrokerTables
 from . import poison, topology
 from .in_flight import LeasedMessage
 from .models import Binding, BrokerQueue, DeclaredQueue
-from .qos import Delivered, QoS, why
+from .qos import Delivered, QoS, rejection_reason
 from .retrying import with_retries
-from .serialization import due_at, payload_of, row_for, row_for_bound, until_due
+from .serialization import due_at, payload_of, row_for, row_to_route, until_due
 from .topology import Declaration
 
-#: A declaration counts no further than this; a passive one, which asks for the count, than that.
-COUNTED, COUNTED_WHEN_ASKED = 1_000, 1_000_000
-#: Seconds that a process remembers who is bound to a topic exchange.
-REMEMBERED = 2.5
+#: Maximum that a declaration counts, and a passive one, whose caller asks for the count.
+COUNT_LIMIT, PASSIVE_COUNT_LIMIT = 1_000, 1_000_000
+#: Seconds that a process caches the bindings of a topic exchange.
+ROUTES_CACHED_FOR = 2.5
 
 
 class Channel(virtual.Channel):
@@ -50,11 +50,11 @@ class Channel(virtual.Channel):
     def __init__(self, connection: Any, **kwargs: Any) -> None:
         super().__init__(connection, **kwargs)
         self.alias: str = connection.alias
-        self._transport = connection  # also once kombu has taken ``connection`` away
-        #: By queue: what it is handed to, and whether that acks.
+        self._transport = connection  # kept: kombu removes ``connection`` when the channel closes
+        #: By queue: the callback of its consumer, and whether the consumer is ``no_ack``.
         self.consumers: dict[str, tuple[Any, bool]] = {}
-        #: Claimed and not delivered yet.
-        self.ahead: deque[tuple[Claimed, LeasedMessage]] = deque()
+        #: Messages that are claimed and not delivered yet.
+        self.read_ahead: deque[tuple[Claimed, LeasedMessage]] = deque()
 
     # -- declaring -------------------------------------------------------------------------------------------------
 
@@ -79,25 +79,25 @@ class Channel(virtual.Channel):
             return
         if kind not in self.exchange_types:
             raise ChannelError(
-                f"The exchange type {kind!r} is not accepted: one of {', '.join(sorted(self.exchange_types))}."
+                f"Exchange type {kind!r} is not supported; the types are {', '.join(sorted(self.exchange_types))}."
             )
         topology.declare_exchange(self.alias, name, kind)
-        self._transport.kinds[name] = kind
+        self._transport.exchange_kinds[name] = kind
 
     def exchange_delete(self, exchange: str, if_unused: bool = False, nowait: bool = False) -> None:
         if if_unused and topology.bindings(self.alias, exchange):
             return
         topology.delete_exchange(self.alias, exchange)
-        self._transport.kinds.pop(exchange, None)
+        self._transport.exchange_kinds.pop(exchange, None)
 
     def _kind_of(self, exchange: str) -> str | None:
-        kinds = self._transport.kinds
-        if exchange not in kinds:
+        exchange_kinds = self._transport.exchange_kinds
+        if exchange not in exchange_kinds:
             kind = topology.exchange_kind(self.alias, exchange)
             if kind is None:
                 return None
-            kinds[exchange] = kind
-        return str(kinds[exchange])
+            exchange_kinds[exchange] = kind
+        return str(exchange_kinds[exchange])
 
     def typeof(self, exchange: str, default: str = "direct") -> Any:
         return self.exchange_types[self._kind_of(exchange) or default]
@@ -117,11 +117,11 @@ class Channel(virtual.Channel):
         if passive:
             if not self._has_queue(name):
                 raise self._not_found("queue", name, "Channel.queue_declare")
-            return queue_declare_ok_t(name, topology.size(self.alias, name, COUNTED_WHEN_ASKED), 0)
-        one = Declaration(name, durable, auto_delete or exclusive, arguments)
-        topology.declare(self.alias, one)
-        self._transport.declarations[name] = one
-        return queue_declare_ok_t(name, topology.size(self.alias, name, COUNTED), 0)
+            return queue_declare_ok_t(name, topology.size(self.alias, name, PASSIVE_COUNT_LIMIT), 0)
+        declaration = Declaration(name, durable, auto_delete or exclusive, arguments)
+        topology.declare(self.alias, declaration)
+        self._transport.declarations[name] = declaration
+        return queue_declare_ok_t(name, topology.size(self.alias, name, COUNT_LIMIT), 0)
 
     def _not_found(self, what: str, name: str, method: str) -> ChannelError:
         return ChannelError(f"NOT_FOUND - no {what} {name!r} in {self.alias!r}", (50, 10), method, "404")
@@ -130,21 +130,21 @@ class Channel(virtual.Channel):
         return topology.exists(self.alias, queue)
 
     def _size(self, queue: str) -> int:
-        return topology.size(self.alias, queue, COUNTED_WHEN_ASKED)
+        return topology.size(self.alias, queue, PASSIVE_COUNT_LIMIT)
 
     def queue_bind(
         self, queue: str, exchange: str | None = None, routing_key: str = "", arguments: Any = None, **kwargs: Any
     ) -> None:
         topology.bind(self.alias, exchange or "amq.direct", routing_key or "", queue)
-        self._transport.tables.clear()
-        self._transport.bound.setdefault(queue, set()).add((exchange or "amq.direct", routing_key or ""))
+        self._transport.routing_tables.clear()
+        self._transport.bindings_made.setdefault(queue, set()).add((exchange or "amq.direct", routing_key or ""))
 
     def queue_unbind(
         self, queue: str, exchange: str | None = None, routing_key: str = "", arguments: Any = None, **kwargs: Any
     ) -> None:
         topology.unbind(self.alias, exchange or "amq.direct", routing_key or "", queue)
-        self._transport.tables.clear()
-        self._transport.bound.get(queue, set()).discard((exchange or "amq.direct", routing_key or ""))
+        self._transport.routing_tables.clear()
+        self._transport.bindings_made.get(queue, set()).discard((exchange or "amq.direct", routing_key or ""))
 
     def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any) -> None:
         if if_empty and self._size(queue):
@@ -154,27 +154,27 @@ class Channel(virtual.Channel):
         self._delete(queue)
 
     def _delete(self, queue: str, *args: Any, **kwargs: Any) -> None:
-        # What was acked is written first, or the leases would seem to be lost.
+        # Queued acks first: without their rows they would be reported as lost leases.
         self._transport.flush()
         self._transport.declarations.pop(queue, None)
-        self._transport.bound.pop(queue, None)
-        self._transport.tables.clear()
-        topology.beside(self.alias, lambda: topology.delete(self.alias, queue))
+        self._transport.bindings_made.pop(queue, None)
+        self._transport.routing_tables.clear()
+        topology.outside_transaction(self.alias, lambda: topology.delete(self.alias, queue))
 
     def _purge(self, queue: str) -> int:
         return topology.purge(self.alias, queue)
 
     def get_table(self, exchange: str) -> list[tuple[str, Any, str]]:
-        """Of a topic exchange it is remembered for a moment: each worker publishes a heartbeat there every other second."""
-        tables, now = self._transport.tables, monotonic()
-        if exchange not in tables or now > tables[exchange][0]:
+        """The routes of a topic exchange, cached for a moment: each worker publishes a heartbeat there every two seconds."""
+        cache, now = self._transport.routing_tables, monotonic()
+        if exchange not in cache or now > cache[exchange][0]:
             kind = self.typeof(exchange)
             found = topology.bindings(self.alias, exchange)
-            tables[exchange] = (
-                now + REMEMBERED,
+            cache[exchange] = (
+                now + ROUTES_CACHED_FOR,
                 [kind.prepare_bind(queue, exchange, key, None) for _, key, queue in found],
             )
-        return list(tables[exchange][1])
+        return list(cache[exchange][1])
 
     def list_bindings(self) -> Any:
         return ((queue, exchange, key) for exchange, key, queue in topology.bindings(self.alias))
@@ -195,20 +195,20 @@ class Channel(virtual.Channel):
         kind = self._kind_of(exchange) or "direct"
         if kind == "topic" or due_at(message) is not None:
             self._put_all(exchange, routing_key, message)
-        elif not self._put_bound(exchange, None if kind == "fanout" else routing_key, message):
-            self._undelivered(exchange, routing_key, message)
+        elif not self._put_routed(exchange, None if kind == "fanout" else routing_key, message):
+            self._unroutable(exchange, routing_key, message)
 
     def _put_all(self, exchange: str, routing_key: str, message: dict[str, Any]) -> None:
         queues = self.typeof(exchange).lookup(self.get_table(exchange), exchange, routing_key, None)
         if not queues:
-            self._undelivered(exchange, routing_key, message)
+            self._unroutable(exchange, routing_key, message)
             return
         with self._publishing() as connection, atomic_on(connection):
             for queue in sorted(queues):
                 self._store(connection, queue, message)
 
-    def _undelivered(self, exchange: str, routing_key: str, message: dict[str, Any]) -> None:
-        """As a broker does with what no queue is bound for: it is dropped, unless there is a queue for that."""
+    def _unroutable(self, exchange: str, routing_key: str, message: dict[str, Any]) -> None:
+        """Drop an unroutable message, as a broker does, or put it into the dead-letter queue if there is one."""
         if self.deadletter_queue:
             warnings.warn(
                 UndeliverableWarning(UNDELIVERABLE_FMT.format(exchange=exchange, routing_key=routing_key)), stacklevel=4
@@ -220,8 +220,8 @@ class Channel(virtual.Channel):
         with self._publishing() as connection:
             self._store(connection, queue, message)
 
-    def _put_bound(self, exchange: str, routing_key: str | None, message: dict[str, Any]) -> int:
-        row = row_for_bound(message)
+    def _put_routed(self, exchange: str, routing_key: str | None, message: dict[str, Any]) -> int:
+        row = row_to_route(message)
         tables = BrokerTables(DeclaredQueue._meta.db_table, Binding._meta.db_table)
         with self._publishing() as connection:
             count = queue_sql(BrokerQueue, connection).fanout.insert_routed(
@@ -232,13 +232,13 @@ class Channel(virtual.Channel):
         return count
 
     def _store(self, connection: Any, queue: str, message: dict[str, Any]) -> None:
-        one = self._transport.declarations.get(queue)
-        row = row_for(message, queue, one.ttl_ms if one is not None else None)
+        declaration = self._transport.declarations.get(queue)
+        row = row_for(message, queue, declaration.ttl_ms if declaration is not None else None)
         due = due_at(message)
         send.store(BrokerQueue, connection, row if due is None else until_due(row, due), bytes, None, due)
 
     def _publishing(self) -> Any:
-        """The connection of the caller's transaction, or one beside it; a lost one is closed, so that a retry has another."""
+        """The connection of the caller's transaction, or a separate one; a lost one is closed, so that a retry opens another."""
         if not self._transport.options.transactional and connections[self.alias].in_atomic_block:
             return isolated_connection(self.alias)
         return _Publishing(connections[self.alias])
@@ -261,41 +261,41 @@ class Channel(virtual.Channel):
             self._active_queues.remove(queue)
         if queue is not None and queue not in self._active_queues:
             self.consumers.pop(queue, None)
-            # What was read ahead of it is for others.
-            self._transport.unread(self, queue)
+            # Other consumers may have the messages read ahead for it.
+            self._transport.release_read_ahead(self, queue)
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Delivered | None:
-        for row, held in self._transport.take(self, [queue], 1):
-            return self.received(row, held, no_ack)
+        for row, lease in self._transport.claim_now(self, [queue], 1):
+            return self.received(row, lease, no_ack)
         return None
 
-    def deliver(self, row: Claimed, held: LeasedMessage) -> bool:
-        """Hand a claimed message to its consumer; False: there is none any more, or it was poison."""
+    def deliver(self, row: Claimed, lease: LeasedMessage) -> bool:
+        """Deliver a claimed message to its consumer; False: the consumer is gone, or the message is poison."""
         queue = self._transport.queue_of(row)
         consumer = self.consumers.get(queue)
         if consumer is None:
-            self.give_back([held], handled=False)
+            self.release([lease], handled=False)
             return False
         callback, no_ack = consumer
-        message = self.received(row, held, no_ack)
+        message = self.received(row, lease, no_ack)
         if message is None:
             return False
         message.queue = queue
         callback(message)
         return True
 
-    def received(self, row: Claimed, held: LeasedMessage, no_ack: bool) -> Delivered | None:
-        """The message of a claimed row; None: it cannot be read, and is poison."""
+    def received(self, row: Claimed, lease: LeasedMessage, no_ack: bool) -> Delivered | None:
+        """The message of a claimed row; None: the row is not readable and was moved to poison."""
         try:
-            payload = payload_of(row, held.token)
-            payload["held"] = held
+            payload = payload_of(row, lease.token)
+            payload["lease"] = lease
             message = Delivered(payload, channel=self)
         except (UndecodableMessage, LookupError, TypeError, ValueError, AttributeError) as error:
-            told = isinstance(error, UndecodableMessage)
-            self._bury(held, str(error) if told else f"It is no message of kombu's: {type(error).__name__}: {error}")
+            text = str(error) if isinstance(error, UndecodableMessage) else f"{type(error).__name__}: {error}"
+            self._move_to_poison(lease, f"Not a kombu message: {text}")
             return None
         if no_ack:
-            self.acked(held)
+            self.acked(lease)
         else:
             self.qos.append(message, message.delivery_tag)
         return message
@@ -305,54 +305,55 @@ class Channel(virtual.Channel):
 
     # -- ending ----------------------------------------------------------------------------------------------------
 
-    def acked(self, held: LeasedMessage) -> None:
-        """A message is done."""
-        self._transport.acked(held)
+    def acked(self, lease: LeasedMessage) -> None:
+        """Queue the ack of a message."""
+        self._transport.acked(lease)
 
-    def give_back(self, some: list[LeasedMessage], *, handled: bool) -> None:
-        """Release leases at once; where the database is away, as soon as it is back."""
-        self._transport.give_back(some, handled=handled)
+    def release(self, leases: list[LeasedMessage], *, handled: bool) -> None:
+        """End leases now, or as soon as the database is available."""
+        self._transport.release(leases, handled=handled)
 
     def is_spent(self, message: Delivered) -> bool:
-        """Whether a message is kept that would be put back: its task has ended its process, as often as it may."""
-        most = self._transport.options.max_deliveries
-        if not message.died or not most or message.deliveries < most:
+        """Whether a message becomes poison instead of being requeued: its task killed its process in each of ``max_deliveries``."""
+        limit = self._transport.options.max_deliveries
+        if not message.process_died or not limit or message.deliveries < limit:
             return False
-        message.reason = f"max_deliveries: its process died, and it was handed out {message.deliveries} times."
+        message.reason = f"max_deliveries: its process died, after {message.deliveries} deliveries."
         return True
 
-    def bury(self, message: Delivered) -> None:
-        """Keep a message that its consumer rejects."""
-        assert message.held is not None
-        self._bury(message.held, message.reason or why(message), **message.failure)
+    def move_to_poison(self, message: Delivered) -> None:
+        """Move a message to poison that its consumer rejects."""
+        assert message.lease is not None
+        self._move_to_poison(message.lease, message.reason or rejection_reason(message), **message.failure)
 
     @property
     def keeps_failed(self) -> bool:
-        """Whether a task that has failed for good is kept."""
+        """Whether a task that has failed for good becomes poison."""
         return bool(self._transport.options.keep_failed)
 
-    def _bury(self, held: LeasedMessage, reason: str, **told: Any) -> None:
-        """Where that cannot be done it comes again: a lease that nobody ends would be renewed for as long as the worker lives."""
+    def _move_to_poison(self, lease: LeasedMessage, reason: str, **columns: Any) -> None:
+        """Move a leased message to poison. After an error its lease is released, so that it is delivered again: a lease without an
+        end would be renewed for as long as the worker lives."""
 
-        def bury() -> bool:
+        def move() -> bool:
             with transaction.atomic(using=self.alias):
-                return poison.bury(self.alias, held, in_one_line(reason, 500), **told)
+                return poison.move_to_poison(self.alias, lease, in_one_line(reason, 500), **columns)
 
         try:
-            with_retries(self.alias, bury)
+            with_retries(self.alias, move)
         except Exception:
-            self.give_back([held], handled=True)
+            self.release([lease], handled=True)
             raise
-        self._transport.forget([held])
+        self._transport.forget([lease])
 
     def close(self) -> None:
         if not self.closed:
-            self._transport.unread(self)
+            self._transport.release_read_ahead(self)
         super().close()
 
 
 class _Publishing:
-    """``with``: the thread's own connection, which is closed when it turns out to be lost."""
+    """Context manager of the thread's own connection, which it closes after an error that says the connection is lost."""
 
     __slots__ = ("_connection",)
 

@@ -1,18 +1,18 @@
-"""Chords: the body is sent when the last member has ended, in the transaction that says so.
+"""Chords: the body is sent when the last member has ended, in the transaction that records this end.
 
-One transaction stores a member's result, counts the member, and, if it was the last one, sends the body (our transport sends
-on the same connection) and closes the chord::
+One transaction stores a member's result, counts the member and, if it is the last one, sends the body (this transport sends on
+the same connection) and finishes the chord::
 
-    result stored -> part kept and counted -> (last: parts read -> chord is over -> body sent) -> commit
+    result stored -> part stored and counted -> (last: parts read -> chord finished -> body sent) -> commit
 
-A process that dies before the commit has done nothing of it, and whoever runs the member again does all of it. One that dies
-after it has done everything, and a member that comes again is not counted: its part is there, or the chord is over. Members of
-one chord end one after the other, because they count in one row. On another broker than ours the body is sent before the
-commit: then it may be sent twice, and is never lost.
+If the process dies before the commit, nothing is recorded, and the next delivery of the member repeats all of it. If it dies
+after the commit, everything is recorded, and a redelivered member is not counted again: its part exists, or the chord is
+finished. Members of one chord end one after the other, because they count in one row. With another broker the body is sent before
+the commit: it may then be sent twice, and is never lost.
 
-A member that fails is counted as well. The last one then fails the chord, in the same transaction: the body's result, its
-callbacks for errors, and whatever was to come after it. Callbacks that Celery calls in the worker, instead of sending them as
-tasks, are called after the commit: they are the user's code, and may do anything to the connection.
+A failed member is counted as well. The last member then fails the chord in the same transaction: the body's result, its error
+callbacks and the rest of its chain. Error callbacks that Celery calls in the worker, instead of sending them as tasks, are called
+after the commit, because they are user code that may change the connection.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ from . import retrying
 log = logging.getLogger("queueapp")
 
 
-class _Ending(threading.local):
-    """The transaction in which this thread ends a task, and what is called after it."""
+class _TaskEnd(threading.local):
+    """The transaction in which this thread ends a task: the calls to make after its commit."""
 
-    late: list[Callable[[], Any]] | None = None
+    after_commit: list[Callable[[], Any]] | None = None
 
 
 class Chords:
-    """Part of ``ResultBackend``."""
+    """The part of ``ResultBackend`` that ends tasks and counts the members of chords."""
 
     app: Any
 
     @property
     def alias(self) -> str:
-        """The database that results are kept in."""
+        """The database of the results."""
         raise NotImplementedError
 
     chord_expires: Any
-    _ending = _Ending()
+    _task_end = _TaskEnd()
 
     # -- one transaction -----------------------------------------------------------------------------------------------
 
@@ -66,73 +66,73 @@ class Chords:
         self._end(request, end, bool(request and request.chord))
 
     def mark_as_failure(self, task_id: str, exc: Any, *given: Any, request: Any = None, **options: Any) -> None:
-        """Store a failure, count it for its chord, and fail what was to come after it."""
+        """Store a failure, count it for its chord, and fail the rest of its chain."""
         if isinstance(exc, NotRegistered) and not is_id(task_id):
-            # Celery's worker would end with the error: anybody's message could bring it down.
-            log.error("The task %.300r is not known here, and its id is none: no result is kept.", task_id)
+            # The error would end Celery's worker, and any sender could cause it.
+            log.error("Unknown task with the id %.300r, which is not an id: no result is stored.", task_id)
             return
         if len(given) > 1:
             given, request = given[:1] + given[2:], given[1]
         names = ("traceback", "store_result", "call_errbacks", "state")
         options |= dict(zip(names, given, strict=False))
         end = partial(super().mark_as_failure, task_id, exc, request=request, **options)  # type: ignore[misc]
-        more = request and (request.chord or request.errbacks or getattr(request, "chain", None))
-        self._end(request, end, bool(more))
+        rest = request and (request.chord or request.errbacks or getattr(request, "chain", None))
+        self._end(request, end, bool(rest))
 
     def mark_as_revoked(self, task_id: str, reason: str = "", request: Any = None, *given: Any, **options: Any) -> None:
         """Store that a task was revoked, and count it for its chord."""
         end = partial(super().mark_as_revoked, task_id, reason, request, *given, **options)  # type: ignore[misc]
         self._end(request, end, bool(request and request.chord))
 
-    def _end(self, request: Any, end: Callable[[], None], several: bool) -> None:
-        """End a task; ``several``: with more than one statement, so in a transaction."""
-        if self._ending.late is not None:
-            end()  # a task that ends because of another one
+    def _end(self, request: Any, end: Callable[[], None], is_compound: bool) -> None:
+        """End a task; ``is_compound``: with more than one statement, so in a transaction."""
+        if self._task_end.after_commit is not None:
+            end()  # this task ends because another one does
             return
         alias = self.alias
-        # Of a task that the worker does not know the request says next to nothing.
-        if request is not None and not any(getattr(request, one, False) for one in ("is_eager", "called_directly")):
-            retrying.rollback_leftovers(alias)  # a worker's: the task is over
-        if not several or connections[alias].in_atomic_block:
+        # The request of an unknown task lacks most attributes.
+        if request is not None and not any(getattr(request, flag, False) for flag in ("is_eager", "called_directly")):
+            retrying.rollback_leftovers(alias)  # in a worker, whose task has returned
+        if not is_compound or connections[alias].in_atomic_block:
             end()
             return
         self._in_transaction(end)
 
     def _in_transaction(self, end: Callable[[], Any]) -> Any:
-        late: list[Callable[[], Any]] = []
+        after_commit: list[Callable[[], Any]] = []
 
         def whole() -> Any:
-            late.clear()
-            self._ending.late = late
+            after_commit.clear()
+            self._task_end.after_commit = after_commit
             try:
                 return end()
             finally:
-                self._ending.late = None
+                self._task_end.after_commit = None
 
         value = retrying.in_transaction(self.alias, whole)
-        for call in late:
+        for call in after_commit:
             try:
                 call()
             except Exception:
-                log.exception("A callback for errors failed.")
+                log.exception("An error callback failed.")
         return value
 
     def _call_task_errbacks(self, request: Any, exc: Any, traceback: Any) -> None:
-        """Within the transaction those that are tasks are sent; the others are called after it."""
+        """Send error callbacks that are tasks in this transaction; call the others after its commit."""
         call = super()._call_task_errbacks  # type: ignore[misc]
-        if self._ending.late is None:
+        if self._task_end.after_commit is None:
             call(request, exc, traceback)
             return
-        everything = [maybe_signature(one, app=self.app) for one in request.errbacks or ()]
-        called = [one for one in everything if self._is_called(one)]
-        sent = [one for one in everything if one not in called]
+        errbacks = [maybe_signature(errback, app=self.app) for errback in request.errbacks or ()]
+        called = [errback for errback in errbacks if self._is_called(errback)]
+        sent = [errback for errback in errbacks if errback not in called]
         if sent:
             call(_with_errbacks(request, sent), exc, traceback)
         if called:
-            self._ending.late.append(partial(call, _with_errbacks(request, called), exc, traceback))
+            self._task_end.after_commit.append(partial(call, _with_errbacks(request, called), exc, traceback))
 
     def _is_called(self, errback: Any) -> bool:
-        """Whether Celery calls it where the task has failed, as ``Backend._call_task_errbacks`` decides it."""
+        """Whether Celery calls it in the failing worker, by the rule of ``Backend._call_task_errbacks``."""
         if not errback._app:
             errback._app = self.app
         try:
@@ -147,19 +147,19 @@ class Chords:
     # -- counting ------------------------------------------------------------------------------------------------------
 
     def apply_chord(self, header_result_args: Any, body: Any, **_: Any) -> None:
-        """Keep the shape of a header in which there are groups: its members come as a flat list."""
+        """Store the shape of a header that contains groups: its members are counted as a flat list."""
         if isinstance(header_result_args[1], _regen):
             return
         header = self.app.GroupResult(*header_result_args)
-        if any(isinstance(one, GroupResult) for one in header.results):
+        if any(isinstance(result, GroupResult) for result in header.results):
             self._keep_group(header.id, header, self.chord_expires)  # type: ignore[attr-defined]
 
     def set_chord_size(self, group_id: str, chord_size: int) -> None:
-        """Say how many members a chord has."""
+        """Store the number of members of a chord."""
         self._change_group("set_size", group_id, chord_size)
 
     def add_to_chord(self, chord_id: str, result: Any) -> None:
-        """Say that a chord has one member more."""
+        """Add one member to a chord."""
         self._change_group("add_to_size", chord_id)
 
     def _change_group(self, verb: str, group_id: str, *given: Any) -> None:
@@ -178,7 +178,7 @@ class Chords:
         if not request.id or not request.group:
             return
         count = partial(self._count, request, state, result)
-        if self._ending.late is not None or connections[self.alias].in_atomic_block:
+        if self._task_end.after_commit is not None or connections[self.alias].in_atomic_block:
             count()
         else:
             self._in_transaction(count)
@@ -189,25 +189,25 @@ class Chords:
 
         connection = connections[self.alias]
         value = self.encode(self.encode_result(result, state))  # type: ignore[attr-defined]
-        part = ChordPart(request.group, request.id, result_rows.place_of(request.group_index), state, value)
+        part = ChordPart(request.group, request.id, result_rows.position_of(request.group_index), state, value)
         counted = backend_of(connection).celery_results.count_part(
             connection, CeleryGroup._meta.db_table, CeleryChordPart._meta.db_table, part, in_ms(self.chord_expires)
         )
         if counted.is_over:
-            result_rows.drop_parts(self.alias, request.group)  # this one came late, or once more
+            result_rows.delete_parts(self.alias, request.group)  # this member is late, or redelivered
         elif counted.is_complete:
             parts = result_rows.parts_of(self.alias, request.group)
             result_rows.end_chord(self.alias, request.group)
             self._complete(request, parts)
 
     def _complete(self, request: Any, parts: list[Any]) -> None:
-        """Send the body of a chord whose members have all ended; where that cannot be, fail it."""
+        """Send the body of a chord whose members have all ended; fail the chord if that is not possible."""
         body = maybe_signature(request.chord, app=self.app)
         try:
             values = self._values(request.group, parts)
         except Exception as error:
-            self._raise_errors_of_the_database(error)
-            log.error("Chord %s: %r", request.group, error)
+            self._raise_database_error(error)
+            log.error("Chord %s failed: %r", request.group, error, extra={"group_id": request.group})
             cause = error if isinstance(error, ChordError) else ChordError(f"Join error: {error!r}")
             self.chord_error_from_stack(body, cause)  # type: ignore[attr-defined]
             return
@@ -215,15 +215,15 @@ class Chords:
             with transaction.atomic(using=self.alias):
                 body.delay(values)
         except Exception as error:
-            self._raise_errors_of_the_database(error)
+            self._raise_database_error(error)
             log.exception("The body of chord %s could not be sent.", request.group)
             self.chord_error_from_stack(body, ChordError(f"Callback error: {error!r}"))  # type: ignore[attr-defined]
 
     def _values(self, group_id: str, parts: list[Any]) -> list[Any]:
-        """What the members have returned. Raises ChordError for the first that has failed."""
+        """The return values of the members. Raises ChordError for the first one that failed."""
         header = GroupResult.restore(group_id, backend=self, app=self.app)
         if header is not None:
-            # There are groups in it. All of them have ended, so nobody waits here.
+            # The header contains groups. All members have ended, so this does not wait.
             header.on_ready()
             with allow_join_result():
                 return list(header.join_native(timeout=self.app.conf.result_chord_join_timeout, propagate=True))
@@ -239,15 +239,15 @@ class Chords:
             raise error
         return value
 
-    def _raise_errors_of_the_database(self, error: BaseException | None) -> None:
-        """They are no failure of the chord: the transaction is rolled back, and tried again or left to who runs the task
-        again."""
-        found = error
-        while found is not None:
-            if isinstance(found, Error):
+    def _raise_database_error(self, error: BaseException | None) -> None:
+        """Raise a database error: it is not a failure of the chord. The transaction is rolled back, and retried by this call or by
+        the next delivery of the task."""
+        cause = error
+        while cause is not None:
+            if isinstance(cause, Error):
                 assert error is not None
                 raise error
-            found = found.__cause__
+            cause = cause.__cause__
 
 
 def _with_errbacks(request: Any, errbacks: list[Any]) -> Any:
@@ -257,14 +257,14 @@ def _with_errbacks(request: Any, errbacks: list[Any]) -> Any:
 
 
 def is_id(task_id: Any) -> bool:
-    """Whether a result can be kept by it."""
+    """Whether a result can be stored under this id."""
     from .models import MAX_ID_LENGTH
 
     return isinstance(task_id, str) and len(task_id) <= MAX_ID_LENGTH and "\0" not in task_id
 
 
 def in_ms(expires: float | timedelta | None) -> int | None:
-    """Seconds, as Celery has them, in milliseconds; None and 0 are for ever."""
+    """Celery's seconds in milliseconds; None and 0 mean for ever."""
     if isinstance(expires, timedelta):
         expires = expires.total_seconds()
     return int(expires * 1000) if expires else None

@@ -1,9 +1,9 @@
-"""A task that has failed for good is kept as poison, with its traceback: out of retries, over its time limit, or its process died.
+"""Moves a task that has failed for good to poison, with its traceback: out of retries, over its time limit, or its process died.
 
-Celery acks such a message. Here it is moved to the poison table instead, in one transaction if it is still leased
-(``acks_late``), and else written down anew from what the worker got. Requeued from the poison page it is run again, with the
-retries left that it had. ``broker_transport_options["keep_failed"] = False``, or ``keep_failed = False`` on a task, turns it off.
-It is the worker's main process that does it, which knows of every end, also of one that its child did not live to see.
+Celery acks the message of such a task. Here it is moved to the poison table instead: in one transaction if it is still leased
+(``acks_late``), else as a new record made from the received message. Requeued from the poison page, the task runs again with the
+retries that it had left. ``broker_transport_options["keep_failed"] = False``, or ``keep_failed = False`` on a task, turns this off.
+The worker's main process does it, because it learns of every end, also of the death of a child.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from django.db import Error, transaction
 
 from ...failures.history import MAX_TEXT, clean, describe
 from . import poison, retrying
-from .malformed import SHAPE_ERRORS, TolerantConsumerStep, refused, what_is_wrong
+from .malformed import SHAPE_ERRORS, TolerantConsumerStep, note_refusal, task_error
 from .qos import Delivered
 
 log = logging.getLogger("queueapp")
 
-#: What ends a task and is no failure of it.
+#: Exceptions that end a task without being a failure of it.
 _NO_FAILURE = (Retry, Ignore, Reject, Terminated, MemoryError)
 
 
 def install(app: Any) -> None:
-    """Let the workers of this process keep what has failed, and what they cannot run."""
+    """Use ``TolerantRequest`` and the bootstep of malformed tasks in the workers of this process."""
     app.steps["consumer"].add(TolerantConsumerStep)
     if Task.Request == "celery.worker.request:Request":
-        Task.Request = f"{__name__}:Request"
+        Task.Request = f"{__name__}:{TolerantRequest.__name__}"
 
 
-class Request(CeleryRequest):
-    """A task that a worker has received. Of another broker's messages it is Celery's own."""
+class TolerantRequest(CeleryRequest):
+    """A task that a worker has received. For messages of other brokers it behaves as Celery's own class."""
 
-    #: What Celery asks for while it ends the task: None is an ack, else whether what it rejects is put back.
-    _asked: list[bool | None] | None = None
-    #: It has not failed after all, or it is tried again.
-    _spared = False
-    _kept = False
+    #: The ends that Celery requests while the task fails: None is an ack, a bool a rejection with that ``requeue``.
+    _requested_ends: list[bool | None] | None = None
+    #: Whether the task succeeded before, or is retried.
+    _not_failed = False
+    _is_stored = False
 
     def __init__(self, message: Any, *given: Any, **named: Any) -> None:
         if not isinstance(message, Delivered):
@@ -54,25 +54,25 @@ class Request(CeleryRequest):
             return
         try:
             super().__init__(message, *given, **named)
-            wrong = what_is_wrong(self._request_dict, self._payload)
+            wrong = task_error(self._request_dict, self._payload)
         except InvalidTaskError as error:
             wrong = str(error) or repr(error)
         except SHAPE_ERRORS as error:
             wrong = f"{type(error).__name__}: {error}"
         if wrong:
-            raise InvalidTaskError(refused(message, wrong))
+            raise InvalidTaskError(note_refusal(message, wrong))
 
     def acknowledge(self) -> None:
-        if self._asked is None:
+        if self._requested_ends is None:
             super().acknowledge()
         else:
-            self._asked.append(None)
+            self._requested_ends.append(None)
 
     def reject(self, requeue: bool = False) -> None:
-        if self._asked is None:
+        if self._requested_ends is None:
             super().reject(requeue=requeue)
         else:
-            self._asked.append(requeue)
+            self._requested_ends.append(requeue)
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         exc = exc_info.exception
@@ -81,8 +81,8 @@ class Request(CeleryRequest):
         stopped = isinstance(exc, SystemExit | KeyboardInterrupt) and (self._already_cancelled or self._already_revoked)
         end = super().on_failure
         if isinstance(self._message, Delivered) and not stopped:
-            # Celery puts it back at once, and would for ever.
-            self._message.died = isinstance(exc, WorkerLostError | SystemExit | KeyboardInterrupt)
+            # Celery requeues it at once, without a limit.
+            self._message.process_died = isinstance(exc, WorkerLostError | SystemExit | KeyboardInterrupt)
         if stopped or isinstance(exc, _NO_FAILURE):
             return end(exc_info, send_failed_event, return_ok)
         return self._end(lambda: end(exc_info, send_failed_event, return_ok), exc, str(exc_info.traceback))
@@ -95,42 +95,42 @@ class Request(CeleryRequest):
 
     def _success_was_stored(self) -> Any:
         found = super()._success_was_stored()
-        self._spared = self._spared or bool(found)
+        self._not_failed = self._not_failed or bool(found)
         return found
 
     def _retry_worker_lost(self, *given: Any) -> Any:
         retried = super()._retry_worker_lost(*given)
-        self._spared = self._spared or bool(retried)
+        self._not_failed = self._not_failed or bool(retried)
         return retried
 
     def _end(self, end: Callable[[], Any], exc: BaseException, traceback: str) -> Any:
         message = self._message
-        if not isinstance(message, Delivered) or not message.held or not self._is_wanted(message):
+        if not isinstance(message, Delivered) or not message.lease or not self._keeps_failed(message):
             return end()
-        asked: list[bool | None] = []
-        self._asked = asked
+        requested_ends: list[bool | None] = []
+        self._requested_ends = requested_ends
         try:
             return end()
         finally:
-            self._asked = None
-            if not self._kept and not self._spared and True not in asked:
-                self._kept = True
-                self._keep(message, exc, traceback)
+            self._requested_ends = None
+            if not self._is_stored and not self._not_failed and True not in requested_ends:
+                self._is_stored = True
+                self._store_poison(message, exc, traceback)
             else:
-                for requeue in asked:
+                for requeue in requested_ends:
                     super().acknowledge() if requeue is None else super().reject(requeue=requeue)
 
-    def _is_wanted(self, message: Delivered) -> bool:
+    def _keeps_failed(self, message: Delivered) -> bool:
         own = getattr(self.task, "keep_failed", None)
         return bool(message.channel.keeps_failed if own is None else own)
 
-    def _keep(self, message: Delivered, exc: BaseException, traceback: str) -> None:
-        told = describe(exc)
-        kind = told["exception_type"]
-        message.reason = f"Task {self.name} has failed: {kind}: {told['exception_message']}"
+    def _store_poison(self, message: Delivered, exc: BaseException, traceback: str) -> None:
+        error = describe(exc)
+        kind = error["exception_type"]
+        message.reason = f"Task {self.name} has failed: {kind}: {error['exception_message']}"
         message.failure = {
-            **told,
-            "traceback": clean(traceback, MAX_TEXT) or told["traceback"],
+            **error,
+            "traceback": clean(traceback, MAX_TEXT) or error["traceback"],
             "group_key": hashlib.sha256(f"{kind}@{self.name}".encode(errors="replace")).hexdigest()[:32],
             "attempts": int(self._request_dict.get("retries") or 0) + 1,
         }
@@ -141,10 +141,10 @@ class Request(CeleryRequest):
                 return
             alias = message.channel.alias
 
-            def keep() -> None:
+            def store() -> None:
                 with transaction.atomic(using=alias):
-                    poison.bury_acked(alias, message)
+                    poison.store_acked(alias, message)
 
-            retrying.with_retries(alias, keep)
+            retrying.with_retries(alias, store)
         except Error as error:
-            log.error("Task %s[%s] has failed and could not be kept as poison: %s", self.name, self.id, error)
+            log.error("Task %s[%s] failed, and its poison record could not be written: %s", self.name, self.id, error)

@@ -1,7 +1,8 @@
-"""What a process has claimed and not ended yet: acks come one by one from any thread, and are written in batches.
+"""The messages that this process has claimed and not ended yet, and the acks and releases that are not written yet.
 
-A token is used for the claims of half a lease. No lease can lapse and be taken again under the same token in that time, so it
-fences as one for each claim would, and the acks of many claims are one statement.
+Acks arrive one by one from any thread and are written in batches. One token serves the claims of half a lease period: no lease
+can expire and be taken again under the same token in that time, so the token fences as well as one per claim, and the acks of
+many claims are one statement.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from .models import BrokerQueue
 
 log = logging.getLogger("queueapp")
 
-#: What somebody has locked is not waited for.
-WAIT_MS = 200
-#: Most keys of a statement.
-MOST = 3000
+#: Milliseconds that a renewal waits for a row lock.
+LOCK_TIMEOUT_MS = 200
+#: Maximum number of keys in one statement.
+MAX_KEYS = 3000
 
 
 class LeasedMessage(NamedTuple):
-    """A message that is leased here."""
+    """A message that this process has leased."""
 
     seq: int
     token: uuid.UUID
 
 
-class Batch:
-    """What was claimed under one token."""
+class TokenBatch:
+    """The messages that are leased under one token."""
 
     __slots__ = ("expires", "period", "renews", "seqs")
 
@@ -47,24 +48,24 @@ class Batch:
 
 
 class Leases:
-    """Those of one process in one database. Safe from any thread."""
+    """The leases of one process in one database. Safe from any thread."""
 
     def __init__(self, on_ack: Callable[[], None]) -> None:
         self.owner = new_id()
         self._lock = threading.Lock()
-        self._batches: dict[uuid.UUID, Batch] = {}
-        self._done: dict[uuid.UUID, list[int]] = {}
-        #: To be given back, by token and whether a consumer had them, since it could not be done at once.
-        self._owed: dict[tuple[uuid.UUID, bool], list[int]] = {}
+        self._batches: dict[uuid.UUID, TokenBatch] = {}
+        self._acked: dict[uuid.UUID, list[int]] = {}
+        #: Releases that failed and are tried again, by token and by whether a consumer had the messages.
+        self._unreleased: dict[tuple[uuid.UUID, bool], list[int]] = {}
         self._token = new_id()
         self._token_until = 0.0
         self._on_ack = on_ack
-        #: When the oldest ack came that is not written yet.
-        self.waits_since: float | None = None
+        #: When the oldest unwritten ack arrived.
+        self.unwritten_since: float | None = None
         self.received = self.acked = self.lost = 0
 
     def token(self, period: float) -> uuid.UUID:
-        """The token for a claim now, whose leases last so many seconds."""
+        """The token for a claim that starts now, whose leases last ``period`` seconds."""
         with self._lock:
             now = monotonic()
             if now >= self._token_until:
@@ -73,32 +74,32 @@ class Leases:
                 self._token_until = min(self._token_until, now + period / 2)
             return self._token
 
-    def took(self, token: uuid.UUID, seqs: Iterable[int], asked: float, period: float, renews: bool) -> None:
-        """These were claimed by a statement that was sent at ``asked``."""
+    def add(self, token: uuid.UUID, seqs: Iterable[int], asked: float, period: float, renews: bool) -> None:
+        """Record messages that were claimed by a statement sent at ``asked``."""
         with self._lock:
-            batch = self._batches.setdefault(token, Batch())
+            batch = self._batches.setdefault(token, TokenBatch())
             before = len(batch.seqs)
-            # The earliest end counts: renewing lengthens all of them.
+            # The earliest expiry counts: a renewal extends all of them.
             batch.expires = min(batch.expires, asked + period) if batch.seqs else asked + period
             batch.period, batch.renews = period, renews
             batch.seqs.update(seqs)
             self.received += len(batch.seqs) - before
 
-    def ack(self, held: LeasedMessage) -> None:
-        """A message is done; it is written soon."""
+    def ack(self, lease: LeasedMessage) -> None:
+        """Queue an ack; the process agent writes it within milliseconds."""
         with self._lock:
-            self._done.setdefault(held.token, []).append(held.seq)
-            first = self.waits_since is None
+            self._acked.setdefault(lease.token, []).append(lease.seq)
+            first = self.unwritten_since is None
             if first:
-                self.waits_since = monotonic()
+                self.unwritten_since = monotonic()
         if first:
             self._on_ack()
 
-    def forget(self, some: Iterable[LeasedMessage]) -> None:
-        """These were ended in another way."""
+    def forget(self, leases: Iterable[LeasedMessage]) -> None:
+        """Drop messages that were ended without an ack."""
         with self._lock:
-            for held in some:
-                self._drop(held.token, (held.seq,))
+            for lease in leases:
+                self._drop(lease.token, (lease.seq,))
 
     def _drop(self, token: uuid.UUID, seqs: Iterable[int]) -> None:
         batch = self._batches.get(token)
@@ -109,57 +110,58 @@ class Leases:
 
     @property
     def outstanding(self) -> int:
-        """How many are held."""
+        """Number of messages in flight."""
         with self._lock:
             return sum(len(batch.seqs) for batch in self._batches.values())
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is left to be written."""
-        return not (self._done or self._owed)
+        """Whether no ack and no release is unwritten."""
+        return not (self._acked or self._unreleased)
 
     # -- statements ------------------------------------------------------------------------------------------------
 
     def flush(self, connection: Any) -> int:
-        """Write the acks that wait; returns how many messages went."""
+        """Write the queued acks; returns the number of messages deleted."""
         with self._lock:
-            done, self._done, self.waits_since = self._done, {}, None
+            acked, self._acked, self.unwritten_since = self._acked, {}, None
         total = 0
         sql = queue_sql(BrokerQueue, connection)
-        while done:
-            token, seqs = next(iter(done.items()))
-            some = sorted(seqs)[:MOST]
+        while acked:
+            token, seqs = next(iter(acked.items()))
+            batch = sorted(seqs)[:MAX_KEYS]
             try:
-                count = sql.acks.ack(connection, some, token)
+                count = sql.acks.ack(connection, batch, token)
             except BaseException:
                 with self._lock:
-                    for one, left in done.items():
-                        self._done.setdefault(one, []).extend(left)
-                    self.waits_since = self.waits_since or monotonic()
+                    for unwritten, remaining in acked.items():
+                        self._acked.setdefault(unwritten, []).extend(remaining)
+                    self.unwritten_since = self.unwritten_since or monotonic()
                 raise
             total += count
-            left = seqs if len(seqs) == len(some) else sorted(seqs)[MOST:]
-            if left is seqs:
-                del done[token]
+            if len(seqs) == len(batch):
+                del acked[token]
             else:
-                done[token] = left
+                acked[token] = sorted(seqs)[MAX_KEYS:]
+            lost = len(batch) - count
             with self._lock:
-                self._drop(token, some)
+                self._drop(token, batch)
                 self.acked += count
-                self.lost += len(some) - count
-            if count < len(some):
+                self.lost += lost
+            if lost:
                 log.warning(
-                    "%s: %d leases were lost before the ack; those messages are handled again.",
-                    BrokerQueue._meta.label, len(some) - count,
+                    "%s: %d %s lost before the ack; the messages are delivered again.",
+                    BrokerQueue._meta.label, lost, "lease was" if lost == 1 else "leases were",
+                    extra={"queue": BrokerQueue._meta.label, "lost": lost},
                 )  # fmt: skip
         return total
 
-    def give_back(self, connection: Any, some: Iterable[LeasedMessage], *, handled: bool) -> int:
-        """Release leases at once, each message in its old place; returns how many were still held. ``handled``: a consumer has
-        had them, so their delivery stays counted. What fails is owed."""
+    def release(self, connection: Any, leases: Iterable[LeasedMessage], *, handled: bool) -> int:
+        """End leases now, each message in its old place; returns the number that were still leased here. ``handled``: a consumer
+        had the messages, so their delivery stays counted. A release that fails is tried again by ``retry_releases``."""
         by_token: dict[uuid.UUID, list[int]] = {}
-        for held in some:
-            by_token.setdefault(held.token, []).append(held.seq)
+        for lease in leases:
+            by_token.setdefault(lease.token, []).append(lease.seq)
         sql = queue_sql(BrokerQueue, connection)
         count = 0
         while by_token:
@@ -168,25 +170,25 @@ class Leases:
                 count += sql.acks.release(connection, sorted(seqs), token, handled=handled)
             except BaseException:
                 with self._lock:
-                    for one, left in by_token.items():
-                        self._owed.setdefault((one, handled), []).extend(left)
+                    for unreleased, remaining in by_token.items():
+                        self._unreleased.setdefault((unreleased, handled), []).extend(remaining)
                 raise
             del by_token[token]
             with self._lock:
                 self._drop(token, seqs)
         return count
 
-    def settle(self, connection: Any) -> int:
-        """Give back what is owed."""
+    def retry_releases(self, connection: Any) -> int:
+        """Repeat the releases that failed; returns the number of leases ended."""
         with self._lock:
-            owed, self._owed = self._owed, {}
+            unreleased, self._unreleased = self._unreleased, {}
         count = 0
-        for (token, handled), seqs in owed.items():
-            count += self.give_back(connection, [LeasedMessage(seq, token) for seq in seqs], handled=handled)
+        for (token, handled), seqs in unreleased.items():
+            count += self.release(connection, [LeasedMessage(seq, token) for seq in seqs], handled=handled)
         return count
 
     def renew(self, connection: Any) -> None:
-        """Lengthen the leases that are half over."""
+        """Extend the leases that are past half of their period."""
         now = monotonic()
         with self._lock:
             due = [
@@ -199,10 +201,10 @@ class Leases:
             asked = monotonic()
             try:
                 with transaction.atomic(using=connection.alias):
-                    sql.acks.renew(connection, seqs, token, int(batch.period * 1000), WAIT_MS)
+                    sql.acks.renew(connection, seqs, token, int(batch.period * 1000), LOCK_TIMEOUT_MS)
             except Error as error:
                 if backend_of(connection).error_kind(error) is not ErrorKind.LOCKED:
                     raise
-                continue  # at the next look
+                continue  # tried again in the next round
             with self._lock:
                 batch.expires = asked + batch.period

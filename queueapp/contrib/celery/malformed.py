@@ -1,7 +1,8 @@
-"""What no worker can run: a message that names a task, and whose headers or body are not what Celery writes.
+"""Rejects malformed task messages: they name a task, and their headers or body are not what Celery writes.
 
-Celery takes them as they come, and fails at them where nobody catches it: the worker ends, the message comes again, and ends the
-next one. Or the task is never begun and never acked. Here such a message is refused before, and kept as poison with what is wrong.
+Celery does not validate them and fails outside of its error handling: the worker exits, the message is delivered again and ends
+the next worker, or the task is never started and never acked. Here such a message is refused on receipt and becomes poison, with
+the reason.
 """
 
 from __future__ import annotations
@@ -19,34 +20,34 @@ from .qos import Delivered
 
 log = logging.getLogger("queueapp")
 
-#: What code raises that was given something else than it expects. An error of the database, of a network or of a disk is none.
+#: Errors that a value of the wrong shape causes. Errors of the database, the network or the disk are not among them.
 SHAPE_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 _SIMPLE = (str, int, float, type(None))
-_LONGEST = 300
+_MAX_REASON = 300
 
 
-def what_is_wrong(headers: Mapping[str, Any], payload: Any) -> str:
-    """Why a task cannot be run; '': it can. ``payload``: (args, kwargs, what comes after the task)."""
+def task_error(headers: Mapping[str, Any], payload: Any) -> str:
+    """Why a task cannot run; '' if it can. ``payload``: (args, kwargs, embed)."""
     args, kwargs, embed = payload
     if not isinstance(args, list | tuple):
-        return f"its arguments are no list: {args!r}"
+        return f"the arguments are not a list: {args!r}"
     if not isinstance(kwargs, Mapping):
-        return f"its keyword arguments are no mapping: {kwargs!r}"
+        return f"the keyword arguments are not a mapping: {kwargs!r}"
     for name, kind in _KINDS.items():
         value = headers.get(name)
         if value and not isinstance(value, kind):
-            return f"its header {name!r} is {value!r}"
+            return f"the header {name!r} is {value!r}"
     if not _is_pair_of_numbers(headers.get("timelimit")):
-        return f"its header 'timelimit' is no pair of seconds: {headers['timelimit']!r}"
-    if not all(isinstance(one, str) for one in headers.get("stamped_headers") or ()):
-        return f"its header 'stamped_headers' is no list of names: {headers['stamped_headers']!r}"
+        return f"the header 'timelimit' is not a pair of seconds: {headers['timelimit']!r}"
+    if not all(isinstance(name, str) for name in headers.get("stamped_headers") or ()):
+        return f"the header 'stamped_headers' is not a list of names: {headers['stamped_headers']!r}"
     if embed and not isinstance(embed, Mapping):
-        return f"what comes after it is no mapping: {embed!r}"
-    return _wrong_after(embed or {})
+        return f"the third part of the body is not a mapping: {embed!r}"
+    return _embed_error(embed or {})
 
 
-#: Headers that Celery reads in the worker's main process -> what they have to be, where they say anything.
+#: Headers that Celery reads in the worker's main process -> their types, if they have a value.
 _KINDS: dict[str, type | tuple[type, ...]] = {
     "id": _SIMPLE,
     "root_id": _SIMPLE,
@@ -64,39 +65,41 @@ def _is_pair_of_numbers(value: Any) -> bool:
         return True
     if not isinstance(value, list | tuple) or len(value) != 2:
         return False
-    return all(one is None or (isinstance(one, int | float) and isfinite(one)) for one in value)
+    return all(limit is None or (isinstance(limit, int | float) and isfinite(limit)) for limit in value)
 
 
-def _wrong_after(embed: Mapping[str, Any]) -> str:
+def _embed_error(embed: Mapping[str, Any]) -> str:
     for name in ("callbacks", "errbacks", "chain"):
-        some = embed.get(name)
-        if some and not (isinstance(some, list | tuple) and all(isinstance(one, Mapping) for one in some)):
-            return f"{name!r} in its body is no list of signatures: {some!r}"
+        signatures = embed.get(name)
+        if signatures and not (
+            isinstance(signatures, list | tuple) and all(isinstance(signature, Mapping) for signature in signatures)
+        ):
+            return f"{name!r} in the body is not a list of signatures: {signatures!r}"
     chord = embed.get("chord")
-    return f"'chord' in its body is no signature: {chord!r}" if chord and not isinstance(chord, Mapping) else ""
+    return f"'chord' in the body is not a signature: {chord!r}" if chord and not isinstance(chord, Mapping) else ""
 
 
-def refused(message: Delivered, why: str) -> str:
-    """Note why a message is not run, for the poison page; what was noted."""
-    message.reason = in_one_line(f"This is no task that can be run: {why}", _LONGEST)
+def note_refusal(message: Delivered, why: str) -> str:
+    """Set the reason of the message's poison record; returns it."""
+    message.reason = in_one_line(f"The task cannot run: {why}", _MAX_REASON)
     return message.reason
 
 
 class TolerantConsumerStep(bootsteps.StartStopStep):  # type: ignore[misc]
-    """A step of Celery's consumer: a message that it fails at ends no worker."""
+    """Celery bootstep: a message that the consumer fails at becomes poison, and the worker continues."""
 
     requires = (Tasks,)
 
     def start(self, c: Any) -> None:
-        made, invalid = type(c).create_task_handler, type(c).on_invalid_task
+        create, reject_invalid = type(c).create_task_handler, type(c).on_invalid_task
 
         def on_invalid_task(body: Any, message: Any, exc: Exception) -> Any:
-            if isinstance(message, Delivered) and not message.reason and not message.why_not_decoded():
-                refused(message, str(exc))
-            return invalid(c, body, message, exc)
+            if isinstance(message, Delivered) and not message.reason and not message.decode_error():
+                note_refusal(message, str(exc))
+            return reject_invalid(c, body, message, exc)
 
         c.on_invalid_task = on_invalid_task
-        c.create_task_handler = lambda *given, **named: _tolerant(made(c, *given, **named))
+        c.create_task_handler = lambda *given, **named: _tolerant(create(c, *given, **named))
 
 
 def _tolerant(handle: Any) -> Any:
@@ -106,9 +109,9 @@ def _tolerant(handle: Any) -> Any:
         except SHAPE_ERRORS as error:
             if not isinstance(message, Delivered):
                 raise
-            log.exception("Celery has failed at the message %s.", message.delivery_tag)
+            log.exception("Celery failed at message %s; the message becomes poison.", message.delivery_tag)
             if not message.acknowledged:
-                refused(message, f"{type(error).__name__}: {error}")
+                note_refusal(message, f"{type(error).__name__}: {error}")
                 message.reject(requeue=False)
 
     return on_task_received

@@ -1,5 +1,5 @@
-"""``broker_transport_options`` that are ours. Others are kombu's or another broker's, and are left alone: a project changes its URL,
-and nothing else."""
+"""The ``broker_transport_options`` of this transport. Options of kombu and of other brokers are ignored, so that a project changes
+its URL and nothing else."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OPTIONS: tuple[Option, ...] = (
         "visibility_timeout",
         float,
         None,
-        "Seconds that a message belongs to its worker before others may have it. None: 30 where leases are renewed, 3600 where not.",
+        "Seconds of a lease, after which other workers receive the message. None: 30 with lock renewal, 3600 without.",
         low=1.0,
         high=7 * 86400.0,
         optional=True,
@@ -22,13 +22,13 @@ OPTIONS: tuple[Option, ...] = (
         "use_lock_renewal",
         bool,
         True,
-        "Whether leases are renewed while their worker lives, however long a task takes.",
+        "Whether a living worker renews its leases, however long a task takes.",
     ),
     Option(
         "max_prefetch",
         int,
         100,
-        "Most messages that are taken at a time where there is no prefetch count, and most that are read ahead where tasks are fast.",
+        "Maximum number of messages per claim without a prefetch count, and of messages read ahead where tasks are fast.",
         low=1,
         high=3500,
     ),
@@ -36,7 +36,7 @@ OPTIONS: tuple[Option, ...] = (
         "polling_interval",
         float,
         5.0,
-        "Seconds between two looks of an idle worker; wake-ups come in between. Without wake-ups it looks every 0.3 s.",
+        "Seconds between two polls of an idle worker that receives notifications. Without notifications it polls every 0.3 s.",
         low=0.05,
         high=60.0,
     ),
@@ -44,13 +44,13 @@ OPTIONS: tuple[Option, ...] = (
         "transactional",
         bool,
         True,
-        "Whether what is published in an open transaction of the same database is published with its commit. False: at once.",
+        "Whether a publish inside a transaction of the same database takes effect with its commit. False: at once.",
     ),
     Option(
         "max_deliveries",
         int,
         20,
-        "A message that was handed out so often, and neither acked nor put back, is kept as poison; 0: never.",
+        "Deliveries without an ack or requeue after which a message becomes poison; 0: never.",
         low=0,
         high=1_000_000,
     ),
@@ -58,13 +58,13 @@ OPTIONS: tuple[Option, ...] = (
         "keep_failed",
         bool,
         True,
-        "Whether a task that has failed for good is kept as poison, with its traceback; a task's own `keep_failed` goes before it.",
+        "Whether a task that has failed for good becomes poison, with its traceback. `keep_failed` of a task overrides it.",
     ),
     Option(
         "services",
         bool,
         True,
-        "Whether this worker takes part in dispatching delayed messages and keeping house. False: others do, as `rundelayeddispatcher`.",
+        "Whether this worker dispatches delayed messages and runs maintenance. False: `rundelayeddispatcher` does.",
     ),
 )
 _NAMES = {option.name for option in OPTIONS}
@@ -83,13 +83,12 @@ class TransportOptions:
     services: bool
 
     def __init__(self, given: Mapping[str, Any]) -> None:
-        ours = {name: value for name, value in given.items() if name in _NAMES}
-        # None is what kombu itself takes for "not said".
-        ours = {name: value for name, value in ours.items() if value is not None}
-        self.__dict__.update(read_all(OPTIONS, ours, "broker_transport_options."))
+        # None means "not set" in kombu.
+        own = {name: value for name, value in given.items() if name in _NAMES and value is not None}
+        self.__dict__.update(read_all(OPTIONS, own, "broker_transport_options."))
 
     @property
     def lease_ms(self) -> int:
-        """How long a lease lasts."""
+        """Duration of a lease."""
         seconds = self.visibility_timeout or (30.0 if self.use_lock_renewal else 3600.0)
         return int(seconds * 1000)

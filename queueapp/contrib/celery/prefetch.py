@@ -1,6 +1,6 @@
-"""Where a connection looks for messages, when it looks again, and how many it takes ahead of its consumers.
+"""When a connection polls for messages, where its claims start, and how many messages it reads ahead of its consumers.
 
-By the queues that are looked through together: a channel that is full leaves the others alone.
+All state is kept by the set of queues that are claimed together, so that a full channel does not slow the others.
 """
 
 from __future__ import annotations
@@ -18,103 +18,105 @@ from .options import TransportOptions
 from .serialization import HIGHEST
 from .sessions import Session
 
-#: Seconds between two looks of an idle worker that hears no wake-ups.
-UNTOLD = 0.3
-#: Messages are read ahead for about so many seconds, so many at first; a connection that may not look waits for so long.
-AHEAD, FIRST_AHEAD, PACE = 0.08, 8, 2.0
-#: While messages keep coming, every so many claims look behind the floors as well.
-BEHIND_EVERY = 8
+#: Seconds between two polls of an idle worker that receives no notifications.
+POLL_WITHOUT_NOTIFY = 0.3
+#: Seconds of work to read ahead, the number of messages to start with, and seconds between polls of a paused queue.
+READ_AHEAD, FIRST_READ_AHEAD, PAUSED_POLL = 0.08, 8, 2.0
+#: While messages keep arriving, every n-th claim also covers the range below the low-water marks.
+RESCAN_EVERY = 8
 
 Queues = tuple[str, ...]
 
 
 class Poller:
-    """That of one connection."""
+    """The polling state of one connection."""
 
     def __init__(self, options: TransportOptions) -> None:
         self._options = options
-        self._floors: dict[Queues, LowWaterMarks] = {}
-        #: Whether the last look found something, and when the next one is due if not.
+        self._marks: dict[Queues, LowWaterMarks] = {}
+        #: Whether the last poll found messages, and when the next poll is due if it did not.
         self.plans: dict[Queues, tuple[bool, float]] = {}
-        #: Whether there may be something that nobody has looked for.
-        self.told = False
-        self._turns = 0
-        #: When messages were read last, and how many of them ahead.
+        #: Whether a notification arrived since the last poll.
+        self.notified = False
+        self._claims = 0
+        #: When messages were read last, and the current size of the read-ahead.
         self.read_at = 0.0
-        self.ahead = 0
+        self.read_ahead = 0
 
     # -- when --------------------------------------------------------------------------------------------------------
 
-    def next_look(self, queues: Queues) -> float:
-        """When these are looked through at the latest."""
+    def next_poll(self, queues: Queues) -> float:
+        """The latest time of the next poll of these queues."""
         return self.plans.get(queues, (True, 0.0))[1]
 
-    def may_look(self, queues: Queues, *, paused: bool) -> bool:
-        """Whether it is time to."""
-        if self.told:
-            self.told = False
+    def is_due(self, queues: Queues, *, paused: bool) -> bool:
+        """Whether a poll of these queues is due."""
+        if self.notified:
+            self.notified = False
             self.plans.clear()
         if paused:
-            self.plans[queues] = False, monotonic() + PACE
+            self.plans[queues] = False, monotonic() + PAUSED_POLL
             return False
-        more, next_look = self.plans.get(queues, (True, 0.0))
-        return more or monotonic() >= next_look
+        more, next_poll = self.plans.get(queues, (True, 0.0))
+        return more or monotonic() >= next_poll
 
-    def looked(self, queues: Queues, *, found: bool, hears: bool) -> None:
-        """Plan the next look. Of a sender that sends all the time a wake-up comes once an interval."""
-        idle = self._options.polling_interval if hears else min(UNTOLD, self._options.polling_interval)
+    def polled(self, queues: Queues, *, found: bool, notifications: bool) -> None:
+        """Plan the next poll. A sender that sends all the time notifies once per interval, so the first poll that finds nothing
+        is repeated after that interval."""
+        interval = self._options.polling_interval
+        idle = interval if notifications else min(POLL_WITHOUT_NOTIFY, interval)
         if self.plans.get(queues, (True, 0.0))[0] and not found and settings.NOTIFY:
             idle = min(idle, settings.NOTIFY_INTERVAL.total_seconds())
         self.plans[queues] = found, monotonic() + idle
 
-    def readable(self, queues: Queues) -> int:
-        """How many may be read ahead: twice as many as before while those that were found are handled in a moment, half as many
-        or none where tasks take longer, so that no task waits here that others could have."""
+    def next_read_ahead(self, queues: Queues) -> int:
+        """Number of messages to read ahead: it doubles while messages are handled at once, and halves or drops to 0 where tasks
+        take longer, so that no task waits here that another worker could run."""
         seconds = monotonic() - self.read_at
-        if seconds < AHEAD and self.plans.get(queues, (True, 0.0))[0]:
-            self.ahead = min(self._options.max_prefetch, max(FIRST_AHEAD, 2 * self.ahead))
+        if seconds < READ_AHEAD and self.plans.get(queues, (True, 0.0))[0]:
+            self.read_ahead = min(self._options.max_prefetch, max(FIRST_READ_AHEAD, 2 * self.read_ahead))
         else:
-            self.ahead = self.ahead // 2 if seconds < 2 * AHEAD else 0
-        return self.ahead
+            self.read_ahead = self.read_ahead // 2 if seconds < 2 * READ_AHEAD else 0
+        return self.read_ahead
 
     # -- where -------------------------------------------------------------------------------------------------------
 
     def claim(
-        self, session: Session, leases: Leases, queues: Queues, limit: int, *, own_floors: bool
+        self, session: Session, leases: Leases, queues: Queues, limit: int, *, own_marks: bool
     ) -> list[tuple[Claimed, LeasedMessage]]:
-        """Lease what is there. ``own_floors``: for a caller that may ask for any queue, and seldom does."""
-        floors = LowWaterMarks(_wanted(queues), True) if own_floors else self._floors_of(queues)
+        """Lease up to ``limit`` messages. ``own_marks``: start from fresh low-water marks, for a caller that polls any queue, rarely."""
+        marks = LowWaterMarks(_levels_of(queues), True) if own_marks else self._marks_of(queues)
         more = self.plans.get(queues, (False, 0.0))[0]
-        # What came back lies behind a floor; while messages keep coming, that is looked for now and then.
-        behind = floors.behind() if not more or floors.near_is_due or self._turn() else []
-        ranges = sorted(behind + floors.ahead(), key=lambda one: -one.priority)
+        # Released messages lie below a mark; while messages keep arriving, that range is covered by every n-th claim.
+        behind = marks.behind() if not more or marks.near_is_due or self._is_rescan_turn() else []
+        ranges = sorted(behind + marks.ahead(), key=lambda part: -part.priority)
         period = self._options.lease_ms / 1000
-        token, asked, returns = leases.token(period), monotonic(), floors.returns
+        token, asked, returns = leases.token(period), monotonic(), marks.returns
         with session.use() as connection:
             sql = queue_sql(BrokerQueue, connection)
             rows = sql.claims.claim_by_lease(connection, ranges, limit, token, leases.owner, self._options.lease_ms)
         if rows:
-            floors.advance(rows, returns)
-            leases.took(token, [row[SEQ] for row in rows], asked, period, self._options.use_lock_renewal)
-        if behind and not floors.count_in(behind, rows):
-            floors.rescanned(monotonic() - asked)
+            marks.advance(rows, returns)
+            leases.add(token, [row[SEQ] for row in rows], asked, period, self._options.use_lock_renewal)
+        if behind and not marks.count_in(behind, rows):
+            marks.rescanned(monotonic() - asked)
         return [(row, LeasedMessage(row[SEQ], token)) for row in rows]
 
-    def came_back(self, seqs: Sequence[int]) -> None:
-        """These are free again, in their old places."""
-        for floors in list(self._floors.values()):
-            floors.retreat_all(seqs)
+    def released(self, seqs: Sequence[int]) -> None:
+        """Lower the marks to messages that are ready again, in their old places."""
+        for marks in list(self._marks.values()):
+            marks.retreat_all(seqs)
 
-    def _floors_of(self, queues: Queues) -> LowWaterMarks:
-        floors = self._floors.get(queues)
-        if floors is None:
-            floors = self._floors[queues] = LowWaterMarks(_wanted(queues), True)
-        return floors
+    def _marks_of(self, queues: Queues) -> LowWaterMarks:
+        marks = self._marks.get(queues)
+        if marks is None:
+            marks = self._marks[queues] = LowWaterMarks(_levels_of(queues), True)
+        return marks
 
-    def _turn(self) -> bool:
-        self._turns += 1
-        return self._turns % BEHIND_EVERY == 0
+    def _is_rescan_turn(self) -> bool:
+        self._claims += 1
+        return self._claims % RESCAN_EVERY == 0
 
 
-def _wanted(queues: Queues) -> list[tuple[str, int]]:
+def _levels_of(queues: Queues) -> list[tuple[str, int]]:
     return [(queue, level) for level in range(HIGHEST, -1, -1) for queue in queues]

@@ -1,8 +1,9 @@
-"""What keeps a process of Celery alive in the database: one member per process and database, for all of its connections.
+"""The background threads of a process that consumes: one agent per process and database, shared by all of its connections.
 
-It says that the process lives, so that its leases are released when it is dead; writes acks; renews leases; keeps the declared
-queues of its consumers and deletes those that nobody uses; listens; and takes part in dispatching and keeping house, for a
-project that has no other workers. Threads of its own, since a task may have the main one for hours. A forked child has none.
+The agent sends heartbeats, so that leases are released when the process dies; writes acks; renews leases; extends the declared
+queues of its consumers and deletes expired ones; listens for notifications; and takes part in dispatching delayed messages and
+in maintenance, for a project that has no other workers. It has threads of its own because a task may block the main thread for
+hours. A forked child has no agent.
 """
 
 from __future__ import annotations
@@ -42,33 +43,34 @@ from .options import TransportOptions
 
 log = logging.getLogger("queueapp")
 
-#: Seconds between two looks of an idle keeper; in which acks are collected; in which a process without connections stays.
-IDLE, COLLECTED, LINGER = 0.25, 0.02, 2.0
-#: Seconds between two rounds of its housekeeping: an idle worker is to ask little.
-PACE = 5.0
-#: Seconds between two looks for queues that nobody uses; until a process that consumes takes part in the services.
-REAP_EVERY, SERVES_AFTER = 10.0, 1.0
-#: What was read ahead and not delivered for so long is given to others.
-STALE = timedelta(seconds=1).total_seconds()
+LABEL = BrokerQueue._meta.label
+#: Seconds between rounds of an idle agent; seconds that acks are collected; seconds that an agent without connections stays.
+IDLE_WAIT, ACK_DELAY, LINGER = 0.25, 0.02, 2.0
+#: Seconds between two rounds of its maintenance: an idle worker sends few statements.
+MAINTENANCE_INTERVAL = 5.0
+#: Seconds between two deletions of expired queues; seconds until a consuming process takes part in the services.
+QUEUE_EXPIRY_INTERVAL, SERVES_AFTER = 10.0, 1.0
+#: Messages read ahead and not delivered for so many seconds are released.
+STALE_AFTER = timedelta(seconds=1).total_seconds()
 
 
 class ConnectionProtocol(Protocol):
-    """A connection that consumes, as a member knows it: a ``Transport``."""
+    """A connection that consumes, as the agent uses it: a ``Transport``."""
 
     closed: bool
     acks: bool
     options: TransportOptions
 
     def queues(self) -> set[str]: ...
-    def used_declarations(self) -> list[topology.Declaration]: ...
-    def declare_again(self, one: topology.Declaration) -> None: ...
-    def give_back_stale(self, before: float) -> None: ...
-    def came_back(self, seqs: Sequence[int]) -> None: ...
-    def told(self) -> None: ...
+    def expiring_declarations(self) -> list[topology.Declaration]: ...
+    def redeclare(self, declaration: topology.Declaration) -> None: ...
+    def release_stale(self, before: float) -> None: ...
+    def released(self, seqs: Sequence[int]) -> None: ...
+    def notify(self) -> None: ...
 
 
 class ProcessAgent(Service):
-    """The keeper's thread, and what it looks after."""
+    """The agent's thread and the state that it maintains."""
 
     def __init__(self, alias: str) -> None:
         super().__init__(f"celery-{alias}")
@@ -80,102 +82,108 @@ class ProcessAgent(Service):
         self._supervisor = uuid.uuid4()
         self._breaker = CircuitBreaker(f"Leases in {alias}")
         self._services: list[Service] = []
-        self._listener = Listener(alias, self._heard)
+        self._listener = Listener(alias, self._on_notification)
         self._helpers: list[Service] = [ConnectionWatchdog(), *([self._listener] if settings.NOTIFY else [])]
-        self._woken: list[Service] = []
-        self._acks_since: float | None = None
-        self._alone_since: float | None = None
-        self._told: type[Exception] | None = None
-        self._next_beat = self._next_reap = 0.0
+        self._delayed_services: list[Service] = []
+        self._consuming_since: float | None = None
+        self._unused_since: float | None = None
+        self._logged_error: type[Exception] | None = None
+        self._next_beat = self._next_expiry = 0.0
         self._refreshed_at = float("-inf")
         self._has_row = False
         self._beats = 0
 
     # -- from outside ------------------------------------------------------------------------------------------------
 
-    def joined(self, transport: ConnectionProtocol) -> bool:
-        """A connection consumes. False: this one ends, and another has to be asked for."""
+    def register(self, transport: ConnectionProtocol) -> bool:
+        """Add a connection that consumes. False: this agent is stopping, and another one is needed."""
         with _lock:
             if self.stopping:
                 return False
             self.transports.add(transport)
-            self._alone_since = None
+            self._unused_since = None
         if not self.is_alive():
-            self._keep_up(self._helpers)
+            self._keep_running(self._helpers)
             self.start()
         return True
 
-    def present(self) -> list[ConnectionProtocol]:
-        """The connections that consume, or did: others may come while they are looked at."""
+    def consuming(self) -> list[ConnectionProtocol]:
+        """The connections that consume, or did. A copy: other threads register connections meanwhile."""
         with _lock:
             return list(self.transports)
 
     @property
-    def hears(self) -> bool:
-        """Whether wake-ups arrive."""
+    def receives_notifications(self) -> bool:
+        """Whether notifications arrive."""
         return self._listener.established.is_set()
 
     # -- the thread --------------------------------------------------------------------------------------------------
 
     def serve(self) -> None:
         while not self.stopping:
-            wait = IDLE
+            wait = IDLE_WAIT
             try:
                 with ResponseDeadline(connections[self.alias]):
-                    self._look()
+                    self._run_round()
                 self._breaker.success()
-                self._told = None
+                self._logged_error = None
             except Exception as error:
-                # Of whatever kind: nobody else here renews leases and writes acks, and nobody replaces a process of Celery's
-                # whose keeper has ended.
-                if not isinstance(error, Error) and self._told is not type(error):
-                    self._told = type(error)
-                    log.exception("The keeper of %s in %r failed, and goes on.", BrokerQueue._meta.label, self.alias)
+                # Any exception: nothing else in this process renews leases and writes acks, and nothing restarts a Celery
+                # process whose agent has ended.
+                if not isinstance(error, Error) and self._logged_error is not type(error):
+                    self._logged_error = type(error)
+                    log.exception(
+                        "%s: a round of the process agent in %r failed; the agent continues.",
+                        LABEL,
+                        self.alias,
+                    )
                 connections[self.alias].close()
-                # A lease has to be renewed in time once the database is back.
+                # Short: leases have to be renewed in time once the database is back.
                 wait = min(1.0, self._breaker.failure(error))
-            if self._is_left():
+            if self._is_unused():
                 break
             if self.pause(wait) and not self.stopping:
-                time.sleep(COLLECTED)
+                time.sleep(ACK_DELAY)
         self._end()
 
-    def _look(self) -> None:
+    def _run_round(self) -> None:
         connection = connections[self.alias]
         now = monotonic()
-        if self.leases.waits_since is not None:
+        if self.leases.unwritten_since is not None:
             self.leases.flush(connection)
         self.leases.renew(connection)
-        if self.leases.settle(connection):
+        if self.leases.retry_releases(connection):
             notifier.sent(BrokerQueue, connection)
-        for transport in self.present():
-            transport.give_back_stale(now - STALE)
+        for transport in self.consuming():
+            transport.release_stale(now - STALE_AFTER)
         if now >= self._next_beat:
             self._next_beat = now + settings.HEARTBEAT_INTERVAL.total_seconds()
             self._beat()
-            self._keep_up(self._helpers)  # after it: what cannot be started must not take it away
+            self._keep_running(self._helpers)  # after the heartbeat: a start that fails must not prevent it
         self._refresh(now)
-        if now >= self._next_reap:
-            self._next_reap = now + REAP_EVERY
-            for name in topology.reap(self.alias):
-                log.info("The queue %r was deleted: nobody has used it for as long as it stays.", name)
-        self._serve_others(now)
+        if now >= self._next_expiry:
+            self._next_expiry = now + QUEUE_EXPIRY_INTERVAL
+            for name in topology.delete_expired(self.alias):
+                log.info("Queue %r was deleted: it was unused for its expiry time.", name, extra={"queue": name})
+        self._run_services(now)
 
     def _beat(self) -> None:
-        if self._acks_since is None and not any(transport.acks for transport in self.present()):
-            return  # it holds nothing
+        if self._consuming_since is None and not any(transport.acks for transport in self.consuming()):
+            return  # it has no leases
         leases = self.leases
-        queues = sorted({queue for transport in self.present() for queue in transport.queues()})
-        news = {
+        queues = sorted({queue for transport in self.consuming() for queue in transport.queues()})
+        columns = {
             "received": leases.received,
             "handled": leases.acked,
             "outstanding": leases.outstanding,
             "leases_lost": leases.lost,
-            "breakers": breakers_json([one for one in (self._breaker.report(),) if one is not None]),
+            "breakers": breakers_json([report for report in (self._breaker.report(),) if report is not None]),
             "consumers": json.dumps([(queue, "") for queue in queues]),
         }
-        if not heartbeat(self.alias, leases.owner, BrokerQueue, self._supervisor, news, dict) and self._has_row:
-            log.warning("This process was taken for dead; what it had leased may be handled twice.")
+        if not heartbeat(self.alias, leases.owner, BrokerQueue, self._supervisor, columns, dict) and self._has_row:
+            log.warning(
+                "This process missed its heartbeats and was declared dead; messages that it had leased may run twice."
+            )
         self._has_row = True
         self._beats += 1
         if self._beats % 2:
@@ -190,136 +198,139 @@ class ProcessAgent(Service):
             self._wake_transports()
 
     def _refresh(self, now: float) -> None:
-        """Say that the queues of consumers are in use, twice in the time that the one of them stays that goes first. Which that is
-        is looked at each time: a consumer of a queue that stays for less than the others may have come since."""
-        used = [(transport, transport.used_declarations()) for transport in self.present()]
-        shortest = min([60_000, *(one.expires_ms for _, many in used for one in many if one.expires_ms is not None)])
+        """Extend the declared queues of the consumers, twice within the shortest of their expiry times. The shortest is computed
+        each time: a consumer of a queue with a shorter one may have been added."""
+        declared = [(transport, transport.expiring_declarations()) for transport in self.consuming()]
+        times = [queue.expires_ms for _, queues in declared for queue in queues if queue.expires_ms is not None]
+        shortest = min([60_000, *times])
         if now - self._refreshed_at < shortest / 2000:
             return
         self._refreshed_at = now
-        for transport, declarations in used:
-            gone = topology.refresh(self.alias, declarations)
-            for one in declarations:
-                if one.name in gone:
-                    transport.declare_again(one)
+        for transport, queues in declared:
+            missing = topology.extend(self.alias, queues)
+            for queue in queues:
+                if queue.name in missing:
+                    transport.redeclare(queue)
 
-    def _serve_others(self, now: float) -> None:
-        """Take part in what some process has to do: once this one has consumed for a while."""
-        acking = [transport for transport in self.present() if transport.acks]
+    def _run_services(self, now: float) -> None:
+        """Take part in the services of the database, once this process has consumed for a while."""
+        acking = [transport for transport in self.consuming() if transport.acks]
         if not acking:
             return
-        if self._acks_since is None:
-            self._acks_since = now
-        if now - self._acks_since < SERVES_AFTER or not any(transport.options.services for transport in acking):
+        if self._consuming_since is None:
+            self._consuming_since = now
+        if now - self._consuming_since < SERVES_AFTER or not any(transport.options.services for transport in acking):
             return
         if not self._services:
-            self._services = self._made_services()
-        self._keep_up(self._services)
+            self._services = self._create_services()
+        self._keep_running(self._services)
 
-    def _keep_up(self, services: Sequence[Service]) -> None:
-        """Start those that do not run: at first, and when one has ended unasked."""
+    def _keep_running(self, services: Sequence[Service]) -> None:
+        """Start the services that do not run: at first, and after one has ended unexpectedly."""
         for service in services:
             if not service.is_alive() and not self.stopping:
                 service.start()
 
-    def _made_services(self) -> list[Service]:
+    def _create_services(self) -> list[Service]:
         alias, holder = self.alias, uuid.uuid5(self._supervisor, self.alias)
         queues = [queue for queue in registry.queues if queue._meta.managed and router.db_for_write(queue) == alias]
         if BrokerQueue not in queues:
-            queues.append(BrokerQueue)  # a URL named this database, whatever a router says
+            queues.append(BrokerQueue)  # the URL names this database, even if a router names another
         forwarders = [Forwarder(alias, target, holder) for target in sorted(delayed.addresses(alias))]
         movers = [DelayedDispatcher(alias, holder), *forwarders]
-        housekeeping = Maintenance(alias, queues, Elector(alias, role_name("maintenance"), holder), PACE)
+        housekeeping = Maintenance(
+            alias, queues, Elector(alias, role_name("maintenance"), holder), MAINTENANCE_INTERVAL
+        )
         breakers: dict[str, list[Breaker]] = {
             DISPATCHER: [breaker for mover in movers for breaker in mover.breakers],
             MAINTENANCE: [housekeeping.breaker],
         }
-        self._woken = [*movers]
+        self._delayed_services = [*movers]
         return [*movers, housekeeping, ServiceHeartbeat(alias, breakers, self._supervisor)]
 
-    def _heard(self, payload: str) -> None:
+    def _on_notification(self, payload: str) -> None:
         if payload == BrokerQueue._meta.label:
             self._wake_transports()
         elif payload == notifier.DELAYED:
-            for service in self._woken:
+            for service in self._delayed_services:
                 service.wake()
 
     def _wake_transports(self) -> None:
-        for transport in self.present():
-            transport.told()
+        for transport in self.consuming():
+            transport.notify()
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
-    def _is_left(self) -> bool:
-        """Whether no connection consumes any more, for some time, and nothing is left to be written."""
-        if any(not transport.closed for transport in self.present()):
-            self._alone_since = None
+    def _is_unused(self) -> bool:
+        """Whether no connection has consumed for some time and everything is written."""
+        if any(not transport.closed for transport in self.consuming()):
+            self._unused_since = None
             return False
-        if self._alone_since is None:
-            self._alone_since = monotonic()
-        return monotonic() - self._alone_since > LINGER and self.leases.idle and _leave(self)
+        if self._unused_since is None:
+            self._unused_since = monotonic()
+        return monotonic() - self._unused_since > LINGER and self.leases.idle and _deregister(self)
 
     def _end(self) -> None:
         connection = connections[self.alias]
         try:
-            # First: at the end of a process there are seconds for this, of which the others may need all on a busy machine.
+            # First: a process has only seconds to exit, and on a busy machine stopping the services may take all of them.
             with ResponseDeadline(connection):
                 self.leases.flush(connection)
-                self.leases.settle(connection)
+                self.leases.retry_releases(connection)
                 Subscriber.objects.using(self.alias).filter(pk=self.leases.owner).delete()
         except Error as error:
-            log.info("Celery's process could not sign off from %r: %s", self.alias, error)
+            log.info("The process could not deregister from %r; its leases expire: %s", self.alias, error)
         finally:
             stop_all([*self._services, *self._helpers])
             with _lock:
-                _leaving.discard(self)
+                _stopping_agents.discard(self)
 
 
 _agents: dict[str, ProcessAgent] = {}
-#: Those that have nobody left to keep anything for and are signing off: the end of the process waits for them, too.
-_leaving: set[ProcessAgent] = set()
+#: Agents without connections that are deregistering: the exit of the process waits for them, too.
+_stopping_agents: set[ProcessAgent] = set()
 _lock = threading.Lock()
-#: A forked child's: of its parent.
-_of_a_parent: list[Any] = []
+#: In a forked child: the agents of its parent.
+_inherited: list[Any] = []
 
 
 def agent_of(alias: str) -> ProcessAgent:
-    """The member of this process in a database."""
+    """The agent of this process in a database."""
     with _lock:
-        member = _agents.get(alias)
-        if member is None or member.stopping:
-            member = _agents[alias] = ProcessAgent(alias)
-        return member
+        agent = _agents.get(alias)
+        if agent is None or agent.stopping:
+            agent = _agents[alias] = ProcessAgent(alias)
+        return agent
 
 
-def _leave(member: ProcessAgent) -> bool:
-    """The member is forgotten, unless a connection has come meanwhile."""
+def _deregister(agent: ProcessAgent) -> bool:
+    """Remove the agent, unless a connection was added meanwhile."""
     with _lock:
-        if any(not transport.closed for transport in list(member.transports)):
+        if any(not transport.closed for transport in list(agent.transports)):
             return False
-        if _agents.get(member.alias) is member:
-            del _agents[member.alias]
-        _leaving.add(member)
-        member.ask_to_stop()
+        if _agents.get(agent.alias) is agent:
+            del _agents[agent.alias]
+        _stopping_agents.add(agent)
+        agent.ask_to_stop()
         return True
 
 
 def stop_agents(seconds: float = 10.0) -> None:
-    """End all of them: at the end of the process, and in tests."""
+    """Stop all agents: at the exit of the process, and in tests."""
     with _lock:
-        members = [*_agents.values(), *_leaving]
+        agents = [*_agents.values(), *_stopping_agents]
         _agents.clear()
-        _leaving.clear()
-    stop_all(members, seconds)
+        _stopping_agents.clear()
+    stop_all(agents, seconds)
 
 
-def _in_a_child() -> None:
+def _after_fork() -> None:
     global _lock
     _lock = threading.Lock()
-    _of_a_parent.append((dict(_agents), set(_leaving)))
+    _inherited.append((dict(_agents), set(_stopping_agents)))
     _agents.clear()
-    _leaving.clear()
+    _stopping_agents.clear()
 
 
 atexit.register(stop_agents)
-os.register_at_fork(after_in_child=_in_a_child)
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,4 +1,4 @@
-"""A message that was delivered, and what a channel knows of those that are not ended yet."""
+"""A delivered message, and a channel's record of the deliveries that are not ended yet."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from .in_flight import LeasedMessage
 
 
 class Delivered(virtual.Message):
-    """A message that was received. One whose body does not decode is kept when its consumer acks it, which is all that Celery
-    can do with it."""
+    """A message that was received. If its body does not decode, an ack moves it to poison: acking is all that Celery does with
+    such a message."""
 
     def __init__(self, payload: dict[str, Any], channel: Any = None, **kwargs: Any) -> None:
         super().__init__(payload, channel=channel, **kwargs)
-        self.held: LeasedMessage | None = payload.get("held")
+        self.lease: LeasedMessage | None = payload.get("lease")
         self.undecodable: BaseException | None = None
-        #: Why it is rejected, where somebody knows; and what else is written down of that.
+        #: Why it is rejected, where that is known, and further columns of its poison record.
         self.reason = ""
         self.failure: dict[str, Any] = {}
-        #: How often it was handed out by now; and whether its task has ended the process that ran it.
+        #: Number of deliveries so far, and whether its task ended the process that ran it.
         self.deliveries: int = payload.get("deliveries", 1)
-        self.died = False
+        self.process_died = False
         #: The queue it was received from.
         self.queue = ""
 
@@ -36,19 +36,19 @@ class Delivered(virtual.Message):
             raise
 
     def ack(self, multiple: bool = False) -> None:
-        if not self.why_not_decoded() or self.held is None or self.acknowledged:
+        if not self.decode_error() or self.lease is None or self.acknowledged:
             super().ack(multiple=multiple)
             return
         self.reject(requeue=False)
 
-    def why_not_decoded(self) -> str:
-        """Why nothing can be made of its body; '': it was decoded, or nobody has tried."""
+    def decode_error(self) -> str:
+        """Why its body does not decode; '' if it was decoded, or decoding was not tried."""
         error = self.undecodable or (self.errors[0][1] if self.errors else None)
         return f"The body does not decode: {type(error).__name__}: {error}" if error is not None else ""
 
 
 class QoS(virtual.QoS):
-    """What was delivered and is not ended. An entry is taken away by whoever ends it, on any thread: ``pop`` is atomic."""
+    """The deliveries that are not ended. The thread that ends one removes its entry; ``pop`` is atomic."""
 
     _delivered: OrderedDict[str, Delivered]
 
@@ -56,33 +56,33 @@ class QoS(virtual.QoS):
         self._delivered[delivery_tag] = message
 
     def can_consume(self) -> bool:
-        most = self.prefetch_count
-        return not most or len(self._delivered) < most
+        limit = self.prefetch_count
+        return not limit or len(self._delivered) < limit
 
     def can_consume_max_estimate(self) -> int | None:
-        most = self.prefetch_count
-        return max(most - len(self._delivered), 0) if most else None
+        limit = self.prefetch_count
+        return max(limit - len(self._delivered), 0) if limit else None
 
     def ack(self, delivery_tag: str) -> None:
         message = self._delivered.pop(delivery_tag, None)
-        if message is not None and message.held is not None:
-            self.channel.acked(message.held)
+        if message is not None and message.lease is not None:
+            self.channel.acked(message.lease)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
         message = self._delivered.pop(delivery_tag, None)
-        if message is None or message.held is None:
+        if message is None or message.lease is None:
             return
         if requeue and not self.channel.is_spent(message):
-            self.channel.give_back([message.held], handled=True)
+            self.channel.release([message.lease], handled=True)
         else:
-            self.channel.bury(message)
+            self.channel.move_to_poison(message)
 
     def restore_unacked(self) -> list[Any]:
         delivered = self._delivered
         self._delivered = OrderedDict()
-        held = [message.held for message in delivered.values() if message.held is not None]
-        if held:
-            self.channel.give_back(held, handled=True)
+        leases = [message.lease for message in delivered.values() if message.lease is not None]
+        if leases:
+            self.channel.release(leases, handled=True)
         return []
 
     def restore_unacked_once(self, stderr: Any = None) -> None:
@@ -91,23 +91,23 @@ class QoS(virtual.QoS):
             self.restore_unacked()
 
 
-def why(message: Delivered) -> str:
-    """Why a consumer may have rejected a message that says nothing of it."""
-    if undecoded := message.why_not_decoded():
+def rejection_reason(message: Delivered) -> str:
+    """The likely reason for a rejection that gave none."""
+    if undecoded := message.decode_error():
         return undecoded
     task = message.headers.get("task")
     if "celery" in sys.modules and task is not None:
         from celery import current_app
 
         if not isinstance(task, str) or task not in current_app.tasks:
-            return f"This worker knows no task {task!r:.300}."
-        if (eta := message.headers.get("eta")) and (problem := _why_not_due(eta)):
-            return f"Its eta {eta!r:.100} is no time that a worker can wait for: {problem}."
+            return f"This worker has no task {task!r:.300}."
+        if (eta := message.headers.get("eta")) and (problem := _eta_error(eta)):
+            return f"The worker cannot wait for the eta {eta!r:.100}: {problem}."
     return "Rejected by its consumer."
 
 
-def _why_not_due(eta: Any) -> str:
-    """What a worker finds when it makes a time to wait for of an eta ('': nothing); then it rejects the task."""
+def _eta_error(eta: Any) -> str:
+    """The error that a worker meets when it converts this eta, for which it rejects the task; '' if there is none."""
     from celery.utils.time import maybe_iso8601, timezone
     from kombu.asynchronous.timer import to_timestamp
 

@@ -1,4 +1,4 @@
-"""The rows of Celery's results: looked up, forgotten, and deleted when they have expired."""
+"""Reads and deletes the rows of Celery's results, groups and chord parts."""
 
 from __future__ import annotations
 
@@ -15,55 +15,55 @@ from .models import LAST_POSITION, CeleryChordPart, CeleryGroup, CeleryResult
 
 log = logging.getLogger("queueapp")
 
-#: Rows deleted at a time.
+#: Maximum number of rows that one transaction deletes.
 BATCH = 1000
 
 
 def results_of(alias: str, ids: Sequence[str]) -> list[CeleryResult]:
-    """What is kept of these tasks, and has not expired."""
-    return list(_in_time(CeleryResult._default_manager.using(alias)).filter(task_id__in=ids)) if ids else []
+    """The unexpired results of these tasks."""
+    return list(_unexpired(CeleryResult._default_manager.using(alias)).filter(task_id__in=ids)) if ids else []
 
 
 def group_of(alias: str, group_id: str) -> CeleryGroup | None:
-    """What is kept of a group, and has not expired."""
-    return _in_time(CeleryGroup._default_manager.using(alias)).filter(group_id=group_id).first()
+    """The row of a group, unless it has expired."""
+    return _unexpired(CeleryGroup._default_manager.using(alias)).filter(group_id=group_id).first()
 
 
 def forget(alias: str, task_id: str) -> None:
-    """Forget the result of a task."""
+    """Delete the result of a task."""
     CeleryResult._default_manager.using(alias).filter(task_id=task_id)._raw_delete(alias)
 
 
 def delete_group(alias: str, group_id: str) -> None:
-    """Forget a group, in a transaction. What a chord has still to count stays."""
+    """Delete a group, in a transaction. The counts of an unfinished chord stay."""
     rows = CeleryGroup._default_manager.using(alias).filter(group_id=group_id)
     rows.filter(Q(is_over=True) | Q(size=None, counted=0))._raw_delete(alias)
     rows.update(result=None)
 
 
 def parts_of(alias: str, group_id: str) -> list[CeleryChordPart]:
-    """What the members of a chord have come to, in the order of its header; those without a place as they came."""
+    """The parts of a chord in the order of its header; those without a position last, in order of arrival."""
     return list(CeleryChordPart._default_manager.using(alias).filter(group_id=group_id).order_by("position", "number"))
 
 
 def end_chord(alias: str, group_id: str) -> None:
-    """Nothing is counted for a chord any more, in the transaction that sends its body or fails it."""
+    """Mark a chord as finished, in the transaction that sends its body or fails it."""
     CeleryGroup._default_manager.using(alias).filter(group_id=group_id).update(is_over=True)
-    drop_parts(alias, group_id)
+    delete_parts(alias, group_id)
 
 
-def drop_parts(alias: str, group_id: str) -> None:
-    """Forget what members of a chord have come to."""
+def delete_parts(alias: str, group_id: str) -> None:
+    """Delete the parts of a chord."""
     CeleryChordPart._default_manager.using(alias).filter(group_id=group_id)._raw_delete(alias)
 
 
-def place_of(index: Any) -> int:
-    """Where a member stands in the header."""
+def position_of(index: Any) -> int:
+    """The position of a member in the header."""
     return index if isinstance(index, int) and 0 <= index < LAST_POSITION else LAST_POSITION
 
 
 def run_maintenance(alias: str, may_continue: Callable[[], bool]) -> None:
-    """What the processes do that keep house in a database; nothing where the tables are not, or are not theirs."""
+    """Delete expired rows; called by maintenance. Does nothing without the tables, or without the privilege."""
     if not router.allow_migrate_model(alias, CeleryResult):
         return
     try:
@@ -73,11 +73,11 @@ def run_maintenance(alias: str, may_continue: Callable[[], bool]) -> None:
             raise
         return
     if count:
-        log.info("%d results of Celery's tasks in %r were deleted: they have expired.", count, alias)
+        log.info("Celery results: %d expired %s deleted in %r.", count, "row was" if count == 1 else "rows were", alias)
 
 
 def delete_old(alias: str, may_continue: Callable[[], bool] = lambda: True) -> int:
-    """Delete what has expired, in batches that skip what is locked; returns how many results."""
+    """Delete expired rows in batches, skipping locked ones; returns the number of results deleted."""
     count = _in_batches(alias, CeleryResult, lambda rows: rows._raw_delete(alias), may_continue)
     _in_batches(alias, CeleryGroup, lambda rows: _delete_groups(alias, rows), may_continue)
     return count
@@ -104,5 +104,5 @@ def _in_batches(alias: str, model: Any, delete: Callable[[Any], Any], may_contin
     return count
 
 
-def _in_time(rows: QuerySet[Any]) -> QuerySet[Any]:
+def _unexpired(rows: QuerySet[Any]) -> QuerySet[Any]:
     return rows.filter(Q(expires_at=None) | Q(expires_at__gt=Now()))

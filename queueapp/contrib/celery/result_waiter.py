@@ -1,8 +1,8 @@
-"""Waiting for results without asking all the time: who waits looks, hears that a task has ended, and looks again.
+"""Waiting for results without frequent polling: a waiter polls, is notified that a task has ended, and polls again.
 
-One thread per process and database listens, on a connection of its own, while somebody waits for longer than an instant. What
-is heard is a hint: who hears nothing (no ear, a pooler in between, SQL Server) looks more and more seldom. It is Celery that
-calls, so threads are the interpreter's own: greenlets, where gevent has patched them.
+One thread per process and database listens, on its own connection, while a caller waits for longer than an instant. A notification
+is a hint: without notifications (SQL Server, a connection pooler) polls become less and less frequent. The calls come from Celery,
+so threads are the interpreter's own: greenlets where gevent has patched them.
 """
 
 from __future__ import annotations
@@ -22,44 +22,44 @@ from ...sql.notifications import ListenerConnection
 
 log = logging.getLogger("queueapp")
 
-#: Seconds between two looks: the first ones, and the longest where results are heard of.
-FIRST, LONGEST = 0.01, 1.0
-#: Who waits for longer than this listens.
+#: Seconds between two polls: the first ones, and the longest while notifications arrive.
+FIRST_WAIT, MAX_WAIT = 0.01, 1.0
+#: A caller that waits for longer than this many seconds listens for notifications.
 LISTEN_AFTER = 0.05
-#: Seconds for which an ear listens on when nobody waits (longer, and a test database could not be dropped for that), and after
-#: which one that failed is tried again.
-IDLE, TRY_AGAIN = 2.0, 30.0
-_SLICE = 0.5
-_PROOF = "queueapp-listening"
+#: Seconds that the listener stays connected without waiters (a longer time would block the dropping of a test database), and
+#: seconds after which a failed listener is retried.
+LINGER, RETRY_AFTER = 2.0, 30.0
+_READ_TIMEOUT = 0.5
+_PROBE = "queueapp-listening"
 
 
-class Waiter:
-    """Somebody who waits for these tasks."""
+class ResultWaiter:
+    """A caller that waits for these tasks."""
 
     def __init__(self, ids: Collection[str]) -> None:
         self.ids = ids
-        self.heard = threading.Event()
+        self.notified = threading.Event()
 
 
 class ResultListener:
-    """Listens for everybody who waits in this process for results of one database."""
+    """Listens for all callers of this process that wait for results in one database."""
 
     def __init__(self, alias: str) -> None:
         self.alias = alias
         self.process = os.getpid()
         self._lock = threading.Lock()
-        self._waiters: set[Waiter] = set()
+        self._waiters: set[ResultWaiter] = set()
         self._thread: threading.Thread | None = None
         self._idle_since = self._failed_at = 0.0
-        #: Whether what is told arrives.
+        #: Whether notifications arrive.
         self.established = threading.Event()
 
     @contextmanager
-    def of(self, waiter: Waiter) -> Iterator[None]:
-        """Let a waiter hear of its tasks."""
+    def subscribed(self, waiter: ResultWaiter) -> Iterator[None]:
+        """Notify a waiter of its tasks meanwhile."""
         with self._lock:
             self._waiters.add(waiter)
-            if self._thread is None and (not self._failed_at or monotonic() - self._failed_at > TRY_AGAIN):
+            if self._thread is None and (not self._failed_at or monotonic() - self._failed_at > RETRY_AFTER):
                 self._thread = threading.Thread(target=self._run, name=f"results of {self.alias}", daemon=True)
                 self._thread.start()
         try:
@@ -77,7 +77,7 @@ class ResultListener:
                 with ear:
                     failed = not self._listen(ear)
         except (Error, OSError) as error:
-            log.info("Results in %r are polled: %s", self.alias, str(error).split("\n", 1)[0])
+            log.info("Results in %r are polled, not notified: %s", self.alias, str(error).split("\n", 1)[0])
         finally:
             self.established.clear()
             with self._lock:
@@ -85,109 +85,112 @@ class ResultListener:
                 self._failed_at = monotonic() if failed else 0.0
 
     def _listen(self, ear: ListenerConnection) -> bool:
-        """Listen until nobody has waited for a while; whether what is told arrives."""
+        """Listen until there has been no waiter for a while; returns whether notifications arrive."""
         ear.connect()
         ear.listen()
         # Behind a pooler in transaction mode the LISTEN lands on some server connection: nothing ever arrives.
-        if not self._is_proved(ear):
-            log.info("Results in %r are polled: nothing arrives of what is told; is there a pooler?", self.alias)
+        if not self._probe_succeeds(ear):
+            log.info(
+                "Results in %r are polled: no notification arrives. Is there a connection pooler in transaction mode?",
+                self.alias,
+            )
             return False
         self.established.set()
-        self._wake_all()  # what has ended since they looked was not told to anybody
+        self._wake_all()  # tasks that ended since the last poll sent no notification to this listener
         while not self._is_idle():
-            for payload in ear.received(_SLICE):
+            for payload in ear.received(_READ_TIMEOUT):
                 self._wake(payload)
         return True
 
-    def _is_proved(self, ear: ListenerConnection) -> bool:
-        # On another connection, as everything else will be told.
-        teller = connections[self.alias].copy()
+    def _probe_succeeds(self, ear: ListenerConnection) -> bool:
+        # On another connection, as all other notifications.
+        sender = connections[self.alias].copy()
         try:
-            backend_of(teller).celery_results.notify_waiting(teller, _PROOF)
+            backend_of(sender).celery_results.notify_waiting(sender, _PROBE)
         finally:
-            teller.close()
+            sender.close()
         deadline = monotonic() + 5
         while monotonic() < deadline:
-            if _PROOF in ear.received(0.5):
+            if _PROBE in ear.received(0.5):
                 return True
         return False
 
     def _is_idle(self) -> bool:
         with self._lock:
-            if self._waiters or monotonic() - self._idle_since < IDLE:
+            if self._waiters or monotonic() - self._idle_since < LINGER:
                 return False
-            self._thread = None  # who comes now begins another one
+            self._thread = None  # the next waiter starts another one
             return True
 
     def _wake(self, task_id: str) -> None:
         with self._lock:
             for waiter in self._waiters:
                 if task_id in waiter.ids:
-                    waiter.heard.set()
+                    waiter.notified.set()
 
     def _wake_all(self) -> None:
         with self._lock:
             for waiter in self._waiters:
-                waiter.heard.set()
+                waiter.notified.set()
 
 
-_listening: dict[str, ResultListener] = {}
-_making = threading.Lock()
+_listeners: dict[str, ResultListener] = {}
+_listeners_lock = threading.Lock()
 
 
 def listener_of(alias: str) -> ResultListener:
-    """Who listens in this process."""
-    with _making:
-        found = _listening.get(alias)
+    """The listener of this process."""
+    with _listeners_lock:
+        found = _listeners.get(alias)
         if found is None or found.process != os.getpid():
-            found = _listening[alias] = ResultListener(alias)
+            found = _listeners[alias] = ResultListener(alias)
         return found
 
 
-def _forked() -> None:
-    """The thread is the parent's, and so is its connection."""
-    global _making
-    _making = threading.Lock()
-    _listening.clear()
+def _after_fork() -> None:
+    """Forget the threads and connections of the parent."""
+    global _listeners_lock
+    _listeners_lock = threading.Lock()
+    _listeners.clear()
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def poll_times(alias: str, ids: Collection[str], timeout: float | None, interval: float) -> Iterator[float]:
-    """When to look whether these tasks have ended: now, and whenever that may be so; yields the seconds since the beginning.
-    Ends when the time is over, after a last look. ``interval``: the longest wait where results are not heard of."""
+    """Yields when to poll for these tasks: now, and whenever one of them may have ended; the value is the seconds since the start.
+    Ends after the timeout, with a last poll. ``interval``: the longest wait without notifications."""
     began = monotonic()
-    waiter, wait = Waiter(ids), FIRST
+    waiter, wait = ResultWaiter(ids), FIRST_WAIT
     yield 0.0
-    # First for an instant, in which most results come that were asked for late.
+    # A few fast polls first: most results that a caller asks for late exist already.
     while (passed := monotonic() - began) < LISTEN_AFTER:
-        left = wait if timeout is None else min(wait, timeout - passed)
-        if left <= 0:
+        remaining = wait if timeout is None else min(wait, timeout - passed)
+        if remaining <= 0:
             return
-        waiter.heard.wait(left)
+        waiter.notified.wait(remaining)
         yield monotonic() - began
         wait *= 2
     if not settings.NOTIFY:
         yield from _remaining_poll_times(waiter, began, wait, timeout, lambda: interval)
         return
-    ears = listener_of(alias)
-    with ears.of(waiter):
-        longest = lambda: LONGEST if ears.established.is_set() else interval  # noqa: E731
+    listener = listener_of(alias)
+    with listener.subscribed(waiter):
+        longest = lambda: MAX_WAIT if listener.established.is_set() else interval  # noqa: E731
         yield from _remaining_poll_times(waiter, began, wait, timeout, longest)
 
 
 def _remaining_poll_times(
-    waiter: Waiter, began: float, wait: float, timeout: float | None, longest: Callable[[], float]
+    waiter: ResultWaiter, began: float, wait: float, timeout: float | None, longest: Callable[[], float]
 ) -> Iterator[float]:
     while True:
         passed = monotonic() - began
-        left = min(wait, longest())
+        remaining = min(wait, longest())
         if timeout is not None:
-            left = min(left, timeout - passed)
-        if left <= 0:
+            remaining = min(remaining, timeout - passed)
+        if remaining <= 0:
             return
-        if waiter.heard.wait(left):
-            waiter.heard.clear()
+        if waiter.notified.wait(remaining):
+            waiter.notified.clear()
         yield monotonic() - began
         wait *= 1.5

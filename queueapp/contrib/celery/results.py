@@ -1,8 +1,8 @@
 """Celery's results in the application's database: ``result_backend = "queueapp://"``, or ``"queueapp://alias"``.
 
-The last state of each task is a row, which its success is never overwritten in; times are the database's. Results are JSON:
-whoever can write into a table must not be able to run code in who reads it, so there is no pickle. Chords are in ``chords``,
-waiting is in ``waiting``.
+The last state of each task is a row, in which a success is never overwritten; times are the database's. Results are JSON, never
+pickle: write access to a table must not allow code execution in its readers. Chords are in ``chords``, waiting is in
+``result_waiter``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .chords import Chords, in_ms, is_id
 from .result_waiter import poll_times
 
 SCHEME = "queueapp"
-#: Keys of a task's meta data that have a column.
+#: Keys of a task's meta data that have a column of their own.
 _COLUMNS = frozenset(
     (
         "task_id",
@@ -44,13 +44,13 @@ _COLUMNS = frozenset(
         "queue",
     )
 )
-#: Tasks that one statement looks for.
-_TOGETHER = 1000
-_LONGEST_TEXT = 1_000_000
+#: Maximum number of tasks that one statement reads.
+_IDS_PER_STATEMENT = 1000
+_MAX_TEXT = 1_000_000
 
 
 class ResultBackend(Chords, BaseBackend):
-    """Keeps results in the tables of ``queueapp.contrib.celery``."""
+    """Stores results in the tables of ``queueapp.contrib.celery``."""
 
     supports_native_join = True
     supports_failure_expires = True
@@ -60,11 +60,11 @@ class ResultBackend(Chords, BaseBackend):
         wanted = serializer or app.conf.result_serializer
         if wanted != "json":
             raise ImproperlyConfigured(
-                f"result_serializer = {wanted!r}: results in {SCHEME}:// are kept as JSON, so 'json' is all that is accepted."
+                f"result_serializer = {wanted!r} is not accepted: results in {SCHEME}:// are JSON. Use 'json'."
             )
-        options["accept"] = ["json"]  # whatever else of tasks is accepted, nothing else is written here
+        options["accept"] = ["json"]  # the only format that is written here, even if tasks accept others
         super().__init__(app, serializer=wanted, url=url or f"{SCHEME}://", **options)
-        self._named = _alias_of(self.url)
+        self._url_alias = _alias_of(self.url)
         failure = app.conf.get("result_failure_expires")
         self.failure_expires = self.expires if failure is None else self.prepare_expires(failure)
         chord = app.conf.get("result_chord_expires")
@@ -72,15 +72,17 @@ class ResultBackend(Chords, BaseBackend):
 
     @property
     def alias(self) -> str:
-        """The database that results are kept in."""
+        """The database of the results."""
         if not apps.is_installed("queueapp.contrib.celery"):
-            raise ImproperlyConfigured("Results in queueapp:// need 'queueapp.contrib.celery' in INSTALLED_APPS.")
+            raise ImproperlyConfigured(
+                "Results in queueapp:// need 'queueapp.contrib.celery' in INSTALLED_APPS, and `manage.py migrate`."
+            )
         from .models import CeleryResult
 
-        alias = self._named or router.db_for_write(CeleryResult)
+        alias = self._url_alias or router.db_for_write(CeleryResult)
         if alias not in connections:
             known = ", ".join(sorted(connections))
-            raise ImproperlyConfigured(f"result_backend = {self.url!r}: DATABASES has {known}, and no {alias!r}.")
+            raise ImproperlyConfigured(f"result_backend = {self.url!r}: DATABASES has no {alias!r}; it has {known}.")
         return alias
 
     # -- one result ----------------------------------------------------------------------------------------------------
@@ -101,7 +103,7 @@ class ResultBackend(Chords, BaseBackend):
         return result
 
     def _stored(self, task_id: str, result: Any, state: str, traceback: Any, request: Any) -> TaskState:
-        _refuse_long(task_id)
+        _check_id(task_id)
         meta = self._get_result_meta(None, state, traceback, request, format_date=False)
         extra = {key: value for key, value in meta.items() if key not in _COLUMNS}
         expires = self.failure_expires if state in states.EXCEPTION_STATES else self.expires
@@ -110,7 +112,7 @@ class ResultBackend(Chords, BaseBackend):
             status=clean(state, 50),
             done=state in states.READY_STATES,
             result=self.encode(result),
-            traceback=clean(traceback, _LONGEST_TEXT) if traceback else None,
+            traceback=clean(traceback, _MAX_TEXT) if traceback else None,
             children=self._encoded(meta.get("children") or None),
             args=self._encoded(meta.get("args")),
             kwargs=self._encoded(meta.get("kwargs")),
@@ -123,20 +125,20 @@ class ResultBackend(Chords, BaseBackend):
         )
 
     def _encoded(self, value: Any) -> str | None:
-        """As JSON; what is none, which a task may be called with, as what it looks like."""
+        """As JSON; a value that JSON has no form for, which may be a task's argument, as its repr."""
         if value is None:
             return None
         try:
             return str(self.encode(value))
         except Exception:
-            return json.dumps(clean(repr(value), _LONGEST_TEXT))
+            return json.dumps(clean(repr(value), _MAX_TEXT))
 
     def _get_task_meta_for(self, task_id: str) -> dict[str, Any]:
         found = self._metas([task_id])
         return found.get(task_id) or {"task_id": task_id, "status": states.PENDING, "result": None, "traceback": None}
 
     def _metas(self, ids: list[str]) -> dict[str, dict[str, Any]]:
-        """What is kept of these tasks, of those of which anything is."""
+        """The stored meta data of these tasks; tasks without a row are left out."""
         from .result_rows import results_of
 
         alias = self.alias
@@ -159,7 +161,7 @@ class ResultBackend(Chords, BaseBackend):
         return dict(self.meta_from_decoded(meta))
 
     def task_result_exists(self, task_id: str) -> bool:
-        """Whether anything is kept of a task."""
+        """Whether a state of the task is stored."""
         return bool(self._ensure_retryable(self._metas, [task_id]))
 
     def _forget(self, task_id: str) -> None:
@@ -177,7 +179,7 @@ class ResultBackend(Chords, BaseBackend):
     def _keep_group(self, group_id: str, result: Any, expires: Any) -> None:
         from .models import CeleryGroup
 
-        _refuse_long(group_id)
+        _check_id(group_id)
         text = self.encode({"result": result.as_tuple() if isinstance(result, ResultBase) else result})
         alias, table = self.alias, CeleryGroup._meta.db_table
 
@@ -219,13 +221,13 @@ class ResultBackend(Chords, BaseBackend):
         on_interval: Callable[[], Any] | None = None,
         on_message: Callable[[Any], Any] | None = None,
     ) -> dict[str, Any]:
-        """What has become of a task, once it has ended. Raises TimeoutError."""
+        """The meta data of a task, once it has ended. Raises TimeoutError."""
         for _, meta in self.get_many(
             [task_id], timeout=timeout, interval=interval, on_message=on_message, on_interval=on_interval
         ):
             if on_interval is not None:
-                # Here Celery asks whether a task before this one has failed, whose exception says more than this one's. With
-                # a chord both are there at the same time.
+                # Celery raises here the exception of an earlier task of the chain, which is the cause. With a chord both results
+                # appear at the same time.
                 on_interval()
             return meta
         raise AssertionError("unreachable")
@@ -241,7 +243,7 @@ class ResultBackend(Chords, BaseBackend):
         callback: Callable[..., Any] | None = None,
         propagate: bool = True,
     ) -> Any:
-        """The value of a result, once it is ready; its exception is raised."""
+        """The value of a result, once it is ready. Raises the exception of a failed task."""
         self._ensure_not_eager()
         meta = self.wait_for(result.id, timeout, interval, on_interval=on_interval, on_message=on_message)
         result._maybe_set_cache(meta)
@@ -257,32 +259,32 @@ class ResultBackend(Chords, BaseBackend):
         on_interval: Callable[[], Any] | None = None,
         max_iterations: int | None = None,
     ) -> Iterator[tuple[str, dict[str, Any]]]:
-        """(id, what has become of it) of each task as it ends. Raises TimeoutError when the time is over before."""
+        """Yields (id, meta data) of each task as it ends. Raises TimeoutError."""
         self._ensure_not_eager()
         waiting = dict.fromkeys(task_ids)
         if not waiting:
             return
-        told = 0.0
-        for turn, passed in enumerate(poll_times(self.alias, waiting, timeout, interval), 1):
+        called_at = 0.0
+        for poll, passed in enumerate(poll_times(self.alias, waiting, timeout, interval), 1):
             for task_id, meta in self._ended(waiting, on_message):
                 waiting.pop(task_id, None)
                 yield task_id, meta
-            if not waiting or (max_iterations and turn >= max_iterations):
+            if not waiting or (max_iterations and poll >= max_iterations):
                 return
-            if on_interval is not None and (passed == 0.0 or passed - told >= interval):
-                told = passed
+            if on_interval is not None and (passed == 0.0 or passed - called_at >= interval):
+                called_at = passed
                 on_interval()
         raise TimeoutError("The operation timed out.")
 
     def _ended(
         self, waiting: dict[str, Any], on_message: Callable[[Any], Any] | None
     ) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Those that have ended; ``on_message`` is called with each state that was not there at the last look."""
+        """Yields the tasks that have ended; calls ``on_message`` with each state that is new since the last poll."""
         ids = list(waiting)
-        for first in range(0, len(ids), _TOGETHER):
-            some = ids[first : first + _TOGETHER]
-            cached = {task_id: self._cache[task_id] for task_id in some if self.is_cached(task_id)}
-            found = self._ensure_retryable(self._metas, [one for one in some if one not in cached])
+        for first in range(0, len(ids), _IDS_PER_STATEMENT):
+            batch = ids[first : first + _IDS_PER_STATEMENT]
+            cached = {task_id: self._cache[task_id] for task_id in batch if self.is_cached(task_id)}
+            found = self._ensure_retryable(self._metas, [task_id for task_id in batch if task_id not in cached])
             for task_id, meta in (cached | found).items():
                 if on_message is not None and waiting.get(task_id) != meta["status"]:
                     on_message(meta)
@@ -293,20 +295,20 @@ class ResultBackend(Chords, BaseBackend):
                         self._cache[task_id] = meta
                     yield task_id, meta
 
-    # -- upkeep --------------------------------------------------------------------------------------------------------
+    # -- maintenance ---------------------------------------------------------------------------------------------------
 
     def cleanup(self) -> None:
-        """Delete what has expired: the task ``celery.backend_cleanup``."""
+        """Delete expired results: the task ``celery.backend_cleanup``."""
         from .result_rows import delete_old
 
         delete_old(self.alias)
 
     def exception_safe_to_retry(self, exc: BaseException) -> bool:
-        """What ``result_backend_always_retry`` is about."""
+        """Whether the option ``result_backend_always_retry`` retries after this error."""
         return isinstance(exc, DatabaseError) and retrying.is_transient(self.alias, exc)
 
     def on_backend_retryable_error(self, exc: BaseException) -> None:
-        """A connection that is lost is opened anew."""
+        """Close a lost connection, so that the retry opens another."""
         retrying.close_if_lost(self.alias, exc)
 
     def __reduce__(self, args: Any = (), kwargs: Any = None) -> Any:
@@ -314,22 +316,22 @@ class ResultBackend(Chords, BaseBackend):
 
 
 def _alias_of(url: str) -> str:
-    """The alias that a URL names; '' where it names none."""
+    """The alias that a URL names; '' if it names none."""
     parts = urlsplit(url)
     alias = parts.netloc
     if parts.scheme != SCHEME or parts.path.strip("/") or parts.query or "@" in alias or ":" in alias:
         raise ImproperlyConfigured(
-            f"result_backend = {url!r} is not understood: {SCHEME}:// for the database of the router, or {SCHEME}://alias "
-            "for one of DATABASES."
+            f"result_backend = {url!r} is not accepted: use {SCHEME}:// for the database that the router chooses, or "
+            f"{SCHEME}://alias for one of DATABASES."
         )
     return alias
 
 
-def _refuse_long(identity: Any) -> None:
+def _check_id(identity: Any) -> None:
     from .models import MAX_ID_LENGTH
 
     if not is_id(identity):
-        raise ValueError(f"{identity!r:.300} is no id: at most {MAX_ID_LENGTH} characters, and no NUL, are accepted.")
+        raise ValueError(f"The id {identity!r:.300} is not accepted: at most {MAX_ID_LENGTH} characters, without NUL.")
 
 
 def _text(value: Any) -> str:

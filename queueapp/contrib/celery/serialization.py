@@ -1,4 +1,4 @@
-"""A message of kombu as a row, and back: the body as its bytes, which nobody has to decode twice, the rest in the headers."""
+"""Converts kombu messages to rows and back: the body is stored as its bytes, which need no second decoding, the rest in a header."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from ...sql.claims import BODY, CANCELS, DELIVERIES, HEADERS, SEQ, Claimed
 from ...sql.message_columns import Outgoing
 from .models import MAX_NAME_LENGTH
 
-#: The header that holds what kombu keeps about a message, as JSON.
+#: The header with kombu's own fields of a message, as JSON.
 KOMBU = "kombu"
-#: Levels of ``BrokerQueue``: 0 to this.
+#: Highest priority level of ``BrokerQueue``; the lowest is 0.
 HIGHEST = 9
-_LONGEST_TYPE = 255
+_MAX_TYPE_LENGTH = 255
 _decode = msgspec.json.Decoder().decode
-#: Not msgspec's: that has a text for times and the like, which kombu marks with their type.
+#: Not msgspec's encoder: it writes times and the like as plain text, where kombu marks them with their type.
 _encode = json.JSONEncoder(separators=(",", ":")).encode
-#: What kombu's JSON marks that plain JSON has no type for.
-_MARK = "__type__"
-#: Of each publish on its own, so not kept.
-_OF_A_DELIVERY = ("delivery_tag", "body_encoding")
-_FAR = timedelta(days=36500)
+#: The key by which kombu's JSON marks values that plain JSON has no type for.
+_TYPE_MARK = "__type__"
+#: Properties of one publish or delivery, which are not stored.
+_TRANSIENT_PROPERTIES = ("delivery_tag", "body_encoding")
+_MAX_DELAY = timedelta(days=36500)
 
 
-def level_of(priority: Any) -> int:
-    """The level of AMQP's priority, 0 to 255: 0 to 9 have one each, and what is above shares the highest.
+def priority_level(priority: Any) -> int:
+    """The level of an AMQP priority, 0 to 255: 0 to 9 have a level each, higher ones share level 9.
 
-    >>> [level_of(p) for p in (0, 3, 9, 10, 255, None)]
+    >>> [priority_level(p) for p in (0, 3, 9, 10, 255, None)]
     [0, 3, 9, 9, 9, 0]
     """
     try:
@@ -45,14 +45,16 @@ def level_of(priority: Any) -> int:
 
 
 def row_for(message: Mapping[str, Any], queue: str, ttl_ms: int | None = None) -> Outgoing:
-    """What is stored of a message that goes into a queue. ``ttl_ms``: the queue's own limit. Raises InvalidMessage."""
+    """The row of a message for one queue. ``ttl_ms``: the time limit of the queue. Raises InvalidMessage."""
     if not queue or len(queue) > MAX_NAME_LENGTH or "\0" in queue:
-        raise InvalidMessage(f"The queue {queue!r} is not accepted: a name of 1 to {MAX_NAME_LENGTH} characters.")
+        raise InvalidMessage(
+            f"The queue {queue!r:.100} is not accepted: 1 to {MAX_NAME_LENGTH} characters without NUL."
+        )
     return _row(message, queue, ttl_ms)
 
 
-def row_for_bound(message: Mapping[str, Any]) -> Outgoing:
-    """The same for whatever queues are bound to an exchange."""
+def row_to_route(message: Mapping[str, Any]) -> Outgoing:
+    """The row of a message for the queues that are bound to an exchange."""
     return _row(message, "", None)
 
 
@@ -61,31 +63,31 @@ def _row(message: Mapping[str, Any], queue: str, ttl_ms: int | None) -> Outgoing
     kept = {
         "content-encoding": message.get("content-encoding"),
         "headers": headers,
-        "properties": {name: value for name, value in properties.items() if name not in _OF_A_DELIVERY},
+        "properties": {name: value for name, value in properties.items() if name not in _TRANSIENT_PROPERTIES},
     }
     try:
         inner = _encode(kept)
     except (TypeError, ValueError):
         inner = dumps(kept)
     task = headers.get("task")
-    said = {TYPE: task[:_LONGEST_TYPE].replace("\0", "")} if isinstance(task, str) else {}
+    stored = {TYPE: task[:_MAX_TYPE_LENGTH].replace("\0", "")} if isinstance(task, str) else {}
     kind = message.get("content-type")
     if kind:
-        said[CONTENT_TYPE] = str(kind)
-    said[KOMBU] = inner
+        stored[CONTENT_TYPE] = str(kind)
+    stored[KOMBU] = inner
     expires = [ms for ms in (ttl_ms, _milliseconds(properties.get("expiration"))) if ms is not None]
     return Outgoing(
         _identity(headers, properties),
-        encode_headers(said),
+        encode_headers(stored),
         _bytes(message.get("body")),
         min(expires) if expires else None,
         queue,
-        level_of(properties.get("priority")),
+        priority_level(properties.get("priority")),
     )
 
 
 def _identity(headers: Mapping[str, Any], properties: Mapping[str, Any]) -> uuid.UUID:
-    """The task's own id, so that its message is found by it."""
+    """The task's id, so that its message is found by it; else a new id."""
     text = headers.get("id") or properties.get("correlation_id")
     if isinstance(text, str) and len(text) == 36:
         try:
@@ -102,18 +104,18 @@ def _bytes(body: Any) -> bytes:
 
 
 def _milliseconds(expiration: Any) -> int | None:
-    """AMQP has it as a string of milliseconds."""
+    """The expiration property: AMQP has it as a string of milliseconds."""
     if expiration in (None, ""):
         return None
     try:
         ms = int(float(expiration))
     except (TypeError, ValueError, OverflowError):
         return None
-    return max(1, min(ms, int(_FAR / timedelta(milliseconds=1))))
+    return max(1, min(ms, int(_MAX_DELAY / timedelta(milliseconds=1))))
 
 
 def due_at(message: Mapping[str, Any]) -> datetime | None:
-    """When a task is due; None: at once, or it does not say so in a way that can be read, which its worker deals with."""
+    """When a task is due; None: now, or its eta is not readable, which its worker rejects."""
     eta = (message.get("headers") or {}).get("eta")
     if not eta:
         return None
@@ -123,29 +125,31 @@ def due_at(message: Mapping[str, Any]) -> datetime | None:
         return None
     due = due.replace(tzinfo=UTC) if due.tzinfo is None else due
     now = datetime.now(UTC)
-    return min(due, now + _FAR) if due > now else None
+    return min(due, now + _MAX_DELAY) if due > now else None
 
 
 def until_due(row: Outgoing, due: datetime) -> Outgoing:
-    """The row for the delayed store, where the time that a message may wait counts from when it is due: here it counts from now."""
+    """The row for the delayed store: there the time limit counts from the due time, in ``row`` from now."""
     if row.expires_ms is None:
         return row
-    left = row.expires_ms - int((due - datetime.now(UTC)) / timedelta(milliseconds=1))
-    return row._replace(expires_ms=max(1, left))
+    remaining = row.expires_ms - int((due - datetime.now(UTC)) / timedelta(milliseconds=1))
+    return row._replace(expires_ms=max(1, remaining))
 
 
 def payload_of(row: Claimed, token: uuid.UUID) -> dict[str, Any]:
-    """What kombu makes a ``Message`` of. Raises UndecodableMessage."""
+    """The payload of a kombu ``Message``. Raises UndecodableMessage."""
     headers = decode_headers(row[HEADERS])
     text = headers.get(KOMBU)
     try:
-        kept: dict[str, Any] = {"headers": headers} if text is None else loads(text) if _MARK in text else _decode(text)
+        kept: dict[str, Any] = (
+            {"headers": headers} if text is None else loads(text) if _TYPE_MARK in text else _decode(text)
+        )
         properties = kept.setdefault("properties", {})
         info = properties.setdefault("delivery_info", {})
         info["redelivered"] = row[DELIVERIES] > 1
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise UndecodableMessage(f"The header {KOMBU!r} is not what kombu writes: {error}") from error
-    # By its place: a task that somebody sent twice is two messages with one id, and may come twice in one claim.
+        raise UndecodableMessage(f"The header {KOMBU!r} is not readable: {error}") from error
+    # By seq, not by id: a task that is sent twice is two messages with one id, which may be in one claim.
     properties["delivery_tag"] = f"{row[SEQ]}.{token.hex}.{row[DELIVERIES]}.{row[CANCELS]}"
     kept["deliveries"] = row[DELIVERIES]
     kept["redelivered"] = row[DELIVERIES] > 1

@@ -1,7 +1,7 @@
-"""A database session of the transport's own, beside those that Django opens for the threads that run tasks.
+"""Database connections of the transport and the result backend, separate from those that Django opens for the threads of tasks.
 
-Celery closes Django's connections around each task, and claims must not pay for that. A forked child lets go of its parent's
-sessions: it closes its copies of their sockets and never says a word on them.
+Celery closes Django's connections around each task, which claims must not pay for. A forked child closes its copies of its
+parent's sockets and never sends on them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ...services.connection_timeouts import ResponseDeadline
 from ...sql import ErrorKind, backend_of
 
 _sessions: WeakSet[Session] = WeakSet()
-#: What a forked child got from its parent: a destructor might end the parent's session.
-_of_a_parent: list[Any] = []
+#: Connections that a forked child inherited: their destructors could end the parent's sessions.
+_inherited: list[Any] = []
 
 
 class Session:
@@ -35,9 +35,9 @@ class Session:
 
     @contextlib.contextmanager
     def use(self) -> Iterator[Any]:
-        """The connection, for this thread alone. Lost ones are closed, so that the next use opens another."""
+        """The connection, for this thread alone. A lost one is closed, so that the next use opens another."""
         with self._lock:
-            connection = self._connection or self._made()
+            connection = self._connection or self._open()
             try:
                 with ResponseDeadline(connection):
                     yield connection
@@ -53,9 +53,9 @@ class Session:
                 with contextlib.suppress(Error):
                     self._connection.close()
 
-    def _made(self) -> Any:
+    def _open(self) -> Any:
         connection = connections[self.alias].copy()
-        connection.inc_thread_sharing()  # by whoever has the lock
+        connection.inc_thread_sharing()  # among the holders of the lock
         limit = settings.DATABASE_TIMEOUT
         if limit is not None:
             own = connection.settings_dict.get("OPTIONS", {})
@@ -64,21 +64,21 @@ class Session:
         self._connection = connection
         return connection
 
-    def _abandon(self) -> None:
+    def _discard_inherited(self) -> None:
         self._lock = threading.RLock()
         connection, self._connection = self._connection, None
         if connection is None or connection.connection is None:
             return
-        _of_a_parent.append((connection, connection.connection))
+        _inherited.append((connection, connection.connection))
         descriptor = backend_of(connection).sessions.socket_of(connection)
         if descriptor is not None:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
 
 
-def _in_a_child() -> None:
+def _after_fork() -> None:
     for session in list(_sessions):
-        session._abandon()
+        session._discard_inherited()
 
 
-os.register_at_fork(after_in_child=_in_a_child)
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,8 +1,7 @@
-"""The queues, exchanges and bindings that were declared at run time, in the database: every process sees the same ones.
+"""The declared queues, exchanges and bindings. They are rows in the database, so every process sees the same topology.
 
-What is declared does not belong to a transaction of the user's: kombu remembers in each process what it has declared, so a
-rollback must not take it away. It is written beside an open transaction, by a thread with a connection of its own; as a rule
-it is there already, and is only read.
+A declaration is not part of the caller's transaction: kombu caches in each process what it has declared, so a rollback must not
+undo it. Inside a transaction it is written by a thread with its own connection. Usually the row exists already and is only read.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from .models import MAX_KEY_LENGTH, MAX_NAME_LENGTH, Binding, BrokerQueue, Decla
 
 _T = TypeVar("_T")
 
-#: How long a queue that goes with its last consumer stays when that was killed.
+#: Milliseconds after which an auto-delete queue expires when its last consumer was killed.
 AUTO_DELETE_MS = 60_000
-#: Rows that one statement deletes.
+#: Maximum number of rows that one statement deletes.
 BATCH = 3000
 
 
-def beside(alias: str, work: Callable[[], _T]) -> _T:
-    """Do something in a transaction of its own, whatever transaction this thread has open."""
+def outside_transaction(alias: str, work: Callable[[], _T]) -> _T:
+    """Call ``work`` outside of a transaction that this thread has open."""
     if not connections[alias].in_atomic_block:
         return work()
     result: list[_T] = []
@@ -51,41 +50,46 @@ def beside(alias: str, work: Callable[[], _T]) -> _T:
     return result[0]
 
 
-def _refuse_long(what: str, name: str, most: int) -> None:
-    if len(name) > most or "\0" in name:
-        raise InvalidMessage(f"{what} {name!r} is not accepted: at most {most} characters.")
+def check_name(what: str, name: str, max_length: int) -> None:
+    """Raise InvalidMessage for a name that no database stores."""
+    if len(name) > max_length:
+        raise InvalidMessage(f"The {what} {name!r:.100} is not accepted: at most {max_length} characters.")
+    if "\0" in name:
+        raise InvalidMessage(f"The {what} {name!r:.100} is not accepted: it has a NUL character.")
 
 
 # -- exchanges ---------------------------------------------------------------------------------------------------------
 
 
 def exchange_kind(alias: str, name: str) -> str | None:
-    """How an exchange finds its queues; None: nobody has declared it."""
+    """The kind of an exchange; None: it is not declared."""
     return Exchange.objects.using(alias).filter(pk=name).values_list("kind", flat=True).first()
 
 
 def declare_exchange(alias: str, name: str, kind: str) -> None:
-    """Make an exchange, or change its kind."""
-    _refuse_long("The exchange", name, MAX_NAME_LENGTH)
+    """Declare an exchange, or change its kind."""
+    check_name("exchange", name, MAX_NAME_LENGTH)
     if exchange_kind(alias, name) != kind:
-        beside(alias, lambda: Exchange.objects.using(alias).update_or_create(name=name, defaults={"kind": kind}))
+        outside_transaction(
+            alias, lambda: Exchange.objects.using(alias).update_or_create(name=name, defaults={"kind": kind})
+        )
 
 
 def delete_exchange(alias: str, name: str) -> None:
-    """Forget an exchange and its bindings; the queues stay."""
+    """Delete an exchange and its bindings; the queues stay."""
 
     def work() -> None:
         Binding.objects.using(alias).filter(exchange=name).delete()
         Exchange.objects.using(alias).filter(pk=name).delete()
 
-    beside(alias, work)
+    outside_transaction(alias, work)
 
 
 # -- queues ------------------------------------------------------------------------------------------------------------
 
 
 class Declaration:
-    """How a queue was declared."""
+    """The declaration of a queue."""
 
     __slots__ = ("arguments", "auto_delete", "durable", "name")
 
@@ -97,12 +101,12 @@ class Declaration:
 
     @property
     def ttl_ms(self) -> int | None:
-        """How long a message may wait in it."""
+        """Milliseconds that a message may wait in the queue."""
         return _positive(self.arguments.get("x-message-ttl"))
 
     @property
     def expires_ms(self) -> int | None:
-        """How long it stays when nobody uses it."""
+        """Milliseconds after which the unused queue is deleted."""
         return _positive(self.arguments.get("x-expires")) or (AUTO_DELETE_MS if self.auto_delete else None)
 
     def columns(self) -> dict[str, Any]:
@@ -120,45 +124,45 @@ def _positive(value: Any) -> int | None:
 
 
 def exists(alias: str, name: str) -> bool:
-    """Whether a queue is declared and its time is not over."""
+    """Whether a queue is declared and not expired."""
     return DeclaredQueue.objects.using(alias).filter(pk=name).filter(_alive()).exists()
 
 
-def declare(alias: str, one: Declaration) -> None:
-    """Make a queue, or note that it is in use."""
-    _refuse_long("The queue", one.name, MAX_NAME_LENGTH)
-    columns = one.columns()
+def declare(alias: str, declaration: Declaration) -> None:
+    """Declare a queue, or extend its expiry."""
+    check_name("queue", declaration.name, MAX_NAME_LENGTH)
+    name, columns = declaration.name, declaration.columns()
     rows = DeclaredQueue.objects.using(alias)
-    if one.expires_ms is None and rows.filter(pk=one.name, **columns, expires_at=None).exists():
+    if declaration.expires_ms is None and rows.filter(pk=name, **columns, expires_at=None).exists():
         return
-    ends = None if one.expires_ms is None else Now() + timedelta(milliseconds=one.expires_ms)
+    expires = None if declaration.expires_ms is None else Now() + timedelta(milliseconds=declaration.expires_ms)
 
     def work() -> None:
         with transaction.atomic(using=alias):
-            if rows.filter(pk=one.name).filter(~_alive()).exists():
-                # Its name comes back, and nothing of what it had before.
-                delete(alias, one.name)
-            if not rows.filter(pk=one.name).update(**columns, expires_at=ends):
+            if rows.filter(pk=name).filter(~_alive()).exists():
+                # The name is used again, without the old messages and bindings.
+                delete(alias, name)
+            if not rows.filter(pk=name).update(**columns, expires_at=expires):
                 try:
                     with transaction.atomic(using=alias):
-                        rows.create(name=one.name, **columns, expires_at=ends)
+                        rows.create(name=name, **columns, expires_at=expires)
                 except IntegrityError:
-                    rows.filter(pk=one.name).update(**columns, expires_at=ends)  # somebody was faster
+                    rows.filter(pk=name).update(**columns, expires_at=expires)  # another process declared it first
 
-    beside(alias, work)
+    outside_transaction(alias, work)
 
 
 def _alive() -> Q:
     return Q(expires_at=None) | Q(expires_at__gt=Now())
 
 
-def refresh(alias: str, declarations: Iterable[Declaration]) -> set[str]:
-    """Note that these queues are in use; the names of those that are gone."""
+def extend(alias: str, declarations: Iterable[Declaration]) -> set[str]:
+    """Extend the expiry of these queues; returns the names of those that do not exist any more."""
     missing = set()
     by_time: dict[int, list[str]] = {}
-    for one in declarations:
-        if one.expires_ms is not None:
-            by_time.setdefault(one.expires_ms, []).append(one.name)
+    for declaration in declarations:
+        if declaration.expires_ms is not None:
+            by_time.setdefault(declaration.expires_ms, []).append(declaration.name)
     for ms, names in by_time.items():
         rows = DeclaredQueue.objects.using(alias).filter(pk__in=names)
         if rows.update(expires_at=Now() + timedelta(milliseconds=ms)) < len(names):
@@ -167,9 +171,9 @@ def refresh(alias: str, declarations: Iterable[Declaration]) -> set[str]:
 
 
 def delete(alias: str, name: str) -> int:
-    """Forget a queue, its bindings and its messages, also the delayed ones; returns how many messages."""
+    """Delete a queue, its bindings and its messages, delayed ones included; returns the number of messages."""
     with transaction.atomic(using=alias):
-        # First the bindings: from now on nothing comes in.
+        # Bindings first: from then on no message is routed into it.
         Binding.objects.using(alias).filter(queue=name).delete()
         DeclaredQueue.objects.using(alias).filter(pk=name).delete()
         count = BrokerQueue.objects.using(alias).filter(recipient=name).delete()[0]
@@ -177,45 +181,47 @@ def delete(alias: str, name: str) -> int:
 
 
 def delayed(alias: str, name: str) -> Any:
-    """What is delayed for a queue."""
+    """The delayed messages of a queue."""
     return DelayedMessage.objects.using(alias).filter(destination=BrokerQueue._meta.label, recipient=name)
 
 
-def reap(alias: str) -> list[str]:
-    """Delete the queues that nobody has used for as long as they stay; their names. The row is locked, and asked again."""
-    gone = []
+def delete_expired(alias: str) -> list[str]:
+    """Delete the expired queues; returns their names. Each row is checked again under its lock."""
+    names = []
     old = DeclaredQueue.objects.using(alias).filter(expires_at__lt=Now())
     for name in list(old.values_list("pk", flat=True)[:BATCH]):
         with transaction.atomic(using=alias):
             if old.select_for_update(skip_locked=True).filter(pk=name).exists():
                 delete(alias, name)
-                gone.append(name)
-    return gone
+                names.append(name)
+    return names
 
 
-# -- what waits --------------------------------------------------------------------------------------------------------
+# -- messages ----------------------------------------------------------------------------------------------------------
 
 
-def ready(alias: str, name: str) -> Any:
-    """What a worker could have of a queue."""
+def ready_messages(alias: str, name: str) -> Any:
+    """The messages of a queue that a worker can claim."""
     free = Q(lease_expires=None) | Q(lease_expires__lt=Now())
     waiting = Q(expires=None) | Q(expires__gt=Now())
     return BrokerQueue.objects.using(alias).filter(free & waiting, recipient=name).order_by()
 
 
-def size(alias: str, name: str, most: int) -> int:
-    """How many messages wait in a queue, counting no further than ``most``."""
+def size(alias: str, name: str, limit: int) -> int:
+    """Number of ready messages of a queue, at most ``limit``."""
     from ...sql import nonblocking
 
-    return int(nonblocking(ready(alias, name))[:most].count())
+    return int(nonblocking(ready_messages(alias, name))[:limit].count())
 
 
 def purge(alias: str, name: str) -> int:
-    """Delete what waits in a queue, in batches, and what is delayed for it; returns how many. What a worker has stays."""
+    """Delete the ready and the delayed messages of a queue, in batches; returns the number. Messages in flight stay."""
     total = 0
     while True:
         with transaction.atomic(using=alias):
-            keys = list(ready(alias, name).select_for_update(skip_locked=True).values_list("pk", flat=True)[:BATCH])
+            keys = list(
+                ready_messages(alias, name).select_for_update(skip_locked=True).values_list("pk", flat=True)[:BATCH]
+            )
             total += BrokerQueue.objects.using(alias).filter(pk__in=keys).delete()[0] if keys else 0
         if len(keys) < BATCH:
             return total + int(delayed(alias, name).delete()[0])
@@ -225,21 +231,21 @@ def purge(alias: str, name: str) -> int:
 
 
 def bind(alias: str, exchange: str, routing_key: str, queue: str) -> None:
-    """Let what is published to an exchange by this key come into a queue."""
-    _refuse_long("The routing key", routing_key, MAX_KEY_LENGTH)
-    one: dict[str, Any] = {"exchange": exchange, "routing_key": routing_key, "queue": queue}
-    if not Binding.objects.using(alias).filter(**one).exists():
-        beside(alias, lambda: Binding.objects.using(alias).get_or_create(**one))
+    """Route messages with this key from an exchange into a queue."""
+    check_name("routing key", routing_key, MAX_KEY_LENGTH)
+    columns: dict[str, Any] = {"exchange": exchange, "routing_key": routing_key, "queue": queue}
+    if not Binding.objects.using(alias).filter(**columns).exists():
+        outside_transaction(alias, lambda: Binding.objects.using(alias).get_or_create(**columns))
 
 
 def unbind(alias: str, exchange: str, routing_key: str, queue: str) -> None:
-    """Take a binding away."""
+    """Delete a binding."""
     rows = Binding.objects.using(alias).filter(exchange=exchange, routing_key=routing_key, queue=queue)
-    beside(alias, rows.delete)
+    outside_transaction(alias, rows.delete)
 
 
 def bindings(alias: str, exchange: str | None = None) -> list[tuple[str, str, str]]:
-    """(exchange, routing key, queue) of all, or of those of one exchange, whose queue's time is not over."""
+    """(exchange, routing key, queue) of all bindings, or those of one exchange, whose queue is not expired."""
     rows = Binding.objects.using(alias).filter(
         queue__in=DeclaredQueue.objects.using(alias).filter(_alive()).values("pk")
     )
@@ -249,5 +255,5 @@ def bindings(alias: str, exchange: str | None = None) -> list[tuple[str, str, st
 
 
 def bindings_of(alias: str, queue: str) -> list[tuple[str, str]]:
-    """(exchange, routing key) by which a queue is bound."""
+    """(exchange, routing key) of the bindings of a queue."""
     return list(Binding.objects.using(alias).filter(queue=queue).values_list("exchange", "routing_key"))

@@ -1,7 +1,7 @@
 """The transport: ``broker_url = "queueapp://"`` is the default database, ``queueapp://alias`` another one of DATABASES.
 
-It looks for messages of all consumers at once and hands out what their prefetch counts allow, in Celery's event loop or in
-``drain_events``. Wake-ups come to a socket that either of them waits on, so nothing is polled that need not be.
+It claims messages for all consumers at once and delivers as many as their prefetch counts allow, in Celery's event loop or in
+``drain_events``. Both wait on a socket that notifications wake, so idle polls are rare.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from django.db import DatabaseError, Error, InterfaceError, OperationalError, co
 from kombu.transport import virtual
 
 if not apps.ready and not apps.loading:
-    django.setup()  # a command of Celery's that has no worker: before anything that imports a model
+    django.setup()  # a Celery command that starts no worker; before anything that imports a model
 
 from ... import notifier
 from ...errors import NotMigrated
@@ -34,7 +34,7 @@ from .channel import Channel
 from .in_flight import LeasedMessage
 from .models import BrokerQueue, DeclaredQueue
 from .options import TransportOptions
-from .prefetch import PACE, Poller
+from .prefetch import PAUSED_POLL, Poller
 from .process_agent import ProcessAgent, agent_of
 from .sessions import Session
 from .topology import Declaration
@@ -43,6 +43,8 @@ from .waker import Waker
 SCHEME = "queueapp"
 #: Seconds between two ticks of an event loop.
 TICK = 0.25
+#: Maximum number of messages of one claim.
+MAX_CLAIM = 3500
 
 
 class Transport(virtual.Transport):
@@ -53,7 +55,7 @@ class Transport(virtual.Transport):
     driver_name = SCHEME
     default_port = None
     can_parse_url = True
-    #: Ours to be mended by another connection.
+    #: Errors after which kombu opens another connection.
     connection_errors = (OperationalError, InterfaceError, ConnectionError)
     recoverable_connection_errors = connection_errors
     channel_errors = (*virtual.Transport.channel_errors, DatabaseError)
@@ -65,14 +67,14 @@ class Transport(virtual.Transport):
         super().__init__(client, **kwargs)
         self.options = TransportOptions(client.transport_options or {})
         self.alias = _alias_of(client.hostname)
-        self.kinds: dict[str, str] = {}
+        self.exchange_kinds: dict[str, str] = {}
         self.declarations: dict[str, Declaration] = {}
-        #: By exchange: until when its bindings are remembered, and which they are.
-        self.tables: dict[str, tuple[float, list[Any]]] = {}
-        #: By queue: the bindings that were made here.
-        self.bound: dict[str, set[tuple[str, str]]] = {}
+        #: By exchange: when its cached bindings expire, and the bindings.
+        self.routing_tables: dict[str, tuple[float, list[Any]]] = {}
+        #: By queue: the bindings that this connection made.
+        self.bindings_made: dict[str, set[tuple[str, str]]] = {}
         self.closed = False
-        #: Whether a consumer of it acks.
+        #: Whether one of its consumers acks.
         self.acks = False
         self._process = os.getpid()
         self._session = Session(self.alias)
@@ -115,7 +117,7 @@ class Transport(virtual.Transport):
         return not self.closed
 
     def close_connection(self, connection: Any) -> None:
-        if self._is_a_childs:
+        if self._is_inherited:
             self.channels.clear()
             self._avail_channels.clear()
             return
@@ -127,235 +129,243 @@ class Transport(virtual.Transport):
         self._waker.close()
 
     @property
-    def _is_a_childs(self) -> bool:
-        """Whether this was made before a fork: it is the parent's."""
+    def _is_inherited(self) -> bool:
+        """Whether it was created before a fork: then it belongs to the parent."""
         return self._process != os.getpid()
 
     def flush(self) -> None:
-        """Write the acks that wait."""
-        if self._agent is None or self._is_a_childs:
+        """Write the queued acks."""
+        if self._agent is None or self._is_inherited:
             return
         leases = self._agent.leases
         try:
             with self._session.use() as connection:
                 leases.flush(connection)
         except Error:
-            self._agent.wake()  # which tries again, for as long as it takes
+            self._agent.wake()  # the agent retries until it succeeds
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 
     def consuming(self, *, acks: bool) -> None:
-        """A consumer has come."""
+        """Note that a consumer was added."""
         self.acks = self.acks or acks
-        self._registered_agent()
-        self.told()
+        self._join_agent()
+        self.notify()
 
-    def _registered_agent(self) -> ProcessAgent:
-        while self._agent is None or not self._agent.joined(self):
+    def _join_agent(self) -> ProcessAgent:
+        while self._agent is None or not self._agent.register(self):
             self._agent = agent_of(self.alias)
         return self._agent
 
     def queues(self) -> set[str]:
-        """The queues that have consumers here."""
+        """The queues that have consumers on this connection."""
         return {queue for channel in list(self.channels) for queue in list(channel.consumers)}
 
-    def used_declarations(self) -> list[Declaration]:
-        """How they were declared, as far as they go by themselves."""
+    def expiring_declarations(self) -> list[Declaration]:
+        """The declarations of those queues that have an expiry time."""
         declarations = [self.declarations.get(queue) for queue in self.queues()]
-        return [one for one in declarations if one is not None and one.expires_ms is not None]
+        return [found for found in declarations if found is not None and found.expires_ms is not None]
 
-    def declare_again(self, one: Declaration) -> None:
-        """A queue that is in use was deleted: this process did not answer for longer than it stays.
+    def redeclare(self, declaration: Declaration) -> None:
+        """Declare a queue again that expired while it was in use, because this process did not run for longer than its expiry.
 
-        Called by the member's thread, while others declare, bind and delete. What a consumer here deleted between that thread's
-        look and this, as one who asks does with the queue of its replies, stays deleted; in the moment after, it is made once
-        more, and goes by itself, as all that are declared again do.
+        Called by the agent's thread while other threads declare, bind and delete. A queue that a consumer deleted between the
+        agent's check and this call, as the caller of a remote command does with its reply queue, stays deleted; deleted in the
+        moment after, it is declared once more and expires.
         """
-        if self.declarations.get(one.name) is not one:
+        name = declaration.name
+        if self.declarations.get(name) is not declaration:
             return
-        for exchange, key in tuple(self.bound.get(one.name, ())):
-            topology.bind(self.alias, exchange, key, one.name)
-        # Last: nothing comes in before.
-        topology.declare(self.alias, one)
+        for exchange, key in tuple(self.bindings_made.get(name, ())):
+            topology.bind(self.alias, exchange, key, name)
+        # Last: no message is routed before the bindings are complete.
+        topology.declare(self.alias, declaration)
 
     def queue_of(self, row: Claimed) -> str:
-        """The queue of a claimed message."""
+        """The Celery queue of a claimed message."""
         return str(row[RECIPIENT])
 
     def drain_events(self, connection: Any, timeout: float | None = None) -> None:
         deadline = None if timeout is None else monotonic() + timeout
-        while not self._pump():
+        while not self._deliver_or_fetch():
             now = monotonic()
             if deadline is not None and now >= deadline:
                 raise socket.timeout("timed out")  # noqa: UP041 - as kombu's callers catch it
-            hungry = self._hungry()
-            until = self._poller.next_look(_queues_of(hungry)) if hungry else now + PACE
+            ready = self._ready_channels()
+            until = self._poller.next_poll(_queues_of(ready)) if ready else now + PAUSED_POLL
             if deadline is not None:
                 until = min(until, deadline)
-            self._waker.wait(0.0 if self._poller.told else max(0.0, until - now))
+            self._waker.wait(0.0 if self._poller.notified else max(0.0, until - now))
 
-    def _pump(self) -> int:
-        """Hand out what is there; look for more where nothing is. Returns how many messages were handed out."""
-        if (delivered := self._hand_out()) or self.closed:
+    def _deliver_or_fetch(self) -> int:
+        """Deliver what was read ahead; claim messages if there is nothing. Returns the number of messages delivered."""
+        if (delivered := self._deliver()) or self.closed:
             return delivered
-        hungry = self._hungry()
+        ready = self._ready_channels()
         paused = self._agent is not None and self._agent.paused
-        if not hungry or not self._poller.may_look(_queues_of(hungry), paused=paused):
+        if not ready or not self._poller.is_due(_queues_of(ready), paused=paused):
             return 0
-        self._look(hungry)
-        return self._hand_out()
+        self._fetch(ready)
+        return self._deliver()
 
-    def _hand_out(self) -> int:
+    def _deliver(self) -> int:
         count = 0
-        # Commands before tasks: whoever revokes a task and sends it then has them in one claim, in that order.
-        for channel in sorted(self.channels, key=_acks):
-            while channel.ahead and not channel.closed and channel.qos.can_consume():
+        # Commands before tasks: a revoke that was sent before its task comes in the same claim and must act first.
+        for channel in sorted(self.channels, key=_has_acks):
+            while channel.read_ahead and not channel.closed and channel.qos.can_consume():
                 with self._lock:
-                    if not channel.ahead:
+                    if not channel.read_ahead:
                         break
-                    row, held = channel.ahead.popleft()
-                count += channel.deliver(row, held)
+                    row, lease = channel.read_ahead.popleft()
+                count += channel.deliver(row, lease)
         return count
 
-    def _hungry(self) -> list[Any]:
-        """The channels whose consumers may have more than is there."""
-        return [one for one in self.channels if one.consumers and not one.ahead and one.qos.can_consume()]
+    def _ready_channels(self) -> list[Any]:
+        """The channels whose consumers have capacity and nothing read ahead."""
+        return [
+            channel
+            for channel in self.channels
+            if channel.consumers and not channel.read_ahead and channel.qos.can_consume()
+        ]
 
-    def _look(self, hungry: Sequence[Any]) -> None:
-        looking, queues = self._poller, _queues_of(hungry)
-        by_queue = {queue: channel for channel in hungry for queue in channel.consumers}
-        limits = [one.qos.can_consume_max_estimate() for one in hungry]
-        most = self.options.max_prefetch
-        limit = min(most if one is None else one for one in limits)
-        found = self._claim(queues, min(3500, limit + looking.readable(queues)))
-        looking.looked(queues, found=bool(found), hears=self._agent is not None and self._agent.hears)
+    def _fetch(self, ready: Sequence[Any]) -> None:
+        poller, queues = self._poller, _queues_of(ready)
+        by_queue = {queue: channel for channel in ready for queue in channel.consumers}
+        capacities = [channel.qos.can_consume_max_estimate() for channel in ready]
+        max_prefetch = self.options.max_prefetch
+        limit = min(max_prefetch if capacity is None else capacity for capacity in capacities)
+        found = self._claim(queues, min(MAX_CLAIM, limit + poller.next_read_ahead(queues)))
+        notifications = self._agent is not None and self._agent.receives_notifications
+        poller.polled(queues, found=bool(found), notifications=notifications)
         with self._lock:
-            looking.read_at = monotonic()
-            for row, held in found:
-                by_queue[self.queue_of(row)].ahead.append((row, held))
+            poller.read_at = monotonic()
+            for row, lease in found:
+                by_queue[self.queue_of(row)].read_ahead.append((row, lease))
 
-    def take(self, channel: Any, queues: Sequence[str], limit: int) -> list[tuple[Claimed, LeasedMessage]]:
-        """Claim for a caller that waits for nothing."""
-        self._registered_agent()
+    def claim_now(self, channel: Any, queues: Sequence[str], limit: int) -> list[tuple[Claimed, LeasedMessage]]:
+        """Claim messages for a caller that does not wait, ``basic_get``."""
+        self._join_agent()
         with self._lock:
-            for place, (row, _) in enumerate(channel.ahead):
+            for index, (row, _) in enumerate(channel.read_ahead):
                 if self.queue_of(row) in queues:
-                    found = channel.ahead[place]
-                    del channel.ahead[place]
+                    found = channel.read_ahead[index]
+                    del channel.read_ahead[index]
                     return [found]
-        return self._claim(tuple(queues), limit, own_floors=True)
+        return self._claim(tuple(queues), limit, own_marks=True)
 
     def _claim(
-        self, queues: tuple[str, ...], limit: int, own_floors: bool = False
+        self, queues: tuple[str, ...], limit: int, own_marks: bool = False
     ) -> list[tuple[Claimed, LeasedMessage]]:
-        leases = self._registered_agent().leases
-        return self._without_spent(self._poller.claim(self._session, leases, queues, limit, own_floors=own_floors))
+        leases = self._join_agent().leases
+        return self._keep_spent_as_poison(self._poller.claim(self._session, leases, queues, limit, own_marks=own_marks))
 
-    def _without_spent(self, found: list[tuple[Claimed, LeasedMessage]]) -> list[tuple[Claimed, LeasedMessage]]:
-        """Keep what was handed out too often as poison: it may be what kills its workers."""
-        most = self.options.max_deliveries
-        if not most:
+    def _keep_spent_as_poison(self, found: list[tuple[Claimed, LeasedMessage]]) -> list[tuple[Claimed, LeasedMessage]]:
+        """Move messages to poison that reached ``max_deliveries`` without an ack: they may kill the processes that run them."""
+        limit = self.options.max_deliveries
+        if not limit:
             return found
-        spent = [one for one in found if one[0][DELIVERIES] - one[0][CANCELS] > most]
+        spent = [claim for claim in found if claim[0][DELIVERIES] - claim[0][CANCELS] > limit]
         if not spent:
             return found
-        kept = [one for one in found if one not in spent]
+        deliverable = [claim for claim in found if claim not in spent]
         channel = next(iter(self.channels))
         try:
-            for row, held in spent:
-                channel._bury(held, f"max_deliveries: it was handed out {row[DELIVERIES] - 1} times and never acked.")
+            for row, lease in spent:
+                channel._move_to_poison(
+                    lease, f"max_deliveries: delivered {row[DELIVERIES] - 1} times and never acked."
+                )
         except Exception:
-            self.give_back([held for _, held in kept], handled=False)  # nobody else knows of them
+            self.release([lease for _, lease in deliverable], handled=False)  # no other code has their leases
             raise
-        return kept
+        return deliverable
 
     # -- ending ------------------------------------------------------------------------------------------------------
 
-    def acked(self, held: LeasedMessage) -> None:
-        """A message is done."""
-        if self._is_a_childs:
+    def acked(self, lease: LeasedMessage) -> None:
+        """Queue the ack of a message."""
+        if self._is_inherited:
             return
-        self._agent_leases().ack(held)
-        self.ring()
+        self._agent_leases().ack(lease)
+        self.wake()
 
     def _agent_leases(self) -> Any:
-        return (self._agent or self._registered_agent()).leases
+        return (self._agent or self._join_agent()).leases
 
-    def forget(self, some: list[LeasedMessage]) -> None:
-        """These were ended in another way."""
-        self._agent_leases().forget(some)
+    def forget(self, leases: list[LeasedMessage]) -> None:
+        """Drop messages that were ended without an ack."""
+        self._agent_leases().forget(leases)
 
-    def give_back(self, some: list[LeasedMessage], *, handled: bool) -> None:
-        """Release leases at once; where the database is away, the member does it as soon as that is back."""
-        if self._is_a_childs or not some:
+    def release(self, leases: list[LeasedMessage], *, handled: bool) -> None:
+        """End leases now; if the database is not available, the agent does it as soon as it is."""
+        if self._is_inherited or not leases:
             return
-        member = self._agent or self._registered_agent()
+        agent = self._agent or self._join_agent()
         try:
             with self._session.use() as connection:
-                if member.leases.give_back(connection, some, handled=handled):
+                if agent.leases.release(connection, leases, handled=handled):
                     notifier.sent(BrokerQueue, connection)
         except Error:
-            member.wake()
+            agent.wake()
             return
-        seqs = [held.seq for held in some]
-        for transport in member.present():
-            transport.came_back(seqs)
+        seqs = [lease.seq for lease in leases]
+        for transport in agent.consuming():
+            transport.released(seqs)
 
-    def came_back(self, seqs: Sequence[int]) -> None:
-        """These are free again, in their old places."""
-        self._poller.came_back(seqs)
-        self.told()
+    def released(self, seqs: Sequence[int]) -> None:
+        """Poll again: these messages are ready, in their old places."""
+        self._poller.released(seqs)
+        self.notify()
 
-    def unread(self, channel: Any, queue: str | None = None) -> None:
-        """Give back what was read ahead for a channel, or for one of its queues."""
+    def release_read_ahead(self, channel: Any, queue: str | None = None) -> None:
+        """Release the messages read ahead for a channel, or for one of its queues."""
         with self._lock:
-            gone = [one for one in channel.ahead if queue is None or self.queue_of(one[0]) == queue]
-            for one in gone:
-                channel.ahead.remove(one)
-        self.give_back([held for _, held in gone], handled=False)
+            claims = [claim for claim in channel.read_ahead if queue is None or self.queue_of(claim[0]) == queue]
+            for claim in claims:
+                channel.read_ahead.remove(claim)
+        self.release([lease for _, lease in claims], handled=False)
 
-    def give_back_stale(self, before: float) -> None:
-        """What was read ahead before this time and was not delivered is for others: a task has the main thread, or all places."""
+    def release_stale(self, before: float) -> None:
+        """Release messages read ahead before this time and not delivered: a task blocks the main thread, or the pool is full."""
         if self._poller.read_at >= before:
             return
-        gone: list[LeasedMessage] = []
+        leases: list[LeasedMessage] = []
         with self._lock:
             if self._poller.read_at >= before:
                 return
             for channel in list(self.channels):
-                gone += [held for _, held in channel.ahead]
-                channel.ahead.clear()
-        self._poller.ahead = 0
-        self.give_back(gone, handled=False)
+                leases += [lease for _, lease in channel.read_ahead]
+                channel.read_ahead.clear()
+        self._poller.read_ahead = 0
+        self.release(leases, handled=False)
 
     # -- waiting -----------------------------------------------------------------------------------------------------
 
-    def told(self) -> None:
-        """There may be something."""
-        self._poller.told = True
-        self.ring()
+    def notify(self) -> None:
+        """Poll now: there may be messages."""
+        self._poller.notified = True
+        self.wake()
 
-    def ring(self) -> None:
-        """Wake whoever waits: from any thread."""
-        if not self._is_a_childs:
-            self._waker.ring()
+    def wake(self) -> None:
+        """Wake the waiting thread. Safe from any thread."""
+        if not self._is_inherited:
+            self._waker.wake()
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         self._leave_loop()
         self._loop = loop
-        loop.add_reader(self._waker.ears(), self._waker.silence)
+        loop.add_reader(self._waker.socket(), self._waker.clear)
         loop.on_tick.add(self._tick)
-        # The loop may have nothing else to wake it.
-        self._timer = loop.call_repeatedly(TICK, self._no_message)
+        # Without another event the loop would not run ``_tick``.
+        self._timer = loop.call_repeatedly(TICK, self._wake_loop)
 
-    def _no_message(self) -> None:
-        """The tick of the loop that follows does it."""
+    def _wake_loop(self) -> None:
+        """Make the loop run ``_tick``."""
 
     def _tick(self) -> None:
-        if self.closed or self._is_a_childs:
+        if self.closed or self._is_inherited:
             return
-        if self._pump():
-            self.ring()  # there may be more, and the loop has others to serve
+        if self._deliver_or_fetch():
+            self.wake()  # there may be more messages; other events of the loop come first
 
     def _leave_loop(self) -> None:
         loop, self._loop = self._loop, None
@@ -365,35 +375,35 @@ class Transport(virtual.Transport):
         if self._timer is not None:
             self._timer.cancel()
         with contextlib.suppress(KeyError, ValueError, OSError):
-            loop.remove_reader(self._waker.ears())
+            loop.remove_reader(self._waker.socket())
 
 
-def _acks(channel: Any) -> bool:
-    """Whether what it receives is acked: tasks are, commands and replies are not."""
+def _has_acks(channel: Any) -> bool:
+    """Whether its messages are acked: tasks are, commands and replies are not."""
     return any(not no_ack for _, no_ack in channel.consumers.values())
 
 
 def _queues_of(channels: Sequence[Any]) -> tuple[str, ...]:
-    """Commands first here as well, or a backlog of tasks would leave no room for them."""
+    """The queues of these channels, commands first: a backlog of tasks must not fill the whole claim."""
     acks = {queue: not consumer[1] for channel in channels for queue, consumer in channel.consumers.items()}
     return tuple(sorted(acks, key=lambda queue: (acks[queue], queue)))
 
 
 def _refuse_eventlet() -> None:
-    """Under it a thread that waits for the database keeps all the others waiting, and a worker would hang without a word."""
+    """Raise ImproperlyConfigured under eventlet: there a thread that waits for the database blocks all others."""
     patcher = sys.modules.get("eventlet.patcher")
     if patcher is not None and patcher.is_monkey_patched("thread"):
         raise ImproperlyConfigured(
-            f"{SCHEME}:// does not work under eventlet, whose own authors advise against it: "
-            "the pool (--pool, worker_pool) has to be one of prefork, threads, solo, gevent."
+            f"{SCHEME}:// does not work under eventlet: "
+            "use one of the pools (--pool, worker_pool) prefork, threads, solo, gevent."
         )
 
 
 def _alias_of(url: str | None) -> str:
-    """The database that a URL, or a host, names. Raises ImproperlyConfigured."""
+    """The database alias that a URL names. Raises ImproperlyConfigured."""
     wanted = (url or "").removeprefix(f"{SCHEME}://").strip("/") or "default"
     if wanted not in connections:
         raise ImproperlyConfigured(
-            f"{SCHEME}://{wanted} is not accepted: DATABASES has {', '.join(sorted(connections))}."
+            f"{SCHEME}://{wanted}: DATABASES has no {wanted!r}; it has {', '.join(sorted(connections))}."
         )
     return wanted

@@ -1,4 +1,4 @@
-"""What an event loop, or a thread that drains events, waits on: any thread rings it."""
+"""Wakes an event loop, or a thread that drains events, from any other thread."""
 
 from __future__ import annotations
 
@@ -9,42 +9,42 @@ from typing import Any
 
 
 class Waker:
-    """A pair of sockets, made when somebody listens. Rung many times it is heard once."""
+    """A pair of sockets, created by the first reader. Several wake-ups before a read count as one."""
 
     def __init__(self) -> None:
         self._ends: tuple[socket.socket, socket.socket] | None = None
-        self._rung = False
+        self._is_set = False
 
-    def ears(self) -> socket.socket:
-        """The socket that can be read when it was rung."""
+    def socket(self) -> socket.socket:
+        """The socket that becomes readable with a wake-up."""
         if self._ends is None:
             self._ends = socket.socketpair()
             for end in self._ends:
                 end.setblocking(False)
         return self._ends[0]
 
-    def ring(self) -> None:
-        """Wake who listens. Safe from any thread."""
+    def wake(self) -> None:
+        """Wake the reader. Safe from any thread."""
         ends = self._ends
-        if ends is not None and not self._rung:
-            self._rung = True
+        if ends is not None and not self._is_set:
+            self._is_set = True
             with contextlib.suppress(OSError):
                 ends[1].send(b"\0")
 
     def wait(self, seconds: float) -> None:
-        """Wait until it is rung, or for so long."""
-        select.select([self.ears()], [], [], seconds)
-        self.silence()
+        """Wait for a wake-up, at most this many seconds."""
+        select.select([self.socket()], [], [], seconds)
+        self.clear()
 
-    def silence(self, *_: Any) -> None:
-        """What was heard is dealt with."""
+    def clear(self, *_: Any) -> None:
+        """Reset after a wake-up."""
         if self._ends is not None:
             with contextlib.suppress(OSError):
                 self._ends[0].recv(4096)
-        self._rung = False
+        self._is_set = False
 
     def close(self) -> None:
-        """Nobody listens any more."""
-        ends, self._ends, self._rung = self._ends, None, False
+        """Close both sockets."""
+        ends, self._ends, self._is_set = self._ends, None, False
         for end in ends or ():
             end.close()

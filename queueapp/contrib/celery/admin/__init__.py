@@ -1,4 +1,4 @@
-"""The admin's pages of Celery: its results, the queues that programs have declared, and what a move has set aside."""
+"""Admin pages of Celery: results, declared queues and pending migrations."""
 
 from . import declared_queues, pending_moves, results
 

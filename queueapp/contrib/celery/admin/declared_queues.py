@@ -1,6 +1,6 @@
-"""The queues that programs on kombu have declared: what waits in each, who takes it, what is bound to it, and how it goes.
+"""Admin page of the declared Celery queues: messages, consumers, bindings and expiry of each.
 
-Code declares them, and their names are a stranger's. What is done to one is in its history.
+Code declares them, so their names are untrusted. Actions on a queue are in its history.
 """
 
 from __future__ import annotations
@@ -32,57 +32,66 @@ from ..models import BrokerQueue, DeclaredQueue
 
 OPERATE, DELETE = "queueapp.operate_queue", "queueapp_celery.delete_declaredqueue"
 LABEL = BrokerQueue._meta.label
-#: Messages of a queue that a page counts; bindings that it names; queues that the confirm page names.
-COUNTED, BOUND, NAMED = 1000, 100, 10
+#: Maximum number of messages counted per queue, of bindings listed, and of queues named on the confirmation page.
+COUNT_LIMIT, MAX_BINDINGS, MAX_NAMES = 1000, 100, 10
 
 
-class Figures:
-    """What is in one queue: counted among so many of its messages."""
+class QueueFigures:
+    """The figures of one queue, counted up to ``COUNT_LIMIT`` messages."""
 
     def __init__(self, alias: str, name: str) -> None:
-        some = nonblocking(BrokerQueue.objects.using(alias).filter(recipient=name)).order_by()[:COUNTED]
+        counted = nonblocking(BrokerQueue.objects.using(alias).filter(recipient=name)).order_by()[:COUNT_LIMIT]
         live = Q(lease_expires__gte=Now())
-        found = some.aggregate(all=Count("pk"), leased=Count("pk", filter=live))
+        found = counted.aggregate(all=Count("pk"), leased=Count("pk", filter=live))
         self.leased = found["leased"]
         self.waiting = found["all"] - self.leased
-        self.more = found["all"] == COUNTED
-        self.delayed = nonblocking(declared.delayed(alias, name)).order_by()[:COUNTED].count()
+        self.more = found["all"] == COUNT_LIMIT
+        self.delayed = nonblocking(declared.delayed(alias, name)).order_by()[:COUNT_LIMIT].count()
         self.bindings = declared.bindings_of(alias, name)
 
 
 class DeclaredQueueList(StrictChangeList):
-    """The list, with what is in each of the queues that it shows."""
+    """The list, with the figures of each queue on the page."""
 
     def get_results(self, request: HttpRequest) -> None:
-        """Django's, and the figures of the rows that it shows."""
+        """The rows of the page, with their figures."""
         super().get_results(request)
         rows = list(self.result_list)
         alias = self.model_admin.database(request)
-        served = served_in(alias)
+        consumed = consumed_queues(alias)
         for row in rows:
-            row.figures, row.served = Figures(alias, row.pk), served
+            row.figures, row.consumed = QueueFigures(alias, row.pk), consumed
         self.result_list = rows
 
 
-def served_in(alias: str) -> set[str] | None:
-    """The queues that live workers take from; None: one of them does not say."""
+def consumed_queues(alias: str) -> set[str] | None:
+    """The queues that live workers consume; None: a worker does not report its queues."""
     return live_on(alias, [LABEL])[LABEL].recipients
 
 
 @admin.register(DeclaredQueue)
 class DeclaredQueueAdmin(ReadOnlyAdmin, OfDatabases):
-    """One row a queue. It goes by ``delete_queues``: Django's page for that would leave what is in it."""
+    """One row per queue. The action ``delete_queues`` deletes one with its messages, which Django's delete page would leave behind."""
 
     show_facets = admin.ShowFacets.NEVER
-    list_display = ("queue_name", "waiting", "taken", "bound", "goes")
+    list_display = ("queue_name", "waiting", "consumer", "bound", "expiry")
     list_display_links = ("queue_name",)
     list_filter = (DatabaseFilter,)
     list_per_page = 50
     ordering = ("name",)
     search_fields = ("name",)
-    search_help_text = "A name, or its beginning."
+    search_help_text = "A name or the beginning of one."
     actions = ("purge", "delete_queues")
-    readonly_fields = ("queue_name", "waiting", "taken", "bindings", "goes", "message_ttl", "declared_with", "declared")
+    readonly_fields = (
+        "queue_name",
+        "waiting",
+        "consumer",
+        "bindings",
+        "expiry",
+        "message_ttl",
+        "declared_with",
+        "declared",
+    )
     fields = readonly_fields
 
     # -- permissions -----------------------------------------------------------------------------------------------
@@ -91,17 +100,17 @@ class DeclaredQueueAdmin(ReadOnlyAdmin, OfDatabases):
         return request.user.has_perm(OPERATE) or super().has_view_permission(request, obj)
 
     def has_operate_permission(self, request: HttpRequest) -> bool:
-        """Purging, as of any queue."""
+        """Permission to purge, as for any queue."""
         return request.user.has_perm(OPERATE)
 
     def has_delete_queue_permission(self, request: HttpRequest) -> bool:
-        """Deleting a queue: Django's delete permission."""
+        """Permission to delete a queue: Django's delete permission."""
         return request.user.has_perm(DELETE)
 
-    # -- where a row is: a name may have a colon in it -------------------------------------------------------------
+    # -- keys: the name of a queue may contain a colon -------------------------------------------------------------
 
     def key_of(self, row: Any) -> str:
-        """Always with its database."""
+        """The key with the database alias."""
         return f"{row._state.db}:{row.pk}"
 
     def place_of(self, key: str) -> tuple[str, str]:
@@ -116,7 +125,7 @@ class DeclaredQueueAdmin(ReadOnlyAdmin, OfDatabases):
         return DeclaredQueueList
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
-        """Only what the filter offers."""
+        """Only the lookup of the filter."""
         return lookup == DatabaseFilter.parameter_name
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
@@ -135,12 +144,12 @@ class DeclaredQueueAdmin(ReadOnlyAdmin, OfDatabases):
         """The read-only page of one queue."""
         show, alias = super().change_view, self.place_of(unquote(object_id))[0]
         name = f"{self.admin_site.name}:{self.opts.app_label}_{self.opts.model_name}_history"
-        # Django's own link would leave out the database.
+        # Django's own link lacks the database.
         context = {"history_url": reverse(name, args=(object_id,)), **(extra_context or {})}
         return self.or_note(request, alias, lambda: show(request, object_id, form_url, context))
 
     def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
-        """Who did what to one queue, and when."""
+        """The actions on one queue."""
         show, alias = super().history_view, self.place_of(unquote(object_id))[0]
         return self.or_note(request, alias, lambda: show(request, object_id, extra_context))
 
@@ -148,28 +157,28 @@ class DeclaredQueueAdmin(ReadOnlyAdmin, OfDatabases):
         alias, name = self.place_of(object_id)
         row = self.get_queryset(request).using(alias).filter(pk=name).first()
         if row is not None:
-            row.figures, row.served = Figures(alias, name), served_in(alias)
+            row.figures, row.consumed = QueueFigures(alias, name), consumed_queues(alias)
         return row
 
     # -- columns and fields ----------------------------------------------------------------------------------------
 
     @admin.display(description="queue", ordering="name")
     def queue_name(self, row: DeclaredQueue) -> SafeString:
-        kinds = [word for word, said in (("durable", row.durable), ("auto-delete", row.auto_delete)) if said]
+        kinds = [word for word, is_set in (("durable", row.durable), ("auto-delete", row.auto_delete)) if is_set]
         return display.below(untrusted.inline(row.name, 80), ", ".join(kinds))
 
-    @admin.display(description="waiting, leased")
+    @admin.display(description="ready, in flight")
     def waiting(self, row: Any) -> SafeString:
-        of: Figures = row.figures
+        of: QueueFigures = row.figures
         plus = "+" if of.more else ""
-        delayed = f"{of.delayed:,}{'+' if of.delayed == COUNTED else ''} delayed" if of.delayed else ""
-        return display.below(f"{of.waiting:,}{plus}", f"{of.leased:,}{plus} leased" if of.leased else "", delayed)
+        delayed = f"{of.delayed:,}{'+' if of.delayed == COUNT_LIMIT else ''} delayed" if of.delayed else ""
+        return display.below(f"{of.waiting:,}{plus}", f"{of.leased:,}{plus} in flight" if of.leased else "", delayed)
 
-    @admin.display(description="taken")
-    def taken(self, row: Any) -> SafeString:
-        if row.served is None:
-            return display.badge("quiet", "not known")
-        return display.badge("good", "served") if row.name in row.served else display.badge("quiet", "no live worker")
+    @admin.display(description="consumer")
+    def consumer(self, row: Any) -> SafeString:
+        if row.consumed is None:
+            return display.badge("quiet", "unknown")
+        return display.badge("good", "active consumer") if row.name in row.consumed else display.badge("quiet", "none")
 
     @admin.display(description="bound to")
     def bound(self, row: Any) -> SafeString:
@@ -184,19 +193,19 @@ class DeclaredQueueAdmin(ReadOnlyAdmin, OfDatabases):
         found = row.figures.bindings
         if not found:
             return display.NOTHING
-        # One line each, whatever is in its names.
-        lines = [" ".join(f"{exchange} [{key}]".split()) for exchange, key in found[:BOUND]]
-        if len(found) > BOUND:
-            lines.append(f"and {len(found) - BOUND:,} more")
+        # One line each, even if a name contains line breaks.
+        lines = [" ".join(f"{exchange} [{key}]".split()) for exchange, key in found[:MAX_BINDINGS]]
+        if len(found) > MAX_BINDINGS:
+            lines.append(f"and {len(found) - MAX_BINDINGS:,} more")
         return format_html('<pre class="queueapp-text">{}</pre>', untrusted.text("\n".join(lines)).text)
 
-    @admin.display(description="goes by itself", ordering="expires_at")
-    def goes(self, row: Any) -> Any:
+    @admin.display(description="expires", ordering="expires_at")
+    def expiry(self, row: Any) -> Any:
         return "never" if row.expires_at is None else display.ago(row.expires_at, row.db_now)
 
-    @admin.display(description="a message may wait")
+    @admin.display(description="message TTL")
     def message_ttl(self, row: DeclaredQueue) -> str:
-        return "without end" if row.message_ttl_ms is None else f"{row.message_ttl_ms / 1000:,.3f} s"
+        return "none" if row.message_ttl_ms is None else f"{row.message_ttl_ms / 1000:,.3f} s"
 
     @admin.display(description="arguments")
     def declared_with(self, row: DeclaredQueue) -> SafeString:
@@ -210,21 +219,23 @@ class DeclaredQueueAdmin(ReadOnlyAdmin, OfDatabases):
     def declared(self, row: Any) -> Any:
         return display.ago(row.declared_at, row.db_now)
 
-    # -- what can be done ------------------------------------------------------------------------------------------
+    # -- actions ------------------------------------------------------------------------------------------
 
     @admin.action(description="Purge", permissions=["operate"])
     def purge(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
-        """Delete what waits in these queues."""
-        explanation = "Every message that waits there, delayed ones too, is deleted for good. What a worker has stays."
+        """Delete the ready and the delayed messages of these queues."""
+        explanation = (
+            "Ready and delayed messages are deleted permanently; their tasks become REVOKED. Messages in flight stay."
+        )
         return self._do(request, queryset, "purge", "Purge", explanation, _purge, CHANGE)
 
     @admin.action(description="Delete", permissions=["delete_queue"])
     def delete_queues(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
-        """Delete queues that nobody takes from."""
+        """Delete queues without an active consumer."""
         explanation = (
-            "What is chosen goes for good, with its bindings and every message in it, delayed ones too. A queue that a live worker "
-            "takes from is left alone. Programs that publish to one by an exchange have to declare it again, or what they publish "
-            "is dropped."
+            "The queues are deleted permanently, with their bindings and messages, delayed ones included; their tasks become REVOKED. "
+            "A queue with an active consumer is skipped. Programs that publish to a deleted queue through an exchange must declare "
+            "it again, or their messages are dropped."
         )
         return self._do(request, queryset, "delete_queues", "Delete", explanation, _delete, DELETION)
 
@@ -241,12 +252,12 @@ class DeclaredQueueAdmin(ReadOnlyAdmin, OfDatabases):
         if is_gone(self, request, queryset):
             return None
         rows = list(queryset.order_by("name"))
-        several = f"{len(rows)} queue{'' if len(rows) == 1 else 's'}"
+        count_text = f"{len(rows)} queue{'' if len(rows) == 1 else 's'}"
         if "confirmed" not in request.POST:
             return ask(
-                self, request, title=f"{label} {several}?", explanation=explanation,
-                few=[untrusted.inline(row.name, 200) for row in rows[:NAMED]],
-                more=str(len(rows) - NAMED) if len(rows) > NAMED else "",
+                self, request, title=f"{label} {count_text}?", explanation=explanation,
+                few=[untrusted.inline(row.name, 200) for row in rows[:MAX_NAMES]],
+                more=str(len(rows) - MAX_NAMES) if len(rows) > MAX_NAMES else "",
                 hidden=[("action", name), *((ACTION_CHECKBOX_NAME, row.pk) for row in rows)],
                 yes=label, dangerous=True, post_to=request.get_full_path(), back_to=self.list_url(queryset.db),
             )  # fmt: skip
@@ -259,7 +270,7 @@ class DeclaredQueueAdmin(ReadOnlyAdmin, OfDatabases):
             log_entry(self, request, f"{label}: {display.messages(changed)}.", row=row, flag=flag).save()
         text = f"{display.messages(count)} deleted from {done} queue{'' if done == 1 else 's'}."
         if done < len(rows):
-            text += f" {len(rows) - done} left alone: a live worker takes from it, or may."
+            text += f" {len(rows) - done} skipped: a live worker consumes it, or may."
         self.message_user(request, text, messages.SUCCESS if done == len(rows) else messages.WARNING)
         return None
 
@@ -269,10 +280,10 @@ def _purge(alias: str, name: str) -> int | None:
 
 
 def _delete(alias: str, name: str) -> int | None:
-    served = served_in(alias)
-    return None if served is None or name in served else declared.delete(alias, name)
+    consumed = consumed_queues(alias)
+    return None if consumed is None or name in consumed else declared.delete(alias, name)
 
 
-def _binding(exchange: str, key: str, longest: int) -> SafeString:
-    of = untrusted.inline(exchange, longest)
-    return format_html("{} [{}]", of, untrusted.inline(key, longest)) if key else of
+def _binding(exchange: str, key: str, max_length: int) -> SafeString:
+    shown = untrusted.inline(exchange, max_length)
+    return format_html("{} [{}]", shown, untrusted.inline(key, max_length)) if key else shown

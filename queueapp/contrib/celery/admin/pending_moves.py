@@ -1,6 +1,7 @@
-"""What ``movebroker`` has taken out of our queues and not brought into another broker yet: to be looked at, and nothing else.
+"""Read-only admin page of pending migrations: messages that ``movebroker`` took out and has not delivered to the other broker yet.
 
-Whether one has arrived only the move knows. Run again it goes on with them, and ``--put-back`` gives them back.
+Only ``movebroker`` can tell whether such a message has arrived. Run again, the command continues with them; ``--put-back`` returns
+them to their queues.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from ..models import BrokerQueue, PendingMove
 
 @admin.register(PendingMove)
 class PendingMoveAdmin(ResultsAdmin):
-    """One row a message. Bodies are for those who may see the queue's."""
+    """One row per message. The body is shown to users who may view the messages of the queue."""
 
-    title = "Celery messages that are being moved"
+    title = "Pending migrations"
     rows_are = "message"
     list_order = "-number"
     list_display = ("numbered", "task", "queue_name", "body_size", "since")
     list_display_links = ("numbered",)
     list_filter = (DatabaseFilter,)
     ordering = ("-number",)
-    search_help_text = "The whole name of a queue."
-    readonly_fields = ("numbered", "task", "queue_name", "since", "said", "content")
+    search_help_text = "The full name of a queue."
+    readonly_fields = ("numbered", "task", "queue_name", "since", "headers_shown", "content")
     fields = readonly_fields
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
@@ -45,7 +46,7 @@ class PendingMoveAdmin(ResultsAdmin):
         return rows.annotate(db_now=Now(output_field=UtcField()), size=ByteLength("body"))
 
     def prepare_rows(self, rows: list[Any]) -> None:
-        """Nothing more is known of them."""
+        """No further columns."""
 
     def is_key(self, value: str) -> bool:
         return value.isdecimal()
@@ -79,7 +80,7 @@ class PendingMoveAdmin(ResultsAdmin):
             kind = None
         return untrusted.inline(kind, 120) if kind else display.NOTHING
 
-    @admin.display(description="out of the queue")
+    @admin.display(description="queue")
     def queue_name(self, row: PendingMove) -> SafeString:
         return untrusted.inline(row.queue, 255)
 
@@ -87,23 +88,23 @@ class PendingMoveAdmin(ResultsAdmin):
     def body_size(self, row: Any) -> str:
         return display.size(row.size)
 
-    @admin.display(description="set aside")
+    @admin.display(description="taken out")
     def since(self, row: Any) -> Any:
         return display.ago(row.taken_at, row.db_now)
 
     @admin.display(description="headers")
-    def said(self, row: PendingMove) -> SafeString:
+    def headers_shown(self, row: PendingMove) -> SafeString:
         whole = row.headers.encode("utf-8", "replace")
         return _text(untrusted.body(whole[: untrusted.SHOWN], len(whole)))
 
     @admin.display(description="body")
     def content(self, row: Any) -> SafeString | str:
         if not row.shows_body:
-            return "You may not see the bodies of this queue."
+            return "You may not view the bodies of this queue."
         whole = None if row.body is None else bytes(row.body)
         return _text(untrusted.body(whole and whole[: untrusted.SHOWN], None if whole is None else len(whole)))
 
 
 def _text(shown: untrusted.Shown) -> SafeString:
-    cut = "" if shown.complete else "\n(the rest is not shown)"
+    cut = "" if shown.complete else "\n(truncated)"
     return format_html('<pre class="queueapp-text">{}{}</pre>', shown.text, cut)

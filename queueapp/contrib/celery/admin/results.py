@@ -1,4 +1,4 @@
-"""The results of Celery's tasks: a list and a page for each, which nobody edits and which may hold a stranger's text."""
+"""Read-only admin page of Celery results. All texts are untrusted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ....models import Now, UtcField
 from ....sql import nonblocking
 from ..models import MAX_ID_LENGTH, CeleryResult
 
-#: How a state looks; one of the task's own is work that is under way.
+#: Badge colour of each state; a custom state of a task counts as running.
 _TONES: dict[str, display.Tone] = {
     "PENDING": "quiet", "RECEIVED": "quiet", "STARTED": "busy", "SUCCESS": "good", "FAILURE": "bad", "REVOKED": "warn",
     "RETRY": "warn",
@@ -27,13 +27,13 @@ _LARGE = ("result", "traceback", "children", "args", "kwargs", "meta")
 
 
 class StateFilter(BoundedFilter):
-    """Celery's own states."""
+    """Filters by Celery's own states."""
 
     title = "state"
     parameter_name = "status"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [(one, one.lower()) for one in ("STARTED", "SUCCESS", "FAILURE", "RETRY", "REVOKED")]
+        return [(state, state.lower()) for state in ("STARTED", "SUCCESS", "FAILURE", "RETRY", "REVOKED")]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         return queryset if self.value() is None else queryset.filter(status=self.value())
@@ -41,7 +41,7 @@ class StateFilter(BoundedFilter):
 
 @admin.register(CeleryResult)
 class CeleryResultAdmin(ResultsAdmin):
-    """What became of tasks, the last first."""
+    """The results of tasks, newest first."""
 
     title = "Celery results"
     list_order = "-number"
@@ -65,7 +65,7 @@ class CeleryResultAdmin(ResultsAdmin):
         return nonblocking(rows).annotate(db_now=Now(output_field=UtcField()))
 
     def prepare_rows(self, rows: list[Any]) -> None:
-        """Nothing more is known of them."""
+        """No further columns."""
 
     def is_key(self, value: str) -> bool:
         return value.isdecimal()
@@ -77,7 +77,7 @@ class CeleryResultAdmin(ResultsAdmin):
         sought = len(term) <= MAX_ID_LENGTH and "\0" not in term
         return (queryset.filter(task_id=term) if sought else queryset.none()), False
 
-    # -- the page of one -----------------------------------------------------------------------------------------------
+    # -- the detail page -----------------------------------------------------------------------------------------------
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
         alias, primary = self.place_of(object_id)
@@ -118,7 +118,7 @@ class CeleryResultAdmin(ResultsAdmin):
     @admin.display(description="arguments")
     def arguments(self, row: CeleryResult) -> Any:
         if row.args is None and row.kwargs is None:
-            return "Not kept: result_extended is off."
+            return "Not stored: result_extended is off."
         return format_html_join("", "{}", ((_block(part),) for part in (row.args, row.kwargs) if part is not None))
 
     @admin.display(description="result")
@@ -129,20 +129,20 @@ class CeleryResultAdmin(ResultsAdmin):
     def raised(self, row: CeleryResult) -> Any:
         return _block(row.traceback)
 
-    @admin.display(description="tasks it sent")
+    @admin.display(description="child tasks")
     def sent(self, row: CeleryResult) -> Any:
         return _block(row.children)
 
-    @admin.display(description="more")
+    @admin.display(description="further data")
     def more(self, row: CeleryResult) -> Any:
         return _block(row.meta)
 
 
 def _block(text: str | None) -> SafeString:
-    """JSON laid out, or the text as it is; bounded."""
+    """Formatted JSON, or the text; bounded."""
     if not text:
         return display.NOTHING
     whole = text.encode("utf-8", "replace")
     shown = untrusted.body(whole[: untrusted.SHOWN], len(whole))
-    cut = "" if shown.complete else "\n(the rest is not shown)"
+    cut = "" if shown.complete else "\n(truncated)"
     return format_html('<pre class="queueapp-text">{}{}</pre>', shown.text, cut)

@@ -62,7 +62,7 @@ class QueueappEndpoint:
     def set_aside(self, queue: str, limit: int) -> None:
         """Take so many messages out of a queue, the most urgent first, then what is delayed for it; what a worker has stays."""
         with transaction.atomic(using=self.alias):
-            ready = topology.ready(self.alias, queue).order_by("-priority", "seq")
+            ready = topology.ready_messages(self.alias, queue).order_by("-priority", "seq")
             kept = self._take(ready, BrokerQueue, limit)
             if len(kept) < limit:
                 delayed = topology.delayed(self.alias, queue).order_by("due", "number")

@@ -1,4 +1,4 @@
-"""The admin's pages of declared queues, and of what a move has set aside."""
+"""The admin's pages of declared queues and of pending migrations."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def test_queues_are_listed_with_what_is_in_them(operator: Client, queues: Any) -
     assert page.status_code == 200
     for expected in (
         "Celery queues",
-        "1 leased",
+        "1 in flight",
         "1 delayed",
         "amq.fanout",
         "durable",
         "auto-delete",
-        "no live worker",
+        "none",
     ):
         assert expected in text
     of = {row.name: row.figures for row in page.context["cl"].result_list}
@@ -137,11 +137,11 @@ def test_a_queue_that_a_live_worker_takes_from_is_not_deleted(operator: Client, 
         supervisor=uuid.uuid4(), id=uuid.uuid4(), queue=LABEL, process=1, consumers=json.dumps([(HOSTILE, "")]),
         heartbeat_at=Now(), alive_until=timezone.now() + timedelta(minutes=1),
     )  # fmt: skip
-    assert "served" in operator.get(url(DeclaredQueue)).content.decode()
+    assert "active consumer" in operator.get(url(DeclaredQueue)).content.decode()
 
     page = operate(operator, DeclaredQueue, "delete_queues", HOSTILE, "gone soon")
 
-    assert "1 left alone: a live worker takes from it" in notes(page)[0]
+    assert "1 skipped: a live worker consumes it" in notes(page)[0]
     assert list(DeclaredQueue.objects.values_list("name", flat=True)) == [HOSTILE]
     assert BrokerQueue.objects.count() == 3
 
@@ -178,7 +178,7 @@ def test_what_a_move_has_set_aside_is_shown(operator: Client, aside: PendingMove
     listed = operator.get(url(PendingMove)).content.decode()
     page = operator.get(url(PendingMove, "change", aside.pk)).content.decode()
 
-    assert "Celery messages that are being moved" in listed
+    assert "Pending migrations" in listed
     assert str(aside.message_id) in listed
     assert "secret" in page
     for text in (listed, page):

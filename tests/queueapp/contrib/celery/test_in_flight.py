@@ -33,15 +33,15 @@ def test_a_token_serves_the_claims_of_half_a_lease(clock: Clock) -> None:
 def test_the_leases_of_a_token_last_as_long_as_the_first_of_them(clock: Clock) -> None:
     leases = Leases(lambda: None)
     token = leases.token(10.0)
-    leases.took(token, [1, 2], 99.0, 10.0, True)
-    leases.took(token, [2, 3], 101.0, 10.0, True)
+    leases.add(token, [1, 2], 99.0, 10.0, True)
+    leases.add(token, [2, 3], 101.0, 10.0, True)
 
     assert leases._batches[token].expires == 109.0
     assert leases.outstanding == 3
     assert leases.received == 3, "one that came again was there already"
 
     leases.forget([LeasedMessage(seq, token) for seq in (1, 2, 3)])
-    leases.took(token, [4], 103.0, 12.0, False)
+    leases.add(token, [4], 103.0, 12.0, False)
     batch = leases._batches[token]
     assert (batch.expires, batch.period, batch.renews) == (115.0, 12.0, False)
 
@@ -49,10 +49,10 @@ def test_the_leases_of_a_token_last_as_long_as_the_first_of_them(clock: Clock) -
 def test_what_is_ended_is_forgotten(clock: Clock) -> None:
     leases = Leases(lambda: None)
     old = leases.token(10.0)
-    leases.took(old, [1, 2], 100.0, 10.0, True)
+    leases.add(old, [1, 2], 100.0, 10.0, True)
     clock.now += 5.0
     new = leases.token(10.0)
-    leases.took(new, [3], 105.0, 10.0, True)
+    leases.add(new, [3], 105.0, 10.0, True)
 
     leases.forget([LeasedMessage(1, old), LeasedMessage(3, new)])
     assert leases.outstanding == 1
@@ -71,5 +71,5 @@ def test_of_many_acks_the_first_wakes_who_writes_them(clock: Clock) -> None:
         clock.now += 1.0
 
     assert calls == [100.0]
-    assert leases.waits_since == 100.0
+    assert leases.unwritten_since == 100.0
     assert not leases.idle

@@ -22,67 +22,67 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def looking(clock: Clock) -> Poller:
+def poller(clock: Clock) -> Poller:
     return Poller(TransportOptions({"max_prefetch": 20}))
 
 
-def waits(looking: Poller, clock: Clock) -> float:
-    return round(looking.next_look(QUEUES) - clock.now, 3)
+def waits(poller: Poller, clock: Clock) -> float:
+    return round(poller.next_poll(QUEUES) - clock.now, 3)
 
 
 def test_what_was_never_looked_through_is_at_once_and_what_had_something_at_once_again(
-    looking: Poller, clock: Clock
+    poller: Poller, clock: Clock
 ) -> None:
-    assert looking.may_look(QUEUES, paused=False)
-    looking.looked(QUEUES, found=True, hears=True)
-    assert looking.may_look(QUEUES, paused=False)
+    assert poller.is_due(QUEUES, paused=False)
+    poller.polled(QUEUES, found=True, notifications=True)
+    assert poller.is_due(QUEUES, paused=False)
 
 
 def test_who_found_nothing_looks_again_after_a_while_or_when_it_is_told(
-    looking: Poller, clock: Clock, settings: Any
+    poller: Poller, clock: Clock, settings: Any
 ) -> None:
     settings.QUEUEAPP = {"NOTIFY_INTERVAL": 0.1}
-    looking.looked(QUEUES, found=True, hears=True)
-    looking.looked(QUEUES, found=False, hears=True)
-    assert waits(looking, clock) == 0.1, "of a sender that goes on a wake-up comes once an interval"
-    looking.looked(QUEUES, found=False, hears=True)
-    assert waits(looking, clock) == 5.0
-    assert not looking.may_look(QUEUES, paused=False)
-    assert looking.may_look(("r",), paused=False), "others are looked through at their own times"
+    poller.polled(QUEUES, found=True, notifications=True)
+    poller.polled(QUEUES, found=False, notifications=True)
+    assert waits(poller, clock) == 0.1, "of a sender that goes on a wake-up comes once an interval"
+    poller.polled(QUEUES, found=False, notifications=True)
+    assert waits(poller, clock) == 5.0
+    assert not poller.is_due(QUEUES, paused=False)
+    assert poller.is_due(("r",), paused=False), "others are looked through at their own times"
     clock.now += 5.0
-    assert looking.may_look(QUEUES, paused=False)
+    assert poller.is_due(QUEUES, paused=False)
 
-    looking.looked(QUEUES, found=False, hears=False)
-    assert waits(looking, clock) == 0.3
-    looking.told = True
-    assert looking.may_look(QUEUES, paused=False)
-    assert not looking.told
+    poller.polled(QUEUES, found=False, notifications=False)
+    assert waits(poller, clock) == 0.3
+    poller.notified = True
+    assert poller.is_due(QUEUES, paused=False)
+    assert not poller.notified
 
 
-def test_without_wake_ups_it_looks_often(looking: Poller, clock: Clock, settings: Any) -> None:
+def test_without_wake_ups_it_looks_often(poller: Poller, clock: Clock, settings: Any) -> None:
     settings.QUEUEAPP = {"NOTIFY": False, "NOTIFY_INTERVAL": 0.1}
-    looking.looked(QUEUES, found=True, hears=False)
-    looking.looked(QUEUES, found=False, hears=False)
-    assert waits(looking, clock) == 0.3
+    poller.polled(QUEUES, found=True, notifications=False)
+    poller.polled(QUEUES, found=False, notifications=False)
+    assert waits(poller, clock) == 0.3
 
 
-def test_a_paused_queue_is_looked_at_later(looking: Poller, clock: Clock) -> None:
-    assert not looking.may_look(QUEUES, paused=True)
-    assert waits(looking, clock) == 2.0
-    assert not looking.may_look(QUEUES, paused=False)
+def test_a_paused_queue_is_looked_at_later(poller: Poller, clock: Clock) -> None:
+    assert not poller.is_due(QUEUES, paused=True)
+    assert waits(poller, clock) == 2.0
+    assert not poller.is_due(QUEUES, paused=False)
     clock.now += 2.0
-    assert looking.may_look(QUEUES, paused=False)
+    assert poller.is_due(QUEUES, paused=False)
 
 
-def test_more_are_read_ahead_while_they_are_handled_in_a_moment(looking: Poller, clock: Clock) -> None:
+def test_more_are_read_ahead_while_they_are_handled_in_a_moment(poller: Poller, clock: Clock) -> None:
     def after(seconds: float) -> int:
-        looking.read_at = clock.now
+        poller.read_at = clock.now
         clock.now += seconds
-        return looking.readable(QUEUES)
+        return poller.next_read_ahead(QUEUES)
 
     assert [after(0.01) for _ in range(4)] == [8, 16, 20, 20], "at most max_prefetch"
     assert after(0.1) == 10
     assert after(0.1) == 5
     assert after(0.2) == 0, "tasks take long: none waits here that others could have"
-    looking.looked(QUEUES, found=False, hears=True)
+    poller.polled(QUEUES, found=False, notifications=True)
     assert after(0.01) == 0, "nothing came"

@@ -12,7 +12,7 @@ import pytest
 from django.db import DatabaseError
 
 import queueapp.contrib.celery  # noqa: F401 - makes the URL known
-from queueapp.contrib.celery import process_agent as member_module
+from queueapp.contrib.celery import process_agent as agent_module
 from queueapp.contrib.celery import topology
 from queueapp.contrib.celery.models import BrokerQueue, DeclaredQueue
 from queueapp.contrib.celery.process_agent import agent_of, stop_agents
@@ -39,12 +39,12 @@ def test_who_consumes_has_a_row_that_says_what(conn: Any, alias: str, consume: C
 def test_who_is_told_so_takes_part_in_no_services(alias: str) -> None:
     with kombu.Connection(f"queueapp://{alias}", transport_options={"services": False}) as conn:
         kombu.Consumer(conn.channel(), [kombu.Queue("q")], on_message=lambda _: None).consume()
-        member = agent_of(alias)
+        agent = agent_of(alias)
         now = time.monotonic()
         for later in (0, 5):
-            member._serve_others(now + later)
-        assert member._acks_since is not None
-        assert not member._services
+            agent._run_services(now + later)
+        assert agent._consuming_since is not None
+        assert not agent._services
 
 
 def test_a_paused_queue_is_left_alone(conn: Any, alias: str, consume: Consume) -> None:
@@ -78,11 +78,11 @@ def test_a_queue_in_use_is_declared_again_when_it_was_deleted(conn: Any, alias: 
 def test_a_queue_that_its_consumer_deletes_while_it_is_looked_at_stays_deleted(
     conn: Any, alias: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Seen on a busy machine, of the queue of an answer: the keeper of all leases ended, for a name it did not find."""
+    """Seen on a busy machine, of the queue of an answer: the agent of all leases ended, for a name it did not find."""
     channel = conn.channel()
     queue = kombu.Queue("answers", expires=1.0)
     consumer = kombu.Consumer(channel, [queue], on_message=lambda _: None)
-    refresh = topology.refresh
+    refresh = topology.extend
     looked: list[bool] = []
 
     def deleted_meanwhile(*given: Any) -> set[str]:
@@ -92,7 +92,7 @@ def test_a_queue_that_its_consumer_deletes_while_it_is_looked_at_stays_deleted(
         looked.append("answers" in gone)
         return gone
 
-    monkeypatch.setattr(topology, "refresh", deleted_meanwhile)
+    monkeypatch.setattr(topology, "extend", deleted_meanwhile)
     consumer.consume()
     keeps = agent_of(alias)._life
 
@@ -113,78 +113,78 @@ def test_what_keeps_the_leases_goes_on_after_an_error_of_another_kind(
 
     def fails(*given: Any) -> set[str]:
         failures.append(given)
-        raise DatabaseError("away") if len(failures) == 1 else TypeError("nobody expects this")
+        raise DatabaseError("away") if len(failures) == 1 else TypeError("unexpected")
 
     with monkeypatch.context() as patch:
-        patch.setattr(topology, "refresh", fails)
-        member = agent_of(alias)
+        patch.setattr(topology, "extend", fails)
+        agent = agent_of(alias)
         for _ in range(3):
-            member._refreshed_at = float("-inf")
+            agent._refreshed_at = float("-inf")
             seen = len(failures)
             found = consume("q")
-            member.wake()
+            agent.wake()
             eventually(lambda seen=seen: len(failures) > seen)  # type: ignore[misc]
     publish(conn, "x")
     eventually(lambda: drained(conn) or found)
     found[0].ack()
 
     eventually(lambda: not rows(alias).exists())
-    assert member.is_alive()
-    told = [record for record in caplog.records if record.exc_info and "goes on" in record.message]
+    assert agent.is_alive()
+    told = [record for record in caplog.records if record.exc_info and "the agent continues" in record.message]
     assert len(told) == 1
-    assert "nobody expects this" in caplog.text
+    assert "unexpected" in caplog.text
 
 
 def test_what_helps_the_keeper_is_started_again_when_it_has_ended(
     conn: Any, alias: str, consume: Consume, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     consume("q")
-    member = agent_of(alias)
-    eventually(lambda: all(helper.is_alive() for helper in member._helpers))
-    for helper in member._helpers:
+    agent = agent_of(alias)
+    eventually(lambda: all(helper.is_alive() for helper in agent._helpers))
+    for helper in agent._helpers:
         assert helper.stop(DEADLINE)
-    row = Subscriber.objects.using(alias).filter(pk=member.leases.owner)
+    row = Subscriber.objects.using(alias).filter(pk=agent.leases.owner)
     eventually(row.exists)
     before = row.get().heartbeat_at
 
     def beats() -> None:
-        member._next_beat = 0.0
-        member.wake()
+        agent._next_beat = 0.0
+        agent.wake()
 
     with monkeypatch.context() as patch:
-        for helper in member._helpers:
+        for helper in agent._helpers:
             patch.setattr(helper, "start", lambda: (_ for _ in ()).throw(RuntimeError("can't start new thread")))
         beats()
         eventually(lambda: row.get().heartbeat_at > before)  # what cannot be started takes nothing else away
     beats()
 
-    eventually(lambda: all(helper.is_alive() for helper in member._helpers))
+    eventually(lambda: all(helper.is_alive() for helper in agent._helpers))
 
 
 def test_the_end_of_a_process_waits_for_one_that_is_signing_off(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seen on a busy machine: a worker that took longer to end than its keeper stays was gone while that deleted its row."""
-    monkeypatch.setattr(member_module, "LINGER", 0.0)
-    member = agent_of(alias)
+    """Seen on a busy machine: a worker that took longer to end than its agent stays was gone while that deleted its row."""
+    monkeypatch.setattr(agent_module, "LINGER", 0.0)
+    agent = agent_of(alias)
     signs_off = threading.Event()
 
     def flush(connection: Any) -> int:
         signs_off.set()
-        eventually(lambda: member._asked)
+        eventually(lambda: agent._asked)
         return 0
 
     with kombu.Connection(f"queueapp://{alias}") as conn:
         kombu.Consumer(conn.channel(), [kombu.Queue("q")], on_message=lambda _: None).consume()
-        row = Subscriber.objects.using(alias).filter(pk=member.leases.owner)
+        row = Subscriber.objects.using(alias).filter(pk=agent.leases.owner)
         eventually(row.exists)
-        monkeypatch.setattr(member.leases, "flush", flush)
+        monkeypatch.setattr(agent.leases, "flush", flush)
         conn.transport._agent = None  # it has nothing to write
     assert signs_off.wait(DEADLINE)
 
     stop_agents()
 
     assert not row.exists()
-    assert not member.is_alive()
-    assert member not in member_module._leaving
+    assert not agent.is_alive()
+    assert agent not in agent_module._stopping_agents
 
 
 def test_one_that_was_told_to_end_is_replaced(conn: Any, alias: str, consume: Consume) -> None:
@@ -202,8 +202,8 @@ def test_a_connection_that_comes_when_all_others_have_left_has_another_keeper(
     conn: Any, alias: str, consume: Consume, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = agent_of(alias)
-    joined = first.joined
-    monkeypatch.setattr(first, "joined", lambda transport: member_module._leave(first) and joined(transport))
+    register = first.register
+    monkeypatch.setattr(first, "register", lambda transport: agent_module._leave(first) and register(transport))
 
     found = consume("q")
 
@@ -219,9 +219,9 @@ def test_a_queue_that_stays_for_less_than_those_before_it_is_kept(
     """Seen: that of remote control of a worker with gevent, which comes after the others. It was deleted after ten seconds, and
     whatever was said to that worker in the next twenty was lost."""
     kept, deleted = [], []
-    refresh, reap = topology.refresh, topology.reap
-    monkeypatch.setattr(topology, "refresh", lambda *given: (kept.append(given), refresh(*given))[1])
-    monkeypatch.setattr(topology, "reap", lambda alias: (deleted.extend(gone := reap(alias)), gone)[1])
+    refresh, reap = topology.extend, topology.delete_expired
+    monkeypatch.setattr(topology, "extend", lambda *given: (kept.append(given), refresh(*given))[1])
+    monkeypatch.setattr(topology, "delete_expired", lambda alias: (deleted.extend(gone := reap(alias)), gone)[1])
     consume("q")
     eventually(lambda: kept)  # nothing of it goes by itself: it looks after that again half a minute later
     queue = kombu.Queue("late", expires=10.0)

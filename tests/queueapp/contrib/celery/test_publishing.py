@@ -20,7 +20,7 @@ import queueapp.contrib.celery  # noqa: F401 - makes the URL known
 from queueapp import delayed
 from queueapp.contrib.celery import topology
 from queueapp.contrib.celery.models import Binding, BrokerQueue, DeclaredQueue, Exchange
-from queueapp.contrib.celery.serialization import level_of
+from queueapp.contrib.celery.serialization import priority_level
 from queueapp.errors import InvalidMessage, InvalidOption
 from queueapp.models import DelayedMessage, Now
 from tests.kill_session import kill_this
@@ -207,7 +207,7 @@ def test_a_queue_that_nobody_uses_is_deleted_with_what_is_in_it(conn: Any, alias
     conn.Producer().publish("x", routing_key="gone")
     DeclaredQueue.objects.using(alias).filter(pk="gone").update(expires_at=Now() - timedelta(seconds=1))
 
-    assert topology.reap(alias) == ["gone"]
+    assert topology.delete_expired(alias) == ["gone"]
 
     assert [*DeclaredQueue.objects.using(alias).values_list("pk", flat=True)] == ["kept"]
     assert [*Binding.objects.using(alias).values_list("queue", flat=True)] == ["kept"]
@@ -221,7 +221,7 @@ def test_two_reapers_do_not_meet(conn: Any, alias: str) -> None:
     gone: list[str] = []
 
     def reap() -> None:
-        gone.extend(topology.reap(alias))
+        gone.extend(topology.delete_expired(alias))
         connections[alias].close()
 
     threads = [threading.Thread(target=reap) for _ in range(2)]
@@ -271,7 +271,7 @@ def test_bindings_can_be_taken_away(conn: Any, alias: str) -> None:
 
 
 def test_priorities_map_onto_the_levels() -> None:
-    assert [level_of(p) for p in (None, "x", -1, 0, 1, 8, 9, 10, 255)] == [0, 0, 0, 0, 1, 8, 9, 9, 9]
+    assert [priority_level(p) for p in (None, "x", -1, 0, 1, 8, 9, 10, 255)] == [0, 0, 0, 0, 1, 8, 9, 9, 9]
 
 
 @pytest.mark.parametrize("queue", ["q" * 201, "a\0b"])
@@ -289,7 +289,7 @@ def test_the_longest_name_is_accepted(conn: Any, alias: str) -> None:
 
 
 def test_a_url_that_names_no_database_says_which_there_are() -> None:
-    with pytest.raises(ImproperlyConfigured, match="queueapp://nowhere is not accepted: DATABASES has"):
+    with pytest.raises(ImproperlyConfigured, match="queueapp://nowhere: DATABASES has no 'nowhere'"):
         kombu.Connection("queueapp://nowhere").connect()
 
 

@@ -64,7 +64,7 @@ def test_one_claim_takes_from_many_queues_and_no_more_than_the_prefetch_count(
 
 
 def test_an_ack_deletes_in_batches(conn: Any, alias: str, consume: Consume, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_flight, "MOST", 7)  # of one statement
+    monkeypatch.setattr(in_flight, "MAX_KEYS", 7)  # of one statement
     publish(conn, *range(50))
     found = consume("q")
     eventually(lambda: drained(conn, 0.05) or len(found) == 50)
@@ -87,7 +87,7 @@ def test_a_late_ack_ends_nothing_that_others_have(
 
     found[0].ack()
 
-    eventually(lambda: "1 leases were lost before the ack" in caplog.text)
+    eventually(lambda: "1 lease was lost before the ack" in caplog.text)
     assert (agent_of(alias).leases.acked, agent_of(alias).leases.lost) == (0, 1)
     assert rows(alias).count() == 1
 
@@ -275,7 +275,7 @@ def test_what_is_handed_out_too_often_is_poison(alias: str) -> None:
         drained(conn)
 
     assert [message.payload for message in found] == ["often enough", "behind it"]
-    assert "handed out 4 times and never acked" in PoisonMessage.objects.using(alias).get().reason
+    assert "delivered 4 times and never acked" in PoisonMessage.objects.using(alias).get().reason
 
 
 def test_a_lease_is_renewed_while_the_consumer_works(alias: str) -> None:
@@ -304,14 +304,14 @@ def test_what_was_read_ahead_and_not_delivered_is_for_others(conn: Any, alias: s
     publish(conn, *range(4))
     consume("q", prefetch=1)
     (transport,) = {channel._transport for channel in conn.transport.channels}
-    transport._poller.ahead, transport._poller.read_at = 8, time.monotonic()  # as after a burst
+    transport._poller.read_ahead, transport._poller.read_at = 8, time.monotonic()  # as after a burst
     conn.drain_events(timeout=30)
     assert rows(alias).exclude(lease_token=None).count() > 1
 
     eventually(lambda: rows(alias).exclude(lease_token=None).count() == 1)
 
     assert sorted(row.deliveries for row in rows(alias)) == [0, 0, 0, 1]
-    assert not any(channel.ahead for channel in transport.channels)
+    assert not any(channel.read_ahead for channel in transport.channels)
 
 
 def test_a_queue_that_is_cancelled_is_left_to_others(conn: Any, alias: str) -> None:
@@ -320,8 +320,8 @@ def test_a_queue_that_is_cancelled_is_left_to_others(conn: Any, alias: str) -> N
     queues = [kombu.Queue("q"), kombu.Queue("r")]
     consumer = kombu.Consumer(conn.channel(), queues, on_message=found.append, prefetch_count=1)
     consumer.consume()
-    looking = consumer.channel._transport._poller
-    looking.ahead, looking.read_at = 8, time.monotonic()  # as after a burst
+    poller = consumer.channel._transport._poller
+    poller.read_ahead, poller.read_at = 8, time.monotonic()  # as after a burst
     conn.drain_events(timeout=30)
 
     consumer.cancel_by_queue("q")
@@ -336,7 +336,7 @@ def test_a_queue_that_is_cancelled_is_left_to_others(conn: Any, alias: str) -> N
 def test_an_idle_consumer_is_woken(conn: Any, alias: str, consume: Consume) -> None:
     found = consume("q")
     drained(conn)
-    eventually(lambda: agent_of(alias).hears)
+    eventually(lambda: agent_of(alias).receives_notifications)
     conn.transport._poller.plans = {("q",): (False, float("inf"))}  # nothing but a wake-up lets it look
 
     def publish_later() -> None:
@@ -392,7 +392,7 @@ def test_house_is_kept_in_the_database_that_the_url_names(
 ) -> None:
     settings.DATABASE_ROUTERS = [Elsewhere()]
     conn.Producer().publish("x", routing_key="nobody's", expiration=0.001)
-    eventually(lambda: not topology.ready(alias, "nobody's").exists())
+    eventually(lambda: not topology.ready_messages(alias, "nobody's").exists())
 
     consume("q")
 

@@ -137,7 +137,7 @@ def test_prefork_tries_again_what_ends_its_process_and_stops_what_overruns(start
     assert (tmp_path / "dies").read_text() == "xxx", "it does not come again for ever"
     kept = PoisonMessage.objects.get(message_type=celeryapp.dies.name)
     assert kept.deliveries == 3
-    assert kept.reason == "max_deliveries: its process died, and it was handed out 3 times."
+    assert kept.reason == "max_deliveries: its process died, after 3 deliveries."
     assert "SoftTimeLimitExceeded" in PoisonMessage.objects.get(message_type=celeryapp.overruns.name).reason
 
 

@@ -44,7 +44,7 @@ def sent(app: Celery) -> Callable[[], list[tuple[str, Any]]]:
     return sent
 
 
-def _agent(backend: Any, task_id: str, signature: Any, index: int | None = 0, **given: Any) -> Any:
+def _member(backend: Any, task_id: str, signature: Any, index: int | None = 0, **given: Any) -> Any:
     signature = signature.clone()
     signature.options.setdefault("task_id", f"body of {given.get('group', 'g')}")
     return request_of(task_id, **{"group": "g", "group_index": index, "chord": signature, **given})
@@ -55,9 +55,9 @@ def test_the_last_member_sends_the_body_with_the_results_in_their_order(
 ) -> None:
     backend.set_chord_size("g", 3)
     for index in (2, 0):
-        backend.mark_as_done(f"m{index}", index, _agent(backend, f"m{index}", body.s(), index))
+        backend.mark_as_done(f"m{index}", index, _member(backend, f"m{index}", body.s(), index))
     assert sent() == []
-    backend.mark_as_done("m1", 1, _agent(backend, "m1", body.s(), 1))
+    backend.mark_as_done("m1", 1, _member(backend, "m1", body.s(), 1))
 
     assert sent() == [("body", [0, 1, 2])]
     assert not CeleryChordPart.objects.using(alias).exists()
@@ -65,10 +65,10 @@ def test_the_last_member_sends_the_body_with_the_results_in_their_order(
 
 
 def test_members_may_end_before_their_number_is_known(backend: Any, body: Any, sent: Any) -> None:
-    backend.mark_as_done("m0", 0, _agent(backend, "m0", body.s(), 0))
+    backend.mark_as_done("m0", 0, _member(backend, "m0", body.s(), 0))
     backend.set_chord_size("g", 2)
     assert sent() == []
-    backend.mark_as_done("m1", 1, _agent(backend, "m1", body.s(), 1))
+    backend.mark_as_done("m1", 1, _member(backend, "m1", body.s(), 1))
 
     assert sent() == [("body", [0, 1])]
 
@@ -76,10 +76,10 @@ def test_members_may_end_before_their_number_is_known(backend: Any, body: Any, s
 def test_a_member_that_comes_again_is_counted_once(backend: Any, body: Any, sent: Any) -> None:
     backend.set_chord_size("g", 2)
     for value in ("first", "again"):
-        backend.mark_as_done("m0", value, _agent(backend, "m0", body.s(), 0))
+        backend.mark_as_done("m0", value, _member(backend, "m0", body.s(), 0))
     assert sent() == []
     for value in ("last", "late", "later"):
-        backend.mark_as_done("m1", value, _agent(backend, "m1", body.s(), 1))
+        backend.mark_as_done("m1", value, _member(backend, "m1", body.s(), 1))
 
     assert sent() == [("body", ["first", "last"])]
 
@@ -87,15 +87,15 @@ def test_a_member_that_comes_again_is_counted_once(backend: Any, body: Any, sent
 def test_one_task_may_be_two_members(backend: Any, body: Any, sent: Any) -> None:
     backend.set_chord_size("g", 2)
     for index in (0, 1):
-        backend.mark_as_done("same", 7, _agent(backend, "same", body.s(), index))
+        backend.mark_as_done("same", 7, _member(backend, "same", body.s(), index))
 
     assert sent() == [("body", [7, 7])]
 
 
 def test_a_member_without_a_place_comes_last(backend: Any, body: Any, sent: Any) -> None:
     backend.set_chord_size("g", 2)
-    backend.mark_as_done("m", "without", _agent(backend, "m", body.s(), None))
-    backend.mark_as_done("m0", "first", _agent(backend, "m0", body.s(), 0))
+    backend.mark_as_done("m", "without", _member(backend, "m", body.s(), None))
+    backend.mark_as_done("m0", "first", _member(backend, "m0", body.s(), 0))
 
     assert sent() == [("body", ["first", "without"])]
 
@@ -103,9 +103,9 @@ def test_a_member_without_a_place_comes_last(backend: Any, body: Any, sent: Any)
 def test_a_chord_waits_for_members_that_were_added(app: Celery, backend: Any, body: Any, sent: Any) -> None:
     backend.set_chord_size("g", 1)
     backend.add_to_chord("g", AsyncResult("m1", app=app))
-    backend.mark_as_done("m0", 0, _agent(backend, "m0", body.s(), 0))
+    backend.mark_as_done("m0", 0, _member(backend, "m0", body.s(), 0))
     assert sent() == []
-    backend.mark_as_done("m1", 1, _agent(backend, "m1", body.s(), 1))
+    backend.mark_as_done("m1", 1, _member(backend, "m1", body.s(), 1))
 
     assert sent() == [("body", [0, 1])]
 
@@ -114,7 +114,7 @@ def test_a_frozen_chord_can_be_sent_again(backend: Any, body: Any, sent: Any) ->
     for value in ("first", "second"):
         backend.set_chord_size("g", 1)
         backend.forget("m0")
-        backend.mark_as_done("m0", value, _agent(backend, "m0", body.s(), 0))
+        backend.mark_as_done("m0", value, _member(backend, "m0", body.s(), 0))
         assert sent() == [("body", [value])]
 
 
@@ -125,7 +125,7 @@ def test_members_that_end_at_the_same_time_send_it_once(backend: Any, body: Any,
         start = threading.Barrier(members)
 
         def end(index: int, name: str = name, start: threading.Barrier = start) -> None:
-            request = _agent(backend, f"{name}-{index}", body.s(), index, group=name)
+            request = _member(backend, f"{name}-{index}", body.s(), index, group=name)
             start.wait(30)
             try:
                 backend.mark_as_done(f"{name}-{index}", index, request)
@@ -145,7 +145,7 @@ def test_a_header_with_groups_keeps_its_shape(app: Celery, backend: Any, body: A
     backend.apply_chord(("g", [AsyncResult("m0", app=app), inner]), body.s())
     backend.set_chord_size("g", 3)
     for index in (2, 0, 1):
-        backend.mark_as_done(f"m{index}", index, _agent(backend, f"m{index}", body.s(), index))
+        backend.mark_as_done(f"m{index}", index, _member(backend, f"m{index}", body.s(), index))
 
     assert sent() == [("body", [0, [1, 2]])]
 
@@ -157,21 +157,21 @@ def test_a_member_that_fails_fails_the_body_once_all_have_ended(
     app: Celery, backend: Any, body: Any, sent: Any
 ) -> None:
     backend.set_chord_size("g", 2)
-    backend.mark_as_failure("m0", KeyError("pence"), request=_agent(backend, "m0", body.s(), 0))
+    backend.mark_as_failure("m0", KeyError("pence"), request=_member(backend, "m0", body.s(), 0))
     assert AsyncResult("body of g", app=app).status == states.PENDING
-    backend.mark_as_done("m1", 1, _agent(backend, "m1", body.s(), 1))
+    backend.mark_as_done("m1", 1, _member(backend, "m1", body.s(), 1))
 
     assert sent() == []
     with pytest.raises(ChordError, match=r"Dependency m0 raised KeyError\('pence'\)"):
         AsyncResult("body of g", app=app).get(timeout=0)
     # The member is run again, from the poison page say: the chord has failed for all that.
-    backend.mark_as_done("m0", 1, _agent(backend, "m0", body.s(), 0))
+    backend.mark_as_done("m0", 1, _member(backend, "m0", body.s(), 0))
     assert sent() == []
 
 
 def test_a_member_that_was_revoked_fails_the_body(app: Celery, backend: Any, body: Any, sent: Any) -> None:
     backend.set_chord_size("g", 1)
-    backend.mark_as_revoked("m0", "revoked", _agent(backend, "m0", body.s(), 0))
+    backend.mark_as_revoked("m0", "revoked", _member(backend, "m0", body.s(), 0))
 
     assert AsyncResult("body of g", app=app).status == states.FAILURE
 
@@ -193,7 +193,7 @@ def test_callbacks_for_errors_are_sent_in_the_transaction_or_called_after_it(
     signature = body.s()
     signature.options["link_error"] = [is_sent.s(), is_called.s()]
     backend.set_chord_size("g", 1)
-    backend.mark_as_failure("m0", KeyError(), request=_agent(backend, "m0", signature, 0))
+    backend.mark_as_failure("m0", KeyError(), request=_member(backend, "m0", signature, 0))
 
     assert called == [("body of g", ChordError, False)]
     assert sent() == [("sent", "body of g")]
@@ -212,7 +212,7 @@ def test_a_chain_in_a_header_that_fails_early_fails_the_chord(app: Celery, backe
 def test_a_body_that_cannot_be_sent_fails_the_chord(app: Celery, backend: Any, body: Any, sent: Any) -> None:
     signature = body.s(object())  # is no JSON
     backend.set_chord_size("g", 1)
-    backend.mark_as_done("m0", 1, _agent(backend, "m0", signature, 0))
+    backend.mark_as_done("m0", 1, _member(backend, "m0", signature, 0))
 
     assert sent() == []
     assert AsyncResult("m0", app=app).get(timeout=0) == 1
@@ -237,7 +237,7 @@ def test_what_fails_for_a_reason_of_the_database_is_all_done_again(
 
     monkeypatch.setattr(result_rows, "end_chord", killing)
     backend.set_chord_size("g", 1)
-    backend.mark_as_done("m0", 1, _agent(backend, "m0", body.s(), 0))
+    backend.mark_as_done("m0", 1, _member(backend, "m0", body.s(), 0))
 
     assert killed
     assert sent() == [("body", [1])]

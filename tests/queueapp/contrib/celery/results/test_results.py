@@ -352,13 +352,13 @@ def test_after_a_task_only_a_connection_that_is_lost_is_closed(backend: Any, ali
     connection = connections[alias]
     connection.ensure_connection()
     before = connection.connection
-    retrying.close_lost()
+    retrying.close_lost_connections()
     assert connection.connection is before
 
     kill_this(connection)
     with pytest.raises(Error), connection.cursor() as cursor:
         cursor.execute("SELECT 1")
-    retrying.close_lost()
+    retrying.close_lost_connections()
     with connection.cursor() as cursor:
         cursor.execute("SELECT 1")
     assert connection.connection is not before

@@ -50,10 +50,10 @@ def test_who_waits_is_told(backend: Any, app: Celery, alias: str, later: Any, mo
     if not _hears(alias):
         pytest.skip("results are polled there")
     monkeypatch.setattr(result_waiter, "LONGEST", 60.0)  # whoever were not told would look again too late
-    ears = result_waiter.listener_of(alias)
+    listener = result_waiter.listener_of(alias)
 
     def end() -> None:
-        eventually(ears.established.is_set)
+        eventually(listener.established.is_set)
         backend.store_result("a", 5, states.SUCCESS)
 
     later(end)
@@ -85,25 +85,25 @@ def test_many_wait_on_one_connection(backend: Any, app: Celery, alias: str, late
 def test_nobody_is_told_of_tasks_that_nobody_waits_for(backend: Any, alias: str) -> None:
     if not _hears(alias):
         pytest.skip("results are polled there")
-    ears = result_waiter.listener_of(alias)
-    waiter = result_waiter.Waiter({"a"})
-    with ears.of(waiter):
-        eventually(ears.established.is_set)
-        waiter.heard.clear()
+    listener = result_waiter.listener_of(alias)
+    waiter = result_waiter.ResultWaiter({"a"})
+    with listener.subscribed(waiter):
+        eventually(listener.established.is_set)
+        waiter.notified.clear()
         backend.store_result("b", 1, states.SUCCESS)
         backend.store_result("a", 1, states.STARTED)
-        assert not waiter.heard.wait(0.2)
+        assert not waiter.notified.wait(0.2)
         backend.store_result("a", 1, states.SUCCESS)
-        assert waiter.heard.wait(30)
+        assert waiter.notified.wait(30)
 
 
 def test_without_wake_ups_results_are_polled(backend: Any, app: Celery, alias: str, later: Any, settings: Any) -> None:
     settings.QUEUEAPP = {"NOTIFY": False}
-    result_waiter._listening.clear()
+    result_waiter._listeners.clear()
     later(lambda: backend.store_result("a", 5, states.SUCCESS))
 
     assert AsyncResult("a", app=app).get(timeout=30) == 5
-    assert not result_waiter._listening
+    assert not result_waiter._listeners
 
 
 def test_the_time_is_over(backend: Any, app: Celery, alias: str) -> None:
@@ -171,22 +171,22 @@ from celery import Celery
 from celery.result import AsyncResult
 from queueapp.contrib.celery import result_waiter as waiting
 app = Celery("forks", broker="memory://", backend="queueapp://", set_as_current=False)
-waiter = waiting.Waiter({"never"})
-with waiting.listener_of("default").of(waiter):
+waiter = waiting.ResultWaiter({"never"})
+with waiting.listener_of("default").subscribed(waiter):
     assert waiting.listener_of("default").established.wait(30)
     child = os.fork()
     if not child:
         connections["default"].connection = None  # as Celery's fixup does
-        with waiting.listener_of("default").of(waiting.Waiter({"a"})):
+        with waiting.listener_of("default").subscribed(waiting.ResultWaiter({"a"})):
             hears = waiting.listener_of("default").established.wait(30)
             found = AsyncResult("a", app=app).get(timeout=30)
         os._exit(0 if hears and found == 5 else 3)
     assert AsyncResult("none", app=app).status == "PENDING"
     app.backend.store_result("a", 5, "SUCCESS")
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    waiter.heard.clear()
+    waiter.notified.clear()
     app.backend.store_result("never", 1, "SUCCESS")
-    assert waiter.heard.wait(30), "the child has taken the parent's ear along"
+    assert waiter.notified.wait(30), "the child has taken the parent's ear along"
 """
 
 _GREENLETS = """
@@ -197,9 +197,9 @@ from celery import Celery
 from celery.result import AsyncResult
 app = Celery("greenlets", broker="memory://", backend="queueapp://", set_as_current=False)
 waiting = [gevent.spawn(AsyncResult(f"t{n}", app=app).get, timeout=30) for n in range(20)]
-from queueapp.contrib.celery import result_waiter as ears
+from queueapp.contrib.celery import result_waiter as listener
 gevent.sleep(0)
-assert ears.listener_of("default").established.wait(30)
+assert listener.listener_of("default").established.wait(30)
 for n in range(20):
     app.backend.store_result(f"t{n}", n, "SUCCESS")
 gevent.joinall(waiting, timeout=30)
