@@ -203,7 +203,7 @@ def test_a_connection_that_comes_when_all_others_have_left_has_another_keeper(
 ) -> None:
     first = agent_of(alias)
     register = first.register
-    monkeypatch.setattr(first, "register", lambda transport: agent_module._leave(first) and register(transport))
+    monkeypatch.setattr(first, "register", lambda transport: agent_module._deregister(first) and register(transport))
 
     found = consume("q")
 

@@ -237,7 +237,7 @@ def test_results_may_be_kept_for_ever_and_failures_for_less(app: Celery, alias: 
 
 def test_pickle_is_refused(app: Celery, alias: str) -> None:
     app.conf.result_serializer = "pickle"
-    with pytest.raises(ImproperlyConfigured, match=r"result_serializer = 'pickle'.*'json' is all that is accepted"):
+    with pytest.raises(ImproperlyConfigured, match=r"result_serializer = 'pickle'.*Use 'json'"):
         app._get_backend()
 
 
@@ -256,15 +256,15 @@ def test_a_pickle_in_the_table_is_not_read(app: Celery, alias: str) -> None:
     ["queueapp://user:secret@host/db", "queueapp://user@host", "queueapp://default/table", "queueapp://default?pool=5"],
 )
 @pytest.mark.django_db
-def test_a_url_that_is_not_understood_is_refused(url: str) -> None:
-    with pytest.raises(ImproperlyConfigured, match="is not understood"):
+def test_a_malformed_url_is_refused(url: str) -> None:
+    with pytest.raises(ImproperlyConfigured, match="is not accepted"):
         _ = Celery("x", backend=url, set_as_current=False).backend
 
 
 @pytest.mark.django_db
 def test_an_alias_that_is_none_is_refused() -> None:
     backend = Celery("x", backend="queueapp://nowhere", set_as_current=False).backend
-    with pytest.raises(ImproperlyConfigured, match=r"DATABASES has .*default.* and no 'nowhere'"):
+    with pytest.raises(ImproperlyConfigured, match=r"DATABASES has no 'nowhere'; it has .*default"):
         backend.get_state("a")
 
 

@@ -49,7 +49,7 @@ def _hears(alias: str) -> bool:
 def test_who_waits_is_told(backend: Any, app: Celery, alias: str, later: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     if not _hears(alias):
         pytest.skip("results are polled there")
-    monkeypatch.setattr(result_waiter, "LONGEST", 60.0)  # whoever were not told would look again too late
+    monkeypatch.setattr(result_waiter, "MAX_WAIT", 60.0)  # whoever were not told would look again too late
     listener = result_waiter.listener_of(alias)
 
     def end() -> None:
