@@ -35,8 +35,10 @@ class State(enum.Enum):
 
 
 class BreakerReport(TypedDict):
-    """A breaker that is not closed, or another reason why a process works slowly, as operators see it."""
+    """A breaker that is not closed, or another reason why a process works slowly, as operators see it. ``breaker`` is the
+    kind, for metrics; ``name`` is for people."""
 
+    breaker: str
     name: str
     state: str
     error: str
@@ -44,6 +46,9 @@ class BreakerReport(TypedDict):
 
 class Breaker(Protocol):
     """Anything that reports as a breaker does."""
+
+    kind: str
+    subject: str
 
     def report(self) -> BreakerReport | None:
         """The present state; None while it is closed."""
@@ -58,8 +63,13 @@ class CircuitBreaker:
         open_after: timedelta = timedelta(seconds=30),
         failing_wait: timedelta = timedelta(seconds=1),
         open_wait: timedelta = timedelta(seconds=10),
+        *,
+        kind: str = "",
+        subject: str = "",
     ) -> None:
         self.name = name
+        #: What metrics call it ("peek"), and the label of its queue or the alias of its database.
+        self.kind, self.subject = kind or name, subject
         self._open_after = open_after.total_seconds()
         self._waits = {State.FAILING: failing_wait.total_seconds(), State.OPEN: open_wait.total_seconds()}
         self._lock = threading.Lock()
@@ -99,9 +109,9 @@ class CircuitBreaker:
     def report(self) -> BreakerReport | None:
         """The present state; None while the breaker is closed."""
         state = self._state
-        return (
-            None if state is State.CLOSED else BreakerReport(name=self.name, state=state.value, error=self.last_error)
-        )
+        if state is State.CLOSED:
+            return None
+        return BreakerReport(breaker=self.kind, name=self.name, state=state.value, error=self.last_error)
 
     def failure(self, error: BaseException) -> float:
         """An attempt failed; returns how many seconds the caller should wait before the next one."""
@@ -150,8 +160,9 @@ class RateBreaker:
 
     WINDOW = 30.0
 
-    def __init__(self, name: str, per_second: int) -> None:
+    def __init__(self, name: str, per_second: int, *, kind: str = "", subject: str = "") -> None:
         self.name = name
+        self.kind, self.subject = kind or name, subject
         self._limit = per_second * self.WINDOW
         self.pace = max(0.005, 0.1 / per_second)
         self._window_started = monotonic()
@@ -163,7 +174,7 @@ class RateBreaker:
         """The present state; None while it is closed, and once its window is over."""
         if self.state is State.CLOSED or monotonic() - self._window_started > self.WINDOW:
             return None
-        return BreakerReport(name=self.name, state=self.state.value, error=self.last_error)
+        return BreakerReport(breaker=self.kind, name=self.name, state=self.state.value, error=self.last_error)
 
     def failure(self, error: BaseException) -> float:
         """Count a failure; returns how many seconds the caller should wait: 0, or 10 once the breaker is open."""

@@ -32,7 +32,7 @@ crashed = (
 #: time_limit, forced_expire, max_cancels and max_deliveries
 expired = Signal()
 
-alerted = Signal()  #: ``alert``, an ``alerts.channels.Notice``, was raised, or is over (``alert.resolved``)
+alerted = Signal()  #: ``alert``, an ``alerts.channels.Notification``, was raised, or is over (``alert.resolved``)
 
 #: The reason of those that nobody received in time; others are what their receiver gave for one.
 TIME_IS_OVER = "its time was over"

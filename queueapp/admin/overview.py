@@ -1,7 +1,7 @@
-"""The overview of all queues, with a button for each thing that can be done to a whole queue (see queue_operations).
+"""The overview of all queues, with a button for each operation on a whole queue (see ``queue_operations``).
 
-It stands in the admin's index as "Queues", as the list page of ``QueueControl``; there is no page per row, only the
-history of who did what. Every button is a POST with a CSRF token and needs ``queueapp.operate_queue``.
+The admin's index lists it as "Queues": it is the list page of ``QueueControl``. A row has no page of its own, only a
+history. Every button is a POST with a CSRF token and needs ``queueapp.operate_queue``.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from django.utils.safestring import SafeString
 from .. import overrides, registry
 from ..errors import QueueNotFound
 from ..models import NO_QUEUES, DelayedMessage, PoisonMessage, QueueControl, Subscriber
-from ..operations.statistics import in_words
+from ..operations.statistics import breaker_text
 from ..sending.validation import alias_of
 from .databases import PARAMETER, Named, told_of
 from .formatting import display, untrusted
 from .operations import Options, ask
-from .overview_rows import Figures, of_all_queues
+from .overview_rows import OverviewRow, rows_of_all_queues
 from .queue_operations import OPERATIONS, QueueOperation
 from .read_only import ReadOnlyAdmin
 
@@ -62,7 +62,7 @@ class OverviewAdmin(ReadOnlyAdmin):
             raise PermissionDenied
         if request.method not in ("GET", "HEAD"):
             raise PermissionDenied
-        lines = [self._line(request, figures) for figures in of_all_queues()]
+        lines = [self._line(request, row) for row in rows_of_all_queues()]
         context = {
             **self.admin_site.each_context(request),
             "title": "Queues",
@@ -70,20 +70,20 @@ class OverviewAdmin(ReadOnlyAdmin):
             "media": self.media,
             "lines": lines,
             "may_operate": request.user.has_perm(OPERATE),
-            "several_databases": len({line["figures"].alias for line in lines}) > 1,
+            "several_databases": len({line["row"].alias for line in lines}) > 1,
             **(extra_context or {}),
         }
         request.current_app = self.admin_site.name  # type: ignore[attr-defined]
         return TemplateResponse(request, "admin/queueapp/overview.html", context)
 
     def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
-        """Where Django links to from its log: there is no page per queue but the overview."""
+        """Django's log links here; the overview is the page of every queue."""
         if request.method not in ("GET", "HEAD") or not self.has_view_permission(request):
             raise PermissionDenied
         return HttpResponseRedirect(self._url("changelist"))
 
     def operate_view(self, request: HttpRequest, label: str, verb: str) -> HttpResponse:
-        """Do one of the operations to one queue: by POST only, and asked for first."""
+        """Carry one operation out on one queue, after confirmation. POST only."""
         if not request.user.has_perm(OPERATE):
             raise PermissionDenied
         try:
@@ -94,7 +94,7 @@ class OverviewAdmin(ReadOnlyAdmin):
             return HttpResponse(status=405, headers={"Allow": "POST"})
         alias = alias_of(queue)
         try:
-            # What only asks is read within a savepoint, as in or_note.
+            # The confirm page is read within a savepoint, as in or_note.
             with nullcontext() if "confirmed" in request.POST else transaction.atomic(using=alias):
                 return self._operate(request, queue, OPERATIONS[verb])
         except (DatabaseError, InterfaceError) as error:
@@ -115,93 +115,97 @@ class OverviewAdmin(ReadOnlyAdmin):
         return HttpResponseRedirect(self._url("changelist"))
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
-        """For the history page: a queue has one even when nothing was ever set for it."""
+        """The object of the history page, which a queue has even if no option was ever set for it."""
         try:
             return QueueControl(queue=registry.queues.find(object_id)._meta.label)
         except QueueNotFound:
             return None
 
     def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
-        """Who did what to a queue, and when."""
-        # Its name alone: what is set for it is not read here, so "running" could be untrue.
+        """The log entries of a queue."""
+        # The label alone: str() of the object would say "running" without having read the row.
         label = unquote(object_id)
         named = {"title": f"History of {label}", "object": Named(label, label)}
         return super().history_view(request, object_id, {**named, **(extra_context or {})})
 
-    # -- inside ---------------------------------------------------------------------------------------------------
+    # -- rows -----------------------------------------------------------------------------------------------------
 
-    def _line(self, request: HttpRequest, figures: Figures) -> dict[str, Any]:
-        label = figures.label
+    def _line(self, request: HttpRequest, row: OverviewRow) -> dict[str, Any]:
+        label = row.label
         return {
-            "figures": figures,
-            "link": display.queue_link(label, figures.queue, self.admin_site, request),
-            "state": self._state(figures),
-            "set": self._set(figures),
-            "oldest": display.duration(figures.oldest) if figures.oldest is not None else "",
-            "notes": [untrusted.inline(text, 300) for text in self._notes(figures)],
-            "delayed_url": self._list_of(request, DelayedMessage, figures.alias, destination=label),
-            "poison_url": self._list_of(request, PoisonMessage, figures.alias, queue=label),
-            "subscribers_url": self._list_of(request, Subscriber, figures.alias, queue=label),
-            **({} if figures.queue is None else self._of_known_queue(figures)),
+            "row": row,
+            "link": display.queue_link(label, row.queue, self.admin_site, request),
+            "state": self._state(row),
+            "set": self._set(row),
+            "oldest": display.duration(row.oldest) if row.oldest is not None else "",
+            "notes": [untrusted.inline(text, 300) for text in self._notes(row)],
+            "delayed_url": self._list_of(request, DelayedMessage, row.alias, destination=label),
+            "poison_url": self._list_of(request, PoisonMessage, row.alias, queue=label),
+            "workers_url": self._list_of(request, Subscriber, row.alias, queue=label),
+            **({} if row.queue is None else self._of_known_queue(row)),
         }
 
-    def _of_known_queue(self, figures: Figures) -> dict[str, Any]:
-        # The name of a queue that is no more is whatever a stranger wrote: an address need not exist for it.
-        verbs = ("resume" if figures.paused else "pause", "concurrency", "limits", "purge")
+    def _of_known_queue(self, row: OverviewRow) -> dict[str, Any]:
+        # Only for known queues: the name of an unknown one comes from a message, and no URL need match it.
+        verbs = ("resume" if row.paused else "pause", "concurrency", "limits", "purge")
         return {
-            "history_url": self._url("history", quote(figures.label)),
-            "operations": [(OPERATIONS[verb], self._url(verb, figures.label)) for verb in verbs],
+            "history_url": self._url("history", quote(row.label)),
+            "operations": [(OPERATIONS[verb], self._url(verb, row.label)) for verb in verbs],
         }
 
     @staticmethod
-    def _notes(figures: Figures) -> list[str]:
-        of = figures.of
-        left = [f"{one}; the oldest is {display.of_seconds(one.oldest_seconds)} old" for one in of.stranded]
-        return [
-            text for text in (of.error, of.note, *map(in_words, of.breakers), *left, *map(str, of.unserved)) if text
+    def _notes(row: OverviewRow) -> list[str]:
+        stats = row.stats
+        unroutable = [
+            f"{each}; the oldest is {display.of_seconds(each.oldest_seconds)} old" for each in stats.unroutable
         ]
+        consumers = map(str, stats.consumers_without_worker)
+        texts = (stats.error, stats.note, *map(breaker_text, stats.breakers), *unroutable, *consumers)
+        return [text for text in texts if text]
 
-    def _state(self, figures: Figures) -> SafeString:
-        if figures.label in NO_QUEUES:
-            return self._state_of_no_queue(figures)
-        if figures.queue is None:
+    def _state(self, row: OverviewRow) -> SafeString:
+        stats = row.stats
+        if row.label in NO_QUEUES:
+            return self._state_of_no_queue(row)
+        if row.queue is None:
             return display.badge("bad", "no such queue")
-        if figures.of.waiting is None:
+        if stats.waiting is None:
             return display.badge("bad", "not readable")
-        if figures.paused:
+        if row.paused:
             return display.badge("warn", "paused")
-        if figures.of.error:
-            return display.badge("bad", "partly known")
-        if figures.of.breakers:
-            return display.badge("bad", "degraded")
-        if not figures.subscribers:
+        if stats.error:
+            return display.badge("bad", "incomplete")
+        if stats.breakers:
+            return display.badge("bad", "open breakers")
+        if not stats.workers:
             return display.badge("quiet", "no worker")
-        if figures.of.unserved or any(left.what == "recipient" for left in figures.of.stranded):
-            return display.badge("warn", "consumer not served")
+        if stats.consumers_without_worker or any(found.what == "recipient" for found in stats.unroutable):
+            return display.badge("warn", "consumer without worker")
         return display.badge("good", "running")
 
     @staticmethod
-    def _set(figures: Figures) -> list[Any]:
-        """What somebody has set for the queue; who set something last, and when."""
-        if figures.control is None:
+    def _set(row: OverviewRow) -> list[Any]:
+        """The options that operators have set, who changed them last, and when."""
+        if row.control is None:
             return []
-        tasks = figures.control.concurrency
-        by, at = f"by {figures.changed_by or 'a script'}", display.moment(figures.control.changed_at)
-        values = ((name, getattr(figures.control, name)) for name in overrides.SETTABLE)
-        set_ = [
+        concurrency = row.control.concurrency
+        by, at = f"by {row.changed_by or 'a script'}", display.moment(row.control.changed_at)
+        values = ((name, getattr(row.control, name)) for name in overrides.SETTABLE)
+        options = [
             f"{name.replace('_', ' ')} {display.in_full(value) if isinstance(value, timedelta) else value}"
             for name, value in values
             if value is not None
         ]
-        return [*([f"{display.tasks(tasks)} per process"] if tasks is not None else []), *set_, by, at]
+        receivers = [f"{display.receivers(concurrency)} per process"] if concurrency is not None else []
+        return [*receivers, *options, by, at]
 
     @staticmethod
-    def _state_of_no_queue(figures: Figures) -> SafeString:
-        if figures.subscribers is None:
+    def _state_of_no_queue(row: OverviewRow) -> SafeString:
+        if row.workers is None:
             return display.badge("bad", "not readable")
-        if figures.of.breakers:
-            return display.badge("bad", "degraded")
-        return display.badge("good", "running") if figures.subscribers else display.badge("warn", "none alive")
+        if row.stats.breakers:
+            return display.badge("bad", "open breakers")
+        return display.badge("good", "running") if row.workers else display.badge("warn", "not running")
 
     def _ask(self, request: HttpRequest, queue: Any, operation: QueueOperation, form: Options) -> HttpResponse:
         label = queue._meta.label
@@ -223,7 +227,7 @@ class OverviewAdmin(ReadOnlyAdmin):
         return reverse(f"{self.admin_site.name}:{self.opts.app_label}_{self.opts.model_name}_{page}", args=args)
 
     def _list_of(self, request: HttpRequest, model: Any, alias: str, **filters: str) -> str:
-        """The address of another list, of one database and filtered; '' when the user may not see it."""
+        """The URL of another list, filtered, for one database; '' if the user may not see it."""
         page = self.admin_site._registry.get(model)
         if page is None or not page.has_view_permission(request):
             return ""

@@ -1,7 +1,7 @@
-"""The numbers of the overview as it shows them: those of ``operating.statistics``, in words, and who set what.
+"""The rows of the overview: ``operations.statistics`` as text, and the options that operators have set.
 
-A queue that cannot be read is a queue with a note, not an error page: whoever looks here may be looking for just that.
-What is not known is a dash.
+A queue that cannot be read is a row with a note, not an error page: an operator may be looking for exactly that. An unknown
+value is a dash.
 """
 
 from __future__ import annotations
@@ -17,124 +17,126 @@ from .. import overrides, registry
 from ..models import QueueControl
 from ..operations import statistics
 from ..operations.safe_reads import Reader
-from ..operations.statistics import UNKNOWN, QueueFigures
+from ..operations.statistics import UNKNOWN, QueueStats
 from .formatting import display
 
 
 @dataclass(frozen=True)
-class Figures:
-    """One line of the overview. ``queue`` is None where nobody here knows it, ``control`` where nothing is set for it."""
+class OverviewRow:
+    """One row. ``queue`` None: this project does not know the queue. ``control`` None: no option is set for it."""
 
     queue: Any
-    of: QueueFigures
+    stats: QueueStats
     control: QueueControl | None = None
     changed_by: str = ""
 
     @property
     def label(self) -> str:
-        return self.of.queue
+        return self.stats.queue
 
     @property
     def alias(self) -> str:
-        return self.of.database
+        return self.stats.database
 
     @property
     def semantics(self) -> str:
-        return self.of.semantics
+        return self.stats.semantics
 
     @property
     def paused(self) -> bool:
-        return bool(self.of.paused)
+        return bool(self.stats.paused)
 
     @property
-    def subscribers(self) -> int | None:
-        return self.of.subscribers
+    def workers(self) -> int | None:
+        return self.stats.workers
 
     @property
     def waiting(self) -> str:
-        if self.of.waiting is None or self.of.exact:
-            return _count(self.of.waiting)
-        return display.about(self.of.waiting) if self.of.waiting > statistics.LIMIT else _count(self.of.waiting, False)
+        waiting = self.stats.waiting
+        if waiting is None or self.stats.exact:
+            return _count(waiting)
+        return display.about(waiting) if waiting > statistics.LIMIT else _count(waiting, False)
 
     @property
     def leased(self) -> str:
-        return _count(self.of.leased, self.of.exact)
+        return _count(self.stats.leased, self.stats.exact)
 
     @property
-    def lapsed(self) -> str:
-        return _count(self.of.lapsed, self.of.exact) if self.of.lapsed else ""
+    def lease_expired(self) -> str:
+        return _count(self.stats.lease_expired, self.stats.exact) if self.stats.lease_expired else ""
 
     @property
     def expired(self) -> str:
-        return _count(self.of.expired, self.of.exact) if self.of.expired else ""
+        return _count(self.stats.expired, self.stats.exact) if self.stats.expired else ""
 
     @property
-    def most(self) -> str:
-        """How many messages may be out; '' without a limit."""
-        return "" if self.of.flow.max_backlog is None else f"of {self.of.flow.max_backlog:,}"
+    def max_backlog(self) -> str:
+        """How many messages may be leased at once; '' without a limit."""
+        return "" if self.stats.amps.max_backlog is None else f"of {self.stats.amps.max_backlog:,}"
 
     @property
-    def named(self) -> list[tuple[str, str]]:
-        """The statistics of AMPS that are known, in words."""
+    def amps(self) -> list[tuple[str, str]]:
+        """The statistics that AMPS names, as (name, text)."""
         found = []
-        for one in fields(self.of.flow):
-            told = getattr(self.of.flow, one.name)
-            if one.name == "subscriptions":
+        for field in fields(self.stats.amps):
+            value = getattr(self.stats.amps, field.name)
+            if field.name == "subscriptions":
                 continue
-            if one.name in ("age_of_oldest_lease", "seconds_behind"):
-                told = None if told is None else display.of_seconds(told)
-            found.append((one.name, UNKNOWN if told is None else f"{told:,}" if isinstance(told, int) else str(told)))
+            if field.name in ("age_of_oldest_lease", "seconds_behind"):
+                value = None if value is None else display.of_seconds(value)
+            text = UNKNOWN if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+            found.append((field.name, text))
         return found
 
     @property
     def oldest(self) -> timedelta | None:
-        seconds = self.of.oldest_seconds
+        seconds = self.stats.oldest_seconds
         return None if seconds is None else timedelta(seconds=seconds)
 
     @property
     def delayed(self) -> str:
-        return _count(self.of.delayed, self.of.delayed_exact)
+        return _count(self.stats.delayed, self.stats.delayed_exact)
 
     @property
     def poison(self) -> str:
-        return _count(self.of.poison, self.of.poison_exact)
+        return _count(self.stats.poison, self.stats.poison_exact)
 
     @property
     def note(self) -> str:
-        """What is not known, and what else is to be said."""
-        return self.of.error or self.of.note
+        """The unknown values and their causes, or the note."""
+        return self.stats.error or self.stats.note
 
 
 def _count(count: int | None, exact: bool | None = True) -> str:
     return UNKNOWN if count is None else f"{count:,}{'' if exact else '+'}"
 
 
-def of_all_queues() -> list[Figures]:
-    """One line per queue of this process, by label, and those of queues that are no more and for which there is something."""
-    return _lines(statistics.figures())
+def rows_of_all_queues() -> list[OverviewRow]:
+    """A row for each queue of the project, by label, then for unknown queues that messages are left for."""
+    return _rows(statistics.queue_stats())
 
 
-def of_queue(queue: Any) -> Figures:
-    """The line of one queue."""
-    return _lines(statistics.figures([queue]))[0]
+def row_of(queue: Any) -> OverviewRow:
+    """The row of one queue."""
+    return _rows(statistics.queue_stats([queue]))[0]
 
 
-def _lines(found: list[QueueFigures]) -> list[Figures]:
+def _rows(found: list[QueueStats]) -> list[OverviewRow]:
     queues = {queue._meta.label: queue for queue in registry.queues}
     controls: dict[str, dict[str, QueueControl]] = {}
     users: dict[Any, str] = {}
-    # Where even the pauses could not be read there is nothing more to learn.
-    for alias in {one.database for one in found if one.paused is not None}:
-        nothing = dict.fromkeys(("concurrency", *overrides.SETTABLE))
-        told = QueueControl.objects.using(alias).exclude(paused=False, **nothing)
-        rows, _ = Reader(alias).read(partial(list[QueueControl], told))
+    # Where even the pause states could not be read, the options cannot be read either.
+    for alias in {stats.database for stats in found if stats.paused is not None}:
+        unset = dict.fromkeys(("concurrency", *overrides.SETTABLE))
+        changed = QueueControl.objects.using(alias).exclude(paused=False, **unset)
+        rows, _ = Reader(alias).read(partial(list[QueueControl], changed))
         controls[alias] = {row.queue: row for row in rows or []}
-        # Users are where the site keeps them, which need not be where this queue is: no join, no lazy look-up.
+        # No join and no lazy look-up: the site may keep its users in another database than the queue.
         keys = {row.changed_by_id for row in rows or [] if row.changed_by_id}
         users |= {key: user.get_username() for key, user in get_user_model()._base_manager.in_bulk(keys).items()}
-    lines = []
-    for one in found:
-        control = controls.get(one.database, {}).get(one.queue)
+    overview = []
+    for stats in found:
+        control = controls.get(stats.database, {}).get(stats.queue)
         by = users.get(control.changed_by_id, "") if control else ""
-        lines.append(Figures(queues.get(one.queue), one, control, by))
-    return lines
+        overview.append(OverviewRow(queues.get(stats.queue), stats, control, by))
+    return overview

@@ -33,7 +33,7 @@ from .operations import Operation
 
 
 class StateFilter(BoundedFilter):
-    """Free, leased, lapsed, expired or held."""
+    """Ready, leased, lease expired, expired or pending evaluation."""
 
     title = "state"
     parameter_name = "state"
@@ -41,7 +41,7 @@ class StateFilter(BoundedFilter):
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         queue = model_admin.model
         alias = model_admin.get_queryset(request).db
-        return [(state.value, state.value) for state in LeaseState if state.condition(queue, alias) is not None]
+        return [(state.value, state.label) for state in LeaseState if state.condition(queue, alias) is not None]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         if self.value() is None:
@@ -254,12 +254,12 @@ class QueueAdmin(MessageAdmin):
         if state is LeaseState.LEASED:
             left = "for ever" if until > LAST_END else f"{display.duration(until - row.db_now)} left"
             text = f"{self.holder_name(row)}, {left}"
-        elif state is LeaseState.LAPSED:
+        elif state is LeaseState.LEASE_EXPIRED:
             text = f"{self.holder_name(row)}, {display.duration(row.db_now - until)} ago"
         else:
-            return display.badge(state.tone, state.value)
+            return display.badge(state.tone, state.label)
         # The title holds what "left" and "ago" are counted from.
-        tag = display.badge(state.tone, state.value, f"lease until {until.isoformat()}")
+        tag = display.badge(state.tone, state.label, f"lease until {until.isoformat()}")
         return display.below(tag, untrusted.breakable(text))
 
     def holder_name(self, row: Any) -> str:

@@ -18,7 +18,7 @@ from ..models import NO_QUEUES, Now, Subscriber, UtcField
 from ..models.subscribers import parse_json_list
 from ..operations import live_workers
 from ..operations.running_handlers import told_by
-from ..operations.statistics import in_words
+from ..operations.statistics import breaker_text
 from .databases import DatabaseFilter, OfDatabases
 from .formatting import display, untrusted
 from .read_only import ReadOnlyAdmin
@@ -47,7 +47,7 @@ class SubscriberAdmin(ReadOnlyAdmin, OfDatabases):
     list_display_links = ("queue_name",)
     list_filter = (DatabaseFilter, AliveFilter, ("queue", admin.AllValuesFieldListFilter))
     ordering = ("queue", "host", "process")
-    _of_every_process = ("queue_name", "holder", "state", "heartbeat", "started", "id", "supervisor", "trouble_told")
+    _of_every_process = ("queue_name", "holder", "state", "heartbeat", "started", "id", "supervisor", "open_breakers")
     _of_receivers = (
         "in_hand", "consumers_told", "unknown_told", "concurrency", "filter_text", "backlog", "outstanding", "leases_lost",
         "received", "handled", "failed",
@@ -73,7 +73,7 @@ class SubscriberAdmin(ReadOnlyAdmin, OfDatabases):
             return None
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        show, context = super().changelist_view, {"title": "Subscribers", **(extra_context or {})}
+        show, context = super().changelist_view, {"title": "Workers", **(extra_context or {})}
         return self.or_note(request, self.database(request), lambda: show(request, context))
 
     def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
@@ -116,7 +116,7 @@ class SubscriberAdmin(ReadOnlyAdmin, OfDatabases):
         most = "" if row.backlog is None else f" of {row.backlog:,}"
         filtered = untrusted.inline(row.filter, 100) if row.filter else ""
         told = [untrusted.inline(text, 100) for text in _told(row)]
-        return display.below(row.concurrency, f"{row.outstanding:,}{most} in hand", filtered, *told[:3])
+        return display.below(row.concurrency, f"{row.outstanding:,}{most} in flight", filtered, *told[:3])
 
     @admin.display(description="progress")
     def in_hand(self, row: Subscriber) -> SafeString | str:
@@ -125,9 +125,9 @@ class SubscriberAdmin(ReadOnlyAdmin, OfDatabases):
         return display.below(*told) if told else display.NOTHING
 
     @admin.display(description="open breakers")
-    def trouble_told(self, row: Subscriber) -> SafeString | str:
-        """Its circuit breakers that are not at rest."""
-        return _lines(in_words(one) for one in live_workers.trouble_of(row.breakers))
+    def open_breakers(self, row: Subscriber) -> SafeString | str:
+        """Its circuit breakers that are not closed."""
+        return _lines(breaker_text(each) for each in live_workers.breakers_of(row.breakers))
 
     @admin.display(description="consumers, and the types they take")
     def consumers_told(self, row: Subscriber) -> SafeString | str:

@@ -1,7 +1,7 @@
-"""The consumers that get copies: whether a live worker serves them, what waits for them, and what becomes of one that is no more.
+"""The subscribed consumers: whether a live worker has them, how many copies wait, and operations on them.
 
-A row is written by the code that has the consumer. It is removed here, or by ``removeconsumer``, and nowhere by itself. What is
-done is in the history of its queue.
+The code that has a consumer writes its row. Only an operator removes it, here or with ``removeconsumer``. The operations are in
+the history of the queue.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..operations import subscriptions
 from ..operations.live_workers import Live, live_on
 from ..operations.safe_reads import Reader
 from ..operations.statistics import LIMIT
-from ..operations.subscriptions import ConsumerFigures
+from ..operations.subscriptions import ConsumerStats
 from .databases import DatabaseFilter, OfDatabases, StrictChangeList
 from .formatting import display, untrusted
 from .operations import Options, ask, is_gone
@@ -38,7 +38,7 @@ OPERATE = "queueapp.operate_queue"
 
 
 class MoveTo(Options):
-    """Whom the copies go to."""
+    """The consumer that the copies move to."""
 
     to = forms.CharField(max_length=200, label="Consumer of the same queue")
 
@@ -60,23 +60,23 @@ def _remove(queue: Any, consumer: str, alias: str, user: Any, options: dict[str,
 
 
 class SubscriptionList(StrictChangeList):
-    """The list, with what is known of each of its consumers, read once."""
+    """The list, with the statistics of its consumers read once."""
 
     def get_results(self, request: HttpRequest) -> None:
-        """Django's, and the figures of the rows that it shows."""
+        """Django's result, plus the statistics of the rows that it shows."""
         super().get_results(request)
         rows = list(self.result_list)
         alias = self.model_admin.database(request)
-        found = _figures(alias, {row.queue for row in rows})
+        found = _stats(alias, {row.queue for row in rows})
         for row in rows:
-            row.figures = found.get((row.queue, row.consumer))
+            row.stats = found.get((row.queue, row.consumer))
         self.result_list = rows
 
 
-def _figures(alias: str, labels: set[str]) -> dict[tuple[str, str], ConsumerFigures]:
+def _stats(alias: str, labels: set[str]) -> dict[tuple[str, str], ConsumerStats]:
     reader = Reader(alias)
     live, _ = reader.read(partial(live_on, alias, labels))
-    found: dict[tuple[str, str], ConsumerFigures] = {}
+    found: dict[tuple[str, str], ConsumerStats] = {}
     if live is None:
         return found
     for label in labels:
@@ -89,15 +89,15 @@ def _figures(alias: str, labels: set[str]) -> dict[tuple[str, str], ConsumerFigu
     return found
 
 
-def _read(queue: Any, alias: str, live: Live) -> list[ConsumerFigures]:
-    return subscriptions.consumer_figures(queue, connections[alias], live, LIMIT)
+def _read(queue: Any, alias: str, live: Live) -> list[ConsumerStats]:
+    return subscriptions.consumer_stats(queue, connections[alias], live, LIMIT)
 
 
 class SubscriptionAdmin(ReadOnlyAdmin, OfDatabases):
-    """One row per consumer and message type. It goes by ``remove``: Django's page for that would say nothing of what waits."""
+    """One row per consumer and message type. ``remove`` deletes it: Django's delete page would not say what waits."""
 
     show_facets = admin.ShowFacets.NEVER
-    list_display = ("consumer_name", "queue_name", "served", "copies", "made")
+    list_display = ("consumer_name", "queue_name", "active", "copies", "made")
     list_display_links = None
     list_filter = (DatabaseFilter, ("queue", admin.AllValuesFieldListFilter))
     ordering = ("queue", "consumer", "type_name")
@@ -152,20 +152,20 @@ class SubscriptionAdmin(ReadOnlyAdmin, OfDatabases):
             return display.below(untrusted.inline(row.queue, 100), display.badge("bad", "no such queue"))
         return untrusted.inline(row.queue)
 
-    @admin.display(description="served")
-    def served(self, row: Any) -> SafeString:
-        served = row.figures.served if row.figures is not None else None
-        if served is None:
-            return display.badge("quiet", "not known")
-        return display.badge("good", "served") if served else display.badge("bad", "no live worker")
+    @admin.display(description="state")
+    def active(self, row: Any) -> SafeString:
+        active = row.stats.active if row.stats is not None else None
+        if active is None:
+            return display.badge("quiet", "unknown")
+        return display.badge("good", "active consumer") if active else display.badge("bad", "no live worker")
 
     @admin.display(description="copies waiting")
     def copies(self, row: Any) -> SafeString | str:
-        of: ConsumerFigures | None = row.figures
-        if of is None:
+        stats: ConsumerStats | None = row.stats
+        if stats is None:
             return display.NOTHING
-        oldest = "" if of.oldest_seconds is None else f"oldest {display.of_seconds(of.oldest_seconds)}"
-        return display.below(f"{of.waiting:,}{'' if of.exact else '+'}", oldest if of.waiting else "")
+        oldest = "" if stats.oldest_seconds is None else f"oldest {display.of_seconds(stats.oldest_seconds)}"
+        return display.below(f"{stats.waiting:,}{'' if stats.exact else '+'}", oldest if stats.waiting else "")
 
     @admin.display(description="since", ordering="made_at")
     def made(self, row: Subscription) -> Any:

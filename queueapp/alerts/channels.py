@@ -21,7 +21,7 @@ TIMEOUT = 5.0
 
 
 @dataclass(frozen=True)
-class Notice:
+class Notification:
     """What is told. ``resolved``: it is over."""
 
     kind: str
@@ -43,7 +43,7 @@ class Notice:
         return found | {"text": self.subject}
 
 
-def tell(channel: str, notice: Notice) -> None:
+def tell(channel: str, notice: Notification) -> None:
     """Tell it by a channel."""
     {"signal": _signal, "mail": _mail, "webhook": _webhook}[channel](notice)
 
@@ -56,12 +56,12 @@ def why(error: BaseException) -> str:
     return f"{type(error).__name__}{f': {reason}' if reason else ''}"
 
 
-def _signal(notice: Notice) -> None:
+def _signal(notice: Notification) -> None:
     # A receiver that raises is logged; it was told.
     signals.send_alert(notice)
 
 
-def _mail(notice: Notice) -> None:
+def _mail(notice: Notification) -> None:
     options: dict[str, Any] = {}
     if django_settings.EMAIL_BACKEND.endswith("smtp.EmailBackend") and django_settings.EMAIL_TIMEOUT is None:
         options["timeout"] = TIMEOUT
@@ -83,7 +83,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 _opener = urllib.request.build_opener(_NoRedirect)
 
 
-def _webhook(notice: Notice) -> None:
+def _webhook(notice: Notification) -> None:
     request = urllib.request.Request(  # noqa: S310  the scheme is checked with the settings
         settings.ALERTS["webhook"],
         data=json.dumps(notice.as_dict()).encode(),

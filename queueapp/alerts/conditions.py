@@ -57,7 +57,7 @@ def look(alias: str, queues: Iterable[Any]) -> Seen:
         for label, queue in mine.items()
         if bound_of("max_age", label) or bound_of("max_waiting", label) is not None
     ]
-    for one in statistics.figures(bounded) if bounded else ():
+    for one in statistics.queue_stats(bounded) if bounded else ():
         if one.waiting is None:
             continue
         age: timedelta | None = bound_of("max_age", one.queue)

@@ -28,7 +28,7 @@ AGAIN, MOST_TRIES = timedelta(seconds=60), 30
 BATCH = 20
 
 
-def raise_alert(alias: str, condition: Condition) -> bool:
+def open_alert(alias: str, condition: Condition) -> bool:
     """Keep an alert, unless there is one already; whether it is new."""
     rows = Alert.objects.using(alias)
     pending_channels = ",".join(channels_to_tell())
@@ -62,17 +62,17 @@ def raise_alert(alias: str, condition: Condition) -> bool:
     return True
 
 
-def note_death(alias: str, row: Subscriber) -> None:
+def record_death(alias: str, row: Subscriber) -> None:
     """A worker is dead, and about to be buried."""
     condition = dead(row)
     if condition is not None:
-        raise_alert(alias, condition)
+        open_alert(alias, condition)
 
 
 def reconcile(alias: str, seen: Seen, mine: Collection[str]) -> None:
     """Raise what is new, resolve what is over."""
     for condition in seen.conditions:
-        raise_alert(alias, condition)
+        open_alert(alias, condition)
     there = {condition.key for condition in seen.conditions}
     for alert in Alert.objects.using(alias).filter(resolved_at__isnull=True):
         if alert.kind == DEAD_WORKER:
@@ -111,7 +111,7 @@ def _tell(alias: str, alert: Alert) -> None:
         rows.update(pending_channels="")
     for channel in left.copy():
         try:
-            channels.tell(channel, notice_of(alias, alert))
+            channels.tell(channel, notification_of(alias, alert))
         except Exception as error:
             log.warning("Alert %r could not be told by %s: %s", alert.text, channel, channels.why(error))
         else:
@@ -123,9 +123,9 @@ def _tell(alias: str, alert: Alert) -> None:
     rows.filter(resolved_at__isnull=False, pending_channels="").delete()
 
 
-def notice_of(alias: str, alert: Alert) -> channels.Notice:
+def notification_of(alias: str, alert: Alert) -> channels.Notification:
     """What is told of it."""
-    return channels.Notice(
+    return channels.Notification(
         alert.kind, alert.queue, alert.name, alert.text, alias, alert.since, alert.resolved_at is not None
     )
 

@@ -12,7 +12,7 @@ from .. import registry
 from ..errors import UnsupportedServer
 from ..models import Subscription
 from ..operations import schema_check
-from ..operations.statistics import figures
+from ..operations.statistics import queue_stats
 from ..sql import backend_of
 
 
@@ -56,9 +56,9 @@ def check_served(databases: Any = None, **_: Any) -> list[Any]:
     for queue in registry.queues:
         alias = router.db_for_write(queue)
         if queue.delivery.recipients and alias in (databases or ()) and _can_be_read(alias):
-            (one,) = figures([queue])
-            lost = [left.name for left in one.stranded if left.what == "recipient"]
-            for name in [*lost, *(lone.consumer for lone in one.unserved)]:
+            (one,) = queue_stats([queue])
+            lost = [found.name for found in one.unroutable if found.what == "recipient"]
+            for name in [*lost, *(lone.consumer for lone in one.consumers_without_worker)]:
                 found.append(
                     Warning(
                         f"{one.queue}: no live worker serves the consumer {name!r}, and copies are made for it.",

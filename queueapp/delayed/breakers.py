@@ -33,7 +33,7 @@ def store_breaker(alias: str, store: DelayedStore | None = None) -> CircuitBreak
     found = _breakers.get((alias, path))
     if found is None:
         name = f"Store of delayed messages in {alias}" + (f" ({path})" if path else "")
-        made = CircuitBreaker(name, settings.TIME_TO_TRIGGER_STORE_CIRCUIT_BREAKER)
+        made = CircuitBreaker(name, settings.TIME_TO_TRIGGER_STORE_CIRCUIT_BREAKER, kind="delayed_store", subject=alias)
         found = _breakers.setdefault((alias, path), made)
     return found
 

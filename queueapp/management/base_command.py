@@ -138,6 +138,11 @@ class OperatorCommand(BaseCommand):
             raise CommandError("Nothing was done.")
 
 
+def counted(count: int, singular: str, plural: str = "") -> str:
+    """ "1 queue", "3 queues"."""
+    return f"{count} {singular if count == 1 else plural or singular + 's'}"
+
+
 def _refuse_what_is_no_text(options: dict[str, Any]) -> None:
     """Raises CommandError for a NUL, and for bytes of the command line that are not in the encoding of the terminal: no
     database takes either."""

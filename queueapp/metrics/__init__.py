@@ -1,1 +1,1 @@
-"""The figures of queues as Prometheus reads them, by ``prometheus-client``; nothing here is imported unless somebody asks."""
+"""Queue statistics for Prometheus, through ``prometheus-client``. Nothing imports this package unless it is used."""

@@ -1,4 +1,4 @@
-"""How many workers are wanted, as a view of the project for autoscalers. It needs no more than Django.
+"""The desired number of workers as a view of the project, for autoscalers. It needs no ``prometheus-client``.
 
 >>> path("autoscale", queueapp.metrics.autoscale.autoscale)
 """
@@ -12,43 +12,45 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 
 from .. import registry
 from ..errors import InvalidOption, QueueNotFound
-from ..operations.autoscale import LONGEST_LATE, Rule, scale_of
-from .permissions import for_readers, remembered
+from ..operations.autoscale import MAX_LATE_SECONDS, ScalingRule, desired_workers_for
+from .permissions import cached_stats, requires_metrics_access
 
-#: What an address may ask, besides queues.
-_NAMES = ("per-worker", "late", "min", "max")
+#: The query parameters beside ``queue``.
+_PARAMETERS = ("per-worker", "late", "min", "max")
 
 
-@for_readers
+@requires_metrics_access
 def autoscale(request: HttpRequest) -> HttpResponse:
-    """``manage.py autoscale`` of ``?queue`` (again for more; all without), by ``per-worker``, ``late``, ``min`` and ``max``; ``wanted`` is
-    the sum over them. 400 for what is none of these, 404 for a queue that is not there. 503 while a figure is not known: an
-    autoscaler keeps what it has then, and 0 would take all workers away."""
+    """``manage.py autoscale`` over HTTP. ``?queue`` (repeatable; default: all), ``per-worker``, ``late``, ``min``,
+    ``max``; ``desired`` is the sum over the queues. 400 for another parameter or value, 404 for an unknown queue.
+
+    503 while a value is unknown: an autoscaler then keeps its workers, where 0 would remove them all.
+    """
     try:
         rule = rule_of({name: request.GET[name] for name in request.GET if name != "queue"})
-        asked = {registry.queues.find(name)._meta.label for name in request.GET.getlist("queue")}
+        labels = {registry.queues.find(name)._meta.label for name in request.GET.getlist("queue")}
     except InvalidOption as error:
         return _refused(str(error), 400)
     except QueueNotFound as error:
         return _refused(str(error), 404)
-    # Without the lines that are of no queue: nobody knows what those want.
-    asked = asked or {queue._meta.label for queue in registry.queues}
-    found = [scale_of(one, rule) for one in remembered() if one.queue in asked]
-    known = all(one.wanted is not None for one in found)
-    told = {
-        "wanted": sum(one.wanted or 0 for one in found) if known else None,
-        "queues": [one.as_dict() for one in found],
+    # The default leaves out the lines that belong to no queue, such as (dispatcher).
+    labels = labels or {queue._meta.label for queue in registry.queues}
+    queues = [desired_workers_for(stats, rule) for stats in cached_stats() if stats.queue in labels]
+    known = all(each.desired is not None for each in queues)
+    answer = {
+        "desired": sum(each.desired or 0 for each in queues) if known else None,
+        "queues": [each.as_dict() for each in queues],
     }
-    return JsonResponse(told, status=200 if known else 503)
+    return JsonResponse(answer, status=200 if known else 503)
 
 
-def rule_of(given: Mapping[str, str]) -> Rule:
-    """The rule that an address asks for. Raises InvalidOption."""
+def rule_of(given: Mapping[str, str]) -> ScalingRule:
+    """The rule that the query parameters describe. Raises InvalidOption."""
     for name in given:
-        if name not in _NAMES:
-            raise InvalidOption(name, given[name], f"one of queue, {', '.join(_NAMES)}")
+        if name not in _PARAMETERS:
+            raise InvalidOption(name, given[name], f"one of queue, {', '.join(_PARAMETERS)}")
     late = given.get("late")
-    return Rule(
+    return ScalingRule(
         _number("per-worker", given.get("per-worker", "1000")),
         None if late is None else timedelta(seconds=_number("late", late)),
         _number("min", given.get("min", "0")),
@@ -57,7 +59,7 @@ def rule_of(given: Mapping[str, str]) -> Rule:
 
 
 def _number(name: str, text: str) -> int:
-    if not (text.isascii() and text.isdecimal()) or len(text) > 9 or int(text) > LONGEST_LATE:
+    if not (text.isascii() and text.isdecimal()) or len(text) > 9 or int(text) > MAX_LATE_SECONDS:
         raise InvalidOption(name, text, "a whole number")
     return int(text)
 

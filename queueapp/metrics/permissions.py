@@ -1,11 +1,13 @@
-"""Who may read the figures over HTTP, and what is read for all who ask in the same moment."""
+"""Who may read the metrics over HTTP, and the short cache behind the views."""
 
 from __future__ import annotations
 
 import hmac
+import threading
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from time import monotonic
+from typing import Any, Generic, TypeVar
 
 from django.http import HttpRequest, HttpResponse
 from django.views.decorators.cache import never_cache
@@ -13,41 +15,68 @@ from django.views.decorators.http import require_safe
 
 from ..conf import settings
 from ..operations import statistics
-from .cache import Remembered
 
-#: Who has one of these may see the figures in the admin as well.
+_T = TypeVar("_T")
+
+#: Either permission gives access; both also open the overview in the admin.
 PERMISSIONS = ("queueapp.view_queuecontrol", "queueapp.operate_queue")
-#: Seconds: several collectors, and several of their tries, cost the database one look.
-REMEMBERED = 2.0
+#: Several collectors, and the retries of one, cost the database one read in this time.
+CACHE_SECONDS = 2.0
+UNAUTHORIZED = "401 Unauthorized: a bearer token is required\n"
+FORBIDDEN = f"403 Forbidden: one of the permissions {', '.join(PERMISSIONS)} is required\n"
 
-remembered = Remembered(statistics.figures, REMEMBERED)
+
+class CachedRead(Generic[_T]):
+    """Returns the result of ``read``, at most ``seconds`` old. Concurrent callers wait for one read."""
+
+    def __init__(self, read: Callable[[], _T], seconds: float) -> None:
+        self._read, self._seconds = read, seconds
+        self._lock = threading.Lock()
+        self._read_at = float("-inf")
+        self._result: _T | None = None
+
+    def clear(self) -> None:
+        """Make the next call read again."""
+        with self._lock:
+            self._result = None
+
+    def __call__(self) -> _T:
+        with self._lock:
+            if self._result is None or monotonic() - self._read_at > self._seconds:
+                self._result = self._read()
+                self._read_at = monotonic()
+            return self._result
 
 
-def for_readers(view: Callable[[HttpRequest], HttpResponse]) -> Callable[[HttpRequest], HttpResponse]:
-    """A view for ``Authorization: Bearer`` with ``QUEUEAPP["METRICS_TOKEN"]``, or a user with a permission to view queues; 401 for
-    others who said nothing of themselves, 403 for those who did."""
+cached_stats = CachedRead(statistics.queue_stats, CACHE_SECONDS)
+
+
+def requires_metrics_access(view: Callable[[HttpRequest], HttpResponse]) -> Callable[[HttpRequest], HttpResponse]:
+    """Protect a view: it answers requests with ``Authorization: Bearer QUEUEAPP["METRICS_TOKEN"]``, and users with
+    one of ``PERMISSIONS``. Anonymous requests get 401, other users 403."""
 
     @require_safe
     @never_cache
     @wraps(view)
     def guarded(request: HttpRequest) -> HttpResponse:
-        if may_read(request.headers.get("Authorization", "")) or _may_see(getattr(request, "user", None)):
+        user = getattr(request, "user", None)
+        if has_token(request.headers.get("Authorization", "")) or _has_permission(user):
             return view(request)
-        known = getattr(getattr(request, "user", None), "is_authenticated", False)
-        refused = HttpResponse("not for you\n", status=403 if known else 401, content_type="text/plain")
-        if not known:
-            refused["WWW-Authenticate"] = 'Bearer realm="metrics"'
-        return refused
+        if getattr(user, "is_authenticated", False):
+            return HttpResponse(FORBIDDEN, status=403, content_type="text/plain")
+        headers = {"WWW-Authenticate": 'Bearer realm="metrics"'}
+        return HttpResponse(UNAUTHORIZED, status=401, content_type="text/plain", headers=headers)
 
     return guarded
 
 
-def may_read(authorization: str) -> bool:
-    """Whether this header has the token. Without one in the settings there is none that would do."""
+def has_token(authorization: str) -> bool:
+    """Whether the Authorization header carries the token of the settings. Without a token in the settings, none is
+    valid."""
     token: str = settings.METRICS_TOKEN
     given = authorization.removeprefix("Bearer ")
     return bool(token) and authorization != given and hmac.compare_digest(given.strip().encode(), token.encode())
 
 
-def _may_see(user: Any) -> bool:
+def _has_permission(user: Any) -> bool:
     return user is not None and any(user.has_perm(permission) for permission in PERMISSIONS)

@@ -1,4 +1,4 @@
-"""The metrics as a view of the project: for a collector with a token, and for people who may look at the queues.
+"""The metrics of all queues as a view of the project.
 
 >>> path("metrics", queueapp.metrics.views.metrics)
 """
@@ -9,15 +9,15 @@ from django.http import HttpRequest, HttpResponse
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from .figures import FiguresCollector
-from .permissions import for_readers, remembered
+from .collector import StatsCollector
+from .permissions import cached_stats, requires_metrics_access
 
 _registry = CollectorRegistry()
-_registry.register(FiguresCollector(remembered))
+_registry.register(StatsCollector(cached_stats))
 
 
-@for_readers
+@requires_metrics_access
 def metrics(request: HttpRequest) -> HttpResponse:
-    """The figures of all queues."""
+    """The statistics of all queues, in the format that the ``Accept`` header asks for."""
     encode, content_type = choose_encoder(request.headers.get("Accept", ""))
     return HttpResponse(encode(_registry), content_type=content_type)

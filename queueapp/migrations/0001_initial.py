@@ -278,6 +278,7 @@ class Migration(migrations.Migration):
                 ),
             ],
             options={
+                "verbose_name": "worker",
                 "ordering": ["queue", "host", "process"],
                 "required_db_features": ["has_select_for_update_skip_locked"],
             },

@@ -82,6 +82,7 @@ class Subscriber(models.Model):
 
     class Meta:
         required_db_features = ROWS_CAN_BE_SKIPPED
+        verbose_name = "worker"
         ordering = ["queue", "host", "process"]
 
     def __str__(self) -> str:

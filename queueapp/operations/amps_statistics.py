@@ -1,7 +1,6 @@
-"""What AMPS calls its statistics of a queue, under its names: how much is there, how much is out, and with whom.
+"""The statistics of a queue under the names that AMPS uses: how many messages there are, how many are leased, and to whom.
 
-The one place where options of other rooms put in their figures. What is not known, and what the queue has not, is None and
-never 0. Cheap: what is counted here is counted as claims count it, where they do.
+What is unknown, and what the queue does not have, is None and never 0. Where claims count leases, the same counts are used.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ from uuid import UUID
 from django.db import connections
 from django.db.models import F
 
-from .. import overrides
 from ..messages.ids import time_of
 from ..models import NO_QUEUES, Now, Subscriber, UtcField
 from ..models.delivery.topics import underlying_topic
+from ..overrides import Overrides
 from ..sql import nonblocking, queue_sql
 
 
 @dataclass
-class SubscriptionFigures:
-    """One live subscriber. ``backlog``: what it may hold, None where its batches decide; ``outstanding``: what it holds, by the
-    leases where the queue counts them, else as it said at its last heartbeat."""
+class SubscriptionStats:
+    """One live subscriber. ``backlog``: how many messages it may have in flight; None: its batches decide.
+    ``outstanding``: how many it has, by the leases where the queue counts them, else as of its last heartbeat."""
 
     id: str
     process: str
@@ -36,10 +35,10 @@ class SubscriptionFigures:
 
 
 @dataclass
-class FlowFigures:
-    """``queue_depth``: messages that have not ended; ``backlog``: those of them that are out. ``age_of_oldest_lease``: by the
-    clock of who took it. ``seconds_behind``: the age of the oldest message that has not ended. ``expired_leases``: leases that
-    live subscribers lost before they had ended what they were for; None where there are none who could say."""
+class AmpsStatistics:
+    """``queue_depth``: messages in the queue; ``backlog``: those of them that are leased. ``age_of_oldest_lease``: by the
+    clock of the worker that leased it. ``seconds_behind``: the age of the oldest message. ``expired_leases``: leases of live
+    subscribers that expired before their messages were handled; None without live subscribers."""
 
     queue_depth: int | None = None
     backlog: int | None = None
@@ -52,25 +51,25 @@ class FlowFigures:
     expired_leases: int | None = None
     deferred_ack_count: int | None = None
     inactive_message_count: int | None = None
-    subscriptions: list[SubscriptionFigures] = field(default_factory=list)
+    subscriptions: list[SubscriptionStats] = field(default_factory=list)
 
 
-#: A live subscriber as it is read for all queues of a database at once.
-Told = tuple[UUID, str, int, str, int | None, int, int]
+#: The columns of a live subscriber, read for all queues of a database at once.
+SubscriberColumns = tuple[UUID, str, int, str, int | None, int, int]
 
 
-def told_by_subscribers(alias: str) -> dict[str, list[Told]]:
-    """What live subscribers say of themselves, by queue."""
+def live_subscriptions(alias: str) -> dict[str, list[SubscriberColumns]]:
+    """The live subscribers by queue."""
     rows = Subscriber.objects.using(alias).filter(alive_until__gt=Now()).exclude(queue__in=NO_QUEUES)
-    found: dict[str, list[Told]] = {}
-    for queue, *told in rows.order_by("queue", "started_at", "id").values_list(
+    found: dict[str, list[SubscriberColumns]] = {}
+    for queue, *columns in rows.order_by("queue", "started_at", "id").values_list(
         "queue", "id", "host", "process", "filter", "backlog", "outstanding", "leases_lost"
     ):
-        found.setdefault(queue, []).append(tuple(told))  # type: ignore[arg-type]
+        found.setdefault(queue, []).append(tuple(columns))  # type: ignore[arg-type]
     return found
 
 
-def flow_figures(
+def amps_stats(
     queue: Any,
     alias: str,
     *,
@@ -78,47 +77,46 @@ def flow_figures(
     leased: int | None,
     exact: bool,
     oldest_seconds: float | None,
-    overrides: overrides.Overrides,
-    live: Sequence[Told],
-) -> FlowFigures:
-    """The figures of one queue, of which so many messages are waiting, the oldest so long, and leased. Raises what the database
-    says."""
+    overrides: Overrides,
+    live: Sequence[SubscriberColumns],
+) -> AmpsStatistics:
+    """The statistics of one queue whose rows were counted already. Raises the database's errors."""
     connection, delivery = connections[alias], queue.delivery
     sql = queue_sql(queue, connection)
-    one = FlowFigures(
+    stats = AmpsStatistics(
         max_backlog=overrides.get("max_backlog", delivery.max_backlog),
         target_queue_depth=overrides.get("target_queue_depth", getattr(delivery, "target_queue_depth", None)),
         message_type=delivery.message_type,
         topic=underlying_topic(queue),
     )
     if waiting is not None and leased is not None:
-        one.queue_depth, one.backlog = waiting + leased, leased
+        stats.queue_depth, stats.backlog = waiting + leased, leased
     now = None
     if leased:
-        now, one.seconds_behind = _seconds_behind(queue, alias)
+        now, stats.seconds_behind = _seconds_behind(queue, alias)
     else:
-        one.seconds_behind = oldest_seconds  # what waits is all there is
+        stats.seconds_behind = oldest_seconds  # every message waits
     outstanding: Counter[UUID] | None = None
     if sql.table.counts_in_flight:
-        # That nothing is leased is known already, of a table that was looked at as a whole.
+        # An exact 0 of leased messages needs no second read.
         leases = sql.limits.leases(connection) if leased or not exact else []
         outstanding = Counter()
         for lease in leases:
             outstanding[lease.owner] += lease.messages
-        one.backlog = outstanding.total()
+        stats.backlog = outstanding.total()
         began = [time_of(lease.token) for lease in leases if lease.token != lease.owner]
         if began and now is not None:
-            one.age_of_oldest_lease = max(0.0, (now - min(began)).total_seconds())
+            stats.age_of_oldest_lease = max(0.0, (now - min(began)).total_seconds())
     if live:
-        one.expired_leases = sum(lost for *_, lost in live)
-    one.subscriptions = [
-        SubscriptionFigures(
-            str(key), f"{host}:{process}", text or None, granted,
-            said if outstanding is None else outstanding[key],
+        stats.expired_leases = sum(expired for *_, expired in live)
+    stats.subscriptions = [
+        SubscriptionStats(
+            str(key), f"{host}:{process}", text or None, backlog,
+            reported if outstanding is None else outstanding[key],
         )
-        for key, host, process, text, granted, said, _ in live
+        for key, host, process, text, backlog, reported, _ in live
     ]  # fmt: skip
-    return one
+    return stats
 
 
 def _seconds_behind(queue: Any, alias: str) -> tuple[datetime | None, float | None]:
@@ -126,7 +124,6 @@ def _seconds_behind(queue: Any, alias: str) -> tuple[datetime | None, float | No
     if "enqueued_at" not in {each.name for each in queue._meta.local_concrete_fields}:
         return None, None
     rows = nonblocking(queue._base_manager.using(alias)).order_by("pk").annotate(now=Now(output_field=UtcField()))
-    found = rows.values_list("now", F("enqueued_at"))[:1]
-    for now, at in found:
+    for now, at in rows.values_list("now", F("enqueued_at"))[:1]:
         return now, max(0.0, (now - at).total_seconds())
     return None, None

@@ -233,7 +233,7 @@ def move_to_poison(queue: Any, seqs: Sequence[int], *, reason: str, using: str |
     The ``poisoned`` signal is sent for each, after the commit."""
     alias = alias_of(queue, using)
     with transaction.atomic(using=alias):
-        rows = lock_free(queue, alias, seqs)
+        rows = lock_unleased(queue, alias, seqs)
         try:
             with transaction.atomic(using=alias):
                 PoisonMessage.objects.using(alias).bulk_create([_as_poison(queue, row, reason) for row in rows])
@@ -254,10 +254,10 @@ def unleased(queue: Any) -> Q:
     if "lease_expires" not in _columns(queue):
         return Q()
     unleased = Q(lease_expires__isnull=True) | Q(lease_expires__lt=Now())
-    return unleased | held() if holds(queue) else unleased
+    return unleased | pending_evaluation() if holds(queue) else unleased
 
 
-def held() -> Q:
+def pending_evaluation() -> Q:
     """The condition of a message that is held, on a queue that ``holds``."""
     return Q(lease_expires=FOREVER, lease_token__isnull=True)
 
@@ -273,7 +273,7 @@ def _free(queue: Any, alias: str, seqs: Sequence[int]) -> QuerySet[Any]:
     return _locked(queue, alias, seqs).filter(unleased(queue))
 
 
-def lock_free(queue: Any, alias: str, seqs: Sequence[int]) -> list[Row]:
+def lock_unleased(queue: Any, alias: str, seqs: Sequence[int]) -> list[Row]:
     """Lock those of these messages that nobody holds, and read them whole; in a transaction."""
     return _read(queue, alias, _free(queue, alias, seqs))
 

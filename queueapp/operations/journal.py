@@ -21,7 +21,7 @@ LIMIT = 100_000
 
 
 @dataclass
-class TopicFigures:
+class TopicStats:
     """What is kept of one topic. ``oldest`` and ``newest``: when the first and the last entry were published. ``retention_seconds``:
     None is for ever, which a topic is kept as well that is not declared any more (``journaled`` False)."""
 
@@ -36,13 +36,13 @@ class TopicFigures:
 
 
 @dataclass
-class JournalFigures:
+class JournalStats:
     """The journal of one database. ``entries`` and ``bytes``: as the catalog estimates them."""
 
     database: str
     entries: int
     bytes: int
-    topics: list[TopicFigures]
+    topics: list[TopicStats]
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -52,7 +52,7 @@ class JournalFigures:
         return found
 
 
-def journal_figures(using: str | None = None) -> JournalFigures:
+def journal_stats(using: str | None = None) -> JournalStats:
     """What the journal of a database has."""
     alias = using or router.db_for_read(JournalEntry) or "default"
     connection = connections[alias]
@@ -65,15 +65,15 @@ def journal_figures(using: str | None = None) -> JournalFigures:
             kept = retention_of(topic)
             seconds = None if kept is None else kept.total_seconds()
             edges = first[1], last[1], first[0].seq, last[0].seq
-            topics.append(TopicFigures(topic, alias, *edges, seconds, is_journaled(topic)))
-    return JournalFigures(alias, entries, size, topics)
+            topics.append(TopicStats(topic, alias, *edges, seconds, is_journaled(topic)))
+    return JournalStats(alias, entries, size, topics)
 
 
-def all_journal_figures() -> list[JournalFigures]:
+def all_journal_stats() -> list[JournalStats]:
     """Of each database that has queueapp's tables and a queue, or the tables alone."""
     aliases = {router.db_for_read(queue) or "default" for queue in registry.queues}
     aliases.add(router.db_for_read(JournalEntry) or "default")
-    return [journal_figures(alias) for alias in sorted(aliases) if router.allow_migrate_model(alias, JournalEntry)]
+    return [journal_stats(alias) for alias in sorted(aliases) if router.allow_migrate_model(alias, JournalEntry)]
 
 
 def inactive_messages(queue: Any, using: str | None = None, limit: int = LIMIT) -> tuple[int, bool]:

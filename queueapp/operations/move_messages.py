@@ -41,7 +41,7 @@ def move_type(
     def move(keys: list[int]) -> int:
         connection = connections[alias]
         with transaction.atomic(using=alias):
-            rows = control.lock_free(queue, alias, keys)
+            rows = control.lock_unleased(queue, alias, keys)
             if rows:
                 queue_sql(to, connection).inserts.insert_rows(connection, [_anew(row) for row in rows])
                 notifier.sent(to, connection)
@@ -50,7 +50,9 @@ def move_type(
     return _each(queue, alias, kind, move, progress)
 
 
-def bury_type(queue: Any, kind: str, *, using: str | None = None, progress: Callable[[int], None] | None = None) -> int:
+def move_type_to_poison(
+    queue: Any, kind: str, *, using: str | None = None, progress: Callable[[int], None] | None = None
+) -> int:
     """Move the messages of a type ('': of none) to poison, where they are kept until somebody requeues, edits or archives them;
     returns how many went. The ``poisoned`` signal is sent for each."""
     reason = f"set aside by hand: nobody takes {kind or 'messages without a type'}"

@@ -40,7 +40,7 @@ class Lack(NamedTuple):
     needed: bool
 
 
-def lacks_of_worker(alias: str, queues: Iterable[Any]) -> list[Lack]:
+def missing_privileges(alias: str, queues: Iterable[Any]) -> list[Lack]:
     """What the user of this database's connection lacks to receive these queues. Reads the catalog only."""
     connection = connections[alias]
     backend = backend_of(connection)
@@ -77,7 +77,7 @@ def remedy_of(error: BaseException) -> str | None:
     alias, text = connection.alias, str(error)
     queues = [queue for queue in registry.queues if router.db_for_write(queue) == alias]
     try:
-        lacks = [] if connection.in_atomic_block else lacks_of_worker(alias, queues)
+        lacks = [] if connection.in_atomic_block else missing_privileges(alias, queues)
     except Error:
         lacks = []  # it says no more, or goes meanwhile
     # The server names the table, which narrows it down: others may be no business of this user's.

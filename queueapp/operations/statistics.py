@@ -1,9 +1,9 @@
-"""Figures of queues: the one source for ``queuestats``, the admin and health checks. Cheap on tables of any size.
+"""Queue statistics: the one source for ``queuestats``, the admin, metrics, alerts and health checks.
 
-*Waiting* is what a receiver may be given: neither leased nor expired, nor just taken by an open transaction. A lease that
-is over counts as waiting (it is *lapsed*). Up to ``LIMIT`` rows of a table everything is counted, by one look at so many
-from the low end of its primary key; of a larger one ``exact`` is False, ``waiting`` is an estimate from the catalog, and
-what is leased, lapsed or expired is at least so much. What cannot be read is None, and ``error`` says why.
+*Waiting* means ready to be received: neither leased nor expired, nor locked by an open transaction. A message whose lease
+expired is waiting again and is counted as *lease_expired* as well. Up to ``LIMIT`` rows of a table everything is counted, in
+one read from the low end of its primary key. Of a larger table ``exact`` is False, ``waiting`` is an estimate from the
+catalog, and leased, lease_expired and expired are lower bounds. So the cost does not depend on the size of the table.
 """
 
 from __future__ import annotations
@@ -26,232 +26,238 @@ from ..models.queue import holds
 from ..sending import early_acks
 from ..sql import backend_of, nonblocking, queue_sql
 from . import settle_early_acks
-from .amps_statistics import FlowFigures, flow_figures, told_by_subscribers
+from .amps_statistics import AmpsStatistics, amps_stats, live_subscriptions
 from .journal import inactive_messages
 from .live_workers import Live, live_on
 from .safe_reads import Reader, hint
-from .subscriptions import ConsumerFigures, consumer_figures
-from .unroutable import Stranded, may_strand, stranded
+from .subscriptions import ConsumerStats, consumer_stats
+from .unroutable import Unroutable, can_have_unroutable, find_unroutable
 
-#: So many rows of a table are looked at; counts of other tables stop here.
+#: Rows of a table that are read; counts of other tables stop here.
 LIMIT = 10_000
-#: What stands for a figure that is not known, or that there is none of.
+#: Shown for a value that is unknown, or that there is none of.
 UNKNOWN = "\u2013"
-#: What it means that nobody alive does it.
-NOBODY = {
-    DISPATCHER: "none is alive: delayed messages wait",
-    MAINTENANCE: "none is alive: expired messages stay, what dead workers had leased waits for the end of its lease, and what is "
-    "held is not evaluated",
+#: What it means that no live process has this role.
+NO_PROCESS = {
+    DISPATCHER: "no dispatcher is running; delayed messages are not delivered",
+    MAINTENANCE: "no maintenance is running; expired messages stay, messages of dead workers wait until their leases expire, "
+    "and messages that wait for evaluation are not evaluated",
 }
 
 
 @dataclass
-class QueueFigures:
-    """One queue's figures. ``oldest_seconds``: the age of the oldest waiting message among those looked at; None also when
-    nothing waits. ``held``: what others have inserted and nobody has evaluated yet, counted up to ``LIMIT``; None on a queue
-    without expressions. ``delayed`` and ``poison`` stop at ``LIMIT``, where their ``…_exact`` is False. ``subscribers``: live ones.
-    ``flow``: the statistics that AMPS names. ``breakers``: circuit breakers that are not closed (name, state, error).
-    ``stranded``: what nobody will ever take. ``consumers``: who subscribes to copies.
-    ``deferred_ack_count``: acks that wait for their message, on a queue that keeps
-    them. ``error``: what is not known and why; then the figures that it is about are None. ``note``: what else is to be
-    said."""
+class QueueStats:
+    """The statistics of one queue. A value is None where it is unknown (``error`` says why) or where the queue has no
+    such value."""
 
     queue: str
     table: str
     database: str
     semantics: str
     paused: bool | None = None
+    #: Ready to be received.
     waiting: int | None = None
     leased: int | None = None
-    held: int | None = None
-    lapsed: int | None = None
+    #: Inserted by other programs and not evaluated yet, counted up to ``LIMIT``; None on a queue without expressions.
+    pending_evaluation: int | None = None
+    #: Part of ``waiting``: leased before.
+    lease_expired: int | None = None
     expired: int | None = None
+    #: Whether the five values above are counts, not estimates.
     exact: bool | None = None
+    #: The age of the oldest waiting message among the rows that were read; None also when nothing waits.
     oldest_seconds: float | None = None
+    #: Counted up to ``LIMIT``, as poison; beyond it ``…_exact`` is False.
     delayed: int | None = None
     delayed_exact: bool | None = None
     poison: int | None = None
     poison_exact: bool | None = None
+    #: Acks that arrived before their message, on a queue that keeps them.
     deferred_ack_count: int | None = None
-    subscribers: int | None = None
-    #: The age of the oldest heartbeat of the live ones.
+    #: Live workers, and the age of the oldest heartbeat among theirs.
+    workers: int | None = None
     heartbeat_seconds: float | None = None
+    #: Circuit breakers that are not closed: breaker, name, state and error of each.
     breakers: list[dict[str, str]] = field(default_factory=list)
-    stranded: list[Stranded] = field(default_factory=list)
-    consumers: list[ConsumerFigures] = field(default_factory=list)
-    flow: FlowFigures = field(default_factory=FlowFigures)
-    #: AMPS' inactive_message_count: what waits in the journal for a queue with ``target_queue_depth``; None for the others too.
+    #: Messages that no worker will receive.
+    unroutable: list[Unroutable] = field(default_factory=list)
+    #: The subscriptions of a queue with recipients.
+    consumers: list[ConsumerStats] = field(default_factory=list)
+    #: The statistics that AMPS names.
+    amps: AmpsStatistics = field(default_factory=AmpsStatistics)
+    #: AMPS' inactive_message_count: what waits in the journal for a queue with ``target_queue_depth``.
     inactive: int | None = None
     inactive_exact: bool | None = None
     note: str = ""
+    #: What is unknown, and why.
     error: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; the figures that AMPS names stand beside the others."""
+        """For JSON; the statistics that AMPS names stand beside the others."""
         found = asdict(self)
-        return found | found.pop("flow")
+        return found | found.pop("amps")
 
     @property
-    def unserved(self) -> list[ConsumerFigures]:
-        """Consumers that no live worker has though copies are made for them, where others are served or copies wait; without those
-        that ``stranded`` names."""
-        named = {left.name for left in self.stranded if left.what == "recipient"}
-        lone = [one for one in self.consumers if one.served is False and one.consumer not in named]
-        return [one for one in lone if self.subscribers or one.waiting]
+    def consumers_without_worker(self) -> list[ConsumerStats]:
+        """Subscribed consumers that no live worker has, on a queue that has live workers or where copies wait. Without
+        those that ``unroutable`` names."""
+        named = {found.name for found in self.unroutable if found.what == "recipient"}
+        missing = [each for each in self.consumers if each.active is False and each.consumer not in named]
+        return [each for each in missing if self.workers or each.waiting]
 
     def fail(self, what: str, cause: str) -> None:
-        """Something is not known. One cause is said once."""
+        """Add an unknown value to ``error``. Each cause is named once."""
         if cause not in self.error:
             self.error = "; ".join(filter(None, [self.error, f"{what}: {cause}"]))
 
 
-def figures(queues: Iterable[Any] | None = None) -> list[QueueFigures]:
-    """The figures of these queues, or of all that are known, in label order; then the dispatchers and
-    the housekeeping of each database, and queues that nobody here knows and that messages are left for (``note`` says so)."""
+def queue_stats(queues: Iterable[Any] | None = None) -> list[QueueStats]:
+    """The statistics of these queues, or of all queues, by label. For all queues they are followed by the dispatchers and
+    the maintenance of each database, and by unknown queues that messages are left for (``note`` says so)."""
     databases: dict[str, _Database] = {}
     found = []
     for queue in sorted(queues if queues is not None else registry.queues, key=lambda q: q._meta.label):
         alias = router.db_for_read(queue) or "default"
         if alias not in databases:
             databases[alias] = _Database(alias)
-        found.append(databases[alias].figures_of(queue))
+        found.append(databases[alias].stats_of(queue))
     if queues is None:
         for alias in sorted(databases):
             found += [*databases[alias].of_no_queues(), *databases[alias].of_unknown_queues()]
     return found
 
 
-def left_in(alias: str) -> list[tuple[str, Stranded]]:
-    """What nobody will ever take in one database, with the name of its queue: for whoever says it in a log. Poison messages
-    of queues that are no more are among it."""
+def unroutable_in(alias: str) -> list[tuple[str, Unroutable]]:
+    """The unroutable messages of one database, with the name of their queue. Includes the poison messages of queues that
+    do not exist any more."""
     database = _Database(alias)
     found = []
     for queue in registry.queues:
         if database.live is not None and (router.db_for_read(queue) or "default") == alias:
             label = queue._meta.label
-            found += [(label, left) for left in database.stranded_in(queue, database.live[label])[0] or ()]
+            found += [(label, each) for each in database.unroutable_of(queue, database.live[label])[0] or ()]
     for name, count in (database.reader.read(database.unknown_poison)[0] or {}).items():
-        found.append((name, Stranded("poison", "no such queue", min(count, LIMIT), count <= LIMIT, None)))
+        found.append((name, Unroutable("poison", "no such queue", min(count, LIMIT), count <= LIMIT, None)))
     return found
 
 
-#: Of messages under a name that nobody here knows.
-_NO_SUCH_QUEUE = "no such queue here: movedelayed and requeuepoison --to take its messages elsewhere"
+#: The note of a queue name that this project does not know.
+_NO_SUCH_QUEUE = "no such queue in this project; move its messages with movedelayed and requeuepoison --to"
 
 
 class _Database:
-    """One database: what is known for all of its queues is read once, and what nobody asks for is not read."""
+    """Reads one database: what its queues share is read once, and only when it is needed."""
 
     def __init__(self, alias: str) -> None:
         self.alias = alias
         self.reader = Reader(alias)
         self._readers: dict[str, Reader] = {}
         self.live, self.live_error = self.reader.read(lambda: live_on(alias))
-        #: What operators have changed, by queue; none where it cannot be read. Before anything is counted: reading it is what
-        #: makes the statements go by it (which messages are past their time).
+        #: Options that operators have set, by queue. Read before anything is counted, because the statements use them
+        #: (which messages are expired).
         self.overrides: Mapping[str, Any] = self.reader.read(lambda: overrides.reload(alias))[0] or {}
 
     @cached_property
     def paused(self) -> tuple[set[str] | None, str]:
-        """The queues that are, or why it is not known."""
+        """The paused queues, or why they are unknown."""
         rows = QueueControl.objects.using(self.alias).filter(paused=True)
         return self.reader.read(lambda: set(rows.values_list("queue", flat=True)))
 
     @cached_property
-    def told(self) -> dict[str, Any]:
-        """What workers say of their queues; nothing where it cannot be read."""
-        return self.reader.read(lambda: told_by_subscribers(self.alias))[0] or {}
+    def subscriptions(self) -> dict[str, Any]:
+        """The live subscribers by queue; empty where they cannot be read."""
+        return self.reader.read(lambda: live_subscriptions(self.alias))[0] or {}
 
-    def figures_of(self, queue: Any) -> QueueFigures:
+    def stats_of(self, queue: Any) -> QueueStats:
         label = queue._meta.label
-        one = QueueFigures(label, queue._meta.db_table, self.alias, queue.delivery.semantics.value)
-        self._count(queue, one)
+        stats = QueueStats(label, queue._meta.db_table, self.alias, queue.delivery.semantics.value)
+        self._count(queue, stats)
         if is_fed(queue):
-            self._count_inactive(queue, one)
-        kept = nonblocking(PoisonMessage.objects.using(self.alias)).filter(
+            self._count_inactive(queue, stats)
+        unresolved = nonblocking(PoisonMessage.objects.using(self.alias)).filter(
             queue=label, status=PoisonMessage.Status.UNRESOLVED
         )
-        self._count_flow(queue, one)
+        self._count_amps(queue, stats)
         stores = delayed.stores_of(queue)
-        self._count_delayed(queue, one, stores)
+        self._count_delayed(queue, stats, stores)
         refused = (self._refused(store, queue) for store in stores)
-        one.poison, one.poison_exact = self._capped(one, "poison", (self.reader, kept), *refused)
+        stats.poison, stats.poison_exact = self._capped(stats, "poison", (self.reader, unresolved), *refused)
         paused, cause = self.paused
         if paused is None:
-            one.fail("whether it is paused", cause)
+            stats.fail("pause state", cause)
         else:
-            one.paused = label in paused
+            stats.paused = label in paused
         if self.live is None:
-            one.fail("its workers", self.live_error)
+            stats.fail("workers", self.live_error)
         else:
             live = self.live[label]
-            one.subscribers, one.breakers, one.heartbeat_seconds = live.count, live.breakers, _seconds(live.heartbeat)
-            if one.waiting:
-                left, cause = self.stranded_in(queue, live)
-                if left is None:
-                    one.fail("what nobody takes", cause)
-                one.stranded = left or []
-            if queue.delivery.recipients and one.waiting is not None:
-                self._count_consumers(queue, one, live)
-        return one
+            stats.workers, stats.breakers, stats.heartbeat_seconds = live.count, live.breakers, _seconds(live.heartbeat)
+            if stats.waiting:
+                unroutable_messages, cause = self.unroutable_of(queue, live)
+                if unroutable_messages is None:
+                    stats.fail("unroutable messages", cause)
+                stats.unroutable = unroutable_messages or []
+            if queue.delivery.recipients and stats.waiting is not None:
+                self._count_consumers(queue, stats, live)
+        return stats
 
-    def stranded_in(self, queue: Any, live: Live) -> tuple[list[Stranded] | None, str]:
-        """What nobody takes of a queue, or why it is not known. Only where there can be any is its table read: who keeps house asks
-        once a minute, of every queue of the project."""
+    def unroutable_of(self, queue: Any, live: Live) -> tuple[list[Unroutable] | None, str]:
+        """The unroutable messages of a queue, or why they are unknown. The table is read only where there can be any:
+        maintenance asks once a minute for every queue of the project."""
         connection = connections[self.alias]
-        if not may_strand(queue, connection, live):
+        if not can_have_unroutable(queue, connection, live):
             return [], ""
-        return self.reader.read(lambda: stranded(queue, connection, live, LIMIT))
+        return self.reader.read(lambda: find_unroutable(queue, connection, live, LIMIT))
 
-    def _count_consumers(self, queue: Any, one: QueueFigures, live: Live) -> None:
-        """Who subscribes, and what waits for each."""
-        found, cause = self.reader.read(lambda: consumer_figures(queue, connections[self.alias], live, LIMIT))
+    def _count_consumers(self, queue: Any, stats: QueueStats, live: Live) -> None:
+        """The subscribed consumers, and how many copies wait for each."""
+        found, cause = self.reader.read(lambda: consumer_stats(queue, connections[self.alias], live, LIMIT))
         if found is None:
-            return one.fail("who subscribes", cause)
-        one.consumers = found
+            return stats.fail("subscriptions", cause)
+        stats.consumers = found
 
-    def of_no_queues(self) -> list[QueueFigures]:
-        """Who moves delayed messages, and who keeps house; none alive is worth a line as well."""
+    def of_no_queues(self) -> list[QueueStats]:
+        """The dispatchers and the maintenance; a role without a live process is reported as well."""
         found = []
         for name in NO_QUEUES:
-            one = QueueFigures(name, "", self.alias, "")
-            found.append(one)
+            stats = QueueStats(name, "", self.alias, "")
+            found.append(stats)
             if self.live is None:
-                one.fail("who does it", self.live_error)
+                stats.fail("processes", self.live_error)
                 continue
             live = self.live[name]
-            one.subscribers, one.breakers, one.heartbeat_seconds = live.count, live.breakers, _seconds(live.heartbeat)
+            stats.workers, stats.breakers, stats.heartbeat_seconds = live.count, live.breakers, _seconds(live.heartbeat)
             if not live.count:
-                last = live.last_pulse
-                seen = "" if last is None else f"; the last one was seen {span(last.total_seconds())} ago"
-                one.note = NOBODY[name] + seen
+                last = live.last_heartbeat
+                seen = "" if last is None else f"; last heartbeat {span(last.total_seconds())} ago"
+                stats.note = NO_PROCESS[name] + seen
         return found
 
-    def of_unknown_queues(self) -> list[QueueFigures]:
-        """The delayed messages that nobody here delivers, and the poison messages of queues that are no more, by the queue's
-        name. One that has a live worker is another project's."""
-        stuck, _ = self.reader.read(self.unknown_delayed)
-        kept, _ = self.reader.read(self.unknown_poison)
+    def of_unknown_queues(self) -> list[QueueStats]:
+        """Delayed and poison messages of queues that this project does not know, by queue name. A name with a live worker
+        belongs to another project and is left out."""
+        waiting, _ = self.reader.read(self.unknown_delayed)
+        poison, _ = self.reader.read(self.unknown_poison)
         found = []
-        for name in sorted((stuck or {}).keys() | (kept or {}).keys()):
-            one = QueueFigures(name, "", self.alias, "", note=_NO_SUCH_QUEUE)
-            if name in (stuck or {}):
-                one.delayed, one.delayed_exact = stuck[name], stuck[name] < COUNTED  # type: ignore[index]
-            if name in (kept or {}):
-                one.poison, one.poison_exact = min(kept[name], LIMIT), kept[name] <= LIMIT  # type: ignore[index]
-            found.append(one)
+        for name in sorted((waiting or {}).keys() | (poison or {}).keys()):
+            stats = QueueStats(name, "", self.alias, "", note=_NO_SUCH_QUEUE)
+            if name in (waiting or {}):
+                stats.delayed, stats.delayed_exact = waiting[name], waiting[name] < COUNTED  # type: ignore[index]
+            if name in (poison or {}):
+                stats.poison, stats.poison_exact = min(poison[name], LIMIT), poison[name] <= LIMIT  # type: ignore[index]
+            found.append(stats)
         return found
 
     def unknown_delayed(self) -> dict[str, int]:
-        """Delayed messages by destination, where nobody knows that queue."""
+        """Delayed messages by destination, where the queue is unknown."""
         found = delayed.undeliverable(self.alias, overdue=None)
         return {name: count for name, count in found.items() if not (self.live and self.live[name].count)}
 
     def unknown_poison(self) -> dict[str, int]:
-        """Unresolved poison messages by queue, where nobody knows that queue."""
+        """Unresolved poison messages by queue, where the queue is unknown."""
         rows = nonblocking(PoisonMessage.objects.using(self.alias)).order_by("queue")
         found: dict[str, int] = {}
-        forwarded = {one for some in delayed.addresses(self.alias).values() for one in some}
+        forwarded = {name for names in delayed.addresses(self.alias).values() for name in names}
         for name in distinct_values(rows, "queue"):
             if name not in forwarded and not _is_known(name) and not (self.live and self.live[name].count):
                 unresolved = rows.filter(queue=name, status=PoisonMessage.Status.UNRESOLVED).order_by().values("pk")
@@ -259,66 +265,73 @@ class _Database:
                     found[name] = count
         return found
 
-    def _count(self, queue: Any, one: QueueFigures) -> None:
-        """The figures of its own table."""
+    def _count(self, queue: Any, stats: QueueStats) -> None:
+        """Count the rows of the queue's own table."""
         connection = connections[self.alias]
         head, cause = self.reader.read(lambda: queue_sql(queue, connection).figures.head(connection, LIMIT + 1))
         if head is None:
             remedy = hint(cause, self.alias) if queue._meta.managed else ""
-            return one.fail("its messages", cause + remedy)
-        one.waiting, one.leased, one.lapsed, one.expired = head.waiting, head.leased, head.lease_expired, head.expired
-        one.oldest_seconds = None if head.oldest_ms is None else head.oldest_ms / 1000
-        one.exact = head.rows <= LIMIT
+            return stats.fail("messages", cause + remedy)
+        stats.waiting, stats.leased, stats.lease_expired, stats.expired = (
+            head.waiting,
+            head.leased,
+            head.lease_expired,
+            head.expired,
+        )
+        stats.oldest_seconds = None if head.oldest_ms is None else head.oldest_ms / 1000
+        stats.exact = head.rows <= LIMIT
         if early_acks.defers(queue):
-            one.deferred_ack_count, cause = self.reader.read(lambda: settle_early_acks.waiting(queue, self.alias))
-            if one.deferred_ack_count is None:
-                one.fail("acks before their messages", cause)
+            stats.deferred_ack_count, cause = self.reader.read(lambda: settle_early_acks.waiting(queue, self.alias))
+            if stats.deferred_ack_count is None:
+                stats.fail("deferred acks", cause)
         if holds(queue):
-            one.held, cause = self.reader.read(
-                lambda: queue_sql(queue, connection).unevaluated.count(connection, LIMIT)
-            )
-            if one.held is None:
-                one.fail("what is held", cause)
-            elif one.held:
-                one.note = f"{one.held} held until they are evaluated"
-        if not one.exact:
+            sql = queue_sql(queue, connection)
+            stats.pending_evaluation, cause = self.reader.read(lambda: sql.unevaluated.count(connection, LIMIT))
+            if stats.pending_evaluation is None:
+                stats.fail("messages pending evaluation", cause)
+            elif stats.pending_evaluation:
+                stats.note = f"{stats.pending_evaluation} pending evaluation"
+        if not stats.exact:
             estimate, _ = self.reader.read(lambda: self._estimate(queue, head.first))
-            # Who receives works at the low end: what is leased or expired was nearly all looked at.
-            one.waiting = max(head.waiting, (estimate or 0) - head.leased - head.expired - (one.held or 0))
+            # Workers receive at the low end, so nearly all leased and expired rows were among those that were read.
+            others = head.leased + head.expired + (stats.pending_evaluation or 0)
+            stats.waiting = max(head.waiting, (estimate or 0) - others)
 
-    def _count_flow(self, queue: Any, one: QueueFigures) -> None:
-        """What AMPS names; why its table cannot be read was said already."""
-        live, overrides = self.told.get(one.queue, []), self.overrides.get(one.queue, {})
+    def _count_amps(self, queue: Any, stats: QueueStats) -> None:
+        """The statistics that AMPS names. Why the table cannot be read is in ``error`` already."""
+        live, overrides = self.subscriptions.get(stats.queue, []), self.overrides.get(stats.queue, {})
         found, cause = self.reader.read(
-            lambda: flow_figures(
+            lambda: amps_stats(
                 queue,
                 self.alias,
-                waiting=one.waiting,
-                leased=one.leased,
-                exact=bool(one.exact),
-                oldest_seconds=one.oldest_seconds,
+                waiting=stats.waiting,
+                leased=stats.leased,
+                exact=bool(stats.exact),
+                oldest_seconds=stats.oldest_seconds,
                 overrides=overrides,
                 live=live,
             )
         )
         if found is not None:
-            found.inactive_message_count, found.deferred_ack_count = one.inactive, one.deferred_ack_count
-            one.flow = found
-        elif one.waiting is not None:
-            one.fail("what is out", cause)
+            found.inactive_message_count, found.deferred_ack_count = stats.inactive, stats.deferred_ack_count
+            stats.amps = found
+        elif stats.waiting is not None:
+            stats.fail("leases", cause)
 
-    def _count_inactive(self, queue: Any, one: QueueFigures) -> None:
-        """What waits in the journal until it has room."""
+    def _count_inactive(self, queue: Any, stats: QueueStats) -> None:
+        """Count what waits in the journal until the queue has capacity."""
         found, cause = self.reader.read(lambda: inactive_messages(queue, self.alias, LIMIT))
         if found is None:
-            return one.fail("what waits in the journal", cause)
-        one.inactive, one.inactive_exact = found
+            return stats.fail("inactive messages", cause)
+        stats.inactive, stats.inactive_exact = found
 
-    def _count_delayed(self, queue: Any, one: QueueFigures, stores: list[str]) -> None:
-        """What waits in the table, and in another store, which may fail in ways of its own, or not tell; and what other
-        databases keep for it."""
+    def _count_delayed(self, queue: Any, stats: QueueStats, stores: list[str]) -> None:
+        """Count delayed messages: in the delayed table, in a custom store (which may fail or be unable to count), and in other
+        databases that keep messages for this queue."""
         try:
-            count, cause = self.reader.read(lambda: delayed.waiting(self.alias, one.queue, LIMIT + 1, in_passing=True))
+            count, cause = self.reader.read(
+                lambda: delayed.waiting(self.alias, stats.queue, LIMIT + 1, in_passing=True)
+            )
         except (MissingVerb, delayed.FetchFailed) as error:
             count, cause = None, str(error)
         for store in stores:
@@ -326,19 +339,19 @@ class _Database:
                 more, cause = self._reader_of(store).read(partial(delayed.kept_in, store, queue, LIMIT + 1 - count))
                 count = None if more is None else count + more
         if count is None:
-            return one.fail("delayed", cause)
-        one.delayed, one.delayed_exact = min(count, LIMIT), count <= LIMIT
+            return stats.fail("delayed", cause)
+        stats.delayed, stats.delayed_exact = min(count, LIMIT), count <= LIMIT
 
     def _estimate(self, queue: Any, first: int) -> int:
-        """How many rows a large table has."""
+        """Estimate the rows of a large table."""
         connection = connections[self.alias]
-        # No table has more rows than numbers; the catalog may be older than that, or never have looked.
-        most = queue_sql(queue, connection).figures.last_seq(connection) - first + 1
-        told = backend_of(connection).estimate_rows(connection, queue._meta.db_table)
-        return min(told or most, most)
+        # The range of seqs bounds the estimate: the catalog may be out of date, or empty before the first ANALYZE.
+        max_rows = queue_sql(queue, connection).figures.last_seq(connection) - first + 1
+        estimate = backend_of(connection).estimate_rows(connection, queue._meta.db_table)
+        return min(estimate or max_rows, max_rows)
 
     def _refused(self, store: str, queue: Any) -> tuple[Reader, Any]:
-        """The poison messages of a queue that another database keeps, because it could not forward them."""
+        """Poison messages of this queue in another database, which could not forward them."""
         destination = registry.address(queue, router.db_for_write(queue))
         rows = nonblocking(PoisonMessage.objects.using(store)).filter(
             queue=destination, status=PoisonMessage.Status.UNRESOLVED
@@ -346,16 +359,16 @@ class _Database:
         return self._reader_of(store), rows
 
     def _reader_of(self, alias: str) -> Reader:
-        """For another database that has something of a queue of this one."""
+        """The reader of another database."""
         return self._readers.setdefault(alias, Reader(alias))
 
-    def _capped(self, one: QueueFigures, what: str, *counted: tuple[Reader, Any]) -> tuple[int | None, bool | None]:
-        """(how many rows, whether that is all), counting no further than the limit."""
+    def _capped(self, stats: QueueStats, what: str, *counted: tuple[Reader, Any]) -> tuple[int | None, bool | None]:
+        """(number of rows, whether that is all of them), counted up to ``LIMIT``."""
         total = 0
         for reader, rows in counted:
             count, cause = reader.read(partial(_count, rows))
             if count is None:
-                one.fail(what, cause)
+                stats.fail(what, cause)
                 return None, None
             total += count
         return min(total, LIMIT), total <= LIMIT
@@ -373,18 +386,18 @@ def _count(rows: Any) -> int:
     return int(rows.order_by().values("pk")[: LIMIT + 1].aggregate(n=Count("pk"))["n"])
 
 
-def in_words(trouble: dict[str, str]) -> str:
-    """One of ``QueueFigures.breakers`` as a line."""
-    return ": ".join(filter(None, (trouble["name"], trouble["state"], trouble["error"])))
+def breaker_text(breaker: dict[str, str]) -> str:
+    """One of ``QueueStats.breakers`` as a line."""
+    return ": ".join(filter(None, (breaker["name"], breaker["state"], breaker["error"])))
 
 
 def _seconds(span: timedelta | None) -> float | None:
-    # A server's clock may have been set back.
+    # Negative after the server's clock was set back.
     return None if span is None else max(0.0, span.total_seconds())
 
 
 def span(seconds: float | None) -> str:
-    """A duration for people: ``3m 20s``; a dash for none."""
+    """A duration in its two largest units, ``3m 20s``; a dash for None."""
     if seconds is None:
         return UNKNOWN
     whole = timedelta(seconds=int(max(0.0, seconds)))

@@ -129,14 +129,14 @@ def _names(text: str) -> list[str]:
 
 
 @dataclass
-class ConsumerFigures:
-    """One consumer of a queue that has subscriptions. ``served``: whether a live worker has it; None: one of them does not say.
-    ``waiting``: copies that anybody may take, of the first ``LIMIT`` of each priority, and whether that is all."""
+class ConsumerStats:
+    """One subscribed consumer. ``active``: whether a live worker has it; None: a worker does not report its consumers.
+    ``waiting``: copies ready to be received, counted up to a limit for each priority; ``exact``: whether that is all."""
 
     queue: str
     consumer: str
     types: list[str]
-    served: bool | None
+    active: bool | None
     waiting: int
     exact: bool
     oldest_seconds: float | None
@@ -150,20 +150,20 @@ class ConsumerFigures:
     def __str__(self) -> str:
         many = f"{self.waiting}{'' if self.exact else '+'}"
         copies = f"{many} {'copy waits' if many == '1' else 'copies wait'}"
-        return f"consumer {self.consumer!r} is served by no live worker; {copies}"
+        return f"consumer {self.consumer!r} has no live worker; {copies}"
 
 
-def consumer_figures(queue: Any, connection: Any, live: Live, limit: int) -> list[ConsumerFigures]:
+def consumer_stats(queue: Any, connection: Any, live: Live, limit: int) -> list[ConsumerStats]:
     """Of each consumer that subscribes to something of a queue, by name; reads about ``limit`` rows for each."""
     if not queue.delivery.recipients:
         return []
-    found: dict[str, ConsumerFigures] = {}
+    found: dict[str, ConsumerStats] = {}
     rows = Subscription._default_manager.using(connection.alias).filter(queue=queue._meta.label)
     for row in rows.order_by("consumer", "type_name"):
         one = found.get(row.consumer)
         if one is None:
-            served = _served(live, row.consumer)
-            one = ConsumerFigures(row.queue, row.consumer, [], served, 0, True, None)
+            active = None if live.recipients is None else row.consumer in live.recipients
+            one = ConsumerStats(row.queue, row.consumer, [], active, 0, True, None)
             found[row.consumer] = one
         one.types.append(row.type_name)
         one.made_at = min(filter(None, (one.made_at, row.made_at.isoformat())), default="")
@@ -173,13 +173,7 @@ def consumer_figures(queue: Any, connection: Any, live: Live, limit: int) -> lis
     return list(found.values())
 
 
-def _served(live: Live, consumer: str) -> bool | None:
-    if live.recipients is None:
-        return None
-    return consumer in live.recipients
-
-
-def _count(queue: Any, connection: Any, one: ConsumerFigures, limit: int) -> None:
+def _count(queue: Any, connection: Any, one: ConsumerStats, limit: int) -> None:
     sql = queue_sql(queue, connection)
     for priority in range(queue.delivery.priorities):
         places = {"recipient": one.consumer, "priority": priority}
@@ -219,7 +213,7 @@ def move_copies(queue: Any, consumer: str, to: str, *, by: Any = None, using: st
     """Address the copies that wait for a consumer to another one, in its queue and in the delayed messages; returns how many. They
     begin anew, behind what waits for it. Raises InvalidMessage for a name that nobody has."""
     alias = alias_of(queue, using)
-    refuse_nobody(queue, alias, consumer, to)
+    require_consumer(queue, alias, consumer, to)
     moved = _each_batch(queue, alias, consumer, (to,))
     moved += _delayed(queue, alias, consumer).update(recipient=to)
     if moved:
@@ -259,7 +253,7 @@ def _delayed(queue: Any, alias: str, consumer: str) -> Any:
     return DelayedMessage.objects.using(alias).filter(destination=queue._meta.label, recipient=consumer)
 
 
-def refuse_nobody(queue: Any, alias: str, consumer: str, to: str) -> None:
+def require_consumer(queue: Any, alias: str, consumer: str, to: str) -> None:
     """Raise InvalidMessage for a name that copies for a consumer cannot be moved to."""
     known = {one.name for one in registered.of(queue)}
     known |= set(
@@ -273,7 +267,7 @@ def refuse_nobody(queue: Any, alias: str, consumer: str, to: str) -> None:
         )
 
 
-def refuse_unknown(queue: Any, alias: str, consumer: str) -> None:
+def require_known_consumer(queue: Any, alias: str, consumer: str) -> None:
     """Raise InvalidMessage for a name that does not subscribe and that nothing waits for: misspelt, as a rule."""
     rows = Subscription._default_manager.using(alias).filter(queue=queue._meta.label)
     if rows.filter(consumer=consumer).exists() or _delayed(queue, alias, consumer).exists():

@@ -1,8 +1,8 @@
-"""Messages that nobody will ever take: of a type that no live worker knows, for a recipient that none of them has, of a priority
-that their queue has no level for. By name, count and age.
+"""Messages that no worker will receive: of a type that no live worker handles, for a recipient that none of them has, or of a
+priority that their queue has no level for. Reported by name, count and age.
 
-Workers say which types they met and do not know (``live``); the claim index says which recipients there are,
-one seek each. Counts are of the head of the table, or of the level, as all figures are.
+Workers report the unknown types that they met (``live_workers``); the claim index has the recipients, at one seek each.
+Counts are those of the first rows of the table, or of the level, as in all statistics.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from ..sql import queue_sql
 from ..sql.figures import Level
 from .live_workers import Live
 
-#: Levels that are looked at.
-MOST_LEVELS = 200
+#: Levels that are read.
+MAX_LEVELS = 200
 
 
 @dataclass
-class Stranded:
-    """Messages of one kind that nobody takes. ``what``: type, recipient or priority. ``count`` None: a worker has met some,
-    and they are not among the rows that were looked at."""
+class Unroutable:
+    """Unroutable messages of one kind. ``what``: type, recipient, priority or poison. ``count`` None: a worker met some, but
+    none is among the rows that were read."""
 
     what: str
     name: str
@@ -33,25 +33,26 @@ class Stranded:
 
     def __str__(self) -> str:
         many = "some" if self.count is None else f"{self.count}{'' if self.exact else '+'}"
+        messages = f"{many} message{'' if many == '1' else 's'}"
         if self.what == "poison":
-            return f"{many} poison messages, and no queue here has that name"
+            return f"{many} poison message{'' if many == '1' else 's'}, no such queue in this project"
         if self.what == "priority":
-            return f"{many} of priority {self.name}, for which the queue has no level: whoever keeps house gives them the nearest"
+            return f"{messages} of priority {self.name}, above the queue's levels: maintenance gives them the nearest"
         if self.what == "type" and not self.name:
-            return f"{many} without a type, for which no live worker has a consumer"
-        return f"{many} for {self.what} {self.name!r}, which no live worker has"
+            return f"{messages} without a type, no consumer in a live worker"
+        return f"{messages} for {self.what} {self.name!r}, no consumer in a live worker"
 
 
-def stranded(queue: Any, connection: Any, live: Live, limit: int) -> list[Stranded]:
-    """What nobody takes of a queue, reading about ``limit`` rows. Of one that has no live workers only what no worker of it
-    could: the rest is simply not received. In a transaction, and in vain unless it ``may_strand`` any."""
+def find_unroutable(queue: Any, connection: Any, live: Live, limit: int) -> list[Unroutable]:
+    """The unroutable messages of a queue; reads about ``limit`` rows. Of a queue without live workers only those that no
+    worker could receive: the others just wait. Call it in a transaction, and only if ``can_have_unroutable``."""
     sql = queue_sql(queue, connection)
     by = sql.table.claim_by
     known = live.recipients if live.count else None
     levels = _levels(sql, connection) if by else [()]
-    totals: dict[tuple[str, str], Stranded] = {}
+    totals: dict[tuple[str, str], Unroutable] = {}
     for level in levels:
-        recipient, priority = _recipient(by, level), _beyond(queue, by, level)
+        recipient, priority = _recipient(by, level), _priority_out_of_range(queue, by, level)
         if priority:
             key = "priority", priority
         elif recipient and known is not None and recipient not in known:
@@ -60,11 +61,11 @@ def stranded(queue: Any, connection: Any, live: Live, limit: int) -> list[Strand
             continue
         head = sql.figures.head(connection, limit + 1, level)
         if head.waiting:
-            one = totals.setdefault(key, Stranded(*key, 0, True, None))
+            total = totals.setdefault(key, Unroutable(*key, 0, True, None))
             age = None if head.oldest_ms is None else head.oldest_ms / 1000
-            one.count = (one.count or 0) + min(head.waiting, limit)
-            one.exact = one.exact and head.rows <= limit
-            one.oldest_seconds = max((it for it in (one.oldest_seconds, age) if it is not None), default=None)
+            total.count = (total.count or 0) + min(head.waiting, limit)
+            total.exact = total.exact and head.rows <= limit
+            total.oldest_seconds = max((it for it in (total.oldest_seconds, age) if it is not None), default=None)
     found = list(totals.values())
     if known is not None and live.unknown_types:
         addressed = [level for level in levels if not _recipient(by, level)]
@@ -72,9 +73,9 @@ def stranded(queue: Any, connection: Any, live: Live, limit: int) -> list[Strand
     return found
 
 
-def may_strand(queue: Any, connection: Any, live: Live) -> bool:
-    """Whether a queue can have any, by what is known without a look at its table: it has levels, or its workers have consumers
-    by name, or have met a type that they do not know."""
+def can_have_unroutable(queue: Any, connection: Any, live: Live) -> bool:
+    """Whether a queue can have unroutable messages, as far as is known without reading its table: it has levels, its
+    workers have named consumers, or they met a type that they do not handle."""
     by = queue_sql(queue, connection).table.claim_by
     return "priority" in by or bool(live.count and ("recipient" in by or live.unknown_types))
 
@@ -83,8 +84,8 @@ def _recipient(by: tuple[str, ...], level: Level) -> str:
     return str(dict(zip(by, level, strict=True)).get("recipient", ""))
 
 
-def _beyond(queue: Any, by: tuple[str, ...], level: Level) -> str:
-    """The priority of a level that no claim looks at; '' for the others."""
+def _priority_out_of_range(queue: Any, by: tuple[str, ...], level: Level) -> str:
+    """The priority of a level that no claim reads; '' for the others."""
     priority = dict(zip(by, level, strict=True)).get("priority")
     return "" if priority is None or 0 <= priority < queue.delivery.priorities else str(priority)
 
@@ -92,31 +93,31 @@ def _beyond(queue: Any, by: tuple[str, ...], level: Level) -> str:
 def _levels(sql: Any, connection: Any) -> list[Level]:
     found: list[Level] = []
     level = sql.figures.next_level(connection, None)
-    while level is not None and len(found) < MOST_LEVELS:
+    while level is not None and len(found) < MAX_LEVELS:
         found.append(level)
         level = sql.figures.next_level(connection, level)
     return found
 
 
-def _types(sql: Any, connection: Any, live: Live, levels: list[Level], limit: int) -> list[Stranded]:
+def _types(sql: Any, connection: Any, live: Live, levels: list[Level], limit: int) -> list[Unroutable]:
     counts: dict[str, tuple[int, int | None]] = dict.fromkeys(live.unknown_types, (0, None))
     complete = True
     for level in levels:
         complete = complete and sql.figures.head(connection, limit + 1, level).rows <= limit
         for headers, age in sql.figures.head_types(connection, limit, level):
             kind = messages.told_type(headers)[:255]
-            if kind in counts and not _takes_a_base(live, headers):
+            if kind in counts and not _has_base_consumer(live, headers):
                 count, oldest = counts[kind]
-                counts[kind] = count + 1, max((one for one in (oldest, age) if one is not None), default=None)
+                counts[kind] = count + 1, max((it for it in (oldest, age) if it is not None), default=None)
     return [
-        Stranded("type", kind, count or None, complete, None if oldest is None else oldest / 1000)
+        Unroutable("type", kind, count or None, complete, None if oldest is None else oldest / 1000)
         for kind, (count, oldest) in sorted(counts.items())
-        if count or not complete  # of a table that was read to its end: they are gone
+        if count or not complete  # 0 of a table that was read to its end: the messages are gone
     ]
 
 
-def _takes_a_base(live: Live, headers: str) -> bool:
-    """Whether one of them has a consumer of a base of this type."""
+def _has_base_consumer(live: Live, headers: str) -> bool:
+    """Whether a live worker has a consumer for a base of this type."""
     try:
         kind = messages.read_kind(headers)
     except UndecodableMessage:

@@ -34,7 +34,7 @@ class AlertEvaluator(Service):
         self.alias = alias
         self._queues = queues
         self._maintenance = maintenance
-        self.breaker = CircuitBreaker(f"Alerts in {alias}")
+        self.breaker = CircuitBreaker(f"Alerts in {alias}", kind="alerts", subject=alias)
 
     def serve(self) -> None:
         callbacks.guard(without_deadline)

@@ -45,13 +45,22 @@ class DelayedDispatcher(Service):
         #: What this round found in the store before it moved anything.
         self._agenda: delayed.Agenda = []
         self.fetch_breaker = CircuitBreaker(
-            f"Fetch of due messages in {scope}", settings.TIME_TO_TRIGGER_FETCH_CIRCUIT_BREAKER
+            f"Fetch of due messages in {scope}",
+            settings.TIME_TO_TRIGGER_FETCH_CIRCUIT_BREAKER,
+            kind="fetch",
+            subject=alias,
         )
         self.dispatch_breaker = CircuitBreaker(
-            f"Dispatch of due messages in {scope}", settings.TIME_TO_TRIGGER_DISPATCH_CIRCUIT_BREAKER
+            f"Dispatch of due messages in {scope}",
+            settings.TIME_TO_TRIGGER_DISPATCH_CIRCUIT_BREAKER,
+            kind="dispatch",
+            subject=alias,
         )
         self.recovery_breaker = RateBreaker(
-            f"Recovery of delayed messages in {scope}", settings.MAXIMUM_RECOVERY_FAILURES_PER_SECOND
+            f"Recovery of delayed messages in {scope}",
+            settings.MAXIMUM_RECOVERY_FAILURES_PER_SECOND,
+            kind="recovery",
+            subject=alias,
         )
         self.breakers: list[Breaker] = [self.fetch_breaker, self.dispatch_breaker, self.recovery_breaker]
 

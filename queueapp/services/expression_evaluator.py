@@ -36,7 +36,7 @@ class ExpressionEvaluator(Service):
         super().__init__(f"evaluation-{alias}")
         self.alias = alias
         self._queues = list(queues)
-        self.breaker = CircuitBreaker(f"Evaluation of messages in {alias}")
+        self.breaker = CircuitBreaker(f"Evaluation of messages in {alias}", kind="evaluation", subject=alias)
         #: Messages that a filter has refused, by queue.
         self.refused: Counter[str] = Counter()
         self._unreported: Counter[str] = Counter()

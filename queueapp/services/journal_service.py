@@ -59,7 +59,7 @@ class JournalService(Service):
         self.alias = alias
         self._queues = [_FedQueue(queue, alias) for queue in queues if is_over_journal(queue)]
         self._elector = elector
-        self.breaker = CircuitBreaker(f"Journal in {alias}")
+        self.breaker = CircuitBreaker(f"Journal in {alias}", kind="journal", subject=alias)
         self._retention_at = self._awake_until = 0.0
         #: Queues of which the log says that they cannot be filled.
         self._reported: set[str] = set()

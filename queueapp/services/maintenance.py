@@ -81,7 +81,7 @@ class Maintenance(Service):
         self._queues = queues
         self._with_barriers = [queue for queue in queues if queue.delivery.has_barriers]
         self._elector = elector
-        self.breaker = CircuitBreaker(f"Maintenance in {alias}")
+        self.breaker = CircuitBreaker(f"Maintenance in {alias}", kind="maintenance", subject=alias)
         #: Dead subscribers whose leases this process cannot release.
         self.unreleasable: Unreleasable = {}
         #: Destinations of overdue delayed messages that are no queue of this project, and how many there are.
@@ -249,7 +249,7 @@ class Maintenance(Service):
     def _report_unroutable(self) -> None:
         """One line per recipient or queue. Of an unknown type each worker that meets it logs a line, and of a priority the task that
         moves its messages."""
-        for queue, unroutable in statistics.left_in(self.alias):
+        for queue, unroutable in statistics.unroutable_in(self.alias):
             if unroutable.what not in ("type", "priority") and self._may_report(
                 (queue, unroutable.what, unroutable.name)
             ):

@@ -56,7 +56,7 @@ def release_orphaned_leases(alias: str, unreleasable: Unreleasable | None = None
             _skip(row, unreleasable, "no queue of this project has that name, and the row names no table")
             continue
         if settings.ALERTS:
-            alerts.note_death(alias, row)
+            alerts.record_death(alias, row)
         # First the mark: from now on attempts are recorded before handlers run, so that a message that kills the whole tree is
         # counted the next time.
         QueueControl.objects.using(alias).update_or_create(

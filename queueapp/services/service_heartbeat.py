@@ -30,7 +30,7 @@ class ServiceHeartbeat(Service):
         self.alias = alias
         self._breakers = {name: (uuid.uuid4(), own) for name, own in breakers.items()}
         self._supervisor = supervisor
-        self._breaker = CircuitBreaker(f"Heartbeat of services in {alias}")
+        self._breaker = CircuitBreaker(f"Heartbeat of services in {alias}", kind="service_heartbeat", subject=alias)
         self._written: dict[str, str] | None = None
 
     def serve(self) -> None:

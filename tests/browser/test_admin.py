@@ -83,8 +83,8 @@ def test_the_overview_tells_trouble_and_what_nobody_takes(browse: Browse, popula
             assert wide <= width
             assert cut == [], "what is said of a queue is on the screen as a whole"
             assert "Renewal of leases of testapp.Leased: armed: OperationalError: <script>" in text
-            assert "9 without a type, for which no live worker has a consumer; the oldest is" in text
-            assert "its messages: the table does not exist" in text
+            assert "9 messages without a type, no consumer in a live worker; the oldest is" in text
+            assert "messages: the table does not exist" in text
             (gone,) = [row.split() for row in rows if row.startswith("gone.Shop")]
             assert [" ".join(gone[1:4]), *gone[4:10]] == ["no such queue", "–", "–", "–", "–", "2", "–"]  # noqa: RUF001
             (dispatchers,) = [row for row in rows if row.startswith("(dispatcher)")]
@@ -153,14 +153,14 @@ def test_a_queue_is_paused_changed_resumed_and_purged_from_the_overview(browse: 
         press("Pause testapp.Leased", "Pause testapp.Leased?")
         expect(page.get_by_text("by operator")).to_be_visible()
         press("Concurrency testapp.Leased", "Change the concurrency of testapp.Leased?")
-        expect(page.get_by_text("8 tasks per process")).to_be_visible()
+        expect(page.get_by_text("8 receivers per process")).to_be_visible()
         press("Resume testapp.Leased", "Resume testapp.Leased (5 waiting messages)?")
         press("Purge testapp.Leased", "Purge testapp.Leased (5 waiting messages)?")
         return said
 
     assert browse(operate) == [
         "Queue testapp.Leased is paused.",
-        "Queue testapp.Leased: each worker process has 8 tasks.",
+        "Queue testapp.Leased: each worker process has 8 receivers.",
         "Queue testapp.Leased is running again.",
         "5 messages of testapp.Leased deleted.",
     ]
@@ -261,4 +261,4 @@ def test_badges_are_words_and_not_only_colours(browse: Browse, populated: None) 
         page.goto("/admin/testapp/leased/")
         return set(page.locator(".queueapp-badge").all_inner_texts())
 
-    assert browse(read) == {"free", "leased", "lapsed", "expired"}
+    assert browse(read) == {"ready", "leased", "lease expired", "expired"}

@@ -163,11 +163,11 @@ def test_nothing_is_cut_or_overlaps_on_pages_over_large_tables(
     monkeypatch.setattr(limits, "WINDOW", 9)
     monkeypatch.setattr(admin.site._registry[Leased], "list_per_page", 4)
     middle = list(Leased.objects.order_by("pk").values_list("pk", flat=True))[5]
-    messages, filters = pages.list_of(Leased), ("p=1", "p=3", "state=free", f"seq__gte={middle}")
+    messages, filters = pages.list_of(Leased), ("p=1", "p=3", "state=ready", f"seq__gte={middle}")
 
     def large(page: Page) -> Iterator[str]:
         yield from (f"large-{name}" for name in pages.opened(page, [f"{messages}?{f}" for f in filters]))
-        for name, query in (("all", ""), ("filtered", "?state=free")):
+        for name, query in (("all", ""), ("filtered", "?state=ready")):
             pages.ask(page, Leased, "delete_selected", query, everything="Select all ")
             yield f"large-ask-{name}"
 

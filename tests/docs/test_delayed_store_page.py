@@ -14,7 +14,7 @@ import pytest
 from queueapp import Semantics, delayed
 from queueapp.delayed import DelayedStore
 from queueapp.models import DelayedMessage
-from queueapp.operations.statistics import figures
+from queueapp.operations.statistics import queue_stats
 from queueapp.services.delayed_dispatcher import DelayedDispatcher
 from queueapp.testing.delayed_store import DelayedStoreConformance
 from tests.docs.pages import DOCS
@@ -63,7 +63,7 @@ def configured(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 def test_it_works_in_a_project_of_several_semantics() -> None:
     sent = [Leased.send({"n": n}, delay=timedelta(milliseconds=50 * n)) for n in range(3)]
     later = Leased.send({"n": 9}, delay=timedelta(hours=1))
-    (mine,) = [one for one in figures([Leased]) if one.queue == "testapp.Leased"]
+    (mine,) = [one for one in queue_stats([Leased]) if one.queue == "testapp.Leased"]
     assert (mine.delayed, mine.error) == (4, "")
     assert not DelayedMessage.objects.exists()
 

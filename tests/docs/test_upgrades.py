@@ -35,9 +35,9 @@ answer = Timesheets.objects.count()
 """
 LOOK = """
 from queueapp.models import PoisonMessage
-from queueapp.operations.statistics import figures
+from queueapp.operations.statistics import queue_stats
 answer = [Timesheets.objects.count(), sorted(Payment.objects.values_list("amount", flat=True)),
-          PoisonMessage.objects.filter(status="unresolved").count(), "".join(one.error for one in figures())]
+          PoisonMessage.objects.filter(status="unresolved").count(), "".join(one.error for one in queue_stats())]
 """
 PAID = [20 * hours for hours in range(1, 9)]
 

@@ -334,6 +334,6 @@ def test_expiration_that_is_set_holds_for_purges_figures_and_lists_of_other_proc
 def test_expiration_that_is_set_holds_for_the_figures() -> None:
     Aging.send({"n": 1})
     control.set_option(Aging, "expiration", MOMENT)
-    eventually(lambda: [(one.waiting, one.expired) for one in statistics.figures([Aging])] == [(0, 1)])
+    eventually(lambda: [(one.waiting, one.expired) for one in statistics.queue_stats([Aging])] == [(0, 1)])
     control.set_option(Aging, "expiration", None)
-    assert [(one.waiting, one.expired) for one in statistics.figures([Aging])] == [(1, 0)]
+    assert [(one.waiting, one.expired) for one in statistics.queue_stats([Aging])] == [(1, 0)]

@@ -37,8 +37,8 @@ from queueapp.models import (
 )
 from queueapp.models.delivery import Delivery
 from queueapp.operations import control, move_messages, schema_check, subscriptions
-from queueapp.operations.journal import journal_figures
-from queueapp.operations.statistics import figures
+from queueapp.operations.journal import journal_stats
+from queueapp.operations.statistics import queue_stats
 from queueapp.services.leader_election import Elector
 from queueapp.services.maintenance import purge_expired
 from queueapp.services.orphaned_leases import release_orphaned_leases
@@ -149,7 +149,7 @@ def test_copies_of_consumers_are_made_shown_and_moved_under_the_documented_grant
     with acting_as("worker"), transaction.atomic():
         assert queue_sql(Addressed, connection).fanout.replace_by_copies(connection, seqs, ["one", "two"]) == 2
     with acting_as("inspector"):
-        (found,) = figures([Addressed])
+        (found,) = queue_stats([Addressed])
         assert [one.consumer for one in found.consumers] == ["addressed.first", "addressed.second"]
     with acting_as("inspector", "operator"):
         assert subscriptions.move_copies(Addressed, "one", "addressed.first") == 2
@@ -219,7 +219,7 @@ def test_a_worker_receives_ends_fails_dispatches_and_keeps_house() -> None:
 def test_an_inspector_reads_figures_and_changes_nothing() -> None:
     Leased.send({"n": 1})
     with acting_as("inspector"):
-        (found,) = figures([Leased])
+        (found,) = queue_stats([Leased])
         assert (found.waiting, found.error) == (1, "")
         assert list(PoisonMessage.objects.all()) == []
         with refused():
@@ -331,7 +331,7 @@ def test_journal_works_under_the_documented_grants(settings: Any) -> None:
         with acting_as(worker):
             assert retention.let_go("default") == 3
         with acting_as(inspector):
-            assert journal_figures("default").topics == []
+            assert journal_stats("default").topics == []
     assert Leased.delivery.given == before
 
 

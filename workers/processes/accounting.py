@@ -32,7 +32,7 @@ class Accounting(Service):
         """``on_counted``: what a dead process held is free again; called on this thread."""
         super().__init__("accounting")
         self._on_counted = on_counted
-        self._breaker = CircuitBreaker("Accounting for crashes")
+        self._breaker = CircuitBreaker("Accounting for crashes", kind="crash_recovery")
         self._guard = threading.Lock()
         self._open: list[crash_recovery.Crash] = []
 

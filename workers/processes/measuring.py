@@ -15,7 +15,7 @@ from typing import Any
 from prometheus_client import Counter, Gauge, Histogram
 
 from queueapp import signals
-from queueapp.circuit_breaker import Breaker, State
+from queueapp.circuit_breaker import Breaker, BreakerReport, State
 from queueapp.consuming.registration import Registration
 from queueapp.services.delayed_dispatcher import DelayedDispatcher
 
@@ -37,12 +37,13 @@ FAILED = Counter(
     ["queue", "consumer", "verdict"],
 )
 RECEIVED = Counter("queueapp_received", "Messages that were claimed.", ["queue"])
-ENDED = Counter("queueapp_ended", "Messages that were handled and are gone from their queue.", ["queue"])
+ACKED = Counter("queueapp_acked", "Messages that were handled and removed from their queue.", ["queue"])
 LOST = Counter("queueapp_leases_lost", "Leases that were over before what they were for had ended.", ["queue"])
 TASKS = Gauge("queueapp_tasks", "Receive tasks that there may be at once.", ["queue"], multiprocess_mode="livesum")
 WORKING = Gauge("queueapp_tasks_working", "Receive tasks at work.", ["queue"], multiprocess_mode="livesum")
 BREAKER = Gauge(
-    "queueapp_breaker_state", "0: closed, 1: failing or throttled, 2: open; the worst of the processes.", ["breaker"],
+    "queueapp_breaker_state", "0: closed, 1: failing or throttled, 2: open; the worst of the processes.",
+    ["breaker", "queue", "database"],
     multiprocess_mode="livemax",
 )  # fmt: skip
 DISPATCHED = Counter("queueapp_dispatched", "Delayed messages that were moved to their queues.", ["database"])
@@ -97,8 +98,8 @@ class Measuring:
     ) -> None:
         self._pumps, self._breakers, self._movers = pumps, tuple(breakers), movers
         self._before: Counts[tuple[Any, ...]] = Counts()
-        #: Breakers that were in trouble once: they are told to be well again.
-        self._known: set[str] = set()
+        #: The labels of breakers that were reported once: they are set to 0 when they are gone.
+        self._known: set[tuple[str, str, str]] = set()
 
     @staticmethod
     def install() -> None:
@@ -117,25 +118,24 @@ class Measuring:
 
     def tell(self) -> None:
         """What the pumps, breakers and dispatchers have counted since the last time."""
-        states: dict[str, int] = {}
+        states: dict[tuple[str, str, str], int] = {}
         for pump in self._pumps:
             label = pump.queue._meta.label
             for counter, value in (
-                (RECEIVED, pump.stats.received), (ENDED, pump.stats.handled), (LOST, pump.stats.lost)
+                (RECEIVED, pump.stats.received), (ACKED, pump.stats.handled), (LOST, pump.stats.lost)
             ):  # fmt: skip
                 self._add(counter, label, value)
             TASKS.labels(label).set(pump.pool.concurrency)
             WORKING.labels(label).set(pump.pool.busy)
-            for breaker in pump.state.breakers:
-                states.setdefault(_name(breaker), 0)
-            for trouble in pump.state.degraded():
-                states[trouble["name"]] = _severity(trouble["state"])
+            states |= {(breaker.kind, label, ""): 0 for breaker in pump.state.breakers}
+            states |= {(report["breaker"], label, ""): _severity(report) for report in pump.state.degraded()}
         for breaker in self._breakers:
-            trouble_ = breaker.report()
-            states[_name(breaker)] = _severity(trouble_["state"]) if trouble_ else 0
+            states[breaker.kind, "", breaker.subject] = _severity(breaker.report())
+        for labels in self._known - states.keys():
+            BREAKER.labels(*labels).set(0)
         self._known |= states.keys()
-        for name in self._known:
-            BREAKER.labels(name).set(states.get(name, 0))
+        for labels, severity in states.items():
+            BREAKER.labels(*labels).set(severity)
         for mover in self._movers:
             self._add(DISPATCHED, mover.alias, mover.dispatched, mover)
 
@@ -145,9 +145,7 @@ class Measuring:
         self._before[key] = value
 
 
-def _name(breaker: Breaker) -> str:
-    return str(getattr(breaker, "name", ""))
-
-
-def _severity(state: str) -> int:
-    return 2 if state == State.OPEN.value else 1
+def _severity(report: BreakerReport | None) -> int:
+    if report is None:
+        return 0
+    return 2 if report["state"] == State.OPEN.value else 1

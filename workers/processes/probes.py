@@ -1,7 +1,7 @@
-"""The pages of a tree: whether it lives, whether it is ready, and its metrics.
+"""The HTTP pages of a process tree: liveness, readiness and metrics.
 
-``/healthz`` is for whoever would kill it, and asks no database: a worker survives an outage of that by itself, and a restart would
-only add to the load. ``/readyz`` is for whoever waits for it, during a deploy: what ``manage.py healthcheck`` looks at.
+``/healthz`` is the liveness probe and queries no database: a worker survives an outage of its database, and a restart would only
+add to the load. ``/readyz`` is the readiness probe, for deploys; it checks what ``manage.py healthcheck`` checks.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
     from .measured import Measured
 
-#: Seconds that a process may be silent, and that it may take to start.
+#: Seconds without a sign of life before a process counts as stuck, and seconds that it may take to start.
 SILENT, STARTING = 30.0, 120.0
-#: Pairs of bounds that are remembered.
+#: Pairs of bounds whose results are cached.
 MOST_BOUNDS = 16
 
 
@@ -47,7 +47,7 @@ class Process(Protocol):
 
 
 class Tree(Protocol):
-    """What is asked of a supervisor."""
+    """The part of a supervisor that the pages use."""
 
     id: uuid.UUID
     queues: list[Any]
@@ -73,22 +73,22 @@ class Probes:
 
     @property
     def pages(self) -> Mapping[str, Page]:
-        """By path."""
+        """The pages by path."""
         return {"/healthz": self.healthz, "/readyz": self.readyz, "/metrics": self.metrics}
 
-    # -- whether it lives -----------------------------------------------------------------------------------------
+    # -- liveness --------------------------------------------------------------------------------------------------
 
     def healthz(self, request: Request) -> Reply:
-        """200, or 503 where a process of the tree does nothing any more."""
-        processes, unwell = self._processes(), []
+        """200, or 503 when a process of the tree is stuck."""
+        processes, problems = self._processes(), []
         silent = monotonic() - self._supervisor.turned_at
         if silent > SILENT:
-            unwell.append(f"the supervisor is silent for {silent:.0f} s")
+            problems.append(f"the supervisor is silent for {silent:.0f} s")
         for one in processes:
-            # One that died is replaced; whoever is not seen for long although it runs is stuck.
+            # A dead process is replaced; one that runs without a sign of life is stuck.
             if one["alive"] and (one["silent"] if one["silent"] is not None else one["age"] - STARTING) > SILENT:
-                unwell.append(f"{one['name']} ({one['process']}) is silent")
-        return _told(unwell, {"processes": processes})
+                problems.append(f"{one['name']} ({one['process']}) is silent")
+        return _report(problems, {"processes": processes})
 
     def _processes(self) -> list[dict[str, Any]]:
         now, found = monotonic(), []
@@ -104,26 +104,26 @@ class Probes:
             )
         return found
 
-    # -- whether it is ready --------------------------------------------------------------------------------------
+    # -- readiness -----------------------------------------------------------------------------------------------
 
     def readyz(self, request: Request) -> Reply:
-        """200, or 503: a process is missing, the database cannot be asked, a breaker is open, a queue is behind ``?max-age`` or
-        ``?max-waiting``; 400 for bounds that are none."""
+        """200, or 503: a process is missing, the database does not answer, a breaker is open, or a queue exceeds ``?max-age`` or
+        ``?max-waiting``. 400 for another parameter or value."""
         try:
             bounds = _bounds(request.query)
         except ValueError:
             return Reply(
                 400,
-                b"There are max-age, a number of seconds, and max-waiting, one of messages; from 0 to 1000000000.\n",
+                b"Parameters: max-age (seconds) and max-waiting (messages), each from 0 to 1000000000.\n",
             )
         processes = self._processes()
-        unwell = [f"{one['name']} is not running" for one in processes if not one["alive"]]
-        unwell += [f"{one['name']} is starting" for one in processes if one["alive"] and one["silent"] is None]
+        problems = [f"{one['name']} is not running" for one in processes if not one["alive"]]
+        problems += [f"{one['name']} is starting" for one in processes if one["alive"] and one["silent"] is None]
         if self._supervisor.stopping:
-            unwell.append("it is stopping")
+            problems.append("the tree is stopping")
         found = self._asked(bounds)()
-        unwell += ["the database does not answer"] if found is None else found.unwell
-        return _told(unwell, {"processes": processes} | (found.as_dict() if found is not None else {}))
+        problems += ["the database does not answer"] if found is None else found.problems
+        return _report(problems, {"processes": processes} | (found.as_dict() if found is not None else {}))
 
     def _asked(self, bounds: Bounds) -> Asked[Health]:
         if bounds not in self._health:
@@ -142,44 +142,44 @@ class Probes:
     # -- metrics --------------------------------------------------------------------------------------------------
 
     def metrics(self, request: Request) -> Reply:
-        """What all processes have counted, and the figures of their queues."""
+        """The counters of all processes of the tree, and the statistics of their queues."""
         if self._metrics is None:
             return Reply(501, b"Not installed: pip install 'queueapp[prometheus]'\n")
         from prometheus_client.exposition import choose_encoder
 
         from queueapp.conf import settings
-        from queueapp.metrics.permissions import may_read
+        from queueapp.metrics.permissions import UNAUTHORIZED, has_token
 
-        if settings.METRICS_TOKEN and not may_read(request.headers.get("Authorization") or ""):
-            return Reply(401, b"not for you\n", headers={"WWW-Authenticate": 'Bearer realm="metrics"'})
+        if settings.METRICS_TOKEN and not has_token(request.headers.get("Authorization") or ""):
+            return Reply(401, UNAUTHORIZED.encode(), headers={"WWW-Authenticate": 'Bearer realm="metrics"'})
         encode, content_type = choose_encoder(request.headers.get("Accept") or "")
         return Reply(200, encode(self._metrics), content_type)
 
     def _registry(self, measured: Measured) -> Any:
         from prometheus_client import CollectorRegistry
 
-        from queueapp.metrics.figures import FiguresCollector
+        from queueapp.metrics.collector import StatsCollector
 
-        figures = Asked(self._figures)
+        stats = Asked(self._stats)
         registry = CollectorRegistry()
         registry.register(measured)
-        registry.register(FiguresCollector(lambda: figures() or ()))
+        registry.register(StatsCollector(lambda: stats() or ()))
         return registry
 
-    def _figures(self) -> list[statistics.QueueFigures]:
+    def _stats(self) -> list[statistics.QueueStats]:
         by_alias = defaultdict(list)
         for queue in self._supervisor.queues:
             by_alias[router.db_for_read(queue) or "default"].append(queue)
         found = []
         for alias, queues in by_alias.items():
             with deadline_per_statement(connections[alias]):
-                found += statistics.figures(queues)
+                found += statistics.queue_stats(queues)
         return found
 
 
 def _bounds(query: Mapping[str, str]) -> Bounds:
     if not query.keys() <= {"max-age", "max-waiting"}:
-        raise ValueError  # a bound that nobody looks at would be well for ever
+        raise ValueError  # a mistyped bound would never be exceeded
     age = float(query["max-age"]) if "max-age" in query else None
     waiting = int(query["max-waiting"]) if "max-waiting" in query else None
     if (age is not None and not 0 <= age <= 1e9) or (waiting is not None and not 0 <= waiting <= 10**9):
@@ -187,6 +187,6 @@ def _bounds(query: Mapping[str, str]) -> Bounds:
     return Bounds(age=None if age is None else timedelta(seconds=age), waiting=waiting)
 
 
-def _told(unwell: list[str], more: dict[str, Any]) -> Reply:
-    body = {"healthy": not unwell} | more | {"unwell": unwell, "healthy": not unwell}
-    return Reply(503 if unwell else 200, json.dumps(body).encode() + b"\n", "application/json")
+def _report(problems: list[str], more: dict[str, Any]) -> Reply:
+    body = {"ok": not problems} | more | {"problems": problems, "ok": not problems}
+    return Reply(503 if problems else 200, json.dumps(body).encode() + b"\n", "application/json")

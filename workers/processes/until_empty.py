@@ -12,7 +12,7 @@ from django.db import Error, connections, router, transaction
 from queueapp import delayed
 from queueapp.models import DelayedMessage, QueueControl
 from queueapp.operations.journal import inactive_messages
-from queueapp.operations.privileges import in_words, lacks_of_worker, remedy_of
+from queueapp.operations.privileges import in_words, missing_privileges, remedy_of
 from queueapp.operations.statistics import LIMIT, span
 from queueapp.receiving import barriers
 from queueapp.services.connection_timeouts import ResponseDeadline
@@ -77,7 +77,7 @@ def remaining(queues: Sequence[Any], *, purges: bool) -> Remaining:
         for queue in queues:
             alias = router.db_for_write(queue)
             with ResponseDeadline(connections[alias]):
-                refused = [lack for lack in lacks_of_worker(alias, [queue]) if lack.needed]
+                refused = [lack for lack in missing_privileges(alias, [queue]) if lack.needed]
             if refused:
                 return Remaining(in_words(refused), hopeless=True, refused=True)
             with ResponseDeadline(connections[alias]), transaction.atomic(using=alias):

@@ -92,8 +92,8 @@ class QueueState:
             self.limiter.freed = self._place_is_free
         self._plain = self.barriers is None and self.limiter is None
         patience = settings.TIME_TO_TRIGGER_RECEIVE_CIRCUIT_BREAKER
-        self.peek_breaker = CircuitBreaker(f"Peek of {self.label}", patience)
-        self.breaker = CircuitBreaker(f"Receive from {self.label}", patience)
+        self.peek_breaker = CircuitBreaker(f"Peek of {self.label}", patience, kind="peek", subject=self.label)
+        self.breaker = CircuitBreaker(f"Receive from {self.label}", patience, kind="receive", subject=self.label)
         #: Of this queue in this process; who else has one adds it.
         self.breakers: list[Breaker] = [self.peek_breaker, self.breaker]
         #: TRANSACTIONAL: record each hand-out before its handler runs; kept by the heartbeat (see ``CRASH_TRACKING_PERIOD``).
@@ -299,7 +299,9 @@ class QueueState:
         told = [trouble for one in all_of_them if (trouble := one.report()) is not None]
         if self.throttled:
             why = f"{self._consecutive_failures} failures in a row"
-            told.append(BreakerReport(name=f"HandlerTable of {self.label}", state="throttled", error=why))
+            told.append(
+                BreakerReport(breaker="handlers", name=f"Handlers of {self.label}", state="throttled", error=why)
+            )
         return told
 
     def degraded_text(self) -> str:

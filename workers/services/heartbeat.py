@@ -25,7 +25,7 @@ from queueapp.circuit_breaker import CircuitBreaker
 from queueapp.conf import settings
 from queueapp.models import DISPATCHER, MAINTENANCE, Now, QueueControl, Subscriber, UtcField
 from queueapp.operations import subscriptions
-from queueapp.operations.statistics import NOBODY
+from queueapp.operations.statistics import NO_PROCESS
 from queueapp.receiving import barriers
 from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.services.service import Service
@@ -64,7 +64,7 @@ class Heartbeat(Service):
         self.alias = alias
         self._pumps = pumps
         self._supervisor = supervisor
-        self._breaker = CircuitBreaker(f"Heartbeat in {alias}")
+        self._breaker = CircuitBreaker(f"Heartbeat in {alias}", kind="heartbeat", subject=alias)
         #: Set after the first heartbeat: by then every pump knows whether to track crashes.
         self.begun = threading.Event()
         self._written: dict[QueuePump, dict[str, Any]] = {}
@@ -247,7 +247,7 @@ class Unattended:
             self._reported, self._report_at = False, monotonic() + settings.DEAD_AFTER.total_seconds()
         elif monotonic() >= self._report_at:
             self._reported, self._report_at = True, monotonic() + REPORT_AGAIN
-            log.warning("%s in %r: %s. Next step: %s.", self.name, self.alias, NOBODY[self.name], _START[self.name],
+            log.warning("%s in %r: %s. Next step: %s.", self.name, self.alias, NO_PROCESS[self.name], _START[self.name],
                         extra=facts)  # fmt: skip
 
 

@@ -57,7 +57,9 @@ class RenewedQueue:
     def __init__(self, pump: QueuePump) -> None:
         self.pump = pump
         self.renews: bool = pump.queue.delivery.renew_leases
-        self.breaker = CircuitBreaker(f"Renewal of leases of {pump.state.label}")
+        self.breaker = CircuitBreaker(
+            f"Renewal of leases of {pump.state.label}", kind="lease_renewal", subject=pump.state.label
+        )
         pump.state.breakers.append(self.breaker)
         self.paused_until = 0.0
         self.pending: list[PendingAcks] = []

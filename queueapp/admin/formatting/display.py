@@ -130,9 +130,9 @@ def counted(count: int, one: str, many: str) -> str:
     return f"{count:,} {one if count == 1 else many}"
 
 
-def tasks(count: int) -> str:
-    """ "1 task", "8 tasks"."""
-    return counted(count, "task", "tasks")
+def receivers(count: int) -> str:
+    """ "1 receiver", "8 receivers"."""
+    return counted(count, "receiver", "receivers")
 
 
 def about(count: int) -> str:

@@ -80,7 +80,7 @@ class ProcessAgent(Service):
         #: Whether an operator has paused the queue.
         self.paused = False
         self._supervisor = uuid.uuid4()
-        self._breaker = CircuitBreaker(f"Leases in {alias}")
+        self._breaker = CircuitBreaker(f"Leases in {alias}", kind="leases", subject=alias)
         self._services: list[Service] = []
         self._listener = Listener(alias, self._on_notification)
         self._helpers: list[Service] = [ConnectionWatchdog(), *([self._listener] if settings.NOTIFY else [])]

@@ -79,7 +79,7 @@ class QueueBackend(BaseTaskBackend):
         self.validate_task(task)
         configuration = self.configuration
         _due(task)
-        refuse_unknown(task.module_path, tuple(configuration.modules))
+        require_known_consumer(task.module_path, tuple(configuration.modules))
         identity = messages.new_id()
         result: Any = TaskResult(
             task=task,
@@ -158,7 +158,7 @@ def _due(task: Any) -> datetime | None:
 
 
 @lru_cache(maxsize=4096)
-def refuse_unknown(path: str, modules: tuple[str, ...]) -> None:
+def require_known_consumer(path: str, modules: tuple[str, ...]) -> None:
     """Raise InvalidTask for a task that a worker could not find by its path: it would be poison there."""
     from .import_task import is_allowed, task_at
 

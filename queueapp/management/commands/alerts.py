@@ -43,10 +43,10 @@ class Command(OperatorCommand):
         for one in found:
             self.stdout.write(f"{one['since']:%Y-%m-%d %H:%M:%S} {in_one_line(one['text'], 500)}")
         if not found:
-            self.stdout.write("Nothing is the matter.")
+            self.stdout.write("No open alerts.")
 
     def _test(self, as_json: bool) -> None:
-        notice = channels.Notice("test", "", "", "a test of alerts, nothing is the matter", "", datetime.now(UTC))
+        notice = channels.Notification("test", "", "", "a test of alerts, nothing is the matter", "", datetime.now(UTC))
         wrong: dict[str, str] = {}
         for channel in channels_to_tell():
             wrong[channel] = ""

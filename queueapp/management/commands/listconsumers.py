@@ -1,4 +1,4 @@
-"""``manage.py listconsumers``: who gets a copy of what, who serves it, and what waits."""
+"""``manage.py listconsumers``: the subscribed consumers, whether a live worker has them, and how many copies wait."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from django.core.management.base import CommandError
 
 from ... import registry
 from ...messages.escaping import in_one_line
-from ...operations.statistics import UNKNOWN, figures, span
+from ...operations.statistics import UNKNOWN, queue_stats, span
 from ..base_command import OperatorCommand
 
-#: Characters shown of a name, which anybody may have written.
+#: Characters shown of a name, which may come from a message.
 NAME = 200
+#: The value of ``ConsumerStats.active`` as text.
+ACTIVE = {True: "active", False: "NO LIVE WORKER", None: "unknown (a worker does not report its consumers)"}
 
 
 class Command(OperatorCommand):
     """Show the subscriptions of consumers."""
 
     help = (
-        "Show the consumers that get a copy of each message of a type, on queues with Delivery.recipients: whether a live worker "
-        "serves them, how many copies wait, and since when they subscribe."
+        "Show the consumers that get a copy of each message of a type, on queues with Delivery.recipients: whether a live worker has "
+        "them, how many copies wait, and when they subscribed."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -30,27 +32,22 @@ class Command(OperatorCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         named = [registry.queues.find(name) for name in options["queue"]]
-        queues = list(dict.fromkeys(named)) or [one for one in registry.queues if one.delivery.recipients]
-        found = figures(queues) if queues else []
-        for one in found:
-            if one.error:
-                self.stderr.write(f"{one.queue}: {in_one_line(one.error, 1000)}")
-        consumers = [consumer for one in found for consumer in one.consumers]
+        queues = list(dict.fromkeys(named)) or [queue for queue in registry.queues if queue.delivery.recipients]
+        found = queue_stats(queues) if queues else []
+        for stats in found:
+            if stats.error:
+                self.stderr.write(f"{stats.queue}: {in_one_line(stats.error, 1000)}")
+        consumers = [consumer for stats in found for consumer in stats.consumers]
         if options["json"]:
-            self.write_json([one.as_dict() for one in consumers], indent=2)
+            self.write_json([consumer.as_dict() for consumer in consumers], indent=2)
         else:
             for each in consumers:
-                served = {
-                    True: "served",
-                    False: "NOT SERVED by a live worker",
-                    None: "served or not, a worker does not say",
-                }
                 types = ", ".join(in_one_line(kind, NAME) or "messages without a type" for kind in each.types)
                 waiting = f"{each.waiting}{'' if each.exact else '+'} waiting"
                 age = f", the oldest {span(each.oldest_seconds)}" if each.waiting else ""
                 self.stdout.write(
-                    f"{each.queue}: {in_one_line(each.consumer, NAME)} ({types}): {served[each.served]}, {waiting}{age}, "
+                    f"{each.queue}: {in_one_line(each.consumer, NAME)} ({types}): {ACTIVE[each.active]}, {waiting}{age}, "
                     f"since {each.made_at[:19] or UNKNOWN}, seen {each.seen_at[:19] or UNKNOWN}"
                 )
-        if any(one.error for one in found):
-            raise CommandError("Not everything is known.")
+        if any(stats.error for stats in found):
+            raise CommandError("Some values are unknown.")

@@ -42,7 +42,7 @@ class Command(OperatorCommand):
         if options["dry_run"]:
             self.stdout.write(f"{there} {what} would go to {place}.")
             return
-        move = partial(move_messages.move_type, to=to) if to else move_messages.bury_type
+        move = partial(move_messages.move_type, to=to) if to else move_messages.move_type_to_poison
         with self.counting("moved", lambda done: f"{done} {what} went to {place}.") as progress:
             done = move(queue, kind, progress=progress.at)
         stay = f"; {there - done} that somebody has in hand stay" if done < there else ""

@@ -1,4 +1,4 @@
-"""``manage.py queuestats``: the state of the queues, once or continuously."""
+"""``manage.py queuestats``: the statistics of the queues, once or continuously."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from django.core.management.base import CommandError
 
 from ... import registry
 from ...messages.escaping import in_one_line
-from ...operations.journal import all_journal_figures
-from ...operations.statistics import LIMIT, UNKNOWN, QueueFigures, figures, in_words, span
-from ..base_command import OperatorCommand
+from ...operations.journal import all_journal_stats
+from ...operations.statistics import LIMIT, UNKNOWN, QueueStats, breaker_text, queue_stats, span
+from ..base_command import OperatorCommand, counted
 
-#: Characters that a line shows of a name, which for a queue that is no more is a stranger's, and of anything else.
+#: Characters shown of a name, which may come from a message, and of any other text.
 NAME, TEXT = 100, 1000
 
 
 class Command(OperatorCommand):
-    """Show figures of queues."""
+    """Show the statistics of queues."""
 
     help = (
-        "Show waiting, leased, delayed and poison messages, the age of the oldest waiting one, and the live workers of "
-        f"each queue. A table of more than {LIMIT} messages is estimated (~) or counted so far (+), so it is cheap on "
-        "tables of any size. What cannot be read is a dash, null in JSON; the cause is said on stderr, and the exit code is "
-        "1. --json prints a list of objects; with --watch one such list per line."
+        "Show waiting, leased, delayed and poison messages, the age of the oldest waiting one, and the live workers of each queue. "
+        f"A table of more than {LIMIT} messages is estimated (~) or counted up to that number (+), so the command is fast for "
+        "tables of any size. An unknown value is a dash, null in JSON; its cause is printed on stderr, and the exit code is 1. "
+        "--json prints a list of objects; with --watch one such list per line."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -33,11 +33,13 @@ class Command(OperatorCommand):
         parser.add_argument(
             "--journal",
             action="store_true",
-            help="Show what is kept of each journaled topic instead, in every database.",
+            help="Show the journaled topics of every database instead.",
         )
         parser.add_argument("--json", action="store_true", help="Machine-readable output.")
-        parser.add_argument("--watch", action="store_true", help="Again and again, until Ctrl-C.")
-        parser.add_argument("--interval", type=float, default=2.0, metavar="SECONDS", help="With --watch (default 2).")
+        parser.add_argument("--watch", action="store_true", help="Repeat until Ctrl-C.")
+        parser.add_argument(
+            "--interval", type=float, default=2.0, metavar="SECONDS", help="Pause between repeats (default 2)."
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         if not 0.1 <= options["interval"] <= 3600:
@@ -46,75 +48,76 @@ class Command(OperatorCommand):
             )
         if options["journal"]:
             if options["queue"] or options["watch"]:
-                raise CommandError("--journal goes with neither queues nor --watch.")
+                raise CommandError("--journal cannot be combined with queues or --watch.")
             self._show_journals(options["json"])
             return
-        # One that was named twice, by label and by table, is shown once.
+        # A queue that is given twice, by label and by table, is shown once.
         queues = list(dict.fromkeys(registry.queues.find(name) for name in options["queue"])) or None
         pause = threading.Event()
         try:
             while True:
-                unknown = self._show(queues, options["json"], options["watch"])
+                incomplete = self._show(queues, options["json"], options["watch"])
                 if not options["watch"]:
                     break
                 pause.wait(options["interval"])
         except KeyboardInterrupt:
             if not options["watch"]:
-                raise  # not everything was shown
+                raise  # the output is incomplete
             self.stdout.write("")
             return
-        if unknown:
-            raise CommandError(f"Not everything is known of {unknown} {'queue' if unknown == 1 else 'queues'}.")
+        if incomplete:
+            raise CommandError(f"Some values of {counted(incomplete, 'queue')} are unknown.")
 
     def _show_journals(self, as_json: bool) -> None:
-        found = all_journal_figures()
+        journals = all_journal_stats()
         if as_json:
-            self.write_json([one.as_dict() for one in found], indent=2)
+            self.write_json([each.as_dict() for each in journals], indent=2)
             return
-        for one in found:
-            size = f"about {one.entries} entries, {one.bytes / 2**20:.1f} MiB"
-            self.stdout.write(f"The journal in {one.database!r}: {size}, {len(one.topics)} topics")
-            for topic in one.topics:
+        for journal in journals:
+            size = f"about {counted(journal.entries, 'entry', 'entries')}, {journal.bytes / 2**20:.1f} MiB"
+            topics = counted(len(journal.topics), "topic")
+            self.stdout.write(f"Journal of database {journal.database!r}: {size}, {topics}")
+            for topic in journal.topics:
                 kept = f"kept for {span(topic.retention_seconds)}" if topic.retention_seconds else "kept for ever"
-                left = "" if topic.journaled else "; not journaled any more"
+                ended = "" if topic.journaled else "; no longer journaled"
                 self.stdout.write(
                     f"  {in_one_line(topic.topic, NAME)}: bookmarks {topic.first_bookmark} to {topic.last_bookmark}, "
-                    f"{topic.oldest.isoformat()} to {topic.newest.isoformat()}, {kept}{left}"
+                    f"{topic.oldest.isoformat()} to {topic.newest.isoformat()}, {kept}{ended}"
                 )
 
     def _show(self, queues: Any, as_json: bool, watch: bool) -> int:
-        """Print the figures, and on stderr what is not known; returns of how many queues something is not."""
-        found = figures(queues)
+        """Print the statistics, and on stderr the causes of unknown values; returns the number of queues with any."""
+        found = queue_stats(queues)
         if as_json:
-            self.write_json([one.as_dict() for one in found], indent=None if watch else 2)
+            self.write_json([stats.as_dict() for stats in found], indent=None if watch else 2)
         else:
             if watch and self.stdout.isatty():
                 self.stdout.write("\033[2J\033[H", ending="")
             self._table(found)
-        unknown = [one for one in found if one.error]
-        for one in unknown:
-            self.stderr.write(f"{in_one_line(one.queue, NAME)}: {in_one_line(one.error, TEXT)}")
-        return len(unknown)
+        incomplete = [stats for stats in found if stats.error]
+        for stats in incomplete:
+            self.stderr.write(f"{in_one_line(stats.queue, NAME)}: {in_one_line(stats.error, TEXT)}")
+        return len(incomplete)
 
-    def _table(self, found: list[QueueFigures]) -> None:
+    def _table(self, found: list[QueueStats]) -> None:
         lines = [("queue", "waiting", "leased", "oldest", "delayed", "poison", "workers", "")]
-        for one in found:
+        for stats in found:
             notes = [
-                "paused" if one.paused else "",
-                f"{number(one.inactive, one.inactive_exact)} more wait in the journal" if one.inactive else "",
-                one.note,
-                *(in_one_line(in_words(trouble), TEXT) for trouble in one.breakers),
-                "not all is known" if one.error else "",
+                "paused" if stats.paused else "",
+                f"{number(stats.inactive, stats.inactive_exact)} more in the journal" if stats.inactive else "",
+                stats.note,
+                *(in_one_line(breaker_text(breaker), TEXT) for breaker in stats.breakers),
+                "incomplete" if stats.error else "",
             ]
             lines.append(
                 (
-                    in_one_line(one.queue, NAME),
-                    number(one.waiting, one.exact, "~{}"),
-                    number(one.leased, one.exact),
-                    span(one.oldest_seconds),
-                    number(one.delayed, one.delayed_exact),
-                    number(one.poison, one.poison_exact),
-                    number(one.subscribers),
+                    in_one_line(stats.queue, NAME),
+                    number(stats.waiting, stats.exact, "~{}"),
+                    number(stats.leased, stats.exact),
+                    span(stats.oldest_seconds),
+                    number(stats.delayed, stats.delayed_exact),
+                    number(stats.poison, stats.poison_exact),
+                    number(stats.workers),
                     "; ".join(filter(None, notes)),
                 )
             )
@@ -122,18 +125,17 @@ class Command(OperatorCommand):
         for line in lines:
             cells = [line[0].ljust(widths[0]), *(line[i].rjust(widths[i]) for i in range(1, len(widths)))]
             self.stdout.write("  ".join([*cells, line[-1]]).rstrip())
-        for one in found:
-            for left in one.stranded:
-                self.stdout.write(
-                    f"{one.queue}: {in_one_line(str(left), TEXT)}; the oldest is {span(left.oldest_seconds)} old"
-                )
-            for lone in one.unserved:
-                age = f"; the oldest is {span(lone.oldest_seconds)} old" if lone.waiting else ""
-                self.stdout.write(f"{one.queue}: {in_one_line(str(lone), TEXT)}{age}")
+        for stats in found:
+            for unroutable in stats.unroutable:
+                age = span(unroutable.oldest_seconds)
+                self.stdout.write(f"{stats.queue}: {in_one_line(str(unroutable), TEXT)}; the oldest is {age} old")
+            for consumer in stats.consumers_without_worker:
+                age = f"; the oldest is {span(consumer.oldest_seconds)} old" if consumer.waiting else ""
+                self.stdout.write(f"{stats.queue}: {in_one_line(str(consumer), TEXT)}{age}")
 
 
-def number(count: int | None, exact: bool | None = True, otherwise: str = "{}+") -> str:
-    """A figure as text: a dash when it is unknown, marked when it is not exact."""
+def number(count: int | None, exact: bool | None = True, inexact: str = "{}+") -> str:
+    """A value as text: a dash if it is unknown, marked if it is not exact."""
     if count is None:
         return UNKNOWN
-    return str(count) if exact else otherwise.format(count)
+    return str(count) if exact else inexact.format(count)

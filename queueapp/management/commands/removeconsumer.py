@@ -38,7 +38,7 @@ class Command(OperatorCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         queue, name = registry.queues.find(options["queue"]), options["consumer"]
         label = queue._meta.label
-        subscriptions.refuse_unknown(queue, router.db_for_write(queue), name)
+        subscriptions.require_known_consumer(queue, router.db_for_write(queue), name)
         live = live_on(router.db_for_write(queue), [label])[label]
         if not options["force"] and not options["rename_to"]:
             if live.recipients is None:
@@ -55,7 +55,7 @@ class Command(OperatorCommand):
             self.stdout.write(f"{name} is {options['rename_to']} now; {moved} copies were moved.")
             return
         if options["move_to"]:
-            subscriptions.refuse_nobody(queue, router.db_for_write(queue), name, options["move_to"])
+            subscriptions.require_consumer(queue, router.db_for_write(queue), name, options["move_to"])
         gone = subscriptions.unsubscribe(queue, name)
         self.stdout.write(f"{gone} subscriptions of {name} were removed from {label}.")
         if options["purge"]:

@@ -67,7 +67,7 @@ def insert(endpoint: Endpoint, *numbers: int, headers: str = JSON, body: bytes |
 
 
 def held(endpoint: Endpoint) -> int:
-    return int(endpoint.rows.filter(control.held()).count())
+    return int(endpoint.rows.filter(control.pending_evaluation()).count())
 
 
 # -- what becomes of it --------------------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ def test_a_held_row_is_neither_leased_nor_waiting_in_the_figures(filtered: Endpo
     insert(filtered, 1, 2)
     filtered.send(3)
     found = statistics._Database(filtered.alias).figures_of(Filtered)
-    assert (found.waiting, found.leased, found.lapsed, found.held) == (1, 0, 0, 2)
+    assert (found.waiting, found.leased, found.lease_expired, found.pending_evaluation) == (1, 0, 0, 2)
     assert found.note == "2 held until they are evaluated"
 
 

@@ -152,11 +152,11 @@ def test_each_consumer_of_a_type_and_of_its_bases_gets_a_copy(work: Any) -> None
 
 
 @real_commits
-def test_a_derived_type_that_a_live_worker_takes_by_its_base_is_not_stranded(work: Any) -> None:
+def test_a_derived_type_that_a_live_worker_takes_by_its_base_is_not_unroutable(work: Any) -> None:
     from django.db import connection, transaction
 
     from queueapp.operations.live_workers import live_on
-    from queueapp.operations.unroutable import stranded
+    from queueapp.operations.unroutable import find_unroutable
 
     noted(Leased, Renamed, "another", [])
     Leased.send(Placed(1))
@@ -164,10 +164,10 @@ def test_a_derived_type_that_a_live_worker_takes_by_its_base_is_not_stranded(wor
     told = eventually(lambda: live_on("default")[Leased._meta.label].unknown_types)
     assert told == {type_name(Placed)}
     with transaction.atomic():
-        assert [one.name for one in stranded(Leased, connection, live_on("default")[Leased._meta.label], 100)]
+        assert [one.name for one in find_unroutable(Leased, connection, live_on("default")[Leased._meta.label], 100)]
         live = live_on("default")[Leased._meta.label]
         live.add("", f'[["base", "{type_name(Event)}"]]', "")
-        assert stranded(Leased, connection, live, 100) == []
+        assert find_unroutable(Leased, connection, live, 100) == []
 
 
 # -- what was renamed ------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ def alerting(settings: Any) -> None:
 
 def raised(kind: str, name: str, text: str) -> Alert:
     condition = Condition(kind, "" if kind == "poison" else "testapp.Leased", name, text)
-    assert store.raise_alert("default", condition)
+    assert store.open_alert("default", condition)
     return Alert.objects.get(pk=condition.key)
 
 

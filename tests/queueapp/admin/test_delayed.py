@@ -133,7 +133,7 @@ def test_a_list_that_is_not_all_of_them_says_who_keeps_the_others(operator: Clie
     (note,) = notes(response)
     assert "kept by tests.queueapp.delayed.stores.WholeStore and not in this list" in note
     overview = operator.get(url(QueueControl)).context["lines"]
-    (line,) = [one["figures"] for one in overview if one["figures"].label == "testapp.Leased"]
+    (line,) = [one["row"] for one in overview if one["row"].label == "testapp.Leased"]
     assert line.delayed == "1", "the overview asks the store"
 
 

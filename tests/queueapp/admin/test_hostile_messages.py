@@ -67,7 +67,7 @@ def test_readable_queue_with_a_name_that_needs_quoting(operator: Client) -> None
     key = Readable.objects.get().pk
     shown(operator, url(Readable))
     assert "&lt;script&gt;" in shown(operator, url(Readable, "change", key))
-    shown(operator, url(Readable) + "?state=free&q=" + str(Readable.objects.get().id))
+    shown(operator, url(Readable) + "?state=ready&q=" + str(Readable.objects.get().id))
     operate(operator, Readable, "move_to_poison", key)
     operate(operator, PoisonMessage, "requeue", PoisonMessage.objects.get().pk, counts="reset")
     operate(operator, Readable, "delete_selected", Readable.objects.get().pk)

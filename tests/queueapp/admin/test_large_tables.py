@@ -102,10 +102,10 @@ def middle(operator: Client) -> Leased:
 
 def test_pages_of_a_large_queue(operator: Client, middle: Leased) -> None:
     listing = url(Leased)
-    for query in ("", "?p=5", "?o=-1", "?state=leased", "?state=free", "?state=lapsed&o=-1", "?state=expired",
+    for query in ("", "?p=5", "?o=-1", "?state=leased", "?state=ready", "?state=lease-expired&o=-1", "?state=expired",
                   "?delivered=yes", "?delivered=no&p=3", f"?state=leased&seq__gte={middle.pk}",
                   f"?q={middle.pk}", f"?q={uuid.uuid4()}", "?q=ffff", f"?q={'f' * 12}",
-                  f"?q={middle.id}&state=free"):  # fmt: skip
+                  f"?q={middle.id}&state=ready"):  # fmt: skip
         assert_bounded(operator, listing + query)
     for page in ("change", "body", "history", "delete"):
         assert_bounded(operator, url(Leased, page, middle.pk))
@@ -151,7 +151,7 @@ def test_overview_of_large_tables(operator: Client) -> None:
     for model in (Leased, DelayedMessage, PoisonMessage):
         fill(model)
     response = assert_bounded(operator, url(QueueControl))
-    line = next(row["figures"] for row in response.context["lines"] if row["figures"].label == "testapp.Leased")
+    line = next(row["row"] for row in response.context["lines"] if row["row"].label == "testapp.Leased")
     assert (line.waiting, line.delayed, line.poison) == ("about 150,000", "10,000+", "10,000+")
 
 

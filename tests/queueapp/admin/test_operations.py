@@ -23,7 +23,7 @@ from .conftest import notes, operate, url
 
 @pytest.fixture
 def seqs(db: None) -> list[int]:
-    """Three free messages and a leased one."""
+    """Three ready messages and a leased one."""
     Leased.send_many({"n": n} for n in range(4))
     found = list(Leased.objects.values_list("pk", flat=True))
     Leased.objects.filter(pk=found[-1]).update(
@@ -268,14 +268,14 @@ def test_a_few_messages_are_logged_one_by_one(operator: Client, seqs: list[int])
 
 def test_many_messages_are_one_log_entry_with_filter_and_count(operator: Client) -> None:
     Leased.send_many({"n": n} for n in range(130))
-    operate(operator, Leased, "delete_selected", left()[0], query="?state=free", select_across="1")
+    operate(operator, Leased, "delete_selected", left()[0], query="?state=ready", select_across="1")
     entry = LogEntry.objects.get()
     assert entry.object_repr == "130 messages"
-    assert entry.change_message == "Delete: 130 messages of all that matched state=free"
+    assert entry.change_message == "Delete: 130 messages of all that matched state=ready"
 
 
 def test_a_log_entry_is_as_long_as_it_may_be_whatever_the_address_was(operator: Client, seqs: list[int]) -> None:
-    query = f"?state=free&seq__gte={'0' * 4200}"
+    query = f"?state=ready&seq__gte={'0' * 4200}"
     operate(operator, Leased, "delete_selected", seqs[0], query=query, select_across="1")
     assert len(LogEntry.objects.get().change_message) == 4000
 

@@ -29,11 +29,11 @@ from .conftest import notes, url
 LABEL = "testapp.Leased"
 
 
-def line(client: Client, label: str = LABEL) -> overview_rows.Figures:
+def line(client: Client, label: str = LABEL) -> overview_rows.OverviewRow:
     """What the overview says about a queue."""
     response = client.get(url(QueueControl))
     assert response.status_code == 200
-    return next(row["figures"] for row in response.context["lines"] if row["figures"].label == label)
+    return next(row["row"] for row in response.context["lines"] if row["row"].label == label)
 
 
 def subscriber(alive_for: timedelta) -> Subscriber:
@@ -53,7 +53,7 @@ def test_every_queue_has_a_line_with_a_link_to_its_messages(operator: Client) ->
 
 def test_an_empty_queue_without_workers(operator: Client) -> None:
     found = line(operator)
-    assert (found.waiting, found.leased, found.delayed, found.poison, found.subscribers, found.oldest) == (
+    assert (found.waiting, found.leased, found.delayed, found.poison, found.workers, found.oldest) == (
         "0", "0", "0", "0", 0, None,
     )  # fmt: skip
 
@@ -71,8 +71,8 @@ def test_figures_of_a_busy_queue(operator: Client) -> None:
     subscriber(timedelta(minutes=1))
     subscriber(timedelta(minutes=-1))
     found = line(operator)
-    assert (found.waiting, found.leased, found.lapsed, found.expired) == ("4", "1", "1", "1")
-    assert (found.delayed, found.poison, found.subscribers) == ("1", "2", 1)
+    assert (found.waiting, found.leased, found.lease_expired, found.expired) == ("4", "1", "1", "1")
+    assert (found.delayed, found.poison, found.workers) == ("1", "2", 1)
     assert found.oldest is not None
     assert timedelta(hours=2) <= found.oldest < timedelta(hours=2, minutes=1)
 
@@ -98,7 +98,7 @@ def test_a_missing_table_is_a_note_and_the_other_queues_are_shown(operator: Clie
     with connection.cursor() as cursor:
         cursor.execute("ALTER TABLE testapp_short RENAME TO elsewhere")
     found = line(operator, "testapp.Short")
-    assert found.note.startswith("its messages: the table does not exist, or lacks a column: ")
+    assert found.note.startswith("messages: the table does not exist, or lacks a column: ")
     assert found.note.endswith("; `manage.py migrate` makes it")
     assert "migrate" not in line(operator, "testapp.ForeignPostgres").note, "it is not ours to make"
     assert (found.waiting, found.leased, found.oldest, found.delayed, found.poison) == (
@@ -121,7 +121,7 @@ def test_what_cannot_be_read_is_a_dash_and_never_zero(operator: Client) -> None:
     found = line(operator)
     assert (found.waiting, found.delayed, found.poison) == ("0", "0", UNKNOWN)
     assert found.note.startswith("poison: the table does not exist")
-    assert "partly known" in operator.get(url(QueueControl)).content.decode()
+    assert "incomplete" in operator.get(url(QueueControl)).content.decode()
 
 
 def test_breakers_of_the_dispatcher_and_of_who_keeps_house_are_said(operator: Client) -> None:
@@ -136,8 +136,8 @@ def test_breakers_of_the_dispatcher_and_of_who_keeps_house_are_said(operator: Cl
     text = operator.get(url(QueueControl)).content.decode()
     assert "Dispatching in default: open: deadlock detected" in text
     assert "Maintenance in default: open: deadlock detected" in text
-    shown = [row for row in operator.get(url(QueueControl)).context["lines"] if row["figures"].label == DISPATCHER]
-    assert "degraded" in shown[0]["state"]
+    shown = [row for row in operator.get(url(QueueControl)).context["lines"] if row["row"].label == DISPATCHER]
+    assert "open breakers" in shown[0]["state"]
 
 
 def test_what_nobody_takes_is_below_its_queue_and_what_is_kept_for_none_has_a_line(operator: Client) -> None:
@@ -151,12 +151,12 @@ def test_what_nobody_takes_is_below_its_queue_and_what_is_kept_for_none_has_a_li
         DelayedMessage.objects.create(
             message_id=uuid.uuid4(), destination="away.Queue", due=Now() + timedelta(hours=hours)
         )
-    lines = {one["figures"].label: one for one in operator.get(url(QueueControl)).context["lines"]}
+    lines = {one["row"].label: one for one in operator.get(url(QueueControl)).context["lines"]}
 
     (told,) = map(str, lines[LABEL]["notes"])
-    assert "1 without a type, for which no live worker has a consumer; the oldest is " in told
-    assert (lines["gone.Queue"]["figures"].poison, lines["gone.Queue"]["figures"].waiting) == ("1", UNKNOWN)
-    assert lines["away.Queue"]["figures"].delayed == "2", "the one that is not due yet as well"
+    assert "1 message without a type, no consumer in a live worker; the oldest is " in told
+    assert (lines["gone.Queue"]["row"].poison, lines["gone.Queue"]["row"].waiting) == ("1", UNKNOWN)
+    assert lines["away.Queue"]["row"].delayed == "2", "the one that is not due yet as well"
     for name in ("gone.Queue", "away.Queue"):
         assert "requeuepoison --to" in str(lines[name]["notes"])
         assert "no such queue" in str(lines[name]["state"])
@@ -181,7 +181,7 @@ def do(client: Client, verb: str, **options: Any) -> Any:
 )
 def test_every_operation_asks_and_changes_nothing_before_the_answer(operator: Client, verb: str, question: str) -> None:
     Leased.send({})
-    asked = operator.post(url(QueueControl, verb, LABEL), {"tasks": "3"})
+    asked = operator.post(url(QueueControl, verb, LABEL), {"receivers": "3"})
     assert question in asked.content.decode()
     assert (Leased.objects.count(), QueueControl.objects.count(), LogEntry.objects.count()) == (1, 0, 0)
 
@@ -236,19 +236,21 @@ def test_purge_that_runs_out_of_time_says_so(operator: Client, monkeypatch: pyte
 
 
 def test_concurrency_is_set_shown_and_taken_back(operator: Client) -> None:
-    response = do(operator, "concurrency", tasks="8")
-    assert notes(response) == ["Queue testapp.Leased: each worker process has 8 tasks."]
+    response = do(operator, "concurrency", receivers="8")
+    assert notes(response) == ["Queue testapp.Leased: each worker process has 8 receivers."]
     text = response.content.decode()
-    assert "8 tasks per process" in text
+    assert "8 receivers per process" in text
     assert ">by operator<" in text
     assert QueueControl.objects.get().concurrency == 8
     asked = operator.post(url(QueueControl, "concurrency", LABEL)).content.decode()
-    assert 'name="tasks" value="8"' in asked, "what is set is in the form"
-    assert notes(do(operator, "concurrency", tasks="8")) == [
-        "Queue testapp.Leased: each worker process has 8 tasks, as before."
+    assert 'name="receivers" value="8"' in asked, "what is set is in the form"
+    assert notes(do(operator, "concurrency", receivers="8")) == [
+        "Queue testapp.Leased: each worker process has 8 receivers, as before."
     ]
-    response = do(operator, "concurrency", tasks="")
-    assert notes(response) == ["Queue testapp.Leased: each worker process has as many tasks as it was started with."]
+    response = do(operator, "concurrency", receivers="")
+    assert notes(response) == [
+        "Queue testapp.Leased: each worker process has as many receivers as it was started with."
+    ]
     assert "per process" not in response.content.decode()
     assert QueueControl.objects.get().concurrency is None
     history = operator.get(url(QueueControl, "history", LABEL)).content.decode()
@@ -256,9 +258,9 @@ def test_concurrency_is_set_shown_and_taken_back(operator: Client) -> None:
     assert "Concurrency set to as started." in history
 
 
-@pytest.mark.parametrize("tasks", ["0", "-1", str(MAX_CONCURRENCY + 1), "many", "1.5", "9" * 30, "a\0b"])
-def test_a_concurrency_that_is_none_is_asked_for_again(operator: Client, tasks: str) -> None:
-    response = do(operator, "concurrency", tasks=tasks)
+@pytest.mark.parametrize("receivers", ["0", "-1", str(MAX_CONCURRENCY + 1), "many", "1.5", "9" * 30, "a\0b"])
+def test_a_concurrency_that_is_none_is_asked_for_again(operator: Client, receivers: str) -> None:
+    response = do(operator, "concurrency", receivers=receivers)
     assert "Change the concurrency of testapp.Leased?" in response.content.decode()
     assert "errorlist" in response.content.decode()
     assert not QueueControl.objects.exists()
@@ -335,8 +337,8 @@ def test_there_is_no_page_to_edit_a_control_row(operator: Client) -> None:
 
 def test_the_history_of_a_queue_whose_label_looks_quoted(operator: Client) -> None:
     """In an address "_24" is Django's way to write a dollar sign."""
-    of = statistics.QueueFigures("shop_24h.Orders", "orders", "default", "")
+    of = statistics.QueueStats("shop_24h.Orders", "orders", "default", "")
     page: Any = admin.site._registry[QueueControl]
-    found = page._of_known_queue(overview_rows.Figures(Leased, of))
+    found = page._of_known_queue(overview_rows.OverviewRow(Leased, of))
     assert unquote(resolve(found["history_url"]).kwargs["object_id"]) == "shop_24h.Orders"
     assert resolve(found["operations"][0][1]).kwargs["label"] == "shop_24h.Orders"

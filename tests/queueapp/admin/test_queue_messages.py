@@ -57,12 +57,12 @@ def four_states(subscriber: Subscriber) -> dict[str, int]:
     """A message in each state, by the state's name."""
     Leased.send_many({"n": n} for n in range(4))
     states = dict(
-        zip(["free", "leased", "lapsed", "expired"], Leased.objects.values_list("pk", flat=True), strict=True)
+        zip(["ready", "leased", "lease-expired", "expired"], Leased.objects.values_list("pk", flat=True), strict=True)
     )
-    leases = Leased.objects.filter(pk__in=[states["leased"], states["lapsed"]])
+    leases = Leased.objects.filter(pk__in=[states["leased"], states["lease-expired"]])
     leases.update(lease_token=uuid.uuid4(), lease_owner=subscriber.pk, deliveries=1)
     Leased.objects.filter(pk=states["leased"]).update(lease_expires=Now() + timedelta(minutes=5))
-    Leased.objects.filter(pk=states["lapsed"]).update(lease_expires=Now() - timedelta(minutes=5), cancels=1)
+    Leased.objects.filter(pk=states["lease-expired"]).update(lease_expires=Now() - timedelta(minutes=5), cancels=1)
     Leased.objects.filter(pk=states["expired"]).update(expires=Now() - timedelta(seconds=1))
     return states
 
@@ -93,7 +93,7 @@ def test_foreign_table_without_our_columns_has_both_pages(operator: Client) -> N
     ForeignPostgres.send({"n": 1})
     assert "1 message" in page(operator, url(ForeignPostgres))
     assert "NServiceBus" in page(operator, url(ForeignPostgres, "change", ForeignPostgres.objects.get().pk))
-    assert listed(operator, ForeignPostgres, "?state=free") == [ForeignPostgres.objects.get().pk]
+    assert listed(operator, ForeignPostgres, "?state=ready") == [ForeignPostgres.objects.get().pk]
 
 
 def test_columns_for_recipient_and_priority_are_there_when_the_queue_uses_them(operator: Client) -> None:
@@ -107,22 +107,27 @@ def test_state_says_who_holds_a_lease_in_words(operator: Client, four_states: di
     text = page(operator, url(Leased))
     assert text.count("worker-1:4711") == 2
     for state in four_states:
-        assert f">{state}</span>" in text
+        assert f">{state.replace('-', ' ')}</span>" in text
     assert re.search(r"(5 min|4 min( \d+ s)?) left", text)
 
 
-def test_what_others_have_inserted_is_held_and_neither_leased_nor_expired(operator: Client) -> None:
-    held, over = (Filtered.objects.create(headers="{}", body=b"{}") for _ in range(2))
+def test_what_others_have_inserted_is_pending_evaluation_and_neither_leased_nor_expired(operator: Client) -> None:
+    pending, over = (Filtered.objects.create(headers="{}", body=b"{}") for _ in range(2))
     Filtered.objects.filter(pk=over.pk).update(expires=Now() - timedelta(seconds=1))
     Filtered.send({"number": 1})
     leased = Filtered.objects.latest("seq").pk
     Filtered.objects.filter(pk=leased).update(lease_token=uuid.uuid4(), lease_expires=FOREVER)
 
-    assert page(operator, url(Filtered)).count(">held</span>") == 2
-    for state, expected in {"held": {held.pk, over.pk}, "leased": {leased}, "expired": set(), "free": set()}.items():
+    assert page(operator, url(Filtered)).count(">pending evaluation</span>") == 2
+    for state, expected in {
+        "pending-evaluation": {pending.pk, over.pk},
+        "leased": {leased},
+        "expired": set(),
+        "ready": set(),
+    }.items():
         assert set(listed(operator, Filtered, f"?state={state}")) == expected, state
-    assert LeaseState.HELD.condition(Leased, "default") is None, (
-        "nothing can be held there, so nobody is asked whether it is"
+    assert LeaseState.PENDING_EVALUATION.condition(Leased, "default") is None, (
+        "no message can be pending there, so the table is not asked"
     )
 
 
@@ -137,10 +142,10 @@ def test_state_filter_finds_exactly_that_state(operator: Client, four_states: di
 
 
 def test_delivered_filter(operator: Client, four_states: dict[str, int]) -> None:
-    free, leased, lapsed, expired = four_states.values()
-    assert listed(operator, Leased, "?delivered=no") == [free, expired]
-    assert listed(operator, Leased, "?delivered=yes") == [leased, lapsed]
-    assert listed(operator, Leased, "?delivered=cancelled") == [lapsed]
+    ready, leased, lease_expired, expired = four_states.values()
+    assert listed(operator, Leased, "?delivered=no") == [ready, expired]
+    assert listed(operator, Leased, "?delivered=yes") == [leased, lease_expired]
+    assert listed(operator, Leased, "?delivered=cancelled") == [lease_expired]
 
 
 @pytest.mark.parametrize("query", ["?state=nonsense", "?delivered=maybe", "?state=", "?seq__gte=x"])

@@ -94,7 +94,7 @@ def test_the_name_of_a_queue_that_is_no_more_is_no_address(operator: Client, nam
     response = operator.get(url(QueueControl))
     assert response.status_code == 200
     unknown = [
-        line["figures"].label for line in response.context["lines"] if "no such queue here" in line["figures"].note
+        line["row"].label for line in response.context["lines"] if "no such queue in this project" in line["row"].note
     ]
     assert sorted(unknown) == sorted([name, f"{name[:90]}!"])
     assert operator.get(url(PoisonMessage), {"queue": name}).status_code == 200

@@ -84,11 +84,11 @@ def webhook() -> Iterator[Webhook]:
 
 
 @pytest.fixture
-def told() -> Iterator[list[channels.Notice]]:
+def told() -> Iterator[list[channels.Notification]]:
     """What the signal has told."""
-    heard: list[channels.Notice] = []
+    heard: list[channels.Notification] = []
 
-    def hear(alert: channels.Notice, **_: Any) -> None:
+    def hear(alert: channels.Notification, **_: Any) -> None:
         heard.append(alert)
 
     signals.alerted.connect(hear)
@@ -110,7 +110,7 @@ def poison(group: str, alias: str = "default", queue: str = "testapp.Leased") ->
 
 @ON_EACH
 def test_a_new_poison_group_is_told_once_and_once_when_it_is_over(
-    settings: Any, alias: str, webhook: Webhook, told: list[channels.Notice]
+    settings: Any, alias: str, webhook: Webhook, told: list[channels.Notification]
 ) -> None:
     settings.QUEUEAPP = {"ALERTS": {"mail": ["ops@example.org"], "webhook": webhook.url}}
     poison("a", alias)
@@ -146,7 +146,7 @@ def test_a_new_poison_group_is_told_once_and_once_when_it_is_over(
 
 
 @pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
-def test_a_bound_of_age_or_depth_is_told_by_queue(settings: Any, told: list[channels.Notice]) -> None:
+def test_a_bound_of_age_or_depth_is_told_by_queue(settings: Any, told: list[channels.Notification]) -> None:
     minute = timedelta(minutes=1)
     settings.QUEUEAPP = {"ALERTS": {"max_age": {"testapp.Leased": minute, "*": 60 * minute}, "max_waiting": 2}}
     one = alerting()
@@ -168,7 +168,7 @@ def test_a_bound_of_age_or_depth_is_told_by_queue(settings: Any, told: list[chan
 
 @pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
 def test_a_figure_that_is_not_known_raises_nothing_and_resolves_nothing(
-    settings: Any, told: list[channels.Notice], monkeypatch: pytest.MonkeyPatch
+    settings: Any, told: list[channels.Notification], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.QUEUEAPP = {"ALERTS": {"max_waiting": 0}}
     Leased.send(1)
@@ -184,7 +184,7 @@ def test_a_figure_that_is_not_known_raises_nothing_and_resolves_nothing(
 
 @ON_EACH
 def test_a_dead_worker_is_told_before_it_is_buried_and_over_when_another_lives(
-    settings: Any, alias: str, told: list[channels.Notice]
+    settings: Any, alias: str, told: list[channels.Notification]
 ) -> None:
     settings.QUEUEAPP = {"ALERTS": {"max_waiting": 10**6}}
 
@@ -215,7 +215,7 @@ def test_a_dead_worker_is_told_before_it_is_buried_and_over_when_another_lives(
 @pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
 @pytest.mark.parametrize("status", [500, 404, 302])
 def test_a_webhook_that_fails_is_tried_again_and_the_others_are_not_told_twice(
-    settings: Any, webhook: Webhook, told: list[channels.Notice], status: int, caplog: pytest.LogCaptureFixture
+    settings: Any, webhook: Webhook, told: list[channels.Notification], status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings.QUEUEAPP = {"ALERTS": {"mail": ["ops@example.org"], "webhook": webhook.url}}
     webhook.status = status
@@ -237,7 +237,7 @@ def test_a_webhook_that_fails_is_tried_again_and_the_others_are_not_told_twice(
 
 @pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
 def test_what_begins_again_while_somebody_could_not_be_told_of_its_end_is_told_again(
-    settings: Any, webhook: Webhook, told: list[channels.Notice], caplog: pytest.LogCaptureFixture
+    settings: Any, webhook: Webhook, told: list[channels.Notification], caplog: pytest.LogCaptureFixture
 ) -> None:
     settings.QUEUEAPP = {"ALERTS": {"webhook": webhook.url}}
     poison("a")
@@ -259,7 +259,7 @@ def test_what_begins_again_while_somebody_could_not_be_told_of_its_end_is_told_a
 
 
 @pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
-def test_what_a_process_has_told_and_did_not_live_to_end_is_ended(told: list[channels.Notice]) -> None:
+def test_what_a_process_has_told_and_did_not_live_to_end_is_ended(told: list[channels.Notification]) -> None:
     Alert.objects.create(
         key="x", kind="depth", queue="testapp.Leased", text="over", resolved_at=Now(), pending_channels=""
     )
@@ -268,7 +268,7 @@ def test_what_a_process_has_told_and_did_not_live_to_end_is_ended(told: list[cha
 
 
 @pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
-def test_two_leaders_at_once_tell_each_alert_once(told: list[channels.Notice]) -> None:
+def test_two_leaders_at_once_tell_each_alert_once(told: list[channels.Notification]) -> None:
     for name in ("a", "b"):
         Alert.objects.create(key=name, kind="depth", queue="testapp.Leased", text=name, pending_channels="signal")
 
@@ -285,7 +285,7 @@ def test_two_leaders_at_once_tell_each_alert_once(told: list[channels.Notice]) -
 
 @pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
 def test_what_goes_on_before_anybody_was_told_of_its_end_is_told_to_nobody(
-    settings: Any, told: list[channels.Notice]
+    settings: Any, told: list[channels.Notification]
 ) -> None:
     settings.QUEUEAPP = {"ALERTS": {"max_waiting": 10}}
     poison("a")
@@ -293,14 +293,14 @@ def test_what_goes_on_before_anybody_was_told_of_its_end_is_told_to_nobody(
     store.reconcile("default", conditions.Seen(known={("poison", "testapp.Leased")}), ["testapp.Leased"])
     assert Alert.objects.get().resolved_at is not None
     (condition,) = conditions.look("default", [Leased]).conditions[:1]
-    assert not store.raise_alert("default", condition)
+    assert not store.open_alert("default", condition)
     alerting().evaluate()
     assert (len(told), Alert.objects.get().resolved_at) == (1, None)
 
 
 @pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
 def test_poison_of_a_queue_that_only_others_know_is_neither_told_nor_over_here(
-    settings: Any, told: list[channels.Notice]
+    settings: Any, told: list[channels.Notification]
 ) -> None:
     """Of another project on the database, or of the newer version in a rolling deploy."""
     settings.QUEUEAPP = {"ALERTS": {"max_waiting": 10**6}}
@@ -322,7 +322,7 @@ def test_poison_of_a_queue_that_only_others_know_is_neither_told_nor_over_here(
 
 @pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
 def test_whose_queue_it_is_tells_it_and_others_only_where_nobody_does(
-    settings: Any, told: list[channels.Notice]
+    settings: Any, told: list[channels.Notification]
 ) -> None:
     settings.QUEUEAPP = {"ALERTS": {"max_waiting": 10**6}}
     Alert.objects.create(key="x", kind="depth", queue="other.Queue", text="theirs", pending_channels="signal,mail")
@@ -432,7 +432,7 @@ def test_each_statement_of_a_look_has_its_own_time_to_be_answered(settings: Any)
 
 
 @pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
-def test_who_does_not_lead_evaluates_nothing(settings: Any, told: list[channels.Notice]) -> None:
+def test_who_does_not_lead_evaluates_nothing(settings: Any, told: list[channels.Notification]) -> None:
     settings.QUEUEAPP = {"ALERTS": {"every": timedelta(seconds=1)}}
     poison("a")
     one = alerting()
@@ -443,7 +443,7 @@ def test_who_does_not_lead_evaluates_nothing(settings: Any, told: list[channels.
 
 
 @pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
-def test_what_another_project_has_raised_is_not_over_here(settings: Any, told: list[channels.Notice]) -> None:
+def test_what_another_project_has_raised_is_not_over_here(settings: Any, told: list[channels.Notification]) -> None:
     settings.QUEUEAPP = {"ALERTS": {"max_waiting": 0, "poison": False, "dead_worker": False}}
     Alert.objects.create(key="x", kind="depth", queue="other.Queue", text="theirs")
     Alert.objects.create(key="y", kind="poison", queue="", text="not looked at here")
@@ -473,7 +473,7 @@ def test_a_receiver_that_raises_is_logged_and_the_alert_is_told(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_test_alert_says_which_way_fails(settings: Any, webhook: Webhook, told: list[channels.Notice]) -> None:
+def test_a_test_alert_says_which_way_fails(settings: Any, webhook: Webhook, told: list[channels.Notification]) -> None:
     settings.QUEUEAPP = {"ALERTS": {"mail": ["ops@example.org"], "webhook": webhook.url}}
     out = StringIO()
     call_command("alerts", "--test", stdout=out)
@@ -499,7 +499,7 @@ def test_a_test_alert_says_which_way_fails(settings: Any, webhook: Webhook, told
 def test_open_alerts_are_listed(settings: Any) -> None:
     out = StringIO()
     call_command("alerts", stdout=out)
-    assert out.getvalue() == "Nothing is the matter.\n"
+    assert out.getvalue() == "No open alerts.\n"
     Alert.objects.create(key="x", kind="depth", queue="q", text="deep \x1b[2J")
     Alert.objects.create(key="y", kind="depth", queue="q", text="over", resolved_at=Now())
     out = StringIO()

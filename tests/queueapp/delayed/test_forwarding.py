@@ -267,9 +267,9 @@ def test_one_that_its_queue_refuses_is_poison_here_and_the_others_arrive(two: Tw
         f"could not be forwarded to {ADDRESS}",
     )
     assert lost.attempts == 1
-    (figures,) = statistics.figures([Transactional])
+    (figures,) = statistics.queue_stats([Transactional])
     assert (figures.poison, figures.delayed, figures.error) == (1, 0, "")
-    assert [one.queue for one in statistics.figures() if "no such queue" in one.note] == []
+    assert [one.queue for one in statistics.queue_stats() if "no such queue" in one.note] == []
 
     two.there.execute("ALTER TABLE testapp_transactional DROP CONSTRAINT refusing")
     assert requeue_poison.requeue(PoisonMessage.objects.all()) == 1

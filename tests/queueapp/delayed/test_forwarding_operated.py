@@ -55,7 +55,7 @@ def test_figures_and_until_empty_count_what_others_keep_for_a_queue() -> None:
     keep(delay=HOUR)
     Transactional.send({}, delay=HOUR)
 
-    (figures,) = statistics.figures([Transactional])
+    (figures,) = statistics.queue_stats([Transactional])
     assert (figures.delayed, figures.delayed_exact, figures.error) == (3, True, "")
 
     DelayedMessage.objects.using(WAREHOUSE).all().delete()
@@ -69,7 +69,7 @@ def test_figures_and_until_empty_count_what_others_keep_for_a_queue() -> None:
 def test_a_store_that_does_not_answer_makes_the_figure_unknown(two: TwoDatabases) -> None:
     two.here.execute("ALTER TABLE queueapp_delayedmessage RENAME TO later")
 
-    (figures,) = statistics.figures([Transactional])
+    (figures,) = statistics.queue_stats([Transactional])
 
     assert figures.delayed is None
     assert "delayed" in figures.error

@@ -13,7 +13,7 @@ from queueapp import consumer, delayed
 from queueapp.consuming.registry import registered
 from queueapp.errors import MissingVerb
 from queueapp.models import DelayedMessage, Now
-from queueapp.operations.statistics import LIMIT, figures
+from queueapp.operations.statistics import LIMIT, queue_stats
 from tests.in_process_worker import real_commits
 from tests.queueapp.delayed.stores import SampleStore, WholeStore
 from tests.testapp.models import AtMostOnce, Leased
@@ -27,7 +27,7 @@ NAME = "tests.queueapp.delayed.stores.SampleStore"
 
 
 def delayed_of(queue: type) -> tuple[int | None, bool | None, str]:
-    (one,) = figures([queue])
+    (one,) = queue_stats([queue])
     return one.delayed, one.delayed_exact, one.error
 
 
@@ -119,7 +119,7 @@ def test_a_store_that_is_away_costs_no_other_figure(whole: Whole) -> None:
     Leased.send({"now": True})
     whole.faults = {"count": ConnectionError("refused by 10.0.0.7")}
 
-    (one,) = figures([Leased])
+    (one,) = queue_stats([Leased])
 
     assert (one.delayed, one.waiting) == (None, 1)
     assert "refused by 10.0.0.7" in one.error

@@ -11,7 +11,7 @@ from django.core.management import CommandError, call_command
 
 from queueapp.models import JournalEntry
 from queueapp.operations import journal as figures
-from queueapp.operations.statistics import figures as queue_figures
+from queueapp.operations.statistics import queue_stats
 from tests.in_process_worker import real_commits
 from tests.queueapp.journal.filling import filled, put
 from tests.queueapp.sql.server import Server
@@ -35,7 +35,7 @@ def test_figures_of_the_journal_tell_what_is_kept_of_each_topic(server: Server, 
     put(server, "journaled.a", 1, 2, 3)
     put(server, "journaled.for ever", 4)
 
-    found = figures.journal_figures(server.alias)
+    found = figures.journal_stats(server.alias)
     first, second = found.topics
     rows = JournalEntry.objects.using(server.alias).order_by("seq")
     assert (first.topic, first.first_bookmark, first.last_bookmark) == ("journaled.a", rows[0].seq, rows[2].seq)
@@ -45,7 +45,7 @@ def test_figures_of_the_journal_tell_what_is_kept_of_each_topic(server: Server, 
     assert json.loads(json.dumps(found.as_dict()))["topics"][1]["journaled"] is True
 
     settings.QUEUEAPP = {}
-    assert [one.journaled for one in figures.journal_figures(server.alias).topics] == [False, False]
+    assert [one.journaled for one in figures.journal_stats(server.alias).topics] == [False, False]
 
 
 def test_queuestats_tells_what_waits_in_the_journal(server: Server) -> None:
@@ -56,9 +56,9 @@ def test_queuestats_tells_what_waits_in_the_journal(server: Server) -> None:
     out = io.StringIO()
     call_command("queuestats", "testapp.Deep", stdout=out)
     assert "300 more wait in the journal" in out.getvalue()
-    (one,) = queue_figures([Deep])
+    (one,) = queue_stats([Deep])
     assert (one.inactive, one.inactive_exact, one.error) == (300, True, "")
-    (other,) = queue_figures([Leased])
+    (other,) = queue_stats([Leased])
     assert other.inactive is None
 
 

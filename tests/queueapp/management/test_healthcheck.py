@@ -45,33 +45,33 @@ def check(*arguments: str) -> tuple[int, str]:
 
 def test_a_host_with_a_live_worker_is_well() -> None:
     alive()
-    assert check() == (0, "Well: 1 worker.\n")
-    assert check("testapp.Leased", "--max-heartbeat", "5") == (0, "Well: 1 worker.\n")
+    assert check() == (0, "OK: 1 worker.\n")
+    assert check("testapp.Leased", "--max-heartbeat", "5") == (0, "OK: 1 worker.\n")
 
 
 def test_a_process_that_receives_several_queues_is_one_worker() -> None:
     alive()
     alive("testapp.Transactional")
-    assert check("testapp.Leased", "testapp.Transactional") == (0, "Well: 1 worker.\n")
+    assert check("testapp.Leased", "testapp.Transactional") == (0, "OK: 1 worker.\n")
     alive(host="elsewhere")
-    assert check("--anywhere") == (0, "Well: 2 workers.\n")
+    assert check("--anywhere") == (0, "OK: 2 workers.\n")
 
 
 def test_trouble_with_other_queues_is_none_of_those_that_are_named() -> None:
     alive()
     alive("testapp.Transactional", breakers=[{"name": "Peek", "state": "open", "error": "no table"}])
-    assert check("testapp.Leased") == (0, "Well: 1 worker.\n")
+    assert check("testapp.Leased") == (0, "OK: 1 worker.\n")
     assert check()[0] == 1
 
 
 def test_a_host_whose_workers_are_silent_is_not() -> None:
     alive(host="elsewhere")
-    assert check() == (1, f"Not well: no worker has a heartbeat on {HERE}")
+    assert check() == (1, f"Not healthy: no worker has a heartbeat on {HERE}")
     assert check("--anywhere")[0] == check("--host", "elsewhere")[0] == 0
     alive(seconds=90)
     code, said = check()
     assert code == 1
-    assert said.startswith(f"Not well: no worker has a heartbeat on {HERE}; the last one was 1m 3")
+    assert said.startswith(f"Not healthy: no worker has a heartbeat on {HERE}; the last one was 1m 3")
 
 
 def test_a_bound_on_heartbeats_may_be_narrower_than_death() -> None:
@@ -83,7 +83,7 @@ def test_a_bound_on_heartbeats_may_be_narrower_than_death() -> None:
 def test_each_queue_that_is_named_needs_a_worker() -> None:
     alive()
     code, said = check("testapp.Leased", "testapp.Transactional")
-    assert (code, said) == (1, f"Not well: testapp.Transactional: no worker has a heartbeat on {HERE}")
+    assert (code, said) == (1, f"Not healthy: testapp.Transactional: no worker has a heartbeat on {HERE}")
 
 
 def test_who_only_dispatches_is_well_too() -> None:
@@ -96,12 +96,12 @@ def test_a_script_that_receives_once_is_no_worker() -> None:
     assert check()[0] == 1
 
 
-def test_a_triggered_breaker_is_unwell_and_an_armed_one_is_not() -> None:
+def test_an_open_breaker_is_a_problem_and_a_failing_one_is_not() -> None:
     alive(breakers=[{"name": "Peek", "state": "failing", "error": "once"}])
     assert check()[0] == 0
     alive(DISPATCHER, breakers=[{"name": "Fetch", "state": "open", "error": "no\x1b[2J table"}])
     code, said = check("testapp.Leased")
-    assert (code, said) == (1, "Not well: (dispatcher): Fetch is open: no⟨U+001B⟩[2J table")
+    assert (code, said) == (1, "Not healthy: (dispatcher): Fetch is open: no⟨U+001B⟩[2J table")
 
 
 def test_lag_is_held_against_a_bound() -> None:
@@ -111,7 +111,7 @@ def test_lag_is_held_against_a_bound() -> None:
     assert check("--max-age", "3600", "--max-waiting", "3")[0] == 0
     code, said = check("--max-age", "60", "--max-waiting", "2")
     assert code == 1
-    assert said.startswith("Not well: testapp.Leased: the oldest message waits for 10m")
+    assert said.startswith("Not healthy: testapp.Leased: the oldest message has waited for 10m")
     assert said.endswith(", more than 1m; testapp.Leased: 3 messages wait, more than 2")
 
 
@@ -119,7 +119,7 @@ def test_it_can_be_read_by_a_machine(capsys: pytest.CaptureFixture[str]) -> None
     alive()
     Leased.send({})
     found = json.loads(check("--json", "--max-age", "60")[1])
-    assert found["healthy"] is True
+    assert found["ok"] is True
     assert found["workers"] == 1
     assert found["queues"]["testapp.Leased"]["waiting"] == 1
 
@@ -131,7 +131,7 @@ def test_a_bound_out_of_its_bounds_is_a_line(arguments: tuple[str, str]) -> None
     assert f"{arguments[0]} {float(arguments[1]):g} is not accepted" in said.replace("-1.0", "-1")
 
 
-def test_a_database_that_is_away_is_unwell_in_one_line() -> None:
+def test_a_database_that_that_does_not_answer_is_a_problem_in_one_line() -> None:
     environment = os.environ | {
         "DATABASE_URL": "postgresql://nobody@127.0.0.1:1/none",
         "DJANGO_SETTINGS_MODULE": "tests.settings",
@@ -143,4 +143,4 @@ def test_a_database_that_is_away_is_unwell_in_one_line() -> None:
     assert done.returncode == 3
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
-    assert line.startswith("CommandError: Not well: the database 'default' cannot be asked")
+    assert line.startswith("CommandError: Not healthy: database 'default' cannot be read")

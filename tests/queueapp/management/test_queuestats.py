@@ -42,9 +42,12 @@ def test_nothing_that_a_stranger_wrote_is_obeyed_by_the_terminal() -> None:
     assert all(line.isprintable() for line in shown), shown
     told = "a⟨U+001B⟩[2J b⟨U+202E⟩c"
     (queue,) = [line for line in shown if line.startswith("testapp.Leased ")]
-    assert queue.endswith(f"Peek: armed: {told}")
+    assert queue.endswith(f"Peek: failing: {told}")
     assert [line.split()[:2] for line in shown if line.startswith("a⟨")] == [["a⟨U+001B⟩[2J", "b⟨U+202E⟩c"]]
-    assert any(line.startswith(f"testapp.Leased: 1 for type {HOSTILE!r}, which no live worker has") for line in shown)
+    assert any(
+        line.startswith(f"testapp.Leased: 1 message for type {HOSTILE!r}, no consumer in a live worker")
+        for line in shown
+    )
 
 
 def test_a_queue_that_is_named_by_label_and_by_table_is_shown_once() -> None:

@@ -1,4 +1,4 @@
-"""The metrics of a site that has a token, with nothing remembered from another test."""
+"""The metrics of a site that has a token, and an empty cache from another test."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from queueapp.metrics.permissions import remembered
+from queueapp.metrics.permissions import cached_stats
 
 TOKEN = "a token of the tests"
 
@@ -15,6 +15,6 @@ TOKEN = "a token of the tests"
 @pytest.fixture
 def anew(settings: Any) -> Iterator[None]:
     settings.QUEUEAPP = {"METRICS_TOKEN": TOKEN}
-    remembered.forget()
+    cached_stats.clear()
     yield
-    remembered.forget()
+    cached_stats.clear()

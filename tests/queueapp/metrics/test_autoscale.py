@@ -1,4 +1,4 @@
-"""How many workers are wanted, over HTTP."""
+"""The desired number of workers over HTTP."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ def test_it_says_the_sum_and_each_queue() -> None:
     Short.send_many(range(3))
 
     both = ask("?queue=testapp.Leased&queue=testapp.Short&per-worker=2&max=4&late=60").json()
-    assert both["wanted"] == 5
-    assert {one["queue"]: (one["waiting"], one["wanted"]) for one in both["queues"]} == {
+    assert both["desired"] == 5
+    assert {one["queue"]: (one["waiting"], one["desired"]) for one in both["queues"]} == {
         "testapp.Leased": (5, 3), "testapp.Short": (3, 2),
     }  # fmt: skip
-    assert ask("?queue=testapp_leased&per-worker=2&max=2").json()["wanted"] == 2
+    assert ask("?queue=testapp_leased&per-worker=2&max=2").json()["desired"] == 2
     everything = ask("?per-worker=2").json()
     assert {one["queue"] for one in everything["queues"]} == {queue._meta.label for queue in queues}, "and nothing else"
-    assert all(one["error"] for one in everything["queues"] if one["wanted"] is None), "tables that somebody else makes"
+    assert all(one["error"] for one in everything["queues"] if one["desired"] is None), (
+        "tables that somebody else makes"
+    )
 
 
 def test_what_is_not_known_is_no_number() -> None:
@@ -41,8 +43,8 @@ def test_what_is_not_known_is_no_number() -> None:
         editor.alter_db_table(Short, Short._meta.db_table, "elsewhere")
     try:
         answer = ask("?queue=testapp.Short")
-        assert (answer.status_code, answer.json()["wanted"]) == (503, None)
-        assert ask("?queue=testapp.Leased").json()["wanted"] == 0
+        assert (answer.status_code, answer.json()["desired"]) == (503, None)
+        assert ask("?queue=testapp.Leased").json()["desired"] == 0
     finally:
         with connection.schema_editor() as editor:
             editor.alter_db_table(Short, "elsewhere", Short._meta.db_table)

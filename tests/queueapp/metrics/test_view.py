@@ -13,7 +13,7 @@ from django.test import Client, RequestFactory
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from queueapp.metrics.permissions import remembered
+from queueapp.metrics.permissions import cached_stats
 from queueapp.metrics.views import metrics
 from queueapp.models import Now, Subscriber
 from queueapp.operations import control
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("anew")]
 
 def scrape(accept: str = "") -> dict[tuple[str, str], float]:
     """(metric, queue) -> value of those with one label."""
-    remembered.forget()
+    cached_stats.clear()
     response = Client().get("/metrics", headers={"authorization": f"Bearer {TOKEN}", "accept": accept})
     assert response.status_code == 200
     parse = openmetrics if "openmetrics" in accept else text_string_to_metric_families
@@ -59,10 +59,10 @@ def test_the_figures_of_a_queue_are_metrics(accept: str) -> None:
         1,
         0,
     )
-    assert (of("workers"), of("paused"), of("messages_exact"), of("figures_unknown")) == (1, 0, 1, 0)
+    assert (of("workers"), of("paused"), of("messages_exact"), of("scrape_errors")) == (1, 0, 1, 0)
     assert 0 <= (of("oldest_message_age_seconds") or -1) < 60
     assert of("heartbeat_age_seconds") is not None
-    assert of("messages_held") is None, "a queue without expressions has none"
+    assert of("messages_pending_evaluation") is None, "a queue without expressions has none"
     assert found[("queueapp_oldest_message_age_seconds", "testapp.Short")] == 0
     assert found[("queueapp_workers", "(dispatcher)")] == 0
 
@@ -76,14 +76,14 @@ def test_what_is_not_known_is_left_out_and_never_zero() -> None:
         with connection.schema_editor() as editor:
             editor.alter_db_table(Short, "elsewhere", Short._meta.db_table)
 
-    assert found[("queueapp_figures_unknown", "testapp.Short")] == 1
+    assert found[("queueapp_scrape_errors", "testapp.Short")] == 1
     for name in ("messages_waiting", "messages_leased", "oldest_message_age_seconds", "messages_exact"):
         assert (f"queueapp_{name}", "testapp.Short") not in found
     assert found[("queueapp_messages_waiting", "testapp.Leased")] == 0
 
 
 def test_a_breaker_that_is_not_disarmed_is_a_metric() -> None:
-    told = '[{"name": "Peek of testapp.Leased", "state": "open", "error": "a \\"quoted\\" one"}]'
+    told = '[{"breaker": "peek", "name": "Peek of testapp.Leased", "state": "open", "error": "a \\"quoted\\" one"}]'
     Subscriber.objects.create(
         id=uuid.uuid4(), queue="testapp.Leased", host="h", process=1, supervisor=uuid.uuid4(), breakers=told,
         alive_until=Now() + timedelta(seconds=20),
@@ -92,8 +92,8 @@ def test_a_breaker_that_is_not_disarmed_is_a_metric() -> None:
     text = Client().get("/metrics", headers={"authorization": f"Bearer {TOKEN}"}).content.decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
 
-    (sample,) = families["queueapp_trouble"].samples
-    assert sample.labels == {"queue": "testapp.Leased", "breaker": "Peek of testapp.Leased", "state": "open"}
+    (sample,) = families["queueapp_breaker_open"].samples
+    assert sample.labels == {"queue": "testapp.Leased", "breaker": "peek", "state": "open"}
     assert "quoted" not in text, "errors may hold anything"
     paused = {one.labels["queue"]: one.value for one in families["queueapp_paused"].samples}
     assert paused["testapp.Leased"] == 1

@@ -48,9 +48,9 @@ def test_the_command_says_what_it_did(capsys: pytest.CaptureFixture[str]) -> Non
         call_command("setconcurrency", "testapp.Leased", tasks)
 
     assert capsys.readouterr().out.splitlines() == [
-        "testapp.Leased: each process has 3 tasks.",
-        "testapp.Leased: each process has 3 tasks, as before.",
-        "testapp.Leased: each process has as many tasks as it was started with.",
+        "testapp.Leased: each process has 3 receivers.",
+        "testapp.Leased: each process has 3 receivers, as before.",
+        "testapp.Leased: each process has as many receivers as it was started with.",
     ]
     for bad in (("testapp.Leased", "many"), ("testapp.Leased", "0"), ("testapp.Nobody", "3")):
         with pytest.raises(CommandError):

@@ -10,7 +10,7 @@ import pytest
 from django.db import connection, transaction
 
 from queueapp.operations.health import Bounds, health
-from queueapp.operations.statistics import figures
+from queueapp.operations.statistics import queue_stats
 from tests.in_process_worker import real_commits
 from tests.testapp.models import Leased, Urgent
 
@@ -41,15 +41,15 @@ def test_figures_of_a_locked_table_are_unknown_and_the_others_are_there() -> Non
     Urgent.send({})
     with locked(Leased._meta.db_table):
         started = monotonic()
-        leased, urgent = figures([Leased, Urgent])
+        leased, urgent = queue_stats([Leased, Urgent])
         found = health([Leased], host=None, bounds=Bounds(waiting=5))
         seconds = monotonic() - started
 
     assert (leased.waiting, urgent.waiting) == (None, 1)
     assert "somebody has the table locked" in leased.error
-    assert any("somebody has the table locked" in one for one in found.unwell)
+    assert any("somebody has the table locked" in one for one in found.problems)
     assert seconds < 20, "ALTER TABLE may take an hour"
-    assert figures([Leased])[0].waiting == 0
+    assert queue_stats([Leased])[0].waiting == 0
 
 
 def test_a_look_leaves_the_transaction_that_it_is_in_as_patient_as_it_was() -> None:
@@ -57,7 +57,7 @@ def test_a_look_leaves_the_transaction_that_it_is_in_as_patient_as_it_was() -> N
         pytest.skip("on SQL Server the session waits for ever, before and after")
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("SET LOCAL lock_timeout = '77s'")
-        figures([Leased])
+        queue_stats([Leased])
         cursor.execute("SHOW lock_timeout")
         assert cursor.fetchone() == ("77s",)
     with connection.cursor() as cursor:

@@ -16,14 +16,14 @@ from django.db import connection, connections, transaction
 
 from queueapp.models import DelayedMessage, Now, PoisonMessage, Subscriber
 from queueapp.operations import statistics
-from queueapp.operations.statistics import LIMIT, UNKNOWN, QueueFigures, figures
+from queueapp.operations.statistics import LIMIT, UNKNOWN, QueueStats, queue_stats
 from tests.databases import only_on_postgresql
 from tests.in_process_worker import real_commits
 from tests.testapp.models import AddressedUrgent, Leased, Transactional
 
 #: The figures in JSON.
-COUNTED = {"waiting", "leased", "lapsed", "expired", "exact", "oldest_seconds", "delayed", "delayed_exact", "poison",
-           "poison_exact", "deferred_ack_count", "subscribers", "paused"}  # fmt: skip
+COUNTED = {"waiting", "leased", "lease_expired", "expired", "exact", "oldest_seconds", "delayed", "delayed_exact", "poison",
+           "poison_exact", "deferred_ack_count", "workers", "paused"}  # fmt: skip
 
 pytestmark = real_commits  # some queues of the tests have no table: an error that would end a test's transaction
 
@@ -42,15 +42,15 @@ def test_delayed_messages_for_a_queue_that_nobody_knows_are_a_line_of_their_own(
         queue="other.Queue", host="h", process=1, supervisor=uuid.uuid4(), alive_until=Now() + timedelta(hours=1)
     )
 
-    found = {one.queue: one for one in figures()}
+    found = {one.queue: one for one in queue_stats()}
 
     assert (found["gone.Queue"].delayed, found["gone.Queue"].database) == (3, "default")
-    assert "no such queue here" in found["gone.Queue"].note
+    assert "no such queue in this project" in found["gone.Queue"].note
     assert found["gone.Queue"].waiting is None, "nobody knows its table"
     assert found["testapp.Leased"].delayed == 2
     assert found["renamed.Queue"].delayed == 1, "seen before it is due"
     assert "other.Queue" not in found, "another project delivers it"
-    assert [one.queue for one in figures([Leased])] == ["testapp.Leased"]
+    assert [one.queue for one in queue_stats([Leased])] == ["testapp.Leased"]
 
 
 def queuestats(*arguments: str) -> tuple[str, str, int]:
@@ -70,7 +70,7 @@ def test_queuestats_shows_it() -> None:
     text, _, _ = queuestats()
     (line,) = [line for line in text.splitlines() if "gone.Queue" in line]
     assert "3" in line
-    assert "no such queue here" in line
+    assert "no such queue in this project" in line
 
     text, _, _ = queuestats("--json")
     assert {"queue": "gone.Queue", "delayed": 3, "waiting": None}.items() <= json.loads(text)[-1].items()
@@ -88,9 +88,9 @@ def test_what_is_just_as_much_as_is_counted_is_exact_and_one_more_is_not(monkeyp
                 PoisonMessage.objects.create(message_id=uuid.uuid4(), queue=name, reason="r")
 
     def exact() -> set[bool | None]:
-        (one,) = figures([Leased])
-        left = dict(statistics.left_in("default"))["gone.Queue"]
-        gone = next(each for each in figures() if each.queue == "gone.Queue")
+        (one,) = queue_stats([Leased])
+        left = dict(statistics.unroutable_in("default"))["gone.Queue"]
+        gone = next(each for each in queue_stats() if each.queue == "gone.Queue")
         assert (one.delayed, one.poison, left.count, gone.poison) == (2, 2, 2, 2)
         return {one.exact, one.delayed_exact, one.poison_exact, left.exact, gone.poison_exact}
 
@@ -107,8 +107,8 @@ def test_waiting_is_what_a_receiver_may_be_given() -> None:
     Leased.objects.filter(pk=second).update(lease_token=uuid.uuid4(), lease_expires=Now() - timedelta(minutes=5))
     Leased.objects.filter(pk=third).update(expires=Now() - timedelta(minutes=5))
     Leased.objects.filter(pk=fourth).update(enqueued_at=Now() - timedelta(hours=2))
-    (one,) = figures([Leased])
-    assert (one.waiting, one.leased, one.lapsed, one.expired, one.exact) == (4, 1, 1, 1, True)
+    (one,) = queue_stats([Leased])
+    assert (one.waiting, one.leased, one.lease_expired, one.expired, one.exact) == (4, 1, 1, 1, True)
     assert one.oldest_seconds is not None
     assert 7200 <= one.oldest_seconds < 7300
 
@@ -129,7 +129,7 @@ def test_what_an_open_transaction_has_taken_is_not_waiting() -> None:
     thread.start()
     try:
         assert taken.wait(30)
-        (one,) = figures([Transactional])
+        (one,) = queue_stats([Transactional])
     finally:
         done.set()
         thread.join(30)
@@ -140,10 +140,12 @@ def test_a_missing_table_is_unknown_and_not_empty() -> None:
     """testapp.ForeignPostgres has no table here."""
     text, errors, code = queuestats("testapp.ForeignPostgres", "--json")
     (one,) = json.loads(text)
-    assert [one[name] for name in ("waiting", "leased", "lapsed", "expired", "exact", "oldest_seconds")] == [None] * 6
-    assert (one["delayed"], one["poison"], one["subscribers"], one["paused"]) == (0, 0, 0, False), "those are known"
-    assert one["error"].startswith("its messages: the table does not exist")
-    assert "testapp.ForeignPostgres: its messages: the table does not exist" in errors
+    assert [one[name] for name in ("waiting", "leased", "lease_expired", "expired", "exact", "oldest_seconds")] == [
+        None
+    ] * 6
+    assert (one["delayed"], one["poison"], one["workers"], one["paused"]) == (0, 0, 0, False), "those are known"
+    assert one["error"].startswith("messages: the table does not exist")
+    assert "testapp.ForeignPostgres: messages: the table does not exist" in errors
     assert "foreign_postgres" in errors
     assert code == 1
 
@@ -197,9 +199,9 @@ def test_a_table_that_may_not_be_read_is_unknown_and_not_empty() -> None:
             cursor.execute(f"DROP OWNED BY {role}")
             cursor.execute(f"DROP ROLE {role}")
     readable, denied = json.loads(text)
-    assert (readable["waiting"], readable["subscribers"], readable["poison"], readable["paused"]) == (0, 0, None, None)
+    assert (readable["waiting"], readable["workers"], readable["poison"], readable["paused"]) == (0, 0, None, None)
     assert (denied["waiting"], denied["exact"]) == (None, None)
-    assert "testapp.Short: its messages: the database user may not read the table" in errors
+    assert "testapp.Short: messages: the database user may not read the table" in errors
     assert code == 1
 
 
@@ -218,14 +220,14 @@ def fill(queue: Any, **columns: str) -> None:
         )
 
 
-def rows_read(queue: Any, times: int = 1) -> tuple[int, QueueFigures]:
+def rows_read(queue: Any, times: int = 1) -> tuple[int, QueueStats]:
     """How many rows of the table its figures read (by whatever scan), and the figures."""
     sql = (
         "SELECT coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) FROM pg_stat_xact_user_tables WHERE relname = %s"
     )
     with transaction.atomic(), connection.cursor() as cursor:
         for _ in range(times):
-            (one,) = figures([queue])
+            (one,) = queue_stats([queue])
         cursor.execute(sql, [queue._meta.db_table])
         return cursor.fetchone()[0], one
 
@@ -273,5 +275,5 @@ def test_an_estimate_is_not_what_was_there_once() -> None:
         cursor.execute("ANALYZE testapp_leased")
     last = Leased.objects.order_by("-seq").values_list("seq", flat=True)[20_000]
     Leased.objects.filter(seq__lte=last)._raw_delete("default")
-    (one,) = figures([Leased])
+    (one,) = queue_stats([Leased])
     assert (one.waiting, one.exact) == (20_000, False)

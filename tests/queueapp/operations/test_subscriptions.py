@@ -18,7 +18,7 @@ from queueapp import InvalidMessage, InvalidOption, consumer
 from queueapp.consuming.registry import registered
 from queueapp.models import DelayedMessage, Now, Subscriber, Subscription
 from queueapp.operations import subscriptions
-from queueapp.operations.statistics import figures
+from queueapp.operations.statistics import queue_stats
 from tests.in_process_worker import Worker, real_commits
 from tests.queueapp.admin.conftest import operate, operator, staff, url  # noqa: F401  (fixtures)
 from tests.testapp.messages import Nop
@@ -152,43 +152,43 @@ def test_figures_tell_who_is_served_and_what_waits() -> None:
         Addressed.send(Nop(1, ""))
     live("served")
 
-    (found,) = figures([Addressed])
+    (found,) = queue_stats([Addressed])
 
     lone, served = found.consumers
-    assert (lone.consumer, lone.served, lone.waiting, lone.exact) == ("lone", False, 3, True)
+    assert (lone.consumer, lone.active, lone.waiting, lone.exact) == ("lone", False, 3, True)
     assert lone.types == ["another.Type", KIND]
     assert lone.oldest_seconds is not None
-    assert (served.served, served.waiting) == (True, 3)
-    assert [left.name for left in found.stranded] == ["lone"]
-    assert found.unserved == [], "what waits is said already"
+    assert (served.active, served.waiting) == (True, 3)
+    assert [left.name for left in found.unroutable] == ["lone"]
+    assert found.consumers_without_worker == [], "what waits is said already"
     told = run("listconsumers", LABEL)
-    assert "lone (another.Type, " + KIND + "): NOT SERVED by a live worker, 3 waiting, the oldest " in told
+    assert "lone (another.Type, " + KIND + "): NO LIVE WORKER, 3 waiting, the oldest " in told
 
 
 def test_one_that_nobody_serves_is_a_line_before_anything_waits_for_it() -> None:
     subscriptions.subscribe(Addressed, "served", KIND)
     subscriptions.subscribe(Addressed, "lone", KIND)
-    text = f"{LABEL}: consumer 'lone' is served by no live worker; 0 copies wait\n"
+    text = f"{LABEL}: consumer 'lone' has no live worker; 0 copies wait\n"
     assert text not in run("queuestats", LABEL), "nobody receives the queue at all"
 
     live("served")
 
     assert text in run("queuestats", LABEL)
     (told,) = json.loads(run("queuestats", LABEL, json=True))
-    assert [(one["consumer"], one["served"]) for one in told["consumers"]] == [("lone", False), ("served", True)]
-    assert "lone (" + KIND + "): NOT SERVED by a live worker, 0 waiting" in run("listconsumers")
-    assert [one["served"] for one in json.loads(run("listconsumers", LABEL, json=True))] == [False, True]
+    assert [(one["consumer"], one["active"]) for one in told["consumers"]] == [("lone", False), ("served", True)]
+    assert "lone (" + KIND + "): NO LIVE WORKER, 0 waiting" in run("listconsumers")
+    assert [one["active"] for one in json.loads(run("listconsumers", LABEL, json=True))] == [False, True]
 
 
 def test_of_a_worker_that_does_not_say_nothing_is_claimed() -> None:
     subscriptions.subscribe(Addressed, "lone", KIND)
     live()
 
-    (found,) = figures([Addressed])
+    (found,) = queue_stats([Addressed])
 
-    assert found.consumers[0].served is None
-    assert found.unserved == []
-    assert "a worker does not say" in run("listconsumers")
+    assert found.consumers[0].active is None
+    assert found.consumers_without_worker == []
+    assert "a worker does not report" in run("listconsumers")
 
 
 def test_copies_of_all_levels_are_counted() -> None:
@@ -196,13 +196,13 @@ def test_copies_of_all_levels_are_counted() -> None:
     for priority in (0, 2, 1, 2):
         AddressedUrgent.send(Nop(1, ""), priority=priority)
 
-    (found,) = figures([AddressedUrgent])
+    (found,) = queue_stats([AddressedUrgent])
 
     assert found.consumers[0].waiting == 4
 
 
 def test_a_queue_without_recipients_is_not_asked(django_assert_num_queries: Any) -> None:
-    (found,) = figures([Leased])
+    (found,) = queue_stats([Leased])
     assert found.consumers == []
 
 
@@ -310,10 +310,10 @@ def test_the_page_shows_who_is_served_and_the_overview_has_a_mark(operator: Clie
 
     text = operator.get(url(Subscription)).content.decode()
 
-    for expected in ("lone", ">no live worker</span>", ">served</span>", KIND):
+    for expected in ("lone", ">no live worker</span>", ">active consumer</span>", KIND):
         assert expected in text
     overview = operator.get("/admin/queueapp/queuecontrol/").content.decode()
-    assert "consumer not served" in overview
+    assert "consumer without worker" in overview
     assert operator.get(url(Subscription), {"consumer__regex": "["}).status_code == 400
     assert operator.get(url(Subscription, "add")).status_code == 403
 

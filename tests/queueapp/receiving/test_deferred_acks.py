@@ -17,7 +17,7 @@ from queueapp import Leasing
 from queueapp.messages import new_id
 from queueapp.models import DeferredAck, Now
 from queueapp.operations import settle_early_acks
-from queueapp.operations.statistics import figures
+from queueapp.operations.statistics import queue_stats
 from queueapp.sql import queue_sql
 from tests.databases import DATABASES, marks_of
 from tests.in_process_worker import eventually
@@ -153,7 +153,7 @@ def test_what_came_in_by_another_way_is_removed_by_housekeeping(alias: str, monk
 def test_deferred_ack_count(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("queueapp.operations.statistics.router.db_for_write", lambda queue: alias)
     Deferring.ack(ids=[new_id(), new_id()], using=alias)
-    found = {one.queue: one.deferred_ack_count for one in figures([Deferring, Leased])}
+    found = {one.queue: one.deferred_ack_count for one in queue_stats([Deferring, Leased])}
     assert found[Deferring._meta.label] == 2
     assert found[Leased._meta.label] is None
 

@@ -17,7 +17,7 @@ from sqlglot import exp
 from queueapp import delayed
 from queueapp.admin.message_pages import MessageAdmin
 from queueapp.models import DelayedMessage, Now, PoisonMessage
-from queueapp.operations.statistics import figures
+from queueapp.operations.statistics import queue_stats
 from queueapp.sql import nonblocking, queue_sql
 from queueapp.sql.sqlserver.locking import LOOKING
 from tests.queueapp.sql.server import ALL, Server, within
@@ -149,7 +149,7 @@ def test_figures_wait_for_no_open_transaction(server: Server, monkeypatch: pytes
                 cursor.execute(f"UPDATE {table} SET {handler.ops.quote_name('deliveries')} = 1 WHERE {key} > 0")
                 assert cursor.rowcount == 1
         with within():
-            (one,) = figures([Transactional])
+            (one,) = queue_stats([Transactional])
             delayed.undeliverable(server.alias)
 
     assert one.error == ""

@@ -65,7 +65,7 @@ def test_one_endpoint_is_right_for_all_processes_of_a_tree_and_for_those_that_di
     act = {"queue": "testapp.Leased", "consumer": "leased.act"}
     Leased.send_many(Ping(str(number)) for number in range(50))
     eventually(lambda: Effect.objects.count() == 50, 4 * DEADLINE)
-    eventually(lambda: value(tree, "queueapp_ended_total", queue="testapp.Leased") == 50)
+    eventually(lambda: value(tree, "queueapp_acked_total", queue="testapp.Leased") == 50)
     assert value(tree, "queueapp_handled_total", **act) == 50
     assert value(tree, "queueapp_handler_seconds_count", **act) == 50
     assert value(tree, "queueapp_handler_seconds_bucket", **act, le="+Inf") == 50
@@ -73,7 +73,7 @@ def test_one_endpoint_is_right_for_all_processes_of_a_tree_and_for_those_that_di
     assert value(tree, "queueapp_tasks", queue="testapp.Leased") == 8
     eventually(lambda: value(tree, "queueapp_messages_waiting", queue="testapp.Leased") == 0)
     assert value(tree, "queueapp_workers", queue="testapp.Leased") == 2
-    assert value(tree, "queueapp_breaker_state", breaker="Receive from testapp.Leased") == 0
+    assert value(tree, "queueapp_breaker_state", breaker="receive", queue="testapp.Leased") == 0
 
     Leased.send(Ping("failing", fail=1))
     eventually(lambda: value(tree, "queueapp_handled_total", **act) == 51)
@@ -94,7 +94,7 @@ def test_a_tree_is_ready_when_all_of_it_is(start_tree: Callable[..., Tree]) -> N
     tree = start_tree("testapp.Leased", "--http", "0")
     assert told(tree, "/healthz")[0] == 200
     found = eventually(lambda: answer[1] if (answer := told(tree, "/readyz"))[0] == 200 else None, 4 * DEADLINE)
-    assert found["healthy"] is True
+    assert found["ok"] is True
     assert found["workers"] == 1
     assert [one["name"] for one in found["processes"]] == ["worker 1", "dispatcher"]
 
@@ -102,7 +102,7 @@ def test_a_tree_is_ready_when_all_of_it_is(start_tree: Callable[..., Tree]) -> N
     eventually(lambda: "is paused" in tree.output)
     Leased.send(Ping())
     found = eventually(lambda: answer[1] if (answer := told(tree, "/readyz?max-waiting=0"))[0] == 503 else None)
-    assert "messages wait, more than 0" in found["unwell"][0]
+    assert "message waits, more than 0" in found["problems"][0]
     assert told(tree, "/readyz?max-waiting=1000&max-age=3600")[0] == 200
     for wrong in ("max-age=soon", "max-age=nan", "max-age=", "max-waiting=-1", "max_waiting=5"):
         assert get(tree, f"/readyz?{wrong}")[0] == 400, wrong
@@ -170,7 +170,7 @@ def test_whether_it_lives_asks_no_database(django_assert_num_queries: Any) -> No
             assert supervisor.probes.pages["/healthz"](Request({}, {})).status == 200
         supervisor.turned_at -= 60
         reply = supervisor.probes.pages["/healthz"](Request({}, {}))
-        assert (reply.status, json.loads(reply.body)["unwell"]) == (503, ["the supervisor is silent for 60 s"])
+        assert (reply.status, json.loads(reply.body)["problems"]) == (503, ["the supervisor is silent for 60 s"])
     finally:
         supervisor.close()
 

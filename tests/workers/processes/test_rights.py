@@ -14,7 +14,7 @@ from django.core.management.base import CommandError
 from django.db import connection
 
 from queueapp.models import NO_QUEUES, Subscriber
-from queueapp.operations.privileges import lacks_of_worker, remedy_of
+from queueapp.operations.privileges import missing_privileges, remedy_of
 from queueapp.sql import backend_of
 from tests.databases import url_of_database
 from tests.in_process_worker import eventually
@@ -129,7 +129,7 @@ def test_work_until_empty_has_no_end_without_rights_so_it_is_given_up() -> None:
 @pytest.mark.django_db(transaction=True)
 def test_a_worker_lacks_nothing_with_the_documented_grants() -> None:
     with acting_as("worker"):
-        assert lacks_of_worker("default", [Leased]) == []
+        assert missing_privileges("default", [Leased]) == []
 
 
 @pytest.mark.django_db(transaction=True)

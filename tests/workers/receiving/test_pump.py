@@ -370,7 +370,9 @@ def test_a_peek_that_fails_is_tried_again_and_counted(
         return really_peek(self, *arguments, **options)
 
     monkeypatch.setattr(statements_of(connections["default"]), "peek", peek)
-    monkeypatch.setattr(queue_state, "CircuitBreaker", lambda name, time: CircuitBreaker(name, time, timedelta(0)))
+    monkeypatch.setattr(
+        queue_state, "CircuitBreaker", lambda name, time, **names: CircuitBreaker(name, time, timedelta(0), **names)
+    )
 
     worker = start_worker(Leased)
 

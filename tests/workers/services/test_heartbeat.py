@@ -268,7 +268,9 @@ def test_careful_workers_record_each_hand_out_and_handle_everything_once(start_w
 
 
 def test_a_database_that_is_away_is_waited_for(start_worker: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeats, "CircuitBreaker", lambda name: CircuitBreaker(name, failing_wait=timedelta(0)))
+    monkeypatch.setattr(
+        heartbeats, "CircuitBreaker", lambda name, **names: CircuitBreaker(name, failing_wait=timedelta(0), **names)
+    )
     really_beat = Heartbeat._write
     errors = [OperationalError("away")] * 3
 

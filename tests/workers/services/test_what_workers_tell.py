@@ -99,6 +99,11 @@ def test_a_dead_dispatcher_or_housekeeper_is_forgotten_and_makes_nobody_careful(
 def test_failures_of_an_earlier_window_are_no_trouble_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
     breaker = RateBreaker("Recovery", 1)
     breaker.failure(RuntimeError("once"))
-    assert breaker.report() == {"name": "Recovery", "state": "failing", "error": "RuntimeError: once"}
+    assert breaker.report() == {
+        "breaker": "Recovery",
+        "name": "Recovery",
+        "state": "failing",
+        "error": "RuntimeError: once",
+    }
     breaker._window_started -= RateBreaker.WINDOW + 1
     assert breaker.report() is None

@@ -170,7 +170,7 @@ class Command(OperatorCommand):
 
     def _require_rights(self, alias: str, queues: list[Any]) -> None:
         """End where the database user may not receive; say what else it may not, which is met later."""
-        lacks = privileges.lacks_of_worker(alias, queues)
+        lacks = privileges.missing_privileges(alias, queues)
         if any(lack.needed for lack in lacks):
             raise CommandError(f"Nothing can be received: {privileges.in_words(lacks)}", returncode=REFUSED)
         for lack in lacks:

@@ -85,7 +85,7 @@ def test_what_spark_publishes_is_filtered_and_free(
     for queue in (LateFlights, LateFlightsOnce):
         publish(spark.createDataFrame(rows, "body string").repartition(3), queue._meta.label, delivery=delivery)
         assert queue.objects.count() == 24
-        assert not queue.objects.filter(control.held()).exists()
+        assert not queue.objects.filter(control.pending_evaluation()).exists()
 
 
 @pytest.mark.spark

@@ -85,7 +85,7 @@ def test_a_process_is_not_even_looked_for_to_be_deleted(operator: Client) -> Non
 
 def test_the_overview_and_the_other_database_are_there_all_the_same(operator: Client) -> None:
     Leased.send({})
-    lines = {line["figures"].label: line["figures"] for line in operator.get(url(QueueControl)).context["lines"]}
+    lines = {line["row"].label: line["row"] for line in operator.get(url(QueueControl)).context["lines"]}
     assert lines["testapp.Urgent"].waiting == "\u2013"
     assert lines["testapp.Leased"].waiting == "1"
     assert operator.get(url(QueueControl, "history", "testapp.Urgent")).status_code == 200

@@ -18,7 +18,7 @@ from queueapp.errors import InvalidOption, TableNotFound
 from queueapp.failures import requeue_poison
 from queueapp.models import Now, PoisonMessage, Subscriber
 from queueapp.operations import move_messages
-from queueapp.operations.statistics import figures
+from queueapp.operations.statistics import queue_stats
 from queueapp.signals import poisoned
 from tests.in_process_worker import real_commits
 from tests.testapp.models import Addressed, Leased, Transactional, Urgent
@@ -77,11 +77,11 @@ def test_they_are_told_no_more_and_are_received_where_they_went() -> None:
         consumers=json.dumps([["tests.known", "tests.Known"]]), unknown_types=json.dumps([STRANGE]),
     )  # fmt: skip
     strange(Leased, 2)
-    assert [one.name for one in figures([Leased])[0].stranded] == [STRANGE]
+    assert [one.name for one in queue_stats([Leased])[0].unroutable] == [STRANGE]
 
-    command("testapp.Leased", "--type", figures([Leased])[0].stranded[0].name, "--to", "testapp.Transactional")
+    command("testapp.Leased", "--type", queue_stats([Leased])[0].unroutable[0].name, "--to", "testapp.Transactional")
 
-    assert figures([Leased])[0].stranded == []
+    assert queue_stats([Leased])[0].unroutable == []
     with Transactional.receive(max_backlog=10) as batch:
         received = []
         for message in batch:

@@ -16,7 +16,7 @@ from django.test.utils import CaptureQueriesContext
 
 from queueapp.models import DISPATCHER, MAINTENANCE, Now, PoisonMessage, Subscriber
 from queueapp.operations import statistics, unroutable
-from queueapp.operations.statistics import figures
+from queueapp.operations.statistics import queue_stats
 from tests.in_process_worker import real_commits
 from tests.testapp.models import Addressed, AddressedUrgent, Leased, Urgent
 
@@ -48,9 +48,9 @@ def live(
 
 
 def left(queue: Any) -> list[tuple[str, str, int | None, bool]]:
-    (one,) = figures([queue])
+    (one,) = queue_stats([queue])
     assert not one.error
-    return [(it.what, it.name, it.count, it.exact) for it in one.stranded]
+    return [(it.what, it.name, it.count, it.exact) for it in one.unroutable]
 
 
 def test_types_that_no_live_worker_knows_are_counted_and_have_an_age() -> None:
@@ -61,18 +61,21 @@ def test_types_that_no_live_worker_knows_are_counted_and_have_an_age() -> None:
     Leased.objects.filter(pk=Leased.objects.values_list("pk", flat=True).first()).update(
         enqueued_at=Now() - timedelta(hours=2)
     )
-    (one,) = figures([Leased])
-    (found,) = one.stranded
+    (one,) = queue_stats([Leased])
+    (found,) = one.unroutable
     assert (found.what, found.name, found.count, found.exact) == ("type", STRANGE, 3, True)
     assert found.oldest_seconds is not None
     assert 7200 <= found.oldest_seconds < 7300
 
     out = StringIO()
     call_command("queuestats", "testapp.Leased", stdout=out)
-    assert f"testapp.Leased: 3 for type '{STRANGE}', which no live worker has; the oldest is 2h old" in out.getvalue()
+    assert (
+        f"testapp.Leased: 3 messages for type '{STRANGE}', no consumer in a live worker; the oldest is 2h old"
+        in out.getvalue()
+    )
     out = StringIO()
     call_command("queuestats", "testapp.Leased", "--json", stdout=out)
-    assert json.loads(out.getvalue())[0]["stranded"][0]["name"] == STRANGE
+    assert json.loads(out.getvalue())[0]["unroutable"][0]["name"] == STRANGE
 
 
 def test_a_type_that_another_live_worker_takes_is_nothing_to_be_told() -> None:
@@ -145,34 +148,34 @@ def test_poison_of_queues_that_are_no_more_is_a_line_of_its_own() -> None:
     for queue in ("gone.Queue", "gone.Queue", "other.Project"):
         PoisonMessage.objects.create(message_id=uuid.uuid4(), queue=queue, reason="r")
     live("other.Project")
-    found = {one.queue: one for one in figures()}
+    found = {one.queue: one for one in queue_stats()}
     assert (found["gone.Queue"].poison, found["gone.Queue"].poison_exact) == (2, True)
     assert found["gone.Queue"].note
     assert "other.Project" not in found, "it has a worker, so it is another project's"
 
 
 @pytest.mark.parametrize(
-    ("name", "means"), [(DISPATCHER, "delayed messages wait"), (MAINTENANCE, "expired messages stay")]
+    ("name", "means"), [(DISPATCHER, "no dispatcher is running"), (MAINTENANCE, "no maintenance is running")]
 )
 def test_dispatchers_and_housekeepers_are_lines_of_their_own_with_their_trouble(name: str, means: str) -> None:
-    (one,) = [one for one in figures() if one.queue == name]
-    assert one.subscribers == 0
-    assert one.note.startswith(f"none is alive: {means}")
+    (one,) = [one for one in queue_stats() if one.queue == name]
+    assert one.workers == 0
+    assert one.note.startswith(means)
     live(name)
     Subscriber.objects.update(heartbeat_at=Now() - timedelta(minutes=3), alive_until=Now() - timedelta(minutes=2))
-    (one,) = [one for one in figures() if one.queue == name]
-    assert one.subscribers == 0
-    assert one.note.endswith("; the last one was seen 3m ago")
-    trouble = [{"name": "Dispatch of due messages in default", "state": "failing", "error": "e"}]
+    (one,) = [one for one in queue_stats() if one.queue == name]
+    assert one.workers == 0
+    assert one.note.endswith("; last heartbeat 3m ago")
+    trouble = [{"breaker": "dispatch", "name": "Dispatch of due messages in default", "state": "failing", "error": "e"}]
     live(name, breakers=json.dumps(trouble))
-    (one,) = [one for one in figures() if one.queue == name]
-    assert (one.subscribers, one.breakers, one.note) == (1, trouble, "")
+    (one,) = [one for one in queue_stats() if one.queue == name]
+    assert (one.workers, one.breakers, one.note) == (1, trouble, "")
 
 
 def test_what_a_worker_of_another_version_says_is_shown_as_it_is() -> None:
     live(Leased, breakers="Peek of testapp.Leased: armed: gone", consumers=[], unknown=[])
     Subscriber.objects.update(unknown_types="", consumers="")
-    (one,) = figures([Leased])
+    (one,) = queue_stats([Leased])
     assert [trouble["error"] for trouble in one.breakers] == ["Peek of testapp.Leased: armed: gone"]
 
 
@@ -187,7 +190,9 @@ def test_priorities_that_a_queue_has_no_level_for_are_named_whoever_lives() -> N
 
     out = StringIO()
     call_command("queuestats", "testapp.Urgent", stdout=out)
-    assert "testapp.Urgent: 2 of priority 9, for which the queue has no level: whoever keeps house" in out.getvalue()
+    assert (
+        "testapp.Urgent: 2 messages of priority 9, above the queue's levels: maintenance gives them" in out.getvalue()
+    )
 
 
 def test_priorities_beyond_the_levels_are_told_apart_from_recipients() -> None:
@@ -202,17 +207,17 @@ def test_priorities_beyond_the_levels_are_told_apart_from_recipients() -> None:
 
 def test_what_housekeeping_names_is_looked_for_only_where_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at: list[Any] = []
-    look = unroutable.stranded
+    look = unroutable.find_unroutable
 
-    def noted(queue: Any, *given: Any) -> list[unroutable.Stranded]:
+    def noted(queue: Any, *given: Any) -> list[unroutable.Unroutable]:
         looked_at.append(queue)
         return look(queue, *given)
 
-    monkeypatch.setattr(statistics, "stranded", noted)
+    monkeypatch.setattr(statistics, "find_unroutable", noted)
 
     def tables() -> list[Any]:
         looked_at.clear()
-        statistics.left_in("default")
+        statistics.unroutable_in("default")
         return [queue for queue in (Leased, Addressed, Urgent) if queue in looked_at]
 
     assert tables() == [Urgent]  # of which no worker has to say anything
@@ -232,9 +237,9 @@ def test_housekeeping_names_what_the_figures_show_and_counts_nothing_else() -> N
     PoisonMessage.objects.create(message_id=uuid.uuid4(), queue="testapp.Leased", reason="r")
 
     with CaptureQueriesContext(connection) as context:
-        found = statistics.left_in("default")
+        found = statistics.unroutable_in("default")
 
-    shown = [(one.queue, left) for one in figures([Addressed, Leased]) for left in one.stranded]
+    shown = [(one.queue, left) for one in queue_stats([Addressed, Leased]) for left in one.unroutable]
     assert sorted((queue, left.what, left.count) for queue, left in found) == sorted(
         (queue, left.what, left.count) for queue, left in shown
     )

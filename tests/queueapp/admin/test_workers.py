@@ -1,4 +1,4 @@
-"""The subscribers: who is alive, and nothing to change."""
+"""The workers: which are alive, and nothing to change."""
 
 import json
 import uuid
@@ -34,8 +34,8 @@ def test_list_tells_the_living_from_the_dead(operator: Client, pair: tuple[Subsc
 
 
 def test_a_list_of_nobody_says_so(operator: Client, db: None) -> None:
-    assert "No subscribers." in operator.get(url(Subscriber)).content.decode()
-    assert "No subscribers match." in operator.get(url(Subscriber) + "?alive=yes").content.decode()
+    assert "No workers." in operator.get(url(Subscriber)).content.decode()
+    assert "No workers match." in operator.get(url(Subscriber) + "?alive=yes").content.decode()
 
 
 def test_how_far_handlers_are_is_shown_as_text(operator: Client, pair: tuple[Subscriber, Subscriber]) -> None:
@@ -81,7 +81,7 @@ def test_who_receives_nothing_has_no_zeros(operator: Client, db: None, name: str
     )
     shown = operator.get(url(Subscriber)).content.decode()
     assert "0 handled" not in shown
-    assert "in hand" not in shown
+    assert "in flight" not in shown
     page = operator.get(url(Subscriber, "change", row.pk)).content.decode()
     assert "Received" not in page
     assert "Open breakers" in page

@@ -23,8 +23,8 @@ from tests.testapp.models import Capped, Leased, Recovered
 pytestmark = real_commits
 
 
-def figures_of(queue: type) -> statistics.QueueFigures:
-    return statistics.figures([queue])[0]
+def figures_of(queue: type) -> statistics.QueueStats:
+    return statistics.queue_stats([queue])[0]
 
 
 def test_queue_depth_backlog_and_their_ages_are_told_of_a_queue_that_counts() -> None:
@@ -36,7 +36,7 @@ def test_queue_depth_backlog_and_their_ages_are_told_of_a_queue_that_counts() ->
     queue_sql(Capped, connection).limits.claim_within(connection, [SeqRange()], 3, new_id(), one.pk, 60_000, 5)
     control.set_option(Capped, "max_backlog", 4)
 
-    flow = figures_of(Capped).flow
+    flow = figures_of(Capped).amps
 
     assert (flow.queue_depth, flow.backlog, flow.max_backlog, flow.expired_leases) == (8, 3, 4, 3)
     assert flow.seconds_behind is not None
@@ -57,7 +57,7 @@ def test_statistics_that_are_unknown_are_null_and_not_0() -> None:
                "inactive_message_count", "target_queue_depth")  # fmt: skip
     assert [name for name in unknown if found[name] is not None] == []
     assert (found["queue_depth"], found["backlog"], found["subscriptions"]) == (0, 0, [])
-    assert (found["topic"], figures_of(Recovered).flow.topic) == ("Leased", "journaled.orders")
+    assert (found["topic"], figures_of(Recovered).amps.topic) == ("Leased", "journaled.orders")
 
 
 def test_setqueue_sets_nothing_where_one_of_several_is_refused() -> None:

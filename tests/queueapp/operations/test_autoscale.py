@@ -17,8 +17,8 @@ from sqlglot import exp
 
 from queueapp.errors import InvalidOption
 from queueapp.models import Now, Subscriber
-from queueapp.operations.autoscale import Rule, scale_of, scales, text_for, wanted
-from queueapp.operations.statistics import QueueFigures
+from queueapp.operations.autoscale import ScalingRule, desired, desired_workers, desired_workers_for, statement_for
+from queueapp.operations.statistics import QueueStats
 from queueapp.sql import queue_sql
 from queueapp.sql.figures import WorkersWanted
 from queueapp.sql.sqlserver.queue import SqlServerQueueSql
@@ -38,34 +38,40 @@ MINUTE = timedelta(minutes=1)
     ],
 )  # fmt: skip
 def test_the_formula(backlog: int, oldest: float | None, workers: int, expected: int) -> None:
-    assert wanted(backlog, oldest, workers, Rule(100, MINUTE)) == expected
+    assert desired(backlog, oldest, workers, ScalingRule(100, MINUTE)) == expected
 
 
 def test_the_formula_without_an_age() -> None:
-    assert wanted(10, 9999, 5, Rule(100)) == 1
-    assert wanted(0, None, 5, Rule(100, least=2)) == 2
+    assert desired(10, 9999, 5, ScalingRule(100)) == 1
+    assert desired(0, None, 5, ScalingRule(100, min_workers=2)) == 2
 
 
 def test_what_is_leased_is_work_as_well_and_without_one_figure_there_is_none() -> None:
-    one = QueueFigures("q", "t", "default", "", waiting=3, leased=2, subscribers=0)
-    assert scale_of(one, Rule(1)).wanted == 5
-    for name in ("waiting", "leased", "subscribers"):
-        assert scale_of(replace(one, **{name: None}), Rule(1)).wanted is None
+    one = QueueStats("q", "t", "default", "", waiting=3, leased=2, workers=0)
+    assert desired_workers_for(one, ScalingRule(1)).desired == 5
+    for name in ("waiting", "leased", "workers"):
+        assert desired_workers_for(replace(one, **{name: None}), ScalingRule(1)).desired is None
 
 
 @pytest.mark.parametrize(
     "given",
-    [{"per_worker": 0}, {"least": -1}, {"least": 3, "most": 2}, {"most": 0}, {"late": timedelta(0)},
-     {"per_worker": 1_000_000, "most": 11}, {"per_worker": 1.5}, {"late": 60}, {"most": True}, {"least": 0.5}, {"most": 1001}],
+    [
+        {"per_worker": 0}, {"per_worker": 1.5}, {"per_worker": 1_000_000, "max_workers": 11},
+        {"min_workers": -1}, {"min_workers": 0.5}, {"min_workers": 3, "max_workers": 2},
+        {"max_workers": 0}, {"max_workers": True}, {"max_workers": 1001},
+        {"late": timedelta(0)}, {"late": 60},
+    ],
 )  # fmt: skip
 def test_a_rule_out_of_its_bounds_is_refused(given: dict[str, Any]) -> None:
     with pytest.raises(InvalidOption):
-        Rule(**given)
+        ScalingRule(**given)
 
 
-def by_sql(queue: Any, rule: Rule, alias: str) -> int:
+def by_sql(queue: Any, rule: ScalingRule, alias: str) -> int:
     late = None if rule.late is None else int(rule.late.total_seconds() * 1000)
-    asked = WorkersWanted(rule.per_worker, late, rule.least, rule.most, Subscriber._meta.db_table, queue._meta.label)
+    asked = WorkersWanted(
+        rule.per_worker, late, rule.min_workers, rule.max_workers, Subscriber._meta.db_table, queue._meta.label
+    )
     text = queue_sql(queue, connections[alias]).figures.workers_wanted(asked)
     with connections[alias].cursor() as cursor:
         cursor.execute(text)  # without parameters, as others run it
@@ -78,12 +84,12 @@ def by_sql(queue: Any, rule: Rule, alias: str) -> int:
 )
 @pytest.mark.parametrize("queue", [Leased, Transactional, Urgent, Short, Capped, Filtered])
 def test_the_statement_says_the_same(alias: str, queue: Any) -> None:
-    rule = Rule(2, MINUTE, 0, 10)
+    rule = ScalingRule(2, MINUTE, 0, 10)
     assert by_sql(queue, rule, alias) == 0
     for _ in range(5):
         queue.send({"number": 1}, using=alias)
-    assert by_sql(queue, rule, alias) == wanted(5, 0, 0, rule) == 3
-    assert by_sql(queue, Rule(2, MINUTE, 0, 2), alias) == 2
+    assert by_sql(queue, rule, alias) == desired(5, 0, 0, rule) == 3
+    assert by_sql(queue, ScalingRule(2, MINUTE, 0, 2), alias) == 2
     for _ in range(4):
         Subscriber.objects.using(alias).create(
             id=uuid.uuid4(), queue=queue._meta.label, host="h", process=1, supervisor=uuid.uuid4(),
@@ -91,10 +97,10 @@ def test_the_statement_says_the_same(alias: str, queue: Any) -> None:
         )  # fmt: skip
     queue.objects.using(alias).update(enqueued_at=Now() - 10 * MINUTE)
     if queue is not Short:  # whose messages are over by then
-        assert by_sql(queue, rule, alias) == wanted(5, 600, 4, rule) == 8
-        assert by_sql(queue, Rule(2), alias) == 3
+        assert by_sql(queue, rule, alias) == desired(5, 600, 4, rule) == 8
+        assert by_sql(queue, ScalingRule(2), alias) == 3
     queue.objects.using(alias).all().delete()
-    assert by_sql(queue, Rule(2, MINUTE, 1), alias) == 1
+    assert by_sql(queue, ScalingRule(2, MINUTE, 1), alias) == 1
 
 
 @each_table
@@ -117,12 +123,12 @@ def test_the_command_says_it_as_json_and_as_sql() -> None:
     out = StringIO()
     call_command("autoscale", "testapp.Leased", "--per-worker", "2", "--max", "4", stdout=out)
     (found,) = json.loads(out.getvalue())
-    assert (found["queue"], found["waiting"], found["leased"], found["workers"], found["wanted"]) == (
+    assert (found["queue"], found["waiting"], found["leased"], found["workers"], found["desired"]) == (
         "testapp.Leased", 5, 0, 0, 3,
     )  # fmt: skip
     out = StringIO()
     call_command("autoscale", "testapp_leased", "--per-worker", "2", "--late", "60", "--sql", stdout=out)
-    assert out.getvalue().strip() == text_for(Leased, Rule(2, MINUTE))
+    assert out.getvalue().strip() == statement_for(Leased, ScalingRule(2, MINUTE))
 
 
 @pytest.mark.django_db
@@ -139,13 +145,13 @@ def test_what_is_not_known_is_null_and_never_zero() -> None:
     with connection.schema_editor() as editor:
         editor.alter_db_table(Short, Short._meta.db_table, "elsewhere")
     try:
-        (one,) = scales([Short])
+        (one,) = desired_workers([Short])
         out = StringIO()
-        with pytest.raises(CommandError, match=r"Not known: testapp\.Short"):
+        with pytest.raises(CommandError, match=r"Unknown: testapp\.Short"):
             call_command("autoscale", "testapp.Short", stdout=out)
     finally:
         with connection.schema_editor() as editor:
             editor.alter_db_table(Short, "elsewhere", Short._meta.db_table)
-    assert one.wanted is None
+    assert one.desired is None
     assert one.error
-    assert json.loads(out.getvalue())[0]["wanted"] is None
+    assert json.loads(out.getvalue())[0]["desired"] is None
