@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from queueapp import Poison, RetryLater
-from queueapp.alerts.channels import Notice
+from queueapp.alerts.channels import Notification
 
 from .pages import DOCS
 from .running import run_blocks
@@ -31,8 +31,8 @@ def test_the_policy_doubles_its_delay_up_to_an_hour_and_gives_up_after_eight_att
 
 @pytest.mark.django_db(transaction=True)
 def test_an_alert_and_its_end_have_one_deduplication_key_at_pagerduty() -> None:
-    alert = Notice("age", "shop.Orders", "", "The oldest message waits for 7 minutes", "default", datetime.now(UTC))
-    over = Notice("age", "shop.Orders", "", "over", "default", datetime.now(UTC), resolved=True)
+    alert = Notification("age", "shop.Orders", "", "The oldest message waits for 7 minutes", "default", datetime.now(UTC))
+    over = Notification("age", "shop.Orders", "", "over", "default", datetime.now(UTC), resolved=True)
     with run_blocks(PAGE) as module:
         first, last = (module.pagerduty_event(each, "key") for each in (alert, over))
     assert (first["event_action"], last["event_action"]) == ("trigger", "resolve")
