@@ -31,7 +31,9 @@ def test_the_policy_doubles_its_delay_up_to_an_hour_and_gives_up_after_eight_att
 
 @pytest.mark.django_db(transaction=True)
 def test_an_alert_and_its_end_have_one_deduplication_key_at_pagerduty() -> None:
-    alert = Notification("age", "shop.Orders", "", "The oldest message waits for 7 minutes", "default", datetime.now(UTC))
+    alert = Notification(
+        "age", "shop.Orders", "", "The oldest message waits for 7 minutes", "default", datetime.now(UTC)
+    )
     over = Notification("age", "shop.Orders", "", "over", "default", datetime.now(UTC), resolved=True)
     with run_blocks(PAGE) as module:
         first, last = (module.pagerduty_event(each, "key") for each in (alert, over))

@@ -175,8 +175,8 @@ def test_a_figure_that_is_not_known_raises_nothing_and_resolves_nothing(
     alerting().evaluate()
     assert len(told) == 1
 
-    unknown = [statistics.QueueFigures("testapp.Leased", "t", "default", "", error="no privilege")]
-    monkeypatch.setattr(statistics, "figures", lambda queues=None: unknown)
+    unknown = [statistics.QueueStats("testapp.Leased", "t", "default", "", error="no privilege")]
+    monkeypatch.setattr(statistics, "queue_stats", lambda queues=None: unknown)
     alerting().evaluate()
     assert len(told) == 1
     assert Alert.objects.get().resolved_at is None
