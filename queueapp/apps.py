@@ -48,5 +48,8 @@ class QueueappConfig(AppConfig):
 
         following.follow()
 
+        from .operations import migrating
+
+        migrating.connect(self)
         post_migrate.connect(after_migrate, sender=self, dispatch_uid="queueapp.notifier")
         autodiscover_modules("consumers")

@@ -74,9 +74,13 @@ def _drop_applied(using: str, plan: Plan) -> None:
     plan[:] = remaining
 
 
+def last_app() -> Any:
+    """The app of which ``post_migrate`` is sent last."""
+    return [config for config in apps.get_app_configs() if config.models_module is not None][-1]
+
+
 def _unlock(*, sender: Any, using: str, plan: Plan | None = None, **_: Any) -> None:
-    last = [config for config in apps.get_app_configs() if config.models_module is not None][-1]
-    if plan is None or sender is not last or (held := _locks.pop(using, None)) is None:
+    if plan is None or sender is not last_app() or (held := _locks.pop(using, None)) is None:
         return
     with suppress(Error):  # a lost session has lost its lock
         # A pool of connections keeps the session, and with it the lock, after close().

@@ -8,13 +8,13 @@ SQL Server is told which index to take, so there a missing or renamed one is no 
 
 from __future__ import annotations
 
+import sys
 import uuid
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from django.apps import apps
+from django.core.management.commands.migrate import Command as MigrateCommand
 from django.db import Error, connections, models, router, transaction
 
 from ..errors import NotMigrated
@@ -63,22 +63,15 @@ def missing(alias: str, queues: Iterable[Any], *, by_router: bool = False) -> li
     return found
 
 
-_about_to_migrate: ContextVar[bool] = ContextVar("about_to_migrate", default=False)
-
-
-@contextmanager
-def about_to_migrate() -> Iterator[None]:
-    """In the block nobody needs to hear that tables are missing: they are about to be made."""
-    token = _about_to_migrate.set(True)
-    try:
-        yield
-    finally:
-        _about_to_migrate.reset(token)
-
-
 def is_about_to_migrate() -> bool:
-    """Whether this runs within ``about_to_migrate``."""
-    return _about_to_migrate.get()
+    """Whether ``migrate`` runs this check: what is missing is about to be made. It passes nothing that says so, so this searches
+    the call stack."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if isinstance(frame.f_locals.get("self"), MigrateCommand):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
 
 
 def require_tables(alias: str, queues: Iterable[Any], *, by_router: bool = False) -> None:

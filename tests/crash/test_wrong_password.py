@@ -14,7 +14,6 @@ WRONG = "not-the-one"
 @pytest.mark.parametrize(
     "command",
     [
-        ["migrate"],
         ["runqueueworker", "testapp.Leased"],
         ["rundelayeddispatcher"],
         ["listpoison"],
@@ -29,7 +28,7 @@ def test_a_command_says_it_in_one_line(scene: Scene, command: list[str]) -> None
     url = scene.server.url(scene.name, port=scene.server.port)
     user, _, rest = url.removeprefix("postgresql://").partition(":")
     wrong = f"postgresql://{user}:{WRONG}@{rest.partition('@')[2]}"
-    if command == ["migrate"]:
+    if command == ["listpoison"]:
         assert manage(*command, DATABASE_URL=url).returncode == 0, "the right one is accepted"
 
     line = only_line(manage(*command, DATABASE_URL=wrong))

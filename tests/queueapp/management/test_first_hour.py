@@ -24,7 +24,9 @@ from tests.queueapp.management.processes import manage, only_line
 from tests.testapp.models import ForeignPostgres, ForeignSqlServer, Leased
 
 #: As ``tests.in_process_worker.real_commits``, with the app that has the commands of workers.
-real_commits = pytest.mark.django_db(transaction=True, available_apps=["queueapp", "workers", "tests.testapp"])
+real_commits = pytest.mark.django_db(
+    transaction=True, available_apps=["queueapp", "queueapp.contrib.amps", "workers", "tests.testapp"]
+)
 
 UNREACHABLE = "postgresql://ann:hunter2@127.0.0.1:1/shop"
 
@@ -155,7 +157,7 @@ def test_a_script_that_reads_json_reads_the_error(
     assert json.loads(capsys.readouterr().out) == {"error": str(raised.value)}
 
 
-OURS = ("queueapp", "queueapp.contrib.celery", "workers", "queueapp.workers")
+OURS = ("queueapp", "queueapp.contrib.amps", "queueapp.contrib.celery", "workers", "queueapp.workers")
 
 
 def commands_with_json() -> dict[str, BaseCommand]:
@@ -214,7 +216,6 @@ def test_figures_that_are_not_all_known_are_still_one_document(capsys: pytest.Ca
         ["setqueue", "testapp.Leased"],
         ["runqueueworker", "testapp.Leased"],
         ["rundelayeddispatcher"],
-        ["migrate"],
     ],
 )
 def test_a_database_that_is_down_is_one_line(command: list[str]) -> None:
@@ -250,8 +251,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "setconcurrency": ["testapp.Leased", "3"],
     "setqueue": ["testapp.Leased"],
 }
-#: ``migrate`` is tried as a process above: it takes its lock on a connection of its own.
-OTHERS = {"importamps", "migrate"}
+OTHERS = {"importamps"}
 
 
 def test_every_command_is_among_those_that_are_called_without_a_database() -> None:

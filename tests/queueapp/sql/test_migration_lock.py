@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from django.core.management import CommandError, call_command
-from django.core.management.commands.migrate import Command as MigrateCommand
+from django.core.management import CommandError
 from django.db import OperationalError
 from sqlglot import exp
 
+from queueapp.operations import migrating
 from queueapp.sql import backend_of
 from queueapp.sql.base import Backend
 from queueapp.sql.sqlserver.backend import SqlServerBackend
 from tests.queueapp.sql.server import Server
 from tests.queueapp.sql.tsql import Recorder, never_connected, parsed, placeholders
+
+
+class Migration:
+    def __init__(self, name: str) -> None:
+        self.app_label, self.name = "queueapp", name
+
+
+DONE, NEW = Migration("0001_initial"), Migration("0999_new")
 
 
 @contextmanager
@@ -49,29 +57,56 @@ def test_second_waits_until_the_first_is_done_and_not_until_its_session_ends(ser
         assert has_it.wait(60), "the session is still open, and has the lock"
 
 
-@pytest.mark.parametrize("fails", [False, True], ids=["migrated", "failed"])
-def test_lock_is_free_after_the_command_while_its_session_lives_on(
-    server: Server, monkeypatch: pytest.MonkeyPatch, fails: bool
+def test_lock_is_free_after_the_last_signal_while_its_session_lives_on(
+    server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept: list[Any] = []
-
-    def migrate(*args: Any, **options: Any) -> None:
-        # As a pool does it: closed for Django, open for the server.
-        monkeypatch.setattr(type(server.connection), "close", lambda self: kept.append(self))
-        if fails:
-            raise CommandError("no")
-
-    monkeypatch.setattr(MigrateCommand, "handle", migrate)
-    with nullcontext() if not fails else pytest.raises(CommandError):
-        call_command("migrate", database=server.alias, skip_checks=True)
-    monkeypatch.undo()
-    (lock,) = kept
-
+    plan: migrating.Plan = [(NEW, False)]
+    for _ in range(2):  # each app sends one
+        migrating._lock(using=server.alias, plan=plan)
     with waiting(server) as has_it:
+        migrating._unlock(sender="an app before the last one", using=server.alias, plan=plan)
+        assert not has_it.wait(0.5)
+        # As a pool does it: closed for Django, open for the server.
+        kept: list[Any] = []
+        monkeypatch.setattr(type(server.connection), "close", lambda self: kept.append(self))
+        migrating._unlock(sender=migrating.last_app(), using=server.alias, plan=plan)
+        monkeypatch.undo()
         try:
             assert has_it.wait(60), "the session is still open, and has the lock"
         finally:
-            lock.close()
+            for one in kept:
+                one.close()
+
+
+def test_run_after_a_failed_one_of_the_same_process_has_the_lock_and_frees_it(server: Server) -> None:
+    failed: migrating.Plan = [(NEW, False)]
+    migrating._lock(using=server.alias, plan=failed)
+    with waiting(server) as has_it:
+        again: migrating.Plan = [(NEW, False)]
+        migrating._lock(using=server.alias, plan=again)
+        assert not has_it.wait(0.5)
+        migrating._unlock(sender=migrating.last_app(), using=server.alias, plan=again)
+        assert has_it.wait(60)
+
+
+@pytest.mark.parametrize(
+    ("plan", "left"),
+    [
+        ([(NEW, False)], [(NEW, False)]),
+        ([(DONE, False)], []),
+        ([(DONE, True)], [(DONE, True)]),
+        ([(NEW, True)], []),
+    ],
+    ids=["nothing was done", "all was done", "backwards", "all was done backwards"],
+)
+def test_plan_loses_what_another_process_has_done_meanwhile(server: Server, plan: Any, left: Any) -> None:
+    migrating._drop_applied(server.alias, plan)
+    assert plan == left
+
+
+def test_plan_that_another_process_has_carried_out_in_part_is_refused(server: Server) -> None:
+    with pytest.raises(CommandError, match="Run migrate again"):
+        migrating._drop_applied(server.alias, [(DONE, False), (NEW, False)])
 
 
 # -- SQL Server, without one ----------------------------------------------------------------------------------------------
