@@ -29,9 +29,9 @@ class QueueappConfig(AppConfig):
         from .consuming import replies
         from .failures import expire_actions
         from .notifier import after_migrate
-        from .topics.publisher import publish, publish_taken
+        from .topics.publisher import publish, publish_stored
 
-        expire_actions.publisher = publish_taken
+        expire_actions.publisher = publish_stored
         replies.publisher = publish
 
         from . import encryption

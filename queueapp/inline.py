@@ -109,7 +109,7 @@ def handle_next(queue: Any, alias: str) -> Outcome | None:
 
 
 @contextmanager
-def left_to_workers() -> Iterator[None]:
+def disabled_in_worker() -> Iterator[None]:
     """In a process that is a worker eager mode is off."""
     global _left_to_workers
     before, _left_to_workers = _left_to_workers, True

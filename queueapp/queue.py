@@ -22,8 +22,7 @@ from .models.queue import QueueModel
 from .receiving import ack_by_id, ack_by_seq
 from .receiving.async_receive import AsyncReceive
 from .receiving.receive import Receive
-from .sending import bulk, from_query
-from .sending import send as single
+from .sending import bulk, from_query, send
 from .sending.dedupe import Key
 from .sending.options import BulkOptions, CarriedOptions, SelectOptions, SendOptions
 
@@ -67,11 +66,11 @@ class Queue(QueueModel):
         on_conflict: OnConflict | str | None = None,
         **others: Unpack[CarriedOptions],
     ) -> uuid.UUID:
-        """Send one message in the caller's transaction; returns its id. See ``sending.single.send`` for every argument.
+        """Send one message in the caller's transaction; returns its id. See ``sending.send.send`` for every argument.
 
         >>> Orders.send({"order": 7}, delay=timedelta(minutes=5))
         """
-        return single.send(
+        return send.send(
             cls,
             body,
             headers=headers,
@@ -95,7 +94,7 @@ class Queue(QueueModel):
     @classmethod
     async def asend(cls, body: Any, **options: Unpack[SendOptions]) -> uuid.UUID:
         """``send`` for async code; the same arguments, the same transaction rules as Django's async ORM."""
-        return await single.asend(cls, body, **options)
+        return await send.asend(cls, body, **options)
 
     @classmethod
     def send_many(cls, bodies: Iterable[Any], **options: Unpack[BulkOptions]) -> int:

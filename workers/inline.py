@@ -38,7 +38,7 @@ from queueapp.receiving.low_water_marks import LowWaterMarks
 from queueapp.receiving.priority64_marks import Priority64Marks
 from queueapp.sql import SessionState, backend_of, queue_sql
 from queueapp.sql.claims import BODY, HEADERS, ID, SEQ, Claimed
-from queueapp.topics.evaluate_pending import evaluate_held
+from queueapp.topics.evaluate_pending import evaluate_pending_messages
 
 from .connections.changes import unwatch_thread
 from .connections.handed_out import HandedOut
@@ -65,7 +65,7 @@ def handle_next(queue: Any, alias: str) -> list[Outcome]:
         return []
     overrides.refresh(alias)
     if queue_sql(queue, connections[alias]).table.has_unevaluated:
-        evaluate_held(queue, alias)
+        evaluate_pending_messages(queue, alias)
     desk = _desk(queue, alias, handlers)
     strategy: Any = receiver_class_for(queue.delivery, handlers)
     task: Any = _inline(strategy)(desk, None)

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.core.checks import Tags, Warning, register
 
-from ..consuming.registration import layers
+from ..consuming.registration import unwrap
 from ..consuming.registry import registered
 from ..models.delivery import Semantics
 
@@ -27,7 +27,7 @@ def check_checkpoints(**_: Any) -> list[Any]:
         for queue in registered.queues()
         if queue.delivery.semantics is not Semantics.AT_LEAST_ONCE
         for one in registered.of(queue)
-        if one.wants_context and any(_calls(layer) for layer in layers(one.handler))
+        if one.wants_context and any(_calls(layer) for layer in unwrap(one.handler))
     ]
 
 

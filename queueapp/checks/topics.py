@@ -21,7 +21,7 @@ from ..models.delivery.topics import (
     underlying_topic,
 )
 from ..models.queue import holds
-from ..sending.enqueue_expressions import entering_of
+from ..sending.enqueue_expressions import rules_of
 
 
 @register(Tags.models)
@@ -136,7 +136,7 @@ def _check_expressions(queue: Any) -> list[Any]:
         )
     try:
         if not is_pattern(underlying_topic(queue)) or queue.delivery.default_publish_target:
-            entering_of(queue)
+            rules_of(queue)
     except InvalidOption as error:
         found.append(checks.Error(str(error), obj=queue, id="queueapp.E025"))
     return found

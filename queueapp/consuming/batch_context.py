@@ -10,7 +10,7 @@ from ..errors import MessageCancelled
 from ..sql.claims import SEQ, Claimed
 from .context import Context, Receiving
 from .registration import Registration
-from .shielded import run_to_its_end
+from .shielded import run_shielded
 
 
 class BatchContext(Sequence[Context]):
@@ -94,7 +94,7 @@ class BatchContext(Sequence[Context]):
 
     async def aextend(self, period: timedelta | None = None) -> None:
         """``extend`` for async handlers."""
-        await run_to_its_end(self.extend, period)
+        await run_shielded(self.extend, period)
 
     def items_of(self, place: int) -> dict[str, Any] | None:
         """What the handler left in the ``items`` of the context in this place."""

@@ -20,7 +20,7 @@ from django.db import models
 from ..errors import InvalidOption
 from ..failures.verdicts import Verdict
 from .options import OPTIONS
-from .registration import Registration, layers, located, place_of
+from .registration import Registration, located, source_location, unwrap
 from .registry import registered
 
 MessageT = TypeVar("MessageT")
@@ -79,7 +79,7 @@ class Consumer(Generic[MessageT]):
         if inspect.isabstract(cls) or cls.queue is None:
             return
         own_name = f"{cls.__module__}.{cls.__qualname__}"
-        place = place_of(cls)
+        place = source_location(cls)
         if ", line " not in place:  # it has no function yet
             place += f", line {sys._getframe(1).f_lineno}"
         with located(place):
@@ -122,16 +122,16 @@ def consumer(queue: type[models.Model], **options: Unpack[ConsumerOptions]) -> C
     """
     caller = sys._getframe(1)
     here = f"{caller.f_code.co_filename}, line {caller.f_lineno}"
-    with located(place_of(queue) if isinstance(queue, FunctionType) else here):
+    with located(source_location(queue) if isinstance(queue, FunctionType) else here):
         _refuse_no_queue(queue)
     given: dict[str, Any] = dict(options)
     name, aliases = given.pop("name", None), given.pop("aliases", ())
 
     def register(function: HandlerT) -> HandlerT:
-        with located(place_of(function) or here):
+        with located(source_location(function) or here):
             if not callable(function):
                 raise InvalidOption("@consumer", function, "above a function of (message) or (message, context)")
-            named = next((one for one in layers(function) if hasattr(one, "__qualname__")), type(function))
+            named = next((one for one in unwrap(function) if hasattr(one, "__qualname__")), type(function))
             full = name or f"{named.__module__}.{named.__qualname__}"
             of = _annotation(function, named.__qualname__)
             if given.get("batch") is not None:
@@ -197,7 +197,7 @@ def _annotation(function: Any, name: str) -> Any:
     except ValueError:
         return Any  # a builtin without one; ``Registration`` says it
     unknown: NameError | None = None
-    for one in layers(function):
+    for one in unwrap(function):
         if isinstance(one, FunctionType | MethodType | type):
             try:
                 hints = typing.get_type_hints(one)

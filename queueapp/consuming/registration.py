@@ -28,7 +28,7 @@ _BY_PLACE = (
 )
 
 
-def layers(handler: Any) -> Iterator[Any]:
+def unwrap(handler: Any) -> Iterator[Any]:
     """A callable and what it stands for, from the outside in: through ``functools.wraps``, ``functools.partial``, methods
     and callable objects."""
     seen: list[Any] = []
@@ -76,9 +76,9 @@ def _places(handler: Any, name: str) -> int:
     return len(by_place)
 
 
-def place_of(declared: Any) -> str:
+def source_location(declared: Any) -> str:
     """File and line of a function, or of what it wraps, or of a class; '' where there is none."""
-    for one in layers(declared):
+    for one in unwrap(declared):
         code = getattr(one, "__code__", None)
         if code is not None:
             return f"{code.co_filename}, line {code.co_firstlineno}"
@@ -146,7 +146,7 @@ class Registration:
         self.type_name = messages.type_name_of(message_type)
         #: The same, and the names that the type had before.
         self.type_names = messages.known_as(message_type)
-        if any(inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in layers(handler)):
+        if any(inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in unwrap(handler)):
             accepted = "a function or an async function (the body of a generator does not run when it is called)"
             raise InvalidOption(f"@consumer {name}", handler, accepted)
         problem = messages.unstorable(message_type)

@@ -60,21 +60,21 @@ class Registry:
         """The consumers of a queue in the order of registration."""
         return list(self._by_queue.get(queue._meta.label, {}).values())
 
-    def finder_of(self, queue: Any) -> Any:
+    def resolver_of(self, queue: Any) -> Any:
         """The ``finding.Finder`` of a queue whose consumers are not registered one by one; else None."""
         return next((one.finder for one in self.of(queue) if one.finder is not None), None)
 
     def find(self, queue: Any, kind: messages.Kind, recipient: str, headers: str = "") -> Registration | None:
         """Who handles a message of this kind addressed to ``recipient``; None: nobody in this process. Raises
         UndecodableMessage where a finder says that nobody ever will."""
-        finder = self.finder_of(queue)
+        finder = self.resolver_of(queue)
         if finder is not None:
             found: Registration = finder.find(kind.names[0], finder.variant_of(headers))
             return found
         own = self.of(queue)
         if recipient:
             return next((one for one in own if recipient == one.name or recipient in one.aliases), None)
-        return next(iter(takers(own, kind.names)), None)
+        return next(iter(matching_consumers(own, kind.names)), None)
 
     def queues(self) -> list[Any]:
         """The queues that have a consumer in this process."""
@@ -85,7 +85,7 @@ class Registry:
 registered = Registry()
 
 
-def takers(registrations: Iterable[Registration], names: Sequence[str]) -> list[Registration]:
+def matching_consumers(registrations: Iterable[Registration], names: Sequence[str]) -> list[Registration]:
     """Which of these take a message of a type and of its bases (``Kind.names``): those of the type first, then those of the
     nearest base."""
     some = list(registrations)
@@ -104,4 +104,4 @@ def with_bases(registrations: Iterable[Registration], names: Sequence[str]) -> S
 def recipients_of(queue: Any, names: Sequence[str]) -> tuple[str, ...]:
     """The names of all consumers of a type, and of its bases, on a queue with ``recipients``; ('',) when this process knows
     none."""
-    return tuple(one.name for one in takers(registered.of(queue), names)) or ("",)
+    return tuple(one.name for one in matching_consumers(registered.of(queue), names)) or ("",)

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from .. import messages
 from ..errors import InvalidMessage
 from ..registry import queues
-from .shielded import run_to_its_end
+from .shielded import run_shielded
 
 #: ``queueapp.publish``, which is floors above; set when the app is ready.
 publisher: Callable[..., uuid.UUID] | None = None
 
 
-class Answering:
+class ReplyMixin:
     """For what has the well-known headers of a message and its id."""
 
     __slots__ = ()
@@ -55,12 +55,12 @@ class Answering:
 
     async def areply(self, body: Any, **options: Any) -> uuid.UUID:
         """``reply`` for async handlers."""
-        return await run_to_its_end(partial(self.reply, body, **options))
+        return await run_shielded(partial(self.reply, body, **options))
 
     async def asend(self, queue: Any, body: Any, **options: Any) -> uuid.UUID:
         """``send`` for async handlers."""
-        return await run_to_its_end(partial(self.send, queue, body, **options))
+        return await run_shielded(partial(self.send, queue, body, **options))
 
     async def apublish(self, topic: Any, *body: Any, **options: Any) -> uuid.UUID:
         """``publish`` for async handlers."""
-        return await run_to_its_end(partial(self.publish, topic, *body, **options))
+        return await run_shielded(partial(self.publish, topic, *body, **options))

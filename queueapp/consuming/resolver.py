@@ -14,7 +14,7 @@ from typing import Any
 from .registration import Registration
 
 
-class Finder(abc.ABC):
+class ConsumerResolver(abc.ABC):
     """Who handles the messages of one queue, and what is kept of those that were handled."""
 
     #: Whether there may be no other consumer.

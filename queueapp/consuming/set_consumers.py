@@ -18,9 +18,9 @@ from django.db.models.functions import Now
 from ..errors import InvalidOption
 from ..options import Option
 from ..sql import orm
-from .registration import Registration, layers, located, place_of
+from .registration import Registration, located, source_location, unwrap
 from .registry import registered
-from .resolver import Finder
+from .resolver import ConsumerResolver
 
 HandlerT = TypeVar("HandlerT", bound=Callable[..., Any])
 
@@ -80,7 +80,7 @@ def _default(field: Any) -> Any:
     return None if value is None else orm.as_value(value, field)
 
 
-class SetFinder(Finder):
+class SetResolver(ConsumerResolver):
     """Whatever a message is, it is for the one set consumer of its queue."""
 
     alone = True
@@ -121,15 +121,15 @@ def set_consumer(
     for_sets: Any = queue
 
     def register(function: HandlerT) -> HandlerT:
-        with located(place_of(function) or here):
-            named = next((one for one in layers(function) if hasattr(one, "__qualname__")), type(function))
+        with located(source_location(function) or here):
+            named = next((one for one in unwrap(function) if hasattr(one, "__qualname__")), type(function))
             full = name or f"{named.__module__}.{named.__qualname__}"
             _refuse_queue(for_sets, full)
             if given := {"batch", "batch_wait"} & options.keys():
                 raise InvalidOption(
                     f"@set_consumer {full}: {min(given)}", options[min(given)], "absent: `size` bounds a set"
                 )
-            finder = SetFinder(SIZE.read(size, f"@set_consumer {full}: "))
+            finder = SetResolver(SIZE.read(size, f"@set_consumer {full}: "))
             registration = Registration(for_sets, full, Any, function, dict(options), finder)
             if registration.wants_context:
                 raise InvalidOption(f"@set_consumer {full}", function, "a function of (messages)")

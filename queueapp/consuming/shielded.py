@@ -18,7 +18,7 @@ from asgiref.sync import sync_to_async
 _ResultT = TypeVar("_ResultT")
 
 
-async def run_to_its_end(
+async def run_shielded(
     function: Callable[..., _ResultT],
     *arguments: Any,
     undo: Callable[..., Any] | None = None,
@@ -64,7 +64,7 @@ async def run_to_its_end(
             if failed is not None:
                 raise failed
             if undo is not None:
-                await run_to_its_end(undo, type(cancelled), cancelled, cancelled.__traceback__, droppable=False)
+                await run_shielded(undo, type(cancelled), cancelled, cancelled.__traceback__, droppable=False)
         finally:
             raise cancelled
     if failed is not None:

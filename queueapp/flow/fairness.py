@@ -17,7 +17,7 @@ from ..models.delivery import FairnessModel
 _Key = TypeVar("_Key")
 
 
-class Room(NamedTuple):
+class Capacity(NamedTuple):
     """A subscription: how many messages it may hold, and how many it holds. It may hold more than it may."""
 
     backlog: int
@@ -37,7 +37,7 @@ class Assigned(NamedTuple):
 
 
 def assign(
-    rooms: Sequence[Room],
+    rooms: Sequence[Capacity],
     messages: int,
     model: FairnessModel,
     turn: int = -1,
@@ -57,7 +57,9 @@ def assign(
     return Assigned(places + [None] * (messages - len(places)), last)
 
 
-def _rank(room: Room, k: int, place: int, model: FairnessModel, turn: int, count: int) -> tuple[Fraction | int, int]:
+def _rank(
+    room: Capacity, k: int, place: int, model: FairnessModel, turn: int, count: int
+) -> tuple[Fraction | int, int]:
     """The place in the order of all free slots of the ``k``-th one of a subscription."""
     if model is FairnessModel.FAST:
         return place, k
@@ -67,7 +69,7 @@ def _rank(room: Room, k: int, place: int, model: FairnessModel, turn: int, count
 
 
 def _one_at_a_time(
-    rooms: Sequence[Room],
+    rooms: Sequence[Capacity],
     messages: int,
     model: FairnessModel,
     turn: int,
@@ -89,7 +91,7 @@ def _one_at_a_time(
 
 
 def _next_rank(
-    room: Room, given: int, place: int, model: FairnessModel, turn: int, count: int
+    room: Capacity, given: int, place: int, model: FairnessModel, turn: int, count: int
 ) -> tuple[Fraction | int, int]:
     if model is FairnessModel.ROUND_ROBIN:
         return 0, (place - turn - 1) % count

@@ -26,7 +26,7 @@ from ..sql import QueueSql
 from ..sql.claims import BODY, FOREVER_MS, HEADERS, SEQ, Claimed, SeqRange
 from ..sql.limits import KnownClaims, LimitedClaim
 from . import claim_record_cache
-from .fairness import Room, assign
+from .fairness import Capacity, assign
 from .filters import SubscriberFilter, filter_of
 
 #: No limit on the queue as a whole.
@@ -41,21 +41,21 @@ class Subscription(NamedTuple):
     """A live subscriber of a queue. ``filter``: None, it takes every message."""
 
     id: uuid.UUID
-    room: Room
+    room: Capacity
     filter: SubscriberFilter | None = None
 
 
-class Taken(NamedTuple):
+class ClaimResult(NamedTuple):
     """What a claim got. ``at_limit``: as many messages are out as may be. ``full``: there may be more for this subscriber.
-    ``nobodys``: messages, as a claim returns them, that no live subscriber's filter lets pass; they were left alone."""
+    ``unassigned``: messages, as a claim returns them, that no live subscriber's filter lets pass; they were left alone."""
 
     rows: list[Claimed]
     at_limit: bool = False
     full: bool = False
-    nobodys: Sequence[Claimed] = ()
+    unassigned: Sequence[Claimed] = ()
 
 
-class Taking:
+class LimitedClaims:
     """Of one queue on one database, for any number of threads."""
 
     def __init__(self, queue: Any, alias: str, sql: QueueSql) -> None:
@@ -83,7 +83,7 @@ class Taking:
         *,
         own: Subscription | None = None,
         bounded: bool = False,
-    ) -> Taken:
+    ) -> ClaimResult:
         """Lease at most ``limit`` messages. ``own``: a subscription without a row, which comes this once. ``bounded``: the caller
         counts what its subscriber holds, and has room for so many."""
         if not self._dispatches:
@@ -93,22 +93,22 @@ class Taking:
                 return self.sql.limits.claim_within(connection, ranges, limit, token, owner, lease_ms, most, seen)
 
             got = claim_record_cache.of(self.queue, connection).claim(self.sql, connection, claim)
-            return Taken(got.rows, got.at_limit, len(got.rows) == limit)
+            return ClaimResult(got.rows, got.at_limit, len(got.rows) == limit)
         if bounded and self._abounds(connection, ranges):
             return self._take_freely(connection, ranges, limit, token, owner, lease_ms)
         given = self.sql.limits.take_up(connection, owner, limit, token, lease_ms)
         if given:
-            return Taken(given, full=True)
+            return ClaimResult(given, full=True)
         if bounded and self._learn(owner) and self._abounds(connection, ranges):
             return self._take_freely(connection, ranges, limit, token, owner, lease_ms)
         with transaction.atomic(using=self.alias):
             self.sql.limits.lock(connection)
             taken = self._take_or_share_out(connection, ranges, limit, token, owner, lease_ms, own)
-        if isinstance(taken, Taken):
+        if isinstance(taken, ClaimResult):
             return taken
-        at_limit, nobodys = taken
+        at_limit, unassigned = taken
         given = self.sql.limits.take_up(connection, owner, limit, token, lease_ms)
-        return Taken(given, at_limit, bool(given or nobodys), nobodys)
+        return ClaimResult(given, at_limit, bool(given or unassigned), unassigned)
 
     def shared_out(self, connection: Any, owner: uuid.UUID) -> int:
         """How many messages were shared out to a subscriber that has not taken them up."""
@@ -140,10 +140,10 @@ class Taking:
         token: uuid.UUID,
         owner: uuid.UUID,
         lease_ms: int | None,
-    ) -> Taken:
+    ) -> ClaimResult:
         until = FOREVER_MS if lease_ms is None else lease_ms
         rows = self.sql.claims.claim_by_lease(connection, ranges, limit, token, owner, until)
-        return Taken(rows, full=len(rows) == limit)
+        return ClaimResult(rows, full=len(rows) == limit)
 
     def _take_or_share_out(
         self,
@@ -154,7 +154,7 @@ class Taking:
         owner: uuid.UUID,
         lease_ms: int | None,
         own: Subscription | None,
-    ) -> Taken | tuple[bool, Sequence[Claimed]]:
+    ) -> ClaimResult | tuple[bool, Sequence[Claimed]]:
         """Under the lock. What it took for itself; or, after it shared out, whether the limit is reached, and what is nobody's."""
         out = Counter[uuid.UUID]()
         for one in self.sql.limits.leases(connection):
@@ -165,29 +165,29 @@ class Taking:
         free = sum(one.room.free for one in subscriptions)
         wanted = min(left, free)
         if not wanted:
-            return Taken([], at_limit=not left)
+            return ClaimResult([], at_limit=not left)
         filtered = any(one.filter is not None for one in subscriptions)
         window = min(wanted, WINDOW)
         if not filtered and wanted == free and self.sql.claims.peek(connection, ranges, (), window).ahead >= window:
             # More than there is room for: every model fills everybody.
             mine = next(one.room.free for one in subscriptions if one.id == owner)
             if not mine:
-                return Taken([])
+                return ClaimResult([])
             wanted = min(limit, mine)
             got = self.sql.limits.claim_within(connection, ranges, wanted, token, owner, lease_ms, most)
-            return Taken(got.rows, got.at_limit, len(got.rows) == wanted)
+            return ClaimResult(got.rows, got.at_limit, len(got.rows) == wanted)
         heads = self.sql.limits.lock_heads(connection, ranges, FILTERED_WINDOW if filtered else window, bodies=filtered)
         passes = self._matching(subscriptions, heads) if filtered else None
         shared = self._share_out(connection, subscriptions, heads, left, passes)
-        nobodys = [] if passes is None else [
+        unassigned = [] if passes is None else [
             row for n, row in enumerate(heads) if not any(passes(place, n) for place in range(len(subscriptions)))
         ]  # fmt: skip
-        return shared >= left, nobodys
+        return shared >= left, unassigned
 
     def _subscriptions(self, out: Counter[uuid.UUID], owner: uuid.UUID, own: Subscription | None) -> list[Subscription]:
         rows = Subscriber.objects.using(self.alias).filter(queue=self.label, alive_until__gt=Now(), receives=True)
         found = [
-            Subscription(key, Room(1 if backlog is None else backlog, out[key]), filter_of(text, self.label))
+            Subscription(key, Capacity(1 if backlog is None else backlog, out[key]), filter_of(text, self.label))
             for key, backlog, text in rows.order_by("started_at", "id").values_list("id", "backlog", "filter")
         ]
         # With a backlog of 0 it is there for barriers alone.
@@ -195,7 +195,7 @@ class Taking:
         if own is not None:
             found.append(own)
         elif all(one.id != owner for one in found):
-            found.append(Subscription(owner, Room(0, 0)))  # its heartbeat is late
+            found.append(Subscription(owner, Capacity(0, 0)))  # its heartbeat is late
         return found
 
     @staticmethod

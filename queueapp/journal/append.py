@@ -30,7 +30,7 @@ def is_fed(queue: Any) -> bool:
 TOOK, REFUSED, FED = "|{}|", "|-{}|", "|+{}|"
 
 
-class Taken(NamedTuple):
+class Distribution(NamedTuple):
     """What becomes of a message that is published: the queues that take it, those that get it out of the journal, and those whose
     filter does not match it."""
 
@@ -54,7 +54,7 @@ class Journal:
         """Whether the topic is journaled. Asks nobody."""
         return is_journaled(topic)
 
-    def record(self, alias: str, topic: str, published: Sequence[Outgoing], taken: Sequence[Taken]) -> None:
+    def record(self, alias: str, topic: str, published: Sequence[Outgoing], taken: Sequence[Distribution]) -> None:
         """Append these; ``taken`` says of each what becomes of it. One statement in the publisher's transaction."""
         connection = connections[alias]
         marks = {one: one.marks for one in set(taken)}

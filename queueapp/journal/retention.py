@@ -62,7 +62,7 @@ def renumber(alias: str) -> int:
     return moved
 
 
-def let_go(alias: str, may_continue: Callable[[], bool] = lambda: True) -> int:
+def apply_retention(alias: str, may_continue: Callable[[], bool] = lambda: True) -> int:
     """Remove what is over; returns how many entries went one by one. ``may_continue`` is asked between two steps."""
     connection = connections[alias]
     journal = journal_of(connection)

@@ -16,7 +16,7 @@ from ..errors import InvalidOption
 from ..models.deferred_ack import DeferredAck
 from ..sending import early_acks
 from ..sql import ErrorKind, backend_of
-from .ack_by_seq import Ending
+from .ack_by_seq import AckBySeq
 
 #: How often one id is tried of which the transaction was a deadlock's victim: with a caller who sends and sends in bulk.
 TRIES = 5
@@ -46,7 +46,7 @@ def expire(
     return _end(one, _checked(ids), lambda seqs: one.expire(seqs, reason), DeferredAck.Kind.EXPIRE)
 
 
-def _end(one: Ending, ids: list[uuid.UUID], end: Callable[[list[int]], int], kind: str) -> int:
+def _end(one: AckBySeq, ids: list[uuid.UUID], end: Callable[[list[int]], int], kind: str) -> int:
     ended, missing = 0, []
     for first in range(0, len(ids), 1000):
         some = ids[first : first + 1000]
@@ -57,7 +57,7 @@ def _end(one: Ending, ids: list[uuid.UUID], end: Callable[[list[int]], int], kin
     return ended + sum(_end_or_keep(one, identity, end, kind) for identity in missing)
 
 
-def _end_or_keep(one: Ending, identity: uuid.UUID, end: Callable[[list[int]], int], kind: str) -> int:
+def _end_or_keep(one: AckBySeq, identity: uuid.UUID, end: Callable[[list[int]], int], kind: str) -> int:
     backend, tries = backend_of(one.connection), 0
     while True:
         try:
@@ -74,11 +74,11 @@ def _end_or_keep(one: Ending, identity: uuid.UUID, end: Callable[[list[int]], in
                 raise
 
 
-def _ending(queue: Any, client: uuid.UUID | None, using: str | None) -> Ending:
+def _ending(queue: Any, client: uuid.UUID | None, using: str | None) -> AckBySeq:
     if not early_acks.defers(queue):
         accepted = f"absent: {queue._meta.label} has no deferred_ack_expiration, and so no index to find an id by"
         raise InvalidOption("ids", "given", accepted)
-    return Ending(queue, client, using)
+    return AckBySeq(queue, client, using)
 
 
 def _refuse_both(bookmarks: Any, where: str | None) -> None:

@@ -32,7 +32,7 @@ from .low_water_marks import retreat_marks
 LOOKED_AT = 500
 
 
-class Ending:
+class AckBySeq:
     """Who ends messages of a queue, and in which database."""
 
     def __init__(self, queue: Any, client: uuid.UUID | None, using: str | None) -> None:
@@ -148,7 +148,7 @@ def ack(
     queue: Any, bookmarks: int | Iterable[int], *, where: str | None, client: uuid.UUID | None, using: str | None
 ) -> int:
     """See ``Queue.ack``."""
-    ending_ = Ending(queue, client, using)
+    ending_ = AckBySeq(queue, client, using)
     if where is None:
         return ending_.ack(seqs_of(bookmarks))
     if not isinstance(bookmarks, tuple) or bookmarks:
@@ -166,14 +166,14 @@ def cancel(
 ) -> int:
     """See ``Queue.cancel``."""
     delay_ms = None if delay is None else milliseconds("delay", delay)
-    return Ending(queue, client, using).cancel(seqs_of(bookmarks), delay_ms)
+    return AckBySeq(queue, client, using).cancel(seqs_of(bookmarks), delay_ms)
 
 
 def expire(
     queue: Any, bookmarks: int | Iterable[int], *, reason: str, client: uuid.UUID | None, using: str | None
 ) -> int:
     """See ``Queue.expire``."""
-    return Ending(queue, client, using).expire(seqs_of(bookmarks), reason)
+    return AckBySeq(queue, client, using).expire(seqs_of(bookmarks), reason)
 
 
 def extend(
@@ -186,7 +186,7 @@ def extend(
 ) -> int:
     """See ``Queue.extend``."""
     lease_ms = milliseconds("period", period, low=1)
-    one = Ending(queue, client, using)
+    one = AckBySeq(queue, client, using)
     parts = one.parts(seqs_of(bookmarks))
     return sum(len(one.sql.ack_by_seq.extend(one.connection, part, one.holder, lease_ms)) for part in parts)
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 
-from ..consuming.shielded import run_to_its_end
+from ..consuming.shielded import run_shielded
 from .message import Message
 from .receive import Receive
 
@@ -25,11 +25,11 @@ class AsyncReceive:
         self._receive = Receive(queue, max_backlog, **options)
 
     async def __aenter__(self) -> AsyncReceive:
-        await run_to_its_end(self._receive.__enter__, undo=self._receive.__exit__)
+        await run_shielded(self._receive.__enter__, undo=self._receive.__exit__)
         return self
 
     async def __aexit__(self, *exc: Any) -> None:
-        await run_to_its_end(self._receive.__exit__, *exc, droppable=False)
+        await run_shielded(self._receive.__exit__, *exc, droppable=False)
 
     def __len__(self) -> int:
         return len(self._receive)
@@ -50,16 +50,16 @@ class AsyncMessage:
 
     async def ack(self) -> None:
         """See ``Message.ack``."""
-        await run_to_its_end(self._message.ack)
+        await run_shielded(self._message.ack)
 
     async def cancel(self) -> None:
         """See ``Message.cancel``."""
-        await run_to_its_end(self._message.cancel)
+        await run_shielded(self._message.cancel)
 
     async def expire(self, reason: str = "dropped by its receiver") -> None:
         """See ``Message.expire``."""
-        await run_to_its_end(self._message.expire, reason)
+        await run_shielded(self._message.expire, reason)
 
     async def extend(self, period: timedelta | None = None) -> None:
         """See ``Message.extend``."""
-        await run_to_its_end(self._message.extend, period)
+        await run_shielded(self._message.extend, period)

@@ -22,18 +22,18 @@ from django.db import connections, transaction
 
 from .. import messages, overrides
 from ..errors import InvalidOption, QueueError
-from ..flow.fairness import Room
-from ..flow.limited_claims import Subscription, Taking
+from ..flow.fairness import Capacity
+from ..flow.limited_claims import LimitedClaims, Subscription
 from ..models.delivery import Semantics
 from ..sending import fanout, validation
 from ..sql import QueueSql, queue_sql
 from ..sql.claims import FOREVER_MS, MAX_ORDER_KEY, Claimed, SeqRange
-from ..topics.evaluate_pending import evaluate_held
+from ..topics.evaluate_pending import evaluate_pending_messages
 from . import barriers
 from .message import Message
 from .priority64_marks import Priority64Marks, marks_for
-from .receive_batch import Held
-from .temporary_subscriber import sign_on
+from .receive_batch import ReceiveBatch
+from .temporary_subscriber import register
 
 
 class Receive:
@@ -68,12 +68,12 @@ class Receive:
         if lease_period is not None:
             validation.milliseconds("lease_period", lease_period, low=1)
         self._recipient = recipient
-        self._held = Held(queue, self.alias, messages.new_id() if client is None else _checked_client(client))
+        self._held = ReceiveBatch(queue, self.alias, messages.new_id() if client is None else _checked_client(client))
         self._atomic: AbstractContextManager[Any] | None = None
         self._started: list[Message] = []
         self._waiting: list[Message] = []
         self._entered = False
-        self._taking: Taking | None = None
+        self._taking: LimitedClaims | None = None
         #: TRANSACTIONAL: in a transaction of the caller's.
         self._within = False
 
@@ -157,10 +157,10 @@ class Receive:
             if not self._limit:
                 return []
         if self._held.sent:
-            sign_on(self.queue, self.alias, self._held.owner)
-        self._taking = Taking(self.queue, self.alias, sql) if delivery.counts_leases else None
+            register(self.queue, self.alias, self._held.owner)
+        self._taking = LimitedClaims(self.queue, self.alias, sql) if delivery.counts_leases else None
         if sql.table.has_unevaluated:
-            evaluate_held(self.queue, self.alias)  # there may be no worker that does
+            evaluate_pending_messages(self.queue, self.alias)  # there may be no worker that does
         levels = [(self._recipient, priority) for priority in range(delivery.priorities - 1, -1, -1)]
         leveled = bool(sql.table.claim_by)
         marks = marks_for(self.queue, self.alias, tuple(levels), leveled)
@@ -203,7 +203,7 @@ class Receive:
         # A token of its own: one that is the owner's says that it was shared out and not taken up.
         token = self._held.lease
         if self._taking is not None:
-            own = Subscription(owner, Room(self._limit, self._limit - limit))
+            own = Subscription(owner, Capacity(self._limit, self._limit - limit))
             lease_ms = None if self._held.sent else self._held.lease_ms
             return self._taking.take(connection, ranges, limit, token, owner, lease_ms, own=own).rows
         if self._held.leased or self._held.sent:

@@ -24,13 +24,13 @@ from ..sql.message_columns import Row
 from ..telemetry import tracing
 from .low_water_marks import retreat_marks
 from .message import Message
-from .temporary_subscriber import sign_off
+from .temporary_subscriber import deregister
 
 #: How long to wait for whoever looks at a message that is leased here.
 _PATIENCE_MS = 10_000
 
 
-class Held:
+class ReceiveBatch:
     """The messages of one block: under which lease, for how long, and how they end."""
 
     def __init__(self, queue: Any, alias: str, owner: uuid.UUID) -> None:
@@ -209,5 +209,5 @@ class Held:
         connection = connections[self.alias]
         if seqs := sorted(message.seq for message in held if not (message._state or message.is_barrier)):
             queue_sql(self.queue, connection).acks.ack(connection, seqs, self.lease)
-        sign_off(self.alias, self.owner)
+        deregister(self.alias, self.owner)
         notifier.sent(self.queue, connection)

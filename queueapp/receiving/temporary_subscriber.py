@@ -19,7 +19,7 @@ from ..models import Now, Subscriber
 HELD_FOR = timedelta(hours=1)
 
 
-def sign_on(queue: Any, alias: str, subscriber: uuid.UUID) -> None:
+def register(queue: Any, alias: str, subscriber: uuid.UUID) -> None:
     """Before anything is sent to it."""
     Subscriber.objects.using(alias).create(
         id=subscriber,
@@ -34,6 +34,6 @@ def sign_on(queue: Any, alias: str, subscriber: uuid.UUID) -> None:
     )
 
 
-def sign_off(alias: str, subscriber: uuid.UUID) -> None:
+def deregister(alias: str, subscriber: uuid.UUID) -> None:
     """Nothing is left of what was sent to it."""
     Subscriber.objects.using(alias).filter(pk=subscriber).delete()

@@ -12,13 +12,13 @@ from ..messages.body_filters import sealing
 from ..sql.message_columns import Outgoing, Run
 
 
-def sealed(queue: Any, message: Outgoing, using: str) -> Outgoing:
+def encode_body(queue: Any, message: Outgoing, using: str) -> Outgoing:
     """A message as the queue stores it in this database."""
     headers, seal = sealing(queue.delivery.encoding, message.headers, using)
     return message._replace(headers=headers, body=seal(message.body, message.id))
 
 
-def sealed_runs(queue: Any, runs: Iterable[Run], using: str) -> Iterator[Run]:
+def encode_runs(queue: Any, runs: Iterable[Run], using: str) -> Iterator[Run]:
     """Many, with one look at the headers, and one key, for each run."""
     for run in runs:
         headers, seal = sealing(queue.delivery.encoding, run.like.headers, using)
@@ -26,7 +26,7 @@ def sealed_runs(queue: Any, runs: Iterable[Run], using: str) -> Iterator[Run]:
         yield Run(run.like._replace(headers=headers), run.ids, bodies)
 
 
-def refuse_subject(queue: Any, headers: Mapping[str, str] | None) -> None:
+def refuse_encryption_subject(queue: Any, headers: Mapping[str, str] | None) -> None:
     """Raise InvalidMessage for what is to be encrypted for somebody, by a queue that encrypts nothing."""
     if headers and isinstance(headers, Mapping) and ENCRYPT_FOR in headers and not queue.delivery.encrypts:
         raise InvalidMessage(

@@ -19,12 +19,12 @@ from ..models.delivery import OnConflict
 from ..sql.message_columns import RUN_LENGTH, Outgoing, Run, runs_of
 from ..telemetry import tracing
 from . import dedupe, early_acks, fanout
-from .body_encoding import refuse_subject
-from .correlation import with_cause
-from .enqueue_expressions import entered
+from .body_encoding import refuse_encryption_subject
+from .correlation import with_correlation
+from .enqueue_expressions import apply_rules
 from .options import BulkOptions, CarriedOptions
 from .recipients import names_of, refuse_unknown_recipient
-from .validation import alias_of, outgoing
+from .validation import alias_of, build_outgoing
 
 
 def send_many(
@@ -50,14 +50,14 @@ def send_many(
     if tracing.tracer is not None and type(headers) is not tracing.Traced:
         return tracing.tracer.send("send", send_many, queue._meta.label, locals())
     refuse_one_message("send_many", "send(...)", bodies)
-    refuse_subject(queue, headers)
+    refuse_encryption_subject(queue, headers)
     if (caller := handling.get()) is not None:
-        headers = with_cause(headers, None, caller)
+        headers = with_correlation(headers, None, caller)
     alias = alias_of(queue, using)
     connection = connections[alias]
     if recipient and not unknown_recipient:
         refuse_unknown_recipient(queue, alias, recipient)
-    like = outgoing(queue, messages.new_id(), "{}", None, expires_in, priority, recipient, None, None, others)
+    like = build_outgoing(queue, messages.new_id(), "{}", None, expires_in, priority, recipient, None, None, others)
     if dedupe_key is not None or queue.delivery.dedupe_key is not None:
         return _send_keyed(queue, connection, bodies, headers, like, dedupe_key, on_conflict)
     runs = runs_for(queue, encoded(bodies, headers, queue.delivery.message_type), like, connection)
@@ -157,7 +157,7 @@ def _entered(
         for identity, body in zip(map(as_uuid, one.ids), one.bodies, strict=True):
             headers = messages.to_nservicebus(one.headers, identity) if queue.wire_format else one.headers
             try:
-                message = entered(queue, like._replace(id=identity, headers=headers, body=body))
+                message = apply_rules(queue, like._replace(id=identity, headers=headers, body=body))
             except FilteredOut:
                 if not leave_out:
                     raise

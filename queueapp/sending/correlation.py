@@ -16,7 +16,9 @@ from ..consuming.context import Context
 from ..consuming.current_message import context_of
 
 
-def with_cause(headers: Mapping[str, str] | None, correlation_id: str | None, caller: Any) -> Mapping[str, str] | None:
+def with_correlation(
+    headers: Mapping[str, str] | None, correlation_id: str | None, caller: Any
+) -> Mapping[str, str] | None:
     """Headers with those that say what a message comes of; what its sender says itself counts."""
     context = context_of(caller)
     if not settings.CORRELATE or not isinstance(context, Context):  # of a batch nobody knows which message it is

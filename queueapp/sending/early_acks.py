@@ -17,7 +17,7 @@ from typing import Any
 from ..models.deferred_ack import DeferredAck
 from ..sql import backend_of, queue_sql
 from ..sql.message_columns import Run
-from .body_encoding import sealed_runs
+from .body_encoding import encode_runs
 
 TABLE: str = DeferredAck._meta.db_table
 
@@ -37,7 +37,7 @@ def was_acked(queue: Any, connection: Any, identity: uuid.UUID) -> bool:
 def insert_runs(queue: Any, connection: Any, runs: Iterable[Run], undisturbed: bool) -> int:
     """``QueueSql.inserts.insert_runs`` of a bulk send, without what was acked before, encoded as the queue says. In a transaction."""
     if queue.delivery.encoding:
-        runs, undisturbed = sealed_runs(queue, runs, connection.alias), False
+        runs, undisturbed = encode_runs(queue, runs, connection.alias), False
     if defers(queue):
         runs, undisturbed = _without_acked(queue, connection, runs), False
     return queue_sql(queue, connection).inserts.insert_runs(connection, runs, undisturbed)

@@ -10,13 +10,13 @@ from ..models.delivery.topics import EXPRESSIONS, expressions_of, publish_target
 from ..sql.message_columns import Outgoing
 
 if TYPE_CHECKING:
-    from ..expressions.enqueue_expressions import Entering
+    from ..expressions.enqueue_rules import EnqueueRules
 
 #: By the options of the queue, so that other options have other expressions.
-_entering: WeakKeyDictionary[Any, Entering] = WeakKeyDictionary()
+_entering: WeakKeyDictionary[Any, EnqueueRules] = WeakKeyDictionary()
 
 
-def entering_of(queue: Any) -> Entering:
+def rules_of(queue: Any) -> EnqueueRules:
     """The expressions of a queue that has some, compiled at first use. Raises InvalidOption for a text that is none, and
     without the extra ``queueapp[expressions]``."""
     delivery = queue.delivery
@@ -24,23 +24,23 @@ def entering_of(queue: Any) -> Entering:
     if found is None:
         where, texts = f"{queue._meta.label}.Delivery.", expressions_of(delivery)
         try:
-            from ..expressions.enqueue_expressions import Entering
+            from ..expressions.enqueue_rules import EnqueueRules
         except ImportError as error:
             name, text = next(iter(texts.items()))
             raise InvalidOption(f"{where}{name}", text, NEEDS_EXTRA) from error
         kind = delivery.message_type
-        found = _entering[delivery] = Entering(where, message_type=kind, target=publish_target(queue), **texts)
+        found = _entering[delivery] = EnqueueRules(where, message_type=kind, target=publish_target(queue), **texts)
     return found
 
 
 NEEDS_EXTRA = "absent where the extra is not installed: pip install 'queueapp[expressions]'"
 
 
-def entered(queue: Any, message: Outgoing) -> Outgoing:
+def apply_rules(queue: Any, message: Outgoing) -> Outgoing:
     """A message with what the queue's expressions make of it. Raises FilteredOut when the filter does not match, and
     InvalidMessage when the body is not of its type."""
     try:
-        found = entering_of(queue).evaluate(message.headers, message.body)
+        found = rules_of(queue).evaluate(message.headers, message.body)
     except UndecodableMessage as error:
         raise InvalidMessage(
             f"The message cannot enter {queue._meta.label}, whose {_named(queue)} reads it. {error}"

@@ -19,7 +19,7 @@ from django.db import Error
 
 from .. import messages, notifier
 from ..consuming.registration import Registration
-from ..consuming.registry import registered, takers, with_bases
+from ..consuming.registry import matching_consumers, registered, with_bases
 from ..errors import NotMigrated, UndecodableMessage
 from ..models import Subscription
 from ..sql import ErrorKind, backend_of, queue_sql
@@ -68,7 +68,7 @@ class Subscribers:
     def _find(self, types: Sequence[str], here: list[Registration]) -> tuple[str, ...]:
         types = with_bases(here, types)
         subscribed = [one for kind in types for one in self._by_type.get(kind, ())]
-        in_code = [(one.name, frozenset({one.name, *one.aliases})) for one in takers(here, types)]
+        in_code = [(one.name, frozenset({one.name, *one.aliases})) for one in matching_consumers(here, types)]
         found: list[str] = []
         taken: set[str] = set()
         for consumer, names in [*subscribed, *in_code]:

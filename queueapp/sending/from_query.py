@@ -18,10 +18,10 @@ from ..sql import queue_sql
 from ..sql.inserts import Source
 from ..telemetry import tracing
 from . import early_acks
-from .correlation import with_cause
+from .correlation import with_correlation
 from .options import CarriedOptions, SelectOptions
 from .recipients import refuse_unknown_recipient
-from .validation import alias_of, outgoing
+from .validation import alias_of, build_outgoing
 
 
 def send_from(
@@ -50,7 +50,7 @@ def send_from(
     connection = connections[alias]
     _refuse_what_is_not_stored_as_json(queue)
     if (caller := handling.get()) is not None:
-        headers = with_cause(headers, None, caller)
+        headers = with_correlation(headers, None, caller)
     if recipient and not unknown_recipient:
         refuse_unknown_recipient(queue, alias, recipient)
     source = _source(queue, rows, params, connection)
@@ -60,7 +60,7 @@ def send_from(
         raise InvalidMessage(
             f"send_from is not for {queue._meta.label}: its wire format has the id of each message in it."
         )
-    like = outgoing(queue, identity, stored, None, expires_in, priority, recipient, None, None, others)
+    like = build_outgoing(queue, identity, stored, None, expires_in, priority, recipient, None, None, others)
     sql = queue_sql(queue, connection)
     with transaction.atomic(using=alias):
         columns = sql.inserts.columns_of(connection, source)

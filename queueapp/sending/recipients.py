@@ -21,10 +21,10 @@ from ..models import Now, Subscriber, Subscription
 from ..models.subscribers import parse_json_list
 
 #: Seconds until the workers are asked again for a name that they did not know.
-LOOK_AGAIN = 5.0
+REFRESH_AFTER = 5.0
 
 
-class _Told:
+class _KnownConsumers:
     """What workers told of one queue."""
 
     __slots__ = ("complete", "looked_at", "names")
@@ -35,12 +35,12 @@ class _Told:
         self.looked_at = float("-inf")
 
 
-_told: dict[tuple[str, str], _Told] = {}
+_known: dict[tuple[str, str], _KnownConsumers] = {}
 
 
 def forget() -> None:
     """What workers have told (tests)."""
-    _told.clear()
+    _known.clear()
 
 
 def names_of(cls: type, headers: str) -> tuple[str, ...]:
@@ -57,10 +57,10 @@ def refuse_unknown_recipient(queue: Any, alias: str, recipient: str) -> None:
     if any(recipient == one.name or recipient in one.aliases for one in registered.of(queue)):
         return
     label = queue._meta.label
-    told = _told.setdefault((alias, label), _Told())
+    told = _known.setdefault((alias, label), _KnownConsumers())
     if recipient in told.names:
         return
-    if monotonic() - told.looked_at >= LOOK_AGAIN and not _look(alias, label, told):
+    if monotonic() - told.looked_at >= REFRESH_AFTER and not _look(alias, label, told):
         return
     known = {one.name for one in registered.of(queue)} | told.names
     if told.complete and known and recipient not in known:
@@ -72,7 +72,7 @@ def refuse_unknown_recipient(queue: Any, alias: str, recipient: str) -> None:
         )
 
 
-def _look(alias: str, label: str, told: _Told) -> bool:
+def _look(alias: str, label: str, told: _KnownConsumers) -> bool:
     """Read what workers tell; False when it cannot be read, which is no reason to refuse a message."""
     rows = Subscriber.objects.using(alias).filter(queue=label, alive_until__gt=Now()).order_by()
     try:

@@ -28,13 +28,13 @@ from ..sql.message_columns import OPTIONS, TIMES, Outgoing
 from ..sql.tables import StoreTable
 from ..telemetry import tracing
 from . import dedupe, early_acks, fanout
-from .body_encoding import refuse_subject, sealed
-from .correlation import with_cause
-from .enqueue_expressions import entered
+from .body_encoding import encode_body, refuse_encryption_subject
+from .correlation import with_correlation
+from .enqueue_expressions import apply_rules
 from .isolation import atomic_on, isolated_connection
 from .options import CarriedOptions, SendOptions
 from .recipients import names_of, refuse_unknown_recipient
-from .validation import FAR_FUTURE, alias_of, milliseconds, outgoing
+from .validation import FAR_FUTURE, alias_of, build_outgoing, milliseconds
 
 
 def send(
@@ -78,7 +78,9 @@ def send(
     if not isinstance(isolated, bool):
         raise InvalidMessage(f"isolated = {isolated!r} is not accepted: True or False.")
     identity = message_id or messages.new_id()
-    message = prepare(queue, body, identity, headers, expires_in, priority, recipient, correlation_id, reply_to, others)
+    message = build_message(
+        queue, body, identity, headers, expires_in, priority, recipient, correlation_id, reply_to, others
+    )
     alias = alias_of(queue, using)
     key = None
     if dedupe_key is not None or queue.delivery.dedupe_key is not None:
@@ -101,12 +103,12 @@ def send(
     if key is not None:
         conflict = dedupe.conflict_of(queue, on_conflict)
         with isolated_connection(alias) if isolated else nullcontext(connections[alias]) as connection:
-            return store_once(queue, connection, message, type(body), delay, at, key, conflict) or identity
+            return insert_once(queue, connection, message, type(body), delay, at, key, conflict) or identity
     if isolated:
         with isolated_connection(alias) as connection:
-            store(queue, connection, message, type(body), delay, at)
+            insert(queue, connection, message, type(body), delay, at)
     else:
-        store(queue, connections[alias], message, type(body), delay, at)
+        insert(queue, connections[alias], message, type(body), delay, at)
     return identity
 
 
@@ -115,7 +117,7 @@ async def asend(queue: Any, body: Any, **options: Unpack[SendOptions]) -> uuid.U
     return await sync_to_async(send, thread_sensitive=True)(queue, body, **options)
 
 
-def prepare(
+def build_message(
     queue: Any,
     body: Any,
     identity: uuid.UUID,
@@ -129,15 +131,15 @@ def prepare(
 ) -> Outgoing:
     """A message as this queue stores it: body and headers encoded, options checked, expressions
     evaluated. Asks nothing of the database. Raises InvalidMessage."""
-    refuse_subject(queue, headers)
+    refuse_encryption_subject(queue, headers)
     told = with_addresses(headers, correlation_id, reply_to)
     stored_headers, data = messages.encode(body, told, queue.delivery.message_type)
     if queue.wire_format:
         stored_headers = messages.to_nservicebus(stored_headers, identity)
-    message = outgoing(
+    message = build_outgoing(
         queue, identity, stored_headers, data, expires_in, priority, recipient, correlation_id, reply_to, others
     )
-    return entered(queue, message) if queue.delivery.has_expressions else message
+    return apply_rules(queue, message) if queue.delivery.has_expressions else message
 
 
 def with_addresses(
@@ -145,32 +147,32 @@ def with_addresses(
 ) -> Mapping[str, str] | None:
     """In the columns for consumers of NServiceBus, in the headers for handlers, which get no other columns."""
     if (caller := handling.get()) is not None:
-        headers = with_cause(headers, correlation_id, caller)
+        headers = with_correlation(headers, correlation_id, caller)
     if not correlation_id and not reply_to:
         return headers
     told = {messages.CORRELATION_ID: correlation_id, messages.REPLY_TO: reply_to}
     return {name: value for name, value in told.items() if value} | dict(headers or {})
 
 
-def store(
+def insert(
     queue: Any, connection: Any, message: Outgoing, cls: type, delay: timedelta | None, at: datetime | None
 ) -> None:
     """Store a message whose body was of class ``cls``, in the connection's transaction: now, a copy for each consumer on a
     queue with ``recipients``, or in the delayed store."""
     if queue.delivery.encoding:
-        message = sealed(queue, message, connection.alias)
+        message = encode_body(queue, message, connection.alias)
     if delay is not None or at is not None:
         _store_delayed(queue, connection, message, delay, at)
         return
     if early_acks.defers(queue):
         with atomic_on(connection):
             if not early_acks.was_acked(queue, connection, message.id):
-                _enter(queue, connection, message, cls)
+                _insert_into_queue(queue, connection, message, cls)
         return
-    _enter(queue, connection, message, cls)
+    _insert_into_queue(queue, connection, message, cls)
 
 
-def _enter(queue: Any, connection: Any, message: Outgoing, cls: type) -> None:
+def _insert_into_queue(queue: Any, connection: Any, message: Outgoing, cls: type) -> None:
     if queue.delivery.recipients and not message.recipient:
         fanout.insert(queue, connection, message, names_of(cls, message.headers))
     else:
@@ -178,7 +180,7 @@ def _enter(queue: Any, connection: Any, message: Outgoing, cls: type) -> None:
     notifier.sent(queue, connection)
 
 
-def store_once(
+def insert_once(
     queue: Any,
     connection: Any,
     message: Outgoing,
@@ -188,7 +190,7 @@ def store_once(
     key: str,
     conflict: OnConflict,
 ) -> uuid.UUID | None:
-    """``store``, of a message with a key. The id of the one that waits, where that stays in its stead. Raises DuplicateMessage."""
+    """``insert``, of a message with a key. The id of the one that waits, where that stays in its stead. Raises DuplicateMessage."""
     if (delay is not None or at is not None) and not delayed.is_built_in(delayed.store_of(connection.alias)):
         raise InvalidMessage(
             f"dedupe_key = {key!r} is not accepted with delay or at: what waits in the delayed store of {connection.alias!r} "
@@ -198,7 +200,7 @@ def store_once(
     with nullcontext() if connection.in_atomic_block else atomic_on(connection):
         kept = dedupe.admit(queue, connection, key, message.id, conflict)
         if kept is None:
-            store(queue, connection, message, cls, delay, at)
+            insert(queue, connection, message, cls, delay, at)
     return kept
 
 
@@ -241,7 +243,7 @@ def _store_for(queue: Any, alias: str, kept_in: str, isolated: bool, message: Ou
             raise InvalidMessage(
                 f"Header {messages.ENCRYPT_FOR!r} is not accepted with delayed_in: the keys of subjects are in {alias!r}."
             )
-        message = sealed(queue, message, alias)
+        message = encode_body(queue, message, alias)
     with isolated_connection(kept_in) if isolated else nullcontext(connections[kept_in]) as connection:
         with delayed.storing(kept_in):
             _store_in_table(registry.address(queue, alias), connection, message, due)

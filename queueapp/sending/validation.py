@@ -35,7 +35,7 @@ def milliseconds(name: str, value: timedelta, *, low: int = 0) -> int:
     return result
 
 
-def outgoing(
+def build_outgoing(
     queue: Any,
     identity: uuid.UUID,
     headers: str,
@@ -84,7 +84,7 @@ def _expires_ms(delivery: Any, expires_in: timedelta | None) -> int | None:
     return None if expires_in is None else milliseconds("expires_in", expires_in, low=1)
 
 
-#: Those that ``outgoing`` has arguments of its own for.
+#: Those that ``build_outgoing`` has arguments of its own for.
 _NAMED = ("expires", "recipient", "priority", "correlation_id", "reply_to_address")
 _OTHERS = {one.name: one for one in SENT if one.name not in _NAMED}
 

@@ -19,7 +19,7 @@ from ..circuit_breaker import CircuitBreaker
 from ..conf import settings
 from ..errors import InvalidOption
 from ..sql import ErrorKind, backend_of
-from ..topics.evaluate_pending import BATCH, evaluate_held
+from ..topics.evaluate_pending import BATCH, evaluate_pending_messages
 from .connection_timeouts import ResponseDeadline, restart_deadline, without_deadline
 from .service import Service
 
@@ -63,7 +63,7 @@ class ExpressionEvaluator(Service):
         try:
             while not self.stopping:
                 restart_deadline()
-                found = evaluate_held(queue, self.alias)
+                found = evaluate_pending_messages(queue, self.alias)
                 self._count(label, found.refused)
                 if found.total < BATCH:
                     break

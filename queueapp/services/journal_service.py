@@ -22,7 +22,7 @@ from ..errors import InvalidOption
 from ..journal import retention
 from ..journal.append import is_fed, journal_of
 from ..sql import ErrorKind, backend_of
-from ..topics.backfill import Filler, is_over_journal
+from ..topics.backfill import QueueFeeder, is_over_journal
 from .connection_timeouts import ResponseDeadline, restart_deadline, without_deadline
 from .leader_election import Elector
 from .service import Service
@@ -45,7 +45,7 @@ class _FedQueue:
 
     def __init__(self, queue: Any, alias: str) -> None:
         self.queue = queue
-        self.filler = Filler(queue, alias)
+        self.filler = QueueFeeder(queue, alias)
         self.due = 0.0
         #: The number of messages with which it was full: it is not filled again before it is half empty, or may have more.
         self.full_with: int | None = None
@@ -104,7 +104,7 @@ class JournalService(Service):
                 # Also a queue that is full for weeks, so that retention does not remove what it has still to get.
                 self._isolated(fed, self._attach)
             # Only now: a queue that is new keeps the entries that it has still to get.
-            retention.let_go(self.alias, self.may_continue)
+            retention.apply_retention(self.alias, self.may_continue)
         for fed in self._queues:
             if monotonic() >= fed.due and self.may_continue():
                 self._isolated(fed, self._fill)

@@ -224,7 +224,7 @@ class Maintenance(Service):
     def _drop_old(self) -> None:
         if settings.POISON_RETENTION:
             self._attempt(drop_old_poison, self.alias, self)
-        for resolver in filter(None, map(registered.finder_of, self._queues)):
+        for resolver in filter(None, map(registered.resolver_of, self._queues)):
             self._attempt(resolver.run_maintenance, self.alias, self.may_continue)
         for hook in maintenance_hooks.hooks:
             self._attempt(hook, self.alias, self.may_continue)

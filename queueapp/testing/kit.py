@@ -16,13 +16,13 @@ from asgiref.sync import sync_to_async
 from django.db import connections
 
 from .. import delayed, inline
-from ..consuming.registration import layers
+from ..consuming.registration import unwrap
 from ..consuming.registry import registered
 from ..inline import Outcome
 from ..models import DelayedMessage, PoisonMessage
 from ..sending.isolation import close_isolated
 from ..sending.validation import alias_of
-from ..topics.backfill import Filler, is_over_journal
+from ..topics.backfill import QueueFeeder, is_over_journal
 from .clock import let_pass
 from .sends import Sent, taken, waiting
 
@@ -176,7 +176,7 @@ class Kit:
 def _fill(queue: Any, alias: str) -> None:
     """Out of the journal, where the queue takes from there. What an open transaction has published nobody can read yet."""
     if is_over_journal(queue) and not connections[alias].in_atomic_block:
-        filler = Filler(queue, alias)
+        filler = QueueFeeder(queue, alias)
         filler.attach()
         while filler.fill().more:
             pass
@@ -191,7 +191,7 @@ def _belongs_to(by: Any) -> Callable[[Outcome], bool]:
         one.name
         for queue in registered.queues()
         for one in registered.of(queue)
-        if any(layer is by for layer in layers(one.handler)) or type(getattr(one.handler, "__self__", None)) is by
+        if any(layer is by for layer in unwrap(one.handler)) or type(getattr(one.handler, "__self__", None)) is by
     }
     if not names:
         raise AssertionError(f"{by!r} is no consumer, nor the name of one, nor a queue.")

@@ -32,7 +32,7 @@ from ..models import DelayedMessage, JournalCopied, JournalCursor, Now, PoisonMe
 from ..models.delivery.journal import NOW, Point, point_of, point_text
 from ..models.delivery.topics import is_pattern, underlying_topic
 from ..sending import fanout
-from ..sending.enqueue_expressions import entering_of
+from ..sending.enqueue_expressions import rules_of
 from ..sending.validation import alias_of
 from ..sql import queue_sql
 from ..sql.journal import BEGINNING, IdColumn, JournalRecord, Position
@@ -62,7 +62,7 @@ def is_over_journal(queue: Any) -> bool:
     return bool(settings.JOURNAL) if is_pattern(topic) else is_journaled(topic)
 
 
-class Filler:
+class QueueFeeder:
     """Fills one queue in one database. Used by one thread; several may fill the same queue."""
 
     def __init__(self, queue: Any, alias: str) -> None:
@@ -351,7 +351,7 @@ def entering(queue: Any, entry: JournalRecord) -> JournalRecord | None:
     if not queue.delivery.has_expressions:
         return entry
     try:
-        found = entering_of(queue).evaluate(entry.headers, entry.body)
+        found = rules_of(queue).evaluate(entry.headers, entry.body)
     except UndecodableMessage:
         return None
     if not found.matches:

@@ -15,7 +15,7 @@ from .. import notifier
 from ..errors import UndecodableMessage
 from ..failures.history import attempts_of
 from ..failures.poison_store import bury
-from ..sending.enqueue_expressions import entering_of
+from ..sending.enqueue_expressions import rules_of
 from ..sql import queue_sql
 
 log = logging.getLogger("queueapp")
@@ -24,7 +24,7 @@ log = logging.getLogger("queueapp")
 BATCH = 500
 
 
-class Evaluated(NamedTuple):
+class PendingResult(NamedTuple):
     """What became of held messages. ``refused``: the filter does not match, so they are deleted. ``poisoned``: they cannot be
     read."""
 
@@ -37,14 +37,14 @@ class Evaluated(NamedTuple):
         return sum(self)
 
 
-def evaluate_held(queue: Any, alias: str, limit: int = BATCH) -> Evaluated:
+def evaluate_pending_messages(queue: Any, alias: str, limit: int = BATCH) -> PendingResult:
     """Evaluate at most ``limit`` held messages of a queue, those that came first. In a transaction of its own, or in the
     caller's; workers are woken when it has committed. Raises InvalidOption where the expressions cannot be compiled."""
     connection = connections[alias]
     sql = queue_sql(queue, connection)
     if not sql.table.has_unevaluated:
-        return Evaluated()
-    entering = entering_of(queue)
+        return PendingResult()
+    entering = rules_of(queue)
     label, texts = queue._meta.label, queue.delivery
     free, priorities, barriers, refused, unreadable = [], [], [], [], []
     with transaction.atomic(using=alias):
@@ -74,4 +74,4 @@ def evaluate_held(queue: Any, alias: str, limit: int = BATCH) -> Evaluated:
             if freed != len(free):
                 raise RuntimeError(f"{len(free)} held messages of {label} were locked, but {freed} could be freed.")
             notifier.sent(queue, connection)
-    return Evaluated(len(free), len(refused), len(unreadable))
+    return PendingResult(len(free), len(refused), len(unreadable))

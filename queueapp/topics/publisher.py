@@ -18,16 +18,16 @@ from django.db import connections, transaction
 
 from .. import messages, notifier
 from ..errors import FilteredOut, InvalidMessage
-from ..journal.append import Journal, Taken, is_fed
+from ..journal.append import Distribution, Journal, is_fed
 from ..journal.topics import is_journaled
 from ..messages.body_filters import wrapped_anew
 from ..models import DelayedMessage
 from ..models.delivery import NEVER
 from ..sending import dedupe, early_acks
-from ..sending.body_encoding import refuse_subject
+from ..sending.body_encoding import refuse_encryption_subject
 from ..sending.bulk import Encoded, encoded, refuse_one_message, runs_for
-from ..sending.send import prepare, store, store_once, when_due, with_addresses
-from ..sending.validation import alias_of, milliseconds, outgoing
+from ..sending.send import build_message, insert, insert_once, when_due, with_addresses
+from ..sending.validation import alias_of, build_outgoing, milliseconds
 from ..sql.claims import FOREVER_MS
 from ..sql.message_columns import Outgoing, Run
 from ..telemetry import tracing
@@ -40,7 +40,7 @@ class Recorder(Protocol):
     def keeps(self, topic: str) -> bool:
         """Whether it wants the messages of this topic."""
 
-    def record(self, alias: str, topic: str, published: Sequence[Outgoing], taken: Sequence[Taken]) -> None:
+    def record(self, alias: str, topic: str, published: Sequence[Outgoing], taken: Sequence[Distribution]) -> None:
         """Keep these, in the transaction that is open on this database, before they go into its queues; ``taken`` says of each
         into which. They are addressed to nobody, and have the headers that every queue gets."""
 
@@ -107,7 +107,7 @@ def publish(
     return identity
 
 
-def publish_taken(
+def publish_stored(
     topic: str,
     body: bytes | None,
     *,
@@ -152,7 +152,7 @@ def _publish(
     prepared, refused = [], []
     for queue in queues:
         try:
-            message = prepare(queue, body, identity, told, expires_in, 0, "", correlation_id, reply_to)
+            message = build_message(queue, body, identity, told, expires_in, 0, "", correlation_id, reply_to)
         except FilteredOut:
             refused.append(queue)
         else:
@@ -176,9 +176,9 @@ def _publish(
                 connection = connections[alias_of(queue, using)]
                 key = None if queue.delivery.dedupe_key is None else dedupe.key_of(queue, body, None)
                 if key is None:
-                    store(queue, connection, message, type(body), delay, at)
+                    insert(queue, connection, message, type(body), delay, at)
                 else:
-                    store_once(queue, connection, message, type(body), delay, at, key, dedupe.conflict_of(queue, None))
+                    insert_once(queue, connection, message, type(body), delay, at, key, dedupe.conflict_of(queue, None))
     return bool(prepared or kept)
 
 
@@ -212,7 +212,7 @@ def publish_many(
     queues = route(topic)
     keepers = _keepers(name, topic, queues, unrouted)
     for queue in queues:
-        refuse_subject(queue, headers)
+        refuse_encryption_subject(queue, headers)
     if keepers:
         _refuse_kept(queues, topic)
     if any(queue.delivery.dedupe_key is not None for queue in queues):
@@ -221,7 +221,9 @@ def publish_many(
         )
     told = _with_topic(with_addresses(headers, None, None), topic)
     by_journal = [queue for queue in queues if is_fed(queue) and is_journaled(topic)]
-    likes = {queue: outgoing(queue, messages.new_id(), "{}", None, expires_in, 0, "", None, None) for queue in queues}
+    likes = {
+        queue: build_outgoing(queue, messages.new_id(), "{}", None, expires_in, 0, "", None, None) for queue in queues
+    }
     places = _places(queues, using, bool(keepers))
     count = 0
     with ExitStack() as transactions:
@@ -318,9 +320,9 @@ def _places(queues: Sequence[Any], using: str | None, kept: bool) -> dict[str, l
     return places
 
 
-def _taken(there: Sequence[Any], by_journal: Sequence[Any], refused: Sequence[Any]) -> Taken:
+def _taken(there: Sequence[Any], by_journal: Sequence[Any], refused: Sequence[Any]) -> Distribution:
     """What becomes of one message in the queues of one database."""
-    return Taken(
+    return Distribution(
         tuple(queue for queue in there if queue not in by_journal and queue not in refused),
         tuple(queue for queue in there if queue in by_journal and queue not in refused),
         tuple(queue for queue in there if queue in refused),
@@ -329,7 +331,7 @@ def _taken(there: Sequence[Any], by_journal: Sequence[Any], refused: Sequence[An
 
 def _taken_of_each(
     published: Sequence[Outgoing], there: Sequence[Any], by_journal: Sequence[Any], runs: dict[Any, Iterable[Run]]
-) -> list[Taken]:
+) -> list[Distribution]:
     """The same of each of many. Runs of queues with expressions are drawn for it: only then is known what enters them."""
     entering: dict[Any, set[bytes]] = {}
     for queue in runs:
@@ -339,7 +341,7 @@ def _taken_of_each(
     everything = _taken(there, by_journal, ())
     if not entering:
         return [everything] * len(published)
-    known: dict[tuple[Any, ...], Taken] = {}
+    known: dict[tuple[Any, ...], Distribution] = {}
     taken = []
     for message in published:
         refused = tuple(queue for queue, ids in entering.items() if message.id.bytes not in ids)

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 from queueapp import FairnessModel, LeaseLost
-from queueapp.flow.limited_claims import Taking
+from queueapp.flow.limited_claims import LimitedClaims
 from queueapp.messages import new_id
 from queueapp.models import FairTurn, Now, Subscriber
 from queueapp.operations import control
@@ -514,7 +514,7 @@ class SharedOutQueue(RuleBasedStateMachine):
     def claim(self, place: int, limit: int, bounded: bool) -> None:
         """``bounded``: as a worker does, which knows what it holds."""
         connection, token = connections["default"], new_id()
-        taking = Taking(self.queue, "default", queue_sql(self.queue, connection))
+        taking = LimitedClaims(self.queue, "default", queue_sql(self.queue, connection))
         if bounded and not (limit := min(limit, self.backlogs[place] - len(self.held[place]))):
             return
         rows = taking.take(connection, [SeqRange()], limit, token, self.ids[place], 3_600_000, bounded=bounded).rows

@@ -167,7 +167,7 @@ def test_a_database_that_only_keeps_delayed_messages_is_looked_at(monkeypatch: p
     monkeypatch.setattr(Transactional.delivery, "delayed_in", ("keeper",))
     monkeypatch.setattr(checks.tables, "_check_tables_in", lambda alias, queues: looked.append((alias, queues)) or [])
 
-    checks.check_tables(databases=["keeper", "nobodys"])
+    checks.check_tables(databases=["keeper", "unassigned"])
 
     assert looked == [("keeper", [])]
 

@@ -73,7 +73,7 @@ def test_filter_without_the_extra_is_an_error(delivery: Change, monkeypatch: pyt
             f"{queue._meta.label}.Delivery.filter", queue.delivery.filter, enqueue_expressions.NEEDS_EXTRA
         )
 
-    monkeypatch.setattr("queueapp.checks.topics.entering_of", missing)
+    monkeypatch.setattr("queueapp.checks.topics.rules_of", missing)
     ((number, told),) = about(check_entering(), LateFlights)
     assert (number, "pip install 'queueapp[expressions]'" in told) == ("queueapp.E025", True)
 

@@ -29,8 +29,8 @@ from queueapp.operations import control, statistics
 from queueapp.operations.expiration import delete_expired, in_time
 from queueapp.operations.settle_early_acks import settle
 from queueapp.operations.settle_early_acks import waiting as deferred_acks
-from queueapp.topics.backfill import Filler
-from queueapp.topics.evaluate_pending import evaluate_held
+from queueapp.topics.backfill import QueueFeeder
+from queueapp.topics.evaluate_pending import evaluate_pending_messages
 from tests.databases import DATABASES, marks_of
 from tests.in_process_worker import eventually, real_commits
 from tests.testapp.leases import Aging, Deferring, Forever
@@ -209,7 +209,7 @@ def test_filled_from_the_journal_a_queue_keeps_its_own_time_in_its_statements(
     publish("journaled.aging", {"n": 2}, expires_in=NEVER, unrouted=True, using=alias)
     delivery(Aging, underlying_topic="journaled.aging", recovery_point="epoch")
     Aging.delivery.expires_by_age = True
-    filler = Filler(Aging, alias)
+    filler = QueueFeeder(Aging, alias)
     filler.attach()
     eventually(lambda: filler.fill(10) is not None and Aging.objects.using(alias).count() == 2)
     said_nothing, never = Aging.objects.using(alias).order_by("seq").values_list("expires", flat=True)
@@ -225,7 +225,7 @@ def test_ack_by_expression_reads_bodies_by_the_message_type_of_the_queue(alias: 
     Packed.send({"n": 1}, using=alias)
     put(Packed, alias, msgspec.msgpack.encode({"n": 2}))
     put(Packed, alias, b"\xc1")
-    evaluate_held(Packed, alias)
+    evaluate_pending_messages(Packed, alias)
     assert Packed.ack(where="/n < 5", using=alias) == 2
     assert len(reasons(alias)) == 1
 
@@ -274,7 +274,7 @@ def test_ack_by_id_of_a_message_that_is_held_waits_for_it(alias: str, delivery: 
     assert LateFlights.ack(ids=[identity], using=alias) == 0
     assert settle(LateFlights, alias) == (0, 0)
     assert deferred_acks(LateFlights, alias) == 1
-    assert evaluate_held(LateFlights, alias).freed == 1
+    assert evaluate_pending_messages(LateFlights, alias).freed == 1
     assert settle(LateFlights, alias) == (1, 0)
     assert not LateFlights.objects.using(alias).exists()
     assert deferred_acks(LateFlights, alias) == 0

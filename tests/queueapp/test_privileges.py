@@ -46,7 +46,7 @@ from queueapp.sql import ErrorKind, backend_of, queue_sql
 from queueapp.sql.claims import SEQ, SeqRange
 from queueapp.sql.message_columns import Row
 from queueapp.topics import routing
-from queueapp.topics.backfill import Filler
+from queueapp.topics.backfill import QueueFeeder
 from tests.queueapp.sql.tsql import parsed
 from tests.testapp.messages import Nop, Ping
 from tests.testapp.models import Addressed, Leased
@@ -322,14 +322,14 @@ def test_journal_works_under_the_documented_grants(settings: Any) -> None:
         with acting_as(worker):
             assert retention.renumber("default") == 0
             retention.make_partitions("default")
-            filler = Filler(Leased, "default")
+            filler = QueueFeeder(Leased, "default")
             filler.attach()
             assert filler.fill().copied == 0, "it took them when they were published"
             assert [entry.decode()["n"] for entry in replay("journaled.rights", batch=1)] == [1, 2, 3]
             JournalEntry.objects.count()
         JournalEntry.objects.update(published_at=Now() - timedelta(days=3))
         with acting_as(worker):
-            assert retention.let_go("default") == 3
+            assert retention.apply_retention("default") == 3
         with acting_as(inspector):
             assert journal_stats("default").topics == []
     assert Leased.delivery.given == before

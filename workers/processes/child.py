@@ -146,7 +146,7 @@ def main(text: str) -> int:
     prepare_connections()
     from queueapp import inline
 
-    with inline.left_to_workers():
+    with inline.disabled_in_worker():
         if options.role == "worker":
             return run_worker(options, stages)
         return run_dispatcher(options, stages)

@@ -22,7 +22,7 @@ from queueapp import messages
 from queueapp.conf import settings
 from queueapp.consuming.context import Context
 from queueapp.consuming.registration import Registration
-from queueapp.consuming.registry import registered, takers
+from queueapp.consuming.registry import matching_consumers, registered
 from queueapp.errors import MessageCancelled, UndecodableMessage
 from queueapp.models.delivery.topics import content_type_of
 from queueapp.sending import fanout
@@ -182,7 +182,7 @@ class HandlerTable:
         #: Of a message that does not say: a foreign producer's.
         self._content_type = content_type_of(queue)
         #: Says who handles what, where consumers are not registered one by one; their names are addresses and nothing else.
-        self.finder = registered.finder_of(queue)
+        self.finder = registered.resolver_of(queue)
         own = registered.of(queue)
         self.registrations = self._registrations = [one for one in own if one.name in lane] or own
         self._by_name = {name: BoundConsumer(one) for one in self._registrations for name in (one.name, *one.aliases)}
@@ -280,7 +280,7 @@ class HandlerTable:
     def _look_up(self, kind: messages.Kind) -> BoundConsumer | None:
         if self.finder is not None:
             return BoundConsumer(self.finder.find(kind.names[0]))
-        found = takers(self._registrations, kind.names)
+        found = matching_consumers(self._registrations, kind.names)
         return self._by_name[found[0].name] if found and _is_known(found[0], kind) else None
 
     def knows(self, headers: str) -> bool:

@@ -23,7 +23,7 @@ from queueapp import circuit_breaker, delayed, notifier, overrides
 from queueapp.circuit_breaker import Breaker, BreakerReport, CircuitBreaker
 from queueapp.conf import settings
 from queueapp.flow.filters import SubscriberFilter
-from queueapp.flow.limited_claims import Taking
+from queueapp.flow.limited_claims import LimitedClaims
 from queueapp.messages import new_id
 from queueapp.models.delivery import Semantics
 from queueapp.receiving.low_water_marks import LowWaterMarks
@@ -74,7 +74,7 @@ class QueueState:
         self.filter = filter
         #: How claims are made where the queue counts what is out, or shares it out; None: as they come.
         delivery = queue.delivery
-        self.limited_claims = Taking(queue, alias, self._sql) if delivery.counts_leases else None
+        self.limited_claims = LimitedClaims(queue, alias, self._sql) if delivery.counts_leases else None
         #: TRANSACTIONAL with a limit: a message is taken with one of the queue's places.
         self.needs_permits = delivery.max_backlog is not None and delivery.semantics is Semantics.TRANSACTIONAL
         #: The last claim left no room for others, so they are to be told when there is some.
@@ -131,7 +131,7 @@ class QueueState:
             self._seen = overrides.version
             self._sql = tracing.statements(self.queue, queue_sql(self.queue, connections[self.alias]))
             if self.limited_claims is not None:
-                self.limited_claims = Taking(self.queue, self.alias, self._sql)
+                self.limited_claims = LimitedClaims(self.queue, self.alias, self._sql)
         return self._sql
 
     @property

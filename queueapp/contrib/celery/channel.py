@@ -235,7 +235,7 @@ class Channel(virtual.Channel):
         declaration = self._transport.declarations.get(queue)
         row = row_for(message, queue, declaration.ttl_ms if declaration is not None else None)
         due = due_at(message)
-        send.store(BrokerQueue, connection, row if due is None else until_due(row, due), bytes, None, due)
+        send.insert(BrokerQueue, connection, row if due is None else until_due(row, due), bytes, None, due)
 
     def _publishing(self) -> Any:
         """The connection of the caller's transaction, or a separate one; a lost one is closed, so that a retry opens another."""

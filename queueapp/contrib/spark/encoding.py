@@ -84,7 +84,7 @@ class RowEncoder:
         if plan.message_type is not None:
             self._class = load_message_type(plan.message_type)
             self._names = {name: wire for name, (wire, _) in message_fields(self._class).items()}
-        self._entering = None if plan.entering is None else entering_of(plan)
+        self._entering = None if plan.entering is None else rules_of(plan)
         #: Rows that the queue's filter has left out.
         self.refused = 0
 
@@ -219,16 +219,16 @@ class RowEncoder:
             )
 
 
-def entering_of(plan: Plan) -> Any:
+def rules_of(plan: Plan) -> Any:
     """The expressions of the plan's queue, compiled in this process. Raises SparkSinkError where the extra is missing."""
     try:
-        from ...expressions.enqueue_expressions import Entering
+        from ...expressions.enqueue_rules import EnqueueRules
     except ImportError as error:
         raise SparkSinkError(
             f"Queue {plan.label} has expressions (filter, priority, barrier_expression), which executors evaluate: install "
             f"queueapp[expressions] where they run. {error}"
         ) from error
-    return Entering(**(plan.entering or {}))
+    return EnqueueRules(**(plan.entering or {}))
 
 
 def python_values(column: pa.Array) -> list[Any]:

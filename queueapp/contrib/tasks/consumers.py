@@ -22,7 +22,7 @@ from ... import registry
 from ...consuming.context import Context
 from ...consuming.registration import Registration
 from ...consuming.registry import registered
-from ...consuming.resolver import Finder
+from ...consuming.resolver import ConsumerResolver
 from ...errors import InvalidOption, QueueNotFound, UndecodableMessage
 from ...failures.policy import accepted, default_policy
 from ...failures.verdicts import RetryLater, RetryNow, Verdict
@@ -81,7 +81,7 @@ def install() -> None:
             registered.add(Registration(queue, name, bytes, finder.refuse, {}, finder))
 
 
-class TaskFinder(Finder):
+class TaskFinder(ConsumerResolver):
     """The tasks of one queue."""
 
     def __init__(self, queue: Any, *, varies: bool = False) -> None:

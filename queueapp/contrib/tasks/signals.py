@@ -20,7 +20,7 @@ def _failed(sender: Any, failure: Any, **_: Any) -> None:
     from . import consumers, result_reader, result_store
     from .compat import TaskResultStatus, task_finished
 
-    if sender is None or not isinstance(registered.finder_of(sender), consumers.TaskFinder):
+    if sender is None or not isinstance(registered.resolver_of(sender), consumers.TaskFinder):
         return
     began = failure.items.get(consumers.BEGAN)
     result = result_reader.read(sender, began[0] if began else result_store.alias_of(sender), failure.row.id)

@@ -12,7 +12,7 @@ from ... import registry
 from ...errors import InvalidOption
 from ...models.delivery.journal import POINTS, Point, point_of
 from ...models.delivery.topics import underlying_topic
-from ...topics.backfill import Filled, Filler, is_over_journal
+from ...topics.backfill import Filled, QueueFeeder, is_over_journal
 from ..base_command import OperatorCommand
 from ..progress import Progress
 
@@ -61,7 +61,7 @@ Can be stopped and run again at any time: nothing is put in twice."""
                 f"{label} collects {underlying_topic(queue)!r}, which is not journaled (QUEUEAPP.JOURNAL): there is nothing to "
                 "fill it from."
             )
-        filler = Filler(queue, router.db_for_write(queue))
+        filler = QueueFeeder(queue, router.db_for_write(queue))
         if options["again"]:
             filler.refuse_again()
         if options["again"] and not options["yes"]:
@@ -86,7 +86,7 @@ Can be stopped and run again at any time: nothing is put in twice."""
         progress.at(total.read + one.read)
         return Filled(total.read + one.read, total.copied + one.copied, one.more, one.full_with)
 
-    def _tell(self, label: str, filler: Filler, total: Filled, as_json: bool) -> None:
+    def _tell(self, label: str, filler: QueueFeeder, total: Filled, as_json: bool) -> None:
         left = filler.left(COUNTED)
         if as_json:
             figures = {"queue": label, "read": total.read, "copied": total.copied, "left": left}

@@ -23,7 +23,7 @@ from queueapp.services.expression_evaluator import ExpressionEvaluator
 from queueapp.services.orphaned_leases import release_orphaned_leases
 from queueapp.services.service import stop_all
 from queueapp.topics import evaluate_pending
-from queueapp.topics.evaluate_pending import Evaluated, evaluate_held
+from queueapp.topics.evaluate_pending import PendingResult, evaluate_pending_messages
 from tests.conformance.endpoint import Endpoint, modes
 from tests.in_process_worker import DEADLINE, eventually
 from tests.kill_session import kill_this
@@ -101,8 +101,8 @@ def test_filter_drops_a_foreign_row_that_it_does_not_match(
     eventually(lambda: service.refused["testapp.Filtered"] == 2)
     insert(filtered, 102)
     eventually(lambda: service.refused["testapp.Filtered"] == 3)
-    told = [record.getMessage() for record in caplog.records if "do not match its filter" in record.getMessage()]
-    assert told == ["testapp.Filtered: 2 messages that others had inserted do not match its filter and were dropped."]
+    told = [record.getMessage() for record in caplog.records if "dropped" in record.getMessage()]
+    assert told == ["testapp.Filtered: dropped 2 inserted messages that the queue's filter does not accept."]
 
 
 @pytest.mark.parametrize(
@@ -156,11 +156,11 @@ def test_several_processes_share_the_work_and_nothing_is_done_twice(
     filtered: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     insert(filtered, *range(50), *range(100, 150))
-    found: list[Evaluated] = []
+    found: list[PendingResult] = []
 
     def work() -> None:
         try:
-            while (one := evaluate_held(Filtered, filtered.alias, 7)).total:
+            while (one := evaluate_pending_messages(Filtered, filtered.alias, 7)).total:
                 found.append(one)
         finally:
             connections[filtered.alias].close()
@@ -181,15 +181,15 @@ def test_what_somebody_else_evaluates_is_not_waited_for(filtered: Endpoint) -> N
     done = []
 
     def other() -> None:
-        done.append(evaluate_held(Filtered, filtered.alias))
+        done.append(evaluate_pending_messages(Filtered, filtered.alias))
         connections[filtered.alias].close()
 
     with transaction.atomic(using=filtered.alias):
-        assert evaluate_held(Filtered, filtered.alias, 1).freed == 1
+        assert evaluate_pending_messages(Filtered, filtered.alias, 1).freed == 1
         thread = threading.Thread(target=other)
         thread.start()
         thread.join(DEADLINE)
-    assert done == [Evaluated(freed=1)]
+    assert done == [PendingResult(freed=1)]
 
 
 @modes("R")
@@ -201,20 +201,20 @@ def test_a_batch_that_dies_before_its_commit_is_done_again(filtered: Endpoint, m
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(evaluate_pending.wakeups, "sent", died)
+        patch.setattr(evaluate_pending.notifier, "sent", died)
         with pytest.raises(KeyboardInterrupt):
-            evaluate_held(Filtered, filtered.alias)
+            evaluate_pending_messages(Filtered, filtered.alias)
     assert held(filtered) == 3
     assert filtered.poison.count() == 0
 
-    assert evaluate_held(Filtered, filtered.alias) == Evaluated(1, 1, 1)
+    assert evaluate_pending_messages(Filtered, filtered.alias) == PendingResult(1, 1, 1)
 
 
 @modes("R")
 def test_a_lost_connection_is_survived(
     filtered: Endpoint, evaluation: Callable[[], ExpressionEvaluator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sent, killed = evaluate_pending.wakeups.sent, []
+    sent, killed = evaluate_pending.notifier.sent, []
 
     def kill_once(queue: Any, connection: Any) -> None:
         if not killed:
@@ -222,7 +222,7 @@ def test_a_lost_connection_is_survived(
             kill_this(connection)
         sent(queue, connection)
 
-    monkeypatch.setattr(evaluate_pending.wakeups, "sent", kill_once)
+    monkeypatch.setattr(evaluate_pending.notifier, "sent", kill_once)
     insert(filtered, 1, 2)
     evaluation()
 
@@ -291,13 +291,13 @@ def test_what_cannot_be_evaluated_here_stays_held_and_is_said_once(
         service.wake()
         return len(tries) >= times
 
-    monkeypatch.setattr(evaluate_pending, "entering_of", missing)
+    monkeypatch.setattr(evaluate_pending, "rules_of", missing)
     monkeypatch.setattr(expression_evaluator, "log", logging.getLogger("queueapp.workers"))
     insert(filtered, 1)
     service = evaluation()
 
     eventually(lambda: tried(3))  # whatever is said of the first and the second has been said when the third begins
     assert held(filtered) == 1
-    told = [record.getMessage() for record in caplog.records if "cannot be evaluated here" in record.getMessage()]
+    told = [record.getMessage() for record in caplog.records if "cannot be evaluated" in record.getMessage()]
     assert len(told) == 1
     assert "queueapp[expressions]" in told[0]

@@ -9,14 +9,14 @@ import msgspec
 import pytest
 
 from queueapp.errors import InvalidOption, UndecodableMessage
-from queueapp.expressions.enqueue_expressions import HIGHEST, LOWEST, Entering, Entry, priority_of
+from queueapp.expressions.enqueue_rules import HIGHEST, LOWEST, EnqueueRules, Evaluated, priority_of
 
 JSON = '{"content-type":"application/json"}'
 
 
-def entry(body: Any, headers: str = JSON, **texts: Any) -> Entry:
+def entry(body: Any, headers: str = JSON, **texts: Any) -> Evaluated:
     data = body if isinstance(body, bytes) or body is None else msgspec.json.encode(body)
-    return Entering("q.", **texts).evaluate(headers, data)
+    return EnqueueRules("q.", **texts).evaluate(headers, data)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_filter_is_true_or_the_message_does_not_match() -> None:
     assert entry({"a": 1}, filter="/a = 1").matches
     assert not entry({"a": 2}, filter="/a = 1").matches
     assert not entry({}, filter="/a = 1").matches, "NULL is no match"
-    assert entry({"a": 2}) == Entry(True, None, None)
+    assert entry({"a": 2}) == Evaluated(True, None, None)
 
 
 def test_barrier_expression_is_true_or_the_message_is_none() -> None:
@@ -89,15 +89,15 @@ def test_what_cannot_be_read_is_said(headers: str, body: bytes) -> None:
 @pytest.mark.parametrize("name", ["filter", "priority", "barrier_expression"])
 def test_an_error_in_an_expression_names_option_and_column(name: str) -> None:
     with pytest.raises(InvalidOption, match=rf"q\.{name} = '/a > \)' is not accepted.*Column 6"):
-        Entering("q.", **{name: "/a > )"})
+        EnqueueRules("q.", **{name: "/a > )"})
 
 
 @pytest.mark.parametrize("name", ["filter", "priority", "barrier_expression"])
 def test_filter_refuses_functions_that_change_with_time(name: str) -> None:
     with pytest.raises(InvalidOption, match="UNIX_TIMESTAMP depends on more than the message"):
-        Entering("q.", **{name: "/a > UNIX_TIMESTAMP()"})
+        EnqueueRules("q.", **{name: "/a > UNIX_TIMESTAMP()"})
 
 
 def test_an_unknown_message_type_is_refused() -> None:
     with pytest.raises(InvalidOption, match=r"q\.message_type = 'bson'"):
-        Entering("q.", filter="/a", message_type="bson")
+        EnqueueRules("q.", filter="/a", message_type="bson")

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from queueapp import FairnessModel
-from queueapp.flow.fairness import Room, assign
+from queueapp.flow.fairness import Capacity, assign
 
-rooms_of = st.lists(st.builds(Room, st.integers(1, 12), st.integers(0, 14)), max_size=6)
+rooms_of = st.lists(st.builds(Capacity, st.integers(1, 12), st.integers(0, 14)), max_size=6)
 
 
 def one_at_a_time(
-    rooms: list[Room], messages: int, model: FairnessModel, turn: int, takes: set[tuple[int, int]] | None = None
+    rooms: list[Capacity], messages: int, model: FairnessModel, turn: int, takes: set[tuple[int, int]] | None = None
 ) -> tuple[list[int | None], int]:
     """As the manual says it: each message to the subscription that the model names at that moment."""
     out = [room.outstanding for room in rooms]
@@ -39,7 +39,7 @@ def one_at_a_time(
 @settings(max_examples=3000)
 @given(rooms=rooms_of, messages=st.integers(0, 40), model=st.sampled_from(FairnessModel), data=st.data())
 def test_fairness_model_assigns_as_one_at_a_time(
-    rooms: list[Room], messages: int, model: FairnessModel, data: st.DataObject
+    rooms: list[Capacity], messages: int, model: FairnessModel, data: st.DataObject
 ) -> None:
     turn = data.draw(st.integers(-1, len(rooms) - 1))
 
@@ -53,7 +53,7 @@ def test_fairness_model_assigns_as_one_at_a_time(
 @settings(max_examples=1500)
 @given(rooms=rooms_of, messages=st.integers(0, 15), model=st.sampled_from(FairnessModel), data=st.data())
 def test_fairness_model_with_filters_assigns_as_one_at_a_time(
-    rooms: list[Room], messages: int, model: FairnessModel, data: st.DataObject
+    rooms: list[Capacity], messages: int, model: FairnessModel, data: st.DataObject
 ) -> None:
     turn = data.draw(st.integers(-1, len(rooms) - 1))
     pairs = [(place, message) for place in range(len(rooms)) for message in range(messages)]
@@ -67,7 +67,7 @@ def test_fairness_model_with_filters_assigns_as_one_at_a_time(
 
 
 def test_fairness_model_proportional_takes_the_least_used_of_the_manuals_example() -> None:
-    inky, blinky, clyde = Room(2, 1), Room(4, 3), Room(10, 4)
+    inky, blinky, clyde = Capacity(2, 1), Capacity(4, 3), Capacity(10, 4)
 
     assert assign([inky, blinky, clyde], 1, FairnessModel.PROPORTIONAL).places == [2]
 
@@ -81,11 +81,11 @@ def test_fairness_model_proportional_takes_the_least_used_of_the_manuals_example
     ],
 )
 def test_fairness_model_names_who_is_next(model: FairnessModel, expected: list[int]) -> None:
-    rooms = [Room(2, 0), Room(4, 0)]
+    rooms = [Capacity(2, 0), Capacity(4, 0)]
 
     assert assign(rooms, 4, model, turn=0).places == expected
 
 
 def test_what_nobody_has_room_for_stays() -> None:
-    assert assign([Room(1, 0), Room(3, 5)], 3, FairnessModel.ROUND_ROBIN).places == [0, None, None]
+    assert assign([Capacity(1, 0), Capacity(3, 5)], 3, FairnessModel.ROUND_ROBIN).places == [0, None, None]
     assert assign([], 2, FairnessModel.FAST).places == [None, None]

@@ -11,7 +11,7 @@ from django.db import connection
 from django.db.models import F
 
 from queueapp.conf import settings
-from queueapp.flow.limited_claims import KNOWN_FOR, Taken, Taking
+from queueapp.flow.limited_claims import KNOWN_FOR, ClaimResult, LimitedClaims
 from queueapp.messages import new_id
 from queueapp.models import Now, Subscriber
 from queueapp.operations import control
@@ -45,10 +45,10 @@ def spy() -> StatementSpy:
 
 
 @pytest.fixture
-def taking(spy: StatementSpy, monkeypatch: pytest.MonkeyPatch) -> Taking:
+def taking(spy: StatementSpy, monkeypatch: pytest.MonkeyPatch) -> LimitedClaims:
     """What is known of subscribers is known until the test says otherwise."""
     monkeypatch.setattr("queueapp.flow.limited_claims.KNOWN_FOR", 3600.0)
-    return Taking(InProportion, "default", spy)  # type: ignore[arg-type]
+    return LimitedClaims(InProportion, "default", spy)  # type: ignore[arg-type]
 
 
 def subscribe(backlog: int, **columns: Any) -> uuid.UUID:
@@ -57,11 +57,11 @@ def subscribe(backlog: int, **columns: Any) -> uuid.UUID:
     return Subscriber.objects.create(id=new_id(), **row).pk
 
 
-def take(taking: Taking, owner: uuid.UUID, limit: int) -> Taken:
+def take(taking: LimitedClaims, owner: uuid.UUID, limit: int) -> ClaimResult:
     return taking.take(connection, [SeqRange()], limit, new_id(), owner, 3_600_000, bounded=True)
 
 
-def test_fairness_model_costs_a_full_queue_one_look_before_each_claim(taking: Taking, spy: StatementSpy) -> None:
+def test_fairness_model_costs_a_full_queue_one_look_before_each_claim(taking: LimitedClaims, spy: StatementSpy) -> None:
     one, _ = subscribe(3), subscribe(4)
     InProportion.send_many({"n": n} for n in range(12))
     assert len(take(taking, one, 2).rows) == 2
@@ -72,7 +72,7 @@ def test_fairness_model_costs_a_full_queue_one_look_before_each_claim(taking: Ta
     assert spy.used == ["peek", "claim_by_lease"]
 
 
-def test_fairness_model_shares_out_as_soon_as_there_is_less_than_room(taking: Taking, spy: StatementSpy) -> None:
+def test_fairness_model_shares_out_as_soon_as_there_is_less_than_room(taking: LimitedClaims, spy: StatementSpy) -> None:
     one, other = subscribe(3), subscribe(4)
     InProportion.send_many({"n": n} for n in range(9))
     assert [row[SEQ] for row in take(taking, one, 3).rows] == sorted(
@@ -88,7 +88,9 @@ def test_fairness_model_shares_out_as_soon_as_there_is_less_than_room(taking: Ta
     assert len(taken.rows) == 3
 
 
-def test_fairness_model_what_was_shared_out_is_taken_up_though_there_is_more_than_room_now(taking: Taking) -> None:
+def test_fairness_model_what_was_shared_out_is_taken_up_though_there_is_more_than_room_now(
+    taking: LimitedClaims,
+) -> None:
     one, _ = subscribe(2), subscribe(2)
     InProportion.send_many({"n": n} for n in range(2))
     assert take(taking, one, 2).rows  # the other one has the second
@@ -105,7 +107,7 @@ def test_fairness_model_what_was_shared_out_is_taken_up_though_there_is_more_tha
 
 @pytest.mark.parametrize("columns", [{"filter": "/n > 3"}, {"alive_until": Now() - timedelta(hours=1)}])
 def test_fairness_model_is_asked_where_a_filter_or_a_late_heartbeat_decides(
-    taking: Taking, spy: StatementSpy, columns: dict[str, Any]
+    taking: LimitedClaims, spy: StatementSpy, columns: dict[str, Any]
 ) -> None:
     one, _ = subscribe(2, **columns), subscribe(2)
     InProportion.send_many({"n": n} for n in range(20))
@@ -121,12 +123,14 @@ def test_max_backlog_is_counted_however_much_there_is() -> None:
     spy = StatementSpy(queue_sql(Capped, connection))
     Capped.send_many({"n": n} for n in range(20))
 
-    assert len(take(Taking(Capped, "default", spy), new_id(), 9).rows) == 5  # type: ignore[arg-type]
+    assert len(take(LimitedClaims(Capped, "default", spy), new_id(), 9).rows) == 5  # type: ignore[arg-type]
 
     assert spy.used.count("claim_within") == 1
 
 
-def test_fairness_model_takes_a_subscriber_with_a_backlog_of_0_for_none(taking: Taking, spy: StatementSpy) -> None:
+def test_fairness_model_takes_a_subscriber_with_a_backlog_of_0_for_none(
+    taking: LimitedClaims, spy: StatementSpy
+) -> None:
     one, _ = subscribe(2), subscribe(0)
     InProportion.send_many({"n": n} for n in range(20))
     assert len(take(taking, one, 1).rows) == 1
@@ -136,11 +140,11 @@ def test_fairness_model_takes_a_subscriber_with_a_backlog_of_0_for_none(taking: 
     taking._known_until = 0.0
     Subscriber.objects.filter(pk=one).delete()
 
-    assert len(take(taking, filtered, 2).nobodys) == 5, "what the idle one would let pass is nobody's"
+    assert len(take(taking, filtered, 2).unassigned) == 5, "what the idle one would let pass is nobody's"
 
 
 def test_fairness_model_who_is_given_something_is_woken_and_has_until_it_would_be_dead(
-    taking: Taking, monkeypatch: pytest.MonkeyPatch
+    taking: LimitedClaims, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = subscribe(2), subscribe(2)
     woken: list[Any] = []
@@ -155,7 +159,7 @@ def test_fairness_model_who_is_given_something_is_woken_and_has_until_it_would_b
     assert timedelta() < until <= settings.DEAD_AFTER
 
 
-def test_max_backlog_of_a_fairness_model_that_is_reached_is_told(taking: Taking, delivery: Any) -> None:
+def test_max_backlog_of_a_fairness_model_that_is_reached_is_told(taking: LimitedClaims, delivery: Any) -> None:
     delivery(InProportion, max_backlog=2)
     one, other = subscribe(2), subscribe(2)
     InProportion.send_many({"n": n} for n in range(9))

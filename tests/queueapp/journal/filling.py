@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from queueapp import publish_many
-from queueapp.topics.backfill import Filler
+from queueapp.topics.backfill import QueueFeeder
 from tests.queueapp.sql.server import Server
 
 
@@ -30,7 +30,7 @@ def take(server: Server, queue: Any, count: int) -> None:
 
 def filled(server: Server, queue: Any, *, limit: int = 1000) -> int:
     """Attach a queue and fill it until nothing is left; how many messages it got."""
-    filler, total = Filler(queue, server.alias), 0
+    filler, total = QueueFeeder(queue, server.alias), 0
     filler.attach()
     while True:
         one = filler.fill(limit)

@@ -14,7 +14,7 @@ from queueapp import publish
 from queueapp.management.progress import Progress
 from queueapp.models import DelayedMessage, JournalEntry, PoisonMessage
 from queueapp.operations import control
-from queueapp.topics.backfill import Filler
+from queueapp.topics.backfill import QueueFeeder
 from tests.in_process_worker import real_commits
 from tests.queueapp.journal.filling import filled, numbers, put, take
 from tests.queueapp.sql.server import Server
@@ -198,8 +198,8 @@ def test_rebuildqueue_that_is_stopped_goes_on_where_it_was(
     delivery(Recovered, underlying_topic="nothing")
     put(here, TOPIC, *range(3))
     delivery(Recovered, underlying_topic=TOPIC)
-    fill = Filler.fill
-    monkeypatch.setattr(Filler, "fill", lambda self: fill(self, 2))
+    fill = QueueFeeder.fill
+    monkeypatch.setattr(QueueFeeder, "fill", lambda self: fill(self, 2))
     calls: list[int] = []
 
     def stopped(self: Progress, count: int) -> None:

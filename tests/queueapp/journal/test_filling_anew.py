@@ -9,7 +9,7 @@ import pytest
 from django.db import Error, connections
 
 from queueapp.models import JournalCursor, JournalEntry
-from queueapp.topics.backfill import Filler
+from queueapp.topics.backfill import QueueFeeder
 from tests.in_process_worker import real_commits
 from tests.queueapp.journal.filling import filled, numbers, put, take
 from tests.queueapp.sql.server import Server
@@ -26,7 +26,7 @@ def test_recovery_point_time_that_is_later_drops_nothing_that_waits_for_room(ser
     then = server.backend.now(server.connection)
     put(server, "journaled.deep", 5000)
 
-    Filler(Deep, server.alias).rebuild(then)
+    QueueFeeder(Deep, server.alias).rebuild(then)
 
     take(server, Deep, 1000)
     assert filled(server, Deep) == 501
@@ -42,7 +42,7 @@ def test_recovery_point_time_that_is_declared_earlier_counts_before_anything_was
     then = server.backend.now(server.connection)
     put(server, TOPIC, 2)
     delivery(Recovered, underlying_topic=TOPIC, default_publish_target=TOPIC, recovery_point=then)
-    Filler(Recovered, server.alias).attach()
+    QueueFeeder(Recovered, server.alias).attach()
 
     delivery(Recovered, recovery_point="epoch")
 
@@ -60,7 +60,7 @@ def test_rebuilding_from_a_point_behind_the_cursor_looks_at_what_the_filter_refu
     second = JournalEntry.objects.using(server.alias).order_by("seq")[1].seq
     delivery(Recovered, filter="/n > 0")
 
-    Filler(Recovered, server.alias).rebuild(second)
+    QueueFeeder(Recovered, server.alias).rebuild(second)
 
     assert filled(server, Recovered) == 2
     assert numbers(server, Recovered) == [2, 3]
@@ -68,7 +68,7 @@ def test_rebuilding_from_a_point_behind_the_cursor_looks_at_what_the_filter_refu
 
 def test_rebuilding_is_seen_by_who_has_read_on_without_writing_the_cursor(server: Server, delivery: Any) -> None:
     delivery(Recovered, filter="/n > 9")
-    filler = Filler(Recovered, server.alias)
+    filler = QueueFeeder(Recovered, server.alias)
     filler.attach()
     filler.fill()
     put(server, TOPIC, 1, 2, 3)
@@ -76,7 +76,7 @@ def test_rebuilding_is_seen_by_who_has_read_on_without_writing_the_cursor(server
     second = JournalEntry.objects.using(server.alias).order_by("seq")[1].seq
     delivery(Recovered, filter="/n > 0")
 
-    Filler(Recovered, server.alias).rebuild(second)
+    QueueFeeder(Recovered, server.alias).rebuild(second)
 
     assert filler.fill().copied == 2
     assert numbers(server, Recovered) == [2, 3]
@@ -84,7 +84,7 @@ def test_rebuilding_is_seen_by_who_has_read_on_without_writing_the_cursor(server
 
 def test_step_that_fails_after_it_has_copied_is_done_again(server: Server, delivery: Any) -> None:
     """The database ends its session with the last statement: what was copied is rolled back, and read once more."""
-    filler = Filler(Recovered, server.alias)
+    filler = QueueFeeder(Recovered, server.alias)
     filler.attach()
     filler.fill()
     filler.fill()

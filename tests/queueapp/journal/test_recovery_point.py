@@ -14,7 +14,7 @@ from queueapp import InvalidOption, consumer, publish
 from queueapp.journal.append import journal_of
 from queueapp.models import JournalCopied, JournalCursor, JournalEntry
 from queueapp.models.delivery import Delivery
-from queueapp.topics.backfill import Filler
+from queueapp.topics.backfill import QueueFeeder
 from tests.in_process_worker import DEADLINE, eventually, real_commits, starting_workers
 from tests.listeners import wakeable
 from tests.queueapp.journal.filling import filled, numbers, put, take
@@ -126,7 +126,7 @@ def test_acked_messages_do_not_come_back(server: Server, unknown: Any) -> None:
 
 def test_recovery_point_that_was_moved_forward_drops_nothing(server: Server, unknown: Any) -> None:
     before(server, unknown, 1, 2)
-    Filler(Recovered, server.alias).attach()
+    QueueFeeder(Recovered, server.alias).attach()
     unknown()(recovery_point="now")
 
     assert filled(server, Recovered) == 2, "they wait behind the cursor already"
@@ -164,7 +164,7 @@ def test_filter_that_was_changed_lets_in_what_the_old_one_refused(server: Server
     delivery(Recovered, filter="/n > 1")
     assert filled(server, Recovered) == 0, "by itself it is not looked at again"
 
-    Filler(Recovered, server.alias).rebuild()
+    QueueFeeder(Recovered, server.alias).rebuild()
     assert filled(server, Recovered) == 1
     assert numbers(server, Recovered) == [3, 2]
 
@@ -199,10 +199,10 @@ def test_expiration_of_a_copy_counts_from_when_it_was_published(server: Server, 
 
 def test_two_that_fill_share_the_work(server: Server, unknown: Any) -> None:
     before(server, unknown, *range(300))
-    fillers = [Filler(Recovered, server.alias) for _ in range(3)]
+    fillers = [QueueFeeder(Recovered, server.alias) for _ in range(3)]
     errors: list[BaseException] = []
 
-    def fill(filler: Filler) -> None:
+    def fill(filler: QueueFeeder) -> None:
         from django.db import connections
 
         try:
@@ -226,7 +226,7 @@ def test_two_that_fill_share_the_work(server: Server, unknown: Any) -> None:
 
 def test_filling_that_is_rolled_back_loses_and_doubles_nothing(server: Server, unknown: Any) -> None:
     before(server, unknown, *range(10))
-    filler = Filler(Recovered, server.alias)
+    filler = QueueFeeder(Recovered, server.alias)
     filler.attach()
     with transaction.atomic(using=server.alias):
         assert filler.fill(4).copied == 4

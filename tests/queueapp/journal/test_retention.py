@@ -14,7 +14,7 @@ from queueapp.journal import replay_reader, retention
 from queueapp.journal.append import journal_of
 from queueapp.models import JournalCopied, JournalCursor, JournalEntry, Now
 from queueapp.sql.journal import BEGINNING, Partition
-from queueapp.topics.backfill import Filler
+from queueapp.topics.backfill import QueueFeeder
 from tests.databases import only_on_postgresql
 from tests.in_process_worker import DEADLINE, eventually, real_commits
 from tests.queueapp.journal.filling import filled, numbers, put, take
@@ -66,7 +66,7 @@ def test_retention_removes_what_is_older_and_keeps_the_rest(server: Server) -> N
     age(server, timedelta(days=3))
     put(server, SHORT, 3)
 
-    assert retention.let_go(server.alias) == 2
+    assert retention.apply_retention(server.alias) == 2
     assert [entry.decode()["n"] for entry in replay(SHORT, using=server.alias)] == [3]
 
 
@@ -74,7 +74,7 @@ def test_retention_for_ever_removes_nothing(server: Server) -> None:
     put(server, LONG, 1)
     age(server, timedelta(days=4000))
 
-    assert retention.let_go(server.alias) == 0
+    assert retention.apply_retention(server.alias) == 0
     assert kept(server) == [LONG]
 
 
@@ -83,7 +83,7 @@ def test_topic_that_is_not_declared_any_more_is_kept(server: Server, settings: A
     age(server, timedelta(days=3))
     settings.QUEUEAPP = {"JOURNAL": {"other": timedelta(hours=1)}}
 
-    assert retention.let_go(server.alias) == 0
+    assert retention.apply_retention(server.alias) == 0
     assert kept(server) == [SHORT]
 
 
@@ -93,7 +93,7 @@ def test_retention_goes_in_batches(server: Server, monkeypatch: pytest.MonkeyPat
     age(server, timedelta(days=3))
     asked: list[bool] = []
 
-    assert retention.let_go(server.alias, lambda: not asked.append(True)) == 10
+    assert retention.apply_retention(server.alias, lambda: not asked.append(True)) == 10
     assert len(asked) >= 4
 
 
@@ -101,7 +101,7 @@ def test_retention_ends_when_it_may_not_go_on(server: Server, monkeypatch: pytes
     put(server, SHORT, 1)
     age(server, timedelta(days=3))
 
-    assert retention.let_go(server.alias, lambda: False) == 0
+    assert retention.apply_retention(server.alias, lambda: False) == 0
     assert kept(server) == [SHORT]
 
 
@@ -110,12 +110,12 @@ def test_retention_never_passes_the_cursor_of_a_queue(server: Server) -> None:
     filled(server, Deep)
     age(server, timedelta(days=3))
 
-    retention.let_go(server.alias)
+    retention.apply_retention(server.alias)
     assert len(kept(server)) in (500, 501), "those that are inactive, and where the cursor stands"
 
     Deep.objects.using(server.alias).all().delete()
     assert filled(server, Deep) == 500
-    retention.let_go(server.alias)
+    retention.apply_retention(server.alias)
     assert kept(server) == []
 
 
@@ -124,11 +124,11 @@ def test_retention_never_passes_a_queue_that_is_about_to_be_filled(server: Serve
     put(server, "journaled.orders", 1)
     age(server, timedelta(days=3))
     delivery(Recovered, underlying_topic="journaled.orders")
-    Filler(Recovered, server.alias).attach()
+    QueueFeeder(Recovered, server.alias).attach()
 
-    assert retention.let_go(server.alias) == 0
+    assert retention.apply_retention(server.alias) == 0
     assert filled(server, Recovered) == 1
-    assert retention.let_go(server.alias) == 1
+    assert retention.apply_retention(server.alias) == 1
 
 
 def test_queue_that_nobody_looks_after_holds_nothing_back_after_a_week(
@@ -137,17 +137,17 @@ def test_queue_that_nobody_looks_after_holds_nothing_back_after_a_week(
     """Which is said when retention passes it, once, and when somebody looks after it again."""
     monkeypatch.setattr(retention, "_named", set())
     put(server, "journaled.deep", 1)
-    Filler(Deep, server.alias).attach()
+    QueueFeeder(Deep, server.alias).attach()
     age(server, timedelta(days=30))
     JournalCursor.objects.using(server.alias).update(seen_at=Now() - retention.ABANDONED - timedelta(hours=1))
 
-    assert [retention.let_go(server.alias) for _ in range(2)] == [1, 0]
+    assert [retention.apply_retention(server.alias) for _ in range(2)] == [1, 0]
     (passed,) = caplog.messages
     assert "testapp.Deep has not been filled" in passed
     assert "for 7 days" in passed
     caplog.clear()
     for _ in range(2):
-        Filler(Deep, server.alias).attach()
+        QueueFeeder(Deep, server.alias).attach()
     (back,) = caplog.messages
     assert "testapp.Deep was not filled" in back
     assert "what retention has removed since then it will not get" in back
@@ -163,7 +163,7 @@ def test_replay_that_retention_overtakes_says_so(
     monkeypatch.setattr(replay_reader, "READER_LIFE", timedelta(0))  # it does not read on for so long
     JournalCursor.objects.using(server.alias).update(seen_at=Now() - timedelta(minutes=11))
     age(server, timedelta(days=3))
-    assert retention.let_go(server.alias) == 10
+    assert retention.apply_retention(server.alias) == 10
     put(server, SHORT, 10)
 
     if instead == "fail":
@@ -206,9 +206,9 @@ def test_retention_never_passes_a_replay_that_reads(server: Server) -> None:
     age(server, timedelta(days=3))
     with replay(SHORT, batch=4, using=server.alias) as reading:
         next(reading)
-        assert retention.let_go(server.alias) == 0
+        assert retention.apply_retention(server.alias) == 0
         assert len(list(reading)) == 9
-    assert retention.let_go(server.alias) == 10
+    assert retention.apply_retention(server.alias) == 10
 
 
 def test_replay_that_was_killed_holds_nothing_back_for_long(server: Server) -> None:
@@ -218,7 +218,7 @@ def test_replay_that_was_killed_holds_nothing_back_for_long(server: Server) -> N
     next(reading)
     JournalCursor.objects.using(server.alias).update(seen_at=Now() - timedelta(minutes=11))
 
-    assert retention.let_go(server.alias) == 10
+    assert retention.apply_retention(server.alias) == 10
     assert not JournalCursor.objects.using(server.alias).exists(), "its note is removed"
     reading.close()
 
@@ -231,8 +231,8 @@ def test_notes_of_copies_go_with_the_entries(server: Server) -> None:
     filled(server, Deep)
     assert JournalCopied.objects.using(server.alias).count() == 3
 
-    retention.let_go(server.alias)
-    retention.let_go(server.alias)
+    retention.apply_retention(server.alias)
+    retention.apply_retention(server.alias)
     assert JournalCopied.objects.using(server.alias).count() == 1
 
 
@@ -242,7 +242,7 @@ def test_notes_of_copies_go_though_another_topic_is_kept_for_ever(server: Server
     filled(server, Deep)
     age(server, timedelta(days=3))
 
-    retention.let_go(server.alias)
+    retention.apply_retention(server.alias)
 
     assert JournalEntry.objects.using(server.alias).get().topic == "journaled.for ever"
     assert not JournalCopied.objects.using(server.alias).exists()
@@ -261,11 +261,11 @@ def test_notes_of_copies_stay_while_their_entries_do(server: Server) -> None:
         journal_of(first).append(first, "journaled.deep", [outgoing(b'{"n":1}')], [""])
     assert filled(server, Deep) == 2
 
-    retention.let_go(server.alias)
+    retention.apply_retention(server.alias)
 
     assert JournalCopied.objects.using(server.alias).count() == 2
     take(server, Deep, 2)
-    Filler(Deep, server.alias).rebuild(0)
+    QueueFeeder(Deep, server.alias).rebuild(0)
     assert filled(server, Deep) == 0, "what was acked does not come back"
 
 
@@ -275,7 +275,7 @@ def test_notes_of_what_is_kept_are_not_looked_at(server: Server, monkeypatch: py
 
     def rounds() -> int:
         asked: list[bool] = []
-        retention.let_go(server.alias, lambda: not asked.append(True))
+        retention.apply_retention(server.alias, lambda: not asked.append(True))
         return len(asked)
 
     put(server, "journaled.deep", 1)
@@ -310,7 +310,7 @@ def test_partition_is_dropped_whole_when_all_in_it_is_over(server: Server, yeste
     put(server, SHORT, 3)
     assert journal_of(server.connection).topics(server.connection, name) == [SHORT]
 
-    assert retention.let_go(server.alias) == 0, "not one by one"
+    assert retention.apply_retention(server.alias) == 0, "not one by one"
 
     assert name not in {one.name for one in partitions(server)}
     assert len(kept(server)) == 1
@@ -322,7 +322,7 @@ def test_partition_with_a_longer_topic_is_kept_without_the_shorter(server: Serve
     put(server, LONG, 2)
     age(server, timedelta(days=5))
 
-    assert retention.let_go(server.alias) == 1
+    assert retention.apply_retention(server.alias) == 1
     assert kept(server) == [LONG]
     assert name in {one.name for one in partitions(server)}
 
@@ -331,12 +331,12 @@ def test_partition_that_a_queue_still_needs_is_kept(server: Server, yesterdays: 
     name = yesterdays(5)
     put(server, "journaled.deep", 1)
     age(server, timedelta(days=5))
-    Filler(Deep, server.alias).attach()
+    QueueFeeder(Deep, server.alias).attach()
 
-    retention.let_go(server.alias)
+    retention.apply_retention(server.alias)
     assert name in {one.name for one in partitions(server)}
     assert filled(server, Deep) == 1
-    retention.let_go(server.alias)
+    retention.apply_retention(server.alias)
     assert name not in {one.name for one in partitions(server)}
     assert numbers(server, Deep) == [1]
 
@@ -346,10 +346,10 @@ def test_partition_that_somebody_reads_is_dropped_another_time(server: Server, y
     reader = server.another()
     with server.transaction(reader), reader.cursor() as cursor:
         cursor.execute(f'SELECT count(*) FROM "{name}"')
-        retention.let_go(server.alias)
+        retention.apply_retention(server.alias)
         assert name in {one.name for one in partitions(server)}
         publish(SHORT, {}, using=server.alias)
-    retention.let_go(server.alias)
+    retention.apply_retention(server.alias)
     assert name not in {one.name for one in partitions(server)}
 
 
@@ -365,7 +365,7 @@ def test_partition_gets_an_entry_while_its_drop_waits_and_is_kept(
 
     def drop() -> None:
         try:
-            retention.let_go(server.alias)
+            retention.apply_retention(server.alias)
         finally:
             connections[server.alias].close()
 
@@ -395,7 +395,7 @@ def test_day_without_a_partition_is_kept_in_the_rest_and_purged(server: Server) 
     with transaction.atomic(using=server.alias):
         assert not journal.add_partition(server.connection, -40, 1000), "the rest has entries of that day"
 
-    assert retention.let_go(server.alias) == 1
+    assert retention.apply_retention(server.alias) == 1
 
 
 # -- a dump that was restored into another server ---------------------------------------------------------------------
@@ -404,7 +404,7 @@ def test_day_without_a_partition_is_kept_in_the_rest_and_purged(server: Server) 
 @only_on_postgresql
 def test_entries_of_another_server_stand_before_all_that_is_new(server: Server) -> None:
     put(server, "journaled.deep", 1, 2)
-    Filler(Deep, server.alias).attach()
+    QueueFeeder(Deep, server.alias).attach()
     with connections[server.alias].cursor() as cursor:
         # As after a restore: the numbers are those of another server's transactions, which were higher.
         cursor.execute("UPDATE queueapp_journalentry SET txid = txid + 1000000000")

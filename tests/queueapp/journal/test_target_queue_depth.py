@@ -20,7 +20,7 @@ from queueapp.models.delivery import Delivery
 from queueapp.operations.journal import inactive_messages
 from queueapp.services.journal_service import JournalService
 from queueapp.services.leader_election import Elector
-from queueapp.topics.backfill import Filler
+from queueapp.topics.backfill import QueueFeeder
 from tests.in_process_worker import DEADLINE, eventually, real_commits
 from tests.queueapp.journal.filling import filled, numbers, put, take
 from tests.queueapp.sql.server import Server, outgoing
@@ -66,7 +66,7 @@ def test_acked_messages_of_a_queue_with_target_queue_depth_do_not_come_back(serv
     put(server, TOPIC, *range(5))
     filled(server, Deep)
     take(server, Deep, 5)
-    Filler(Deep, server.alias).rebuild()
+    QueueFeeder(Deep, server.alias).rebuild()
 
     assert filled(server, Deep) == 0
 
@@ -158,9 +158,9 @@ def test_service_waits_for_a_transaction_that_published_before(server: Server, s
 
 _TOP_UP = """
 import django; django.setup()
-from queueapp.topics.backfill import Filler
+from queueapp.topics.backfill import QueueFeeder
 from tests.testapp.models import Deep
-filler = Filler(Deep, "default")
+filler = QueueFeeder(Deep, "default")
 filler.attach()
 print("ready", flush=True)
 while True:

@@ -21,7 +21,7 @@ from django.db import connections, transaction
 
 from queueapp import Context, LeaseLost, consumer
 from queueapp.consuming.registry import registered
-from queueapp.consuming.shielded import run_to_its_end
+from queueapp.consuming.shielded import run_shielded
 from queueapp.models import Now
 from queueapp.receiving.receive import Receive
 from tests.in_process_worker import DEADLINE, Worker, eventually, real_commits
@@ -306,7 +306,7 @@ def test_what_the_thread_raised_is_raised() -> None:
 
     async def work() -> None:
         with pytest.raises(LookupError, match="on the thread"):
-            await run_to_its_end(fail)
+            await run_shielded(fail)
 
     asyncio.run(run(work, Leased))
 

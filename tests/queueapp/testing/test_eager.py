@@ -120,7 +120,7 @@ def test_a_handler_that_sends_to_itself_for_ever_is_stopped(monkeypatch: pytest.
 @override_settings(QUEUEAPP={"EAGER": "at_once"})
 def test_a_process_of_workers_leaves_messages_to_them(queue_kit: Kit) -> None:
     consumer(Leased)(note)
-    with inline.left_to_workers():
+    with inline.disabled_in_worker():
         Leased.send({"name": "x"})
     assert effects() == []
     queue_kit.assert_sent(Leased, times=1)

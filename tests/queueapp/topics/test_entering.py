@@ -103,13 +103,13 @@ def test_without_the_extra_a_send_says_how_to_install_it(
     imported = builtins.__import__
 
     def without(name: str, *args: Any, **more: Any) -> Any:
-        if name.endswith("expressions.entering"):
+        if name.endswith("expressions.enqueue_rules"):
             raise ImportError("lark is not installed")
         return imported(name, *args, **more)
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(InvalidOption, match=r"LateFlights\.Delivery\.filter.*pip install 'queueapp\[expressions\]'"):
-        enqueue_expressions.entering_of(LateFlights)
+        enqueue_expressions.rules_of(LateFlights)
 
 
 # -- message types ---------------------------------------------------------------------------------------------------

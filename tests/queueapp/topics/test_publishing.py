@@ -16,7 +16,7 @@ from django.db import connection, connections, transaction
 
 from queueapp import InvalidMessage, InvalidOption, apublish, consumer, message_type, publish, publish_many
 from queueapp.consuming.registry import registered
-from queueapp.journal.append import Taken
+from queueapp.journal.append import Distribution
 from queueapp.messages import decode_headers
 from queueapp.models import DelayedMessage
 from queueapp.models.delivery.topics import is_pattern
@@ -290,7 +290,7 @@ def test_a_recorder_sees_what_is_published_before_it_is_routed(notebook: Noteboo
     identity = publish("bookings", {"n": 1}, correlation_id="c")
 
     ((alias, topic, (message,), taken),) = notebook.pages
-    assert (alias, topic, taken) == ("default", "FLIGHTS", [Taken(QUEUES)])
+    assert (alias, topic, taken) == ("default", "FLIGHTS", [Distribution(QUEUES)])
     assert (message.id, message.body) == (identity, b'{"n":1}')
     assert decode_headers(message.headers) == decode_headers(Bookings.objects.get().headers)
 
@@ -300,7 +300,7 @@ def test_a_topic_that_a_recorder_keeps_needs_no_queue(notebook: Notebook) -> Non
     publish_many("KEPT", [{"n": 2}, {"n": 3}])
 
     assert [(topic, len(published), taken) for _, topic, published, taken in notebook.pages] == [
-        ("KEPT", 1, [Taken()]), ("KEPT", 2, [Taken()] * 2),
+        ("KEPT", 1, [Distribution()]), ("KEPT", 2, [Distribution()] * 2),
     ]  # fmt: skip
 
 

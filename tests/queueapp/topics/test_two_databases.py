@@ -13,7 +13,7 @@ from queueapp import publish, publish_many, replay
 from queueapp.models import JournalEntry
 from queueapp.models.delivery import Delivery
 from queueapp.topics import routing
-from queueapp.topics.backfill import Filler
+from queueapp.topics.backfill import QueueFeeder
 from tests.crash.conftest import scene, server, two  # noqa: F401 (two databases, and a server of their own)
 from tests.crash.rig.two_databases import TwoDatabases
 from tests.crash.workload.routes import WAREHOUSE
@@ -61,8 +61,8 @@ def test_topic_over_two_databases_is_in_the_queue_and_in_the_journal_of_each() -
         assert [entry.decode()["n"] for entry in replay(TOPIC, using=alias)] == [1, 2, 3]
         queues = JournalEntry.objects.using(alias).values_list("queues", flat=True)
         assert all(queue._meta.label in one for one in queues), "each journal knows of the queues beside it"
-        Filler(queue, alias).attach()
-        assert Filler(queue, alias).fill().copied == 0
+        QueueFeeder(queue, alias).attach()
+        assert QueueFeeder(queue, alias).fill().copied == 0
 
     # The caller's transaction of one database takes back what is there, and no more.
     with transaction.atomic():

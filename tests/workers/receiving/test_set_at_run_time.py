@@ -18,7 +18,7 @@ from queueapp.operations.journal import inactive_messages
 from queueapp.services.journal_service import JournalService
 from queueapp.services.leader_election import Elector
 from queueapp.sql import queue_sql
-from queueapp.topics.backfill import Filled, Filler
+from queueapp.topics.backfill import Filled, QueueFeeder
 from tests.in_process_worker import DEADLINE, Worker, eventually, real_commits
 from tests.testapp.leases import Aging
 from tests.testapp.messages import Nop
@@ -226,15 +226,15 @@ def test_target_queue_depth_raised_when_the_queue_has_just_been_found_full_is_in
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Seen to fail: the queue was taken to be full with the new depth, and stayed as it was until it was half empty."""
-    fill, raised = Filler.fill, []
+    fill, raised = QueueFeeder.fill, []
 
-    def fill_and_raise(filler: Filler) -> Filled:
+    def fill_and_raise(filler: QueueFeeder) -> Filled:
         filled = fill(filler)
         if filled.full_with is not None and not raised:
             raised.append(control.set_option(Deep, "target_queue_depth", 1500))
         return filled
 
-    monkeypatch.setattr(Filler, "fill", fill_and_raise)
+    monkeypatch.setattr(QueueFeeder, "fill", fill_and_raise)
     publish_many("journaled.deep", ({"n": n} for n in range(3000)))
     eventually(lambda: Deep.objects.count() == 1500)
     assert raised == [True]

@@ -156,7 +156,7 @@ class Command(OperatorCommand):
             self.stdout.write(f"Probes and metrics: {endpoint.address}")
         self.stdout.write(f"Receiving {', '.join(queue._meta.label for queue in queues)}. Ctrl-C stops.")
         self.stdout.flush()
-        with inline.left_to_workers():
+        with inline.disabled_in_worker():
             code = supervisor.run()
         if code == REFUSED:
             raise CommandError(f"What is left cannot be received: {supervisor.left}", returncode=code)

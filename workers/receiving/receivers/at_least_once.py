@@ -19,7 +19,7 @@ from django.db import Error, connections
 
 from queueapp.conf import settings
 from queueapp.errors import LeaseLost
-from queueapp.flow.limited_claims import Taking
+from queueapp.flow.limited_claims import LimitedClaims
 from queueapp.messages import new_id
 from queueapp.models.delivery import Leasing
 from queueapp.sending.isolation import atomic_on, isolated_connection
@@ -162,16 +162,16 @@ class AtLeastOnceReceiver(Receiver):
         return count
 
     def _claim_counted(
-        self, taking: Taking, claim: ActiveClaim, limit: int, token: uuid.UUID, lease_ms: int | None
+        self, taking: LimitedClaims, claim: ActiveClaim, limit: int, token: uuid.UUID, lease_ms: int | None
     ) -> list[Claimed]:
         """A claim on a queue that counts what is out, or shares it out."""
         connection = connections[self.alias]
         taken = taking.take(connection, claim.ranges, limit, token, self.state.subscriber, lease_ms, bounded=True)
         # Nothing, because the queue is at its limit perhaps, says nothing of what is there; and what is nobody's lies between what
         # was taken: no floor is to pass that as if it were gone.
-        claim.rows = None if taken.nobodys else taken.rows or None
-        if taken.nobodys:
-            self.state.skipped.pass_by(claim, taken.nobodys)
+        claim.rows = None if taken.unassigned else taken.rows or None
+        if taken.unassigned:
+            self.state.skipped.pass_by(claim, taken.unassigned)
         self.full = taken.full
         self.state.at_limit = taken.at_limit
         return taken.rows

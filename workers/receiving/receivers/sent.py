@@ -14,7 +14,7 @@ from time import monotonic
 
 from django.db import Error, connections, transaction
 
-from queueapp.flow.limited_claims import Taken
+from queueapp.flow.limited_claims import ClaimResult
 from queueapp.messages import new_id
 from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.sql import ErrorKind
@@ -45,16 +45,16 @@ class SentTask(AtMostOnceReceiver):
                     rows = self.sql.claims.claim_by_lease(
                         connection, claim.ranges, limit, token, self.state.subscriber, FOREVER_MS
                     )
-                    taken = Taken(rows, full=len(rows) == limit)
+                    taken = ClaimResult(rows, full=len(rows) == limit)
                 else:
                     taken = taking.take(
                         connection, claim.ranges, limit, token, self.state.subscriber, None, bounded=True
                     )
             rows = taken.rows
             # As in ``AtLeastOnceReceiver``.
-            claim.rows = None if taken.nobodys or (taking is not None and not rows) else rows
-        if taken.nobodys:
-            self.state.skipped.pass_by(claim, taken.nobodys)
+            claim.rows = None if taken.unassigned or (taking is not None and not rows) else rows
+        if taken.unassigned:
+            self.state.skipped.pass_by(claim, taken.unassigned)
         self.full, self.state.at_limit = taken.full, taken.at_limit
         if not rows:
             return 0

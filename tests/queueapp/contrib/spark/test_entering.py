@@ -51,8 +51,8 @@ def test_a_row_that_cannot_be_read_is_an_error() -> None:
 
 
 def test_without_the_extra_an_executor_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "queueapp.expressions.enqueue_expressions", raising=False)
-    monkeypatch.setitem(sys.modules, "queueapp.expressions.enqueue_expressions", None)
+    monkeypatch.delitem(sys.modules, "queueapp.expressions.enqueue_rules", raising=False)
+    monkeypatch.setitem(sys.modules, "queueapp.expressions.enqueue_rules", None)
     with pytest.raises(SparkSinkError, match=r"install queueapp\[expressions\]"):
         RowEncoder(plan("id", "body"))
 

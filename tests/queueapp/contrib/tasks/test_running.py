@@ -547,7 +547,7 @@ def test_old_results_are_deleted(backend: Any, drain: Any, alias: str) -> None:
         finished_at=timezone.now() - timedelta(days=8),
     )  # fmt: skip
 
-    registered.finder_of(TaskQueue).run_maintenance(alias, lambda: True)
+    registered.resolver_of(TaskQueue).run_maintenance(alias, lambda: True)
 
     with pytest.raises(TaskResultDoesNotExist):
         backend.get_result(old.id)
@@ -575,7 +575,7 @@ def test_results_may_be_kept_for_ever(configure: Any, backend: Any, drain: Any, 
     drain()
     Result.objects.update(finished_at=Now() - timedelta(days=10_000))
 
-    registered.finder_of(TaskQueue).run_maintenance(alias, lambda: True)
+    registered.resolver_of(TaskQueue).run_maintenance(alias, lambda: True)
 
     assert backend.get_result(result.id).status == TaskResultStatus.SUCCESSFUL
 
@@ -591,11 +591,11 @@ def test_a_task_that_was_purged_between_two_attempts_is_not_to_be_tried_for_ever
         backend.get_result(lost.id)
     assert backend.get_result(waiting.id).status == TaskResultStatus.READY
 
-    registered.finder_of(TaskQueue).run_maintenance(alias, lambda: True)
+    registered.resolver_of(TaskQueue).run_maintenance(alias, lambda: True)
     assert Result.objects.count() == 2, "an attempt was made in the retention"
     Result.objects.update(last_attempted_at=Now() - timedelta(days=8))
     with caplog.at_level(logging.INFO):
-        registered.finder_of(TaskQueue).run_maintenance(alias, lambda: True)
+        registered.resolver_of(TaskQueue).run_maintenance(alias, lambda: True)
     assert "1 results of tasks of 'default' were deleted" in caplog.text
     assert [str(one.pk) for one in Result.objects.all()] == [waiting.id]
     assert len(backend.get_result(waiting.id).errors) == 1

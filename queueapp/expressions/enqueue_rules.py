@@ -20,7 +20,7 @@ LOWEST = -(2**63)
 HIGHEST = 2**63 - 1
 
 
-class Entry(NamedTuple):
+class Evaluated(NamedTuple):
     """What was found. ``priority`` and ``is_barrier`` are None where the queue has no expression for them."""
 
     matches: bool
@@ -28,7 +28,7 @@ class Entry(NamedTuple):
     is_barrier: bool | None
 
 
-class Entering:
+class EnqueueRules:
     """The expressions of one queue, compiled. Has no state: any number of threads may share it.
 
     ``target`` is the topic of a message that names none. Raises InvalidOption, with the column, for a text that is no
@@ -51,11 +51,11 @@ class Entering:
         self._own_codec = codec_of(message_type, f"{where}message_type")
         self._target = target
 
-    def evaluate(self, headers: str, body: bytes | None) -> Entry:
+    def evaluate(self, headers: str, body: bytes | None) -> Evaluated:
         """Of a message as it is stored. Raises UndecodableMessage for headers that do not parse, and for a body that is not
         what they say it is, or, where they say nothing, what the queue's message type is."""
         message = ParsedMessage(self._fields(headers, body), self._topic(headers), len(body or b""))
-        return Entry(
+        return Evaluated(
             self._filter is None or self._filter.matches(message),
             None if self._priority is None else priority_of(self._priority.evaluate(message)),
             None if self._barrier is None else self._barrier.matches(message),
