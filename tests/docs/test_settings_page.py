@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from queueapp import conf
 from queueapp.conf import asyncmonolith_names
@@ -21,6 +22,25 @@ def table(options: Iterable[Option]) -> str:
         default = getattr(one.default, "value", one.default)
         rows.append(f"| `{one.name}` | `{default}` | {one.accepted} | {_cell(one.doc)} |")
     return "\n".join(rows)
+
+
+#: Heading -> the module that declares the group, in the page's order.
+PROJECT = {
+    "Receiving": "receiving", "Handlers": "handlers", "Retries and failures": "retries", "Worker processes": "processes",
+    "Delayed messages": "delayed", "Retention and maintenance": "retention", "Bodies": "bodies",
+    "Monitoring": "observability",
+}  # fmt: skip
+QUEUE = {
+    "Semantics": "semantics", "Leases, limits and expiry": "leases", "Order": "order", "Flow": "flow", "Retries": "retries",
+    "Topics": "topics", "Journal": "journal", "Deduplication": "dedupe", "Encoding": "encoding", "Storage": "storage",
+}  # fmt: skip
+
+
+def grouped(package: Any, groups: dict[str, str]) -> str:
+    declared = {heading: getattr(package, module).OPTIONS for heading, module in groups.items()}
+    listed = [option.name for options in declared.values() for option in options]
+    assert sorted(listed) == sorted(option.name for option in package.OPTIONS)
+    return "\n\n".join(f"### {heading}\n\n{table(options)}" for heading, options in declared.items())
 
 
 def origin_table() -> str:
@@ -43,22 +63,23 @@ def _cell(text: str) -> str:
 def page() -> str:
     return f"""# Settings
 
-Made from the code by `UPDATE_DOCS=1 python -m pytest tests/docs`; a value out of its bounds is refused at start.
-Names of NServiceBus, AMPS and AsyncMonolith in the last column are those of [lineage.md](lineage.md), which tells what differs.
+Every setting with its default and its bounds. A value out of its bounds is refused at start. A consumer's option takes precedence over
+its queue's, and a queue's over the project's. Names of NServiceBus, AMPS and AsyncMonolith in the last column are explained in
+[Lineage](lineage.md). The page is made from the code by `UPDATE_DOCS=1 python -m pytest tests/docs`.
 
 ## The project: `QUEUEAPP = {{...}}` in Django's settings
 
-{table(conf.OPTIONS)}
+{grouped(conf, PROJECT)}
 
 ### Under AsyncMonolith's names
 
-`QUEUEAPP` takes these as well, each in the unit that it has there. Two names of one setting that disagree are refused.
+`QUEUEAPP` accepts these names as well, each in its original unit. Two names of one setting with different values are refused.
 
 {origin_table()}
 
 ## A queue: `class Delivery`
 
-{table(delivery.OPTIONS)}
+{grouped(delivery, QUEUE)}
 
 ## A consumer: `@consumer(queue, ...)`, or attributes of a `Consumer` class
 
