@@ -1,11 +1,11 @@
-"""Moving what waits in one broker into another one, while producers and workers of both go on.
+"""Moves the messages of one Celery broker to another one, while producers and workers of both continue.
 
-One of the two is ours. A message is set aside at its source, durably and where no worker sees it; then it is put into the
-target, which remembers that it has it; then it is removed from where it was set aside. A migrator that dies goes on from there:
-what was set aside is put again, and a target that remembers it takes it once. Redis remembers it in the transaction (MULTI)
-that puts it, our database in its own; of another broker the last few messages before a kill may be there twice.
+One of the two brokers is this package. A message is taken out at its source, durably and invisible to workers; then it is put into
+the target, which records that it has it; then the source removes it. A migrator that dies continues from there: messages that were
+taken out are put again, and a target that has a record of them ignores the second put. Redis writes this record in the transaction
+(MULTI) that puts the message, this database in its own. In another broker the last few messages before a kill may be duplicated.
 
-``migrator`` is the loop, ``ours``, ``redis`` and ``other`` are brokers as it sees them.
+``migrator`` is the loop; ``queueapp_endpoint``, ``redis_endpoint`` and ``kombu_endpoint`` are the brokers.
 """
 
 from __future__ import annotations

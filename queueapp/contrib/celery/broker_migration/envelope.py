@@ -1,4 +1,4 @@
-"""A message on its way, in a form that belongs to neither broker."""
+"""A message in transit, in a form of neither broker."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from ..serialization import HIGHEST
 
 
 class Envelope(NamedTuple):
-    """One message between two brokers."""
+    """One message in transit between two brokers."""
 
-    #: The same whenever it is read from its source, and no other message has it.
+    #: Unique, and the same each time that the message is read from its source.
     key: str
     queue: str
-    #: As kombu has it, with the body as it is (no base64).
+    #: In kombu's form, with the plain body (no base64).
     message: dict[str, Any]
-    #: Where its source has set it aside.
+    #: Number of its row of messages taken out.
     number: int = 0
 
 
 def key_of(queue: str, message: Mapping[str, Any]) -> str:
-    """What tells a message from all others: kombu gives each one that it publishes a tag, which is stored with it; of a broker
-    that has tags of its own, what the message says. A message that a topic brought into two queues is two."""
+    """The identity of a message: the delivery tag that kombu stores with each publish or, for a broker with tags of its own, a hash of
+    the message. A message that a topic exchange routed to two queues counts as two."""
     tag = message.get("properties", {}).get("delivery_tag")
     if not isinstance(tag, str) or len(tag) < 16:
-        said = [message.get("headers"), message.get("properties", {}).get("correlation_id"), message.get("body")]
-        tag = hashlib.sha256(json.dumps(said, sort_keys=True, default=repr).encode()).hexdigest()
+        parts = [message.get("headers"), message.get("properties", {}).get("correlation_id"), message.get("body")]
+        tag = hashlib.sha256(json.dumps(parts, sort_keys=True, default=repr).encode()).hexdigest()
     return digest(f"{queue}\0{tag}")
 
 
@@ -41,11 +41,11 @@ def digest(text: str) -> str:
 
 
 def opened(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message as a broker of text stores it, with its body as it is."""
+    """A message as a text-based broker stores it, with its body decoded from base64."""
     properties = dict(message.get("properties") or {})
     body = message.get("body")
     if properties.pop("body_encoding", None) == "base64" and isinstance(body, str):
-        with contextlib.suppress(binascii.Error):  # as it is: whoever receives it says what is wrong with it
+        with contextlib.suppress(binascii.Error):  # unchanged: its receiver reports the error
             body = base64.b64decode(body, validate=True)
     return {**message, "properties": properties, "body": body}
 
@@ -59,7 +59,7 @@ def closed(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def inverted(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Its priority counted from the other end: on Redis 0 is received first, elsewhere the highest.
+    """The message with its priority reversed: on Redis 0 is received first, elsewhere the highest.
 
     >>> inverted({"properties": {"priority": 3}})["properties"]["priority"]
     6

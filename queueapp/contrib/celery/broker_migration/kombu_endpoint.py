@@ -1,5 +1,5 @@
-"""Any other broker of kombu as one end of a move. It hands a message out again when whoever had it is gone, so nothing is lost;
-it cannot remember what it was given, so of a move that is killed its last few messages may be in it twice."""
+"""Any other kombu broker as one end of a move. It delivers a message again when its receiver is gone, so nothing is lost; it has no
+record of the messages that were put, so the last few messages before a kill may be duplicated."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PROPERTIES = (
 
 
 class KombuEndpoint:
-    """A broker that is known by kombu's interface alone. Its queues have to be named."""
+    """A broker that is used through kombu's interface only. Its queues must be named."""
 
     exact = False
     inverts = False
@@ -26,57 +26,57 @@ class KombuEndpoint:
         self._connection = connection
         self._channel: Any = connection.default_channel
         self._producer = Producer(self._channel)
-        self._held: dict[str, list[tuple[Envelope, Any]]] = {}
+        self._unacked: dict[str, list[tuple[Envelope, Any]]] = {}
 
     def queues(self) -> list[str]:
-        """Unknown: none."""
+        """Empty: kombu cannot list the queues."""
         return []
 
     def bindings(self, queue: str) -> list[tuple[str, str, str]]:
-        """As Celery binds a queue unless told otherwise."""
+        """Celery\'s default binding of a queue."""
         return [(queue, "direct", queue)]
 
     def declare(self, queue: str, bindings: Sequence[tuple[str, str, str]]) -> None:
-        """Make a queue that is not there yet."""
+        """Declare a queue and its bindings."""
         self._channel.queue_declare(queue=queue, durable=True, auto_delete=False)
         for exchange, kind, key in bindings:
             self._channel.exchange_declare(exchange=exchange, type=kind, durable=True, auto_delete=False)
             self._channel.queue_bind(queue=queue, exchange=exchange, routing_key=key)
 
-    def set_aside(self, queue: str, limit: int) -> None:
-        """Take so many messages, unacked until they have arrived."""
-        held = self._held.setdefault(queue, [])
-        while len(held) < limit and (message := self._channel.basic_get(queue=queue, no_ack=False)) is not None:
+    def take_out(self, queue: str, limit: int) -> None:
+        """Receive up to ``limit`` messages, unacked until they are confirmed."""
+        unacked = self._unacked.setdefault(queue, [])
+        while len(unacked) < limit and (message := self._channel.basic_get(queue=queue, no_ack=False)) is not None:
             if isinstance(message, Sequence) or not hasattr(message, "properties"):
                 break
-            held.append((_carried(queue, message), message))
+            unacked.append((_envelope_of(queue, message), message))
 
-    def aside(self, queue: str) -> list[Envelope]:
-        """What it was handed."""
-        return [carried for carried, _ in self._held.get(queue, ())]
+    def taken_out(self, queue: str) -> list[Envelope]:
+        """The messages received and not acked."""
+        return [envelope for envelope, _ in self._unacked.get(queue, ())]
 
-    def arrived(self, queue: str, carried: Sequence[Envelope]) -> None:
-        """Ack these."""
-        for _, message in self._held[queue][: len(carried)]:
+    def confirm(self, queue: str, envelopes: Sequence[Envelope]) -> None:
+        """Ack these messages."""
+        for _, message in self._unacked[queue][: len(envelopes)]:
             self._channel.basic_ack(message.delivery_tag)
-        del self._held[queue][: len(carried)]
+        del self._unacked[queue][: len(envelopes)]
 
     def put_back(self, queue: str) -> int:
-        """Nothing: what was not acked comes back by itself."""
+        """Nothing: the broker requeues unacked messages."""
         return 0
 
-    def orphaned(self, queue: str) -> str:
-        """Nothing: the broker does it."""
+    def recover_orphans(self, queue: str) -> str:
+        """Nothing: the broker requeues them."""
         return ""
 
-    def left(self, queue: str) -> tuple[int, int]:
-        """How many messages wait in a queue; of what workers have it does not say."""
+    def remaining(self, queue: str) -> tuple[int, int]:
+        """(ready messages, 0): the broker does not report messages in flight."""
         return int(self._channel.queue_declare(queue=queue, passive=True).message_count), 0
 
-    def put(self, queue: str, carried: Sequence[Envelope]) -> int:
-        """Publish messages into a queue; returns how many."""
-        for one in carried:
-            message = one.message
+    def put(self, queue: str, envelopes: Sequence[Envelope]) -> int:
+        """Publish messages into a queue; returns the number."""
+        for envelope in envelopes:
+            message = envelope.message
             properties = {name: value for name in _PROPERTIES if (value := message["properties"].get(name)) is not None}
             if "expiration" in properties:
                 properties["expiration"] = float(properties["expiration"]) / 1000  # kombu takes seconds here
@@ -89,28 +89,28 @@ class KombuEndpoint:
                 headers=message.get("headers") or {},
                 **properties,
             )
-        return len(carried)
+        return len(envelopes)
 
-    def forget(self, queue: str, carried: Sequence[Envelope]) -> None:
-        """Nothing was remembered."""
+    def forget(self, queue: str, envelopes: Sequence[Envelope]) -> None:
+        """Nothing: the broker has no record of puts."""
 
-    def known(self, queue: str, carried: Sequence[Envelope]) -> set[str]:
-        """Nothing is remembered."""
+    def known_keys(self, queue: str, envelopes: Sequence[Envelope]) -> set[str]:
+        """Empty: the broker has no record of puts."""
         return set()
 
     def close(self) -> None:
-        """Close the connection; what was not acked goes back."""
+        """Close the connection; unacked messages are requeued."""
         self._connection.release()
 
 
-def _carried(queue: str, message: Any) -> Envelope:
+def _envelope_of(queue: str, message: Any) -> Envelope:
     properties = dict(message.properties or {})
     properties.setdefault("delivery_info", {})
-    said = {
+    parts = {
         "body": message.body,
         "content-type": message.content_type,
         "content-encoding": message.content_encoding,
         "headers": dict(message.headers or {}),
         "properties": properties,
     }
-    return Envelope(key_of(queue, said), queue, {**said, "properties": properties})
+    return Envelope(key_of(queue, parts), queue, {**parts, "properties": properties})

@@ -1,4 +1,4 @@
-"""The loop of a move."""
+"""The loop of a move between two brokers."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from ....errors import QueueError
 from ....services.leader_election import TERM, Elector
 from .envelope import Envelope, inverted
 
-#: Messages that are set aside at once.
+#: Maximum number of messages taken out at once.
 BATCH = 500
-#: The same where one of the two cannot remember what it was given: so many are there twice after a kill.
+#: The same where a broker has no record of puts: so many messages may be duplicated after a kill.
 SMALL_BATCH = 20
-#: Seconds between two looks at a source that has nothing to give.
+#: Seconds between two polls of an empty source.
 PAUSE = 0.5
 
 
 class MoveRefused(QueueError):
-    """Two brokers between which nothing can be moved, or not now."""
+    """A move between these two brokers is not possible, or not now."""
 
 
 class Broker(Protocol):
     """One end of a move."""
 
-    #: Whether a message that is put twice is there once.
+    #: Whether a message that is put twice is stored once.
     exact: bool
     #: Whether its most urgent priority is 0.
     inverts: bool
 
     @property
     def unreadable(self) -> int:
-        """Messages seen that no other broker could take: they stay where they are."""
+        """Number of messages that no other broker could store: they stay."""
 
     def queues(self) -> list[str]:
         """Names of its queues."""
@@ -47,41 +47,41 @@ class Broker(Protocol):
         """(exchange, its kind, routing key) by which messages come into a queue."""
 
     def declare(self, queue: str, bindings: Sequence[tuple[str, str, str]]) -> None:
-        """Make a queue that is not there yet."""
+        """Declare a queue and its bindings, if they do not exist."""
 
-    def set_aside(self, queue: str, limit: int) -> None:
-        """Take so many messages out of a queue, durably."""
+    def take_out(self, queue: str, limit: int) -> None:
+        """Take up to ``limit`` messages out of a queue, durably."""
 
-    def aside(self, queue: str) -> list[Envelope]:
-        """What was set aside of a queue and is not known to have arrived."""
+    def taken_out(self, queue: str) -> list[Envelope]:
+        """The messages taken out of a queue and not confirmed, in their order."""
 
-    def arrived(self, queue: str, carried: Sequence[Envelope]) -> None:
-        """These have arrived."""
+    def confirm(self, queue: str, envelopes: Sequence[Envelope]) -> None:
+        """Delete messages that the target has."""
 
     def put_back(self, queue: str) -> int:
-        """Give back what was set aside of a queue."""
+        """Return the messages taken out of a queue; returns the number."""
 
-    def orphaned(self, queue: str) -> str:
-        """Free what workers have that are gone; what keeps it from that, if something does."""
+    def recover_orphans(self, queue: str) -> str:
+        """Requeue the messages of dead workers; returns why that is not possible, or ''."""
 
-    def left(self, queue: str) -> tuple[int, int]:
-        """How many messages wait in a queue, and how many are with workers."""
+    def remaining(self, queue: str) -> tuple[int, int]:
+        """(messages to move, messages in flight) of a queue."""
 
-    def put(self, queue: str, carried: Sequence[Envelope]) -> int:
-        """Put messages into a queue; returns how many were not there yet."""
+    def put(self, queue: str, envelopes: Sequence[Envelope]) -> int:
+        """Put messages into a queue; returns how many it did not have yet."""
 
-    def forget(self, queue: str, carried: Sequence[Envelope]) -> None:
-        """The source knows that these have arrived."""
+    def forget(self, queue: str, envelopes: Sequence[Envelope]) -> None:
+        """Delete the records of messages that the source has removed."""
 
-    def known(self, queue: str, carried: Sequence[Envelope]) -> set[str]:
-        """Keys of those that have been put, and were not forgotten."""
+    def known_keys(self, queue: str, envelopes: Sequence[Envelope]) -> set[str]:
+        """The keys of the messages that have a record."""
 
     def close(self) -> None:
-        """Give back what is held."""
+        """Requeue unacked messages and close the connection."""
 
 
 def broker_at(url: str, **options: Any) -> Broker:
-    """The broker at a URL of kombu. It is connected to. Raises kombu's or the driver's error where it cannot be reached."""
+    """Connects to the broker of a kombu URL. Raises the error of kombu or of the driver."""
     connection = Connection(url, transport_options=options)
     connection.ensure_connection(max_retries=1, timeout=10)
     driver = connection.transport.driver_type
@@ -99,8 +99,8 @@ def broker_at(url: str, **options: Any) -> Broker:
 
 
 class Migrator:
-    """Moves messages from ``source`` to ``target``, queue by queue. ``term``: so long after its last statement a killed one is
-    gone. Raises MoveRefused where neither is ours."""
+    """Moves messages from ``source`` to ``target``, queue by queue. ``term``: the lock of a killed migrator expires so long after
+    its last statement. Raises MoveRefused if neither broker is this package."""
 
     def __init__(
         self, source: Broker, target: Broker, *, keep_priorities: bool = False, term: timedelta = TERM
@@ -108,95 +108,99 @@ class Migrator:
         from .queueapp_endpoint import QueueappEndpoint
 
         if not isinstance(source, QueueappEndpoint) and not isinstance(target, QueueappEndpoint):
-            raise MoveRefused("One of the two brokers must be ours (queueapp://): it remembers what has arrived.")
+            raise MoveRefused("One of the two brokers must be queueapp://: it records the messages that have arrived.")
         if (
             isinstance(source, QueueappEndpoint)
             and isinstance(target, QueueappEndpoint)
             and source.alias == target.alias
         ):
-            raise MoveRefused(f"Both brokers are those of the database {source.alias!r}: there is nothing to move.")
+            raise MoveRefused(f"Both URLs name the broker of the database {source.alias!r}.")
         self.source, self.target = source, target
         self._inverts = source.inverts != target.inverts and not keep_priorities
         self._batch = BATCH if source.exact and target.exact else SMALL_BATCH
-        ours = source if isinstance(source, QueueappEndpoint) else target
-        assert isinstance(ours, QueueappEndpoint)
-        #: Two movers at once would put twice what both have read: it is one of a database, as its leaders are.
-        self._elector = Elector(ours.alias, "movebroker", uuid.uuid4(), term)
+        own = source if isinstance(source, QueueappEndpoint) else target
+        assert isinstance(own, QueueappEndpoint)
+        #: Two migrators at once would duplicate the messages that both have read: one per database, by leader election.
+        self._elector = Elector(own.alias, "movebroker", uuid.uuid4(), term)
         self.stopping = threading.Event()
         self.moved = 0
-        #: Why messages that workers have cannot be taken from them.
+        #: By queue: why messages in flight cannot be moved.
         self.notes: dict[str, str] = {}
 
     @property
     def names_queues(self) -> bool:
-        """Whether the source says which queues it has."""
+        """Whether the source can list its queues."""
         return self.source.exact
 
     @contextmanager
-    def alone(self, patience: float) -> Iterator[None]:
-        """While no other migrator works on this database. Raises MoveRefused where one does for ``patience`` seconds; one that was
-        killed is gone after a term."""
-        deadline = monotonic() + patience
+    def exclusive(self, max_wait: float) -> Iterator[None]:
+        """Exclude other migrators of this database meanwhile. Raises MoveRefused if another one runs for ``max_wait`` seconds; the lock
+        of a killed one expires after its term."""
+        deadline = monotonic() + max_wait
         while not self._elector.try_lead():
             if monotonic() > deadline or self.stopping.wait(PAUSE):
-                raise MoveRefused(f"Another movebroker works on the database {self._elector.alias!r}: one at a time.")
+                raise MoveRefused(
+                    f"Another movebroker is running on the database {self._elector.alias!r}; only one may run at a time."
+                )
         try:
             yield
         finally:
             self._elector.resign()
 
-    def run(self, queues: Sequence[str] | None, *, follow: bool, told: Callable[[], None]) -> None:
-        """Move what is there, and go on until nothing is left, or with ``follow`` until ``stopping`` is set; ``told`` is called
-        now and then."""
+    def run(self, queues: Sequence[str] | None, *, follow: bool, report_progress: Callable[[], None]) -> None:
+        """Move messages until none remain or, with ``follow``, until ``stopping`` is set. ``report_progress`` is called after each
+        batch."""
         while not self.stopping.is_set():
             names = list(queues) if queues is not None else self.source.queues()
-            count = sum(self.move(name, told) for name in names)
-            told()
+            count = sum(self.move(name, report_progress) for name in names)
+            report_progress()
             if count:
                 continue
-            if not follow and not any(sum(self.source.left(name)) for name in names):
+            if not follow and not any(sum(self.source.remaining(name)) for name in names):
                 return
             self.stopping.wait(PAUSE)
 
-    def move(self, queue: str, told: Callable[[], None]) -> int:
-        """Move what waits in a queue; returns how many."""
+    def move(self, queue: str, report_progress: Callable[[], None]) -> int:
+        """Move the messages of one queue; returns the number."""
         self.target.declare(queue, self.source.bindings(queue))
-        count = self._carry(queue)  # of a move that was interrupted
+        count = self._transfer(queue)  # messages of an interrupted move
         while not self.stopping.is_set():
-            self.source.set_aside(queue, self._batch)
-            moved = self._carry(queue)
+            self.source.take_out(queue, self._batch)
+            moved = self._transfer(queue)
             if not moved:
-                note = self.source.orphaned(queue)
+                note = self.source.recover_orphans(queue)
                 self.notes[queue] = note
-                moved = self._carry(queue)
+                moved = self._transfer(queue)
             if not moved:
                 return count
             count += moved
-            told()
+            report_progress()
         return count
 
-    def _carry(self, queue: str) -> int:
-        """Carry what is set aside. To die between any two of these lines loses nothing, and doubles nothing where the target
-        remembers what it has."""
-        carried = self.source.aside(queue)
-        for first in range(0, len(carried), self._batch):
+    def _transfer(self, queue: str) -> int:
+        """Transfer the messages taken out. A crash between any two lines loses nothing, and duplicates nothing if the target records
+        its messages."""
+        envelopes = self.source.taken_out(queue)
+        for first in range(0, len(envelopes), self._batch):
             if not self._elector.try_lead():
-                raise MoveRefused("Another movebroker has taken over: this one was held up for too long.")
-            some = carried[first : first + self._batch]
-            ready = [one._replace(message=inverted(one.message)) for one in some] if self._inverts else some
+                raise MoveRefused("Another movebroker has taken over: this one was suspended for longer than its term.")
+            batch = envelopes[first : first + self._batch]
+            ready = batch
+            if self._inverts:
+                ready = [envelope._replace(message=inverted(envelope.message)) for envelope in batch]
             self.moved += self.target.put(queue, ready)
-            self.source.arrived(queue, some)
-            self.target.forget(queue, some)
-        return len(carried)
+            self.source.confirm(queue, batch)
+            self.target.forget(queue, batch)
+        return len(envelopes)
 
     def put_back(self, queues: Sequence[str] | None) -> int:
-        """Give back what an interrupted move has set aside and not carried; returns how many. What has arrived stays there."""
+        """Return the messages that an interrupted move has taken out and not transferred; returns the number."""
         count = 0
         for queue in queues if queues is not None else self.source.queues():
-            carried = self.source.aside(queue)
-            known = self.target.known(queue, carried)
-            arrived = [one for one in carried if one.key in known]
-            self.source.arrived(queue, arrived)
+            envelopes = self.source.taken_out(queue)
+            known = self.target.known_keys(queue, envelopes)
+            arrived = [envelope for envelope in envelopes if envelope.key in known]
+            self.source.confirm(queue, arrived)
             self.target.forget(queue, arrived)
             count += self.source.put_back(queue)
         return count

@@ -1,4 +1,4 @@
-"""Our queues as one end of a move."""
+"""The queues of this package as one end of a move."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ..serialization import payload_of
 from ..topology import Declaration
 from .envelope import Envelope, digest
 
-_NOBODY = uuid.UUID(int=0)
+_NO_TOKEN = uuid.UUID(int=0)
 
 
 class QueueappEndpoint:
-    """The queues of one database. As the target of a move it takes a message once, however often it is put."""
+    """The queues of one database. As a target, it stores a message once, however often it is put."""
 
     exact = True
     inverts = False
@@ -30,26 +30,26 @@ class QueueappEndpoint:
     def __init__(self, connection: Connection) -> None:
         self._channel: Any = connection.default_channel
         self.alias: str = self._channel.alias
-        self._odd: dict[Any, set[int]] = {BrokerQueue: set(), DelayedMessage: set()}
+        self._unreadable_keys: dict[Any, set[int]] = {BrokerQueue: set(), DelayedMessage: set()}
 
     @property
     def unreadable(self) -> int:
-        """Messages that kombu did not write, which no other broker could take: they stay."""
-        return sum(map(len, self._odd.values()))
+        """Number of messages that kombu did not write. No other broker could store them, so they stay."""
+        return sum(map(len, self._unreadable_keys.values()))
 
     def queues(self) -> list[str]:
-        """The queues that stay when their workers go."""
+        """The queues without an expiry."""
         names = DeclaredQueue.objects.using(self.alias).filter(expires_at=None).values_list("name", flat=True)
-        aside = PendingMove.objects.using(self.alias).values_list("queue", flat=True)
-        return sorted({*names, *aside})
+        taken_out = PendingMove.objects.using(self.alias).values_list("queue", flat=True)
+        return sorted({*names, *taken_out})
 
     def bindings(self, queue: str) -> list[tuple[str, str, str]]:
         """(exchange, its kind, routing key) by which messages come into a queue."""
         found = topology.bindings_of(self.alias, queue)
-        return [(one, topology.exchange_kind(self.alias, one) or "direct", key) for one, key in found]
+        return [(exchange, topology.exchange_kind(self.alias, exchange) or "direct", key) for exchange, key in found]
 
     def declare(self, queue: str, bindings: Sequence[tuple[str, str, str]]) -> None:
-        """Make a queue that is not there yet."""
+        """Declare a queue and its bindings, if they do not exist."""
         if not topology.exists(self.alias, queue):
             topology.declare(self.alias, Declaration(queue, durable=True, auto_delete=False, arguments=None))
         for exchange, kind, key in bindings:
@@ -59,8 +59,8 @@ class QueueappEndpoint:
 
     # -- as a source -----------------------------------------------------------------------------------------------
 
-    def set_aside(self, queue: str, limit: int) -> None:
-        """Take so many messages out of a queue, the most urgent first, then what is delayed for it; what a worker has stays."""
+    def take_out(self, queue: str, limit: int) -> None:
+        """Take up to ``limit`` messages out of a queue: the most urgent first, delayed ones last. Messages in flight stay."""
         with transaction.atomic(using=self.alias):
             ready = topology.ready_messages(self.alias, queue).order_by("-priority", "seq")
             kept = self._take(ready, BrokerQueue, limit)
@@ -70,8 +70,8 @@ class QueueappEndpoint:
             PendingMove.objects.using(self.alias).bulk_create(kept)
 
     def _take(self, waiting: Any, kind: Any, limit: int) -> list[PendingMove]:
-        odd = self._odd[kind]
-        rows = waiting.exclude(pk__in=odd).select_for_update(skip_locked=True)[:limit]
+        unreadable_keys = self._unreadable_keys[kind]
+        rows = waiting.exclude(pk__in=unreadable_keys).select_for_update(skip_locked=True)[:limit]
         kept = {}
         for row in rows:
             message_id = row.message_id if kind is DelayedMessage else row.id
@@ -79,14 +79,14 @@ class QueueappEndpoint:
             try:
                 _message_of(message_id, row.headers, body)
             except UndecodableMessage:
-                odd.add(row.pk)
+                unreadable_keys.add(row.pk)
                 continue
             kept[row.pk] = PendingMove(message_id=message_id, queue=row.recipient, headers=row.headers, body=body)
         kind.objects.using(self.alias).filter(pk__in=kept).delete()
         return list(kept.values())
 
-    def aside(self, queue: str) -> list[Envelope]:
-        """What was set aside of a queue and is not known to have arrived, in its order."""
+    def taken_out(self, queue: str) -> list[Envelope]:
+        """The messages taken out of a queue and not confirmed, in their order."""
         rows = PendingMove.objects.using(self.alias).filter(queue=queue)
         return [
             Envelope(
@@ -98,12 +98,12 @@ class QueueappEndpoint:
             for row in rows.iterator()
         ]
 
-    def arrived(self, queue: str, carried: Sequence[Envelope]) -> None:
-        """These have arrived."""
-        PendingMove.objects.using(self.alias).filter(pk__in=[one.number for one in carried]).delete()
+    def confirm(self, queue: str, envelopes: Sequence[Envelope]) -> None:
+        """Delete messages that the target has."""
+        PendingMove.objects.using(self.alias).filter(pk__in=[envelope.number for envelope in envelopes]).delete()
 
     def put_back(self, queue: str) -> int:
-        """Give back what was set aside of a queue; returns how many. For a move that is given up."""
+        """Return the messages taken out of a queue, for a move that is given up; returns the number."""
         with transaction.atomic(using=self.alias):
             rows = list(PendingMove.objects.using(self.alias).filter(queue=queue).select_for_update())
             connection = connections[self.alias]
@@ -113,50 +113,54 @@ class QueueappEndpoint:
             PendingMove.objects.using(self.alias).filter(pk__in=[row.pk for row in rows]).delete()
         return len(rows)
 
-    def orphaned(self, queue: str) -> str:
-        """Nothing: the lease of a worker that is gone lapses, and its messages are ready again."""
+    def recover_orphans(self, queue: str) -> str:
+        """Nothing: the leases of a dead worker expire, and its messages are ready again."""
         return ""
 
-    def left(self, queue: str) -> tuple[int, int]:
-        """How many messages wait in a queue, delayed ones included, and how many are with workers."""
+    def remaining(self, queue: str) -> tuple[int, int]:
+        """(messages to move, delayed ones included; messages in flight) of a queue."""
         rows = (
             BrokerQueue.objects.using(self.alias).filter(recipient=queue).filter(Q(expires=None) | Q(expires__gt=Now()))
         )
         leased = rows.filter(lease_expires__gte=Now()).count()
-        aside = PendingMove.objects.using(self.alias).filter(queue=queue).count()
-        waiting = rows.exclude(pk__in=self._odd[BrokerQueue]).count() - leased
-        delayed = topology.delayed(self.alias, queue).exclude(pk__in=self._odd[DelayedMessage]).count()
-        return waiting + delayed + aside, leased
+        taken_out = PendingMove.objects.using(self.alias).filter(queue=queue).count()
+        waiting = rows.exclude(pk__in=self._unreadable_keys[BrokerQueue]).count() - leased
+        delayed = topology.delayed(self.alias, queue).exclude(pk__in=self._unreadable_keys[DelayedMessage]).count()
+        return waiting + delayed + taken_out, leased
 
     # -- as a target -----------------------------------------------------------------------------------------------
 
-    def put(self, queue: str, carried: Sequence[Envelope]) -> int:
-        """Put messages into a queue that are not there yet, in one transaction; returns how many."""
+    def put(self, queue: str, envelopes: Sequence[Envelope]) -> int:
+        """Put messages into a queue that it does not have yet, in one transaction; returns the number."""
         with transaction.atomic(using=self.alias):
-            had = self.known(queue, carried)
-            new = {one.key: one for one in carried if one.key not in had}
+            known = self.known_keys(queue, envelopes)
+            new = {envelope.key: envelope for envelope in envelopes if envelope.key not in known}
             connection = connections[self.alias]
-            for one in new.values():
-                self._channel._store(connection, queue, one.message)
+            for envelope in new.values():
+                self._channel._store(connection, queue, envelope.message)
             CompletedMove.objects.using(self.alias).bulk_create(CompletedMove(key=uuid.UUID(key)) for key in new)
         return len(new)
 
-    def forget(self, queue: str, carried: Sequence[Envelope]) -> None:
-        """The source knows that these have arrived: they cannot come again."""
-        CompletedMove.objects.using(self.alias).filter(pk__in=[uuid.UUID(one.key) for one in carried]).delete()
+    def forget(self, queue: str, envelopes: Sequence[Envelope]) -> None:
+        """Delete the records of messages that the source has removed: they cannot come again."""
+        CompletedMove.objects.using(self.alias).filter(
+            pk__in=[uuid.UUID(envelope.key) for envelope in envelopes]
+        ).delete()
 
-    def known(self, queue: str, carried: Sequence[Envelope]) -> set[str]:
-        """Keys of those that it has."""
-        rows = CompletedMove.objects.using(self.alias).filter(pk__in=[uuid.UUID(one.key) for one in carried])
+    def known_keys(self, queue: str, envelopes: Sequence[Envelope]) -> set[str]:
+        """The keys of the messages that this broker has."""
+        rows = CompletedMove.objects.using(self.alias).filter(
+            pk__in=[uuid.UUID(envelope.key) for envelope in envelopes]
+        )
         return {key.hex for key in rows.values_list("key", flat=True)}
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to close."""
 
 
 def _message_of(message_id: uuid.UUID, headers: str, body: bytes | memoryview | None) -> dict[str, Any]:
-    """What kombu stored as this row."""
-    message = payload_of((0, message_id.bytes, headers, bytes(body or b""), 0, 0), _NOBODY)
+    """The kombu message of a row."""
+    message = payload_of((0, message_id.bytes, headers, bytes(body or b""), 0, 0), _NO_TOKEN)
     message.pop("redelivered", None)
     properties = message["properties"]
     properties.pop("delivery_tag", None)

@@ -93,6 +93,6 @@ def shop() -> Iterator[Any]:
 def move(source: Broker, target: Broker, **options: Any) -> Migrator:
     """Until nothing is left."""
     migrator = Migrator(source, target, **options)
-    with migrator.alone(30):
-        migrator.run(None, follow=False, told=lambda: None)
+    with migrator.exclusive(30):
+        migrator.run(None, follow=False, report_progress=lambda: None)
     return migrator

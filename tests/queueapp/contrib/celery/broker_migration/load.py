@@ -200,7 +200,7 @@ class Load:
         """What a migrator has set aside last: not what a killed one has left."""
         if source == self.ours:
             return list(PendingMove.objects.order_by("-number").values_list("number", flat=True)[:1])
-        return [last for queue in QUEUES if (last := self.client.lindex(f"queueapp.aside.{queue}", 0)) is not None]
+        return [last for queue in QUEUES if (last := self.client.lindex(f"queueapp.moving.{queue}", 0)) is not None]
 
     def _left(self, source: str) -> int:
         if source == self.ours:

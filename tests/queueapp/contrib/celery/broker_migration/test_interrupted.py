@@ -21,7 +21,7 @@ class Died(Exception):
 
 
 #: (which end, the step) behind which a migrator dies.
-STEPS = [("source", "set_aside"), ("target", "put"), ("source", "arrived"), ("target", "forget")]
+STEPS = [("source", "take_out"), ("target", "put"), ("source", "confirm"), ("target", "forget")]
 
 
 @pytest.fixture(autouse=True)
@@ -53,8 +53,8 @@ def test_it_goes_on_where_it_was(
     for _ in range(3):
         one = Migrator(at(source), at(target))
         dies_behind(one, end, step)
-        with pytest.raises(Died), one.alone(30):
-            one.run(None, follow=False, told=lambda: None)
+        with pytest.raises(Died), one.exclusive(30):
+            one.run(None, follow=False, report_progress=lambda: None)
     move(at(source), at(target))
 
     assert here.numbers("mail") == list(range(8))
@@ -73,24 +73,24 @@ def test_it_can_be_given_up(
         there.publish("mail", number, priority=0)
     one = Migrator(at(source), at(target))
     dies_behind(one, end, step)
-    with pytest.raises(Died), one.alone(30):
-        one.run(None, follow=False, told=lambda: None)
+    with pytest.raises(Died), one.exclusive(30):
+        one.run(None, follow=False, report_progress=lambda: None)
 
     again = Migrator(at(source), at(target))
-    with again.alone(30):
+    with again.exclusive(30):
         count = again.put_back(None)
 
-    arrived = 0 if step == "set_aside" else 3
+    arrived = 0 if step == "take_out" else 3
     assert count == 3 - arrived
     assert here.numbers("mail") == list(range(arrived))
     assert sorted(there.numbers("mail")) == list(range(arrived, 8))
-    assert not CompletedMove.objects.using(alias).exists() or step == "arrived"
+    assert not CompletedMove.objects.using(alias).exists() or step == "confirm"
     assert not PendingMove.objects.using(alias).exists()
 
 
 def test_one_at_a_time(alias: str, at: At, redis_url: str, ours_url: str) -> None:
     one, other = Migrator(at(redis_url), at(ours_url)), Migrator(at(ours_url), at(redis_url))
-    with one.alone(0), pytest.raises(migrator.MoveRefused, match="one at a time"), other.alone(0):
+    with one.exclusive(0), pytest.raises(migrator.MoveRefused, match="only one may run at a time"), other.exclusive(0):
         pass
-    with other.alone(0):
+    with other.exclusive(0):
         pass

@@ -86,9 +86,9 @@ def test_what_a_live_worker_has_is_its_own(
         send(redis_url, "wait_for", str(tmp_path / "go"), "slow")
         eventually(lambda: Effect.objects.filter(name="slow begun").exists())
         migrator = Migrator(at(redis_url), at("queueapp://"))
-        with migrator.alone(30):
+        with migrator.exclusive(30):
             eventually(lambda: migrator.move("celery", lambda: None) == 0 and migrator.notes["celery"])
-            assert "are with workers" in migrator.notes["celery"]
+            assert "are in flight" in migrator.notes["celery"]
             assert migrator.moved == 0
 
             tree.kill()
@@ -115,8 +115,8 @@ def test_it_says_what_it_did(command: Any, redis_url: str) -> None:
 
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {"moved": 3, "unreadable": 0}
-    assert command("--from", redis_url, "--to", "queueapp://").stdout == "0 messages were moved.\n"
-    assert command("--from", redis_url, "--to", "queueapp://", "--put-back").stdout == "0 messages were put back.\n"
+    assert command("--from", redis_url, "--to", "queueapp://").stdout == "0 messages moved.\n"
+    assert command("--from", redis_url, "--to", "queueapp://", "--put-back").stdout == "0 messages returned.\n"
 
 
 def test_it_takes_what_it_is_told(command: Any, redis_url: str, shop: Callable[[str], Shop]) -> None:
@@ -129,7 +129,7 @@ def test_it_takes_what_it_is_told(command: Any, redis_url: str, shop: Callable[[
 
     done = command("--from", redis_url, "--to", "queueapp://", *options)
 
-    assert done.stdout == "1 messages were moved.\n", done.stderr
+    assert done.stdout == "1 message moved.\n", done.stderr
     row = BrokerQueue.objects.get()
     assert (row.recipient, row.priority) == ("mail", 6)
     assert there.numbers("pdf") == [2]
@@ -142,10 +142,10 @@ def test_it_takes_what_it_is_told(command: Any, redis_url: str, shop: Callable[[
             ["--from", "redis://:secret@127.0.0.1:1/0", "--to", "queueapp://"],
             "--from redis://:**@127.0.0.1:1/0 cannot be used",
         ),
-        (["--from", "queueapp://", "--to", "queueapp://nowhere"], "DATABASES has default"),
+        (["--from", "queueapp://", "--to", "queueapp://nowhere"], "it has default"),
         (["--from", "nonsense://", "--to", "queueapp://"], "No such transport"),
-        (["--from", "queueapp://", "--to", "queueapp://"], "there is nothing to move"),
-        (["--from", "memory://", "--to", "memory://"], "One of the two brokers must be ours"),
+        (["--from", "queueapp://", "--to", "queueapp://"], "Both URLs name the broker"),
+        (["--from", "memory://", "--to", "memory://"], "One of the two brokers must be queueapp://"),
         (["--from", "memory://", "--to", "queueapp://"], "name them with --queue"),
         (["--from", "memory://", "--to", "queueapp://", "--from-options", "[]"], "--from-options '[]' is not accepted"),
         (

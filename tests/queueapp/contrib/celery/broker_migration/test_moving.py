@@ -129,11 +129,11 @@ def test_what_a_worker_of_ours_has_is_waited_for(alias: str, at: At, shop: Open,
     source = at(ours_url)
     migrator = Migrator(source, at(redis_url))
 
-    with migrator.alone(30):
+    with migrator.exclusive(30):
         assert migrator.move("mail", lambda: None) == 0
-        assert source.left("mail") == (0, 1)
+        assert source.remaining("mail") == (0, 1)
         message.reject(requeue=True)
-        eventually(lambda: source.left("mail") == (1, 0))
+        eventually(lambda: source.remaining("mail") == (1, 0))
         assert migrator.move("mail", lambda: None) == 1
 
     assert shop(redis_url).numbers("mail") == [1]
@@ -169,13 +169,13 @@ def test_another_broker_by_its_queues(alias: str, at: At, shop: Open, tmp_path: 
         there.publish("mail", number)
     migrator = Migrator(at(url), at(ours_url))
     assert not migrator.names_queues
-    with migrator.alone(30):
-        migrator.run(["mail"], follow=False, told=lambda: None)
+    with migrator.exclusive(30):
+        migrator.run(["mail"], follow=False, report_progress=lambda: None)
     assert migrator.moved == 45
 
     back = Migrator(at(ours_url), at(url))
-    with back.alone(30):
-        back.run(None, follow=False, told=lambda: None)
+    with back.exclusive(30):
+        back.run(None, follow=False, report_progress=lambda: None)
 
     assert here.numbers("mail") == []
     assert sorted(there.numbers("mail")) == list(range(45))
@@ -199,7 +199,7 @@ def test_two_brokers_of_which_none_is_ours_or_one_twice(
     alias: str, at: At, redis_url: str, ours_url: str, both: str
 ) -> None:
     url = redis_url if both == "redis" else ours_url
-    with pytest.raises(Exception, match=r"One of the two brokers must be ours|nothing to move"):
+    with pytest.raises(Exception, match=r"One of the two brokers must be|Both URLs name"):
         Migrator(at(url), at(url))
 
 
