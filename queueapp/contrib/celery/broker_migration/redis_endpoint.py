@@ -148,7 +148,7 @@ class RedisEndpoint:
 
     def remaining(self, queue: str) -> tuple[int, int]:
         """How many messages wait in a queue, and how many are with workers."""
-        waiting = sum(int(self._client.llen(one)) for one in [*self._lists(queue), self._taken_out_key(queue)])
+        waiting = sum(int(self._client.llen(key)) for key in [*self._lists(queue), self._taken_out_key(queue)])
         return waiting, sum(1 for _ in self._with_workers(queue))
 
     def _with_workers(self, queue: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -160,8 +160,8 @@ class RedisEndpoint:
                 yield _text(tag), message
 
     def recover_orphans(self, queue: str) -> str:
-        """Set taken_out what workers of a queue had that are gone. Whoever is connected is asked what he has; if one does not
-        answer, nothing is taken, and that is what is returned."""
+        """Take out the messages of workers that are gone. All connected workers are asked for their tasks; if one of them does not
+        reply, nothing is taken from any of them. Returns why messages stay, or ''."""
         if monotonic() < self._inspect_at:
             return self._note
         self._note = self._take_orphans(queue) if any(self._with_workers(queue)) else ""
