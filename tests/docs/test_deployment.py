@@ -56,8 +56,8 @@ def test_the_formula_without_wake_ups_and_with_at_most_once_alone(settings: obje
     exec(FILES["connections.py"], module)
     settings.QUEUEAPP = {"NOTIFY": False, "CONCURRENCY": 4}
     assert module["connections_of_a_tree"]([AtMostOnce], dispatcher=False) == (1 + 4) + 1 + 3 + 1
-    assert module["connections_of_a_tree"]([AtMostOnce], housekeeping=False) == (1 + 4) + 1 + 2 + 1
-    assert module["connections_of_a_tree"]([AtMostOnce], dispatcher=False, housekeeping=False) == (1 + 4) + 1 + 1
+    assert module["connections_of_a_tree"]([AtMostOnce], maintenance=False) == (1 + 4) + 1 + 2 + 1
+    assert module["connections_of_a_tree"]([AtMostOnce], dispatcher=False, maintenance=False) == (1 + 4) + 1 + 1
 
 
 def test_a_tree_whose_handlers_ignore_everything_is_gone_in_the_time_that_the_page_gives(scene: Scene) -> None:
