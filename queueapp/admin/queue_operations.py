@@ -15,7 +15,6 @@ from typing import Any
 from django import forms
 from django.contrib import messages
 
-from .. import overrides
 from ..conf import MAX_CONCURRENCY
 from ..errors import InvalidOption
 from ..models import QueueControl
@@ -82,8 +81,8 @@ def _set_concurrency(queue: Any, user: Any, options: dict[str, Any]) -> Notice:
 def _limits_of(queue: Any) -> type[Options]:
     """The form of the options that can be set at run time, each with the bounds of its declaration."""
     fields: dict[str, Any] = {}
-    for name in overrides.settable():
-        option, declared = overrides.option_of(name), getattr(queue.delivery, name)
+    for name in control.settable_options():
+        option, declared = control.settable_option(name), getattr(queue.delivery, name)
         settable = (
             queue.delivery.expires_by_age if name == "expiration" else declared is not None or name == "lease_period"
         )
