@@ -35,12 +35,14 @@ class QueueappConfig(AppConfig):
         replies.publisher = publish
 
         from . import encryption
+        from .alerts import store as alerts
         from .conf import settings
         from .messages import body_filters
         from .receiving import inbox
         from .services import maintenance_hooks
 
         maintenance_hooks.hooks.append(inbox.run_maintenance)
+        maintenance_hooks.hooks.append(alerts.close_without_settings)
         encryption.register()
         body_filters.largest = lambda: settings.MAX_DECOMPRESSED
 

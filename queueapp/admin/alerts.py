@@ -1,4 +1,4 @@
-"""What is the matter, and who was told of it when. A row comes and goes by itself: nothing is done here."""
+"""The open alerts, and which channels were notified when. Read-only: the evaluation opens and resolves alerts."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from ..alerts import channels
 from ..alerts.conditions import AGE, DEAD_WORKER, DEPTH, POISON
-from ..alerts.options import channels
 from ..models import Alert, Now, PoisonMessage, UtcField
 from .databases import DatabaseFilter, OfDatabases
 from .formatting import display, untrusted
 from .read_only import ReadOnlyAdmin
 
 OPERATE = "queueapp.operate_queue"
-KINDS = {POISON: "new poison", DEAD_WORKER: "dead worker", AGE: "too old", DEPTH: "too many"}
+KINDS = {POISON: "new poison", DEAD_WORKER: "dead worker", AGE: "oldest message", DEPTH: "queue depth"}
 
 
 class KindFilter(admin.SimpleListFilter):
@@ -34,11 +34,11 @@ class KindFilter(admin.SimpleListFilter):
 
 
 class AlertAdmin(ReadOnlyAdmin, OfDatabases):
-    """One row per alert that is not over, or whose end was not told yet."""
+    """One row per alert that is open, or whose end was not notified yet."""
 
     actions = None
     show_facets = admin.ShowFacets.NEVER
-    list_display = ("alert_text", "state", "open_since", "told", "one_for_each")
+    list_display = ("alert_text", "state", "open_since", "notified", "subject")
     list_display_links = None
     list_filter = (DatabaseFilter, KindFilter)
     ordering = ("-since", "key")
@@ -65,11 +65,11 @@ class AlertAdmin(ReadOnlyAdmin, OfDatabases):
         raise PermissionDenied
 
     def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
-        """Nobody does anything to one."""
+        """There are no operations on alerts."""
         raise PermissionDenied
 
     def delete_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
-        """It would be told anew."""
+        """A deleted alert would be opened and notified again."""
         raise PermissionDenied
 
     # -- columns --------------------------------------------------------------------------------------------------
@@ -82,30 +82,34 @@ class AlertAdmin(ReadOnlyAdmin, OfDatabases):
     def state(self, row: Any) -> SafeString:
         kind = KINDS.get(row.kind, "")
         if row.resolved_at is not None:
-            return display.below(display.badge("good", "over"), kind, display.moment(row.resolved_at))
+            return display.below(display.badge("good", "resolved"), kind, display.moment(row.resolved_at))
         return display.below(display.badge("bad", "open"), kind)
 
     @admin.display(description="since", ordering="since")
     def open_since(self, row: Any) -> Any:
         return display.ago(row.since, row.db_now)
 
-    @admin.display(description="told", ordering="notified_at")
-    def told(self, row: Any) -> SafeString | str:
-        """Whom it was told, and whom not yet."""
-        left = row.pending_channels.split(",") if row.pending_channels else []
-        when = display.ago(row.notified_at, row.db_now) if row.notified_at is not None else "not told yet"
-        by = ", ".join(name for name in channels() if name not in left) if row.notified_at is not None else ""
-        of = "that it is over" if row.resolved_at is not None and not left else by and f"by {by}"
-        if not left:
+    @admin.display(description="notified", ordering="notified_at")
+    def notified(self, row: Any) -> SafeString | str:
+        """The channels that were notified, and those that are pending."""
+        pending = row.pending_channels.split(",") if row.pending_channels else []
+        when = display.ago(row.notified_at, row.db_now) if row.notified_at is not None else "not yet"
+        by = (
+            ", ".join(name for name in channels.configured() if name not in pending)
+            if row.notified_at is not None
+            else ""
+        )
+        of = "that it is resolved" if row.resolved_at is not None and not pending else by and f"by {by}"
+        if not pending:
             return display.below(when, of)
         tries = "" if not row.tries else f", {display.counted(row.tries, 'try', 'tries')}"
-        missing = f"not yet by {', '.join(left)}{tries}"
+        missing = f"pending: {', '.join(pending)}{tries}"
         then = f"next try in {display.duration(row.next_try - row.db_now)}" if row.next_try > row.db_now else ""
         return display.below(when, of, untrusted.inline(missing, 200), then)
 
-    @admin.display(description="one for each", ordering="name")
-    def one_for_each(self, row: Alert) -> SafeString | str:
-        """What makes two of them one: the poison group, the host; else the queue alone."""
+    @admin.display(description="subject", ordering="name")
+    def subject(self, row: Alert) -> SafeString | str:
+        """The poison group, the process, or the queue that the alert is about."""
         if row.kind == POISON:
             page: Any = self.admin_site._registry.get(PoisonMessage)
             short = untrusted.inline(row.name, 12)

@@ -1,1 +1,2 @@
-"""Alerts: what is worth waking somebody, told once when it begins and once when it is over (``QUEUEAPP["ALERTS"]``)."""
+"""Alerts: conditions that need an operator, notified once when they begin and once when they are resolved
+(``QUEUEAPP["ALERTS"]``)."""

@@ -1,4 +1,4 @@
-"""The ways of an alert: the signal ``alerted``, mail, a webhook. Each raises what keeps it from being told, within seconds."""
+"""The channels of notifications: the signal ``alerted``, mail, a webhook. A channel that fails raises within seconds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TIMEOUT = 5.0
 
 @dataclass(frozen=True)
 class Notification:
-    """What is told. ``resolved``: it is over."""
+    """What a channel sends. ``resolved``: the alert is resolved."""
 
     kind: str
     queue: str
@@ -35,40 +35,45 @@ class Notification:
     @property
     def subject(self) -> str:
         """One line."""
-        return f"{'Over' if self.resolved else 'Alert'}: {self.text}".replace("\n", " ").replace("\r", " ")
+        return f"{'Resolved' if self.resolved else 'Alert'}: {self.text}".replace("\n", " ").replace("\r", " ")
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON. ``text`` also under the name that chat programs read."""
+        """For JSON. ``text`` is the subject: chat programs read that name."""
         found = asdict(self) | {"since": self.since.isoformat(), "state": "resolved" if self.resolved else "firing"}
         return found | {"text": self.subject}
 
 
-def tell(channel: str, notice: Notification) -> None:
-    """Tell it by a channel."""
-    {"signal": _signal, "mail": _mail, "webhook": _webhook}[channel](notice)
+def configured() -> list[str]:
+    """The channels that the settings name. The signal is always one."""
+    return ["signal", *(name for name in ("mail", "webhook") if settings.ALERTS.get(name))]
 
 
-def why(error: BaseException) -> str:
-    """What kept it, without the address: that is often a secret."""
+def send(channel: str, notification: Notification) -> None:
+    """Send a notification by one channel. Raises what keeps it from being sent."""
+    {"signal": _signal, "mail": _mail, "webhook": _webhook}[channel](notification)
+
+
+def error_text(error: BaseException) -> str:
+    """The error without the address of the channel, which is often a secret."""
     if isinstance(error, urllib.error.HTTPError):
         return f"HTTP {error.code}"
     reason = getattr(error, "reason", None) or getattr(error, "strerror", None)
     return f"{type(error).__name__}{f': {reason}' if reason else ''}"
 
 
-def _signal(notice: Notification) -> None:
-    # A receiver that raises is logged; it was told.
-    signals.send_alert(notice)
+def _signal(notification: Notification) -> None:
+    # A receiver that raises is logged; the notification counts as sent.
+    signals.send_alert(notification)
 
 
-def _mail(notice: Notification) -> None:
+def _mail(notification: Notification) -> None:
     options: dict[str, Any] = {}
     if django_settings.EMAIL_BACKEND.endswith("smtp.EmailBackend") and django_settings.EMAIL_TIMEOUT is None:
         options["timeout"] = TIMEOUT
-    told = json.dumps(notice.as_dict(), indent=2)
+    facts = json.dumps(notification.as_dict(), indent=2)
     mail = EmailMessage(
-        f"{django_settings.EMAIL_SUBJECT_PREFIX}{notice.subject}",
-        f"{notice.subject}\n\n{told}\n",
+        f"{django_settings.EMAIL_SUBJECT_PREFIX}{notification.subject}",
+        f"{notification.subject}\n\n{facts}\n",
         to=list(settings.ALERTS["mail"]),
         connection=get_connection(**options),
     )
@@ -77,32 +82,32 @@ def _mail(notice: Notification) -> None:
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: Any) -> None:
-        return None  # an error then: a POST is not to become a GET somewhere else
+        return None  # raises: following it would turn the POST into a GET of another address
 
 
 _opener = urllib.request.build_opener(_NoRedirect)
 
 
-def _webhook(notice: Notification) -> None:
+def _webhook(notification: Notification) -> None:
     request = urllib.request.Request(  # noqa: S310  the scheme is checked with the settings
         settings.ALERTS["webhook"],
-        data=json.dumps(notice.as_dict()).encode(),
+        data=json.dumps(notification.as_dict()).encode(),
         headers={"Content-Type": "application/json", "User-Agent": "queueapp"},
         method="POST",
     )
-    failed: list[Exception] = [TimeoutError(f"no answer in {TIMEOUT:g} s")]
+    failures: list[Exception] = [TimeoutError(f"no answer in {TIMEOUT:g} s")]
 
     def post() -> None:
         try:
             with _opener.open(request, timeout=TIMEOUT):
-                failed.clear()
+                failures.clear()
         except Exception as error:
-            failed[:] = [error]
+            failures[:] = [error]
 
-    # On a thread: the timeout is one for each read, and one that sends its answer byte by byte, or a name server that is silent, would
-    # be waited for without end.
+    # On a thread, because the timeout of urllib holds for each read: a server that answers byte by byte, or a silent name server,
+    # would block without end.
     thread = threading.Thread(target=post, name="webhook", daemon=True)
     thread.start()
     thread.join(TIMEOUT)
-    if failed:
-        raise failed[0]
+    if failures:
+        raise failures[0]

@@ -1,5 +1,5 @@
-"""What is the matter, now: poison groups, queues behind their bounds, workers that have died. Figures that are not known raise
-nothing and resolve nothing."""
+"""The conditions that alerts are about: poison groups, queues beyond their bounds, dead workers. An unknown value neither opens an
+alert nor resolves one."""
 
 from __future__ import annotations
 
@@ -9,103 +9,132 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+from django.apps import apps
+
+from .. import registry
 from ..conf import settings
+from ..errors import QueueNotFound
 from ..models import Now, PoisonMessage, Subscriber, distinct_values
 from ..operations import statistics
 from ..sql import nonblocking
-from .options import bound_of
 
 POISON, DEAD_WORKER, AGE, DEPTH = "poison", "dead_worker", "age", "depth"
-#: Poison groups that are told apart.
-MOST_GROUPS = 200
+#: Poison groups that have an alert of their own.
+MAX_GROUPS = 200
 #: Characters of a text and of a name.
 TEXT, NAME = 500, 255
 
 
 @dataclass(frozen=True)
 class Condition:
-    """Something that is the matter. ``text``: for people, in one line, without a word of any message."""
+    """A condition that holds. ``text`` is one line for people and has no word of any message. It states the rule, not the present
+    value: it is still true while the alert is open. ``identity`` tells subjects of one name apart."""
 
     kind: str
     queue: str
     name: str
     text: str
+    identity: str = ""
 
     @property
     def key(self) -> str:
-        """One alert for each. A group of poison is one, whichever queues it is in."""
-        queue = "" if self.kind == POISON else self.queue
-        return hashlib.sha256(f"{self.kind}\0{queue}\0{self.name}".encode()).hexdigest()
+        """The key of the alert. A poison group and a dead process have one alert each, whatever queues they concern."""
+        queue = "" if self.kind in (POISON, DEAD_WORKER) else self.queue
+        return hashlib.sha256(f"{self.kind}\0{queue}\0{self.name}\0{self.identity}".encode()).hexdigest()
 
 
 @dataclass
-class Seen:
-    """What a look has found. ``known``: (kind, queue) of which it can be said that what is not found is over."""
+class Evaluation:
+    """The result of one evaluation. ``known``: the (kind, queue) whose other alerts are resolved."""
 
     conditions: list[Condition] = field(default_factory=list)
     known: set[tuple[str, str]] = field(default_factory=set)
 
 
-def look(alias: str, queues: Iterable[Any]) -> Seen:
-    """Everything but deaths, which are told when they happen."""
-    seen = Seen()
-    mine = {queue._meta.label: queue for queue in queues}
-    if settings.ALERTS.get("poison", True):
-        _poison(alias, set(mine), seen)
-    bounded = [
-        queue
-        for label, queue in mine.items()
-        if bound_of("max_age", label) or bound_of("max_waiting", label) is not None
-    ]
-    for one in statistics.queue_stats(bounded) if bounded else ():
-        if one.waiting is None:
+def bound_of(name: str, queue: str) -> Any:
+    """The bound of a queue, or the one for all queues; None without any."""
+    given = settings.ALERTS.get(name)
+    return given.get(queue, given.get("*")) if isinstance(given, dict) else given
+
+
+def has_rule(kind: str, queue: str) -> bool:
+    """Whether the settings have a rule for alerts of this kind about this queue."""
+    if kind in (POISON, DEAD_WORKER):
+        return bool(settings.ALERTS) and bool(settings.ALERTS.get(kind, True))
+    bounds = {AGE: "max_age", DEPTH: "max_waiting"}
+    return kind not in bounds or bound_of(bounds[kind], queue) is not None
+
+
+def is_removed(label: str) -> bool:
+    """Whether the queue is gone: its app is installed here and has no such queue. A queue of an app that is not installed may be
+    another project's."""
+    try:
+        registry.queues.find(label)
+    except QueueNotFound:
+        app, _, name = label.partition(".")
+        return bool(name) and any(config.label == app for config in apps.get_app_configs())
+    return False
+
+
+def evaluate(alias: str, queues: Iterable[Any]) -> Evaluation:
+    """Evaluate all conditions but dead workers, whose alerts are opened when their leases are released."""
+    found = Evaluation()
+    by_label = {queue._meta.label: queue for queue in queues}
+    if has_rule(POISON, ""):
+        _poison(alias, set(by_label), found)
+    bounded = [queue for label, queue in by_label.items() if has_rule(AGE, label) or has_rule(DEPTH, label)]
+    for stats in statistics.queue_stats(bounded) if bounded else ():
+        if stats.waiting is None:
             continue
-        age: timedelta | None = bound_of("max_age", one.queue)
-        depth: int | None = bound_of("max_waiting", one.queue)
+        age: timedelta | None = bound_of("max_age", stats.queue)
+        depth: int | None = bound_of("max_waiting", stats.queue)
         if age is not None:
-            seen.known.add((AGE, one.queue))
-            if one.oldest_seconds is not None and one.oldest_seconds > age.total_seconds():
-                waits, most = statistics.span(one.oldest_seconds), statistics.span(age.total_seconds())
-                text = f"{one.queue}: the oldest message waits for {waits}, more than {most}"
-                seen.conditions.append(Condition(AGE, one.queue, "", text))
+            found.known.add((AGE, stats.queue))
+            if stats.oldest_seconds is not None and stats.oldest_seconds > age.total_seconds():
+                limit = statistics.span(age.total_seconds())
+                text = f"{stats.queue}: the oldest message has waited for more than {limit}"
+                found.conditions.append(Condition(AGE, stats.queue, "", text))
         if depth is not None:
-            seen.known.add((DEPTH, one.queue))
-            if one.waiting > depth:
-                many = f"{'' if one.exact else 'about '}{one.waiting}"
-                text = f"{one.queue}: {many} messages wait, more than {depth}"
-                seen.conditions.append(Condition(DEPTH, one.queue, "", text))
-    return seen
+            found.known.add((DEPTH, stats.queue))
+            if stats.waiting > depth:
+                messages = "message waits" if depth == 1 else "messages wait"
+                text = f"{stats.queue}: more than {depth} {messages}"
+                found.conditions.append(Condition(DEPTH, stats.queue, "", text))
+    return found
 
 
-def _poison(alias: str, mine: set[str], seen: Seen) -> None:
+def _poison(alias: str, labels: set[str], found: Evaluation) -> None:
     unresolved = nonblocking(PoisonMessage.objects.using(alias)).filter(status=PoisonMessage.Status.UNRESOLVED)
-    groups = distinct_values(unresolved, "group_key")
-    for number, group in enumerate(groups, 1):
-        if number > MOST_GROUPS:
-            return  # what lies behind is not known to be over
+    for number, group in enumerate(distinct_values(unresolved, "group_key"), 1):
+        if number > MAX_GROUPS:
+            return  # alerts about later groups are not known to be resolved
         row = (
-            unresolved.filter(group_key=group, queue__in=mine).order_by("-number")
+            unresolved.filter(group_key=group, queue__in=labels).order_by("-number")
             .values_list("queue", "consumer", "exception_type").first()
         )  # fmt: skip
         if row is not None:
             queue, consumer, exception = row
-            what = exception or "messages that no handler could read, or that were refused"
+            what = exception or "messages that could not be read or were refused"
             by = f" in {consumer}" if consumer else ""
-            seen.conditions.append(Condition(POISON, queue, group, f"{queue}: new poison{by}: {what}"[:TEXT]))
-    # Of the groups that are in other queues only nobody here can say that they are over: they are another project's, or of a
-    # version that knows more queues. "" is what earlier versions wrote.
-    seen.known.update((POISON, queue) for queue in (*mine, ""))
+            found.conditions.append(Condition(POISON, queue, group, f"{queue}: new poison{by}: {what}"[:TEXT]))
+    # Only for queues of this project: a group in another queue belongs to another project, or to a version that knows more queues.
+    found.known.update((POISON, queue) for queue in labels)
 
 
-def dead(row: Subscriber) -> Condition | None:
-    """The death of a subscriber, before it is buried; None: nobody needs to know."""
-    if not row.receives or not settings.ALERTS or not settings.ALERTS.get("dead_worker", True):
+def dead_worker(alias: str, row: Subscriber) -> Condition | None:
+    """The condition of a dead subscriber, once for its process; None if no alert is wanted."""
+    if not row.receives or not has_rule(DEAD_WORKER, row.queue):
         return None
-    text = f"{row.queue}: the worker {row.host}:{row.process} died without a goodbye"
-    return Condition(DEAD_WORKER, row.queue, row.host[:NAME], text[:TEXT])
+    # The process has a row for each of its queues, and the rows are released one after the other.
+    rows = Subscriber.objects.using(alias).filter(host=row.host, process=row.process, process_start=row.process_start)
+    queues = sorted({*rows.filter(receives=True).values_list("queue", flat=True), row.queue})
+    name = f"{row.host}:{row.process}"
+    text = f"worker {name} stopped without deregistering; it received {', '.join(queues)}"
+    identity = row.process_start or str(row.supervisor)
+    return Condition(DEAD_WORKER, row.queue, name[:NAME], text[:TEXT], identity)
 
 
-def came_back(alias: str, queue: str, since: Any) -> bool:
-    """Whether a worker lives that began after a death."""
+def has_successor(alias: str, queue: str, since: Any) -> bool:
+    """Whether a live worker of a queue started after a death."""
     rows = Subscriber.objects.using(alias).filter(queue=queue, alive_until__gt=Now(), started_at__gt=since)
     return rows.exists()

@@ -56,9 +56,9 @@ class AlertEvaluator(Service):
         """Evaluate the conditions once and send what is due."""
         with deadline_per_statement(connections[self.alias]):
             labels = {queue._meta.label for queue in self._queues}
-            store.reconcile(self.alias, conditions.look(self.alias, self._queues), labels)
+            store.reconcile(self.alias, conditions.evaluate(self.alias, self._queues), labels)
             paused = pause_deadline()  # mail servers and webhooks are not the database
             try:
-                store.tell(self.alias, labels)
+                store.send_notifications(self.alias, labels)
             finally:
                 resume_deadline(paused)

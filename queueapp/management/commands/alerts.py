@@ -1,4 +1,4 @@
-"""``manage.py alerts``: what is the matter now, and a test of the ways that alerts take."""
+"""``manage.py alerts``: the open alerts, and a test of the notification channels."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from django.db import router
 
 from ... import registry
 from ...alerts import channels
-from ...alerts.options import channels as channels_to_tell
 from ...alerts.store import open_alerts
 from ...messages.escaping import in_one_line
 from ..base_command import OperatorCommand
 
 
 class Command(OperatorCommand):
-    """Show open alerts, or send one as a test."""
+    """Show open alerts, or send a test alert."""
 
-    help = "Show the alerts that are not over. --test sends one by every channel of QUEUEAPP['ALERTS'] and says which fails."
+    help = "Show the open alerts. --test sends a test alert by every channel of QUEUEAPP['ALERTS'] and reports the channels that fail."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
@@ -33,31 +32,31 @@ class Command(OperatorCommand):
             self._test(options["json"])
             return
         found = [
-            one | {"database": alias}
+            alert | {"database": alias}
             for alias in sorted({router.db_for_read(queue) or "default" for queue in registry.queues})
-            for one in open_alerts(alias)
+            for alert in open_alerts(alias)
         ]
         if options["json"]:
-            self.write_json([one | {"since": one["since"].isoformat()} for one in found], indent=2)
+            self.write_json([alert | {"since": alert["since"].isoformat()} for alert in found], indent=2)
             return
-        for one in found:
-            self.stdout.write(f"{one['since']:%Y-%m-%d %H:%M:%S} {in_one_line(one['text'], 500)}")
+        for alert in found:
+            self.stdout.write(f"{alert['since']:%Y-%m-%d %H:%M:%S} {in_one_line(alert['text'], 500)}")
         if not found:
             self.stdout.write("No open alerts.")
 
     def _test(self, as_json: bool) -> None:
-        notice = channels.Notification("test", "", "", "a test of alerts, nothing is the matter", "", datetime.now(UTC))
-        wrong: dict[str, str] = {}
-        for channel in channels_to_tell():
-            wrong[channel] = ""
+        notification = channels.Notification("test", "", "", "this is a test", "", datetime.now(UTC))
+        errors: dict[str, str] = {}
+        for channel in channels.configured():
+            errors[channel] = ""
             try:
-                channels.tell(channel, notice)
+                channels.send(channel, notification)
             except Exception as error:
-                wrong[channel] = in_one_line(channels.why(error), 500)
+                errors[channel] = in_one_line(channels.error_text(error), 500)
             if not as_json:
-                self.stdout.write(f"{channel}: {wrong[channel] or 'told'}")
+                self.stdout.write(f"{channel}: {errors[channel] or 'sent'}")
         if as_json:
-            said = [{"channel": one, "told": not error, "error": error or None} for one, error in wrong.items()]
-            self.write_json(said, indent=2)
-        if failed := [channel for channel, error in wrong.items() if error]:
-            raise CommandError(f"The test alert could not be told by {', '.join(failed)}.")
+            report = [{"channel": name, "sent": not error, "error": error or None} for name, error in errors.items()]
+            self.write_json(report, indent=2)
+        if failed := [channel for channel, error in errors.items() if error]:
+            raise CommandError(f"The test alert could not be sent by {', '.join(failed)}.")

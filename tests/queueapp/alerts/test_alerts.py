@@ -136,7 +136,7 @@ def test_a_new_poison_group_is_told_once_and_once_when_it_is_over(
     alerting(alias).evaluate()
     alerting(alias).evaluate()
     assert [(one.name, one.resolved) for one in told] == [("a", False), ("b", False), ("a", True)]
-    assert mail.outbox[-1].subject.endswith("Over: testapp.Leased: new poison in pack: ValueError")
+    assert mail.outbox[-1].subject.endswith("Resolved: testapp.Leased: new poison in pack: ValueError")
     assert [one["state"] for one in webhook.told] == ["firing", "firing", "resolved"]
     assert list(Alert.objects.using(alias).values_list("name", flat=True)) == ["b"]
 
@@ -158,8 +158,8 @@ def test_a_bound_of_age_or_depth_is_told_by_queue(settings: Any, told: list[chan
     Leased.send(3)
     one.evaluate()
     assert sorted(notice.kind for notice in told) == ["age", "depth"]
-    assert any(notice.text.startswith("testapp.Leased: the oldest message waits for 10m") for notice in told)
-    assert any(notice.text == "testapp.Leased: 3 messages wait, more than 2" for notice in told)
+    assert any(notice.text == "testapp.Leased: the oldest message has waited for more than 1m" for notice in told)
+    assert any(notice.text == "testapp.Leased: more than 2 messages wait" for notice in told)
 
     Leased.objects.all().delete()
     one.evaluate()
@@ -182,34 +182,117 @@ def test_a_figure_that_is_not_known_raises_nothing_and_resolves_nothing(
     assert Alert.objects.get().resolved_at is None
 
 
+def worker(alias: str = "default", **others: Any) -> Subscriber:
+    """A dead subscriber of process 7 on host h, unless the arguments say otherwise."""
+    given = {
+        "queue": "testapp.Leased",
+        "host": "h",
+        "process": 7,
+        "process_start": "boot-1",
+        "supervisor": uuid.uuid4(),
+    }
+    return Subscriber.objects.using(alias).create(**given | {"alive_until": Now() - timedelta(seconds=1)} | others)
+
+
 @ON_EACH
-def test_a_dead_worker_is_told_before_it_is_buried_and_over_when_another_lives(
+def test_a_dead_process_is_one_alert_whatever_queues_it_received_and_over_when_another_lives(
     settings: Any, alias: str, told: list[channels.Notification]
 ) -> None:
     settings.QUEUEAPP = {"ALERTS": {"max_waiting": 10**6}}
-
-    def worker(**others: Any) -> None:
-        given = {"queue": "testapp.Leased", "host": "h", "process": 7, "supervisor": uuid.uuid4()}
-        Subscriber.objects.using(alias).create(**given | {"alive_until": Now() - timedelta(seconds=1)} | others)
-
-    worker()
-    worker()
-    worker(queue="testapp.Short", receives=False)
+    worker(alias)
+    worker(alias, queue="testapp.Short")
+    worker(alias, queue="testapp.Short", process=8, receives=False)
     release_orphaned_leases(alias)
-    one = alerting(alias)
-    one._queues = [Leased] if alias == "default" else []
-    store.tell(alias, {"testapp.Leased", "testapp.Short"})
+    store.send_notifications(alias, {"testapp.Leased", "testapp.Short"})
 
     assert not Subscriber.objects.using(alias).exists()
     (notice,) = told
-    assert (notice.kind, notice.queue, notice.name) == ("dead_worker", "testapp.Leased", "h")
-    assert notice.text == "testapp.Leased: the worker h:7 died without a goodbye"
+    assert (notice.kind, notice.name) == ("dead_worker", "h:7")
+    assert notice.text == "worker h:7 stopped without deregistering; it received testapp.Leased, testapp.Short"
 
-    worker(process=8, alive_until=Now() + timedelta(hours=1))
-    seen = store.Seen()
-    store.reconcile(alias, seen, {"testapp.Leased"})
-    store.tell(alias, {"testapp.Leased", "testapp.Short"})
+    for queue in ("testapp.Leased", "testapp.Short"):
+        worker(alias, queue=queue, process=9, alive_until=Now() + timedelta(hours=1))
+    store.reconcile(alias, conditions.Evaluation(), {"testapp.Leased", "testapp.Short"})
+    store.send_notifications(alias, {"testapp.Leased", "testapp.Short"})
     assert [each.resolved for each in told] == [False, True]
+
+
+@pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
+def test_each_dead_process_of_a_host_has_an_alert_of_its_own(settings: Any, told: list[channels.Notification]) -> None:
+    settings.QUEUEAPP = {"ALERTS": {"max_waiting": 10**6}}
+    worker()
+    worker(process=8)
+    worker(process_start="boot-2")
+    release_orphaned_leases("default")
+    store.send_notifications("default", {"testapp.Leased"})
+    assert sorted(each.name for each in told) == ["h:7", "h:7", "h:8"], "a process id is used again after a reboot"
+
+
+@pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
+def test_the_text_of_an_open_alert_stays_true_while_the_queue_grows(
+    settings: Any, told: list[channels.Notification]
+) -> None:
+    settings.QUEUEAPP = {"ALERTS": {"max_waiting": 2, "max_age": timedelta(minutes=1), "poison": False}}
+    Leased.send_many(range(3))
+    Leased.objects.update(enqueued_at=Now() - timedelta(minutes=5))
+    alerting().evaluate()
+    before = sorted(Alert.objects.values_list("text", flat=True))
+    Leased.send_many(range(3))
+    Leased.objects.update(enqueued_at=Now() - timedelta(minutes=50))
+    alerting().evaluate()
+    assert (
+        sorted(Alert.objects.values_list("text", flat=True))
+        == before
+        == [
+            "testapp.Leased: more than 2 messages wait",
+            "testapp.Leased: the oldest message has waited for more than 1m",
+        ]
+    )
+
+
+@pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
+@pytest.mark.parametrize(
+    ("kind", "rules"),
+    [("depth", {"poison": True}), ("age", {"poison": True}), ("poison", {"poison": False}),
+     ("dead_worker", {"dead_worker": False})],
+)  # fmt: skip
+def test_an_alert_is_resolved_when_its_rule_is_gone(
+    settings: Any, told: list[channels.Notification], kind: str, rules: dict[str, Any]
+) -> None:
+    settings.QUEUEAPP = {"ALERTS": {"max_waiting": 0, "max_age": timedelta(seconds=1)}}
+    Leased.send(1)
+    Leased.objects.update(enqueued_at=Now() - timedelta(minutes=5))
+    poison("a")
+    worker()
+    release_orphaned_leases("default")
+    alerting().evaluate()
+    assert {each.kind for each in told} == {"depth", "age", "poison", "dead_worker"}
+
+    settings.QUEUEAPP = {"ALERTS": {"max_waiting": 0, "max_age": timedelta(seconds=1)} | rules}
+    if kind in ("depth", "age"):
+        settings.QUEUEAPP["ALERTS"].pop({"depth": "max_waiting", "age": "max_age"}[kind])
+        settings.QUEUEAPP = dict(settings.QUEUEAPP)
+    told.clear()
+    alerting().evaluate()
+    assert {each.kind for each in told if each.resolved} == {kind}
+    assert not Alert.objects.filter(kind=kind).exists()
+
+
+@pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
+def test_alerts_of_a_removed_queue_and_of_a_project_without_rules_are_closed(
+    settings: Any, told: list[channels.Notification]
+) -> None:
+    settings.QUEUEAPP = {"ALERTS": {"max_waiting": 10}}
+    Alert.objects.create(key="x", kind="depth", queue="testapp.Removed", text="x", pending_channels="")
+    Alert.objects.create(key="y", kind="depth", queue="other.Queue", text="y", pending_channels="")
+    alerting().evaluate()
+    assert list(Alert.objects.filter(resolved_at=None).values_list("key", flat=True)) == ["y"]
+
+    Alert.objects.create(key="z", kind="depth", queue="testapp.Leased", text="z", pending_channels="")
+    assert store.close_without_settings("default", lambda: True) == 0, "there are rules"
+    settings.QUEUEAPP = {}
+    assert store.close_without_settings("default", lambda: True) >= 1
+    assert list(Alert.objects.values_list("key", flat=True)) == ["y"], "of another project"
 
 
 @pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
@@ -222,7 +305,7 @@ def test_a_webhook_that_fails_is_tried_again_and_the_others_are_not_told_twice(
     poison("a")
     alerting().evaluate()
     assert (len(told), len(mail.outbox), webhook.told) == (1, 1, [])
-    assert "could not be told by webhook" in caplog.text
+    assert "could not be sent by webhook" in caplog.text
     assert webhook.url not in caplog.text, "an address is often a secret"
     alerting().evaluate()
     assert Alert.objects.get().tries == 1, "not before its time"
@@ -263,7 +346,7 @@ def test_what_a_process_has_told_and_did_not_live_to_end_is_ended(told: list[cha
     Alert.objects.create(
         key="x", kind="depth", queue="testapp.Leased", text="over", resolved_at=Now(), pending_channels=""
     )
-    assert store.tell("default", {"testapp.Leased"}) == 0
+    assert store.send_notifications("default", {"testapp.Leased"}) == 0
     assert not Alert.objects.exists()
 
 
@@ -273,11 +356,11 @@ def test_two_leaders_at_once_tell_each_alert_once(told: list[channels.Notificati
         Alert.objects.create(key=name, kind="depth", queue="testapp.Leased", text=name, pending_channels="signal")
 
     def another(**_: Any) -> None:
-        store.tell("default", {"testapp.Leased"})  # while the first one tells
+        store.send_notifications("default", {"testapp.Leased"})  # while the first one tells
 
     signals.alerted.connect(another)
     try:
-        assert store.tell("default", {"testapp.Leased"}) == 1
+        assert store.send_notifications("default", {"testapp.Leased"}) == 1
     finally:
         signals.alerted.disconnect(another)
     assert sorted(one.text for one in told) == ["a", "b"]
@@ -290,9 +373,9 @@ def test_what_goes_on_before_anybody_was_told_of_its_end_is_told_to_nobody(
     settings.QUEUEAPP = {"ALERTS": {"max_waiting": 10}}
     poison("a")
     alerting().evaluate()
-    store.reconcile("default", conditions.Seen(known={("poison", "testapp.Leased")}), ["testapp.Leased"])
+    store.reconcile("default", conditions.Evaluation(known={("poison", "testapp.Leased")}), ["testapp.Leased"])
     assert Alert.objects.get().resolved_at is not None
-    (condition,) = conditions.look("default", [Leased]).conditions[:1]
+    (condition,) = conditions.evaluate("default", [Leased]).conditions[:1]
     assert not store.open_alert("default", condition)
     alerting().evaluate()
     assert (len(told), Alert.objects.get().resolved_at) == (1, None)
@@ -326,9 +409,9 @@ def test_whose_queue_it_is_tells_it_and_others_only_where_nobody_does(
 ) -> None:
     settings.QUEUEAPP = {"ALERTS": {"max_waiting": 10**6}}
     Alert.objects.create(key="x", kind="depth", queue="other.Queue", text="theirs", pending_channels="signal,mail")
-    assert store.tell("default", {"testapp.Leased"}) == 0
-    Alert.objects.update(next_try=Now() - store.AGAIN)
-    assert store.tell("default", {"testapp.Leased"}) == 1
+    assert store.send_notifications("default", {"testapp.Leased"}) == 0
+    Alert.objects.update(next_try=Now() - store.RETRY_DELAY)
+    assert store.send_notifications("default", {"testapp.Leased"}) == 1
     assert [one.text for one in told] == ["theirs"]
     assert Alert.objects.get().pending_channels == "", "these settings have no addresses"
 
@@ -353,7 +436,7 @@ def test_a_webhook_that_answers_byte_by_byte_is_not_waited_for(
         poison("a")
         alerting().evaluate()
         ended.set()
-    assert "could not be told by webhook: TimeoutError" in caplog.text
+    assert "could not be sent by webhook: TimeoutError" in caplog.text
     assert Alert.objects.get().pending_channels == "webhook"
 
 
@@ -363,8 +446,8 @@ def test_a_webhook_that_never_answers_is_given_up_at_last(settings: Any, caplog:
     poison("a")
     alerting().evaluate()
     assert Alert.objects.get().pending_channels == "webhook"
-    assert re.search(r"told by webhook: URLError: .*refused", caplog.text)
-    Alert.objects.update(tries=store.MOST_TRIES - 1, next_try=Now())
+    assert re.search(r"sent by webhook: URLError: .*refused", caplog.text)
+    Alert.objects.update(tries=store.MAX_TRIES - 1, next_try=Now())
     alerting().evaluate()
     assert Alert.objects.get().pending_channels == ""
 
@@ -407,7 +490,7 @@ def test_it_looks_as_often_as_the_settings_say_also_after_an_error(settings: Any
             if len(looks) == 1:
                 raise OperationalError("away")
 
-    one = Looking("default", [Leased], SimpleNamespace(leads=True))  # type: ignore[arg-type]
+    one = Looking("default", [Leased], SimpleNamespace(is_leader=True))  # type: ignore[arg-type]
     one.start()
     eventually(lambda: len(looks) >= 2)
     assert one.stop(30)
@@ -477,17 +560,17 @@ def test_a_test_alert_says_which_way_fails(settings: Any, webhook: Webhook, told
     settings.QUEUEAPP = {"ALERTS": {"mail": ["ops@example.org"], "webhook": webhook.url}}
     out = StringIO()
     call_command("alerts", "--test", stdout=out)
-    assert out.getvalue().splitlines() == ["signal: told", "mail: told", "webhook: told"]
+    assert out.getvalue().splitlines() == ["signal: sent", "mail: sent", "webhook: sent"]
     assert (told[0].kind, webhook.told[0]["kind"], told[0].resolved) == ("test", "test", False)
 
     webhook.status = 500
-    with pytest.raises(CommandError, match="could not be told by webhook"):
+    with pytest.raises(CommandError, match="could not be sent by webhook"):
         call_command("alerts", "--test", stdout=out)
     assert out.getvalue().splitlines()[-1] == "webhook: HTTP 500"
     out = StringIO()
-    with pytest.raises(CommandError, match="could not be told by webhook"):
+    with pytest.raises(CommandError, match="could not be sent by webhook"):
         call_command("alerts", "--test", "--json", stdout=out)
-    assert [(one["channel"], one["told"], one["error"]) for one in json.loads(out.getvalue())] == [
+    assert [(one["channel"], one["sent"], one["error"]) for one in json.loads(out.getvalue())] == [
         ("signal", True, None),
         ("mail", True, None),
         ("webhook", False, "HTTP 500"),
