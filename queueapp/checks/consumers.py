@@ -11,7 +11,7 @@ from django.db import Error, connections, router
 from .. import registry
 from ..errors import UnsupportedServer
 from ..models import Subscription
-from ..operations import schema_check
+from ..operations import migrating
 from ..operations.statistics import queue_stats
 from ..sql import backend_of
 
@@ -51,7 +51,7 @@ def check_subscriptions(**_: Any) -> list[Any]:
 def check_served(databases: Any = None, **_: Any) -> list[Any]:
     """W100: copies are made for a consumer that no live worker has."""
     found: list[Any] = []
-    if schema_check.is_about_to_migrate():
+    if migrating.migrate_options() is not None:
         return found
     for queue in registry.queues:
         alias = router.db_for_write(queue)

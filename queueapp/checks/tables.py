@@ -6,6 +6,7 @@ they miss.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from django.core import checks
@@ -16,8 +17,19 @@ from .. import delayed, registry
 from ..conf import settings
 from ..errors import NotMigrated, UnsupportedServer, migrate_command
 from ..models import DelayedMessage
-from ..operations import schema_check
+from ..operations import migrating, schema_check
 from ..sql import backend_of
+
+
+@register(Tags.database)
+def lock_migrations(databases: Any = None, **_: Any) -> list[Any]:
+    """Finds nothing: makes ``migrate`` wait for another one that runs (``operations.migrating``)."""
+    options = migrating.migrate_options()
+    if options is not None and not (options.get("plan") or options.get("check_unapplied")):
+        for alias in databases or ():
+            with suppress(Error):  # migrate finds that out itself, and ends with it
+                migrating.lock(alias)
+    return []
 
 
 @register(Tags.database)
@@ -40,7 +52,7 @@ def check_tables(databases: Any = None, **_: Any) -> list[Any]:
 
 def _check_wake_ups(alias: str) -> list[Any]:
     """W010: there are no wake-ups, and there could be."""
-    if not settings.NOTIFY or schema_check.is_about_to_migrate():
+    if not settings.NOTIFY or migrating.migrate_options() is not None:
         return []
     try:
         lack = backend_of(connections[alias]).notifications.unavailable(connections[alias])
@@ -59,7 +71,7 @@ def _check_tables_in(alias: str, queues: list[Any]) -> list[Any]:
         return []  # which is E005
     try:
         backend.check_server(connections[alias])
-        if not schema_check.is_about_to_migrate():
+        if migrating.migrate_options() is None:
             # A table that is somebody else's is for him to make, perhaps after us.
             managed = [queue for queue in queues if queue._meta.managed and router.allow_migrate_model(alias, queue)]
             schema_check.require_tables(alias, managed, by_router=True)
@@ -71,7 +83,7 @@ def _check_tables_in(alias: str, queues: list[Any]) -> list[Any]:
             Warning(f"The database {alias!r} lacks {one}.", hint=hint, id="queueapp.W006") for one in error.missing
         ]
     except Error as error:
-        if schema_check.is_about_to_migrate():
+        if migrating.migrate_options() is not None:
             return []  # it is about to find that out itself, and ends with it
         first_line = str(error).strip().split("\n", 1)[0]
         return [Warning(f"The database {alias!r} could not be looked at: {first_line}", id="queueapp.W007")]

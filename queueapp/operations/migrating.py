@@ -1,19 +1,23 @@
-"""Makes ``migrate`` safe when several processes run it at once, by receivers of its signals.
+"""Makes ``migrate`` safe when several processes run it at once.
 
 A deploy starts ten containers, and each migrates first. Django reads what is applied, makes a plan and applies it: two
-processes collide half-way ("relation already exists"). ``pre_migrate`` is sent between the plan and its first statement:
-there the second process waits for a lock of the database, and then drops from its plan what the first one has applied.
-``post_migrate`` of the last app releases the lock. After a failed migration the database frees it with the session, when
-the process ends.
+processes collide half-way ("relation already exists"). So the second one waits for a lock of the database before Django
+makes the plan. The first thing that ``migrate`` does is to run the checks of its database: one of them takes the lock.
+``post_migrate`` of the last app releases it; after a failure the database frees it with the session, when the process ends.
+
+``call_command("migrate")`` skips the checks. It takes the lock at ``pre_migrate``, after the plan was made, and is refused
+if another process has carried out a part of the plan meanwhile.
 """
 
 from __future__ import annotations
 
+import sys
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.apps import apps
 from django.core.management.base import CommandError
+from django.core.management.commands.migrate import Command as MigrateCommand
 from django.db import Error, connections
 from django.db.migrations.recorder import MigrationRecorder
 from django.db.models.signals import post_migrate, pre_migrate
@@ -27,51 +31,56 @@ from . import subscriptions
 Plan = list[tuple[Any, bool]]
 
 
-class _Lock(NamedTuple):
-    """The lock of one database. ``connection`` is one of its own: migrations close and roll back theirs."""
-
-    connection: Any
-    plan: Plan
-
-
-_locks: dict[str, _Lock] = {}
+#: By alias, a connection of its own with the lock: migrations close and roll back theirs.
+_locks: dict[str, Any] = {}
 
 
 def connect(app_config: Any) -> None:
     """Connect the receivers, for ``AppConfig.ready``."""
-    pre_migrate.connect(_lock, dispatch_uid="queueapp.migrating")
+    pre_migrate.connect(_before, dispatch_uid="queueapp.migrating")
     post_migrate.connect(_register_consumers, sender=app_config, dispatch_uid="queueapp.migrating.consumers")
 
 
-def _lock(*, using: str, plan: Plan | None = None, **_: Any) -> None:
-    """Take the lock at the first of the signals of a run; each app sends one."""
-    held = _locks.get(using)
-    if plan is None or (held is not None and held.plan is plan):
-        return
-    connection = connections[using].copy() if held is None else held.connection  # a run before has failed and left it
+def migrate_options() -> dict[str, Any] | None:
+    """The options of the ``migrate`` command that runs the caller, a check; None: none does. It passes nothing that says so, so
+    this searches the call stack."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if isinstance(frame.f_locals.get("self"), MigrateCommand) and "options" in frame.f_locals:
+            return dict(frame.f_locals["options"])
+        frame = frame.f_back
+    return None
+
+
+def lock(alias: str) -> None:
+    """Wait for the lock of a database, unless this process has it. Raises what reaching the database raises."""
+    held = _locks.get(alias)
+    if held is not None and held.is_usable():
+        return  # from the check that was run before, or from a run that failed
+    connection = connections[alias].copy()
     try:
         backend = backend_of(connection)
     except UnsupportedServer:
         return  # a database of another vendor has none of our tables
-    if held is not None and not connection.is_usable():
-        connection.close()
-        held = None
-    if held is None:
+    try:
         backend.schema.lock_migrations(connection)
-    _locks[using] = _Lock(connection, plan)
+    except BaseException:
+        connection.close()
+        raise
+    _locks[alias] = connection
     # Connected now, it is the last receiver: those of other apps, which create permissions for one, run under the lock.
     post_migrate.connect(_unlock, dispatch_uid="queueapp.migrating.unlock")
-    _drop_applied(using, plan)
 
 
-def _drop_applied(using: str, plan: Plan) -> None:
-    """Another process may have carried out the plan while this one waited: then nothing is left to do."""
-    applied = MigrationRecorder(connections[using]).applied_migrations()
-    remaining = [step for step in plan if ((step[0].app_label, step[0].name) in applied) is step[1]]
-    if remaining and len(remaining) < len(plan):
-        # The state that Django has read lacks what was applied, so it cannot go on from there.
-        raise CommandError(f"Another process migrated the database {using!r} meanwhile, in part. Run migrate again.")
-    plan[:] = remaining
+def _before(*, using: str, plan: Plan | None = None, **_: Any) -> None:
+    """Each app sends this signal, so all but the first find the lock taken."""
+    if plan is None or using in _locks:
+        return
+    lock(using)
+    applied = MigrationRecorder(connections[using]).applied_migrations() if plan and using in _locks else {}
+    if any(((migration.app_label, migration.name) in applied) is not backwards for migration, backwards in plan):
+        # Django has read the state before, so it can neither go on from there nor end as if it had done it.
+        raise CommandError(f"Another process migrated the database {using!r} meanwhile. Run migrate again.")
 
 
 def last_app() -> Any:
@@ -80,12 +89,12 @@ def last_app() -> Any:
 
 
 def _unlock(*, sender: Any, using: str, plan: Plan | None = None, **_: Any) -> None:
-    if plan is None or sender is not last_app() or (held := _locks.pop(using, None)) is None:
+    if plan is None or sender is not last_app() or (connection := _locks.pop(using, None)) is None:
         return
     with suppress(Error):  # a lost session has lost its lock
         # A pool of connections keeps the session, and with it the lock, after close().
-        backend_of(held.connection).schema.unlock_migrations(held.connection)
-    held.connection.close()
+        backend_of(connection).schema.unlock_migrations(connection)
+    connection.close()
 
 
 def _register_consumers(*, using: str, plan: Plan | None = None, **_: Any) -> None:

@@ -8,13 +8,11 @@ SQL Server is told which index to take, so there a missing or renamed one is no 
 
 from __future__ import annotations
 
-import sys
 import uuid
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from django.apps import apps
-from django.core.management.commands.migrate import Command as MigrateCommand
 from django.db import Error, connections, models, router, transaction
 
 from ..errors import NotMigrated
@@ -61,17 +59,6 @@ def missing(alias: str, queues: Iterable[Any], *, by_router: bool = False) -> li
             is_there = table.lower() in there or '"."' in table
             found.append(f"what {table} has by now ({str(error).strip().splitlines()[0]})" if is_there else table)
     return found
-
-
-def is_about_to_migrate() -> bool:
-    """Whether ``migrate`` runs this check: what is missing is about to be made. It passes nothing that says so, so this searches
-    the call stack."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if isinstance(frame.f_locals.get("self"), MigrateCommand):
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
 
 
 def require_tables(alias: str, queues: Iterable[Any], *, by_router: bool = False) -> None:

@@ -80,7 +80,7 @@ class Command(BaseCommand):
         limit = options["limit"]
         folder = Path(settings.DATA_DIR)
         with reset.only_demo(folder):
-            call_command("migrate", verbosity=0, interactive=False)
+            call_command("migrate", verbosity=0, interactive=False, skip_checks=False)
             reset.remove_results()
             progress.say("Computing from the source file what must come out ...")
             expected = source.expected(limit)

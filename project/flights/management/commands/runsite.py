@@ -53,7 +53,7 @@ class Command(BaseCommand):
             raise CommandError(f"--port {port} is not accepted: it must be from 1 to 65535.")
         _refuse_busy_port(port)
         folder = Path(settings.DATA_DIR)
-        call_command("migrate", verbosity=0, interactive=False)
+        call_command("migrate", verbosity=0, interactive=False, skip_checks=False)
         user = ensure_development_user(folder)
         connections.close_all()
         log = folder / "web.log"
