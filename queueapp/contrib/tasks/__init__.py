@@ -1,12 +1,12 @@
 """A backend for Django's ``TASKS``: tasks are messages of a queue, run by ``manage.py runqueueworker``.
 
-Its tables belong to an app of their own, so a project without tasks has none of them::
+The tables belong to this app, so that a project without tasks does not have them::
 
     INSTALLED_APPS = [..., "queueapp", "queueapp.contrib.tasks", "queueapp.workers"]
     TASKS = {"default": {"BACKEND": "queueapp.contrib.tasks.QueueBackend", "QUEUES": ["default", "mail"]}}
 
-READY is a message in the queue or among the delayed ones, RUNNING one that is leased, FAILED one that is poison, and
-SUCCESSFUL has a row of its own, kept in the transaction of the ack. A worker that dies leaves none of them RUNNING.
+A READY task is a message in the queue or a delayed message, a RUNNING one a leased message, a FAILED one a poison message. A
+SUCCESSFUL one has a row, written in the transaction of the ack. A worker that dies leaves no task RUNNING: its leases expire.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The results of tasks: a list and a page for each, which nobody edits and which may hold a stranger's text.
+"""Read-only admin page of task results. All texts are untrusted.
 
-What waits is on the page of its queue, what has failed is requeued from the poison page.
+Ready tasks are on the page of their queue; failed ones are requeued from the poison page.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from .consumers import backends, queue_of
 from .models import Result
 from .serialization import id_of
 
-#: How a status looks.
+#: Badge colour of each status.
 _TONES: dict[str, display.Tone] = {"READY": "quiet", "RUNNING": "busy", "SUCCESSFUL": "good", "FAILED": "bad"}
 _LARGE = ("headers", "body", "return_value", "errors")
 
 
 class StatusFilter(BoundedFilter):
-    """What was kept. A task that was requeued since then is listed by what it was, and shown as what it is."""
+    """Filters by the stored status. A task that was requeued since then is listed by it, and shown with its current status."""
 
     title = "status"
     parameter_name = "status"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [(one.value, one.value.lower()) for one in Result.Status]
+        return [(status.value, status.value.lower()) for status in Result.Status]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         return queryset if self.value() is None else queryset.filter(status=self.value())
 
 
 class QueueNameFilter(BoundedFilter):
-    """The queue names of these settings."""
+    """Filters by the queue names of these settings."""
 
     title = "queue name"
     parameter_name = "queue_name"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [(name, name) for name in sorted({name for one in backends() for name in one.queues})]
+        return [(name, name) for name in sorted({name for backend in backends() for name in backend.queues})]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         return queryset if self.value() is None else queryset.filter(queue_name=self.value())
@@ -60,7 +60,7 @@ class QueueNameFilter(BoundedFilter):
 
 @admin.register(Result)
 class ResultAdmin(ResultsAdmin):
-    """What became of tasks, the last enqueued first."""
+    """The results of tasks, the newest first."""
 
     title = "Task results"
     list_order = "-id"
@@ -78,7 +78,7 @@ class ResultAdmin(ResultsAdmin):
     # -- the list ------------------------------------------------------------------------------------------------------
 
     def databases(self) -> list[str]:
-        """The databases in which tasks are."""
+        """The databases that have tasks."""
         first = router.db_for_write(Result)
         return [first, *sorted({router.db_for_write(queue) for queue in _queues()} - {first})]
 
@@ -87,7 +87,7 @@ class ResultAdmin(ResultsAdmin):
         return rows.defer(*_LARGE).annotate(db_now=Now(output_field=UtcField()))
 
     def prepare_rows(self, rows: list[Any]) -> None:
-        """What each of a page is now, in one statement per queue."""
+        """Add the current status to each row, with one statement per queue."""
         if rows:
             now = result_reader.statuses(_queues(), rows[0]._state.db, rows)
             for row in rows:
@@ -103,7 +103,7 @@ class ResultAdmin(ResultsAdmin):
         identity = id_of(term)
         return (queryset.filter(pk=identity) if identity is not None else queryset.none()), False
 
-    # -- the page of one -----------------------------------------------------------------------------------------------
+    # -- the detail page -----------------------------------------------------------------------------------------------
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
         alias, primary = self.place_of(object_id)
@@ -181,5 +181,5 @@ def _list(text: str) -> list[Any]:
 
 
 def _queues() -> list[Any]:
-    found = (queue_of(one) for one in backends())
+    found = (queue_of(backend) for backend in backends())
     return list(dict.fromkeys(queue for queue in found if queue is not None))

@@ -1,4 +1,4 @@
-"""The Django app of the tables, and where workers learn of the tasks' queues."""
+"""The Django app of the tables; registers the queues of tasks for workers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class TasksConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from . import consumers, signals
+        from . import consumers
 
-        signals.connect()
+        consumers.connect_signals()
         consumers.install()

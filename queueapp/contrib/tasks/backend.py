@@ -16,7 +16,7 @@ from ...sending.validation import FAR_FUTURE
 from .compat import BaseTaskBackend, InvalidTask, TaskResult, TaskResultDoesNotExist, TaskResultStatus, task_enqueued
 from .serialization import body_of, headers_of, id_of
 from .task import QueueTask, refuse_bad_options
-from .task_options import ANY, Configuration, level_of
+from .task_options import ANY, BackendOptions, level_of
 
 
 class QueueBackend(BaseTaskBackend):
@@ -36,21 +36,21 @@ class QueueBackend(BaseTaskBackend):
         self.problem: InvalidOption | None = None
         try:
             self._refuse_bad_names()
-            self._configuration = Configuration(alias, self.options)
+            self._configuration = BackendOptions(alias, self.options)
         except InvalidOption as error:
-            self.problem = error  # a check says it; whoever uses the backend gets it
+            self.problem = error  # reported by a check, and raised when the backend is used
         else:
             self.supports_get_result = self._configuration.keeps_results
 
     def _refuse_bad_names(self) -> None:
-        """A queue name of Django's is the recipient of its tasks here."""
+        """Raise InvalidOption for a queue name that cannot be a recipient: Django's queue name is the recipient of its tasks."""
         for name in self.queues:
             if not isinstance(name, str) or not 1 <= len(name) <= messages.MAX_RECIPIENT or "\0" in name:
                 accepted = f"names of 1 to {messages.MAX_RECIPIENT} characters"
                 raise InvalidOption(f"TASKS[{self.alias!r}]['QUEUES']", name, accepted)
 
     @property
-    def configuration(self) -> Configuration:
+    def configuration(self) -> BackendOptions:
         """Its OPTIONS. Raises InvalidOption."""
         if self.problem is not None:
             raise self.problem
@@ -58,17 +58,17 @@ class QueueBackend(BaseTaskBackend):
 
     @property
     def queue(self) -> Any:
-        """The queue that its tasks wait in. Raises QueueNotFound."""
+        """The queue of its tasks. Raises QueueNotFound."""
         return registry.queues.find(self.configuration.queue)
 
     @property
     def worked(self) -> set[str]:
-        """The queue names that workers with these settings take."""
+        """The queue names that workers with these settings consume."""
         work = self.configuration.work
         return self.queues if work is None else self.queues.intersection(work)
 
     def validate_task(self, task: Any) -> None:
-        """As Django does; and its own options are read. Raises InvalidTask."""
+        """Django's validation, and that of the task's own options. Raises InvalidTask."""
         super().validate_task(task)
         refuse_bad_options(task)
 
@@ -95,7 +95,7 @@ class QueueBackend(BaseTaskBackend):
             errors=[],
             worker_ids=[],
         )
-        # What TaskResult has made of them is JSON, and what cannot be that was refused there.
+        # TaskResult has converted them to JSON values, and refused others.
         store = partial(self._store, result, identity, body_of(result.args, result.kwargs))
         if configuration.enqueue_on_commit is not None:
             from .result_store import alias_of
@@ -124,7 +124,7 @@ class QueueBackend(BaseTaskBackend):
     # -- results -------------------------------------------------------------------------------------------------------
 
     def get_result(self, result_id: Any) -> Any:
-        """The result with this id, as it is now. Raises TaskResultDoesNotExist."""
+        """The current result with this id. Raises TaskResultDoesNotExist."""
         from . import result_reader, result_store
 
         if not self.supports_get_result:
@@ -137,15 +137,15 @@ class QueueBackend(BaseTaskBackend):
         return result
 
     def check(self, **kwargs: Any) -> list[CheckMessage]:
-        """What is wrong with its settings."""
+        """The errors and warnings of its settings."""
         from .checks import check_backend
 
         return [*super().check(**kwargs), *check_backend(self)]
 
 
 def _due(task: Any) -> datetime | None:
-    """When a task is to be run; None: now. Raises InvalidTask for a time that no store holds, before anything else is done: what
-    is stored after a commit could not be refused any more."""
+    """When a task is due; None: now. Raises InvalidTask for a time that no store accepts. Called first: a task that is stored after
+    the commit could not be refused any more."""
     at = task.run_after
     if at is None:
         return None
@@ -159,7 +159,7 @@ def _due(task: Any) -> datetime | None:
 
 @lru_cache(maxsize=4096)
 def require_known_consumer(path: str, modules: tuple[str, ...]) -> None:
-    """Raise InvalidTask for a task that a worker could not find by its path: it would be poison there."""
+    """Raise InvalidTask for a task that a worker could not import by its path: it would become poison."""
     from .import_task import is_allowed, task_at
 
     try:
@@ -169,6 +169,6 @@ def require_known_consumer(path: str, modules: tuple[str, ...]) -> None:
     module = path.rpartition(".")[0]
     if not is_allowed(module, modules):
         raise InvalidTask(
-            f"{path} is in no package of INSTALLED_APPS, and a worker imports a task from nowhere else: name its package in "
+            f"{path} is not in a package of INSTALLED_APPS, the only ones that a worker imports tasks from: add its package to "
             "OPTIONS['modules'] of the backend."
         )

@@ -17,9 +17,10 @@ NEEDED = ("id", "headers", "body", "enqueued_at", "failures", "lease_token", "le
 
 
 def check_backend(backend: Any) -> Iterator[CheckMessage]:
-    """E070: the app is not installed. E071: an option is not accepted. E072: there is no such queue. E073: its table cannot
-    hold tasks. E074: "work" names other queues. E075: there is no such database. E076: results cannot be kept beside the queue.
-    W070: too few levels. W071: no index on the id. W072: workers take none of its queues. W073: a receive that retries nothing."""
+    """E070: the app is not installed. E071: an option is not accepted. E072: the queue does not exist. E073: its table cannot
+    hold tasks. E074: "work" names unknown queues. E075: the database does not exist. E076: the results table cannot be in the
+    queue's database. W070: too few priorities. W071: no index on the id. W072: workers consume none of its queues. W073: the queue
+    does not retry."""
     where = f"TASKS[{backend.alias!r}]"
     if not apps.is_installed("queueapp.contrib.tasks"):
         yield Error(
@@ -41,11 +42,11 @@ def check_backend(backend: Any) -> Iterator[CheckMessage]:
                 id="queueapp.E074",
             )
         elif not configuration.work:
-            yield Warning(f"{where}['OPTIONS']['work'] is empty: workers take none of its tasks.", id="queueapp.W072")
+            yield Warning(f"{where}['OPTIONS']['work'] is empty: workers run none of its tasks.", id="queueapp.W072")
     named = configuration.enqueue_on_commit
     if named and named not in connections:
         yield Error(
-            f"{where}['OPTIONS']['enqueue_on_commit'] = {named!r} is no alias of DATABASES.", id="queueapp.E075"
+            f"{where}['OPTIONS']['enqueue_on_commit'] = {named!r} is not an alias of DATABASES.", id="queueapp.E075"
         )
     try:
         queue = backend.queue
@@ -56,7 +57,7 @@ def check_backend(backend: Any) -> Iterator[CheckMessage]:
 
 
 def _check_queue(where: str, queue: Any, configuration: Any) -> Iterator[CheckMessage]:
-    from .models import Result  # its app is installed: that was asked before
+    from .models import Result  # here: the caller has checked that its app is installed
 
     label, delivery = queue._meta.label, queue.delivery
     fields = {field.name for field in queue._meta.local_concrete_fields}
@@ -68,8 +69,8 @@ def _check_queue(where: str, queue: Any, configuration: Any) -> Iterator[CheckMe
     alias = router.db_for_write(queue)
     if not router.allow_migrate_model(alias, Result):
         yield Error(
-            f"{where}: {label} lies in the database {alias!r}, and the router allows no table of queueapp.contrib.tasks there: results are "
-            "kept beside the queue, in the transaction of the ack.",
+            f"{where}: {label} is in the database {alias!r}, where the router allows no table of queueapp.contrib.tasks. Results are "
+            "written to the queue's database, in the transaction of the ack.",
             hint="Let the router allow the app queueapp_tasks in that database, and run `manage.py migrate --database` for it.",
             obj=queue,
             id="queueapp.E076",
@@ -91,7 +92,7 @@ def _check_queue(where: str, queue: Any, configuration: Any) -> Iterator[CheckMe
         )
     if delivery.semantics is Semantics.AT_MOST_ONCE and (configuration.recoverability.get("attempts") or 1) > 1:
         yield Warning(
-            f"{where}: {label} is AT_MOST_ONCE, which retries nothing: 'attempts' says nothing there.",
+            f"{where}: {label} is AT_MOST_ONCE, which does not retry: 'attempts' has no effect.",
             obj=queue,
             id="queueapp.W073",
         )

@@ -1,4 +1,4 @@
-"""Django's task framework: of Django itself since 6.0, before that of the backport ``django-tasks``."""
+"""Django's task framework: part of Django since 6.0, before that the backport ``django-tasks``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ elif find_spec("django_tasks") is not None:
     from django_tasks.signals import task_enqueued, task_finished, task_started
     from django_tasks.utils import normalize_json
 
-    # Its releases up to 0.12 have another name for it than Django.
+    # Releases up to 0.12 name it differently than Django.
     InvalidTask = getattr(_exceptions, "InvalidTask", None) or _exceptions.InvalidTaskError
 else:
     raise ImproperlyConfigured(

@@ -1,7 +1,7 @@
-"""Running tasks: each is a consumer of its own, found by its path, with its own attempts, waits and time limit.
+"""Runs tasks: each task is a consumer, resolved by its path, with its own attempts, delays and time limit.
 
-What a task returned is kept with the ack where its message is leased, and in the transaction of the receive elsewhere. An
-attempt that fails is written down by the policy, in the transaction that carries its verdict out.
+The return value is stored with the ack if the message is leased, else in the transaction of the receive. A failed attempt is
+stored by the policy, in the transaction that applies its verdict.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from asgiref.sync import sync_to_async
 from django.utils import timezone
 
-from ... import registry
+from ... import registry, signals
 from ...consuming.context import Context
 from ...consuming.registration import Registration
 from ...consuming.registry import registered
@@ -28,7 +28,7 @@ from ...failures.policy import accepted, default_policy
 from ...failures.verdicts import RetryLater, RetryNow, Verdict
 from ...models import Semantics
 from ...sql.claims import HEADERS
-from . import result_store
+from . import result_reader, result_store
 from .backend import QueueBackend
 from .compat import (
     TaskContext,
@@ -41,25 +41,24 @@ from .compat import (
 )
 from .import_task import restored, task_at
 from .result_reader import delete_lost, errors_from
-from .result_store import Finished, Pending, keep_failure, keep_now, sent_at, worker_id
-from .serialization import Said, arguments_of
+from .result_store import Finished, PendingResults, sent_at, store_failure, store_now, worker_id
+from .serialization import TaskHeaders, arguments_of
 from .task import options_of
 from .task_options import ANY
 
 log = logging.getLogger("queueapp")
 
-#: What an attempt leaves in ``Context.items`` for the policy: where and when it began.
-BEGAN = "queueapp.contrib.tasks"
+#: Key in ``Context.items`` under which an attempt stores its database, start and earlier result for the policy.
+ATTEMPT = "queueapp.contrib.tasks"
 
 
 def backends() -> list[QueueBackend]:
-    """The backends of TASKS that are ours and whose options can be read."""
-    found = [one for one in task_backends.all() if isinstance(one, QueueBackend)]
-    return [one for one in found if one.problem is None]
+    """The queue backends of TASKS whose options are valid."""
+    return [found for found in task_backends.all() if isinstance(found, QueueBackend) and found.problem is None]
 
 
 def queue_of(backend: QueueBackend) -> Any:
-    """The queue of a backend; None where there is none of that name, which a check says."""
+    """The queue of a backend; None if it does not exist, which a check reports."""
     try:
         return registry.queues.find(backend.configuration.queue)
     except QueueNotFound:
@@ -67,21 +66,21 @@ def queue_of(backend: QueueBackend) -> Any:
 
 
 def install() -> None:
-    """Register the tasks of every backend, so that ``runqueueworker`` takes their queues."""
+    """Register the tasks of every backend, so that ``runqueueworker`` consumes their queues."""
     by_queue: dict[Any, list[QueueBackend]] = {}
     for backend in backends():
         if (queue := queue_of(backend)) is not None:
             by_queue.setdefault(queue, []).append(backend)
-    for queue, some in by_queue.items():
-        finder = TaskFinder(queue, varies=len(some) > 1)
-        names = {name for one in some for name in one.worked} if queue.delivery.recipients else {ANY}
-        if queue.delivery.recipients and any(not one.queues for one in some):
+    for queue, own in by_queue.items():
+        resolver = TaskResolver(queue, varies=len(own) > 1)
+        names = {name for backend in own for name in backend.worked} if queue.delivery.recipients else {ANY}
+        if queue.delivery.recipients and any(not backend.queues for backend in own):
             names.add(ANY)
         for name in sorted(names):
-            registered.add(Registration(queue, name, bytes, finder.refuse, {}, finder))
+            registered.add(Registration(queue, name, bytes, resolver.refuse, {}, resolver))
 
 
-class TaskFinder(ConsumerResolver):
+class TaskResolver(ConsumerResolver):
     """The tasks of one queue."""
 
     def __init__(self, queue: Any, *, varies: bool = False) -> None:
@@ -89,31 +88,31 @@ class TaskFinder(ConsumerResolver):
         self.varies = varies
         self._leases = queue.delivery.semantics is Semantics.AT_LEAST_ONCE
         self._once = queue.delivery.semantics is Semantics.AT_MOST_ONCE
-        self._pending = Pending()
+        self._pending = PendingResults()
         self._registrations: dict[tuple[str, str], Registration] = {}
 
     @staticmethod
     def refuse(message: bytes) -> None:
-        """Never called: a task's own registration is."""
-        raise UndecodableMessage("This message names no task.")
+        """Never called: the registration of the task is."""
+        raise UndecodableMessage("The message does not name a task.")
 
-    # -- who handles it ------------------------------------------------------------------------------------------------
+    # -- resolving ------------------------------------------------------------------------------------------------
 
     def find(self, type_name: str, variant: str = "") -> Registration:
         found = self._registrations.get((type_name, variant))
         if found is None:
-            everyone = backends()
-            task = task_at(type_name, [module for one in everyone for module in one.configuration.modules])
-            own = [one for one in everyone if queue_of(one) is self.queue]
-            found = self._registration(task, type_name, _one_of(own, variant or task.backend))
-            if len(self._registrations) >= _MOST:
+            all_backends = backends()
+            task = task_at(type_name, [module for found in all_backends for module in found.configuration.modules])
+            own = [found for found in all_backends if queue_of(found) is self.queue]
+            found = self._registration(task, type_name, _backend_for(own, variant or task.backend))
+            if len(self._registrations) >= _MAX_CACHED_TASKS:
                 self._registrations.clear()
             self._registrations[type_name, variant] = found
         return found
 
     def variant_of(self, headers: str) -> str:
-        """The backend that a task was enqueued with: what a task does not say for itself, that one says."""
-        return _said(headers).backend
+        """The backend that a task was enqueued with. Its options apply where the task has none."""
+        return _task_headers(headers).backend
 
     def _registration(self, task: Any, path: str, backend: QueueBackend | None) -> Registration:
         given = {**(backend.configuration.recoverability if backend else {}), **options_of(task)}
@@ -125,30 +124,30 @@ class TaskFinder(ConsumerResolver):
 
     def _run(self, task: Any) -> Callable[[bytes, Context], None]:
         def run(body: bytes, context: Context) -> None:
-            result, args, kwargs = self._begin(task, body, context)
-            self._end(result, context, task.func(*args, **kwargs))
+            result, args, kwargs = self._start(task, body, context)
+            self._finish(result, context, task.func(*args, **kwargs))
 
         return run
 
     def _run_async(self, task: Any) -> Callable[[bytes, Context], Any]:
-        # Not async itself: it begins and ends in the worker's own thread, which has the connection with the transaction, and
-        # where receivers of signals may use the ORM.
+        # Not async itself: it starts and finishes in the worker's own thread, which has the connection with the transaction and
+        # where signal receivers may use the ORM.
         def run(body: bytes, context: Context) -> Any:
-            result, args, kwargs = self._begin(task, body, context)
-            return self._ended(result, context, task.func(*args, **kwargs))
+            result, args, kwargs = self._start(task, body, context)
+            return self._finish_async(result, context, task.func(*args, **kwargs))
 
         return run
 
-    async def _ended(self, result: Any, context: Context, running: Any) -> None:
-        await sync_to_async(self._end)(result, context, await running)
+    async def _finish_async(self, result: Any, context: Context, running: Any) -> None:
+        await sync_to_async(self._finish)(result, context, await running)
 
-    def _begin(self, task: Any, body: bytes, context: Context) -> tuple[Any, Sequence[Any], dict[str, Any]]:
-        context.items[BEGAN] = (context.alias, monotonic(), None)
+    def _start(self, task: Any, body: bytes, context: Context) -> tuple[Any, Sequence[Any], dict[str, Any]]:
+        context.items[ATTEMPT] = (context.alias, monotonic(), None)
         args, kwargs = arguments_of(body)
-        before = result_store.earlier(context.alias, context.message_id) if context.attempt > 1 else None
+        before = result_store.earlier_result(context.alias, context.message_id) if context.attempt > 1 else None
         now = timezone.now()
         result: Any = TaskResult(
-            task=_restored(context._claimed[HEADERS]),
+            task=_task_from_headers(context._claimed[HEADERS]),
             id=str(context.message_id),
             status=TaskResultStatus.RUNNING,
             enqueued_at=sent_at(context.message_id),
@@ -157,32 +156,32 @@ class TaskFinder(ConsumerResolver):
             last_attempted_at=now,
             args=args,
             kwargs=kwargs,
-            backend=_said(context._claimed[HEADERS]).backend,
+            backend=_task_headers(context._claimed[HEADERS]).backend,
             errors=errors_from(before.errors) if before else [],
             worker_ids=[*(json.loads(before.worker_ids) if before else []), worker_id()],
         )
-        context.items[BEGAN] = (context.alias, monotonic(), before)
-        tell(task_started, result)
+        context.items[ATTEMPT] = (context.alias, monotonic(), before)
+        send_signal(task_started, result)
         return result, ([TaskContext(task_result=result), *args] if task.takes_context else args), kwargs
 
-    def _end(self, result: Any, context: Context, returned: Any) -> None:
+    def _finish(self, result: Any, context: Context, returned: Any) -> None:
         value = normalize_json(returned)
         text = json.dumps(value, separators=(",", ":"))
-        alias, started, before = context.items[BEGAN]
-        said = _said(context._claimed[HEADERS])
-        if _keeps(said.backend):
+        alias, started, before = context.items[ATTEMPT]
+        task_headers = _task_headers(context._claimed[HEADERS])
+        if _stores_results(task_headers.backend):
             finished = Finished(
-                said, before.started_at if before else None, started, monotonic(), text,
+                task_headers, before.started_at if before else None, started, monotonic(), text,
                 before.errors if before else "[]", json.dumps(result.worker_ids),
             )  # fmt: skip
             if self._leases:
                 self._pending.add(alias, context.seq, finished)
             else:
-                keep_now(context.queue, alias, finished, context._claimed)
+                store_now(context.queue, alias, finished, context._claimed)
         _set(result, "_return_value", value)
         _set(result, "finished_at", timezone.now())
         _set(result, "status", TaskResultStatus.SUCCESSFUL)
-        tell(task_finished, result)
+        send_signal(task_finished, result)
 
     # -- ending --------------------------------------------------------------------------------------------------------
 
@@ -193,16 +192,16 @@ class TaskFinder(ConsumerResolver):
         return self._pending.ack(sql, connection, seqs, token, wait_ms)
 
     def _decide(self, policy: Callable[[Any], Verdict] | None, failure: Any) -> Verdict:
-        """The policy of every task: the task's own or the default one, and what is written down of the attempt."""
-        alias, started, _ = failure.items.get(BEGAN) or (result_store.alias_of(failure.queue), None, None)
-        self._pending.forget(alias, failure.row.seq)  # it had returned, but was late
+        """The policy of every task: applies the task's own or the default policy and stores the failed attempt."""
+        alias, started, _ = failure.items.get(ATTEMPT) or (result_store.alias_of(failure.queue), None, None)
+        self._pending.forget(alias, failure.row.seq)  # it had returned, but after its time limit
         wanted = policy is not None and not isinstance(failure.exception, UndecodableMessage)
         verdict = policy(failure) if wanted and policy is not None else default_policy(failure)
-        if _keeps(_said(failure.row.headers).backend):
-            # Of what is no verdict whoever asked for one says so, and does as the default policy says.
-            carried_out = accepted(verdict) or default_policy(failure)
-            again = isinstance(carried_out, RetryNow | RetryLater) and not self._once
-            keep_failure(alias, failure, again=again, started=started, worker=worker_id())
+        if _stores_results(_task_headers(failure.row.headers).backend):
+            # The caller reports a value that is not a verdict, and applies the default policy.
+            applied = accepted(verdict) or default_policy(failure)
+            again = isinstance(applied, RetryNow | RetryLater) and not self._once
+            store_failure(alias, failure, again=again, started=started, worker=worker_id())
         return verdict
 
     def run_maintenance(self, alias: str, may_continue: Callable[[], bool]) -> None:
@@ -212,19 +211,24 @@ class TaskFinder(ConsumerResolver):
                 count = result_store.delete_old(alias, backend.alias, retention, may_continue)
                 count += delete_lost(self.queue, alias, backend.alias, retention, may_continue)
                 if count:
-                    log.info("%d results of tasks of %r were deleted: their retention is over.", count, backend.alias)
+                    log.info(
+                        "Task results of %r: %d %s deleted after the retention.",
+                        backend.alias,
+                        count,
+                        "row was" if count == 1 else "rows were",
+                    )
 
 
-def _one_of(own: Sequence[QueueBackend], alias: str) -> QueueBackend | None:
-    """The backend of this alias; of another one, that these settings do not have on this queue, the first that is on it."""
-    return next((one for one in own if one.alias == alias), own[0] if own else None)
+def _backend_for(own: Sequence[QueueBackend], alias: str) -> QueueBackend | None:
+    """The backend with this alias or, if these settings have none on this queue, the first one on it."""
+    return next((backend for backend in own if backend.alias == alias), own[0] if own else None)
 
 
-def tell(signal: Any, result: Any) -> None:
-    """Send a signal of the framework; the sender is the class of the backend. A receiver that raises changes nothing."""
+def send_signal(signal: Any, result: Any) -> None:
+    """Send a signal of the framework; the sender is the class of the backend. An exception of a receiver is logged."""
     for receiver, answer in signal.send_robust(sender=_class_of(result.backend), task_result=result):
         if isinstance(answer, Exception):
-            log.error("A receiver of a signal of a task failed: %r: %r", receiver, answer)
+            log.error("A receiver of a task signal failed: %r: %r", receiver, answer)
 
 
 def _class_of(alias: str) -> type:
@@ -232,8 +236,8 @@ def _class_of(alias: str) -> type:
     return type(backend) if isinstance(backend, QueueBackend) else QueueBackend
 
 
-def _keeps(alias: str) -> bool:
-    """Whether results of this backend are kept. One that is not in these settings may be in those of who enqueued."""
+def _stores_results(alias: str) -> bool:
+    """Whether results of this backend are stored. An unknown backend may be known in the settings of the sender."""
     try:
         backend = task_backends[alias] if alias in task_backends.settings else None
         return not isinstance(backend, QueueBackend) or backend.configuration.keeps_results
@@ -241,32 +245,55 @@ def _keeps(alias: str) -> bool:
         return True
 
 
-#: Headers longer than this are not worth remembering, nor are more tasks than this, by backend.
-_LONG, _MOST = 500, 4096
+#: Maximum length of cached headers, and maximum number of cached tasks per queue.
+_MAX_CACHED_LENGTH, _MAX_CACHED_TASKS = 500, 4096
 
 
-def _said(headers: str) -> Said:
-    # Most tasks of one path have the same headers.
-    return _remembered(headers) if len(headers) < _LONG else Said.by(headers)
+def _task_headers(headers: str) -> TaskHeaders:
+    # Most messages of one task have equal headers.
+    return _cached_headers(headers) if len(headers) < _MAX_CACHED_LENGTH else TaskHeaders.by(headers)
 
 
-_remembered = lru_cache(maxsize=1024)(Said.by)
+_cached_headers = lru_cache(maxsize=1024)(TaskHeaders.by)
 
 
-def _restored(headers: str) -> Any:
-    return _task_of(headers) if len(headers) < _LONG else _task_of.__wrapped__(headers)
+def _task_from_headers(headers: str) -> Any:
+    return _task_of(headers) if len(headers) < _MAX_CACHED_LENGTH else _task_of.__wrapped__(headers)
 
 
 @lru_cache(maxsize=1024)
 def _task_of(headers: str) -> Any:
-    own = [one.configuration for one in backends()]
-    return restored(_said(headers), [module for one in own for module in one.modules])
+    modules = [module for backend in backends() for module in backend.configuration.modules]
+    return restored(_task_headers(headers), modules)
 
 
 def forget() -> None:
-    """What is remembered of headers, whose meaning depends on the settings (tests)."""
-    _remembered.cache_clear()
+    """Clear the caches of headers, whose meaning depends on the settings (tests)."""
+    _cached_headers.cache_clear()
     _task_of.cache_clear()
 
 
 _set = object.__setattr__
+
+
+# -- final failures ------------------------------------------------------------------------------------------------------
+
+
+def connect_signals() -> None:
+    """Send ``task_finished`` for tasks that have failed for good, after the commit, whatever ended them: the policy after the last
+    attempt, a supervisor whose worker died, or an operator."""
+    signals.poisoned.connect(_on_failure, dispatch_uid="queueapp.contrib.tasks.poisoned")
+    signals.discarded.connect(_on_failure, dispatch_uid="queueapp.contrib.tasks.discarded")
+
+
+def _on_failure(sender: Any, failure: Any, **_: Any) -> None:
+    if sender is None or not isinstance(registered.resolver_of(sender), TaskResolver):
+        return
+    attempt = failure.items.get(ATTEMPT)
+    result = result_reader.read(sender, attempt[0] if attempt else result_store.alias_of(sender), failure.row.id)
+    if result is None or result.status != TaskResultStatus.FAILED:
+        return  # requeued meanwhile, or discarded by a policy without a stored result
+    try:
+        raise failure.exception
+    except BaseException:  # sent from here: receivers, Django's own log among them, read the current exception
+        send_signal(task_finished, result)

@@ -1,8 +1,8 @@
-"""What a result says now: where its message is, and what is kept of it.
+"""Reads the current state of a result: from the location of its message and from its stored row.
 
-A message is in one of three tables, and one statement looks into all of them, so that one that moves meanwhile is not
-missed; what is kept is read after that, since an ack keeps it before anybody finds the message gone. A task whose worker
-died is RUNNING until its lease ends, and READY from then on, whatever was written when it began: nothing was.
+A message is in one of three tables, and one statement reads all of them, so that a message that moves meanwhile is not missed. The
+row is read after that: an ack writes it before the message disappears. A task whose worker died is RUNNING until its lease expires
+and READY after that; no row is written when an attempt starts.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from .compat import TaskError, TaskResult, TaskResultStatus
 from .import_task import restored
 from .models import Result
 from .result_store import BATCH, sent_at
-from .serialization import Said, arguments_of
+from .serialization import TaskHeaders, arguments_of
 
-#: Where a message is, in the order in which one that is in several places counts: somebody has sent a copy of it.
+#: Locations of a message, in order of precedence if copies of it are in several.
 LEASED, WAITING, DELAYED, POISON = range(4)
 _STATUS = {
     LEASED: TaskResultStatus.RUNNING,
@@ -34,14 +34,14 @@ _STATUS = {
     DELAYED: TaskResultStatus.READY,
     POISON: TaskResultStatus.FAILED,
 }
-#: SQL Server shows the tables one after another: a message that moved against that order is looked for again.
-LOOKS = 3
+#: Maximum number of reads: on SQL Server a statement reads the tables one after another, and a message may move meanwhile.
+READS = 3
 
 
-class Place(NamedTuple):
-    """A message as it was found."""
+class MessageState(NamedTuple):
+    """The location and content of a message."""
 
-    place: int
+    location: int
     id: uuid.UUID
     headers: str
     body: bytes | None
@@ -50,13 +50,13 @@ class Place(NamedTuple):
     queue: str
 
 
-def places(queue: Any, alias: str, ids: Collection[uuid.UUID]) -> dict[uuid.UUID, Place]:
-    """Where these messages are, of those that are anywhere."""
+def message_states(queue: Any, alias: str, ids: Collection[uuid.UUID]) -> dict[uuid.UUID, MessageState]:
+    """The states of these messages; messages that are in no table are left out."""
 
-    def found(rows: Any, key: str, place: Any, whose: Any) -> Any:
+    def found(rows: Any, key: str, location: Any, queue_label: Any) -> Any:
         return (
-            nonblocking(rows).filter(**{f"{key}__in": ids}).order_by().annotate(place=place, whose=whose)
-            .values_list("place", key, "headers", "body", "enqueued_at", "failures", "whose")
+            nonblocking(rows).filter(**{f"{key}__in": ids}).order_by().annotate(location=location, queue_label=queue_label)
+            .values_list("location", key, "headers", "body", "enqueued_at", "failures", "queue_label")
         )  # fmt: skip
 
     leased = Case(When(lease_expires__gt=Now(), then=LEASED), default=WAITING, output_field=IntegerField())
@@ -66,83 +66,82 @@ def places(queue: Any, alias: str, ids: Collection[uuid.UUID]) -> dict[uuid.UUID
         found(PoisonMessage.objects.using(alias), "message_id", Value(POISON, IntegerField()), F("queue")),
         all=True,
     )
-    rows = sorted((Place(*row) for row in everywhere.order_by()), key=lambda one: -one.place)
-    # Those of other queues are no tasks of this one. Told apart here: a statement that asked for them could take their index.
-    return {one.id: one for one in rows if one.queue == label}
+    rows = sorted((MessageState(*row) for row in everywhere.order_by()), key=lambda state: -state.location)
+    # Filtered here by queue: a condition in the statement could make the planner use another index.
+    return {state.id: state for state in rows if state.queue == label}
 
 
 def read(queue: Any, alias: str, identity: uuid.UUID) -> Any:
-    """The result of a task, or None where nobody knows it."""
-    for _ in range(LOOKS):
-        place = places(queue, alias, [identity]).get(identity)
-        kept = Result.objects.using(alias).filter(pk=identity).first()
-        if place is not None:
-            return _of_place(queue, alias, place, kept)
-        if kept is not None and not _is_lost(alias, kept):
-            return _of_kept(kept)
+    """The result of a task; None if neither its message nor its row exists."""
+    for _ in range(READS):
+        location = message_states(queue, alias, [identity]).get(identity)
+        stored = Result.objects.using(alias).filter(pk=identity).first()
+        if location is not None:
+            return _result_of_message(queue, alias, location, stored)
+        if stored is not None and not _is_lost(alias, stored):
+            return _result_of_row(stored)
     return None
 
 
-def _is_lost(alias: str, kept: Result) -> bool:
-    """Whether a task that was to be tried again, and whose message is nowhere, will not be: somebody has purged it. Another
-    store than the table of the delayed ones cannot be asked."""
-    return kept.status == Result.Status.READY and is_built_in(store_of(alias))
+def _is_lost(alias: str, stored: Result) -> bool:
+    """Whether a task that was to be retried was purged: its message is in no table. Only the built-in delayed store can be
+    searched."""
+    return stored.status == Result.Status.READY and is_built_in(store_of(alias))
 
 
-def status_of(place: Place | None, kept: Result | None) -> TaskResultStatus:
-    """A message that is anywhere says it; what was kept of one that is nowhere says it else. One that is kept as successful is
-    that, even if somebody has sent it once more."""
-    if kept is not None and (place is None or kept.status == Result.Status.SUCCESSFUL):
-        return TaskResultStatus(kept.status)
-    assert place is not None
-    return _STATUS[place.place]
+def status_of(location: MessageState | None, stored: Result | None) -> TaskResultStatus:
+    """The status of a task. Its message decides, unless the stored row is successful: then a copy of the message was sent."""
+    if stored is not None and (location is None or stored.status == Result.Status.SUCCESSFUL):
+        return TaskResultStatus(stored.status)
+    assert location is not None
+    return _STATUS[location.location]
 
 
-def _of_place(queue: Any, alias: str, place: Place, kept: Result | None) -> Any:
-    status = status_of(place, kept)
+def _result_of_message(queue: Any, alias: str, location: MessageState, stored: Result | None) -> Any:
+    status = status_of(location, stored)
     if status is TaskResultStatus.SUCCESSFUL:
-        return _of_kept(kept)
-    # Requeued without its history: it starts anew.
-    history = kept if kept is not None and (place.failures or status is TaskResultStatus.FAILED) else None
-    result = _result(place.id, place.headers, place.body, place.enqueued_at, status, history)
+        return _result_of_row(stored)
+    # A message requeued without its history starts from the beginning.
+    history = stored if stored is not None and (location.failures or status is TaskResultStatus.FAILED) else None
+    result = _result(location.id, location.headers, location.body, location.enqueued_at, status, history)
     if status is TaskResultStatus.RUNNING:
-        _add_attempt(queue, alias, place.id, result)
+        _add_attempt(queue, alias, location.id, result)
     if status is TaskResultStatus.FAILED and (history is None or history.status != Result.Status.FAILED):
-        _add_poison(alias, place.id, result)
+        _add_poison(alias, location.id, result)
     return result
 
 
-def _of_kept(kept: Any) -> Any:
-    return _result(kept.pk, kept.headers, kept.body, kept.enqueued_at, TaskResultStatus(kept.status), kept)
+def _result_of_row(stored: Any) -> Any:
+    return _result(stored.pk, stored.headers, stored.body, stored.enqueued_at, TaskResultStatus(stored.status), stored)
 
 
-def _result(identity: uuid.UUID, headers: str, body: Any, enqueued_at: Any, status: Any, kept: Result | None) -> Any:
-    said = Said.by(headers)
+def _result(identity: uuid.UUID, headers: str, body: Any, enqueued_at: Any, status: Any, stored: Result | None) -> Any:
+    task_headers = TaskHeaders.by(headers)
     try:
         args, kwargs = arguments_of(bytes(body) if body is not None else None)
     except UndecodableMessage:
         args, kwargs = [], {}
     result: Any = TaskResult(
-        task=restored(said),
+        task=restored(task_headers),
         id=str(identity),
         status=status,
         enqueued_at=enqueued_at,
-        started_at=kept.started_at if kept else None,
-        finished_at=kept.finished_at if kept else None,
-        last_attempted_at=kept.last_attempted_at if kept else None,
+        started_at=stored.started_at if stored else None,
+        finished_at=stored.finished_at if stored else None,
+        last_attempted_at=stored.last_attempted_at if stored else None,
         args=args,
         kwargs=kwargs,
-        backend=said.backend,
-        errors=errors_from(kept.errors) if kept else [],
-        worker_ids=json.loads(kept.worker_ids) if kept else [],
+        backend=task_headers.backend,
+        errors=errors_from(stored.errors) if stored else [],
+        worker_ids=json.loads(stored.worker_ids) if stored else [],
     )
-    if kept is not None and status is TaskResultStatus.SUCCESSFUL:
-        object.__setattr__(result, "_return_value", json.loads(kept.return_value))
+    if stored is not None and status is TaskResultStatus.SUCCESSFUL:
+        object.__setattr__(result, "_return_value", json.loads(stored.return_value))
     return result
 
 
 def _add_attempt(queue: Any, alias: str, identity: uuid.UUID, result: Any) -> None:
-    """The attempt that is under way: who has it, and since when as the token of its lease says, by that worker's clock."""
+    """Add the running attempt: its worker, and its start as the lease token has it, by that worker\'s clock."""
     leases = queue.objects.using(alias).filter(id=identity, lease_token__isnull=False)
     lease = leases.values_list("lease_token", "lease_owner").first()
     began, owner = (sent_at(lease[0]), lease[1]) if lease else (timezone.now(), None)
@@ -154,7 +153,7 @@ def _add_attempt(queue: Any, alias: str, identity: uuid.UUID, result: Any) -> No
 
 
 def _add_poison(alias: str, identity: uuid.UUID, result: Any) -> None:
-    """What the poison page knows of a task of which nothing else is kept."""
+    """Add the data of the poison record of a task that has no stored row of its failure."""
     rows = PoisonMessage.objects.using(alias).filter(message_id=identity).order_by("-number")
     names = ("exception_type", "traceback", "host", "process", "attempts", "first_failed_at", "failed_at")
     row = rows.values(*names).first()
@@ -176,29 +175,29 @@ def _add_poison(alias: str, identity: uuid.UUID, result: Any) -> None:
 
 
 def errors_from(text: str) -> list[Any]:
-    """The errors of a result as the framework has them."""
+    """Stored errors as the framework has them."""
     return [TaskError(exception_class_path=path, traceback=traceback) for path, traceback in json.loads(text)]
 
 
-def statuses(queues: Sequence[Any], alias: str, kept: Sequence[Result]) -> dict[uuid.UUID, TaskResultStatus]:
-    """What many results say now: of a list, in one statement per queue."""
-    ids = [one.pk for one in kept]
-    found: dict[uuid.UUID, Place] = {}
+def statuses(queues: Sequence[Any], alias: str, stored: Sequence[Result]) -> dict[uuid.UUID, TaskResultStatus]:
+    """The current statuses of many results, with one statement per queue."""
+    ids = [row.pk for row in stored]
+    found: dict[uuid.UUID, MessageState] = {}
     for queue in queues:
-        found |= places(queue, alias, ids)
-    return {one.pk: status_of(found.get(one.pk), one) for one in kept}
+        found |= message_states(queue, alias, ids)
+    return {row.pk: status_of(found.get(row.pk), row) for row in stored}
 
 
 def delete_lost(
     queue: Any, alias: str, backend: str, retention: timedelta, may_continue: Callable[[], bool] = lambda: True
 ) -> int:
-    """Delete what is kept of tasks that were to be tried again and whose messages are nowhere any more, once their last attempt
-    is so long ago; returns how many."""
+    """Delete the rows of tasks that were to be retried and whose messages are in no table any more, once the last attempt is older
+    than ``retention``; returns the number."""
     old = Result.objects.using(alias).filter(backend=backend, finished_at=None, last_attempted_at__lt=Now() - retention)
     count, after = 0, uuid.UUID(int=0)
     while is_built_in(store_of(alias)) and may_continue():
         keys = list(old.filter(pk__gt=after).order_by("pk").values_list("pk", flat=True)[:BATCH])
-        found = places(queue, alias, keys) if keys else {}
+        found = message_states(queue, alias, keys) if keys else {}
         lost = [key for key in keys if key not in found]
         old.filter(pk__in=lost)._raw_delete(alias)
         count += len(lost)

@@ -1,4 +1,4 @@
-"""Results as they are written: of success with the ack, of a failed attempt in the transaction that decides about it."""
+"""Writes results: of a success with the ack, of a failed attempt in the transaction that applies its verdict."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from ...sql import queue_sql
 from ...sql.claims import Claimed
 from ...sql.results import Outcome
 from .models import Result
-from .serialization import Said
+from .serialization import TaskHeaders
 
-#: Results deleted at a time when their retention is over.
+#: Maximum number of results that one transaction deletes.
 BATCH = 1000
 
 
 def worker_id() -> str:
-    """Who runs tasks here: host and process, as the page of the subscribers shows them."""
+    """Host and process of this worker, as the page of workers shows them."""
     return f"{_host()}:{os.getpid()}"
 
 
@@ -38,9 +38,9 @@ def _host() -> str:
 
 
 class Finished(NamedTuple):
-    """A task that ended well, by this process' own clock; its message is still to be acked."""
+    """A successful task whose message is not acked yet, timed by this process' clock."""
 
-    said: Said
+    task_headers: TaskHeaders
     first_started: Any
     started: float
     finished: float
@@ -49,16 +49,16 @@ class Finished(NamedTuple):
     worker_ids: str
 
     def outcome(self, seq: int, now: float, **message: Any) -> Outcome:
-        """What is kept of it. ``message``: what is not read from the table any more."""
+        """The outcome to store. ``message``: columns of a message that has left its table."""
         return Outcome(
-            seq, self.said.path, self.said.queue_name, self.said.backend, self.first_started,
+            seq, self.task_headers.path, self.task_headers.queue_name, self.task_headers.backend, self.first_started,
             int((now - self.started) * 1_000_000), int((now - self.finished) * 1_000_000),
             self.return_value, self.errors, self.worker_ids, **message,
         )  # fmt: skip
 
 
-class Pending:
-    """What ended well in this process and waits for the ack of its batch. Changed from several threads, a key at a time."""
+class PendingResults:
+    """The successful tasks of this process that wait for the ack of their batch. Several threads change it, one key at a time."""
 
     def __init__(self) -> None:
         self._finished: dict[tuple[str, int], Finished] = {}
@@ -67,34 +67,34 @@ class Pending:
         self._finished[alias, seq] = finished
 
     def forget(self, alias: str, seq: int) -> None:
-        """It has failed after all: it was late."""
+        """Remove a task that failed after all: it exceeded its time limit."""
         self._finished.pop((alias, seq), None)
 
     def ack(
         self, sql: Any, connection: Any, seqs: Sequence[int], token: uuid.UUID, wait_ms: int | None = None
     ) -> list[int]:
-        """Ack messages with what is kept of them; an error leaves everything as it was. Returns the seqs that went."""
+        """Ack messages and store their results; an error changes nothing. Returns the seqs that were deleted."""
         alias, now = connection.alias, monotonic()
-        found = [(seq, one) for seq in seqs if (one := self._finished.get((alias, seq))) is not None]
+        found = [(seq, task) for seq in seqs if (task := self._finished.get((alias, seq))) is not None]
         gone: list[int] = []
         if found:
-            outcomes = [one.outcome(seq, now) for seq, one in found]
+            outcomes = [task.outcome(seq, now) for seq, task in found]
             with transaction.atomic(using=alias):
                 gone = sql.results.ack_and_store(connection, Result._meta.db_table, outcomes, token, wait_ms)
-        if len(found) < len(seqs):  # nothing is kept of these
+        if len(found) < len(seqs):  # without a result to store
             bare = sorted({*seqs}.difference(seq for seq, _ in found))
             if wait_ms is None:
                 gone += bare[: sql.acks.ack(connection, bare, token)]
             else:
                 gone += sql.acks.try_ack(connection, bare, token, wait_ms)
-        # With a wait, what was passed over is tried again.
+        # With a wait, skipped messages are tried again.
         for seq in seqs if wait_ms is None else gone:
             self._finished.pop((alias, seq), None)
         return gone
 
 
-def keep_now(queue: Any, alias: str, finished: Finished, claimed: Claimed) -> None:
-    """Keep the result of a message that has left its table before its handler ran, in the handler's transaction."""
+def store_now(queue: Any, alias: str, finished: Finished, claimed: Claimed) -> None:
+    """Store the result of a message that left its table before its handler ran, in the handler's transaction."""
     connection = connections[alias]
     sql = queue_sql(queue, connection)
     row = sql.table.row_of(claimed)
@@ -106,38 +106,38 @@ def keep_now(queue: Any, alias: str, finished: Finished, claimed: Claimed) -> No
 
 
 def sent_at(identity: uuid.UUID) -> datetime:
-    """When a message was sent, as its id says (by its sender's clock)."""
+    """When a message was sent: the time in its id, by the sender's clock."""
     return datetime.fromtimestamp((identity.int >> 80) / 1000, UTC)
 
 
 # -- failed attempts ---------------------------------------------------------------------------------------------------
 
 
-def earlier(alias: str, identity: uuid.UUID) -> Result | None:
-    """What is kept of earlier attempts of a task."""
+def earlier_result(alias: str, identity: uuid.UUID) -> Result | None:
+    """The stored result of earlier attempts of a task."""
     return Result.objects.using(alias).defer("headers", "body", "return_value").filter(pk=identity).first()
 
 
 def error_of(exception: BaseException) -> list[str]:
-    """Class and traceback of an exception, bounded, as any database takes them."""
+    """Class and traceback of an exception, bounded, and accepted by any database."""
     cls = type(exception)
     return [clean(f"{cls.__module__}.{cls.__qualname__}", 255), describe(exception)["traceback"]]
 
 
-def keep_failure(alias: str, failure: Any, *, again: bool, started: float | None, worker: str) -> None:
-    """Write down a failed attempt, in the transaction in which its verdict is carried out. ``again``: there will be another."""
+def store_failure(alias: str, failure: Any, *, again: bool, started: float | None, worker: str) -> None:
+    """Store a failed attempt, in the transaction that applies its verdict. ``again``: another attempt follows."""
     row = failure.row
-    said = Said.by(row.headers)
-    before = earlier(alias, row.id) if failure.attempt > 1 else None
+    task_headers = TaskHeaders.by(row.headers)
+    before = earlier_result(alias, row.id) if failure.attempt > 1 else None
     errors = json.loads(before.errors) if before else []
     if len(errors) >= MAX_FAILURES:
         del errors[MAX_FAILURES // 2]
     attempted = Now() - timedelta(seconds=monotonic() - started) if started is not None else Now()
     columns: dict[str, Any] = {
         "status": Result.Status.READY if again else Result.Status.FAILED,
-        "task": said.path,
-        "queue_name": said.queue_name,
-        "backend": said.backend,
+        "task": task_headers.path,
+        "queue_name": task_headers.queue_name,
+        "backend": task_headers.backend,
         "started_at": before.started_at if before and before.started_at else attempted,
         "last_attempted_at": attempted,
         "finished_at": None if again else Now(),
@@ -148,7 +148,7 @@ def keep_failure(alias: str, failure: Any, *, again: bool, started: float | None
         "body": row.body,
     }
     kept = Result.objects.using(alias).filter(pk=row.id)
-    # Not save(): its signals are the user's. Nobody else writes here: the message is locked.
+    # Not save(): it sends signals to user code. No concurrent writer: the message is locked.
     if not kept.update(**columns):
         enqueued = row.enqueued_at if row.enqueued_at is not None else Now()
         Result.objects.using(alias).bulk_create([Result(id=row.id, enqueued_at=enqueued, **columns)])
@@ -158,7 +158,7 @@ def keep_failure(alias: str, failure: Any, *, again: bool, started: float | None
 
 
 def delete_old(alias: str, backend: str, retention: timedelta, may_continue: Callable[[], bool] = lambda: True) -> int:
-    """Delete the results of a backend whose retention is over, in batches that skip what is locked; returns how many."""
+    """Delete the results of a backend after their retention, in batches that skip locked rows; returns the number."""
     old: QuerySet[Result] = Result.objects.using(alias).filter(backend=backend, finished_at__lt=Now() - retention)
     count = 0
     while may_continue():
@@ -173,5 +173,5 @@ def delete_old(alias: str, backend: str, retention: timedelta, may_continue: Cal
 
 
 def alias_of(queue: Any) -> str:
-    """The database that a queue's tasks and results are written to."""
+    """The database of a queue's tasks and results."""
     return router.db_for_write(queue)

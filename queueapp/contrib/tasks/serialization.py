@@ -1,4 +1,4 @@
-"""A task as a message: its path is the message's type, what else must survive is in headers, the arguments are the body."""
+"""Converts tasks to messages: the path is the message type, the arguments are the body, all other data are headers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUEUE, BACKEND, PRIORITY, RUN_AFTER = "task-queue", "task-backend", "task-priori
 
 
 def headers_of(task: Any, backend: str) -> dict[str, str]:
-    """The headers of a task's message; most tasks of one path have the same."""
+    """The headers of a task's message; most messages of one task have equal ones."""
     headers = {messages.TYPE: task.module_path, messages.CONTENT_TYPE: messages.JSON}
     if task.queue_name != DEFAULT_TASK_QUEUE_NAME:
         headers[QUEUE] = task.queue_name
@@ -33,7 +33,7 @@ def headers_of(task: Any, backend: str) -> dict[str, str]:
 
 
 def body_of(args: Any, kwargs: Any) -> bytes:
-    """The arguments, normalized, as they are stored: ASCII, so that every database takes it, and any driver."""
+    """The arguments, normalized, as JSON in ASCII, which every database and driver accepts."""
     return json.dumps({"args": args, "kwargs": kwargs}, separators=(",", ":")).encode()
 
 
@@ -43,15 +43,15 @@ def arguments_of(body: bytes | None) -> tuple[list[Any], dict[str, Any]]:
         found = json.loads(body or b"")
         args, kwargs = found["args"], found["kwargs"]
     except (ValueError, TypeError, LookupError, RecursionError) as error:
-        raise UndecodableMessage(f"The body holds no arguments of a task: {error!r}") from error
+        raise UndecodableMessage(f"The body has no task arguments: {error!r}") from error
     if not isinstance(args, list) or not isinstance(kwargs, dict):
-        raise UndecodableMessage("The body holds no arguments of a task: no list and object.")
+        raise UndecodableMessage("The body has no task arguments: not a list and an object.")
     return args, kwargs
 
 
-class Said:
-    """What a message's headers say of its task, as the columns of a result take it: anybody may have written them. What
-    makes no sense there is left to its default."""
+class TaskHeaders:
+    """The task data of a message's headers, bounded for the columns of a result. Headers are untrusted; an invalid value is replaced
+    by its default."""
 
     __slots__ = ("backend", "path", "priority", "queue_name", "run_after")
 
@@ -66,8 +66,8 @@ class Said:
         self.run_after = _time(headers.get(RUN_AFTER))
 
     @classmethod
-    def by(cls, headers: str) -> Said:
-        """By stored headers, whatever they are."""
+    def by(cls, headers: str) -> TaskHeaders:
+        """From stored headers; unreadable ones give the defaults."""
         try:
             return cls(messages.decode_headers(headers))
         except UndecodableMessage:
@@ -82,7 +82,7 @@ def _time(text: str | None) -> datetime | None:
 
 
 def id_of(result_id: Any) -> uuid.UUID | None:
-    """The message's id that a result's id is; None for what is none."""
+    """The message id of a result id; None if it is not one."""
     try:
         return uuid.UUID(result_id) if isinstance(result_id, str) and len(result_id) <= 45 else None
     except ValueError:

@@ -1,7 +1,7 @@
-"""Options of one task: how often it is tried, how long to wait in between, and how long it may run.
+"""Options of one task: attempts, retry delays and time limit.
 
-From Django 6.1 on, and with the backport, they are arguments of ``@task``; everywhere ``@options`` says the same. What a task
-leaves out is its backend's (``OPTIONS``), then its queue's, then the project's.
+From Django 6.1 on, and with the backport, they are arguments of ``@task``; ``@options`` works with all versions. The defaults are
+those of the backend (``OPTIONS``), then of the queue, then of the project.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class QueueTask(Task):
 
 
 def options(**given: Any) -> Callable[[_FunctionT], _FunctionT]:
-    """The same for Django 6.0, whose ``@task`` takes no further arguments. Raises InvalidOption.
+    """Sets the options of a task with any version of Django. Raises InvalidOption.
 
     >>> @task
     ... @options(attempts=3, retry_delay=10, timeout=60)
@@ -58,13 +58,13 @@ def options(**given: Any) -> Callable[[_FunctionT], _FunctionT]:
 
 
 def options_of(task: Any) -> dict[str, Any]:
-    """What a task says of itself, by ``@task`` or by ``@options``."""
-    own = {one.name: getattr(task, one.name, None) for one in OPTIONS}
+    """The options that a task sets with ``@task`` or ``@options``."""
+    own = {option.name: getattr(task, option.name, None) for option in OPTIONS}
     return {**getattr(task.func, _MARK, {}), **{name: value for name, value in own.items() if value is not None}}
 
 
 def refuse_bad_options(task: Any) -> None:
-    """Raise InvalidTask for an option of a task that is not accepted."""
+    """Raise InvalidTask for an invalid option of a task."""
     given = options_of(task)
     if given:
         try:

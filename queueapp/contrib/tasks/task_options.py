@@ -1,4 +1,4 @@
-"""``OPTIONS`` of a backend in ``TASKS``, and how its priorities map onto the levels of a queue."""
+"""The ``OPTIONS`` of a backend in ``TASKS``, and the mapping of task priorities to the levels of a queue."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from typing import Any
 from ...failures.recoverability import OPTIONS as RECOVERABILITY
 from ...options import Option, read_all
 
-#: The queue that is used when nothing else is said.
+#: The default queue.
 OWN_QUEUE = "queueapp_tasks.TaskQueue"
-#: Whom tasks are addressed to where QUEUES is empty, so that any name of a queue will do.
+#: Recipient of all tasks if QUEUES is empty, so that any queue name is accepted.
 ANY = "tasks"
 
 
 def _are_names(value: Any) -> bool:
-    return all(isinstance(one, str) and one for one in value)
+    return all(isinstance(name, str) and name for name in value)
 
 
 OPTIONS: tuple[Option, ...] = (
-    Option("queue", str, OWN_QUEUE, "Label (app.Model) of the queue that its tasks wait in."),
+    Option("queue", str, OWN_QUEUE, "Label (app.Model) of the queue of its tasks."),
     Option(
         "enqueue_on_commit",
         str,
         None,
-        "True: a task is stored after the commit of the open transaction of the queue's database. A string: of the database "
-        "with this alias, where the queue lies in another one. None or False: at once.",
+        "True: a task is stored after the commit of the open transaction in the queue's database. An alias of DATABASES: after the "
+        "commit in that database. None or False: at once.",
         optional=True,
     ),
     Option(
         "retention",
         timedelta,
         timedelta(days=7),
-        "How long results are kept after the end of their task; None: for ever; 0: none is kept, and get_result() is refused.",
+        "How long results are stored after the end of their task; None: for ever; 0: not at all, and get_result() is refused.",
         low=timedelta(0),
         high=timedelta(days=36500),
         optional=True,
@@ -42,7 +42,7 @@ OPTIONS: tuple[Option, ...] = (
         "work",
         list,
         None,
-        "The queue names whose tasks are run by the workers that are started with these settings; None: all of QUEUES.",
+        "The queue names that workers with these settings consume; None: all of QUEUES.",
         optional=True,
         accept=_are_names,
     ),
@@ -50,14 +50,14 @@ OPTIONS: tuple[Option, ...] = (
         "modules",
         list,
         [],
-        "Packages beside those of INSTALLED_APPS in which tasks may be: a worker imports a task's module from no other.",
+        "Packages besides INSTALLED_APPS that workers import tasks from.",
         accept=_are_names,
     ),
     *RECOVERABILITY,
 )
 
 
-class Configuration:
+class BackendOptions:
     """The options of one backend, as attributes. Raises InvalidOption."""
 
     queue: str
@@ -70,12 +70,12 @@ class Configuration:
         where = f"TASKS[{alias!r}]['OPTIONS']: "
         given = {name: _plain(name, value) for name, value in given.items()}
         self.__dict__.update(read_all(OPTIONS, given, where))
-        #: Those of a task that says nothing of its own.
-        self.recoverability = {one.name: given[one.name] for one in RECOVERABILITY if one.name in given}
+        #: The defaults of tasks without options of their own.
+        self.recoverability = {option.name: given[option.name] for option in RECOVERABILITY if option.name in given}
 
     @property
     def keeps_results(self) -> bool:
-        """Whether the results of successful tasks are kept at all."""
+        """Whether the results of successful tasks are stored."""
         return self.retention is None or self.retention > timedelta(0)
 
 
@@ -86,8 +86,8 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def level_of(priority: int, levels: int) -> int:
-    """The level of a queue for a task's priority, -100 to 100. 0 has the level in the middle for itself; those above share
-    the levels above it in equal parts, those below the ones below.
+    """The level of a queue for a task's priority, -100 to 100. 0 has the middle level for itself; higher priorities share the
+    levels above it in equal parts, lower ones the levels below.
 
     >>> [level_of(p, 10) for p in (-100, -75, -1, 0, 1, 20, 21, 100)]
     [0, 1, 3, 4, 5, 5, 6, 9]

@@ -147,12 +147,12 @@ class RedisEndpoint:
         return self._key(self._channel._q_for_pri(queue, priority))
 
     def remaining(self, queue: str) -> tuple[int, int]:
-        """How many messages wait in a queue, and how many are with workers."""
+        """(ready messages, messages in flight) of a queue."""
         waiting = sum(int(self._client.llen(key)) for key in [*self._lists(queue), self._taken_out_key(queue)])
         return waiting, sum(1 for _ in self._with_workers(queue))
 
     def _with_workers(self, queue: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """(tag, message) of what workers have of a queue, or had when they were killed."""
+        """(tag, message) of the messages in flight of a queue, those of killed workers included."""
         bound = {(exchange, key): name for exchange, key, name in self._bound()}
         for tag, text in self._client.hscan_iter(self._key(self._channel.unacked_key), count=500):
             message, exchange, key = loads(_text(text))

@@ -198,7 +198,7 @@ def test_a_task_that_takes_a_context_has_an_argument_for_it(backend: Any) -> Non
 def test_a_task_that_no_worker_could_find_is_refused(backend: Any) -> None:
     hidden = task(declared.plain)  # under another name, so its path leads to the function
 
-    with pytest.raises(InvalidTask, match="is no task"):
+    with pytest.raises(InvalidTask, match="is not a task"):
         hidden.enqueue()
     assert not TaskQueue.objects.exists()
 

@@ -596,6 +596,6 @@ def test_a_task_that_was_purged_between_two_attempts_is_not_to_be_tried_for_ever
     Result.objects.update(last_attempted_at=Now() - timedelta(days=8))
     with caplog.at_level(logging.INFO):
         registered.resolver_of(TaskQueue).run_maintenance(alias, lambda: True)
-    assert "1 results of tasks of 'default' were deleted" in caplog.text
+    assert "Task results of 'default': 1 row was deleted" in caplog.text
     assert [str(one.pk) for one in Result.objects.all()] == [waiting.id]
     assert len(backend.get_result(waiting.id).errors) == 1
