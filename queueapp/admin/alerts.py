@@ -46,9 +46,6 @@ class AlertAdmin(ReadOnlyAdmin, OfDatabases):
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return request.user.has_perm(OPERATE) or super().has_view_permission(request, obj)
 
-    def has_module_permission(self, request: HttpRequest) -> bool:
-        return self.has_view_permission(request)
-
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
         """Only what the filters offer."""
         return lookup in {DatabaseFilter.parameter_name, KindFilter.parameter_name}

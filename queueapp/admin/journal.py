@@ -16,6 +16,7 @@ from django.utils.safestring import SafeString
 from ..models import JournalEntry, Now
 from ..sql import nonblocking
 from .databases import DatabaseFilter
+from .features import in_use
 from .formatting import display, untrusted
 from .large_tables.lists import BoundedFilter
 from .large_tables.search import keys_in_store
@@ -68,6 +69,10 @@ class JournalAdmin(MessageAdmin):
     list_filter = (DatabaseFilter, TopicFilter, PublishedFilter)
     sortable_by = ("published",)
     actions = None
+
+    def has_module_permission(self, request: HttpRequest) -> bool:
+        return in_use(JournalEntry) and super().has_module_permission(request)
+
     search_help_text = "A bookmark, or a message id or its beginning (among the newest 100,000)."
 
     # -- permissions ----------------------------------------------------------------------------------------------

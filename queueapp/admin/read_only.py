@@ -9,6 +9,7 @@ from django.contrib.admin.utils import unquote
 from django.http import HttpRequest, HttpResponse
 
 from .databases import OfDatabases
+from .features import in_use
 from .large_tables.lists import BoundedChangeList, CappedPaginator
 
 
@@ -22,6 +23,10 @@ class ReadOnlyAdmin(admin.ModelAdmin):
 
     class Media:
         css = {"all": ["queueapp/admin.css"]}
+
+    def has_module_permission(self, request: HttpRequest) -> bool:
+        """Whether the index shows the page."""
+        return in_use(self.model) and self.has_view_permission(request)
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         """Never."""

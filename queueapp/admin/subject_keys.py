@@ -49,9 +49,6 @@ class SubjectKeyAdmin(ReadOnlyAdmin, OfDatabases):
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return request.user.has_perm(ERASE)
 
-    def has_module_permission(self, request: HttpRequest) -> bool:
-        return request.user.has_perm(ERASE)
-
     # -- pages ----------------------------------------------------------------------------------------------------
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:

@@ -1,0 +1,49 @@
+"""The index shows the pages of the features that a project uses."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from queueapp.admin import features
+from queueapp.models import JournalEntry
+from tests.testapp.models import Addressed, Leased, SecretTransactional, Transactional
+
+from .conftest import url
+
+OF_EVERY_PROJECT = {"delayedmessage", "poisonmessage", "queuecontrol", "subscriber"}
+
+
+def shown(client: Client) -> set[str]:
+    return set(re.findall(r'href="/admin/queueapp/(\w+)/"', client.get("/admin/queueapp/").content.decode()))
+
+
+def test_a_project_with_two_plain_queues_sees_queues_delayed_poison_and_workers(
+    operator: Client, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.QUEUEAPP = {}
+    monkeypatch.setattr(features, "queues", [Leased, Transactional])
+
+    assert shown(operator) == OF_EVERY_PROJECT
+    assert operator.get(url(JournalEntry)).status_code == 200, "under its address it is there"
+
+
+@pytest.mark.parametrize(
+    ("queues", "options", "page"),
+    [
+        ([Leased, Addressed], {}, "subscription"),
+        ([Leased, SecretTransactional], {}, "subjectkey"),
+        ([Leased], {"JOURNAL": {"orders": None}}, "journalentry"),
+        ([Leased], {"ALERTS": {"poison": True}}, "alert"),
+    ],
+)
+def test_a_feature_that_is_used_has_its_page(
+    operator: Client, settings: Any, monkeypatch: pytest.MonkeyPatch, queues: Any, options: Any, page: str
+) -> None:
+    settings.QUEUEAPP = options
+    monkeypatch.setattr(features, "queues", queues)
+
+    assert shown(operator) == OF_EVERY_PROJECT | {page}
