@@ -93,10 +93,10 @@ def test_the_truth_tables_of_the_page_are_true(word: str) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_receivers_of_the_page_are_told() -> None:
+def test_the_receivers_of_the_page_are_called() -> None:
     with run_blocks(page("reference/signals.md")) as module:
         signals.send_expired(module.Payments, [uuid.UUID(int=1), uuid.UUID(int=2)], signals.TIME_IS_OVER)
-        assert module.told == [("shop.Payments", 2, "its time was over")]
+        assert module.reported == [("shop.Payments", 2, "its time was over")]
 
 
 @pytest.mark.django_db(transaction=True)
