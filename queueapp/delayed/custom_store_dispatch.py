@@ -16,7 +16,7 @@ from django.db import connections, transaction
 from .. import notifier, registry
 from ..conf import settings
 from ..errors import QueueNotFound
-from ..failures.poison_store import is_passing
+from ..failures.poison_store import is_transient
 from ..models.delivery import Semantics
 from ..sql import queue_sql
 from ..sql.message_columns import row_from
@@ -51,7 +51,7 @@ def _in_one_transaction(store: DelayedStore, at: datetime, on_refused: OnRefused
         queue = _send(alias, message)
     except Exception as error:
         # Also what is no error of the database: another store may hold what no column takes.
-        if is_passing(error, alias):
+        if is_transient(error, alias):
             with step(DispatchFailed, alias):
                 raise
         _told(error, on_refused)
@@ -85,7 +85,7 @@ def _at_least_once(store: DelayedStore, at: datetime, on_refused: OnRefused) -> 
         with transaction.atomic(using=alias):
             gone = store.remove(message)
     except Exception as error:
-        if is_passing(error, alias):
+        if is_transient(error, alias):
             with step(DispatchFailed, alias):
                 raise
         _told(error, on_refused)

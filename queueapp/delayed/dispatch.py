@@ -16,7 +16,7 @@ from django.db.models import Count, F
 from .. import notifier, registry
 from ..conf import settings
 from ..errors import QueueNotFound
-from ..failures.poison_store import is_passing
+from ..failures.poison_store import is_transient
 from ..models import DelayedMessage, Now, distinct_values
 from ..sql import backend_of, nonblocking, queue_sql
 from ..sql.message_columns import row_from
@@ -116,7 +116,7 @@ def _dispatch_to(alias: str, table: StoreTable, destination: str, keys: list[int
         with step(RecoveryFailed, alias):
             return Dispatched(0, _poison(alias, queue, destination, keys, f"queue not found: {destination}", error))
     except Error as error:
-        if is_passing(error, alias):
+        if is_transient(error, alias):
             raise
     # One of them is refused: one by one, so that it does not hold up the others.
     moved = poisoned = failed = 0
@@ -126,7 +126,7 @@ def _dispatch_to(alias: str, table: StoreTable, destination: str, keys: list[int
             _move(alias, table, queue, [key])
             moved += 1
         except Error as error:
-            if is_passing(error, alias):
+            if is_transient(error, alias):
                 raise
             on_refused(error)
             with step(RecoveryFailed, alias):

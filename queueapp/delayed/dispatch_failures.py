@@ -16,7 +16,7 @@ from .. import signals
 from ..errors import MissingVerb
 from ..failures.failure import Failure
 from ..failures.history import first_failed, one_line
-from ..failures.poison_store import bury
+from ..failures.poison_store import insert_poison
 from ..failures.verdicts import Poison
 from ..models import Now
 from ..sql import ErrorKind, backend_of
@@ -73,7 +73,7 @@ def poison(
 ) -> None:
     """Keep a message that could not be delivered, in the caller's transaction; the signal follows its commit. ``queue``: None
     where nobody here knows the destination."""
-    bury(
+    insert_poison(
         alias,
         destination,
         row,

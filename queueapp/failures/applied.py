@@ -11,13 +11,13 @@ from django.db import Error, connections, transaction
 from .. import notifier, signals
 from ..models import ProcessedMessage
 from ..sql import backend_of
-from .poison_store import is_passing
+from .poison_store import is_transient
 from .policy import Failure
 from .verdicts import Poison, RetryLater, RetryNow, Verdict
 
 
 @dataclass(slots=True)
-class Decided:
+class AppliedVerdict:
     """A verdict that was carried out; ``tell`` the world once that is committed."""
 
     failure: Failure
@@ -32,7 +32,7 @@ class Decided:
             signals.log.exception("A failed attempt was recorded, but not everybody could be told.")
 
 
-class Once:
+class IdempotentTransaction:
     """One record of a message that is in no table: a connection that is lost at its commit leaves open whether it is there.
 
     Each try notes the same key in its transaction (``note_processed``): the one whose note is there already has nothing to
@@ -44,7 +44,7 @@ class Once:
         self._label = queue._meta.label
         self._alias = alias
         #: What was decided by the try that has written it down, if any has.
-        self.decided: Decided | None = None
+        self.decided: AppliedVerdict | None = None
 
     def first(self) -> bool:
         """Whether nothing was written yet; noted in the transaction that is open, and with it. Raises what a database that is
@@ -56,7 +56,7 @@ class Once:
                     connection, ProcessedMessage._meta.db_table, self._key, self._label
                 )
         except Error as error:
-            if is_passing(error, self._alias):
+            if is_transient(error, self._alias):
                 raise
             return True
 

@@ -27,11 +27,11 @@ from ..models.delivery.expire_actions import KeepAsPoison, PublishTo, action_for
 from ..sql import queue_sql
 from ..sql.message_columns import Row, message_values
 from ..sql.tables import QueueTable
-from .applied import Decided, Once
+from .applied import AppliedVerdict, IdempotentTransaction
 from .expire_actions import publish
 from .history import ProcessDied, append, attempts_of, clean, one_line
-from .limits import Spent, in_words, reached
-from .poison_store import bury, bury_bare, is_passing
+from .limits import LimitReached, in_words, reached
+from .poison_store import insert_poison, insert_poison_minimal, is_transient
 from .policy import Failure, ask
 from .verdicts import Discard, Poison, RetryLater, RetryNow, Verdict
 
@@ -66,20 +66,20 @@ def fail(
     def locked() -> Row | None:
         return sql.failures.lock(connections[alias], seq, token, int(wait.total_seconds() * 1000))
 
-    def in_full() -> Decided | None:
+    def in_full() -> AppliedVerdict | None:
         row = locked()
         if row is None:
             return None
         return decide_locked(queue, alias, row, exception, consumer=consumer, token=token, items=items)
 
-    def bare(error: BaseException) -> Decided | None:
+    def bare(error: BaseException) -> AppliedVerdict | None:
         row = locked()
         if row is None:
             return None
         failure = _failure(queue, sql.table, row, exception, consumer, token, items)
-        verdict = _bury_bare(failure, alias, error)
+        verdict = _insert_minimal(failure, alias, error)
         _ended(sql.failures.remove(connections[alias], [seq]), failure)
-        return Decided(failure, verdict, connections[alias])
+        return AppliedVerdict(failure, verdict, connections[alias])
 
     decided = _recorded(alias, in_full, bare)
     if decided is None:
@@ -97,15 +97,15 @@ def fail_taken(
     consumer: Registration | None,
     items: dict[str, Any] | None = None,
     verdict: Verdict | None = None,
-    once: Once | None = None,
+    once: IdempotentTransaction | None = None,
 ) -> Verdict | None:
     """The same for an AT_MOST_ONCE message, which left its table before its handler ran: it is kept as poison, and
     never retried by itself, because that would make it at-least-once. With a ``verdict`` the policy is not asked. Who tries
     again after an error gives each try the same ``once``; None: an earlier one has put the message elsewhere. Raises as ``fail``."""
     failure = _failure(queue, queue_sql(queue, connections[alias]).table, row, exception, consumer, None, items)
-    once = once or Once(queue, alias)
+    once = once or IdempotentTransaction(queue, alias)
 
-    def in_full() -> Decided | None:
+    def in_full() -> AppliedVerdict | None:
         if not once.first():
             return once.decided
         decided = verdict or _of_an_operator(exception) or ask(failure, alias)
@@ -113,12 +113,12 @@ def fail_taken(
             decided = Poison("at-most-once, not retried: " + one_line(exception))
         _keep(failure, decided, _history(row, failure, decided), alias)
         notifier.run_every_hook(connections[alias])
-        once.decided = Decided(failure, decided, connections[alias])
+        once.decided = AppliedVerdict(failure, decided, connections[alias])
         return once.decided
 
-    def bare(error: BaseException) -> Decided | None:
+    def bare(error: BaseException) -> AppliedVerdict | None:
         if once.first():
-            once.decided = Decided(failure, _bury_bare(failure, alias, error), connections[alias])
+            once.decided = AppliedVerdict(failure, _insert_minimal(failure, alias, error), connections[alias])
         return once.decided
 
     decided = _recorded(alias, in_full, bare)
@@ -137,7 +137,7 @@ def decide_locked(
     consumer: Registration | None,
     token: uuid.UUID | None,
     items: dict[str, Any] | None = None,
-) -> Decided:
+) -> AppliedVerdict:
     """The part of ``fail`` that runs in the clean transaction, for a caller that has the row locked in it already. Raises
     whatever goes wrong: then that transaction is rolled back, and it is ``fail`` that records the failure."""
     connection = connections[alias]
@@ -166,7 +166,7 @@ def decide_locked(
         _keep(failure, verdict, failures, alias)
     _ended(ended, failure)
     notifier.run_every_hook(connection)  # the policy's
-    return Decided(failure, verdict, connection)
+    return AppliedVerdict(failure, verdict, connection)
 
 
 def decide_taken(
@@ -177,7 +177,7 @@ def decide_taken(
     *,
     consumer: Registration | None,
     items: dict[str, Any] | None = None,
-) -> Decided:
+) -> AppliedVerdict:
     """``decide_locked`` for a message that the open transaction has deleted, with others that it handled well: what it did
     stands, and the message goes to its next place. One that is retried at once goes to the end of its queue."""
     connection = connections[alias]
@@ -189,15 +189,15 @@ def decide_taken(
         sql.inserts.insert_row(connection, failure.row._replace(failures=failures), same_queue=True)
     else:
         _keep(failure, verdict, failures, alias)
-    return Decided(failure, verdict, connection)
+    return AppliedVerdict(failure, verdict, connection)
 
 
 # -- one path for every failure ------------------------------------------------------------------------------------
 
 
 def _recorded(
-    alias: str, in_full: Callable[[], Decided | None], bare: Callable[[BaseException], Decided | None]
-) -> Decided | None:
+    alias: str, in_full: Callable[[], AppliedVerdict | None], bare: Callable[[BaseException], AppliedVerdict | None]
+) -> AppliedVerdict | None:
     """Run ``in_full`` in a transaction, and where it cannot succeed ``bare`` in another one."""
     connection: Any = connections[alias]
     tries = 0
@@ -208,7 +208,7 @@ def _recorded(
             with transaction.atomic(using=alias):
                 return in_full()
         except Exception as error:
-            if isinstance(error, StoreFailed) or is_passing(error, alias):
+            if isinstance(error, StoreFailed) or is_transient(error, alias):
                 raise
             tries += 1
             # The same values will be refused again; what else a server says may be different in a moment.
@@ -234,13 +234,13 @@ def _failure(
     counted = row if token is not None else row._replace(deliveries=row.deliveries + 1)
     if not table.keeps_counts:
         counted = row._replace(deliveries=failed + 1)
-    begun = not isinstance(exception, Spent | MessageCancelled)
+    begun = not isinstance(exception, LimitReached | MessageCancelled)
     return Failure(queue, consumer, counted, exception, failed + begun, items or {})
 
 
 def _verdict(failure: Failure, alias: str) -> Verdict:
     delivery = failure.queue.delivery
-    if isinstance(failure.exception, Spent):
+    if isinstance(failure.exception, LimitReached):
         failure.reasons = failure.exception.reasons
         text = str(failure.exception)
     elif (decided := _of_an_operator(failure.exception)) is not None:
@@ -280,10 +280,10 @@ def _count_in_headers(failure: Failure, row: Row, verdict: Verdict) -> Verdict:
     return verdict
 
 
-def _bury_bare(failure: Failure, alias: str, error: BaseException) -> Poison:
+def _insert_minimal(failure: Failure, alias: str, error: BaseException) -> Poison:
     consumer = failure.consumer.name if failure.consumer else ""
     verdict = Poison(one_line(failure.exception))
-    bury_bare(
+    insert_poison_minimal(
         alias,
         failure.queue._meta.label,
         failure.row,
@@ -324,7 +324,7 @@ def _keep(failure: Failure, verdict: Verdict, failures: str, alias: str) -> None
         except Error as error:
             raise StoreFailed(str(error)) from error
     elif isinstance(verdict, Poison):
-        bury(
+        insert_poison(
             alias,
             failure.queue._meta.label,
             row,

@@ -28,14 +28,14 @@ from ..sql.message_columns import Row
 from ..sql.tables import expires_at
 from .history import attempts_of, clean, one_line
 from .limits import in_words, reached
-from .poison_store import bury, is_passing
+from .poison_store import insert_poison, is_transient
 
 #: ``publish(topic, body, headers=..., using=..., correlation_id=..., reply_to=...)``: puts a message under a topic in the open
 #: transaction of a database, and raises where nobody takes it. Set by the room of topics; poison knows none.
 publisher: Callable[..., Any] | None = None
 
 
-class GivenUp(NamedTuple):
+class ExpiredMessage(NamedTuple):
     """A message that was taken out of its queue for these reasons. ``why``: what its receiver said, if that is one."""
 
     row: Row
@@ -51,7 +51,7 @@ class GivenUp(NamedTuple):
         return f"{', '.join(self.reasons)}: {' and '.join(filter(None, told))}".removesuffix(": ")
 
 
-def give_up(queue: Any, alias: str, given: Sequence[GivenUp]) -> None:
+def apply_expire_actions(queue: Any, alias: str, given: Sequence[ExpiredMessage]) -> None:
     """Do with these messages what their queue says, in the caller's transaction, which has taken them out; and tell the
     receivers of the signal ``expired`` once that is committed."""
     given = [_with_time(queue, alias, one) for one in given]
@@ -60,7 +60,7 @@ def give_up(queue: Any, alias: str, given: Sequence[GivenUp]) -> None:
         if isinstance(action, PublishTo):
             publish(queue, alias, one.row, action, one.reasons, one.text)
         elif isinstance(action, KeepAsPoison):
-            bury(alias, queue._meta.label, one.row, one.text, attempts=attempts_of(one.row.failures))
+            insert_poison(alias, queue._meta.label, one.row, one.text, attempts=attempts_of(one.row.failures))
     if given:
         transaction.on_commit(partial(_tell, queue, given), using=alias)
 
@@ -70,10 +70,10 @@ def keeps(queue: Any, *reasons: str) -> bool:
     return not all(isinstance(action_for(queue.delivery.on_expired, [reason]), Drop) for reason in reasons)
 
 
-def spent(queue: Any, row: Row) -> GivenUp | None:
+def limit_reached(queue: Any, row: Row) -> ExpiredMessage | None:
     """A message whose delivery ends without an ack, and that has reached a limit of its queue with that; None if not."""
     reasons = reached(queue.delivery, row.deliveries, row.cancels)
-    return GivenUp(row, reasons) if reasons else None
+    return ExpiredMessage(row, reasons) if reasons else None
 
 
 def publish(queue: Any, alias: str, row: Row, action: PublishTo, reasons: Sequence[str], text: str) -> None:
@@ -93,13 +93,13 @@ def publish(queue: Any, alias: str, row: Row, action: PublishTo, reasons: Sequen
             addresses = {"original": row.id, "correlation_id": row.correlation_id, "reply_to": row.reply_to_address}
             publisher(action.topic, row.body, headers=headers, using=alias, **addresses)
     except Exception as error:
-        if is_passing(error, alias):
+        if is_transient(error, alias):
             raise
         why = f"{clean(text, 240)} [it could not be published to {clean(action.topic, 60)}: {clean(one_line(error), 160)}]"
-        bury(alias, queue._meta.label, row, why, attempts=attempts_of(row.failures), exception=error)
+        insert_poison(alias, queue._meta.label, row, why, attempts=attempts_of(row.failures), exception=error)
 
 
-def _with_time(queue: Any, alias: str, one: GivenUp) -> GivenUp:
+def _with_time(queue: Any, alias: str, one: ExpiredMessage) -> ExpiredMessage:
     """With all reasons that hold: its time may be over as well."""
     if TIME_LIMIT in one.reasons:
         return one
@@ -109,7 +109,7 @@ def _with_time(queue: Any, alias: str, one: GivenUp) -> GivenUp:
     return one._replace(reasons=(TIME_LIMIT, *one.reasons))
 
 
-def _tell(queue: Any, given: Sequence[GivenUp]) -> None:
+def _tell(queue: Any, given: Sequence[ExpiredMessage]) -> None:
     by_reason: defaultdict[tuple[tuple[str, ...], str], list[Any]] = defaultdict(list)
     for one in given:
         action = action_for(queue.delivery.on_expired, one.reasons)

@@ -120,7 +120,7 @@ def attempts_of(failures: str | None) -> int:
     return max(0, number) if isinstance(number, int) else 0
 
 
-def tells_of_death(failures: str | None) -> bool:
+def records_a_death(failures: str | None) -> bool:
     """Whether an attempt ended with its process, as the history says."""
     return failures is not None and _DIED in failures
 
@@ -130,7 +130,7 @@ def append(failures: str | None, exception: BaseException, attempt: int, verdict
     return _with(failures, {"attempt": attempt, "exception": one_line(exception), "verdict": verdict})
 
 
-def set_back(failures: str | None, attempts: int) -> str:
+def reset_attempts(failures: str | None, attempts: int) -> str:
     """The history of a message that is requeued as if so many attempts had failed."""
     return _with(failures, {"attempt": attempts, "exception": "", "verdict": "Requeued"})
 

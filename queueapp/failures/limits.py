@@ -26,13 +26,13 @@ from ..messages import counted_attempts, counts_a_death
 from ..models.delivery.expire_actions import MAX_CANCELS, MAX_DELIVERIES
 from ..sql.claims import CANCELS, DELIVERIES, FAILURES, HEADERS, Claimed
 from ..sql.message_columns import Row
-from .history import attempts_of, tells_of_death
+from .history import attempts_of, records_a_death
 
 #: So many hand-outs of a message may end without a word, beside those that count like attempts.
-UNENDED = 2
+MAX_UNACKNOWLEDGED = 2
 
 
-class Spent(Exception):
+class LimitReached(Exception):
     """A message is not handed to its handler any more: the "exception" of an attempt that was not begun. ``reasons``: the
     limits of its queue that it has reached, if it is for them."""
 
@@ -46,31 +46,31 @@ def attempt_of(claimed: Claimed, *, keeps_counts: bool) -> int:
     return 1 + (attempts_of(claimed[FAILURES]) if keeps_counts else counted_attempts(claimed[HEADERS]))
 
 
-def spent(claimed: Claimed, attempt: int, attempts: int, delivery: Any, *, leased: bool) -> Spent | None:
+def check_limits(claimed: Claimed, attempt: int, attempts: int, delivery: Any, *, leased: bool) -> LimitReached | None:
     """Why a message that was just claimed is not to be handled, if so. ``attempts``: how often its handler may start;
     ``sys.maxsize`` where a policy decides. ``leased``: this hand-out is counted in the row."""
     before = claimed[DELIVERIES] - leased
     if delivery.max_deliveries and before >= delivery.max_deliveries:
-        return Spent(f"{MAX_DELIVERIES}: handed out {before} times", (MAX_DELIVERIES,))
+        return LimitReached(f"{MAX_DELIVERIES}: handed out {before} times", (MAX_DELIVERIES,))
     if attempt > attempts:
-        return Spent(f"It failed {attempt - 1} of {attempts} attempts; its handler is not run again.")
-    lost = unended(claimed, attempt, leased=leased)
-    if lost >= UNENDED + (attempts if attempts < sys.maxsize else settings.ATTEMPTS):
-        return Spent(f"It was handed out {lost} times and never ended; its handler is not run again.")
+        return LimitReached(f"It failed {attempt - 1} of {attempts} attempts; its handler is not run again.")
+    lost = unacknowledged_deliveries(claimed, attempt, leased=leased)
+    if lost >= MAX_UNACKNOWLEDGED + (attempts if attempts < sys.maxsize else settings.ATTEMPTS):
+        return LimitReached(f"It was handed out {lost} times and never ended; its handler is not run again.")
     return None
 
 
-def unended(claimed: Claimed, attempt: int, *, leased: bool) -> int:
+def unacknowledged_deliveries(claimed: Claimed, attempt: int, *, leased: bool) -> int:
     """How many hand-outs before this one nobody ended: their handlers may have begun."""
     return max(0, claimed[DELIVERIES] - leased - claimed[CANCELS] - (attempt - 1))
 
 
-def suspicion(claimed: Claimed, attempt: int, *, leased: bool, keeps_counts: bool) -> int:
+def suspicion_level(claimed: Claimed, attempt: int, *, leased: bool, keeps_counts: bool) -> int:
     """How much speaks for it that a message that was just claimed has killed its process: 0 nothing; 1 it was one of many that
     nobody ended; 2 it was one of few, or in hand of a process that died, as a supervisor wrote down."""
-    if tells_of_death(claimed[FAILURES]) if keeps_counts else counts_a_death(claimed[HEADERS]):
+    if records_a_death(claimed[FAILURES]) if keeps_counts else counts_a_death(claimed[HEADERS]):
         return 2
-    return min(2, unended(claimed, attempt, leased=leased))
+    return min(2, unacknowledged_deliveries(claimed, attempt, leased=leased))
 
 
 def reached(delivery: Any, deliveries: int, cancels: int) -> tuple[str, ...]:

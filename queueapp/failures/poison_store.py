@@ -22,12 +22,12 @@ PASSING = (ErrorKind.DEADLOCK, ErrorKind.LOCKED, ErrorKind.CONNECTION)
 _LARGEST = 2**31 - 1
 
 
-def is_passing(error: BaseException, alias: str) -> bool:
+def is_transient(error: BaseException, alias: str) -> bool:
     """Whether an error will pass by itself: a deadlock, a lock, a connection that is gone."""
     return isinstance(error, Error) and backend_of(connections[alias]).error_kind(error) in PASSING
 
 
-def bury(
+def insert_poison(
     alias: str,
     queue: str,
     row: Row,
@@ -43,14 +43,14 @@ def bury(
     record impossible."""
     try:
         described = describe(exception) if exception is not None else {}
-        _insert(alias, **whole_record(queue, row, reason, attempts=attempts, consumer=consumer) | described | columns)
+        _insert(alias, **full_record(queue, row, reason, attempts=attempts, consumer=consumer) | described | columns)
     except Exception as error:
-        if is_passing(error, alias):
+        if is_transient(error, alias):
             raise
-        bury_bare(alias, queue, row, reason, error, attempts=attempts, consumer=consumer)
+        insert_poison_minimal(alias, queue, row, reason, error, attempts=attempts, consumer=consumer)
 
 
-def whole_record(queue: str, row: Row, reason: str, *, attempts: int, consumer: str = "") -> dict[str, Any]:
+def full_record(queue: str, row: Row, reason: str, *, attempts: int, consumer: str = "") -> dict[str, Any]:
     """The columns of a message's record, but for what an exception tells."""
     return {
         "queue": clean(queue, 200),
@@ -67,7 +67,7 @@ def whole_record(queue: str, row: Row, reason: str, *, attempts: int, consumer: 
     }
 
 
-def bury_bare(
+def insert_poison_minimal(
     alias: str, queue: str, row: Row, reason: str, error: BaseException, *, attempts: int, consumer: str = ""
 ) -> None:
     """The record of a message that could not be kept as it should be, because of ``error``."""
@@ -85,7 +85,7 @@ def bury_bare(
     try:
         _insert(alias, **bare, **message_values(row))
     except Exception as again:
-        if is_passing(again, alias):
+        if is_transient(again, alias):
             raise
         _insert(alias, **bare, body=row.body, headers=_escaped(row.headers), **_cleaned(row))
 

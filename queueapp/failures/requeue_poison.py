@@ -27,7 +27,7 @@ from ..sql import backend_of, nonblocking, queue_sql
 from ..sql.message_columns import COUNTS, row_from
 from ..sql.tables import StoreTable
 from .forwarded import address_from, meant_for, send_back
-from .history import set_back
+from .history import reset_attempts
 
 BATCH = 1000
 
@@ -111,7 +111,7 @@ def _leave_one_attempt(everything: Any, rows: list[PoisonMessage]) -> None:
             limits[origin] = _limits_of(*origin)
         most_attempts, most_deliveries = limits[origin]
         attempts = max(0, min(row.attempts, most_attempts) - 1)
-        row.failures = set_back(row.failures, attempts)
+        row.failures = reset_attempts(row.failures, attempts)
         row.deliveries = min(attempts + row.cancels, most_deliveries - 1)
     everything.bulk_update(rows, ["failures", "deliveries"])
 

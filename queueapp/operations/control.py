@@ -22,7 +22,7 @@ from ..errors import InvalidOption
 from ..failures import expire_actions
 from ..failures.failure import Failure
 from ..failures.history import attempts_of, clean
-from ..failures.poison_store import bury, is_passing, whole_record
+from ..failures.poison_store import full_record, insert_poison, is_transient
 from ..failures.verdicts import Poison
 from ..models import Now, PoisonMessage, QueueControl
 from ..models.delivery import OPTIONS
@@ -222,8 +222,8 @@ def _give_up_spent(queue: Any, alias: str, leased: QuerySet[Any]) -> int:
     """Give up what has been handed out as often as it may be: with its lease such a message's last delivery ends."""
     most = queue.delivery.max_deliveries
     rows = _read(queue, alias, leased.filter(deliveries__gte=most)) if most else []
-    given = (expire_actions.spent(queue, row) for row in rows)
-    expire_actions.give_up(queue, alias, [one for one in given if one is not None])
+    given = (expire_actions.limit_reached(queue, row) for row in rows)
+    expire_actions.apply_expire_actions(queue, alias, [one for one in given if one is not None])
     return remove(queue, alias, [row.seq for row in rows])
 
 
@@ -238,11 +238,11 @@ def move_to_poison(queue: Any, seqs: Sequence[int], *, reason: str, using: str |
             with transaction.atomic(using=alias):
                 PoisonMessage.objects.using(alias).bulk_create([_as_poison(queue, row, reason) for row in rows])
         except Exception as error:
-            if is_passing(error, alias):
+            if is_transient(error, alias):
                 raise
             # Something in one of them no column takes. Each by itself, as it can be kept.
             for row in rows:
-                bury(alias, queue._meta.label, row, reason, **_ended(row))
+                insert_poison(alias, queue._meta.label, row, reason, **_ended(row))
         moved = remove(queue, alias, [row.seq for row in rows])
         transaction.on_commit(lambda: _tell(queue, rows, reason), using=alias, robust=True)
         return moved
@@ -318,7 +318,7 @@ def _as_row(row: Any) -> Row:
 
 
 def _as_poison(queue: Any, row: Row, reason: str) -> PoisonMessage:
-    return PoisonMessage(**whole_record(queue._meta.label, row, reason, **_ended(row)))
+    return PoisonMessage(**full_record(queue._meta.label, row, reason, **_ended(row)))
 
 
 def _ended(row: Row) -> dict[str, Any]:

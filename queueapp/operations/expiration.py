@@ -42,7 +42,9 @@ def delete_expired(queue: Any, alias: str, most: int) -> int:
     if expire_actions.keeps(queue, TIME_LIMIT):
         with transaction.atomic(using=alias):
             rows = queue_sql(queue, connection).maintenance.take_expired(connection, most)
-            expire_actions.give_up(queue, alias, [expire_actions.GivenUp(row, (TIME_LIMIT,)) for row in rows])
+            expire_actions.apply_expire_actions(
+                queue, alias, [expire_actions.ExpiredMessage(row, (TIME_LIMIT,)) for row in rows]
+            )
         return len(rows)
     ids = queue_sql(queue, connection).maintenance.purge_expired(connection, most)
     signals.send_expired(queue, ids, signals.TIME_IS_OVER)

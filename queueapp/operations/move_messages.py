@@ -57,10 +57,10 @@ def move_type_to_poison(
     returns how many went. The ``poisoned`` signal is sent for each."""
     reason = f"set aside by hand: nobody takes {kind or 'messages without a type'}"
 
-    def bury(keys: list[int]) -> int:
+    def insert_poison(keys: list[int]) -> int:
         return control.move_to_poison(queue, keys, reason=reason, using=using)
 
-    return _each(queue, alias_of(queue, using), kind, bury, progress)
+    return _each(queue, alias_of(queue, using), kind, insert_poison, progress)
 
 
 def _each(

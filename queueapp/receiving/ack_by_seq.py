@@ -70,8 +70,8 @@ class AckBySeq:
         for part in self.parts(seqs):
             with transaction.atomic(using=self.alias):
                 rows = self.sql.ack_by_seq.take(self.connection, part, self.holder)
-                given = [expire_actions.GivenUp(row, (FORCED_EXPIRE,), reason) for row in rows]
-                expire_actions.give_up(self.queue, self.alias, given)
+                given = [expire_actions.ExpiredMessage(row, (FORCED_EXPIRE,), reason) for row in rows]
+                expire_actions.apply_expire_actions(self.queue, self.alias, given)
             done += len(rows)
         return done
 
@@ -95,8 +95,8 @@ class AckBySeq:
 
     def _give_up_spent(self, seqs: list[int], limits: Limits) -> int:
         rows = self.sql.ack_by_seq.take(self.connection, seqs, self.holder, leased=True, limits=limits)
-        spent = (expire_actions.spent(self.queue, row._replace(cancels=row.cancels + 1)) for row in rows)
-        expire_actions.give_up(self.queue, self.alias, [one for one in spent if one is not None])
+        spent = (expire_actions.limit_reached(self.queue, row._replace(cancels=row.cancels + 1)) for row in rows)
+        expire_actions.apply_expire_actions(self.queue, self.alias, [one for one in spent if one is not None])
         return len(rows)
 
     def _put_off(self, seqs: list[int], delay_ms: int) -> int:

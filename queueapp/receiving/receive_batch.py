@@ -100,8 +100,8 @@ class ReceiveBatch:
                 rows = (
                     sql.ack_by_seq.take(connection, [message.seq], self._holder) if self.leased else self._rows(message)
                 )
-                given = [expire_actions.GivenUp(row, (FORCED_EXPIRE,), reason) for row in rows]
-                expire_actions.give_up(self.queue, self.alias, given)
+                given = [expire_actions.ExpiredMessage(row, (FORCED_EXPIRE,), reason) for row in rows]
+                expire_actions.apply_expire_actions(self.queue, self.alias, given)
             return len(rows)
         ended = self._ack(message.seq) if self.leased else 1
         if ended:
@@ -161,7 +161,7 @@ class ReceiveBatch:
             counts = {"cancels": row.cancels + 1} if cancelled else {"deliveries": row.deliveries - 1}
             row = row._replace(**counts)
             reasons = reached(self.queue.delivery, row.deliveries, row.cancels if cancelled else 0)
-            expire_actions.give_up(self.queue, self.alias, [expire_actions.GivenUp(row, reasons)])
+            expire_actions.apply_expire_actions(self.queue, self.alias, [expire_actions.ExpiredMessage(row, reasons)])
             return sql.failures.remove(connection, [seq])
 
     def extend(self, seq: int, period: timedelta | None) -> None:

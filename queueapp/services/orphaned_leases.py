@@ -131,8 +131,8 @@ def _expire_spent(sql: QueueSql, alias: str, row: Subscriber) -> int:
     while _is_dead(alias, row):
         with transaction.atomic(using=alias):
             rows = sql.ack_by_seq.take_owned(connections[alias], row.id, max_deliveries, BATCH)
-            spent = (expire_actions.spent(queue, claimed) for claimed in rows)
-            expire_actions.give_up(queue, alias, [message for message in spent if message is not None])
+            spent = (expire_actions.limit_reached(queue, claimed) for claimed in rows)
+            expire_actions.apply_expire_actions(queue, alias, [message for message in spent if message is not None])
         total += len(rows)
         if not rows:
             break

@@ -14,7 +14,7 @@ from django.db import connections, transaction
 from .. import notifier
 from ..errors import UndecodableMessage
 from ..failures.history import attempts_of
-from ..failures.poison_store import bury
+from ..failures.poison_store import insert_poison
 from ..sending.enqueue_expressions import rules_of
 from ..sql import queue_sql
 
@@ -52,7 +52,7 @@ def evaluate_pending_messages(queue: Any, alias: str, limit: int = BATCH) -> Pen
             try:
                 found = entering.evaluate(row.headers, row.body)
             except UndecodableMessage as error:
-                bury(alias, label, row, "it cannot be read, so its queue's expressions cannot be evaluated",
+                insert_poison(alias, label, row, "it cannot be read, so its queue's expressions cannot be evaluated",
                      attempts=attempts_of(row.failures), exception=error)  # fmt: skip
                 log.error("%s: message %s is poison, it cannot be evaluated: %s", label, row.id, error)
                 unreadable.append(row.seq)

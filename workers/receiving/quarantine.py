@@ -149,7 +149,7 @@ class BatchLimit:
         for row in rows:
             if row[DELIVERIES] > 1:
                 attempt = limits.attempt_of(row, keeps_counts=True)
-                level = max(level, min(2, limits.unended(row, attempt, leased=True)))
+                level = max(level, min(2, limits.unacknowledged_deliveries(row, attempt, leased=True)))
         if level and level >= self._level:
             self._level, self._until = level, monotonic() + LASTS
         self.knows = True

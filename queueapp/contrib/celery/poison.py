@@ -7,7 +7,7 @@ from typing import Any
 from django.db import connections
 
 from ...failures.history import attempts_of
-from ...failures.poison_store import bury as bury_row
+from ...failures.poison_store import insert_poison as insert_poison_row
 from ...messages.escaping import in_one_line
 from ...sql import queue_sql
 from ...sql.message_columns import MESSAGE_COLUMNS, Row
@@ -26,7 +26,7 @@ def move_to_poison(alias: str, lease: LeasedMessage, reason: str, **columns: Any
     if row is None:
         return False
     columns = {"attempts": max(1, attempts_of(row.failures)), **columns}
-    bury_row(alias, BrokerQueue._meta.label, row, reason, consumer=row.recipient, **columns)
+    insert_poison_row(alias, BrokerQueue._meta.label, row, reason, consumer=row.recipient, **columns)
     return sql.failures.remove(connection, [lease.seq]) == 1
 
 
@@ -46,4 +46,6 @@ def store_acked(alias: str, message: Delivered) -> None:
     carried = {one.name: getattr(sent, one.outgoing) if one.sent else None for one in MESSAGE_COLUMNS}
     row = Row(0, sent.id, sent.headers, sent.body, 1, 0, None, **carried | {"expires": None})
     columns = {"attempts": 1, **message.failure}
-    bury_row(alias, BrokerQueue._meta.label, row, in_one_line(message.reason, 500), consumer=message.queue, **columns)
+    insert_poison_row(
+        alias, BrokerQueue._meta.label, row, in_one_line(message.reason, 500), consumer=message.queue, **columns
+    )

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from queueapp.failures.history import append, attempts_of, set_back
-from queueapp.failures.limits import Spent, attempt_of, reached, spent, unended
+from queueapp.failures.history import append, attempts_of, reset_attempts
+from queueapp.failures.limits import LimitReached, attempt_of, check_limits, reached, unacknowledged_deliveries
 from queueapp.sql.claims import Claimed
 
 
@@ -26,8 +26,8 @@ def limits(deliveries: int = 0, cancels: int = 0) -> Any:
 
 def verdict(message: Claimed, attempts: int, delivery: Any = None, *, leased: bool = True) -> str | None:
     attempt = attempt_of(message, keeps_counts=True)
-    found = spent(message, attempt, attempts, delivery or limits(), leased=leased)
-    assert found is None or isinstance(found, Spent)
+    found = check_limits(message, attempt, attempts, delivery or limits(), leased=leased)
+    assert found is None or isinstance(found, LimitReached)
     return None if found is None else str(found)
 
 
@@ -38,7 +38,7 @@ def test_a_message_is_handled_until_it_has_failed_so_often() -> None:
 
 def test_counts_that_do_not_add_up_take_no_attempt_away() -> None:
     """As those of a message that was edited, or written by somebody else."""
-    assert unended(claimed(1, cancels=3, failed=2), 3, leased=True) == 0
+    assert unacknowledged_deliveries(claimed(1, cancels=3, failed=2), 3, leased=True) == 0
 
 
 def test_what_was_given_back_on_purpose_is_no_attempt() -> None:
@@ -94,5 +94,5 @@ def test_a_history_that_does_not_say_is_of_no_attempt(history: str) -> None:
 def test_a_long_history_and_one_that_was_set_back_still_count() -> None:
     history = claimed(0, failed=50)[6]
     assert attempts_of(history) == 50
-    assert attempts_of(set_back(history, 2)) == 2
-    assert attempts_of(append(set_back(history, 2), ValueError(), 3, "Poison")) == 3
+    assert attempts_of(reset_attempts(history, 2)) == 2
+    assert attempts_of(append(reset_attempts(history, 2), ValueError(), 3, "Poison")) == 3

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 
 from queueapp import messages
 from queueapp.errors import InvalidMessage
-from queueapp.failures.poison_store import bury
+from queueapp.failures.poison_store import insert_poison
 from queueapp.failures.requeue_poison import requeue
 from queueapp.models import PoisonMessage
 from queueapp.receiving import low_water_marks
@@ -112,7 +112,7 @@ def test_priority_of_64_bits_passes_through_the_stores(alias: str) -> None:
     with transaction.atomic(using=alias):
         row = sql.failures.lock(connection, seq, None, 1000)
         assert row is not None
-        bury(alias, "testapp.Ranked", row, "for the test", attempts=1)
+        insert_poison(alias, "testapp.Ranked", row, "for the test", attempts=1)
         assert sql.failures.remove(connection, [seq]) == 1
     poison = PoisonMessage.objects.using(alias).get()
     assert poison.priority == 2**62

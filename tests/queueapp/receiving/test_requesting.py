@@ -92,7 +92,7 @@ def test_async_code_waits_without_holding_its_loop_up(answering: Worker) -> None
 
 @real_commits
 def test_a_task_that_is_cancelled_waits_no_longer() -> None:
-    async def give_up() -> None:
+    async def apply_expire_actions() -> None:
         task = asyncio.create_task(arequest(Leased, {"of": []}, reply_queue=Short, timeout=timedelta(hours=1)))
         while not await Leased.objects.aexists():
             await asyncio.sleep(0.01)
@@ -101,7 +101,7 @@ def test_a_task_that_is_cancelled_waits_no_longer() -> None:
             await task
         await sync_to_async(connections.close_all)()
 
-    asyncio.run(give_up())  # which waits for the threads of its loop
+    asyncio.run(apply_expire_actions())  # which waits for the threads of its loop
 
 
 @real_commits

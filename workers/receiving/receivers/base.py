@@ -167,8 +167,8 @@ class Receiver(TakesInHand):
         before = claimed[DELIVERIES] - leased
         if before > 0 or not self._keeps_counts:
             attempt = limits.attempt_of(claimed, keeps_counts=self._keeps_counts)
-            suspicion = limits.suspicion(claimed, attempt, leased=leased, keeps_counts=self._keeps_counts)
-            suspect = suspicion > 1
+            suspicion_level = limits.suspicion_level(claimed, attempt, leased=leased, keeps_counts=self._keeps_counts)
+            suspect = suspicion_level > 1
         # ``begin`` and ``end``, written out: with the calls ``drain`` was 1.56, without them 1.72 and 1.77.
         suspects, slot, seq = self._suspects, self.slot, claimed[SEQ]
         self.inside = True
@@ -198,11 +198,11 @@ class Receiver(TakesInHand):
                 self.items = None
                 return error
             if before > 0 or not self._keeps_counts:
-                exhausted = limits.spent(claimed, attempt, entry.attempts, self.queue.delivery, leased=leased)
+                exhausted = limits.check_limits(claimed, attempt, entry.attempts, self.queue.delivery, leased=leased)
                 if exhausted is not None:
                     self.items = None
                     return exhausted
-                attempt += limits.unended(claimed, attempt, leased=leased)
+                attempt += limits.unacknowledged_deliveries(claimed, attempt, leased=leased)
             return self.run(entry, message, Context(route.receiving, claimed, attempt), seq)
         finally:
             if slot is not None:

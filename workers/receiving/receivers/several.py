@@ -101,7 +101,7 @@ class SeveralTask(Receiver):
         if row[DELIVERIES] - leased <= 0:
             return False
         attempt = limits.attempt_of(row, keeps_counts=self._keeps_counts)
-        return limits.suspicion(row, attempt, leased=leased, keeps_counts=self._keeps_counts) > 0
+        return limits.suspicion_level(row, attempt, leased=leased, keeps_counts=self._keeps_counts) > 0
 
     def has_failed(self, row: Claimed, *, leased: bool) -> bool:
         """Whether it has failed before: such ones are handled with their like, not with fresh ones."""
@@ -164,8 +164,8 @@ class SeveralTask(Receiver):
         if row[DELIVERIES] - leased <= 0:
             return Ready(row, message, 1)
         attempt = limits.attempt_of(row, keeps_counts=True)
-        spent = limits.spent(row, attempt, route.entry.attempts, self.queue.delivery, leased=leased)
-        return spent or Ready(row, message, attempt + limits.unended(row, attempt, leased=leased))
+        spent = limits.check_limits(row, attempt, route.entry.attempts, self.queue.delivery, leased=leased)
+        return spent or Ready(row, message, attempt + limits.unacknowledged_deliveries(row, attempt, leased=leased))
 
     def call_several(self, route: HandlerRoute, ready: Sequence[Ready], *, leased: bool) -> Outcome:
         """Call the handler of several once."""

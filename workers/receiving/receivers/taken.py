@@ -11,7 +11,7 @@ from typing import Any
 from django.db import Error, connections, transaction
 
 from queueapp.failures import apply_verdict
-from queueapp.failures.applied import Once
+from queueapp.failures.applied import IdempotentTransaction
 from queueapp.failures.verdicts import Verdict
 from queueapp.messages.ids import as_uuid
 from queueapp.services.connection_timeouts import ResponseDeadline
@@ -27,12 +27,12 @@ def keep(
     row: Row,
     error: BaseException,
     verdict: Verdict | None = None,
-    once: Once | None = None,
+    once: IdempotentTransaction | None = None,
 ) -> None:
     """Keep it, trying again while the database is in the way. With a ``verdict`` the policy is not asked."""
     task.about = claimed
     connection = connections[task.alias]
-    once = once or Once(task.queue, task.alias)
+    once = once or IdempotentTransaction(task.queue, task.alias)
     while True:
         try:
             with ResponseDeadline(connection):
@@ -53,7 +53,7 @@ def put_back(task: Any, claimed: Claimed) -> None:
     """Put a message back, at the end of its queue, that no handler has seen: others subscribe to it since it was claimed."""
     connection = connections[task.alias]
     row = task.sql.table.row_of(claimed)
-    once = Once(task.queue, task.alias)
+    once = IdempotentTransaction(task.queue, task.alias)
     while True:
         try:
             with ResponseDeadline(connection), transaction.atomic(using=task.alias):

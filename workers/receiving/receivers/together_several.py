@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from queueapp.failures import apply_verdict
-from queueapp.failures.applied import Decided
+from queueapp.failures.applied import AppliedVerdict
 from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.sql.claims import SEQ, Claimed
 
@@ -36,7 +36,7 @@ class TogetherSeveralTask(SeveralTask, TransactionBatchReceiver):
         #: At most so many are claimed: half after each call that fails, twice after each that does not.
         self._limit = self._largest
         #: What was decided in the open transaction, to be told once it is committed.
-        self._decided: list[Decided] = []
+        self._decided: list[AppliedVerdict] = []
 
     _whole = True
     _again = "fewer at a time"

@@ -19,7 +19,7 @@ from django.db import connections, transaction
 from queueapp import notifier, overrides
 from queueapp.errors import LeaseLost, MessageCancelled
 from queueapp.failures import apply_verdict, verdicts
-from queueapp.failures.applied import Decided
+from queueapp.failures.applied import AppliedVerdict
 from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.sql import ErrorKind
 from queueapp.sql.claims import SEQ, Claimed
@@ -88,7 +88,7 @@ class TransactionalReceiver(AtLeastOnceReceiver):
         count = 0
         claimed: Claimed | None = None
         outcome: BaseException | bool | None = None
-        decided: Decided | None = None
+        decided: AppliedVerdict | None = None
         hooks = several = elsewhere = False
         try:
             # To Django a streak is one atomic block. It ends with the first message that leaves it anything to do.
@@ -183,7 +183,7 @@ class TransactionalReceiver(AtLeastOnceReceiver):
         self._done()
         return claim
 
-    def _tell(self, decided: Decided, seq: int) -> None:
+    def _tell(self, decided: AppliedVerdict, seq: int) -> None:
         """A verdict that was carried out in place is committed."""
         self.mend()
         if not isinstance(decided.failure.exception, MessageCancelled):
@@ -240,7 +240,7 @@ class TransactionalReceiver(AtLeastOnceReceiver):
     def stands(self, seq: int) -> bool:
         return self.sql.failures.lock(connections[self.alias], seq, None, wait_ms=1000) is None
 
-    def _decide_in_place(self, claimed: Claimed, error: BaseException, connection: Any) -> Decided:
+    def _decide_in_place(self, claimed: Claimed, error: BaseException, connection: Any) -> AppliedVerdict:
         """Undo the handler and decide, without letting go of the message: between a rollback and a transaction that
         counts the attempt, another worker would run it once more. Raises Rollback when it was taken all the same."""
         self.about = claimed

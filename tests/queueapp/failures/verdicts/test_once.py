@@ -10,7 +10,7 @@ import pytest
 from django.db import connection, connections, transaction
 
 from queueapp import Discard, Poison, signals
-from queueapp.failures.applied import Once
+from queueapp.failures.applied import IdempotentTransaction
 from queueapp.failures.apply_verdict import fail_taken
 from queueapp.models import PoisonMessage, ProcessedMessage
 from queueapp.sql.message_columns import Row
@@ -24,14 +24,14 @@ def row() -> Row:
     return Row(1, uuid.uuid4(), "{}", b"whole", deliveries=0)
 
 
-def keep(row: Row, once: Once, verdict: Any = None) -> Any:
+def keep(row: Row, once: IdempotentTransaction, verdict: Any = None) -> Any:
     decided = deciding(verdict or Poison("tests"))
     return fail_taken(AtMostOnce, "default", row, ValueError("bad"), consumer=decided, once=once)
 
 
 @pytest.mark.django_db
 def test_a_second_try_finds_that_the_first_was_committed_and_tells_of_it(row: Row) -> None:
-    once, told = Once(AtMostOnce, "default"), []
+    once, told = IdempotentTransaction(AtMostOnce, "default"), []
 
     def hear(sender: Any, **kwargs: Any) -> None:
         told.append(kwargs["verdict"].reason)
@@ -51,8 +51,8 @@ def test_a_second_try_finds_that_the_first_was_committed_and_tells_of_it(row: Ro
 
 @pytest.mark.django_db
 def test_another_failure_of_the_same_message_is_another(row: Row) -> None:
-    keep(row, Once(AtMostOnce, "default"))
-    keep(row, Once(AtMostOnce, "default"))
+    keep(row, IdempotentTransaction(AtMostOnce, "default"))
+    keep(row, IdempotentTransaction(AtMostOnce, "default"))
 
     assert PoisonMessage.objects.count() == 2
 
@@ -60,7 +60,7 @@ def test_another_failure_of_the_same_message_is_another(row: Row) -> None:
 @real_commits
 @pytest.mark.parametrize("committed", [True, False])
 def test_a_commit_that_is_on_its_way_is_waited_for(row: Row, committed: bool) -> None:
-    once, written, end = Once(AtMostOnce, "default"), threading.Event(), threading.Event()
+    once, written, end = IdempotentTransaction(AtMostOnce, "default"), threading.Event(), threading.Event()
 
     def first() -> None:
         try:
@@ -90,10 +90,10 @@ def test_a_commit_that_is_on_its_way_is_waited_for(row: Row, committed: bool) ->
     assert PoisonMessage.objects.count() == 1
 
 
-class Copied(Once):
+class Copied(IdempotentTransaction):
     """The same record in the hands of another try, as it was before the first one."""
 
-    def __init__(self, once: Once) -> None:
+    def __init__(self, once: IdempotentTransaction) -> None:
         self.__dict__ |= once.__dict__ | {"decided": None}
 
 
@@ -112,5 +112,5 @@ def test_without_the_table_of_notes_it_is_kept_all_the_same(row: Row) -> None:
     with connection.schema_editor() as editor:
         editor.alter_db_table(ProcessedMessage, ProcessedMessage._meta.db_table, "out_of_the_way")
 
-    assert keep(row, Once(AtMostOnce, "default")) == Poison("tests")
+    assert keep(row, IdempotentTransaction(AtMostOnce, "default")) == Poison("tests")
     assert [one.reason for one in PoisonMessage.objects.all()] == ["tests"]

@@ -18,7 +18,7 @@ from queueapp.delayed import dispatch_due
 from queueapp.failures import apply_verdict, poison_store
 from queueapp.failures.apply_verdict import fail
 from queueapp.failures.history import attempts_of, read_failures
-from queueapp.failures.poison_store import is_passing
+from queueapp.failures.poison_store import is_transient
 from queueapp.failures.verdicts import Discard, Poison, RetryLater, RetryNow
 from queueapp.models import DelayedMessage, PoisonMessage
 from tests.in_process_worker import real_commits
@@ -209,7 +209,7 @@ def test_a_poison_table_that_is_locked_is_told_and_costs_the_record_no_details(
     with pytest.raises(OperationalError) as caught:
         message.fail(deciding(Poison("tests")))
 
-    assert is_passing(caught.value, "default")
+    assert is_transient(caught.value, "default")
     assert len(tried) == inserts
     assert message.queue.objects.get().failures is None
 
@@ -223,7 +223,7 @@ def test_a_connection_that_is_lost_is_told_and_nothing_is_changed() -> None:
     with pytest.raises(Error) as caught:
         fail(Transactional, "default", seq, Failed(), consumer=deciding(Poison("tests")), token=None)
 
-    assert is_passing(caught.value, "default")
+    assert is_transient(caught.value, "default")
     connection.close()
     assert Transactional.objects.get().failures is None
     assert not PoisonMessage.objects.exists()
