@@ -22,8 +22,9 @@ from tests.testapp.models import Leased
 from .pages import DOCS, PAGES, blocks
 from .running import run_blocks
 
-#: Run by tests of their own, or (the last two) examples of another app's code, which are older than this rule.
+#: Run by tests of their own, or illustrations that need code of a project (the start page, the last two).
 ELSEWHERE = (
+    "index.md",
     "guide.md",
     "tutorial.md",
     "howto/deployment.md",
