@@ -21,7 +21,7 @@ from queueapp.consuming.registry import registered
 from queueapp.models import Subscription
 from queueapp.receiving import low_water_marks
 from queueapp.sending import fanout, recipients
-from queueapp.sql.postgresql.index_order import IndexOrder
+from queueapp.sql.postgresql.raw.plan_guard import PlanGuard
 from tests.databases import url_of_database
 from tests.in_process_worker import Worker, starting_workers
 from tests.truncate import (
@@ -83,16 +83,16 @@ def _encodable(value: Any) -> Any:
     return value
 
 
-_orders: list[IndexOrder] = []
-_begin = IndexOrder.__init__
+_orders: list[PlanGuard] = []
+_begin = PlanGuard.__init__
 
 
-def _remembered(order: IndexOrder) -> None:
+def _remembered(order: PlanGuard) -> None:
     _begin(order)
     _orders.append(order)
 
 
-IndexOrder.__init__ = _remembered  # type: ignore[method-assign]
+PlanGuard.__init__ = _remembered  # type: ignore[method-assign]
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from urllib.parse import quote, urlencode
 import pytest
 from django.db import connections
 
-from queueapp.sql import QueueSql, queue_sql
+from queueapp.sql import queue_sql
 from tests.in_process_worker import real_commits
 from tests.testapp.models import Leased
 
@@ -79,9 +79,9 @@ def known_as(alias: str, of: str = "default", **changes: Any) -> Iterator[str]:
         del connections.settings[alias]
 
 
-def statements_of(connection: Any) -> type[QueueSql]:
-    """The class of a queue's statements on this database, for a test that lets one of them fail."""
-    return type(queue_sql(Leased, connection))
+def statements_of(connection: Any, subject: str) -> type[Any]:
+    """The class that implements a subject of the statements (``"claims"``, ``"inserts"``, …) on this connection's database."""
+    return type(getattr(queue_sql(Leased, connection), subject))
 
 
 def url_of(entry: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 from django.db import connection
 
-from queueapp.sql.postgresql.index_order import IndexOrder
+from queueapp.sql.postgresql.raw.plan_guard import PlanGuard
 
 
 @contextmanager
@@ -20,8 +20,8 @@ def traced() -> Iterator[list[str]]:
     connection.ensure_connection()
     pgconn, lines = connection.connection.pgconn, list[str]()
     with tempfile.TemporaryFile("w+b") as file, pytest.MonkeyPatch.context() as patched:
-        patched.setattr(IndexOrder, "_run", lambda _, run, __, *statement, **___: run(*statement))
-        patched.setattr(IndexOrder, "took", lambda *_, **__: None)
+        patched.setattr(PlanGuard, "_run", lambda _, run, __, *statement, **___: run(*statement))
+        patched.setattr(PlanGuard, "record_time", lambda *_, **__: None)
         pgconn.trace(file.fileno())
         try:
             yield lines

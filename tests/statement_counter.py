@@ -16,10 +16,10 @@ def count_statements() -> None:
     path = os.environ.get(VARIABLE)
     if not path:
         return
-    from queueapp.sql.postgresql.packed import OpeningQuery, PackedStatement
+    from queueapp.sql.postgresql.raw.raw_statement import OpeningQuery, RawStatement
 
     tally = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    plain, packed, conversation = psycopg.Cursor.execute, PackedStatement._run, OpeningQuery._conversation
+    plain, packed, conversation = psycopg.Cursor.execute, RawStatement._run, OpeningQuery._conversation
 
     def execute(self: Any, *args: Any, **kwargs: Any) -> Any:
         os.write(tally, b".")
@@ -34,5 +34,5 @@ def count_statements() -> None:
         return conversation(self, pgconn, before, *args)
 
     psycopg.Cursor.execute = execute  # type: ignore[method-assign,assignment]
-    PackedStatement._run = run  # type: ignore[method-assign]
+    RawStatement._run = run  # type: ignore[method-assign]
     OpeningQuery._conversation = converse  # type: ignore[method-assign]

@@ -311,7 +311,7 @@ def test_wake_ups_that_could_be_had_are_a_warning_with_what_mends_it(
 ) -> None:
     assert [one for one in checks.check_tables(databases=["default"]) if one.id == "queueapp.W010"] == []
     lack = Unavailable("Service Broker is turned off in this database", "ALTER DATABASE CURRENT SET ENABLE_BROKER")
-    monkeypatch.setattr(type(backend_of(connection)), "lacking_for_wake_ups", lambda self, connection: lack)
+    monkeypatch.setattr(type(backend_of(connection).notifications), "unavailable", lambda self, connection: lack)
 
     (found,) = [one for one in checks.check_tables(databases=["default"]) if one.id == "queueapp.W010"]
 

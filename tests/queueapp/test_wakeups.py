@@ -86,8 +86,8 @@ def test_a_transaction_that_rolls_back_wakes_nobody(ear: Ear) -> None:
 def test_no_wake_up_rides_in_a_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
     """NOTIFY makes the commits of a whole server take turns. That PostgreSQL tells nobody before the commit is no help."""
     told: list[bool] = []
-    backend = type(backend_of(connection))
-    really = backend.notifications.notify
+    backend = type(backend_of(connection).notifications)
+    really = backend.notify
 
     def notify(self: Any, connection: Any, channel: str, payload: str) -> None:
         told.append(connection.in_atomic_block)
@@ -284,7 +284,7 @@ def test_a_wake_up_that_fails_does_not_fail_the_send(
     def broken(*arguments: Any) -> None:
         raise error("after the commit")
 
-    monkeypatch.setattr(type(backend_of(connection)), "notify", broken)
+    monkeypatch.setattr(type(backend_of(connection).notifications), "notify", broken)
 
     with transaction.atomic() if in_transaction else nullcontext():
         Leased.send({})

@@ -1,47 +1,43 @@
-"""PostgreSQL: statements beyond one queue: delayed store, liveness, error codes."""
+"""PostgreSQL: the composition of a queue's statements, server checks, and error codes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import datetime, timedelta
-from operator import itemgetter
+from datetime import datetime
 from typing import Any
 
 import psycopg
 
-from ...conf import settings
 from ...errors import UnsupportedServer
+from ..barriers import FencedFanout, FencedInserts
 from ..base import Backend, ErrorKind, QueueSql
 from ..journal import JournalSql
-from ..message_columns import SENT, Kind, Outgoing
-from ..tables import QueueTable, StoreTable
-from .arriving import PostgresqlArrivals
-from .celery import PostgresqlCeleryResults
-from .deferred import PostgresqlDeferred
-from .definition import PostgresqlDefinition
-from .fenced import PostgresqlFencedQueueSql
-from .index_order import IndexOrder
+from ..tables import QueueTable
+from .acks import PostgresqlAckBySeq, PostgresqlAcks
+from .barriers import FencedClaims, PostgresqlBarriers
+from .claims import PostgresqlClaims, Priority64Claims
+from .columns import TableText
+from .dedupe import PostgresqlDedupe, PostgresqlEarlyAcks
+from .delayed import PostgresqlDelayedStore
+from .figures import PostgresqlFigures
+from .inserts import PostgresqlFanout, PostgresqlInserts
 from .journal import PostgresqlJournalSql
-from .keys import PostgresqlKeys
-from .patience import PostgresqlPatience
-from .queue import PostgresqlQueueSql
-from .ranked import PostgresqlRankedQueueSql
-from .rights import PostgresqlRights
-from .session import fetch, name_statements, quote, quote_table
-from .session_state import PostgresqlSessions
-from .wakeups import PostgresqlWakeUps
+from .limits import PostgresqlLimits
+from .maintenance import PostgresqlFailures, PostgresqlMaintenance, PostgresqlUnevaluated
+from .notifications import PostgresqlNotifications
+from .raw.plan_guard import PlanGuard
+from .results import PostgresqlCeleryResults, PostgresqlTaskResults
+from .schema import PostgresqlSchema
+from .session import fetch, quote_table
+from .sessions import PostgresqlSessions
 
-#: xid8 snapshots came with 13; 14 is the oldest that is still maintained and tested against.
+#: xid8 snapshots exist since 13; 14 is the oldest version that is maintained and tested.
 OLDEST = 140000
-
-#: How often a worker's handlers run a statement before it is prepared; psycopg's own default, which Django turns off.
-_PREPARE_THRESHOLD = 5
 
 _KINDS = {
     "40001": ErrorKind.DEADLOCK,
     "40P01": ErrorKind.DEADLOCK,
-    # A prepared statement that is missing, or there already: sessions are shared behind a pooler. In a transaction it cannot
-    # be run again by itself; the next time nothing is prepared (``naming``).
+    # A prepared statement that is missing or exists already: sessions are shared behind a pooler. Within a transaction it cannot
+    # be retried by itself; the next time nothing is prepared (``prepared_names``).
     "26000": ErrorKind.DEADLOCK,
     "42P05": ErrorKind.DEADLOCK,
     "55P03": ErrorKind.LOCKED,
@@ -54,45 +50,59 @@ _KINDS = {
     "57P03": ErrorKind.CONNECTION,  # cannot connect now: starting up
     "57P05": ErrorKind.CONNECTION,  # idle session timeout
     "25P03": ErrorKind.CONNECTION,  # idle in transaction timeout
-    "25006": ErrorKind.CONNECTION,  # read-only: a failover left us on a standby; reconnect to find the primary
+    "25006": ErrorKind.CONNECTION,  # read-only: after a failover this is a standby; reconnect to find the primary
 }
-#: Of the codes that are not above: what their first two characters say.
+#: Other codes, by their class (the first two characters).
 _CLASSES = {
     "08": ErrorKind.CONNECTION,
     "53": ErrorKind.EXHAUSTED,  # disk full, out of memory
-    "57": ErrorKind.EXHAUSTED,  # an operator has intervened: a statement timeout
-    "58": ErrorKind.EXHAUSTED,  # what the server runs on has failed
+    "57": ErrorKind.EXHAUSTED,  # operator intervention: a statement timeout
+    "58": ErrorKind.EXHAUSTED,  # the system below the server has failed
 }
 
 
-class PostgresqlBackend(
-    PostgresqlDeferred,
-    PostgresqlKeys,
-    PostgresqlSessions,
-    PostgresqlArrivals,
-    PostgresqlDefinition,
-    PostgresqlCeleryResults,
-    PostgresqlWakeUps,
-    PostgresqlRights,
-    PostgresqlPatience,
-    Backend,
-):
+class PostgresqlQueueSql(QueueSql):
+    """The statements of one queue on PostgreSQL 14 to 18, written once when the queue is first used."""
+
+    def __init__(self, table: QueueTable) -> None:
+        super().__init__(table)
+        text = TableText(table)
+        self.guard = text.guard
+        kind = FencedClaims if table.barriers else Priority64Claims if table.priority64 else PostgresqlClaims
+        self.claims = claims = kind(text)
+        self.acks, self.ack_by_seq = PostgresqlAcks(text), PostgresqlAckBySeq(text)
+        self.results = PostgresqlTaskResults(text)
+        self.failures = PostgresqlFailures(text)
+        self.maintenance, self.unevaluated = PostgresqlMaintenance(text), PostgresqlUnevaluated(text)
+        self.barriers = barriers = PostgresqlBarriers(text)
+        inserts = PostgresqlInserts(text, barriers.fence if table.barriers else None)
+        fanout = PostgresqlFanout(text, inserts)
+        self.inserts = FencedInserts(table, barriers, inserts) if table.barriers else inserts
+        self.fanout = FencedFanout(barriers, fanout) if table.barriers else fanout
+        self.limits = PostgresqlLimits(text, claims)
+        self.figures = PostgresqlFigures(text, claims)
+
+
+class PostgresqlBackend(Backend):
     """PostgreSQL 14 to 18."""
 
     vendor = "postgresql"
     max_batch = 10_000
 
     def __init__(self) -> None:
-        super().__init__()
-        self._in_order = IndexOrder()
+        self.guard = guard = PlanGuard()
+        self.sessions = PostgresqlSessions()
+        self.delayed = PostgresqlDelayedStore(guard)
+        self.early_acks, self.dedupe = PostgresqlEarlyAcks(guard), PostgresqlDedupe(guard)
+        self.schema = PostgresqlSchema()
+        self.celery_results = PostgresqlCeleryResults()
+        self.notifications = PostgresqlNotifications()
 
     def queue(self, table: QueueTable) -> QueueSql:
-        if table.barriers:
-            return PostgresqlFencedQueueSql(table)
-        return PostgresqlRankedQueueSql(table) if table.priority64 else PostgresqlQueueSql(table)
+        return PostgresqlQueueSql(table)
 
     def journal(self, table: str) -> JournalSql:
-        return PostgresqlJournalSql(table, self._in_order)
+        return PostgresqlJournalSql(table, self.guard)
 
     def check_server(self, connection: Any) -> None:
         connection.ensure_connection()
@@ -114,117 +124,13 @@ class PostgresqlBackend(
             return ErrorKind.OTHER
         state = cause.sqlstate
         if state is None:
-            # No SQLSTATE: the error is the client's. Lost connections are OperationalError and InterfaceError.
+            # No SQLSTATE: a client error. Lost connections are OperationalError and InterfaceError.
             lost = isinstance(cause, psycopg.OperationalError | psycopg.InterfaceError)
             return ErrorKind.CONNECTION if lost else ErrorKind.OTHER
         return _KINDS.get(state) or _CLASSES.get(state[:2], ErrorKind.OTHER)
 
-    # -- delayed store --------------------------------------------------------------------------------------------
-
-    def store_delayed(self, connection: Any, table: StoreTable, destination: str, message: Outgoing, due: Any) -> int:
-        c = {name: quote(column) for name, column in table.columns.items()}
-        by_clock = not isinstance(due, datetime)
-        params: list[Any] = [due, message.id, destination, message.headers, message.body]
-        times = ["due"]
-        for one in SENT:
-            value = getattr(message, one.outgoing)
-            if one.kind is Kind.TIME:
-                times.append(one.name)
-                if value is not None:
-                    # It counts from when the message becomes due, not from now: a long delay would drop it unseen.
-                    value = due + (value if by_clock else timedelta(milliseconds=value))
-            params.append(value)
-        columns = ("due", "message_id", "destination", "headers", "body", *(one.name for one in SENT))
-        later = "clock_timestamp() + %s * interval '1 ms'"
-        values = [later if by_clock and name in times else "%s" for name in columns]
-        # No index is read; safe: one row in the caller's transaction. due is timestamptz from the database's clock.
-        sql = (
-            f"INSERT INTO {quote_table(table.db_table)} ({', '.join(c[name] for name in columns)}) "
-            f"VALUES ({', '.join(values)}) RETURNING {quote(table.key)}"
-        )
-        return int(fetch(connection, sql, params)[0][0])
-
-    def first_due(self, connection: Any, table: StoreTable, destinations: Sequence[str]) -> list[tuple[str, int]]:
-        due, destination = quote(table.columns["due"]), quote(table.columns["destination"])
-        # Index on (destination, due, key): the entry at which each destination begins, or would, a few microseconds apiece.
-        # Row comparisons, because with an equality the planner may take the index on due and filter, past all messages
-        # for others. Locks nothing. The difference is computed here, so no host's clock or zone takes part.
-        sql = (
-            f"SELECT d.name, (extract(epoch FROM f.{due} - clock_timestamp()) * 1000)::bigint "
-            "FROM unnest(%s::text[]) AS d(name) CROSS JOIN LATERAL "
-            f"(SELECT t.{destination}, t.{due} FROM {quote_table(table.db_table)} t "
-            f"WHERE (t.{destination}, t.{due}) >= (d.name, '-infinity'::timestamptz) "
-            f"ORDER BY t.{destination}, t.{due}, t.{quote(table.key)} LIMIT 1) AS f "
-            f"WHERE f.{destination} = d.name"
-        )
-        # Sorted here: a plan that always sorts says nothing of whether the index is used.
-        return sorted(self._in_order.fetch(connection, sql, (list(destinations),)), key=itemgetter(1))
-
-    def lock_due(self, connection: Any, table: StoreTable, destination: str, limit: int) -> list[int]:
-        due, to, key = quote(table.columns["due"]), quote(table.columns["destination"]), quote(table.key)
-        # Index on (destination, due, key), a stretch of it in its order: row comparisons as above, and the clock is read
-        # once, in a sub-select, because a volatile condition does not end a scan. SKIP LOCKED: two dispatchers never wait
-        # for each other, and never move a row twice.
-        sql = (
-            f"SELECT {key} FROM {quote_table(table.db_table)} WHERE ({to}, {due}) >= (%s, '-infinity'::timestamptz) "
-            f"AND ({to}, {due}) <= (%s, (SELECT clock_timestamp())) ORDER BY {to}, {due}, {key} LIMIT %s "
-            "FOR UPDATE SKIP LOCKED"
-        )
-        return [row[0] for row in self._in_order.fetch(connection, sql, (destination, destination, limit))]
-
-    def delete_keys(self, connection: Any, table: StoreTable, keys: Sequence[int]) -> int:
-        # Primary key.
-        sql = f"DELETE FROM {quote_table(table.db_table)} WHERE {quote(table.key)} = ANY(%s)"
-        return self._in_order.execute_by_key(connection, sql, (list(keys),))
-
-    # -- liveness -------------------------------------------------------------------------------------------------
-
-    def liveness_options(self, seconds: float) -> dict[str, Any]:
-        idle, interval = self._keepalives(seconds)
-        return {
-            "connect_timeout": max(2, min(10, int(seconds))),
-            "keepalives": 1,
-            "keepalives_idle": idle,
-            "keepalives_interval": interval,
-            "keepalives_count": 3,
-            "tcp_user_timeout": int(seconds * 1000),
-        }
-
-    def handler_options(self) -> dict[str, Any]:
-        # Django's default is None: every statement is planned anew. Of use to cursors that bind on the server only.
-        return {"prepare_threshold": _PREPARE_THRESHOLD} if settings.PREPARED_STATEMENTS else {}
-
-    def name_statements(self, connection: Any) -> None:
-        if settings.PREPARED_STATEMENTS:
-            name_statements(connection)
-
-    def watch_client(self, connection: Any, seconds: float) -> None:
-        idle, interval = self._keepalives(seconds)
-        # Settings of the session, all of which any user may set. A pooler in transaction mode applies them to one of its
-        # own server connections, where they do no harm.
-        sql = (
-            "SELECT set_config('tcp_keepalives_idle', %s, false), set_config('tcp_keepalives_interval', %s, false), "
-            "set_config('tcp_keepalives_count', '3', false), set_config('tcp_user_timeout', %s, false), "
-            "set_config('client_connection_check_interval', %s, false)"
-        )
-        fetch(connection, sql, (str(idle), str(interval), f"{int(seconds * 1000)}ms", f"{interval}s"))
-
-    @staticmethod
-    def _keepalives(seconds: float) -> tuple[int, int]:
-        """(idle, interval) in seconds: with three probes a silent peer is found in two thirds of the time."""
-        return max(1, int(seconds / 3)), max(1, int(seconds / 9))
-
-    def socket_of(self, connection: Any) -> int | None:
-        raw = connection.connection
-        if raw is None or raw.closed:
-            return None
-        try:
-            return int(raw.fileno())
-        except psycopg.Error:
-            return None
-
     def estimate_rows(self, connection: Any, db_table: str) -> int:
-        # Catalog only: never reads the table. The density of the last ANALYZE times the present size, as the planner does.
+        # Catalog only: never reads the table. The density of the last ANALYZE times the present size, like the planner.
         sql = (
             "SELECT (greatest(reltuples, 0)::float8 * CASE WHEN relpages > 0 THEN pg_relation_size(oid)::float8 "
             "/ current_setting('block_size')::int / relpages ELSE 1 END)::bigint FROM pg_class WHERE oid = to_regclass(%s)"

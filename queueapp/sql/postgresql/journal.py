@@ -14,9 +14,9 @@ from typing import Any
 
 from ..journal import COLUMNS, IdColumn, JournalRecord, JournalSql, Partition, Position
 from ..message_columns import NO_OPTIONS, SENT, Kind, Outgoing
-from .index_order import IndexOrder
-from .packed import BYTES, TEXT, UUID, PackedStatement, ready
-from .rows import TYPES
+from .columns import TYPES
+from .raw.plan_guard import PlanGuard
+from .raw.raw_statement import BYTES, TEXT, UUID, RawStatement, can_run_raw
 from .session import execute, fetch, quote, quote_table
 
 _NUMBER = "pg_current_xact_id()::text::bigint"
@@ -28,13 +28,13 @@ _KEPT = ", ".join(f"j.{name}" for name in COLUMNS)
 class PostgresqlJournalSql(JournalSql):
     """PostgreSQL 14 to 18."""
 
-    def __init__(self, table: str, in_order: IndexOrder) -> None:
+    def __init__(self, table: str, guard: PlanGuard) -> None:
         super().__init__(table)
-        self._in_order = in_order
+        self.guard = guard
         self._t = quote_table(table)
         self._rest = f"{table}_rest"
         plain = f"INSERT INTO {self._t} (txid, topic, queues, message_id, headers, body) VALUES ({_NUMBER}, %s, %s, %s, %s, %s)"
-        self._plain = PackedStatement(plain, (TEXT, TEXT, UUID, TEXT, BYTES))
+        self._plain = RawStatement(plain, (TEXT, TEXT, UUID, TEXT, BYTES))
 
     # -- the table ------------------------------------------------------------------------------------------------
 
@@ -109,7 +109,7 @@ class PostgresqlJournalSql(JournalSql):
 
     def keep(self, connection: Any, topic: str, messages: Sequence[Outgoing], queues: Sequence[str]) -> None:
         # One message that says nothing of itself, as most do: a fifth of the time of the same by a cursor is saved. As ``append``.
-        if len(messages) == 1 and messages[0][3:] == NO_OPTIONS and ready(connection):
+        if len(messages) == 1 and messages[0][3:] == NO_OPTIONS and can_run_raw(connection):
             identity, headers, body = messages[0][:3]
             values = [topic.encode(), queues[0].encode(), identity.bytes, headers.encode(), body]
             self._plain.execute(connection, values)
@@ -204,13 +204,13 @@ class PostgresqlJournalSql(JournalSql):
         )
         rest = [*params, *before, limit]
         if len(topics) == 1:
-            rows = self._in_order.fetch(connection, one.format("%s"), [topics[0], *rest])
+            rows = self.guard.fetch(connection, one.format("%s"), [topics[0], *rest])
         else:
             sql = (
                 f"SELECT e.* FROM unnest(%s::text[]) AS t(topic) CROSS JOIN LATERAL ({one.format('t.topic')}) AS e "
                 "ORDER BY e.txid, e.seq LIMIT %s"
             )
-            rows = self._in_order.fetch_by_key(connection, sql, [list(topics), *rest, limit])
+            rows = self.guard.fetch_by_key(connection, sql, [list(topics), *rest, limit])
         return [JournalRecord(*row) for row in rows]
 
     def count(self, connection: Any, topics: Sequence[str], after: Position, without: Sequence[str], limit: int) -> int:
@@ -254,14 +254,14 @@ class PostgresqlJournalSql(JournalSql):
 
     def find(self, connection: Any, seq: int) -> Position | None:
         # Primary key, a step in each partition. Locks nothing.
-        rows = self._in_order.fetch_by_key(connection, f"SELECT txid, seq FROM {self._t} WHERE seq = %s", (seq,))
+        rows = self.guard.fetch_by_key(connection, f"SELECT txid, seq FROM {self._t} WHERE seq = %s", (seq,))
         return Position(*rows[0]) if rows else None
 
     def edge(self, connection: Any, topic: str, *, last: bool, source: str = "") -> tuple[Position, datetime] | None:
         table, order = quote(source) if source else self._t, "DESC" if last else "ASC"
         # The index on (topic, txid, seq), its first or last entry for the topic. Locks nothing.
         sql = f"SELECT txid, seq, published_at FROM {table} WHERE topic = %s ORDER BY topic {order}, txid {order}, seq {order} LIMIT 1"
-        rows = self._in_order.fetch(connection, sql, (topic,))
+        rows = self.guard.fetch(connection, sql, (topic,))
         return (Position(*rows[0][:2]), rows[0][2]) if rows else None
 
     # -- letting go -----------------------------------------------------------------------------------------------
@@ -284,7 +284,7 @@ class PostgresqlJournalSql(JournalSql):
     def present(self, connection: Any, seqs: Sequence[int]) -> set[int]:
         # Primary key, a step for each in each partition. Locks nothing.
         sql = f"SELECT seq FROM {self._t} WHERE seq = ANY(%s)"
-        return {row[0] for row in self._in_order.fetch_by_key(connection, sql, (list(seqs),))}
+        return {row[0] for row in self.guard.fetch_by_key(connection, sql, (list(seqs),))}
 
     def renumber(self, connection: Any, cursor_table: str) -> int:
         # One at a time, until the end of the transaction.

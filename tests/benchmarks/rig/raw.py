@@ -17,7 +17,7 @@ import psycopg
 from django.db import connection, transaction
 
 from queueapp.sql.claims import SeqRange
-from queueapp.sql.postgresql.opening import Opening
+from queueapp.sql.postgresql.raw.pipelined_claims import OpeningClaim
 from tests.benchmarks.rig.database import raw_connection
 
 _FREE = (
@@ -140,7 +140,7 @@ def delete_and_call_in_fewer_trips(
 ) -> float:
     """As ``delete_and_call`` with the trips of a worker and nothing else of it, which is what a worker could reach at best: the commit of
     a message takes the next DELETE along, by the same packed statement, and to Django all of it is one ``atomic()``."""
-    claim = Opening(DELETE.format(table=table).replace("LIMIT %s", "LIMIT 1"))
+    claim = OpeningClaim(DELETE.format(table=table).replace("LIMIT %s", "LIMIT 1"))
     floor = [0]
 
     def work() -> None:

@@ -464,27 +464,27 @@ def test_two_that_start_at_once_under_both_names_make_one_row(calls: Any) -> Non
 
 
 def test_a_send_asks_nothing_beside_its_insert(calls: Any) -> None:
-    from queueapp.sql.postgresql import copying, session
+    from queueapp.sql.postgresql import inserts, session
 
     if connection.vendor != "postgresql":
         pytest.skip("counts the statements of PostgreSQL")
     subscribe(Addressed, "one", "two")
     Addressed.send(Note("", 1))
     statements: list[str] = []
-    execute = copying.execute
+    execute = inserts.execute
 
     def counted(connection: Any, sql: str, params: Any) -> Any:
         statements.append(sql)
         return execute(connection, sql, params)
 
     assert session.execute is execute
-    copying.execute = counted
+    inserts.execute = counted
     try:
         assert fanout._remembered
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(fanout, "read_subscribers", lambda *_: pytest.fail("it asked who subscribes"))
             Addressed.send(Note("", 2))
     finally:
-        copying.execute = execute
+        inserts.execute = execute
     assert len(statements) == 1
     assert recipients(Addressed) == {"one": 2, "two": 2}

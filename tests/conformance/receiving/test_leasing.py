@@ -28,7 +28,7 @@ def test_lease_period_unset_should_never_lapse_and_never_be_renewed(
 ) -> None:
     monkeypatch.setattr(endpoint.queue.delivery, "lease_period", None)
     renewed: list[Any] = []
-    statements = statements_of(connections[endpoint.alias])
+    statements = statements_of(connections[endpoint.alias], "acks")
     monkeypatch.setattr(statements, "renew", lambda self, connection, seqs, *rest: renewed.append(seqs) or seqs)
     gate = Gate()
 

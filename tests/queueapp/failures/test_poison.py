@@ -168,7 +168,7 @@ def test_of_two_who_requeue_together_one_moves_a_message() -> None:
 
 def test_what_goes_wrong_in_the_middle_moves_nothing_of_that_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     bury(2)
-    monkeypatch.setattr(statements_of(connections["default"]), "insert_from", lambda *given, **options: 1)
+    monkeypatch.setattr(statements_of(connections["default"], "inserts"), "insert_from", lambda *given, **options: 1)
 
     with pytest.raises(RuntimeError, match=r"copied 1 messages into testapp\.Leased but removed 2"):
         requeue_poison.requeue(poison_archive.find())

@@ -12,7 +12,7 @@ import psycopg
 from queueapp import replay
 from queueapp.journal.append import journal_of
 from queueapp.sql.journal import BEGINNING, Position
-from queueapp.sql.postgresql.index_order import IndexOrder
+from queueapp.sql.postgresql.raw.plan_guard import PlanGuard
 from queueapp.sql.postgresql.session import fetch
 from tests.databases import only_on_postgresql, skip_unless_prepared
 from tests.in_process_worker import DEADLINE, eventually, real_commits
@@ -215,13 +215,13 @@ class CaptureStatements:
         self._plans: list[str] = []
 
     def __enter__(self) -> list[str]:
-        self._ways = {name: getattr(IndexOrder, name) for name in ("fetch", "fetch_by_key")}
+        self._ways = {name: getattr(PlanGuard, name) for name in ("fetch", "fetch_by_key")}
         for name, way in self._ways.items():
-            setattr(IndexOrder, name, self._explained(way))
+            setattr(PlanGuard, name, self._explained(way))
         return self._plans
 
     def _explained(self, way: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-        def explained(order: IndexOrder, connection: Any, sql: str, params: Any) -> list[Any]:
+        def explained(order: PlanGuard, connection: Any, sql: str, params: Any) -> list[Any]:
             rows = fetch(connection, f"EXPLAIN {sql}", params)
             self._plans.append("\n".join(row[0] for row in rows))
             return way(order, connection, sql, params)
@@ -230,4 +230,4 @@ class CaptureStatements:
 
     def __exit__(self, *_: Any) -> None:
         for name, way in self._ways.items():
-            setattr(IndexOrder, name, way)
+            setattr(PlanGuard, name, way)

@@ -276,7 +276,7 @@ def test_a_claim_by_priority_reads_what_it_takes_where_the_table_is_believed_emp
 
 def pages_read(sql: Any, connection: Any, ranges: list[SeqRange]) -> int:
     """Pages that a claim of ten reads, kept from sorting as one is that was slow. It is rolled back."""
-    statement = sql._claims[Where.SEVERAL][1]
+    statement = sql.claims._statements[Where.SEVERAL][1]
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("SET LOCAL enable_sort = off; SET LOCAL enable_seqscan = off")
         cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}", sql._range_params(ranges, 10))
@@ -290,7 +290,11 @@ def test_queues_without_it_claim_by_the_same_statements() -> None:
     """Nothing of a rank or of a barrier is in what plain queues, levels and recipients send, nor among their indexes."""
     for queue in (Leased, Urgent, Addressed):
         sql = queue_sql(queue, connections["default"])
-        texts = f"{sql._claims} {sql._peeks} {sql._heads}" if connections["default"].vendor == "postgresql" else ""
+        texts = (
+            f"{sql.claims._statements} {sql.claims._peeks} {sql.claims._heads}"
+            if connections["default"].vendor == "postgresql"
+            else ""
+        )
         assert not sql.table.priority64
         assert not sql.table.barriers
         assert "is_barrier)" not in texts

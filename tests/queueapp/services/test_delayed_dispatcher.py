@@ -157,7 +157,7 @@ def test_what_nobody_here_can_deliver_neither_blocks_nor_wakes_the_dispatcher(st
 
 def refuse(monkeypatch: pytest.MonkeyPatch, queue: Any, poisonous: bytes) -> None:
     """The queue's table refuses this message, as a constraint would."""
-    really_insert = statements_of(connection).insert_from
+    really_insert = statements_of(connection, "inserts").insert_from
 
     def insert_from(self: Any, connection: Any, source: Any, keys: Any, **options: Any) -> int:
         refused = DelayedMessage.objects.filter(pk__in=keys, body=poisonous).exists()
@@ -165,7 +165,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, queue: Any, poisonous: bytes) -> Non
             raise IntegrityError("a constraint of the user's own")
         return really_insert(self, connection, source, keys, **options)
 
-    monkeypatch.setattr(statements_of(connection), "insert_from", insert_from)
+    monkeypatch.setattr(statements_of(connection, "inserts"), "insert_from", insert_from)
 
 
 def test_a_message_that_its_queue_refuses_is_tried_again_and_then_poison(
@@ -252,8 +252,8 @@ def test_what_somebody_else_has_locked_is_looked_for_less_and_less_often(setting
 
 def test_an_idle_round_asks_its_store_once(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.QUEUEAPP = {"DISPATCH_INTERVAL": 60}
-    backend = type(backend_of(connection))
-    really, asked = backend.delayed.first_due, []
+    backend = type(backend_of(connection).delayed)
+    really, asked = backend.first_due, []
 
     def first_due(self: Any, *given: Any) -> Any:
         asked.append(really(self, *given))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from django.db import connections
 
-from queueapp.sql.postgresql import naming
+from queueapp.sql.postgresql.raw import prepared_names
 from tests.databases import DATABASES, marks_of
 from tests.queueapp.sql.server import Server
 
@@ -30,8 +30,8 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
 @pytest.fixture
 def trusting() -> Iterator[None]:
     """For tests that make a session forget its statements: nobody has found out that this happens, before and after."""
-    naming._routes.clear()
+    prepared_names._routes.clear()
     connections["default"].close()
     yield
-    naming._routes.clear()
+    prepared_names._routes.clear()
     connections["default"].close()

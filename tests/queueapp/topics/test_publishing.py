@@ -224,7 +224,7 @@ def test_it_is_published_with_the_callers_transaction() -> None:
 
 
 def test_what_one_queue_refuses_enters_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    statements = statements_of(connection)
+    statements = statements_of(connection, "inserts")
     insert = statements.insert
 
     def failing(self: Any, at: Any, message: Any) -> None:

@@ -249,7 +249,7 @@ def test_what_a_claim_came_too_early_for_and_the_next_one_gave_way_to_is_found_a
 
     eventually(lambda: worker.pump.stats.handled == 1)
     eventually(lambda: not worker.pump.pool.busy)
-    monkeypatch.setattr(sql, "claim_by_delete", answer_late)
+    monkeypatch.setattr(sql.claims, "claim_by_delete", answer_late)
     worker.pump.wake()
     assert on_its_way.wait(DEADLINE)
 
@@ -361,7 +361,7 @@ def test_a_peek_that_fails_is_tried_again_and_counted(
 ) -> None:
     handle(Leased)
     send(Leased, 1)
-    really_peek = statements_of(connections["default"]).peek
+    really_peek = statements_of(connections["default"], "claims").peek
     errors = [OperationalError("the server is away") for _ in range(3)]
 
     def peek(self: Any, *arguments: Any, **options: Any) -> Any:
@@ -369,7 +369,7 @@ def test_a_peek_that_fails_is_tried_again_and_counted(
             raise errors.pop()
         return really_peek(self, *arguments, **options)
 
-    monkeypatch.setattr(statements_of(connections["default"]), "peek", peek)
+    monkeypatch.setattr(statements_of(connections["default"], "claims"), "peek", peek)
     monkeypatch.setattr(
         queue_state, "CircuitBreaker", lambda name, time, **names: CircuitBreaker(name, time, timedelta(0), **names)
     )
@@ -403,13 +403,13 @@ def test_what_was_committed_late_is_found_soon_where_each_look_takes_long(
     took five minutes."""
     handled: list[int] = []
     handle(Leased, lambda message, context: handled.append(message.number))
-    peek = statements_of(connections["default"]).peek
+    peek = statements_of(connections["default"], "claims").peek
 
     def from_afar(self: Any, *arguments: Any) -> Any:
         _far_away.wait(0.03)
         return peek(self, *arguments)
 
-    monkeypatch.setattr(statements_of(connections["default"]), "peek", from_afar)
+    monkeypatch.setattr(statements_of(connections["default"], "claims"), "peek", from_afar)
     with committed_late(lambda: Leased.send(Nop(-1, ""))) as commit:
         jump(Leased, 1_000_000)
         worker = start_worker(Leased)
@@ -464,14 +464,14 @@ def test_slow_claims_do_not_make_batches_small(
     start_worker: Start, monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
     settings.QUEUEAPP = settings.QUEUEAPP | {"BATCH_TARGET": 0.1}
-    really_claim = statements_of(connections["default"]).claim_by_lease
+    really_claim = statements_of(connections["default"], "claims").claim_by_lease
     never = threading.Event()
 
     def slowly(self: Any, *arguments: Any) -> Any:
         never.wait(0.15)  # as on a busy machine
         return really_claim(self, *arguments)
 
-    monkeypatch.setattr(statements_of(connections["default"]), "claim_by_lease", slowly)
+    monkeypatch.setattr(statements_of(connections["default"], "claims"), "claim_by_lease", slowly)
     handle(Leased)
     send(Leased, 300)
     worker = start_worker(Leased, concurrency=1)
@@ -582,7 +582,7 @@ def test_after_one_claim_that_failed_a_message_does_not_wait_for_the_handlers_of
     worker = start_worker(Leased)
     send(Leased, 1)
     eventually(lambda: worker.pump.pool.busy == 1 and any(task.active_handler for task in worker.pump.receivers))
-    claim = statements_of(connections["default"]).claim_by_lease
+    claim = statements_of(connections["default"], "claims").claim_by_lease
     failed: list[int] = []
 
     def fail_once(self: Any, *arguments: Any) -> Any:
@@ -591,7 +591,7 @@ def test_after_one_claim_that_failed_a_message_does_not_wait_for_the_handlers_of
             raise OperationalError("terminating connection")
         return claim(self, *arguments)
 
-    monkeypatch.setattr(statements_of(connections["default"]), "claim_by_lease", fail_once)
+    monkeypatch.setattr(statements_of(connections["default"], "claims"), "claim_by_lease", fail_once)
     worker.pump.wake()
     eventually(lambda: failed and worker.pump.pool.busy == 1)
     Leased.send(Nop(1, ""))
@@ -726,7 +726,7 @@ def test_a_look_that_saw_a_floor_come_down_raises_none(monkeypatch: pytest.Monke
         return seen
 
     one.marks.advance([(299,)], one.marks.returns)
-    monkeypatch.setattr(type(one.state.sql), "peek", lambda self, *arguments: comes_down(*arguments))
+    monkeypatch.setattr(type(one.state.sql.claims), "peek", lambda self, *arguments: comes_down(*arguments))
     one._peek()
     assert one.marks.lowest == 151
 
@@ -746,7 +746,7 @@ def test_after_a_look_that_failed_the_way_to_the_server_is_measured_anew(
     def fails(self: Any, *arguments: Any) -> Any:
         raise OperationalError("terminating connection")
 
-    monkeypatch.setattr(type(one.state.sql), "peek", fails)
+    monkeypatch.setattr(type(one.state.sql.claims), "peek", fails)
     one._peek()
 
     assert one.marks._round_trip > 1

@@ -117,7 +117,7 @@ def test_whoever_starts_leases_no_suspect_beside_others_just_to_see_that_it_is_o
         alone.append(leasing.locked())
         return really_claim(*arguments)
 
-    monkeypatch.setattr(sql, "claim_by_lease", claim)
+    monkeypatch.setattr(sql.claims, "claim_by_lease", claim)
 
     assert one.receive(100) == 1
 

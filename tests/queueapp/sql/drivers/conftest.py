@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from queueapp.sql.postgresql.packed import OpeningQuery
+from queueapp.sql.postgresql.raw.raw_statement import OpeningQuery
 
 
 @pytest.fixture

@@ -15,9 +15,8 @@ from psycopg.pq.abc import PGconn
 
 from queueapp.sql import queue_sql
 from queueapp.sql.claims import BODY, Claimed, SeqRange
-from queueapp.sql.postgresql import index_order, opening
-from queueapp.sql.postgresql.index_order import IndexOrder
-from queueapp.sql.postgresql.packed import OpeningQuery
+from queueapp.sql.postgresql.raw import pipelined_claims, plan_guard
+from queueapp.sql.postgresql.raw.raw_statement import OpeningQuery
 from tests.in_process_worker import real_commits
 from tests.testapp.models import AddressedUrgent, Effect, Transactional
 
@@ -26,14 +25,14 @@ pytestmark = real_commits
 ALL = [SeqRange()]
 
 
-@pytest.fixture(autouse=True, params=[opening.DEEP, 0], ids=["planned each time", "planned once"])
+@pytest.fixture(autouse=True, params=[pipelined_claims.PLAN_ONCE_AFTER, 0], ids=["planned each time", "planned once"])
 def three_messages(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
-    monkeypatch.setattr(opening, "DEEP", request.param)
-    monkeypatch.setattr(queue_sql(Transactional, connection)._of_one, "_count", 0)
+    monkeypatch.setattr(pipelined_claims, "PLAN_ONCE_AFTER", request.param)
+    monkeypatch.setattr(queue_sql(Transactional, connection).claims._single_claims, "_count", 0)
     # Whether an earlier test, or a busy machine, has seen a plan that sorts is no matter here.
     for queue in (Transactional, AddressedUrgent):
-        monkeypatch.setattr(queue_sql(queue, connection), "_in_order", IndexOrder())
-    monkeypatch.setattr(index_order, "SLOW", 10.0)
+        queue_sql(queue, connection).guard.reset()
+    monkeypatch.setattr(plan_guard, "SLOW", 10.0)
     Transactional.send_many([1, 2, 3])
     connection.close()
     connection.ensure_connection()
@@ -260,7 +259,7 @@ def take_all() -> list[Claimed]:
 
 
 def test_where_many_were_claimed_one_after_another_a_session_plans_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "DEEP", 100)
+    monkeypatch.setattr(pipelined_claims, "PLAN_ONCE_AFTER", 100)
     Transactional.send_many(range(4, 301))
     with connection.cursor() as cursor:
         cursor.execute(f'ANALYZE "{Transactional._meta.db_table}"')
@@ -281,7 +280,7 @@ def test_where_many_were_claimed_one_after_another_a_session_plans_once(monkeypa
 
 def test_claims_that_follow_no_commit_count_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     """Handlers that leave Django something to do end each streak with its first message."""
-    monkeypatch.setattr(opening, "DEEP", 2)
+    monkeypatch.setattr(pipelined_claims, "PLAN_ONCE_AFTER", 2)
     for known in (["$2"], ["$2"], ["$2", "1"]):
         with transaction.atomic():
             claim()
@@ -289,7 +288,7 @@ def test_claims_that_follow_no_commit_count_as_well(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_claim_in_vain_begins_the_count_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "DEEP", 3)
+    monkeypatch.setattr(pipelined_claims, "PLAN_ONCE_AFTER", 3)
     assert len(take_all()) == 3
     Transactional.send_many([4, 5])
 
@@ -304,25 +303,25 @@ def test_a_streak_goes_on_though_another_threads_claim_was_in_vain() -> None:
         claim()
         way = sql.claims.pipelined_claim(connection, ALL)
         assert way is not None
-        sql._of_one._count = -1
+        sql.claims._single_claims._count = -1
         assert [row[BODY] for row in sql.claims.commit_and_claim(connection, ALL, way)] == [b"2"]
-        sql._of_one._count = opening.DEEP
+        sql.claims._single_claims._count = pipelined_claims.PLAN_ONCE_AFTER
         assert [row[BODY] for row in follow() or ()] == [b"3"]
 
 
 def test_a_plan_kept_that_sorts_is_not_used_again_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was made while the queue was nearly empty, whatever came since."""
-    monkeypatch.setattr(opening, "DEEP", 0)
+    monkeypatch.setattr(pipelined_claims, "PLAN_ONCE_AFTER", 0)
     sql = queue_sql(Transactional, connection)
-    once, order = sql._of_one._once.sql, sql._in_order
+    once, order = sql.claims._single_claims._once.sql, sql.guard
     order._sorting.add(once)
-    order._calm_at[once] = monotonic() + index_order.CALM
+    order._restrained_until[once] = monotonic() + plan_guard.RESTRAIN_S
 
     assert len(take_all()) == 3
 
     assert list(executed()) == ["$2"]
-    order._calm_at[once] = monotonic()
-    monkeypatch.setattr(sql._of_one, "_count", 0)
+    order._restrained_until[once] = monotonic()
+    monkeypatch.setattr(sql.claims._single_claims, "_count", 0)
     Transactional.send_many([4, 5])
     assert len(take_all()) == 2
     assert sorted(executed()) == ["$2", "1"], "nobody looks at a plan that is not used: it is tried again"

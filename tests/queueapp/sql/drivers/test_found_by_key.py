@@ -25,8 +25,7 @@ from queueapp.sql import backend_of, queue_sql
 from queueapp.sql.acks import FENCED, NO_LIMITS, LeaseHolder
 from queueapp.sql.claims import SEQ, SeqRange
 from queueapp.sql.journal import Position
-from queueapp.sql.postgresql import index_order
-from queueapp.sql.postgresql.index_order import IndexOrder
+from queueapp.sql.postgresql.raw import plan_guard
 from queueapp.sql.results import Outcome
 from queueapp.sql.tables import StoreTable
 from tests.autovacuum import without_autovacuum
@@ -190,18 +189,18 @@ def check(
     one: Callable[[], Callable[[], object]],
 ) -> None:
     """``one``: what is run on one row more."""
-    order = IndexOrder()
-    monkeypatch.setattr(verbs, "_in_order", order)
+    order = verbs.guard
+    order.reset()
     # Of a table with partitions none is turned off; an ANALYZE meanwhile makes its plans anew.
     with nullcontext() if table is JournalEntry else without_autovacuum(table):
-        monkeypatch.setattr(index_order, "SLOW", 10.0)
+        monkeypatch.setattr(plan_guard, "SLOW", 10.0)
         fill(20)
         connection.cursor().execute(f'ANALYZE "{table._meta.db_table}"')
         for _ in range(12):  # from the sixth on by a plan for any parameters
             run = one()
             with transaction.atomic():
                 run()
-        monkeypatch.setattr(index_order, "SLOW", 0.0)
+        monkeypatch.setattr(plan_guard, "SLOW", 0.0)
         fill(MESSAGES)
         rows_read(one())
 

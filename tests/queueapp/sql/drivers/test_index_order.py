@@ -13,8 +13,8 @@ from django.utils import timezone
 from queueapp.models import DelayedMessage
 from queueapp.sql import backend_of, queue_sql
 from queueapp.sql.claims import SeqRange
-from queueapp.sql.postgresql import index_order
-from queueapp.sql.postgresql.index_order import IndexOrder
+from queueapp.sql.postgresql.raw import plan_guard
+from queueapp.sql.postgresql.raw.plan_guard import PlanGuard
 from queueapp.sql.tables import StoreTable
 from tests.bulk_rows import fill_up
 from tests.in_process_worker import real_commits
@@ -58,7 +58,7 @@ def run(request: pytest.FixtureRequest) -> Iterator[Callable[[], object]]:
         options = {"recipient": "somebody", "unknown_recipient": True} if queue.delivery.recipients else {}
         queue.send_many(range(MESSAGES), **({} if queue is not AddressedUrgent else options))
     think_it_empty((queue or DelayedMessage)._meta.db_table)
-    order = (queue_sql(queue, connection) if queue else backend_of(connection))._in_order
+    order = (queue_sql(queue, connection) if queue else backend_of(connection)).guard
     forget_looks(order)  # another test may have had it looked at just now
     yield lambda: verb(queue_sql(queue, connection) if queue else None)
     connection.close()
@@ -68,8 +68,8 @@ def stored() -> DelayedMessage:
     return DelayedMessage(message_id=uuid.uuid4(), destination="a.Queue", headers="{}", body=b"", due=timezone.now())
 
 
-def forget_looks(order: IndexOrder) -> None:
-    order._look_at.clear()
+def forget_looks(order: PlanGuard) -> None:
+    order._check_at.clear()
     order._harmless.clear()
 
 
@@ -104,9 +104,9 @@ def test_while_the_planner_is_known_to_sort_a_plan_that_the_session_has_kept_is_
     for _ in range(8):  # after the fifth the server keeps a plan for all values
         rows_read(run)
     queue, _ = VERBS[request.node.callspec.params["run"]]
-    order = (queue_sql(queue, connection) if queue else backend_of(connection))._in_order
-    order._sorting.update(order._look_at)
-    order._look_at.update(dict.fromkeys(order._look_at, float("inf")))
+    order = (queue_sql(queue, connection) if queue else backend_of(connection)).guard
+    order._sorting.update(order._check_at)
+    order._check_at.update(dict.fromkeys(order._check_at, float("inf")))
     try:
         assert rows_read(run) <= 20 * FEW
     finally:
@@ -134,11 +134,11 @@ def test_a_plan_that_the_session_has_kept_since_the_queue_was_empty_is_not_used_
     Leased.objects.all().delete()
     vacuum(Leased._meta.db_table)
     sql = queue_sql(Leased, connection)
-    sql._in_order = IndexOrder()  # type: ignore[attr-defined]
-    monkeypatch.setattr(index_order, "SLOW", 10.0)
+    sql.guard.reset()  # type: ignore[attr-defined]
+    monkeypatch.setattr(plan_guard, "SLOW", 10.0)
     for _ in range(12):  # from the sixth on by a plan for any parameters
         sql.claims.read_heads(connection, SeqRange(), FEW)
-    monkeypatch.setattr(index_order, "SLOW", 0.0)
+    monkeypatch.setattr(plan_guard, "SLOW", 0.0)
     Leased.send_many(range(MESSAGES))
 
     def run() -> object:
@@ -159,12 +159,12 @@ def test_so_is_one_that_only_a_session_has_and_no_new_plan_would_be(
     vacuum(store)
     DelayedMessage.objects.all().delete()
     vacuum(store)
-    monkeypatch.setattr(backend_of(connection), "_in_order", IndexOrder())
-    monkeypatch.setattr(index_order, "SLOW", 10.0)
+    backend_of(connection).guard.reset()
+    monkeypatch.setattr(plan_guard, "SLOW", 10.0)
     for _ in range(12):
         with transaction.atomic():
             verb(None)
-    monkeypatch.setattr(index_order, "SLOW", 0.0)
+    monkeypatch.setattr(plan_guard, "SLOW", 0.0)
     fill_up(stored(), MESSAGES)
     rows_read(lambda: verb(None))
 
@@ -174,7 +174,7 @@ def test_so_is_one_that_only_a_session_has_and_no_new_plan_would_be(
 def test_the_store_is_not_taken_for_one_that_sorts_because_of_what_was_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    order = backend_of(connection)._in_order  # type: ignore[attr-defined]
+    order = backend_of(connection).guard  # type: ignore[attr-defined]
     order._sorting.clear()
     forget_looks(order)
     DelayedMessage.objects.bulk_create(
@@ -186,10 +186,10 @@ def test_the_store_is_not_taken_for_one_that_sorts_because_of_what_was_asked(
     found = backend_of(connection).delayed.first_due(connection, STORE, names)
     assert [ms for _, ms in found] == sorted(ms for _, ms in found)
     forget_looks(order)
-    monkeypatch.setattr(index_order, "SLOW", 0.0)
+    monkeypatch.setattr(plan_guard, "SLOW", 0.0)
     backend_of(connection).delayed.first_due(connection, STORE, names)
 
-    assert order._look_at
+    assert order._check_at
     assert not order._sorting
 
 
@@ -198,8 +198,8 @@ def test_a_look_that_is_refused_harms_no_transaction_and_no_claim(refused: str) 
     Transactional.send_many(range(3))
     with transaction.atomic():
         claimed = queue_sql(Transactional, connection).claims.claim_by_delete(connection, [SeqRange()], 2)
-        IndexOrder().took(1.0, connection, refused, ())
+        PlanGuard().record_time(1.0, connection, refused, ())
         assert len(claimed) == 2
-    IndexOrder().took(1.0, connection, refused, ())
+    PlanGuard().record_time(1.0, connection, refused, ())
 
     assert Transactional.objects.count() == 1

@@ -9,18 +9,18 @@ from django.db import connection, transaction
 
 from queueapp.sql import queue_sql
 from queueapp.sql.claims import SeqRange
-from queueapp.sql.postgresql import index_order, opening
-from queueapp.sql.postgresql.index_order import (
-    CALM,
-    LOOK_AT_HARMLESS_EVERY,
-    LOOK_AT_SORTING_EVERY,
-    LOOK_EVERY,
+from queueapp.sql.postgresql.raw import pipelined_claims, plan_guard
+from queueapp.sql.postgresql.raw.plan_guard import (
+    CHECK_EVERY,
+    CHECK_HARMLESS_EVERY,
+    CHECK_SORTING_EVERY,
+    RESTRAIN_S,
     SLOW,
     SMALL,
-    IndexOrder,
+    PlanGuard,
+    fetch_unsorted,
 )
 from queueapp.sql.postgresql.session import fetch
-from queueapp.sql.postgresql.unsorted import fetch_unsorted
 from tests.databases import only_on_postgresql
 from tests.in_process_worker import real_commits
 from tests.testapp.models import Transactional
@@ -32,13 +32,13 @@ SQL = f'SELECT seq FROM "{Transactional._meta.db_table}" ORDER BY seq LIMIT 1'
 
 @pytest.fixture(autouse=True)
 def no_table_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_order, "SMALL", -1)
+    monkeypatch.setattr(plan_guard, "SMALL", -1)
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [1000.0]
-    monkeypatch.setattr(index_order, "monotonic", lambda: now[0])
+    monkeypatch.setattr(plan_guard, "monotonic", lambda: now[0])
     return now
 
 
@@ -49,52 +49,52 @@ def indexes(usable: bool) -> None:
 
 
 def test_a_plan_is_looked_at_when_a_statement_was_slow_and_once_in_a_while(clock: list[float]) -> None:
-    order = IndexOrder()
+    order = PlanGuard()
     indexes(usable=False)
-    order.took(SLOW, connection, SQL, ())
+    order.record_time(SLOW, connection, SQL, ())
     assert not order.sorts(SQL), "it was quick"
-    order.took(2 * SLOW, connection, SQL, ())
+    order.record_time(2 * SLOW, connection, SQL, ())
     assert order.sorts(SQL)
 
     indexes(usable=True)
-    clock[0] += LOOK_AT_SORTING_EVERY - 0.1
-    order.took(2 * SLOW, connection, SQL, ())
+    clock[0] += CHECK_SORTING_EVERY - 0.1
+    order.record_time(2 * SLOW, connection, SQL, ())
     assert order.sorts(SQL), "it is too early for another look"
     clock[0] += 0.2
-    order.took(2 * SLOW, connection, SQL, ())
+    order.record_time(2 * SLOW, connection, SQL, ())
     assert not order.sorts(SQL)
 
 
 def test_what_is_as_slow_as_when_a_look_found_nothing_is_looked_at_seldom(clock: list[float]) -> None:
-    order = IndexOrder()
-    order.took(2 * SLOW, connection, SQL, ())
+    order = PlanGuard()
+    order.record_time(2 * SLOW, connection, SQL, ())
     indexes(usable=False)
-    clock[0] += LOOK_EVERY + 0.1
-    order.took(4 * SLOW, connection, SQL, ())
+    clock[0] += CHECK_EVERY + 0.1
+    order.record_time(4 * SLOW, connection, SQL, ())
     assert not order.sorts(SQL), "a process that is idle has cold statements"
-    clock[0] += LOOK_AT_HARMLESS_EVERY
-    order.took(4 * SLOW, connection, SQL, ())
+    clock[0] += CHECK_HARMLESS_EVERY
+    order.record_time(4 * SLOW, connection, SQL, ())
     assert order.sorts(SQL)
 
 
 def test_what_is_slower_than_when_a_look_found_nothing_is_looked_at_soon(clock: list[float]) -> None:
-    order = IndexOrder()
-    order.took(2 * SLOW, connection, SQL, ())
+    order = PlanGuard()
+    order.record_time(2 * SLOW, connection, SQL, ())
     indexes(usable=False)
-    order.took(20 * SLOW, connection, SQL, ())
-    clock[0] += LOOK_EVERY + 0.1
-    order.took(5 * SLOW, connection, SQL, ())
+    order.record_time(20 * SLOW, connection, SQL, ())
+    clock[0] += CHECK_EVERY + 0.1
+    order.record_time(5 * SLOW, connection, SQL, ())
     assert order.sorts(SQL), "what was not looked at is no measure"
 
 
 def test_while_it_would_sort_the_plan_is_looked_at_again(clock: list[float]) -> None:
-    order = IndexOrder()
+    order = PlanGuard()
     indexes(usable=False)
-    order.took(1, connection, SQL, ())
+    order.record_time(1, connection, SQL, ())
     indexes(usable=True)
     order.fetch(connection, SQL, ())
     assert order.sorts(SQL)
-    clock[0] += LOOK_AT_SORTING_EVERY
+    clock[0] += CHECK_SORTING_EVERY
 
     order.fetch(connection, SQL, ())
 
@@ -103,10 +103,10 @@ def test_while_it_would_sort_the_plan_is_looked_at_again(clock: list[float]) -> 
 
 def test_what_is_found_by_its_key_may_sort_what_it_found() -> None:
     sql = f'SELECT seq FROM "{Transactional._meta.db_table}" WHERE seq >= %s ORDER BY body'
-    by_key, in_order = IndexOrder(), IndexOrder()
+    by_key, in_order = PlanGuard(), PlanGuard()
 
-    by_key.took(1, connection, sql, (10**10,), by_key=True)
-    in_order.took(1, connection, sql, (10**10,))
+    by_key.record_time(1, connection, sql, (10**10,), by_key=True)
+    in_order.record_time(1, connection, sql, (10**10,))
 
     assert not by_key.sorts(sql)
     assert in_order.sorts(sql)
@@ -117,21 +117,21 @@ def test_of_a_small_table_any_plan_is_a_good_one_until_it_has_grown(
     clock: list[float], monkeypatch: pytest.MonkeyPatch, kept: bool
 ) -> None:
     """Seen: each claim from a queue that was all but empty took a fifth longer, for a minute after one that was slow."""
-    monkeypatch.setattr(index_order, "SMALL", SMALL)
+    monkeypatch.setattr(plan_guard, "SMALL", SMALL)
     Transactional.send_many(range(3))
-    order = IndexOrder()
+    order = PlanGuard()
     sql = SQL + " OFFSET %s"
     indexes(usable=False)
     if kept:
         connection.cursor().execute("SET plan_cache_mode = force_generic_plan")
         fetch(connection, sql, (0,))
         indexes(usable=True)
-    order.took(2 * SLOW, connection, sql, (0,))
+    order.record_time(2 * SLOW, connection, sql, (0,))
     assert not order.sorts(sql)
 
     Transactional.send_many(["x" * 100] * 4_000)
-    clock[0] += LOOK_EVERY + 0.1
-    order.took(5 * SLOW, connection, sql, (0,))
+    clock[0] += CHECK_EVERY + 0.1
+    order.record_time(5 * SLOW, connection, sql, (0,))
 
     assert order.sorts(sql)
 
@@ -141,10 +141,10 @@ def test_what_is_kept_from_sorting_is_looked_at_seldom(
     clock: list[float], monkeypatch: pytest.MonkeyPatch, usable: bool
 ) -> None:
     """Seen: an idle worker sent an EXPLAIN beside each of its peeks."""
-    order, looks, explain = IndexOrder(), [], index_order._plan
-    monkeypatch.setattr(index_order, "_plan", lambda *given: looks.append(clock[0]) or explain(*given))
+    order, looks, explain = PlanGuard(), [], plan_guard._plan
+    monkeypatch.setattr(plan_guard, "_plan", lambda *given: looks.append(clock[0]) or explain(*given))
     indexes(usable=False)
-    order.took(1, connection, SQL, ())
+    order.record_time(1, connection, SQL, ())
     indexes(usable=usable)
     looks.clear()
     for _ in range(50):
@@ -162,12 +162,12 @@ def test_what_has_sorted_is_kept_from_it_until_it_has_not_for_a_while(
         taken.append(None)
         return fetch_unsorted(*arguments)
 
-    monkeypatch.setattr(index_order, "fetch_unsorted", counted)
-    order = IndexOrder()
+    monkeypatch.setattr(plan_guard, "fetch_unsorted", counted)
+    order = PlanGuard()
     indexes(usable=False)
-    order.took(1, connection, SQL, ())
+    order.record_time(1, connection, SQL, ())
     indexes(usable=True)
-    clock[0] += CALM - 1
+    clock[0] += RESTRAIN_S - 1
 
     order.fetch(connection, SQL, ())
     assert not order.sorts(SQL), "it was looked at"
@@ -185,17 +185,17 @@ def test_a_plan_that_is_kept_and_reads_the_whole_table_is_found_though_it_does_n
     sql = f'SELECT seq FROM "{Transactional._meta.db_table}" WHERE seq >= %s LIMIT 1'
     Transactional.send_many(range(5_000))
     connection.cursor().execute(f'ANALYZE "{Transactional._meta.db_table}"')
-    order = IndexOrder()
-    order.took(1, connection, sql, (10**10,))
+    order = PlanGuard()
+    order.record_time(1, connection, sql, (10**10,))
     assert not order.sorts(sql)
     indexes(usable=False)
     connection.cursor().execute("SET plan_cache_mode = force_generic_plan")
     for number in numbers:
         fetch(connection, sql, (number,))
     indexes(usable=True)
-    order = IndexOrder()
+    order = PlanGuard()
 
-    order.took(1, connection, sql, (10**10,))
+    order.record_time(1, connection, sql, (10**10,))
 
     assert order.sorts(sql)
     explained = fetch_unsorted(connection, f"EXPLAIN {sql}", (10**10,))
@@ -209,9 +209,9 @@ def test_a_plan_that_is_kept_and_reads_the_whole_table_is_found_though_it_does_n
 def sql(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The statements of a queue with three messages; each is as slow as one that may have sorted."""
     Transactional.send_many([1, 2, 3])
-    monkeypatch.setattr(index_order, "SLOW", 0.0)
+    monkeypatch.setattr(plan_guard, "SLOW", 0.0)
     found = queue_sql(Transactional, connection)
-    monkeypatch.setattr(found, "_in_order", IndexOrder())
+    found.guard.reset()
     return found
 
 
@@ -238,7 +238,7 @@ def follow_when_it_would_sort(sql: Any, clock: list[float]) -> None:
     way = sql.claims.pipelined_claim(connection, [SeqRange()])
     assert way is not None
     indexes(usable=False)
-    clock[0] += LOOK_AT_HARMLESS_EVERY + 1
+    clock[0] += CHECK_HARMLESS_EVERY + 1
     # The clock of the claims themselves goes on, so that each took some time.
     assert len(sql.claims.commit_and_claim(connection, [SeqRange()], way)) == 1
 
@@ -246,9 +246,9 @@ def follow_when_it_would_sort(sql: Any, clock: list[float]) -> None:
 @pytest.fixture
 def planned_once(sql: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The claims of one of a queue of which many messages were claimed one after another."""
-    monkeypatch.setattr(opening, "DEEP", 0)
-    monkeypatch.setattr(sql._of_one, "_count", 0)
-    return sql._of_one
+    monkeypatch.setattr(pipelined_claims, "PLAN_ONCE_AFTER", 0)
+    monkeypatch.setattr(sql.claims._single_claims, "_count", 0)
+    return sql.claims._single_claims
 
 
 def test_of_a_claim_that_is_planned_once_its_own_plan_is_looked_at(
@@ -260,12 +260,12 @@ def test_of_a_claim_that_is_planned_once_its_own_plan_is_looked_at(
         with transaction.atomic():
             assert len(sql.claims.claim_by_delete(connection, [SeqRange()], 1)) == 1
         assert len(opened) == expected
-        assert sql._in_order.sorts(planned_once._once.sql)
+        assert sql.guard.sorts(planned_once._once.sql)
 
 
 def test_of_one_that_follows_a_commit_as_well(sql: Any, planned_once: Any, clock: list[float]) -> None:
     with transaction.atomic():
         follow_when_it_would_sort(sql, clock)
 
-    assert sql._in_order.sorts(planned_once._once.sql)
-    assert not sql._in_order.sorts(planned_once._each_time.sql)
+    assert sql.guard.sorts(planned_once._once.sql)
+    assert not sql.guard.sorts(planned_once._each_time.sql)

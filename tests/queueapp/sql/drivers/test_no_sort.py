@@ -11,9 +11,9 @@ from psycopg import IsolationLevel
 from psycopg.pq import TransactionStatus
 from psycopg.pq.abc import PGconn
 
-from queueapp.sql.postgresql import unsorted
+from queueapp.sql.postgresql.raw import plan_guard
+from queueapp.sql.postgresql.raw.plan_guard import execute_unsorted, fetch_unsorted
 from queueapp.sql.postgresql.session import fetch
-from queueapp.sql.postgresql.unsorted import execute_unsorted, fetch_unsorted
 from tests.databases import only_on_postgresql
 from tests.in_process_worker import real_commits
 from tests.testapp.models import Effect
@@ -134,7 +134,7 @@ def test_a_trip_that_is_cut_short_takes_its_session_along(monkeypatch: pytest.Mo
     with transaction.atomic():
         pass
     with monkeypatch.context() as patched:
-        patched.setattr(unsorted, "answers", cut_off)
+        patched.setattr(plan_guard, "answers", cut_off)
         with pytest.raises(KeyboardInterrupt), transaction.atomic():
             execute_unsorted(connection, f'UPDATE "{EFFECTS}" SET name = %s', ("after",))
 

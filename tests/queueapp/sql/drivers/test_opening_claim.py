@@ -16,8 +16,7 @@ from psycopg.pq import TransactionStatus
 from queueapp.messages import new_id
 from queueapp.sql import queue_sql
 from queueapp.sql.claims import Claimed, SeqRange
-from queueapp.sql.postgresql import index_order
-from queueapp.sql.postgresql.index_order import IndexOrder
+from queueapp.sql.postgresql.raw import plan_guard
 from tests.in_process_worker import real_commits
 from tests.testapp.models import Transactional
 
@@ -27,8 +26,8 @@ pytestmark = real_commits
 @pytest.fixture(autouse=True)
 def plans_that_do_not_sort(monkeypatch: pytest.MonkeyPatch, opened: list[None]) -> Iterator[None]:
     # Whether an earlier test, or a busy machine, has seen a plan that sorts is no matter here.
-    monkeypatch.setattr(queue_sql(Transactional, connection), "_in_order", IndexOrder())
-    monkeypatch.setattr(index_order, "SLOW", 10.0)
+    queue_sql(Transactional, connection).guard.reset()
+    monkeypatch.setattr(plan_guard, "SLOW", 10.0)
     connection.close()
     yield
     connection.close()

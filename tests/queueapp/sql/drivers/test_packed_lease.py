@@ -11,9 +11,9 @@ from django.db import OperationalError, ProgrammingError, connection, transactio
 from queueapp.messages import new_id
 from queueapp.sql import queue_sql
 from queueapp.sql.claims import MAX_SEQ, Claimed, SeqRange
-from queueapp.sql.postgresql import index_order
-from queueapp.sql.postgresql.index_order import IndexOrder
-from queueapp.sql.postgresql.opening import Leasing
+from queueapp.sql.postgresql.raw import plan_guard
+from queueapp.sql.postgresql.raw.pipelined_claims import LeaseClaim
+from queueapp.sql.postgresql.raw.plan_guard import PlanGuard
 from tests.in_process_worker import real_commits
 from tests.kill_session import kill_this
 from tests.testapp.models import Leased
@@ -27,15 +27,15 @@ def packed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     if connection.vendor != "postgresql":
         pytest.skip("PostgreSQL only")
     taken: list[Any] = []
-    run = Leasing.run
+    run = LeaseClaim.run
 
-    def counted(self: Leasing, connection: Any, params: tuple[Any, ...]) -> Any:
+    def counted(self: LeaseClaim, connection: Any, params: tuple[Any, ...]) -> Any:
         taken.append(params)
         return run(self, connection, params)
 
-    monkeypatch.setattr(Leasing, "run", counted)
-    monkeypatch.setattr(queue_sql(Leased, connection), "_in_order", IndexOrder())
-    monkeypatch.setattr(index_order, "SLOW", 10.0)
+    monkeypatch.setattr(LeaseClaim, "run", counted)
+    queue_sql(Leased, connection).guard.reset()
+    monkeypatch.setattr(plan_guard, "SLOW", 10.0)
     connection.close()
     connection.ensure_connection()
     yield taken
@@ -169,7 +169,7 @@ def test_where_a_plan_was_bad_it_goes_the_way_that_keeps_from_it(
     packed: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Leased.send({})
-    monkeypatch.setattr(IndexOrder, "keeps_from_it", lambda self, sql: True)
+    monkeypatch.setattr(PlanGuard, "restrains", lambda self, sql: True)
 
     assert len(_claim()) == 1
     assert packed == []
@@ -177,8 +177,8 @@ def test_where_a_plan_was_bad_it_goes_the_way_that_keeps_from_it(
 
 def test_a_slow_one_has_its_plan_looked_at(packed: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[Any] = []
-    monkeypatch.setattr(index_order, "SLOW", 0.0)
-    monkeypatch.setattr(index_order, "_is_bad", lambda cursor, sql, params, by_key: looked.append(params) or False)
+    monkeypatch.setattr(plan_guard, "SLOW", 0.0)
+    monkeypatch.setattr(plan_guard, "_is_bad", lambda cursor, sql, params, by_key: looked.append(params) or False)
 
     _claim(7, 9)
 

@@ -8,7 +8,7 @@ from psycopg.pq import TransactionStatus
 
 from queueapp.errors import QueueNotFound
 from queueapp.sql import queue_sql
-from queueapp.sql.postgresql.packed import numbered
+from queueapp.sql.postgresql.raw.raw_statement import numbered
 from tests.in_process_worker import real_commits
 from tests.kill_session import kill_this
 from tests.queueapp.sql.server import outgoing

@@ -15,8 +15,8 @@ from psycopg import _connection_base
 from queueapp.messages import new_id
 from queueapp.sql import ErrorKind, backend_of, queue_sql
 from queueapp.sql.claims import SeqRange
-from queueapp.sql.postgresql.index_order import IndexOrder
-from queueapp.sql.postgresql.naming import StatementNames, content_of
+from queueapp.sql.postgresql.raw.plan_guard import PlanGuard
+from queueapp.sql.postgresql.raw.prepared_names import StatementNames, name_prefix
 from queueapp.sql.postgresql.session import execute, hot_cursor
 from tests.in_process_worker import real_commits
 from tests.queueapp.sql.server import outgoing
@@ -77,7 +77,9 @@ def test_a_name_says_which_statement_it_is_whatever_was_prepared_before(
 
 
 def test_text_and_types_make_the_name() -> None:
-    names = {content_of(sql, types) for sql in (b"SELECT $1", b"SELECT $2") for types in ((), (20,), (20, 25), (2, 25))}
+    names = {
+        name_prefix(sql, types) for sql in (b"SELECT $1", b"SELECT $2") for types in ((), (20,), (20, 25), (2, 25))
+    }
     assert len(names) == 8
 
 
@@ -272,7 +274,7 @@ def test_a_table_that_another_session_has_altered_is_used_as_before(
 ) -> None:
     sql, token = queue_sql(Leased, connection), new_id()
     if way == "lease, kept from sorting":
-        monkeypatch.setattr(IndexOrder, "keeps_from_it", lambda self, sql: True)
+        monkeypatch.setattr(PlanGuard, "restrains", lambda self, sql: True)
 
     def run() -> int:
         if way == "peek":

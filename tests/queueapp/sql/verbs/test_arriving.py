@@ -65,7 +65,7 @@ def test_a_table_that_is_not_there_is_named(server: Server) -> None:
     table = server.backend.queue(replace(QueueTable.of(Leased), db_table="not_there"))
 
     with pytest.raises(TableNotFound):
-        table.insert_rows(server.connection, [whole()])
+        table.inserts.insert_rows(server.connection, [whole()])
 
 
 def test_each_arrival_is_new_once(server: Server) -> None:

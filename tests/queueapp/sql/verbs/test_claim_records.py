@@ -115,7 +115,7 @@ def test_places_of_who_died_before_it_leased_are_free_after_a_while(server: Serv
 def test_who_was_taken_for_dead_before_it_leased_gets_nothing(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its places may be somebody else's by then."""
     fill(9, server.alias)
-    sql: Any = queue_sql(Capped, connections[server.alias])
+    sql: Any = queue_sql(Capped, connections[server.alias]).limits.records
     reserve = sql._reserve
 
     def reserve_and_be_late(*given: Any, **named: Any) -> Any:
@@ -203,7 +203,7 @@ def test_a_place_is_free_only_a_while_after_its_lease_has_lapsed(
     _, (seq,) = holder.claim(1, 1)
     Capped.objects.using(server.alias).filter(seq=seq).update(lease_expires=Now() - timedelta(seconds=1))
     if connection.vendor == "postgresql":
-        monkeypatch.setattr("queueapp.sql.postgresql.recorded._MARGIN", "interval '1 h'")
+        monkeypatch.setattr("queueapp.sql.postgresql.limits._MARGIN", "interval '1 h'")
     else:
         monkeypatch.setattr("queueapp.sql.sqlserver.recorded._MARGIN_MS", 3_600_000)
     sql = type(queue_sql(Capped, connection))(QueueTable.of(Capped))
@@ -221,17 +221,17 @@ class Paused:
     def __init__(self, alias: str, pieces: dict[str, tuple[str, str]]) -> None:
         """``pieces``: for the attributes that hold a statement, what of it becomes what."""
         self.alias, self.got = alias, list[int]()
-        self._sql: Any = type(queue_sql(Capped, connections[alias]))(QueueTable.of(Capped))
-        self._sql._packed_reserving = None
+        self._limits: Any = type(queue_sql(Capped, connections[alias]))(QueueTable.of(Capped)).limits
+        self._limits.records._raw_reserving = None
         for name, (old, new) in pieces.items():
-            texts = getattr(self._sql, name)
+            texts = getattr(self._limits.records, name)
             changed = (
                 texts.replace(old, new)
                 if isinstance(texts, str)
                 else {key: text.replace(old, new) for key, text in texts.items()}
             )
             assert changed != texts
-            setattr(self._sql, name, changed)
+            setattr(self._limits.records, name, changed)
 
     def __enter__(self) -> Paused:
         with connections[self.alias].cursor() as cursor:
@@ -255,7 +255,7 @@ class Paused:
         connection = connections[self.alias]
         try:
             # A transaction of the claimer's own: its statements go one by one, and the first of them with the lock.
-            within = self._sql.limits.claim_within(
+            within = self._limits.claim_within(
                 connection, ALL, 3, new_id(), new_id(), 60_000, 5, KnownClaims(0, "{}", "{}")
             )
             self.got += [row[SEQ] for row in within.rows]
@@ -274,10 +274,10 @@ def test_a_record_that_is_filled_in_while_somebody_takes_it_for_dead_is_counted(
     pause = "(SELECT pg_advisory_xact_lock_shared(4711)) IS NOT NULL AND f.made_at < clock_timestamp()"
     with Paused(server.alias, {"_reserving": (looked, pause)}) as counting:
         sql: Any = queue_sql(Capped, connections[server.alias])
-        rows = sql._in_order.fetch(
+        rows = sql.guard.fetch(
             connections[server.alias],
-            sql._recorded[sql._where(ALL)],
-            (late.pk, new_id(), new_id(), 60_000, *sql._range_params(ALL, 3), *sql._claimant(new_id()), late.pk),
+            sql.limits.records._recorded[sql.claims.shape_of(ALL)],
+            (late.pk, new_id(), new_id(), 60_000, *sql.claims.range_params(ALL, 3), late.pk),
         )
         assert len(rows) == 3
     assert len(counting.got) == 2, "five may be out"

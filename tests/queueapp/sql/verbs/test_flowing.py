@@ -120,7 +120,7 @@ def test_what_is_shared_out_is_counted_by_the_index_on_a_table_that_was_never_an
     connection = connections[server.alias]
     sql: Any = queue_sql(InTurns, connection)
     with connection.cursor() as cursor:
-        cursor.execute(f"EXPLAIN SELECT count(*) FROM {sql._q} WHERE {sql._out()}")
+        cursor.execute(f"EXPLAIN SELECT count(*) FROM {sql.limits._q} WHERE {sql.limits._out()}")
         plan = "\n".join(line for (line,) in cursor.fetchall())
     assert "_leased" in plan
     assert "Seq Scan" not in plan
@@ -136,7 +136,7 @@ def test_acks_where_messages_are_shared_out_seek_their_own_messages_and_do_not_w
     sql: Any = queue_sql(InTurns, connection)
     with connection.cursor() as cursor:
         cursor.execute(
-            f"ANALYZE {sql._q}"
+            f"ANALYZE {sql.limits._q}"
         )  # while nothing is leased, so that the index on leases is empty to the planner
     sql.limits.claim_within(connection, ALL, 2_000, new_id(), new_id(), 60_000, 10_000)
     seqs = [row[SEQ] for row in sql.limits.claim_within(connection, ALL, 500, token, new_id(), 60_000, 10_000).rows]

@@ -56,7 +56,7 @@ def test_purge_does_not_wait_for_a_message_that_is_held(server: Server, purge: s
         assert queue_sql(Transactional, holder).failures.lock(holder, seqs[1], None, 1_000) is not None
         server.passed(lambda: server.row(Transactional, seqs[2]).expires)
         with within():
-            done = getattr(server.sql(Transactional), purge)(server.connection, 10)
+            done = getattr(server.sql(Transactional).maintenance, purge)(server.connection, 10)
             assert (done if purge == "purge" else len(done)) == 2
 
     assert server.seqs(Transactional) == seqs[1:2]

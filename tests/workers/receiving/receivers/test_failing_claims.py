@@ -29,7 +29,7 @@ def test_a_claim_that_fails_is_tried_again_by_the_same_task(
     queue: Any,
     verb: str,
 ) -> None:
-    really = getattr(statements_of(connection), verb)
+    really = getattr(statements_of(connection, "claims"), verb)
     claimed_by: list[int] = []
 
     def claim(self: Any, *arguments: Any, **options: Any) -> Any:
@@ -38,7 +38,7 @@ def test_a_claim_that_fails_is_tried_again_by_the_same_task(
             raise OperationalError("the server is away")
         return really(self, *arguments, **options)
 
-    monkeypatch.setattr(statements_of(connection), verb, claim)
+    monkeypatch.setattr(statements_of(connection, "claims"), verb, claim)
 
     @consumer(queue, name="tests")
     def act(message: Nop) -> None:

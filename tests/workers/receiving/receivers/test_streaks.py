@@ -14,8 +14,8 @@ from psycopg.errors import DeadlockDetected
 
 from queueapp import Context, Poison, consumer
 from queueapp.models import PoisonMessage
-from queueapp.sql.postgresql import index_order
-from queueapp.sql.postgresql.packed import OpeningQuery
+from queueapp.sql.postgresql.raw import plan_guard
+from queueapp.sql.postgresql.raw.raw_statement import OpeningQuery
 from tests.conformance.endpoint import Endpoint, Note
 from tests.in_process_worker import DEADLINE, eventually, real_commits
 from tests.testapp.messages import Nop
@@ -45,7 +45,7 @@ def followed(monkeypatch: pytest.MonkeyPatch) -> list[None]:
 
     monkeypatch.setattr(OpeningQuery, "follow", counted)
     # On a busy machine the plan of a slow claim is looked at; one that sorts, of a table just emptied, follows no commit.
-    monkeypatch.setattr(index_order, "SLOW", 60.0)
+    monkeypatch.setattr(plan_guard, "SLOW", 60.0)
     return taken
 
 

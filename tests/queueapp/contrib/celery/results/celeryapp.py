@@ -93,7 +93,7 @@ def body(values: list[int]) -> list[int]:
 def _kill_behind(name: str) -> None:
     from queueapp.contrib.celery import result_rows
     from queueapp.contrib.celery.chords import Chords
-    from queueapp.sql.postgresql.celery import PostgresqlCeleryResults as Postgresql
+    from queueapp.sql.postgresql.results import PostgresqlCeleryResults as Postgresql
     from queueapp.sql.sqlserver.celery import SqlServerCeleryResults as SqlServer
 
     places: dict[str, list[tuple[Any, str]]] = {

@@ -5,18 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from ..claims import MAX_SEQ
-from ..figures import Head, Level
-from .claims import PostgresqlClaims, Where
-from .holding import held
-from .rows import to_utc
-from .unsorted import fetch_unsorted
+from ..figures import Figures, Head, Level, WorkersWanted
+from .claims import NOT_IN_FLIGHT, PostgresqlClaims, Where
+from .columns import Statements, TableText, to_utc, unevaluated
+from .raw.plan_guard import fetch_unsorted
 
-#: Anybody may have written ``infinity``, which has no age.
+#: A foreign writer may have stored ``infinity``, which has no age.
 _EPOCH = "'epoch'::timestamptz"
 
 
-class PostgresqlCounting(PostgresqlClaims):
-    """The verbs of one queue."""
+class PostgresqlFigures(Statements, Figures):
+    """Estimates of one queue."""
+
+    def __init__(self, text: TableText, claims: PostgresqlClaims) -> None:
+        super().__init__(text)
+        self._claims = claims
 
     def head(self, connection: Any, limit: int, level: Level = ()) -> Head:
         # Index: as ``_head``. Safe: a plain read.
@@ -30,14 +33,14 @@ class PostgresqlCounting(PostgresqlClaims):
         return Head(*self._by_index(connection, sql, (*self._level(level), limit))[0])
 
     def head_types(self, connection: Any, limit: int, level: Level = ()) -> list[tuple[str, int | None]]:
-        # Index: as ``_head``. Safe: a plain read. The state is asked for outside: a million leased rows are not walked.
+        # Index: as ``_head``. Safe: a plain read. The state is filtered outside: a million leased rows are not scanned.
         sql = (
             f"SELECT h.headers, h.age FROM ({self._head(', ' + self._c['headers'], level)}) AS h(seq, state, age, headers) "
             "WHERE h.state IN ('free', 'lapsed') ORDER BY h.seq"
         )
         return self._by_index(connection, sql, (*self._level(level), limit))
 
-    def last(self, connection: Any) -> int:
+    def last_seq(self, connection: Any) -> int:
         # Index: the primary key, its last entry. Safe: a plain read.
         seq = self._c["seq"]
         rows = self._by_index(connection, f"SELECT {seq} FROM {self._q} ORDER BY {seq} DESC LIMIT 1", ())
@@ -50,17 +53,34 @@ class PostgresqlCounting(PostgresqlClaims):
         rows = self._by_index(connection, f"SELECT {keys} FROM {self._q}{behind} ORDER BY {keys} LIMIT 1", after or ())
         return tuple(rows[0]) if rows else None
 
+    def workers_wanted(self, wanted: WorkersWanted) -> str:
+        lag = "0"
+        if wanted.late_ms is not None:
+            late = wanted.late_ms
+            lag = f"CASE WHEN b.oldest > {late} THEN ceil(w.workers * least(b.oldest / {late}::numeric, 2)) ELSE 0 END"
+        subscribers = '"' + wanted.subscribers.replace('"', '""') + '"'
+        # Index: the primary key, its first rows; of the subscribers the one on queue. Safe: a plain read.
+        return (
+            f"SELECT greatest({wanted.min_workers}, least({wanted.max_workers}, "
+            f"greatest(ceil(b.backlog / {wanted.per_worker}::numeric), {lag})))::int AS wanted FROM "
+            "(SELECT count(*) FILTER (WHERE h.state IN ('free', 'lapsed', 'leased', 'taken')) AS backlog, "
+            "max(h.age) FILTER (WHERE h.state IN ('free', 'lapsed')) AS oldest "
+            f"FROM ({self._head('', ()) % (wanted.rows,)}) AS h(seq, state, age)) AS b, "
+            f"(SELECT count(*) AS workers FROM {subscribers} WHERE queue = '{wanted.quoted_label}' "
+            "AND receives AND alive_until > statement_timestamp()) AS w"
+        )
+
     def _head(self, more: str, level: Level) -> str:
-        """The first rows with what they are and how old they are. Index: the primary key; of a level the claim index."""
-        # Of the statement: the rows are of one moment.
+        """The first rows with their state and age. Index: the primary key; of a level the claim index."""
+        # The time of the statement: one moment for all rows.
         now = "statement_timestamp()"
         states = []
         if self.table.has_unevaluated:
-            states.append(f"WHEN {held(self._c)} THEN 'held'")
+            states.append(f"WHEN {unevaluated(self._c)} THEN 'pending'")
         if self.table.has("lease_expires"):
             states.append(f"WHEN {self._c['lease_expires']} >= {now} THEN 'leased'")
-        # A row that an open transaction has deleted or leased: somebody handles it, though this snapshot still sees it.
-        states.append(f"WHEN NOT {self._NOT_IN_FLIGHT} THEN 'taken'")
+        # A row that an open transaction has deleted or leased is in flight, although this snapshot still sees it.
+        states.append(f"WHEN NOT {NOT_IN_FLIGHT} THEN 'taken'")
         if self.table.expiry is not None:
             if over := self.table.expiry.over(self._expiry_terms(now)):
                 states.append(f"WHEN {over} THEN 'expired'")
@@ -74,7 +94,7 @@ class PostgresqlCounting(PostgresqlClaims):
             age = f"(extract(epoch FROM {now} - {arrived}) * 1000)::bigint"
         where, order = "", self._c["seq"]
         if level:
-            within, order = self._build_place(Where.CLOSED)
+            within, order = self._claims.build_range(Where.CLOSED)
             where = f" WHERE {within}"
         return (
             f"SELECT {self._c['seq']}, CASE {' '.join(states)} ELSE 'free' END, {age}{more} "
@@ -83,9 +103,9 @@ class PostgresqlCounting(PostgresqlClaims):
 
     @staticmethod
     def _by_index(connection: Any, sql: str, params: Any) -> list[Any]:
-        """Run a statement whose order an index gives, and have it take that index. Of a table that was never analyzed the
-        planner thinks that its rows lie anywhere, and a plan that was kept may be of a time when there were few: both would
-        rather read all of them and sort (seen with 300,000)."""
+        """Run a statement whose order an index gives, and make it use that index. For an unanalyzed table the planner assumes
+        scattered rows, and a generic plan may date from when there were few: both would read all rows and sort (observed with
+        300,000)."""
         return fetch_unsorted(connection, sql, params)
 
     @staticmethod

@@ -1,35 +1,42 @@
-"""A statement whose parameters the caller has packed, sent to libpq without a cursor: half the client's cost of one row.
+"""Statements whose parameters the caller packs, sent to libpq without a cursor: half the client's cost of one row.
 
-A psycopg cursor takes 14 µs of Python around an INSERT that the server runs in 13; this takes 6. It is for statements
-of which there is one per message, and for claims. The wait is psycopg's own, so a Ctrl-C ends it, and so are the errors.
+A psycopg cursor takes 14 µs of Python around an INSERT that the server runs in 13 µs; a ``RawStatement`` takes 6 µs. It is for
+statements that run once per message, and for claims. The wait is psycopg's own, so Ctrl-C interrupts it, and so are the errors.
+``IntegerArrayDumper`` packs the keys of an ack for an ordinary cursor.
 """
 
 from __future__ import annotations
 
 import re
+import struct
+import sys
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
 import psycopg
 from django.db import DataError
 from psycopg import errors
-from psycopg.abc import PQGen
+from psycopg.abc import AdaptContext, PQGen
+from psycopg.adapt import Dumper, PyFormat
 from psycopg.generators import execute as results_of
 from psycopg.generators import fetch_many
 from psycopg.pq import ExecStatus, Format, PipelineStatus, TransactionStatus
 from psycopg.pq.abc import PGconn, PGresult
+from psycopg.types.array import ListDumper
 from psycopg.waiting import Wait
 
-from ...conf import settings
-from ..message_columns import Kind
-from .naming import SIGNS, StatementNames, content_of, distrust, take_over
+from ....conf import settings
+from ...claims import MAX_SEQ
+from ...message_columns import Kind
+from .prepared_names import NAME_CONFLICTS, StatementNames, disable_names, name_prefix, use_stable_names
 
-#: Parameters: oid and format, as psycopg sends them. A text has no type of its own: it becomes what its column is.
+#: Parameters: oid and format, as psycopg sends them. A text has no type: the server gives it the type of its column.
 UUID, TEXT, BYTES, BIGINT = (2950, Format.BINARY), (0, Format.TEXT), (17, Format.BINARY), (20, Format.BINARY)
 
-#: What is asked of each answer and each session: a member of an enum takes ten times as long to be found.
+#: Read for each result and each session: looking up a member of an enum takes ten times as long.
 _COMMAND_OK, _TUPLES_OK, _SYNCED = ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK, ExecStatus.PIPELINE_SYNC
 _IDLE, _INTRANS, _OFF = TransactionStatus.IDLE, TransactionStatus.INTRANS, PipelineStatus.OFF
 _BINARY = Format.BINARY
@@ -40,13 +47,13 @@ _MARK = re.compile("%[%s]")
 def _packed_text(value: str | None) -> bytes | None:
     if value is None:
         return None
-    if "\0" in value:  # libpq would send what is before it
+    if "\0" in value:  # libpq would send the part before it
         raise DataError("A text cannot hold a NUL character.")
     return value.encode()
 
 
-#: What an option of a message is sent as, by its kind.
-PACKED: Mapping[Kind, tuple[tuple[int, Format], Callable[[Any], bytes | None]]] = {
+#: Type and packer of a message column, by its kind.
+PACKERS: Mapping[Kind, tuple[tuple[int, Format], Callable[[Any], bytes | None]]] = {
     Kind.TEXT: (TEXT, _packed_text),
     Kind.INT16: (TEXT, lambda value: None if value is None else b"%d" % value),
     Kind.INT64: (TEXT, lambda value: None if value is None else b"%d" % value),
@@ -60,8 +67,8 @@ def _text_array(values: Sequence[Any]) -> bytes:
     return ("{" + ",".join(f'"{value}"' for value in escaped) + "}").encode()
 
 
-def packed(params: Sequence[Any]) -> list[bytes]:
-    """Parameters of a claim, as a cursor takes them: keys and owners, integers, and lists as texts."""
+def pack_params(params: Sequence[Any]) -> list[bytes]:
+    """Pack the parameters of a claim: UUIDs, integers, and lists as text arrays."""
     return [
         one.bytes if isinstance(one, uuid.UUID)
         else _text_array(one) if isinstance(one, list)
@@ -71,18 +78,18 @@ def packed(params: Sequence[Any]) -> list[bytes]:
 
 
 def numbered(sql: str) -> str:
-    """A statement of a cursor's, with ``%s`` and ``%%``, as the server takes it: with ``$1`` to ``$n`` and ``%``."""
+    """A statement in cursor style (``%s``, ``%%``) in the server's style (``$1`` to ``$n``, ``%``)."""
     numbers = count(1)  # a name may hold ``%%s``
     return _MARK.sub(lambda found: f"${next(numbers)}" if found[0] == "%s" else "%", sql)
 
 
-def marks_in(sql: str) -> int:
-    """How many parameters such a statement has."""
+def count_params(sql: str) -> int:
+    """The number of parameters of a statement in cursor style."""
     return _MARK.findall(sql).count("%s")
 
 
-class PackedStatement:
-    """One statement, its parameters marked as for a cursor; prepared once per connection."""
+class RawStatement:
+    """One statement in cursor style; prepared once per connection."""
 
     __slots__ = ("_content", "_formats", "_key", "_sql", "_types")
 
@@ -91,23 +98,23 @@ class PackedStatement:
         self._types = tuple(oid for oid, _ in parameters)
         self._formats = [format_ for _, format_ in parameters]  # psycopg 3.2 takes lists, of these and of the values
         self._key = (self._sql, self._types)
-        self._content = content_of(*self._key)
+        self._content = name_prefix(*self._key)
 
     def execute(self, connection: Any, values: Sequence[bytes | None]) -> int:
-        """Run it on a connection that is ``ready``; returns how many rows it touched. Errors are ``django.db``'s."""
+        """Run it on a connection that ``can_run_raw``; returns the number of rows. Errors are ``django.db``'s."""
         return self.run(connection, values).command_tuples or 0
 
     def run(self, connection: Any, values: Sequence[bytes | None]) -> PGresult:
-        """The same; returns the rows, if it has any, in binary."""
+        """Run it and return its rows, in binary."""
         connection.validate_no_broken_transaction()
         raw = connection.connection
         with connection.wrap_database_errors, raw.lock:
             try:
                 return self._run(raw, values)
-            except SIGNS as error:
-                # DISCARD ALL, or another server session behind a pooler. Nothing was done, so outside of a transaction
-                # it is done now, without a name.
-                if not distrust(raw, error):
+            except NAME_CONFLICTS as error:
+                # DISCARD ALL, or another server session behind a pooler. Nothing was executed, so outside of a transaction
+                # it runs again, without a name.
+                if not disable_names(raw, error):
                     raise
                 return self._run(raw, values)
 
@@ -121,18 +128,18 @@ class PackedStatement:
         return _check(raw, raw.wait(results_of(pgconn)))
 
     def _prepared(self, raw: psycopg.Connection[Any]) -> bytes | None:
-        """The name under which the statement is prepared on this connection; None where nothing is. It is kept in
-        psycopg's own list: after every rollback psycopg empties that and says DEALLOCATE ALL, which takes ours as well."""
+        """The name under which the statement is prepared on this connection; None where nothing is prepared. It is kept in
+        psycopg's own list: after every rollback psycopg clears the list and sends DEALLOCATE ALL, which includes ours."""
         known = raw._prepared
         if isinstance(known, StatementNames) and known.route.prepares:
             name = known._names.get(self._key)
             if name is not None:
                 return name
-        known = take_over(raw)
+        known = use_stable_names(raw)
         if not known.route.prepares:
             return None
         if known._to_flush:
-            raw.wait(known.maintain_gen(raw))  # that DEALLOCATE ALL, if it is still to come
+            raw.wait(known.maintain_gen(raw))  # a pending DEALLOCATE ALL
         name = known.name(self._content)
         raw.pgconn.send_prepare(name, self._sql, self._types)
         _check(raw, raw.wait(results_of(raw.pgconn)))
@@ -140,42 +147,42 @@ class PackedStatement:
         return name
 
 
-class OpeningQuery(PackedStatement):
-    """A query that opens its transaction: BEGIN travels with it, and both are waited for once.
+class OpeningQuery(RawStatement):
+    """A query that opens its transaction: BEGIN is sent with it, in one round trip.
 
-    A receive of one message in a transaction of its own is BEGIN, DELETE, COMMIT; this is one trip less, and half of the
-    client's work (psycopg's own pipeline costs what it saves).
+    A receive of one message in a transaction of its own is BEGIN, DELETE, COMMIT; this saves one round trip and half of the
+    client's work (psycopg's own pipeline mode costs what it saves).
     """
 
     __slots__ = ()
 
     def fetch(self, connection: Any, values: Sequence[bytes | None]) -> PGresult | None:
-        """Run BEGIN and the query on a connection that is ``ready_to_open``; None, and nothing was done, where it cannot be
-        prepared. Errors are ``django.db``'s."""
+        """Run BEGIN and the query on a connection that ``can_open_transaction``. None: it cannot be prepared, and nothing was
+        executed. Errors are ``django.db``'s."""
         connection.validate_no_broken_transaction()
         raw = connection.connection
         with connection.wrap_database_errors, raw.lock:
             try:
                 name = self._prepared(raw)
-            except SIGNS as taken:
-                distrust(raw, taken)
+            except NAME_CONFLICTS as taken:
+                disable_names(raw, taken)
                 name = None
             if name is None:
                 return None
             result = _failed_or_last(self._converse(raw, (b"BEGIN",), name, values))
             if result.status != _TUPLES_OK:
                 error = errors.error_from_result(result, encoding=raw.info.encoding)
-                if not isinstance(error, SIGNS):
+                if not isinstance(error, NAME_CONFLICTS):
                     raise error
-                # The session does not know the name. Nothing but this was in the transaction, so it may be begun again.
-                distrust(raw, error)
+                # The session does not know the name. The transaction contains only this query, so it can begin again.
+                disable_names(raw, error)
                 raw.pgconn.send_query(b"ROLLBACK")
                 _check(raw, raw.wait(results_of(raw.pgconn)))
                 return None
             return result
 
     def may_follow(self, connection: Any) -> bool:
-        """Whether ``follow`` may run now: in a transaction that is whole, and nothing is left to be done before."""
+        """Whether ``follow`` may run now: in an intact transaction without pending maintenance."""
         raw = connection.connection
         known = raw._prepared
         return (
@@ -188,9 +195,9 @@ class OpeningQuery(PackedStatement):
         )
 
     def follow(self, connection: Any, values: Sequence[bytes | None]) -> PGresult | None:
-        """Run COMMIT, BEGIN and the query, waited for once, on a connection of which ``may_follow`` is true. None: the
-        transaction is committed and the query has failed, which the next one will say. Errors are ``django.db``'s: of the
-        commit, so that nothing was done, or of a connection that is lost."""
+        """Run COMMIT, BEGIN and the query in one round trip on a connection for which ``may_follow`` is true. None: the
+        transaction is committed and the query has failed; the next claim will report the error. Errors are ``django.db``'s: of
+        the commit, so that nothing was executed, or of a lost connection."""
         raw = connection.connection
         with connection.wrap_database_errors, raw.lock:
             name = raw._prepared._names[self._key]
@@ -202,8 +209,8 @@ class OpeningQuery(PackedStatement):
                 raise errors.error_from_result(results[0], encoding=raw.info.encoding)
             result = _failed_or_last(results)
             error = errors.error_from_result(result, encoding=raw.info.encoding)
-            if isinstance(error, SIGNS):
-                distrust(raw, error)
+            if isinstance(error, NAME_CONFLICTS):
+                disable_names(raw, error)
             raw.pgconn.send_query(b"ROLLBACK")
             raw.wait(results_of(raw.pgconn))
             return None
@@ -211,11 +218,11 @@ class OpeningQuery(PackedStatement):
     def _converse(
         self, raw: psycopg.Connection[Any], before: Sequence[bytes], name: bytes, values: Sequence[bytes | None]
     ) -> list[PGresult]:
-        """The results of the statements ``before`` and of the query. One that fails skips those behind it."""
+        """The results of the statements ``before`` and of the query. After a failure the server skips the rest."""
         try:
             return raw.wait(self._conversation(raw.pgconn, before, name, values))
         except BaseException:
-            raw.close()  # in the middle of a pipeline nobody knows what the server does with it; it rolls back
+            raw.close()  # the state of an interrupted pipeline is unknown; the server rolls back
             raise
 
     def _conversation(
@@ -229,16 +236,16 @@ class OpeningQuery(PackedStatement):
 
 
 def answers(pgconn: PGconn) -> PQGen[list[PGresult]]:
-    """End the pipeline: the results of what was sent in it. A statement that fails skips those behind it."""
+    """End the pipeline and return its results. After a failed statement the server skips the rest."""
     pgconn.pipeline_sync()
     while pgconn.flush():
         yield Wait.W
     results: list[PGresult] = []
     while True:
-        # All of one statement; nothing is only said by a connection that is gone.
+        # All results of one statement; only a lost connection returns none.
         found = yield from fetch_many(pgconn)
         if not found:
-            raise psycopg.OperationalError("the connection was lost in the middle of a trip")
+            raise psycopg.OperationalError("the connection was lost in the middle of a round trip")
         results += found
         if found[-1].status == _SYNCED:
             break
@@ -247,9 +254,9 @@ def answers(pgconn: PGconn) -> PQGen[list[PGresult]]:
 
 
 class LockedQuery(OpeningQuery):
-    """A query under an advisory lock of its transaction. The lock travels before it, as a statement of its own: the query's
-    snapshot is taken when the lock is had. Outside of a transaction both are one, which ends with the query, and for which
-    ``options`` of the server are set: constants of ours, as they become part of a text."""
+    """A query under an advisory lock of its transaction. The lock is sent before it, as a statement of its own: the query's
+    snapshot is taken once the lock is held. Outside of a transaction both form one, which ends with the query, and for which
+    the server settings ``options`` are set: constants of ours, since they become part of a text."""
 
     __slots__ = ("_options",)
 
@@ -262,27 +269,27 @@ class LockedQuery(OpeningQuery):
         ).encode()
 
     def fetch_locked(self, connection: Any, lock: int, values: Sequence[bytes | None]) -> PGresult | None:
-        """Run both on a connection that is ``ready``; None, and nothing was done, where the query cannot be prepared. Errors
+        """Run both on a connection that ``can_run_raw``. None: the query cannot be prepared, and nothing was executed. Errors
         are ``django.db``'s."""
         connection.validate_no_broken_transaction()
         raw = connection.connection
         with connection.wrap_database_errors, raw.lock:
             try:
                 name = self._prepared(raw)
-            except SIGNS as taken:
-                if not distrust(raw, taken):
+            except NAME_CONFLICTS as taken:
+                if not disable_names(raw, taken):
                     raise
                 name = None
             if name is None:
                 return None
-            # No table: see ``PostgresqlFlowing.lock_flow``. Nothing but an integer of ours is written into the text.
+            # No table: see ``PostgresqlLimits.lock``. Only an integer of ours is written into the text.
             locking = b"SELECT pg_advisory_xact_lock(%d::bigint)" % lock
             if raw.pgconn.transaction_status == _IDLE:
                 locking += self._options
             result = _failed_or_last(self._converse(raw, (locking,), name, values))
             if result.status != _TUPLES_OK:
                 error = errors.error_from_result(result, encoding=raw.info.encoding)
-                if isinstance(error, SIGNS) and distrust(raw, error):
+                if isinstance(error, NAME_CONFLICTS) and disable_names(raw, error):
                     return None
                 raise error
             return result
@@ -292,8 +299,8 @@ def _failed_or_last(results: Sequence[PGresult]) -> PGresult:
     return next((one for one in results if one.status == ExecStatus.FATAL_ERROR), results[-1])
 
 
-def ready_to_open(connection: Any) -> bool:
-    """Whether an ``OpeningQuery`` may run now: a transaction is wanted and not begun, with the server's own settings."""
+def can_open_transaction(connection: Any) -> bool:
+    """Whether an ``OpeningQuery`` may run now: autocommit is off, no transaction is open, and BEGIN has no options."""
     raw = connection.connection
     return (
         raw is not None
@@ -307,9 +314,9 @@ def ready_to_open(connection: Any) -> bool:
     )
 
 
-def ready(connection: Any) -> bool:
-    """Whether a packed statement may run now. Not as the first of a transaction, which psycopg opens with the first
-    statement of a cursor; not in a pipeline; not on a connection that is still to be opened, or to be checked by Django."""
+def can_run_raw(connection: Any) -> bool:
+    """Whether a raw statement may run now. Not as the first of a transaction, which psycopg opens with the first statement of
+    a cursor; not in a pipeline; not on a connection that is not open yet or that Django has to check."""
     raw = connection.connection
     if raw is None or (connection.health_check_enabled and not connection.health_check_done):
         return False
@@ -319,7 +326,7 @@ def ready(connection: Any) -> bool:
 
 
 def _is_utf8(raw: psycopg.Connection[Any]) -> bool:
-    """Django's sessions are, but for those in which the user has changed it; a cursor heeds that."""
+    """Django's sessions are, unless user code changed it; then a cursor converts."""
     return raw.pgconn.parameter_status(b"client_encoding") == b"UTF8"
 
 
@@ -328,3 +335,51 @@ def _check(raw: psycopg.Connection[Any], results: list[PGresult]) -> PGresult:
     if result.status not in (_COMMAND_OK, _TUPLES_OK):
         raise errors.error_from_result(result, encoding=raw.info.encoding)
     return result
+
+
+# -- arrays of integers -------------------------------------------------------------------------------------------------
+
+_BIGINT, _BIGINT_ARRAY = 20, 1016
+#: Dimensions, has NULLs, item type, length, lower bound.
+_HEAD = struct.Struct(">iiIii").pack
+#: An item: its length and its bytes.
+_ITEM = b"\0\0\0\x08" + bytes(8)
+
+
+class IntegerArrayDumper(Dumper):
+    """psycopg's dumper of lists, except for lists of integers, which are packed at once.
+
+    psycopg writes an array as text, item by item: 330 µs for the 500 keys of an ack, holding the interpreter lock, a seventh of
+    the worker's time per message. Packed at once they take 30 µs, and the server need not parse them. All are ``bigint[]``, so
+    that a statement is prepared once and not for each size of integers.
+    """
+
+    format = Format.BINARY
+    oid = _BIGINT_ARRAY
+
+    def __init__(self, cls: type, context: AdaptContext | None = None) -> None:
+        super().__init__(cls, context)
+        self._other = ListDumper(cls, context)
+
+    def get_key(self, obj: list[Any], format: PyFormat) -> Any:
+        """The key under which psycopg caches the dumper of such a list."""
+        if set(map(type, obj)) == {int} and min(obj) >= -MAX_SEQ and max(obj) <= MAX_SEQ:
+            return self.cls
+        other: Hashable = self._other.get_key(obj, format)
+        return self.cls, other
+
+    def upgrade(self, obj: list[Any], format: PyFormat) -> Dumper:
+        """The dumper of any other list."""
+        return self._other.upgrade(obj, format)
+
+    def dump(self, obj: list[int]) -> bytes:
+        """The array as PostgreSQL's ``array_send`` would write it."""
+        count = len(obj)
+        numbers = array("q", obj)
+        if sys.byteorder == "little":
+            numbers.byteswap()
+        bytes_of = numbers.tobytes()
+        items = bytearray(_ITEM * count)
+        for place in range(8):
+            items[4 + place :: 12] = bytes_of[place::8]
+        return _HEAD(1, 0, _BIGINT, count, 1) + items

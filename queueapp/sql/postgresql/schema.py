@@ -1,22 +1,24 @@
-"""PostgreSQL: storage options and the generated column of a table, its indexes, and the lock of migrations."""
+"""PostgreSQL: storage options and the generated column of a table, its indexes, privileges, and the migration lock."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from ..schema import Drift, IndexInfo, SettingAdvice
+from ..schema import Drift, IndexInfo, Schema, SettingAdvice
 from .session import execute, fetch, quote_table
 
 #: The advisory lock under which migrations run: the first bytes of "queueapp".
 _MIGRATING = int.from_bytes(b"queueapp", "big") >> 1
-
-
-#: Django executes what it is given, so there has to be a statement.
+#: Django executes any statement list, so there has to be one.
 _NOTHING = "SELECT 1"
+#: Privileges that can be granted on single columns.
+_OF_COLUMNS = ("SELECT", "INSERT", "UPDATE", "REFERENCES")
 
 
-class PostgresqlDefinition:
-    """Options are the table's reloptions; whether an index is taken is the planner's affair."""
+class PostgresqlSchema(Schema):
+    """Options are the table's reloptions; the planner chooses indexes. Privileges are those of the session's present role (``SET
+    ROLE``), including the roles that it is a member of."""
 
     names_indexes = False
 
@@ -27,7 +29,7 @@ class PostgresqlDefinition:
         return self.set_options(schema_editor, table, seq, body, options)
 
     def _storage(self, options: dict[str, Any]) -> dict[str, str]:
-        # autovacuum: dead rows come at the rate of the traffic, not in proportion to the backlog.
+        # autovacuum: dead rows accrue at the rate of the traffic, not in proportion to the backlog.
         return {
             "fillfactor": str(int(options["fillfactor"])),
             "autovacuum_vacuum_scale_factor": "0",
@@ -41,7 +43,7 @@ class PostgresqlDefinition:
         return f"ALTER TABLE {quoted} SET ({settings})"
 
     def _add_body_string(self, quoted: str, quoted_body: str) -> str:
-        # convert_from() is not immutable, so it is refused here; escape shows ASCII, hence JSON, as it is.
+        # convert_from() is not immutable, so it is not allowed here; escape leaves ASCII, hence JSON, unchanged.
         return (
             f"ALTER TABLE {quoted} ADD COLUMN body_string text "
             f"GENERATED ALWAYS AS (encode({quoted_body}, 'escape')) STORED"
@@ -66,8 +68,8 @@ class PostgresqlDefinition:
         name, quoted = quote_table(table).replace("%%", "%"), connection.ops.quote_name(table)
         rows = fetch(connection, "SELECT reloptions FROM pg_class WHERE oid = to_regclass(%s)", (name,))
         if not rows:
-            return []  # the table is missing: migrations say that
-        found = dict(one.split("=", 1) for one in rows[0][0] or [])
+            return []  # the table is missing: migrations report that
+        found = dict(option.split("=", 1) for option in rows[0][0] or [])
         different = [
             Drift(f"{key} is {found.get(key, 'not set')} instead of {value}", self._set_storage(quoted, options))
             for key, value in self._storage(options).items()
@@ -108,15 +110,41 @@ class PostgresqlDefinition:
         return _NOTHING
 
     def has_row_version_index(self, connection: Any, table: str) -> bool:
-        return True  # NServiceBus looks for no index here
+        return True  # NServiceBus requires no index here
 
     def remarks(self, connection: Any) -> list[SettingAdvice]:
-        return []  # readers wait for nobody, whatever is set
+        return []  # readers never wait, under any setting
 
     def lock_migrations(self, connection: Any) -> None:
-        # Freed by the server when the session ends, however it ends.
+        # The server releases it when the session ends in any way.
         execute(connection, "SELECT pg_advisory_lock(%s::bigint)", (_MIGRATING,))
 
     def unlock_migrations(self, connection: Any) -> None:
         # A pool of connections (OPTIONS["pool"]) keeps the session, and its lock, after close().
         execute(connection, "SELECT pg_advisory_unlock(%s::bigint)", (_MIGRATING,))
+
+    def missing_privileges(self, connection: Any, table: str, privileges: Sequence[str]) -> list[str]:
+        # Catalog only, one row of pg_class by its name. Without USAGE on its schema, to_regclass still finds a table whose schema is
+        # named or on the search path; for a table that it does not find nothing can be granted.
+        sql = (
+            "SELECT r.name FROM unnest(%s::text[]) AS r(name), to_regclass(%s) AS t(oid) WHERE t.oid IS NOT NULL "
+            "AND NOT CASE WHEN r.name = ANY(%s) THEN has_any_column_privilege(t.oid, r.name) "
+            "ELSE has_table_privilege(t.oid, r.name) END"
+        )
+        name = quote_table(table).replace("%%", "%")
+        found = {row[0] for row in fetch(connection, sql, (list(privileges), name, list(_OF_COLUMNS)))}
+        return [privilege for privilege in privileges if privilege in found]
+
+    def grant(self, connection: Any, table: str, privileges: Sequence[str]) -> str:
+        # No table is read.
+        user = fetch(connection, "SELECT quote_ident(current_user)", ())[0][0]
+        return f"GRANT {', '.join(privileges)} ON {quote_table(table).replace('%%', '%')} TO {user};"
+
+    def read_only(self, connection: Any) -> str:
+        # No table is read. In recovery it is a standby: a reconnect finds the primary, or this becomes the primary.
+        sql = (
+            "SELECT quote_ident(current_user) WHERE current_setting('default_transaction_read_only')::bool "
+            "AND NOT pg_is_in_recovery()"
+        )
+        rows = fetch(connection, sql, ())
+        return f"ALTER ROLE {rows[0][0]} SET default_transaction_read_only = off;" if rows else ""
