@@ -35,6 +35,11 @@ from .poison_store import insert_poison, is_transient
 publisher: Callable[..., Any] | None = None
 
 
+#: By queue: called as ``hook(alias, rows, reason)`` with the messages that leave the queue unhandled (expired, purged or deleted), in
+#: the transaction that removes them.
+removal_hooks: dict[Any, Callable[[str, Sequence[Row], str], None]] = {}
+
+
 class ExpiredMessage(NamedTuple):
     """A message that was taken out of its queue for these reasons. ``why``: what its receiver said, if that is one."""
 
@@ -61,13 +66,18 @@ def apply_expire_actions(queue: Any, alias: str, given: Sequence[ExpiredMessage]
             publish(queue, alias, one.row, action, one.reasons, one.text)
         elif isinstance(action, KeepAsPoison):
             insert_poison(alias, queue._meta.label, one.row, one.text, attempts=attempts_of(one.row.failures))
+    hook = removal_hooks.get(queue)
+    if hook is not None and given:
+        hook(alias, [one.row for one in given], "expired")
     if given:
         transaction.on_commit(partial(_tell, queue, given), using=alias)
 
 
 def keeps(queue: Any, *reasons: str) -> bool:
     """Whether the queue wants the messages whole that it gives up for any of these reasons."""
-    return not all(isinstance(action_for(queue.delivery.on_expired, [reason]), Drop) for reason in reasons)
+    return queue in removal_hooks or not all(
+        isinstance(action_for(queue.delivery.on_expired, [reason]), Drop) for reason in reasons
+    )
 
 
 def limit_reached(queue: Any, row: Row) -> ExpiredMessage | None:

@@ -138,13 +138,23 @@ def purge(queue: Any, *, by: Any = None, using: str | None = None, within: timed
     sql, limit, end = queue_sql(queue, connection), settings.PURGE_BATCH, monotonic() + within.total_seconds()
     deleted = 0
     while True:
-        went = sql.maintenance.purge(connection, limit)
+        hook = expire_actions.removal_hooks.get(queue)
+        went = _purge_with(hook, queue, alias, limit) if hook else sql.maintenance.purge(connection, limit)
         deleted += went
         if went < limit or monotonic() >= end:
             break
     complete = went < limit
     log(by, queue, f"Purged {deleted} messages." + ("" if complete else " Stopped when its time was over."))
     return Purged(deleted, complete)
+
+
+def _purge_with(hook: Any, queue: Any, alias: str, limit: int) -> int:
+    """Delete one batch of messages that are not in flight, and call the removal hook with them, in one transaction."""
+    with transaction.atomic(using=alias):
+        waiting = queue._base_manager.using(alias).select_for_update(skip_locked=True).filter(unleased(queue))
+        rows = _read(queue, alias, waiting.order_by("pk")[:limit])
+        hook(alias, rows, "purged")
+        return remove(queue, alias, [row.seq for row in rows])
 
 
 def _set(queue: Any, values: dict[str, Any], by: Any, using: str | None, text: str) -> bool:
@@ -189,6 +199,11 @@ def delete(queue: Any, seqs: Sequence[int], *, using: str | None = None) -> int:
     """Delete messages that nobody holds; returns how many went. What is leased, locked or gone is left alone."""
     alias = alias_of(queue, using)
     with transaction.atomic(using=alias):
+        hook = expire_actions.removal_hooks.get(queue)
+        if hook is not None:
+            rows = lock_unleased(queue, alias, seqs)
+            hook(alias, rows, "deleted")
+            return remove(queue, alias, [row.seq for row in rows])
         keys = list(_free(queue, alias, seqs).values_list("pk", flat=True))
         return remove(queue, alias, keys)
 

@@ -19,7 +19,7 @@ class CeleryConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from . import checks, result_rows  # noqa: F401
+        from . import checks, ended_tasks, result_rows  # noqa: F401
 
         maintenance_hooks.hooks.append(result_rows.run_maintenance)
         if find_spec("celery") is not None:
@@ -27,6 +27,7 @@ class CeleryConfig(AppConfig):
             from celery.signals import worker_init
 
             worker_init.connect(_on_worker_init, dispatch_uid="queueapp.contrib.celery.worker", weak=False)
+            ended_tasks.install()
             # An installed package has an entry point for this; a checkout has none.
             BACKEND_ALIASES.setdefault("queueapp", "queueapp.contrib.celery.results:ResultBackend")
 

@@ -84,6 +84,27 @@ class Chords:
         end = partial(super().mark_as_revoked, task_id, reason, request, *given, **options)  # type: ignore[misc]
         self._end(request, end, bool(request and request.chord))
 
+    def end_discarded(self, request: Any, error: Exception, state: str, *, store_result: bool) -> None:
+        """End a task whose message was discarded, in the caller's transaction, unless it has ended before. Error callbacks that
+        Celery calls are called after the commit."""
+        from .result_rows import results_of
+
+        if any(row.status in states.READY_STATES for row in results_of(self.alias, [request.id])):
+            return
+        fail = super().mark_as_failure  # type: ignore[misc]
+        end = partial(fail, request.id, error, request=request, store_result=store_result, state=state)
+        if self._task_end.after_commit is not None:
+            end()
+            return
+        calls: list[Callable[[], Any]] = []
+        self._task_end.after_commit = calls
+        try:
+            end()
+        finally:
+            self._task_end.after_commit = None
+        if calls:
+            transaction.on_commit(partial(_call_errbacks, calls), using=self.alias)
+
     def _end(self, request: Any, end: Callable[[], None], is_compound: bool) -> None:
         """End a task; ``is_compound``: with more than one statement, so in a transaction."""
         if self._task_end.after_commit is not None:
@@ -110,11 +131,7 @@ class Chords:
                 self._task_end.after_commit = None
 
         value = retrying.in_transaction(self.alias, whole)
-        for call in after_commit:
-            try:
-                call()
-            except Exception:
-                log.exception("An error callback failed.")
+        _call_errbacks(after_commit)
         return value
 
     def _call_task_errbacks(self, request: Any, exc: Any, traceback: Any) -> None:
@@ -248,6 +265,14 @@ class Chords:
                 assert error is not None
                 raise error
             cause = cause.__cause__
+
+
+def _call_errbacks(calls: list[Callable[[], Any]]) -> None:
+    for call in calls:
+        try:
+            call()
+        except Exception:
+            log.exception("An error callback failed.")
 
 
 def _with_errbacks(request: Any, errbacks: list[Any]) -> Any:

@@ -22,7 +22,7 @@ from celery.worker.request import Terminated
 from django.db import Error, transaction
 
 from ...failures.history import MAX_TEXT, clean, describe
-from . import poison, retrying
+from . import ended_tasks, poison, retrying
 from .malformed import SHAPE_ERRORS, TolerantConsumerStep, note_refusal, task_error
 from .qos import Delivered
 
@@ -34,6 +34,7 @@ _NO_FAILURE = (Retry, Ignore, Reject, Terminated, MemoryError)
 
 def install(app: Any) -> None:
     """Use ``TolerantRequest`` and the bootstep of malformed tasks in the workers of this process."""
+    ended_tasks.use(app)
     app.steps["consumer"].add(TolerantConsumerStep)
     if Task.Request == "celery.worker.request:Request":
         Task.Request = f"{__name__}:{TolerantRequest.__name__}"

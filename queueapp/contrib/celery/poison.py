@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from django.db import connections
@@ -11,6 +12,7 @@ from ...failures.poison_store import insert_poison as insert_poison_row
 from ...messages.escaping import in_one_line
 from ...sql import queue_sql
 from ...sql.message_columns import MESSAGE_COLUMNS, Row
+from . import ended_tasks
 from .in_flight import LOCK_TIMEOUT_MS, LeasedMessage
 from .models import BrokerQueue
 from .qos import Delivered
@@ -27,6 +29,8 @@ def move_to_poison(alias: str, lease: LeasedMessage, reason: str, **columns: Any
         return False
     columns = {"attempts": max(1, attempts_of(row.failures)), **columns}
     insert_poison_row(alias, BrokerQueue._meta.label, row, reason, consumer=row.recipient, **columns)
+    if "celery" in sys.modules and "exception_type" not in columns:  # else Celery has stored the failure
+        ended_tasks.fail(row.headers, row.body, reason, process_died=reason.startswith("max_deliveries"))
     return sql.failures.remove(connection, [lease.seq]) == 1
 
 

@@ -136,23 +136,32 @@ def until_due(row: Outgoing, due: datetime) -> Outgoing:
     return row._replace(expires_ms=max(1, remaining))
 
 
-def payload_of(row: Claimed, token: uuid.UUID) -> dict[str, Any]:
-    """The payload of a kombu ``Message``. Raises UndecodableMessage."""
-    headers = decode_headers(row[HEADERS])
+def fields_of(stored: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """kombu's fields of a message by its stored headers, and the properties among them. Raises UndecodableMessage."""
+    headers = decode_headers(stored)
     text = headers.get(KOMBU)
     try:
-        kept: dict[str, Any] = (
+        fields: dict[str, Any] = (
             {"headers": headers} if text is None else loads(text) if _TYPE_MARK in text else _decode(text)
         )
-        properties = kept.setdefault("properties", {})
+        properties = fields.setdefault("properties", {})
+        fields["content-type"] = headers.get(CONTENT_TYPE)
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise UndecodableMessage(f"The header {KOMBU!r} is not readable: {error}") from error
+    return fields, properties
+
+
+def payload_of(row: Claimed, token: uuid.UUID) -> dict[str, Any]:
+    """The payload of a kombu ``Message``. Raises UndecodableMessage."""
+    kept, properties = fields_of(row[HEADERS])
+    try:
         info = properties.setdefault("delivery_info", {})
         info["redelivered"] = row[DELIVERIES] > 1
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (TypeError, AttributeError) as error:
         raise UndecodableMessage(f"The header {KOMBU!r} is not readable: {error}") from error
     # By seq, not by id: a task that is sent twice is two messages with one id, which may be in one claim.
     properties["delivery_tag"] = f"{row[SEQ]}.{token.hex}.{row[DELIVERIES]}.{row[CANCELS]}"
     kept["deliveries"] = row[DELIVERIES]
     kept["redelivered"] = row[DELIVERIES] > 1
-    kept["content-type"] = headers.get(CONTENT_TYPE)
     kept["body"] = row[BODY]
     return kept

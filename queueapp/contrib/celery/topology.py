@@ -7,6 +7,7 @@ undo it. Inside a transaction it is written by a thread with its own connection.
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
@@ -17,6 +18,7 @@ from django.db.models import F, Q
 
 from ...errors import InvalidMessage
 from ...models import DelayedMessage, Now
+from . import ended_tasks
 from .models import MAX_KEY_LENGTH, MAX_NAME_LENGTH, Binding, BrokerQueue, DeclaredQueue, Exchange
 
 _T = TypeVar("_T")
@@ -176,8 +178,32 @@ def delete(alias: str, name: str) -> int:
         # Bindings first: from then on no message is routed into it.
         Binding.objects.using(alias).filter(queue=name).delete()
         DeclaredQueue.objects.using(alias).filter(pk=name).delete()
-        count = BrokerQueue.objects.using(alias).filter(recipient=name).delete()[0]
-        return count + delayed(alias, name).delete()[0]
+        # The tasks of messages in flight are running; their workers store the results.
+        in_flight = Q(recipient=name, lease_expires__gte=Now())
+        rows = BrokerQueue.objects.using(alias)
+        count = _discard(alias, rows.filter(recipient=name).exclude(in_flight), ended_tasks.QUEUE_DELETED)
+        count += rows.filter(recipient=name).delete()[0]
+        return count + _discard(alias, delayed(alias, name), ended_tasks.QUEUE_DELETED)
+
+
+def _discard(alias: str, rows: Any, reason: str) -> int:
+    """Delete messages in batches, in the caller's transaction, and revoke their tasks; returns the number."""
+    total = 0
+    while True:
+        batch = _discard_batch(alias, rows, reason)
+        total += batch
+        if batch < BATCH:
+            return total
+
+
+def _discard_batch(alias: str, rows: Any, reason: str) -> int:
+    found = list(rows.select_for_update(skip_locked=True).order_by().values_list("pk", "headers", "body")[:BATCH])
+    if found and "celery" in sys.modules:
+        ended_tasks.revoke(alias, ((headers, body) for _, headers, body in found), reason)
+    count: int = (
+        rows.model._base_manager.using(alias).filter(pk__in=[row[0] for row in found]).delete()[0] if found else 0
+    )
+    return count
 
 
 def delayed(alias: str, name: str) -> Any:
@@ -219,12 +245,12 @@ def purge(alias: str, name: str) -> int:
     total = 0
     while True:
         with transaction.atomic(using=alias):
-            keys = list(
-                ready_messages(alias, name).select_for_update(skip_locked=True).values_list("pk", flat=True)[:BATCH]
-            )
-            total += BrokerQueue.objects.using(alias).filter(pk__in=keys).delete()[0] if keys else 0
-        if len(keys) < BATCH:
-            return total + int(delayed(alias, name).delete()[0])
+            count = _discard_batch(alias, ready_messages(alias, name), ended_tasks.PURGED)
+        total += count
+        if count < BATCH:
+            break
+    with transaction.atomic(using=alias):
+        return total + _discard(alias, delayed(alias, name), ended_tasks.PURGED)
 
 
 # -- bindings ----------------------------------------------------------------------------------------------------------
