@@ -86,7 +86,13 @@ class Worker:
     ) -> None:
         self.stopping = threading.Event()
         self.pump = QueuePump(
-            queue, alias, stopping=self.stopping, concurrency=concurrency, backlog=backlog, filter=filter, lane=lane
+            queue,
+            alias,
+            stopping=self.stopping,
+            concurrency=concurrency,
+            backlog=backlog,
+            filter=filter,
+            only_consumers=lane,
         )
         self._thread = threading.Thread(target=self.pump.run, name=f"pump of {queue.__name__}", daemon=True)
         self.heartbeat = Heartbeat(alias, [self.pump], uuid.uuid4()) if heartbeat else None

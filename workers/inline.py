@@ -43,11 +43,13 @@ from queueapp.topics.evaluate_pending import evaluate_pending_messages
 from .connections.changes import unwatch_thread
 from .connections.handed_out import HandedOut
 from .processes.watchdog import Watchdog
+from .receiving.events import NoPump
 from .receiving.handlers import HandlerTable
 from .receiving.quarantine import Quarantine
-from .receiving.queue_state import QueueState
-from .receiving.receivers import Receiver, TransactionalReceiver, barrier, receiver_class_for
+from .receiving.queue_state import QueueHealth, QueueState
+from .receiving.receivers import Receiver, TransactionalReceiver, receiver_class_for
 from .receiving.receivers.base import Rollback
+from .receiving.receivers.outcomes import receive_barriers
 
 #: Longer than a test takes.
 _ALIVE = timedelta(hours=1)
@@ -66,12 +68,12 @@ def handle_next(queue: Any, alias: str) -> list[Outcome]:
     overrides.refresh(alias)
     if queue_sql(queue, connections[alias]).table.has_unevaluated:
         evaluate_pending_messages(queue, alias)
-    desk = _desk(queue, alias, handlers)
+    state = _queue_state(queue, alias, handlers)
     strategy: Any = receiver_class_for(queue.delivery, handlers)
-    task: Any = _inline(strategy)(desk, None)
+    task: Any = _inline(strategy)(state, None)
     with ExitStack() as around:
         around.enter_context(_bound(task))
-        around.enter_context(_subscribed(desk))
+        around.enter_context(_subscribed(state))
         around.enter_context(_watched(task, handlers))
         around.enter_context(_told(task))
         return _first_outcomes(task)
@@ -79,11 +81,11 @@ def handle_next(queue: Any, alias: str) -> list[Outcome]:
 
 def _first_outcomes(task: Any) -> list[Outcome]:
     """Of the next message that is for a consumer here, or of the barriers that are released now, which may be several."""
-    desk: QueueState = task.state
+    state: QueueState = task.state
     while True:
-        if desk.barriers is not None:
-            desk.barriers.look()
-            barrier.receive(task, desk.barriers)
+        if state.barriers is not None:
+            state.barriers.peek()
+            receive_barriers(task, state.barriers)
         got = 0
         if not task.happened:
             got = task.receive(1)
@@ -96,36 +98,31 @@ def _first_outcomes(task: Any) -> list[Outcome]:
             return []
 
 
-def _desk(queue: Any, alias: str, handlers: HandlerTable) -> QueueState:
+def _queue_state(queue: Any, alias: str, handlers: HandlerTable) -> QueueState:
     delivery = queue.delivery
     levels = tuple((r, p) for p in range(delivery.priorities - 1, -1, -1) for r in handlers.recipients)
     make = Priority64Marks if delivery.priority else LowWaterMarks
-    # Of its own, not the process': a test that is rolled back leaves no floor behind.
-    floors = make(levels, bool(queue_sql(queue, connections[alias]).table.claim_by))
-    return _InlineDesk(
+    # Of its own, not the process': a test that is rolled back leaves no low-water mark behind.
+    marks = make(levels, bool(queue_sql(queue, connections[alias]).table.claim_by))
+    events = NoPump()
+    return QueueState(
         queue,
         alias,
+        events,
         handlers=handlers,
-        floors=floors,
+        marks=marks,
         quarantine=Quarantine(),
-        stopping=threading.Event(),
-        more=_nothing,
-        again=_nothing,
-        may_go_on=lambda: True,
+        health=_InlineHealth(queue._meta.label, alias, events.stopping),
     )
 
 
-def _nothing() -> None:
-    """There is no pump to tell."""
-
-
-class _InlineDesk(QueueState):
-    """A desk at which nobody waits."""
+class _InlineHealth(QueueHealth):
+    """Health without waits: no throttle, no breaker."""
 
     def failed(self) -> None:
         self.stats.failed += 1
 
-    def survive(self, error: BaseException, breaker: Any, connection: Any) -> bool:
+    def retry_after(self, error: BaseException, breaker: Any, connection: Any) -> bool:
         raise error
 
 
@@ -139,10 +136,13 @@ class _Untouchable(HandedOut):
 
 
 class _Inline(Receiver):
-    """Mixed into the task of each semantics."""
+    """Mixed into the receiver of each semantics."""
 
-    def __init__(self, desk: QueueState, slot: None) -> None:
-        super().__init__(desk, slot)
+    #: No message is sent meanwhile, and one message is what was asked for.
+    may_gather = False
+
+    def __init__(self, state: QueueState, slot: None) -> None:
+        super().__init__(state, slot)
         #: The connections of this thread whose transaction is not its own: the hooks of those that sent wait elsewhere meanwhile.
         self.borrowed: list[Any] = [
             one for one in connections.all(initialized_only=True) if one.in_atomic_block and one.connection
@@ -158,7 +158,7 @@ class _Inline(Receiver):
     def bind(self) -> None:
         super().bind()
         if self.nested:
-            self.handed = _Untouchable(self.alias)
+            self.guard = _Untouchable(self.alias)
 
     def call(self, claimed: Claimed, *, leased: bool = False) -> BaseException | bool | None:
         if isinstance(self, TransactionalReceiver) and not leased:
@@ -166,15 +166,11 @@ class _Inline(Receiver):
             outcome = super().call(claimed, leased=leased)
         else:
             outcome = self._call_as_in_autocommit(claimed, leased)
-        if self.nested and self.cut_loose:
+        if self.nested and self.session_lost:
             raise TransactionGone(f"{outcome} It was called in a transaction of somebody else's, which is gone.")
         if outcome is not False:
             self.happened.append(self._outcome(claimed, outcome))
         return outcome
-
-    def gather(self, limit: int) -> int:
-        """Of consumers of several messages: nobody sends more meanwhile, and one message is what was asked for."""
-        return limit
 
     def _call_as_in_autocommit(self, claimed: Claimed, leased: bool) -> BaseException | bool | None:
         """What a handler did before it failed stays there, so it does here, unless the failure broke the transaction."""
@@ -219,7 +215,7 @@ class _Inline(Receiver):
             as_uuid(claimed[ID]),
             claimed[SEQ],
             consumer.name if consumer else "",
-            limits.attempt_of(claimed, keeps_counts=self._keeps_counts),
+            limits.attempt_of(claimed, keeps_counts=self.keeps_counts),
             headers,
             claimed[BODY],
             recipient=self.sql.table.row_of(claimed).recipient,
@@ -232,12 +228,12 @@ class _Inline(Receiver):
             if one.message_id == failure.row.id and one.error is not None and one.verdict is None:
                 self.happened[place] = replace(one, verdict=verdict)
 
-    def mend(self) -> None:
+    def restore_connection(self) -> None:
         if not self.nested:
-            super().mend()
+            super().restore_connection()
             return
-        self.around = None
-        self._struck = False
+        self.callback_variables = None
+        self._callback_interrupted = False
 
     def _decide_in_place(self, claimed: Claimed, error: BaseException, connection: Any) -> Any:
         if self.nested:
@@ -279,16 +275,16 @@ def _bound(task: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _subscribed(desk: QueueState) -> Iterator[None]:
+def _subscribed(state: QueueState) -> Iterator[None]:
     """A row for it where there is nothing without one: a share of the messages, a barrier, what is sent and kept."""
-    queue, alias, delivery = desk.queue, desk.alias, desk.queue.delivery
-    if not (delivery.dispatches or delivery.keeps_sent or desk.barriers is not None):
+    queue, alias, delivery = state.queue, state.alias, state.queue.delivery
+    if not (delivery.dispatches or delivery.keeps_sent or state.barriers is not None):
         yield
         return
     rows = Subscriber.objects.using(alias)
     rows.create(
-        id=desk.subscriber, queue=queue._meta.label, table=queue._meta.db_table, host=socket.gethostname()[:255],
-        process=os.getpid(), supervisor=desk.subscriber, alive_until=Now() + _ALIVE, backlog=1, at_most_once=delivery.keeps_sent,
+        id=state.subscriber, queue=queue._meta.label, table=queue._meta.db_table, host=socket.gethostname()[:255],
+        process=os.getpid(), supervisor=state.subscriber, alive_until=Now() + _ALIVE, backlog=1, at_most_once=delivery.keeps_sent,
         consumers=json.dumps([(one.name, one.type_name) for one in registered.of(queue)]),
     )  # fmt: skip
     try:
@@ -298,11 +294,11 @@ def _subscribed(desk: QueueState) -> Iterator[None]:
         if connection.is_usable():
             while (
                 delivery.counts_leases
-                and desk.sql.maintenance.release_owner(connection, desk.subscriber, _FEW, started=True) > 0
+                and state.sql.maintenance.release_owner(connection, state.subscriber, _FEW, started=True) > 0
             ):
                 pass
-            rows.filter(pk=desk.subscriber).delete()
-            barriers.forget(alias, desk.subscriber)
+            rows.filter(pk=state.subscriber).delete()
+            barriers.forget(alias, state.subscriber)
 
 
 @contextmanager

@@ -302,4 +302,4 @@ def test_a_foreign_table_has_no_place_for_leases_and_is_received_in_careful_time
     finally:
         worker.stop()
     assert names == ["one", "two"]
-    assert worker.pump.degraded_text() == ""
+    assert worker.pump.health.degraded_text() == ""

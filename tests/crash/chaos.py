@@ -60,7 +60,7 @@ PRIVATE = "private"
 SERVER_VARIABLE = "QUEUEAPP_TEST_SQLSERVER_URL"
 LOOK_SECONDS = 1.0
 #: What a process writes that ends with code 70, and a receive task that ends with an error.
-SERVICE_ENDED, TASK_FAILED = "ended without having been asked to.", "a receive task failed;"
+SERVICE_ENDED, TASK_FAILED = "ended without having been asked to.", "a receiver failed;"
 LINE_EVERY_SECONDS = 60.0
 
 

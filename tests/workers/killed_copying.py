@@ -34,9 +34,9 @@ def main(label: str) -> int:
 def run_until_killed(queue: object, way: str) -> None:
     from tests.in_process_worker import Worker
     from tests.testapp.models import Leased  # noqa: F401  (its app's consumers are none of this worker's)
-    from workers.receiving import fanout
+    from workers.receiving.receivers import outcomes
 
-    replace = fanout._replace
+    replace = outcomes._replace
 
     def die(*args: object) -> None:
         from django.db import connections, transaction
@@ -53,7 +53,7 @@ def run_until_killed(queue: object, way: str) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    fanout._replace = die  # type: ignore[assignment]
+    outcomes._replace = die  # type: ignore[assignment]
     worker = Worker(queue).start()
     worker._thread.join(60)
 

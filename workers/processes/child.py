@@ -212,7 +212,7 @@ def run_worker(options: ChildOptions, stages: Stages) -> int:
             used += most
         pump = QueuePump(
             queue, alias, stopping=stages.stopping, slots=own, concurrency=concurrency, quarantine=quarantine,
-            backlog=options.backlogs.get(label), filter=options.filters.get(label, ""), lane=options.lane,
+            backlog=options.backlogs.get(label), filter=options.filters.get(label, ""), only_consumers=options.lane,
         )  # fmt: skip
         if floors is not None:
             floors.share(index, pump.marks)

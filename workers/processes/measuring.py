@@ -127,8 +127,8 @@ class Measuring:
                 self._add(counter, label, value)
             TASKS.labels(label).set(pump.pool.concurrency)
             WORKING.labels(label).set(pump.pool.busy)
-            states |= {(breaker.kind, label, ""): 0 for breaker in pump.state.breakers}
-            states |= {(report["breaker"], label, ""): _severity(report) for report in pump.state.degraded()}
+            states |= {(breaker.kind, label, ""): 0 for breaker in pump.health.breakers}
+            states |= {(report["breaker"], label, ""): _severity(report) for report in pump.health.degraded()}
         for breaker in self._breakers:
             states[breaker.kind, "", breaker.subject] = _severity(breaker.report())
         for labels in self._known - states.keys():

@@ -29,7 +29,7 @@ class Report:
             handled, failed = (new - old for new, old in zip(now, self._before[pump], strict=True))
             self._before[pump] = now
             part = f"{pump.queue._meta.label} {handled} handled" + (f", {failed} failed" if failed else "")
-            if state := "paused" if pump.paused else pump.degraded_text():
+            if state := "paused" if pump.paused else pump.health.degraded_text():
                 part += f" ({state})"
             parts.append(part)
         log.info("Worker %d, in %.0f s: %s.", os.getpid(), EVERY, "; ".join(parts))

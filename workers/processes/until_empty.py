@@ -154,7 +154,7 @@ def _unknown(sql: QueueSql, connection: Any, queue: Any) -> Counter[str] | None:
     """How many messages are waiting of each type and for each recipient that nobody here takes; None: one can be handled."""
     handlers = HandlerTable(queue)
     if handlers.copies:
-        handlers.learn(connection)
+        handlers.refresh_subscribers(connection)
     found: Counter[str] = Counter()
     level: tuple[Any, ...] | None = sql.figures.next_level(connection, None) if sql.table.claim_by else ()
     while level is not None:

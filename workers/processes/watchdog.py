@@ -17,7 +17,7 @@ from queueapp.conf import settings
 from queueapp.services.service import Service
 
 from ..receiving.handlers import TimeLimitExceeded, WorkerStopped
-from ..receiving.interrupt import call_off, raise_in
+from ..receiving.interrupt import cancel_awaited, raise_in_thread
 from ..receiving.pump import QueuePump
 from ..receiving.receivers import ActiveCallback, ActiveHandler, Receiver
 
@@ -117,12 +117,12 @@ def interrupt(task: Receiver, running: ActiveHandler | ActiveCallback) -> bool:
             return False
         task.interrupted_for_timeout = running
         if isinstance(running, ActiveCallback):
-            raise_in(task, TimeLimitExceeded)
+            raise_in_thread(task, TimeLimitExceeded)
         elif not running.consumer.registration.is_async:
             if (cancel := running.context._cancel) is not None:
-                call_off(cancel, for_its_time_limit=True)
+                cancel_awaited(cancel, for_its_time_limit=True)
             else:
-                raise_in(task, TimeLimitExceeded)
+                raise_in_thread(task, TimeLimitExceeded)
         return True
 
 
@@ -143,9 +143,9 @@ def interrupt_all(pumps: Sequence[QueuePump]) -> int:
                 task.interrupted_for_shutdown = running
                 count += 1
                 if (cancel := running.context._cancel) is not None:
-                    call_off(cancel)
+                    cancel_awaited(cancel)
                 elif not running.consumer.registration.is_async:
-                    raise_in(task, WorkerStopped)
+                    raise_in_thread(task, WorkerStopped)
     return count
 
 
@@ -154,4 +154,4 @@ def _cut_off_aside(task: Receiver) -> None:
     aside = task.active_callback
     if aside is not None and aside.outcome_final and task.interrupted_for_shutdown is not aside:
         task.interrupted_for_shutdown = aside
-        raise_in(task, WorkerStopped)
+        raise_in_thread(task, WorkerStopped)

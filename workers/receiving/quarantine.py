@@ -1,23 +1,24 @@
-"""Who may be the killer: a message that was handed out to a process that died. The message itself tells (``limits.suspicion``).
+"""Poison-pill isolation: a message that may have killed a process is handled away from others. The message itself says so
+(``failures.limits.suspicion``).
 
-When a process dies, what it had in hand is counted, and most of that is innocent. If a killer strikes again with its neighbours
-of the last time beside it, they are counted with it until all of them are poison together. So each time the next death is to
-be counted against fewer, and everything else goes on at full speed:
+When a process dies, each message that it had in flight is counted, and most of those are innocent. If a killer strikes again with the
+same neighbours, they are counted with it until all of them are poison together. So each time the next death is to be counted against
+fewer, and everything else goes on at full speed:
 
-    0  nobody died of it               leased in batches as large as handlers allow
-    1  it was one of many              all that a whole tree had leased is counted by the hand-outs that nobody ended. At most
+    0  no process died of it           leased in batches as large as handlers allow
+    1  it was one of many              all that a whole tree had leased is counted by its unacknowledged deliveries. At most
                                        ``SMALL_BATCH`` of them are leased at once: the next death leaves few that were lost twice
-    2  it was one of few               in hand of a process that died, as its supervisor wrote down, or lost among ``SMALL_BATCH``.
-                                       It is handled alone in its process; one of which no supervisor told is leased alone too
+    2  it was one of few               in flight in a process that died, as its supervisor recorded, or lost among ``SMALL_BATCH``.
+                                       It is handled by itself in its process; one that no supervisor recorded is leased by itself too
 
-A TRANSACTIONAL message that is rolled back with its whole tree tells nothing: while its queue is ``careful`` (the heartbeat
-says so) its hand-outs are recorded as leases, and then it does.
+A TRANSACTIONAL message that is rolled back with its whole tree leaves no trace: while its queue tracks crashes (the heartbeat
+decides) its deliveries are committed as leases, and then it does.
 
-Whoever starts knows nothing yet, and a killer strikes just then: what the other queues of the process have leased at that
-moment, to look what it is, would be counted each time. So the first message of each queue is leased alone, until it is known.
+A process that has just started knows nothing yet, and killers strike just then: what its other queues have leased at that moment,
+to find out what it is, would be counted each time. So the first message of each queue is leased by itself, until it is known.
 
-Nobody waits longer than ``PATIENCE``, and nobody for a suspect that is in hand for longer: this is about who is counted, not
-about safety. While there is none it costs each message a look at ``wanted``.
+No receiver waits longer than ``MAX_WAIT``, and none for a suspected message whose handler takes longer: this decides which message is
+counted, and is no matter of safety. While there is none, it costs each message a look at ``wanted``.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ from queueapp.sql.claims import DELIVERIES, Claimed
 
 #: Messages of a batch while some of them were lost once.
 SMALL_BATCH = 25
-#: Seconds: of a wait for one's turn; and so long after the last suspect its queue is leased as if there was another, because
-#: the ones beside it come next.
-PATIENCE, LASTS = 5.0, 1.0
+#: Seconds: of a wait for a turn; and so long after the last suspected message its queue is leased as if there was another, because
+#: its neighbours come next.
+MAX_WAIT, QUARANTINE_TTL = 5.0, 1.0
 
 
 class _Receiver(Protocol):
@@ -49,62 +50,67 @@ class _Pool(Protocol):
 
 
 class Quarantine:
-    """Whose turn it is to handle; one per process, shared by its receive tasks. A task is ``inside`` before it looks at
-    ``wanted``, and looks again when it is not any more, so that neither misses the other without a lock."""
+    """Which receiver may handle; one per process, shared by all of its receivers. A receiver is ``inside`` before it looks at
+    ``wanted``, and looks again when it no longer is, so that neither misses the other without a lock."""
 
     def __init__(self) -> None:
-        #: All that are received by this process.
+        #: The receivers of all queues of this process.
         self.pools: list[_Pool] = []
-        #: Quarantine in hand or waiting for their turn: who has no other has to ``enter`` and to ``leave``.
+        #: Suspected messages in flight or waiting for their turn: receivers of other messages have to ``enter`` and to ``leave``.
         self.wanted = 0
         #: How long the others wait for the newest of them.
-        self._until = 0.0
+        self.wait_until = 0.0
         self._cond = threading.Condition()
         self._leasing = threading.Lock()
 
-    def enter(self, task: _Receiver, suspect: bool) -> None:
-        """Wait for one's turn: a suspect until nobody else is inside, the others until there is no suspect."""
-        deadline = monotonic() + PATIENCE
+    def enter(self, receiver: _Receiver, suspect: bool) -> None:
+        """Wait for a turn: a suspected message until no other receiver is inside, others until there is no suspected message."""
+        deadline = monotonic() + MAX_WAIT
         with self._cond:
             if suspect:
                 self.wanted += 1
-                self._until = deadline
-            task.inside = False
+                self.wait_until = deadline
+            receiver.inside = False
             self._cond.notify_all()
-            while self._anybody_inside() if suspect else self.wanted:
-                left = (deadline if suspect else min(deadline, self._until)) - monotonic()
-                if left <= 0:
+            while self._any_inside() if suspect else self.wanted:
+                remaining = (deadline if suspect else min(deadline, self.wait_until)) - monotonic()
+                if remaining <= 0:
                     break
-                self._cond.wait(left)
-            task.inside = True
+                self._cond.wait(remaining)
+            receiver.inside = True
             if suspect:
-                self._until = monotonic() + PATIENCE
+                self.wait_until = monotonic() + MAX_WAIT
 
     def leave(self, suspect: bool) -> None:
-        """A task is not inside any more."""
+        """A receiver is no longer inside."""
         with self._cond:
             self.wanted -= suspect
             self._cond.notify_all()
 
-    def _anybody_inside(self) -> bool:
-        return any(task.inside for pool in self.pools for task in pool.receivers)
+    def _any_inside(self) -> bool:
+        return any(receiver.inside for pool in self.pools for receiver in pool.receivers)
+
+    @property
+    def is_leasing_alone(self) -> bool:
+        """Whether a receiver of the process leases by itself."""
+        return self._leasing.locked()
 
     @contextmanager
     def leasing_alone(self, stopping: threading.Event) -> Iterator[LeaseLock | None]:
-        """From before the claim to the end: a message that waited in hand for its turn would be counted with the killer that
-        had it. Waits for no longer than ``PATIENCE``. None: stopping."""
-        deadline = monotonic() + PATIENCE
-        turn = LeaseLock(self._leasing)
-        while not stopping.is_set() and not turn.take(0.1) and monotonic() < deadline:
+        """From before the claim to the end: a message that waited in its batch for its turn would be counted with the killer that had
+        it. Waits no longer than ``MAX_WAIT``. None: the process stops."""
+        deadline = monotonic() + MAX_WAIT
+        lock = LeaseLock(self._leasing)
+        while not stopping.is_set() and not lock.take(0.1) and monotonic() < deadline:
             pass
         try:
-            yield None if stopping.is_set() else turn
+            yield None if stopping.is_set() else lock
         finally:
-            turn.end()
+            lock.release()
 
 
 class LeaseLock:
-    """To lease alone in a process."""
+    """The right to lease as the only receiver of a process."""
 
     __slots__ = ("_leasing", "_taken")
 
@@ -113,44 +119,44 @@ class LeaseLock:
         self._taken = False
 
     def take(self, seconds: float) -> bool:
-        """Wait for it so long."""
+        """Wait for it so long; return whether it was taken."""
         self._taken = self._leasing.acquire(timeout=seconds)
         return self._taken
 
-    def end(self) -> None:
-        """The others may lease. Once is enough."""
+    def release(self) -> None:
+        """Others may lease. A second call does nothing."""
         if self._taken:
             self._taken = False
             self._leasing.release()
 
 
 class BatchLimit:
-    """How carefully to lease; one per queue and process. Written by several tasks without a lock: the worst that a lost update
-    costs is a batch."""
+    """The level of isolation at which a queue is leased; one per queue and process. Several receivers write it without a lock: a lost
+    update costs a batch at most."""
 
-    __slots__ = ("_level", "_until", "knows")
+    __slots__ = ("_level", "_until", "is_known")
 
     def __init__(self) -> None:
         self._level = 0
         self._until = 0.0
-        #: Whether anything was leased yet that says how careful to be.
-        self.knows = False
+        #: Whether anything was leased yet, so that the level is known.
+        self.is_known = False
 
     @property
     def level(self) -> int:
-        """How careful to be now."""
+        """The present level: 0, 1 or 2, as in the module's table."""
         if self._level and monotonic() > self._until:
             self._level = 0
-        return self._level if self.knows else 2
+        return self._level if self.is_known else 2
 
     def needed(self, rows: Sequence[Claimed]) -> int:
-        """How careful these rows, just leased, ask to be; from now on everybody is."""
+        """The level that these rows, just leased, need; it holds for all receivers from now on."""
         level = 0
         for row in rows:
             if row[DELIVERIES] > 1:
                 attempt = limits.attempt_of(row, keeps_counts=True)
                 level = max(level, min(2, limits.unacknowledged_deliveries(row, attempt, leased=True)))
         if level and level >= self._level:
-            self._level, self._until = level, monotonic() + LASTS
-        self.knows = True
+            self._level, self._until = level, monotonic() + QUARANTINE_TTL
+        self.is_known = True
         return level

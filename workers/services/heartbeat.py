@@ -272,7 +272,7 @@ def _columns(pump: QueuePump) -> dict[str, Any]:
         "backlog": pump.backlog.granted(),
         "leases_lost": pump.stats.lost,
         "crash_tracking": pump.crash_tracking,
-        "breakers": breakers_json(pump.state.degraded()),
+        "breakers": breakers_json(pump.health.degraded()),
         "progress": _progress(pump),
         "unknown_types": json.dumps([name[:MAX_TYPE_LENGTH] for name in types]) if types else "",
     }

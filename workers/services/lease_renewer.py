@@ -22,7 +22,7 @@ from queueapp.sql import ErrorKind, backend_of
 from queueapp.sql.claims import FOREVER_MS
 
 from ..receiving.pump import QueuePump
-from ..receiving.receivers import AtLeastOnceReceiver, LeasedBatch
+from ..receiving.receivers import LeasedBatch, Receiver
 
 log = logging.getLogger("queueapp.workers")
 
@@ -39,7 +39,7 @@ class PendingAcks:
 
     __slots__ = ("acks", "batch", "receiver", "seqs")
 
-    def __init__(self, receiver: AtLeastOnceReceiver, batch: LeasedBatch, seqs: list[int], *, acks: bool) -> None:
+    def __init__(self, receiver: Receiver, batch: LeasedBatch, seqs: list[int], *, acks: bool) -> None:
         self.receiver = receiver
         self.batch = batch
         self.seqs = seqs
@@ -60,7 +60,7 @@ class RenewedQueue:
         self.breaker = CircuitBreaker(
             f"Renewal of leases of {pump.state.label}", kind="lease_renewal", subject=pump.state.label
         )
-        pump.state.breakers.append(self.breaker)
+        pump.health.breakers.append(self.breaker)
         self.paused_until = 0.0
         self.pending: list[PendingAcks] = []
 
@@ -104,9 +104,7 @@ class LeaseRenewer(Service):
         return busy
 
     def _check(self, queue: RenewedQueue) -> bool:
-        receivers = [
-            (receiver, receiver.batch) for receiver in queue.pump.receivers if isinstance(receiver, AtLeastOnceReceiver)
-        ]
+        receivers = [(receiver, receiver.batch) for receiver in queue.pump.receivers]
         batches = [(receiver, batch) for receiver, batch in receivers if batch is not None]
         if queue.renews:
             for receiver, batch in batches:  # all of them first: nothing else is urgent
@@ -122,7 +120,7 @@ class LeaseRenewer(Service):
         self._write_pending(queue)
         return bool(batches or queue.pending)
 
-    def _renew(self, queue: RenewedQueue, receiver: AtLeastOnceReceiver, batch: LeasedBatch) -> None:
+    def _renew(self, queue: RenewedQueue, receiver: Receiver, batch: LeasedBatch) -> None:
         asked = monotonic()
         # A lease that never expires is never due.
         due = batch.expires - asked < batch.period / 2
@@ -157,8 +155,8 @@ class LeaseRenewer(Service):
                 continue
             receiver, token = pending.receiver, pending.batch.token
             verb = receiver.sql.acks.try_ack if pending.acks else receiver.sql.acks.try_release
-            if pending.acks and receiver.handlers.finder is not None:
-                verb = partial(receiver.handlers.finder.try_ack, receiver.sql)
+            if pending.acks and receiver.handlers.resolver is not None:
+                verb = partial(receiver.handlers.resolver.try_ack, receiver.sql)
             with ResponseDeadline(connections[self.alias]), transaction.atomic(using=self.alias):
                 ended = verb(connections[self.alias], pending.seqs, token, LOCK_WAIT_MS)
             queue.breaker.success()
@@ -167,7 +165,7 @@ class LeaseRenewer(Service):
                 continue
             if pending.acks:
                 pending.batch.acked.update(ended)
-                receiver.state.succeeded(len(ended))
+                receiver.state.health.succeeded(len(ended))
             else:
                 queue.pump.backlog.leaving -= len(ended)
                 receiver.state.messages_returned(ended)

@@ -116,7 +116,7 @@ def hurts_nobody(
     assert len(set(map(repr, seen))) == 1, seen
     assert not endpoint.poison.exists()
     assert worker.pump.stats.lost == 0
-    assert not worker.pump.state.degraded()
+    assert not worker.pump.state.health.degraded()
 
 
 @modes("NRS")

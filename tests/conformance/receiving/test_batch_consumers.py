@@ -34,8 +34,8 @@ from tests.in_process_worker import eventually
 from tests.testapp.messages import Nop
 from tests.testapp.models import Effect
 from workers.receiving import handlers
-from workers.receiving.receivers.lease_several import Multiples
-from workers.receiving.receivers.several import SeveralTask
+from workers.receiving.batch_sizer import Multiples
+from workers.receiving.receivers.batch_consumers import BatchCaller
 
 Act = Callable[[list[Note], BatchContext], Any]
 
@@ -247,14 +247,14 @@ def test_one_whose_class_is_imported_between_two_looks_is_handled_in_lists_too(
 ) -> None:
     calls: list[Any] = []
     consumer(endpoint.queue, batch=10, attempts=1)(_taking(list[Note], calls))
-    route_of = SeveralTask.route_of
+    route_of = BatchCaller.route_of
     looks: list[int] = []
 
     def not_yet(task: Any, row: Any) -> Any:
         looks.append(1)
         return None if len(looks) < 6 else route_of(task, row)
 
-    monkeypatch.setattr(SeveralTask, "route_of", not_yet)
+    monkeypatch.setattr(BatchCaller, "route_of", not_yet)
     endpoint.send_many(3)
     endpoint.start(concurrency=1)
     endpoint.wait_until_empty()

@@ -17,7 +17,8 @@ from tests.conformance.endpoint import Note
 from tests.conformance.gate import Gate
 from tests.in_process_worker import DEADLINE, eventually, real_commits
 from tests.testapp.models import Addressed, AddressedOnce, AddressedUrgent, Leased
-from workers.receiving.consumer_limits import ConsumerLimiter
+from workers.receiving.events import NoPump
+from workers.receiving.limits import ConsumerLimiter
 
 #: One of each semantics.
 EACH = pytest.mark.parametrize("queue", [Addressed, AddressedUrgent, AddressedOnce])
@@ -182,29 +183,42 @@ class Seen:
         self.seq = seq
 
 
+class Freed(NoPump):
+    """Records each free permit."""
+
+    def __init__(self, freed: list[bool]) -> None:
+        super().__init__()
+        self._freed = freed
+
+    def permit_freed(self, passed_over: bool) -> None:
+        self._freed.append(passed_over)
+
+
 def test_a_slow_handler_of_another_consumer_keeps_no_place() -> None:
     """In one claim: two messages of the limited consumer around one of another."""
     limited = Registration(Addressed, "limited", dict, lambda message: None, {"concurrency": 1})
     other = Registration(Addressed, "other", dict, lambda message: None, {})
     places, freed = ConsumerLimiter([limited]), list[bool]()
-    places.freed = freed.append
+    places.events = Freed(freed)
     rows = [(seq, name) for seq, name in ((1, "limited"), (2, "other"), (3, "limited"))]
     as_claimed: Any = [_claimed(seq, name) for seq, name in rows]
-    call_limited = places.around(limited, lambda message, context: None)
+    call_limited = places.around_handler(limited, lambda message, context: None)
     elsewhere: list[list[str]] = []
 
-    assert places._take() == []
+    assert places.take_permits() == []
     places.claimed(as_claimed)
     call_limited(None, Seen(1))
-    others_call = places.around(other, lambda message, context: elsewhere.append(_in_another_thread(places._take)))
+    others_call = places.around_handler(
+        other, lambda message, context: elsewhere.append(_in_another_thread(places.take_permits))
+    )
     others_call(None, Seen(2))
     assert elsewhere == [["limited"]], "its second message waits in hand"
 
     def given_back(message: Any, context: Any) -> None:
-        places.came_back([3])
-        elsewhere.append(_in_another_thread(places._take))
+        places.returned([3])
+        elsewhere.append(_in_another_thread(places.take_permits))
 
-    places.around(other, given_back)(None, Seen(2))
+    places.around_handler(other, given_back)(None, Seen(2))
 
     assert elsewhere[1] == []
     assert freed == [False]

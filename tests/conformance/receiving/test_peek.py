@@ -123,7 +123,7 @@ def test_when_more_messages_are_estimated_than_present_should_receive_in_vain_tw
 ) -> None:
     # No other look: on a busy machine one would fall between a claim and its commit, and see once more what that has taken.
     estimates = iter([PeekResult(1000, 0, 1)])
-    monkeypatch.setattr(QueuePump, "_peek", lambda pump: next(estimates, None))
+    monkeypatch.setattr(QueuePump, "peek", lambda pump: next(estimates, None))
     endpoint.handle()
     endpoint.send_many(46)
     worker = endpoint.start(concurrency=2)

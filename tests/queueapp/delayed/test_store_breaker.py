@@ -122,7 +122,7 @@ def test_delayed_retries_that_cannot_be_stored_arm_it_and_what_was_to_be_retried
         worker = start_worker(Leased)
         eventually(lambda: breaker.failures > 2)
         assert breaker.state is then
-        assert worker.pump.state.breaker.failures == 0, "receiving is not to blame"
+        assert worker.pump.state.health.breaker.failures == 0, "receiving is not to blame"
         assert Leased.objects.count() == 1
 
     eventually(DelayedMessage.objects.exists)

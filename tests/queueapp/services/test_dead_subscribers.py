@@ -256,13 +256,13 @@ def test_released_leases_are_received_at_once_by_workers_that_sleep(
     settings.QUEUEAPP = {"PEEK_DELAY": 3600}
     handled: list[int] = []
     waits: list[float] = []
-    really_wait = QueuePump._wait
+    really_wait = QueuePump.wait
 
     def wait(self: QueuePump, seconds: float) -> bool:
         waits.append(seconds)
         return really_wait(self, seconds)
 
-    monkeypatch.setattr(QueuePump, "_wait", wait)
+    monkeypatch.setattr(QueuePump, "wait", wait)
 
     def act(message: Nop) -> None:
         handled.append(message.number)

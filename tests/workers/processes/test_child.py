@@ -73,7 +73,7 @@ SERVICES = [
     ("worker", Watchdog, "_look"),
     ("worker", LeaseRenewer, "_round"),
     ("worker", ConnectionWatchdog, "serve"),
-    ("worker", QueuePump, "_look"),
+    ("worker", QueuePump, "peek_and_submit"),
     ("dispatcher", DelayedDispatcher, "serve"),
     ("dispatcher", Maintenance, "pause"),
     ("dispatcher", Listener, "_listen"),

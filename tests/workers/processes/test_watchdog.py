@@ -148,14 +148,14 @@ def striking_as_it_returns(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """An interruption that was decided on while the handler ran, and is sent when it has just returned. The event is set in
     between."""
     struck = threading.Event()
-    really = watchdog.raise_in
+    really = watchdog.raise_in_thread
 
     def late(task: Any, exception: Any) -> None:
         struck.set()
         eventually(lambda: task.active_handler is None)
         really(task, exception)
 
-    monkeypatch.setattr(watchdog, "raise_in", late)
+    monkeypatch.setattr(watchdog, "raise_in_thread", late)
     return struck
 
 
@@ -186,7 +186,7 @@ def test_an_interruption_that_arrives_when_the_handler_has_returned_goes_no_furt
     assert calls == [1, 2, 3, 4, 5]
     assert [type(failure.exception) for failure in failures] == [TimeLimitExceeded]
     assert worker.pump.stats.failed == 1
-    assert "a receive task failed" not in caplog.text
+    assert "a receiver failed" not in caplog.text
 
 
 @pytest.mark.parametrize("queue", [Leased, Transactional, AtMostOnce])
@@ -225,7 +225,7 @@ def test_an_interruption_that_arrives_before_the_task_looks_out_for_it_goes_no_f
     assert calls == [1, 2, 3, 4, 5]
     assert [type(failure.exception) for failure in failures] == [TimeLimitExceeded]
     assert worker.pump.stats.failed == 1
-    assert "a receive task failed" not in caplog.text
+    assert "a receiver failed" not in caplog.text
 
 
 @pytest.mark.parametrize("queue", [Leased, Transactional])
@@ -251,7 +251,7 @@ def test_a_stop_that_arrives_when_the_handler_has_returned_goes_no_further(
     row = queue.objects.get()
     assert (row.deliveries, row.cancels, row.lease_token) == (0, 0, None), "given back uncounted"
     assert worker.pump.stats.failed == 0
-    assert "a receive task failed" not in caplog.text
+    assert "a receiver failed" not in caplog.text
 
 
 def test_no_limit_waits_for_whoever_reads_the_log(start_worker: Start, release: threading.Event) -> None:

@@ -203,7 +203,7 @@ def test_a_policy_that_hangs_is_interrupted_and_the_default_one_decides(
     assert [one.reason for one in PoisonMessage.objects.all()] == ["failed 1 of 1 attempts: ValueError: 1"]
     assert list(Effect.objects.values_list("name", flat=True)) == ["kept"]
     assert "the recoverability policy of tests, for message" in caplog.text
-    assert "a receive task failed" not in caplog.text
+    assert "a receiver failed" not in caplog.text
 
 
 @EVERY
@@ -237,14 +237,14 @@ def test_an_interruption_that_arrives_when_a_policy_has_returned_goes_no_further
     start_worker: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, queue: Any
 ) -> None:
     struck = threading.Event()
-    really = watchdog.raise_in
+    really = watchdog.raise_in_thread
 
     def late(task: Any, exception: Any) -> None:
         struck.set()
         eventually(lambda: task.active_callback is None)
         really(task, exception)
 
-    monkeypatch.setattr(watchdog, "raise_in", late)
+    monkeypatch.setattr(watchdog, "raise_in_thread", late)
     attempts: list[int] = []
 
     def policy(failure: Any) -> Any:
@@ -265,7 +265,7 @@ def test_an_interruption_that_arrives_when_a_policy_has_returned_goes_no_further
 
     assert worker.pump.stats.failed == 1
     assert not DelayedMessage.objects.exists()
-    assert "a receive task failed" not in caplog.text
+    assert "a receiver failed" not in caplog.text
 
 
 def test_messages_that_wait_behind_a_policy_that_hangs_are_given_back(
@@ -346,4 +346,4 @@ def test_without_hooks_nothing_is_recorded(start_worker: Start, monkeypatch: pyt
     eventually(lambda: len(handled) == 20 and not Transactional.objects.exists())
 
     (task,) = worker.pump.receivers
-    assert task.about is None
+    assert task.callback_message is None

@@ -20,7 +20,7 @@ class SingleReceiver:
     def __init__(self, queue: Any, alias: str = "default", *, starts: bool = False) -> None:
         self.pump = QueuePump(queue, alias, stopping=threading.Event())
         self.pump.marks.reset()
-        self.pump.state.batch_limit.knows = not starts
+        self.pump.state.batch_limit.is_known = not starts
         self.alias = alias
         self.task = receiver_class_for(queue.delivery, self.pump.handlers)(self.pump.state, None)
         self.pump.pool.receivers = [self.task]

@@ -105,7 +105,7 @@ def test_behind_a_claim_that_hangs_no_message_waits_for_long(
 def behind(claims: ClaimTracker, *bounds: tuple[int, int], count: int = 1) -> None:
     """A look saw something behind the floors, in these places."""
     ranges = [SeqRange(low, high) for low, high in bounds]
-    claims.seen(PeekResult(0, count, bounds[0][0]), ranges, 0.001)
+    claims.peeked(PeekResult(0, count, bounds[0][0]), ranges, 0.001)
 
 
 def test_a_claim_looks_behind_the_floors_and_ahead_of_them_at_once(floors: LowWaterMarks) -> None:
@@ -125,7 +125,7 @@ def test_a_claim_looks_behind_the_floors_and_ahead_of_them_at_once(floors: LowWa
 def test_a_claim_looks_behind_the_floors_no_further_than_the_look_did(floors: LowWaterMarks) -> None:
     """A look ends after so many rows, because many lie there that nobody may take: no claim is to walk over the rest."""
     claims = ClaimTracker(floors)
-    claims.seen(PeekResult(0, 1, 7, reached=30), [SeqRange(7, 50)], 0.001)
+    claims.peeked(PeekResult(0, 1, 7, reached=30), [SeqRange(7, 50)], 0.001)
 
     with claims.claim(3) as claim:
         assert claim.ranges == [SeqRange(7, 30), SeqRange(100)]
@@ -134,7 +134,7 @@ def test_a_claim_looks_behind_the_floors_no_further_than_the_look_did(floors: Lo
 def test_nobody_walks_again_over_what_a_look_found_empty(floors: LowWaterMarks) -> None:
     """Rows that are dead and cannot be cleaned up yet: the look has walked over them, and that was enough."""
     claims = ClaimTracker(floors)
-    claims.seen(PeekResult(1, 0, 500), [], 0.001)
+    claims.peeked(PeekResult(1, 0, 500), [], 0.001)
 
     with claims.claim(3) as claim:
         assert low_of(claim) == 500
@@ -146,15 +146,15 @@ def test_looks_that_find_nothing_cover_all_that_is_behind_the_floor(floors: LowW
     covered = 0
 
     for _ in range(1_000):
-        _, (window,) = claims.look()
+        _, (window,) = claims.peek_ranges()
         assert window.low == covered, "without a gap"
         covered = window.high + 1
-        claims.seen(PeekResult(0, 0, 0), [window], 0.0)
+        claims.peeked(PeekResult(0, 0, 0), [window], 0.0)
         if covered == floors.lowest:
             break
 
     assert covered == floors.lowest == 1_000_001
-    assert claims.look()[1][0].low == 0, "and then from the beginning again"
+    assert claims.peek_ranges()[1][0].low == 0, "and then from the beginning again"
 
 
 def test_a_look_behind_that_took_long_is_followed_by_looks_ahead_only_unless_something_came_back(
@@ -162,45 +162,45 @@ def test_a_look_behind_that_took_long_is_followed_by_looks_ahead_only_unless_som
 ) -> None:
     floors.advance(rows(10_000_000), floors.returns)
     claims = ClaimTracker(floors)
-    _, (window,) = claims.look()
+    _, (window,) = claims.peek_ranges()
 
-    claims.seen(PeekResult(0, 0, 0), [window], 3600.0)
+    claims.peeked(PeekResult(0, 0, 0), [window], 3600.0)
     for _ in range(3):
-        assert claims.look() == ([SeqRange(10_000_001)], [])
-        claims.seen(PeekResult(1, 0, 10_000_001), [], 0.0)
+        assert claims.peek_ranges() == ([SeqRange(10_000_001)], [])
+        claims.peeked(PeekResult(1, 0, 10_000_001), [], 0.0)
     floors.retreat(9_999_990)
-    _, (near,) = claims.look()
-    claims.seen(PeekResult(0, 0, 0), [near], 0.0)
+    _, (near,) = claims.peek_ranges()
+    claims.peeked(PeekResult(0, 0, 0), [near], 0.0)
 
     assert near.high == 9_999_989, "just behind the floor"
-    assert claims.look()[1] == [], "and then it rests again"
+    assert claims.peek_ranges()[1] == [], "and then it rests again"
 
 
 def test_after_a_rest_the_rescan_goes_on_where_it_was(floors: LowWaterMarks, monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks that were ahead only have seen nothing of what is behind."""
     floors.advance(rows(10_000_000), floors.returns)
     claims = ClaimTracker(floors)
-    _, (window,) = claims.look()
-    claims.seen(PeekResult(0, 0, 0), [window], 3600.0)
+    _, (window,) = claims.peek_ranges()
+    claims.peeked(PeekResult(0, 0, 0), [window], 3600.0)
     for _ in range(3):
-        assert claims.look()[1] == []
-        claims.seen(PeekResult(1, 0, 10_000_001), [], 0.0)
+        assert claims.peek_ranges()[1] == []
+        claims.peeked(PeekResult(1, 0, 10_000_001), [], 0.0)
 
-    monkeypatch.setattr(claim_tracker, "monotonic", lambda: claims._rescan_at)
+    monkeypatch.setattr(claim_tracker, "monotonic", lambda: claims.next_window_at)
 
-    assert claims.look()[1][0].low == window.high + 1
+    assert claims.peek_ranges()[1][0].low == window.high + 1
 
 
 def test_a_rescan_that_was_above_a_floor_which_came_down_begins_again(floors: LowWaterMarks) -> None:
     floors.advance(rows(100_000), floors.returns)
     claims = ClaimTracker(floors)
-    _, window = claims.look()
-    claims.seen(PeekResult(0, 0, 0), window, 0.0)
+    _, window = claims.peek_ranges()
+    claims.peeked(PeekResult(0, 0, 0), window, 0.0)
     floors.retreat(10_000, returned=False)
 
     for _ in range(2):
-        ahead, behind = claims.look()
-        claims.seen(PeekResult(1, 0, 10_000), behind, 0.0)
+        ahead, behind = claims.peek_ranges()
+        claims.peeked(PeekResult(1, 0, 10_000), behind, 0.0)
 
     assert ahead == [SeqRange(10_000)]
     assert behind == [SeqRange(0, 9_999)], "what comes back below is found, however long the floor stays"
@@ -219,14 +219,14 @@ def test_what_is_behind_is_claimed_until_it_is_clear(floors: LowWaterMarks) -> N
 def test_a_claim_that_takes_nothing_behind_looks_elsewhere_the_next_time(floors: LowWaterMarks) -> None:
     floors.advance(rows(10_000_000), floors.returns)
     claims = ClaimTracker(floors)
-    _, window = claims.look()
-    claims.seen(PeekResult(0, 1, window[0].low), window, 0.001)
+    _, window = claims.peek_ranges()
+    claims.peeked(PeekResult(0, 1, window[0].low), window, 0.001)
 
     with claims.claim(3) as claim:
         assert window[0] in claim.ranges
         claim.rows = rows()
 
-    _, next_window = claims.look()
+    _, next_window = claims.peek_ranges()
     assert next_window[0].low == window[0].high + 1
 
 
@@ -237,7 +237,7 @@ def test_a_priority_holds_behind_the_floors_and_ahead_of_them() -> None:
     floors.advance([tuple(row)], floors.returns)
     claims = ClaimTracker(floors)
     low = SeqRange(7, 50, priority=0)
-    claims.seen(PeekResult(0, 8000, 7), [low], 0.001)
+    claims.peeked(PeekResult(0, 8000, 7), [low], 0.001)
 
     with claims.claim(500) as claim:
         assert claim.ranges == [SeqRange(priority=1), low, SeqRange(101, priority=0)]
@@ -248,7 +248,7 @@ def test_what_comes_back_while_a_claim_is_under_way_stays_in_front_of_the_floor(
 ) -> None:
     claims = ClaimTracker(floors)
     with claims.claim(500) as claim:
-        claims.lower(40)
+        claims.retreat(40)
         claim.rows = rows(*range(100, 600))
 
     assert floors.lowest == 40
@@ -259,7 +259,7 @@ def test_what_comes_back_while_a_claim_is_under_way_stays_in_front_of_the_floor(
 def test_a_claim_beside_another_one_does_not_step_over_what_came_back(floors: LowWaterMarks) -> None:
     claims = ClaimTracker(floors)
     with claims.claim(500):
-        claims.lower(40)
+        claims.retreat(40)
         with claims.claim(500) as second:
             assert low_of(second) == 40
 
@@ -268,15 +268,15 @@ def test_what_is_not_for_this_process_is_stepped_over(floors: LowWaterMarks) -> 
     claims = ClaimTracker(floors)
     with claims.claim(6) as claim:
         claim.rows = rows(100, 101, 105, 110, 111, 112)
-    walk = claims.leave_alone(claim, claim.rows, {101, 105, 111, 112})
+    walk = claims.skip_rows(claim, claim.rows, {101, 105, 111, 112})
 
     assert walk == SeqRange(113)
-    claims.extend_unknown(walk, 200)
+    claims.extend_skipped(walk, 200)
     assert floors.lowest == 201
-    claims.lower(100)
+    claims.retreat(100)
     with claims.claim(6) as claim:
         assert claim.ranges == [SeqRange(100, 100), SeqRange(106, 110), SeqRange(201)]
-    claims.lower(105)
+    claims.retreat(105)
     with claims.claim(6) as claim:
         assert claim.ranges == [SeqRange(100, 100), SeqRange(105, 110), SeqRange(201)], "105 came back: somebody had it"
 
@@ -284,7 +284,7 @@ def test_what_is_not_for_this_process_is_stepped_over(floors: LowWaterMarks) -> 
 def test_what_somebody_else_has_walked_over_meanwhile_is_not_walked_over_again(floors: LowWaterMarks) -> None:
     claims = ClaimTracker(floors)
     assert claims.rest_of(SeqRange(50)) == SeqRange(50)
-    claims.extend_unknown(SeqRange(40), 200)
+    claims.extend_skipped(SeqRange(40), 200)
 
     assert claims.rest_of(SeqRange(50)) == SeqRange(201)
     assert claims.rest_of(SeqRange(300)) == SeqRange(300)
@@ -294,13 +294,13 @@ def test_stretches_of_all_levels_are_read_again_in_turn() -> None:
     floors = LowWaterMarks(LEVELS, leveled=True)
     claims = ClaimTracker(floors)
     for priority in (1, 0):
-        claims.extend_unknown(SeqRange(1, priority=priority), 9)
+        claims.extend_skipped(SeqRange(1, priority=priority), 9)
     seen = []
     for _ in range(3):
-        stretch = claims.to_reread()
+        stretch = claims.next_reread()
         assert stretch is not None
         seen.append(stretch.priority)
-        claims.reread(stretch, stretch.high)
+        claims.reread_to(stretch, stretch.high)
 
     assert seen == [1, 0, 1]
 
@@ -362,25 +362,25 @@ def test_whatever_the_order_nothing_free_is_behind_the_floor_when_all_have_ended
 def test_a_window_that_comes_due_while_a_look_is_under_way_was_not_looked_at(floors: LowWaterMarks) -> None:
     floors.advance(rows(1_000_000), floors.returns)
     claims = ClaimTracker(floors)
-    _, first = claims.look()
-    claims.seen(PeekResult(0, 0, 0), first, 3600.0)
-    _, none = claims.look()
+    _, first = claims.peek_ranges()
+    claims.peeked(PeekResult(0, 0, 0), first, 3600.0)
+    _, none = claims.peek_ranges()
     assert none == []
 
-    claims._rescan_at = 0.0
-    claims.seen(PeekResult(0, 0, 0), none, 0.001)
+    claims.next_window_at = 0.0
+    claims.peeked(PeekResult(0, 0, 0), none, 0.001)
 
-    assert claims.look()[1][0].low == first[0].high + 1
+    assert claims.peek_ranges()[1][0].low == first[0].high + 1
 
 
 def test_a_look_that_ended_early_goes_on_from_there(floors: LowWaterMarks) -> None:
     floors.advance(rows(1_000_000), floors.returns)
     claims = ClaimTracker(floors)
-    _, window = claims.look()
+    _, window = claims.peek_ranges()
 
-    claims.seen(PeekResult(0, 0, 0, reached=40), window, 0.0)
+    claims.peeked(PeekResult(0, 0, 0, reached=40), window, 0.0)
 
-    assert claims.look()[1][0].low == 41
+    assert claims.peek_ranges()[1][0].low == 41
 
 
 @pytest.mark.parametrize(("alone", "rest"), [(0.003, 0.1), (0.0005, 0.0), (0.1, DUTY_CYCLE * 0.101)])
@@ -389,47 +389,47 @@ def test_after_a_cycle_that_takes_the_server_time_there_is_some_rest(
 ) -> None:
     floors.advance(rows(10), floors.returns)
     claims = ClaimTracker(floors)
-    claims.seen(PeekResult(0, 0, 0), claims.look()[1], 0.001)
-    claims._rescan_at = 0.0
+    claims.peeked(PeekResult(0, 0, 0), claims.peek_ranges()[1], 0.001)
+    claims.next_window_at = 0.0
 
     began = monotonic()
-    claims.seen(PeekResult(0, 0, 0), claims.look()[1], 0.001 + alone)
+    claims.peeked(PeekResult(0, 0, 0), claims.peek_ranges()[1], 0.001 + alone)
 
-    assert rest <= claims._rescan_at - began < rest + DUTY_CYCLE * 0.0015 + 0.05
+    assert rest <= claims.next_window_at - began < rest + DUTY_CYCLE * 0.0015 + 0.05
 
 
 def test_in_the_middle_of_a_cycle_there_is_no_more_rest_than_for_its_time(floors: LowWaterMarks) -> None:
     """A million that are leased are thirty windows: a tenth of a second after each of them was half as long again."""
     floors.advance(rows(10_000_000), floors.returns)
     claims = ClaimTracker(floors)
-    claims.seen(PeekResult(0, 0, 0), claims.look()[1], 0.001)
-    claims._rescan_at = 0.0
+    claims.peeked(PeekResult(0, 0, 0), claims.peek_ranges()[1], 0.001)
+    claims.next_window_at = 0.0
 
     floors._window.cycle_seconds = 1.0
     began = monotonic()
-    claims.seen(PeekResult(0, 0, 0), claims.look()[1], 0.004)
+    claims.peeked(PeekResult(0, 0, 0), claims.peek_ranges()[1], 0.004)
 
-    assert claims._rescan_at - began < DUTY_CYCLE * 0.004 + 0.04
+    assert claims.next_window_at - began < DUTY_CYCLE * 0.004 + 0.04
 
 
 def test_a_window_that_two_looked_at_is_passed_once(floors: LowWaterMarks) -> None:
     floors.advance(rows(1_000_000), floors.returns)
     claims = ClaimTracker(floors)
-    windows = [claims.look()[1], claims.look()[1]]
+    windows = [claims.peek_ranges()[1], claims.peek_ranges()[1]]
     assert windows[0] == windows[1]
 
     for window in windows:
-        claims.seen(PeekResult(0, 0, 0), window, 0.0)
+        claims.peeked(PeekResult(0, 0, 0), window, 0.0)
 
-    assert claims.look()[1][0].low == windows[0][0].high + 1
+    assert claims.peek_ranges()[1][0].low == windows[0][0].high + 1
 
 
 def test_a_window_of_which_nothing_is_for_this_process_is_passed(floors: LowWaterMarks) -> None:
     floors.advance(rows(1_000_000), floors.returns)
     claims = ClaimTracker(floors)
-    claims.extend_unknown(SeqRange(0), 60_000)
+    claims.extend_skipped(SeqRange(0), 60_000)
 
-    windows = [claims.look()[1] for _ in range(2)]
+    windows = [claims.peek_ranges()[1] for _ in range(2)]
 
     assert windows[0] == []
     assert windows[1][0].low == 60_001
@@ -438,13 +438,13 @@ def test_a_window_of_which_nothing_is_for_this_process_is_passed(floors: LowWate
 def test_a_claim_that_is_late_does_not_clear_a_window_that_it_has_not_looked_at(floors: LowWaterMarks) -> None:
     floors.advance(rows(1_000_000), floors.returns)
     claims = ClaimTracker(floors)
-    _, window = claims.look()
-    claims.seen(PeekResult(0, 1, 5), window, 0.0)
+    _, window = claims.peek_ranges()
+    claims.peeked(PeekResult(0, 1, 5), window, 0.0)
     late, quick = claims.begin(10), claims.begin(10)
     quick.rows = []
     claims.end(quick)
-    _, window = claims.look()
-    claims.seen(PeekResult(0, 1, 60_000), window, 0.0)
+    _, window = claims.peek_ranges()
+    claims.peeked(PeekResult(0, 1, 60_000), window, 0.0)
 
     late.rows = []
     claims.end(late)
@@ -457,16 +457,16 @@ def test_a_look_raises_no_floor_over_what_became_free_while_it_was_under_way(flo
     claims = ClaimTracker(floors)
     lower, higher = claims.begin(500), claims.begin(500)
     before = floors.retreats
-    claims.look()
+    claims.peek_ranges()
     lower.rows, higher.rows = rows(*range(100, 151)), rows()
     claims.end(lower)
     claims.end(higher)
     assert floors.lowest == 151
 
-    claims.seen(PeekResult(1, 0, 700), [], 0.001, before)
+    claims.peeked(PeekResult(1, 0, 700), [], 0.001, before)
     assert floors.lowest == 151
 
-    claims.seen(PeekResult(1, 0, 700), [], 0.001, floors.retreats)
+    claims.peeked(PeekResult(1, 0, 700), [], 0.001, floors.retreats)
     assert floors.lowest == 700
 
 
@@ -498,21 +498,21 @@ def test_a_claim_of_which_nothing_is_known_has_not_failed(floors: LowWaterMarks)
 
 def test_a_rescan_that_has_begun_goes_on_when_it_has_rested(floors: LowWaterMarks) -> None:
     claims = ClaimTracker(floors)
-    assert claims.goes_on_at is None
+    assert claims.rescan_due_at is None
     floors.advance(rows(10_000_000), floors.returns)
     looks = 0
     while True:
-        _, window = claims.look()
+        _, window = claims.peek_ranges()
         looks += 1
-        claims.seen(PeekResult(0, 0, 0), window, 0.001)
-        if claims.goes_on_at is None:
+        claims.peeked(PeekResult(0, 0, 0), window, 0.001)
+        if claims.rescan_due_at is None:
             break
-        assert claims.goes_on_at == claims._rescan_at > 0
-        claims._rescan_at = 0.0
+        assert claims.rescan_due_at == claims.next_window_at > 0
+        claims.next_window_at = 0.0
 
     assert 5 < looks < 12
-    claims._rescan_at = 0.0
-    assert claims.look()[1][0].low == 0
+    claims.next_window_at = 0.0
+    assert claims.peek_ranges()[1][0].low == 0
 
 
 def test_the_last_window_that_two_looked_at_is_passed_once(floors: LowWaterMarks) -> None:
@@ -520,14 +520,14 @@ def test_the_last_window_that_two_looked_at_is_passed_once(floors: LowWaterMarks
     floors.advance(rows(240_000), floors.returns)
     claims = ClaimTracker(floors)
     for seconds in (0.001, 0.011, 0.011):
-        claims._rescan_at = 0.0
-        _, last = claims.look()
-        claims.seen(PeekResult(0, 0, 0), last, seconds)
+        claims.next_window_at = 0.0
+        _, last = claims.peek_ranges()
+        claims.peeked(PeekResult(0, 0, 0), last, seconds)
     assert last == [SeqRange(150_000, 240_000)]
     first = floors.behind()
     assert first == [SeqRange(0, 99_999)]
 
-    claims.seen(PeekResult(0, 0, 0), last, 0.011)
+    claims.peeked(PeekResult(0, 0, 0), last, 0.011)
 
     assert floors.behind() == first
 
@@ -535,9 +535,9 @@ def test_the_last_window_that_two_looked_at_is_passed_once(floors: LowWaterMarks
 def test_what_a_second_look_finds_gone_is_nothing_to_claim(floors: LowWaterMarks) -> None:
     floors.advance(rows(1_000_000), floors.returns)
     claims = ClaimTracker(floors)
-    _, window = claims.look()
-    claims.seen(PeekResult(0, 1, 7), window, 0.0)
-    claims.seen(PeekResult(0, 0, 0), window, 0.0)
+    _, window = claims.peek_ranges()
+    claims.peeked(PeekResult(0, 1, 7), window, 0.0)
+    claims.peeked(PeekResult(0, 0, 0), window, 0.0)
     now = floors.behind()
 
     with claims.claim(1) as mine:
@@ -550,8 +550,8 @@ def test_what_a_second_look_finds_gone_is_nothing_to_claim(floors: LowWaterMarks
 def test_a_short_claim_that_found_something_passes_no_window(floors: LowWaterMarks) -> None:
     floors.advance(rows(1_000_000), floors.returns)
     claims = ClaimTracker(floors)
-    _, window = claims.look()
-    claims.seen(PeekResult(0, 2, 7, reached=100), window, 0.0)
+    _, window = claims.peek_ranges()
+    claims.peeked(PeekResult(0, 2, 7, reached=100), window, 0.0)
 
     with claims.claim(5) as mine:
         mine.rows = rows(7)
@@ -565,7 +565,7 @@ def test_a_full_claim_of_a_high_level_leaves_what_was_found_of_a_lower_one() -> 
         floors.skip(level, lambda low: 1000)
     claims = ClaimTracker(floors)
     found = [SeqRange(7, 50, priority=1), SeqRange(7, 50, priority=0)]
-    claims.seen(PeekResult(0, 2, 7), found, 0.001)
+    claims.peeked(PeekResult(0, 2, 7), found, 0.001)
 
     def row(seq: int) -> Any:
         one: list[Any] = [0] * 9

@@ -11,6 +11,7 @@ import pytest
 
 from tests.in_process_worker import DEADLINE, eventually
 from workers.receiving import receiver_pool as pool_module
+from workers.receiving.events import NoPump
 from workers.receiving.receiver_pool import ReceiverPool
 
 
@@ -19,15 +20,28 @@ class Task:
         pass
 
 
-class Work:
-    """What the tasks of these tests do: note what they were called for, and wait until they are let."""
+class Work(NoPump):
+    """The events of a pool: its receivers record what they were called for, and wait until the test lets them end."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.calls: list[int | None] = []
         self.may_end = threading.Semaphore(0)
         self.ended = 0
+        self.make: Callable[[Any], Any] = lambda slot: Task()
+        self.run: Callable[[Any, int | None], None] = self.wait
+        self.done: Callable[[], object] = lambda: None
 
-    def __call__(self, task: Any, messages: int | None) -> None:
+    def make_receiver(self, slot: Any) -> Any:
+        return self.make(slot)
+
+    def run_receiver(self, receiver: Any, messages: int | None) -> None:
+        self.run(receiver, messages)
+
+    def receiver_done(self) -> None:
+        self.done()
+
+    def wait(self, receiver: Any, messages: int | None) -> None:
         self.calls.append(messages)
         assert self.may_end.acquire(timeout=DEADLINE)
         self.ended += 1
@@ -47,11 +61,9 @@ def make(work: Work) -> Iterator[Callable[[int], ReceiverPool]]:
             ReceiverPool(
                 "tests",
                 "default",
-                lambda slot: Task(),
                 work,
-                lambda: None,
                 concurrency=concurrency,
-                slots=None,  # type: ignore[arg-type,return-value]
+                slots=None,
             )
         )
         return pools[-1]
@@ -93,7 +105,7 @@ def test_when_it_ends_calls_that_nobody_has_picked_up_are_nobodys(
     pool = make(1)
     pool.submit(1)
     eventually(lambda: len(work.calls) == 1)
-    pool._busy = 0  # as if it had just ended its work
+    pool.busy = 0  # as if it had just ended its work
     assert pool.submit(1, 7) == 1
     assert pool.assigned == 7
 
@@ -111,10 +123,10 @@ def test_a_raised_concurrency_is_used_and_a_lowered_one_ends_the_tasks_above_it(
     pool.set_concurrency(3)
     assert pool.submit(5) == 2
     eventually(lambda: len(work.calls) == 3)
-    assert pool.may_go_on()
+    assert pool.may_continue()
 
     pool.set_concurrency(1)
-    assert not pool.may_go_on()
+    assert not pool.may_continue()
     work.may_end.release(3)
     eventually(lambda: len(pool.receivers) == pool.idle == 1)
 
@@ -128,10 +140,10 @@ def test_a_task_that_breaks_is_not_counted_on(make: Callable[[int], ReceiverPool
     def breaks(task: Any, messages: int | None) -> None:
         raise RuntimeError("a bug")
 
-    pool._work = breaks
+    work.run = breaks
     pool.submit(2)
     eventually(lambda: not pool.receivers and pool.idle == 2)
-    pool._work = work
+    work.run = work.wait
 
     assert pool.submit(2) == 2
     eventually(lambda: len(work.calls) == 2)
@@ -140,15 +152,15 @@ def test_a_task_that_breaks_is_not_counted_on(make: Callable[[int], ReceiverPool
 def test_a_task_that_leaves_after_a_while_without_work_has_not_ended_any(
     make: Callable[[int], ReceiverPool], work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool_module, "HELPER_IDLE", 0.05)
+    monkeypatch.setattr(pool_module, "IDLE_SECONDS", 0.05)
     ended: list[None] = []
     pool = make(2)
-    pool._ended = lambda: ended.append(None)
+    work.done = lambda: ended.append(None)
     pool.submit(2)
     eventually(lambda: len(work.calls) == 2)
     work.may_end.release(2)
 
-    eventually(lambda: len(pool._threads) == 1)
+    eventually(lambda: len(pool.threads) == 1)
 
     assert len(ended) == 2
 
@@ -165,13 +177,13 @@ def test_a_task_whose_thread_is_left_with_a_running_loop_is_not_waited_for(
         asyncio._set_running_loop(loop)
         raise RuntimeError("a bug")
 
-    pool._work = breaks
+    work.run = breaks
     pool.submit(1)
     eventually(lambda: not pool.receivers and pool.idle == 1)
 
     assert pool.join(DEADLINE)
     assert "could not close" not in caplog.text
-    pool._work = work
+    work.run = work.wait
     assert pool.submit(1) == 1
     eventually(lambda: len(work.calls) == 1)
 
@@ -195,7 +207,7 @@ def test_one_that_is_stopped_while_a_thread_is_being_started_waits_for_its_handl
 ) -> None:
     """A thread that was known before it ran could not be joined: the process ended by that error, and cut its handlers."""
     pool = make(2)
-    pool._cond = door = Door()
+    pool.condition = door = Door()
     pool.submit(1)
     eventually(lambda: len(work.calls) == 1)
     door.somebody_waits.clear()
@@ -231,19 +243,19 @@ def test_one_that_is_stopped_while_a_thread_is_being_started_waits_for_its_handl
 def test_a_task_that_cannot_be_made_leaves_no_call_behind(make: Callable[[int], ReceiverPool], work: Work) -> None:
     """With a concurrency of one nobody was ever called again."""
     pool = make(1)
-    makes, ended = pool._make, list[int]()
-    pool._ended = lambda: ended.append(1)
+    makes, ended = work.make, list[int]()
+    work.done = lambda: ended.append(1)
 
     def breaks(slot: Any) -> Any:
         raise MemoryError
 
-    pool._make = breaks
+    work.make = breaks
     pool.submit(1, 7)
-    eventually(lambda: not pool._threads)
+    eventually(lambda: not pool.threads)
     assert (pool.assigned, pool.busy, pool.idle) == (0, 0, 1)
     assert not ended, "the next look tries again, and no sooner: each tells why"
 
-    pool._make = makes
+    work.make = makes
     assert pool.submit(1, 3) == 1
     eventually(lambda: work.calls == [3])
 
@@ -280,22 +292,22 @@ def test_a_task_that_breaks_while_another_one_is_idle_leaves_it_the_call(
     pool = make(2)
     pool.submit(1)
     eventually(lambda: len(work.calls) == 1)
-    makes, may_break = pool._make, threading.Event()
+    makes, may_break = work.make, threading.Event()
 
     def breaks(slot: Any) -> Any:
         assert may_break.wait(DEADLINE)
         raise MemoryError
 
-    pool._make = breaks
+    work.make = breaks
     pool.submit(1, 7)
     work.may_end.release()
     eventually(lambda: work.calls == [None, 7])
     work.may_end.release()
-    eventually(lambda: pool._idle == 1)
-    with pool._cond:
-        pool._calls.append(3)  # and it has not heard of it yet
-        pool._busy += 1
+    eventually(lambda: pool.waiting == 1)
+    with pool.condition:
+        pool.calls.append(3)  # and it has not heard of it yet
+        pool.busy += 1
     may_break.set()
 
     eventually(lambda: work.calls == [None, 7, 3])
-    pool._make = makes
+    work.make = makes

@@ -25,9 +25,10 @@ from tests.late_commits import committed_late, jump
 from tests.testapp.messages import Nop
 from tests.testapp.models import Addressed, AtMostOnce, Capped, Leased, Transactional
 from tests.testapp.ordering import Ranked
-from workers.receiving import claim_tracker, pump, queue_state, receiver_pool, receives
-from workers.receiving.pump import QueuePump
+from workers.receiving import claim_tracker, pump, queue_state, receiver_pool
+from workers.receiving.pump import PeekSchedule, QueuePump
 from workers.receiving.receivers import AtLeastOnceReceiver
+from workers.receiving.receivers.at_least_once import BatchLeaser
 from workers.receiving.receivers.base import ActiveHandler
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
@@ -59,8 +60,7 @@ def idle_pump(queue: Any = Leased, **options: Any) -> QueuePump:
 
 def a_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
     """Stops the pump's clock: what is true for milliseconds is not true for long enough on a busy machine."""
-    for module in (pump, receives):
-        monkeypatch.setattr(module, "monotonic", lambda: 1_000_000.0)
+    monkeypatch.setattr(pump, "monotonic", lambda: 1_000_000.0)
     return pump.monotonic
 
 
@@ -73,11 +73,11 @@ def waits_of(one: QueuePump, monkeypatch: pytest.MonkeyPatch, count: int) -> lis
 
     def wait(seconds: float) -> None:
         waits.append(seconds)
-        one._now = True
+        one.schedule.is_due = True
         if len(waits) == count:
             one.stopping.set()
 
-    monkeypatch.setattr(one, "_wait", wait)
+    monkeypatch.setattr(one, "wait", wait)
     one.run()
     return waits
 
@@ -111,8 +111,8 @@ def test_an_empty_claim_is_followed_by_waits_that_double(monkeypatch: pytest.Mon
     one = idle_pump(concurrency=1)
     monkeypatch.setattr(pump.random, "uniform", lambda low, high: high)
     waits = []
-    for one._empty_claims in range(12):
-        waits.append(one._until_next_look())
+    for one.schedule.empty_claims in range(12):
+        waits.append(one.seconds_to_next_peek())
 
     assert waits[:5] == pytest.approx([7, 0.02, 0.04, 0.08, 0.16])
     assert waits[-1] == 7, "never longer than the peek delay"
@@ -137,7 +137,7 @@ def test_a_message_that_somebody_holds_is_not_claimed_again_and_again(start_work
 
         send_elsewhere(1)  # a later transaction has ended: from now on a look takes the row for free
         eventually(lambda: worker.pump.stats.handled == 1)
-        eventually(lambda: worker.pump._empty_claims > pump.COVERING)
+        eventually(lambda: worker.pump.schedule.empty_claims > pump.COVERING)
         empty, peeks = worker.pump.stats.empty, worker.pump.stats.peeks
 
         send_elsewhere(20)
@@ -153,28 +153,28 @@ def test_after_empty_claims_in_a_row_it_looks_no_sooner_than_their_wait_says(set
     one = idle_pump(concurrency=1)
     far = monotonic() + 7
 
-    one._empty_claims = pump.COVERING
-    one._task_ended()
-    assert one._cover(far) < far, "what a throttled wake-up did not tell"
+    one.schedule.empty_claims = pump.COVERING
+    one.receiver_done()
+    assert one.schedule.covering(far) < far, "what a throttled wake-up did not tell"
 
-    one._empty_claims = pump.COVERING + 1
-    one._task_ended()
-    assert one._cover(far) == far
+    one.schedule.empty_claims = pump.COVERING + 1
+    one.receiver_done()
+    assert one.schedule.covering(far) == far
 
 
 def test_after_empty_claims_in_a_row_what_claims_left_to_each_other_is_nothing_to_look_for(settings: Any) -> None:
     """Tasks that are called for rows that another session holds all come back empty, and each leaves a hole to the others: looked
     for 5 ms later, that was 600 claims in vain in five seconds."""
     one = idle_pump(concurrency=2)
-    one.state.claims.left = True
+    one.state.claims.has_gap = True
 
-    one._empty_claims = pump.COVERING + 1
-    one._task_ended()
-    assert one._grow_at is None
+    one.schedule.empty_claims = pump.COVERING + 1
+    one.receiver_done()
+    assert one.schedule.grow_at is None
 
-    one._empty_claims = pump.COVERING
-    one._task_ended()
-    assert one._grow_at is not None
+    one.schedule.empty_claims = pump.COVERING
+    one.receiver_done()
+    assert one.schedule.grow_at is not None
 
 
 def test_a_wake_up_ends_the_longer_and_longer_waits_of_empty_claims(settings: Any) -> None:
@@ -182,13 +182,13 @@ def test_a_wake_up_ends_the_longer_and_longer_waits_of_empty_claims(settings: An
     settings.QUEUEAPP = {"PEEK_DELAY": 7, "NOTIFY_INTERVAL": 0.05}
     one = idle_pump(concurrency=1)
     one.workers = 2
-    one._empty_claims = pump.COVERING + 5
+    one.schedule.empty_claims = pump.COVERING + 5
     far = monotonic() + 7
 
     one.wake()
-    one._task_ended()
+    one.receiver_done()
 
-    assert one._cover(far) < far
+    assert one.schedule.covering(far) < far
 
 
 def test_a_new_message_does_not_wait_for_the_handlers_of_others(start_worker: Start, settings: Any) -> None:
@@ -231,7 +231,7 @@ def test_what_a_claim_came_too_early_for_and_the_next_one_gave_way_to_is_found_a
     """A message is committed while one claim, which did not see it, is on its way back; the one that the wake-up calls looks
     above what that one might have got. Nobody else would look within an hour."""
     settings.QUEUEAPP = {"PEEK_DELAY": 3600}
-    monkeypatch.setattr(QueuePump, "_cover", lambda self, next_look: next_look)
+    monkeypatch.setattr(PeekSchedule, "covering", lambda self, next_peek: next_peek)
     monkeypatch.setattr(claim_tracker, "PATIENCE", DEADLINE)
     handle(Transactional)
     send(Transactional, 1)  # after which the floor is next to what comes
@@ -268,7 +268,7 @@ def test_a_wake_up_during_a_claim_that_was_not_full_is_not_lost(
 ) -> None:
     """Such a task goes idle when its handler has ended, and here nobody would look again for an hour."""
     settings.QUEUEAPP = {"PEEK_DELAY": 3600}
-    monkeypatch.setattr(QueuePump, "_cover", lambda self, next_look: next_look)
+    monkeypatch.setattr(PeekSchedule, "covering", lambda self, next_peek: next_peek)
     gate = Gate()
     handle(Leased, gate.enter)
     worker = start_worker(Leased, concurrency=1)
@@ -294,12 +294,12 @@ def test_a_wake_up_ends_one_wait_and_not_those_that_follow(monkeypatch: pytest.M
     woken: list[bool] = []
 
     def wait(seconds: float) -> None:
-        woken.append(one._wake.is_set())
-        one._wake.set()
+        woken.append(one.schedule.wake.is_set())
+        one.schedule.wake.set()
         if len(woken) == 3:
             one.stopping.set()
 
-    monkeypatch.setattr(one, "_wait", wait)
+    monkeypatch.setattr(one, "wait", wait)
     one.run()
 
     assert woken == [False, False, False]
@@ -318,27 +318,27 @@ def test_a_wake_up_while_the_pump_finds_that_it_has_nothing_to_look_for_is_not_l
 
     class WokenWhileAsked(claim_tracker.ClaimTracker):
         @property
-        def left(self) -> bool:
+        def has_gap(self) -> bool:
             if len(waits) == 1 and len(looks) == 1 and not before:
-                one._look_now()
+                one.messages_available()
             return False
 
-        @left.setter
-        def left(self, left: bool) -> None: ...
+        @has_gap.setter
+        def has_gap(self, has_gap: bool) -> None: ...
 
     def wait(seconds: float) -> bool:
         waits.append(seconds)
         if len(waits) == 1:
-            one._grow_at = monotonic()
+            one.schedule.grow_at = monotonic()
             if before:
-                one._look_now()
+                one.messages_available()
         else:
             one.stopping.set()
         return True
 
     one.state.claims.__class__ = WokenWhileAsked
-    monkeypatch.setattr(one, "_wait", wait)
-    monkeypatch.setattr(one, "_look", lambda: looks.append(monotonic()))
+    monkeypatch.setattr(one, "wait", wait)
+    monkeypatch.setattr(one, "peek_and_submit", lambda: looks.append(monotonic()))
     one.run()
 
     assert len(looks) == 2
@@ -377,8 +377,8 @@ def test_a_peek_that_fails_is_tried_again_and_counted(
     worker = start_worker(Leased)
 
     eventually(lambda: worker.pump.stats.handled == 1)
-    assert worker.pump.peek_breaker.state is State.CLOSED
-    assert worker.pump.degraded_text() == ""
+    assert worker.pump.health.peek_breaker.state is State.CLOSED
+    assert worker.pump.health.degraded_text() == ""
     assert "works again after 3 failures" in caplog.text
 
 
@@ -444,7 +444,7 @@ def test_there_are_no_more_tasks_than_messages(
 
 
 def test_helpers_without_work_end(start_worker: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(receiver_pool, "HELPER_IDLE", 0.05)
+    monkeypatch.setattr(receiver_pool, "IDLE_SECONDS", 0.05)
     gate = Gate()
     # One message a task: a batch would hold two of them behind one that waits.
     handle(Transactional, gate.enter)
@@ -503,7 +503,7 @@ def test_a_task_that_breaks_does_not_take_the_pump_with_it(
     eventually(lambda: worker.pump.stats.handled == 1000)
 
     assert broken
-    assert "a receive task failed" in caplog.text
+    assert "a receiver failed" in caplog.text
 
 
 @pytest.mark.parametrize("concurrency", [0, -1, 257])
@@ -544,15 +544,15 @@ def test_after_many_failures_in_a_row_one_task_feels_its_way(
     send(Transactional, 20)
     worker = start_worker(Transactional, concurrency=4)
     eventually(lambda: worker.pump.stats.failed >= 20)
-    assert worker.pump.throttled
-    assert "throttled after" in worker.pump.degraded_text()
+    assert worker.pump.health.throttled
+    assert "throttled after" in worker.pump.health.degraded_text()
     assert max(inside[-10:]) == 1
 
     outage.clear()
 
     eventually(lambda: worker.pump.stats.handled == 20)
-    assert not worker.pump.throttled
-    assert worker.pump.degraded_text() == ""
+    assert not worker.pump.health.throttled
+    assert worker.pump.health.degraded_text() == ""
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert sum("failed in a row" in text for text in warnings) == 1
 
@@ -564,7 +564,7 @@ def test_without_the_throttle_failures_change_nothing(start_worker: Start) -> No
 
     eventually(lambda: worker.pump.stats.failed == 30)
 
-    assert not worker.pump.throttled
+    assert not worker.pump.health.throttled
 
 
 def test_after_one_claim_that_failed_a_message_does_not_wait_for_the_handlers_of_others(
@@ -610,20 +610,20 @@ def test_what_was_sent_while_a_long_look_was_under_way_is_looked_for_again(
     waits: list[float] = []
 
     def look() -> None:
-        one._looked_at = monotonic()
-        looks.append(one._looked_at)
+        one.schedule.peeked_at = monotonic()
+        looks.append(one.schedule.peeked_at)
         if len(looks) == 1:
-            one._task_ended()
-            one._wake.clear()
-            eventually(lambda: monotonic() > one._covered_at)
+            one.receiver_done()
+            one.schedule.wake.clear()
+            eventually(lambda: monotonic() > one.schedule.covered_at)
 
     def wait(seconds: float) -> bool:
         waits.append(seconds)
         one.stopping.set()
         return False
 
-    monkeypatch.setattr(one, "_look", look)
-    monkeypatch.setattr(one, "_wait", wait)
+    monkeypatch.setattr(one, "peek_and_submit", look)
+    monkeypatch.setattr(one, "wait", wait)
     one.run()
 
     assert len(looks) == 2
@@ -635,14 +635,14 @@ def test_what_is_read_again_and_wanted_is_looked_for_at_once() -> None:
     handle(Leased)
     one = idle_pump()
     send(Leased, 1)
-    one.state.claims.extend_unknown(SeqRange(0), 1 << 40)
-    one._now = False
+    one.state.claims.extend_skipped(SeqRange(0), 1 << 40)
+    one.schedule.is_due = False
 
     one.state.skipped.reread(1)
-    assert one._now
-    one._now, one.state.skipped._reread_at = False, 0.0
+    assert one.schedule.is_due
+    one.schedule.is_due, one.state.skipped.next_reread_at = False, 0.0
     one.state.skipped.reread(1)
-    assert not one._now
+    assert not one.schedule.is_due
 
 
 def test_the_share_of_a_task_that_hangs_in_a_statement_is_not_promised_for_long(
@@ -650,31 +650,31 @@ def test_the_share_of_a_task_that_hangs_in_a_statement_is_not_promised_for_long(
 ) -> None:
     one = idle_pump()
     clock = a_clock(monkeypatch)
-    task = one.pool._make(None)
+    task = one.make_receiver(None)
     one.pool.receivers = [task]
     task.share, task.share_at = 8, clock()
-    assert one._promised() == 8
+    assert one.assigned_messages() == 8
 
     task.share_at -= claim_tracker.PATIENCE
 
-    assert one._promised() == 0
+    assert one.assigned_messages() == 0
 
 
 def test_what_others_share_out_at_each_look_keeps_no_look_from_going_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one = idle_pump()
-    monkeypatch.setattr(one, "_take_up", lambda: True)
-    one._look()
+    monkeypatch.setattr(one, "submit_for_assigned", lambda: True)
+    one.peek_and_submit()
     assert one.stats.peeks == 1
     clock = a_clock(monkeypatch)
 
-    one._seen_at = clock() - claim_tracker.PATIENCE / 2
-    one._look()
+    one.schedule.answered_at = clock() - claim_tracker.PATIENCE / 2
+    one.peek_and_submit()
     assert one.stats.peeks == 1
 
-    one._seen_at = clock() - 2 * claim_tracker.PATIENCE
-    one._look()
+    one.schedule.answered_at = clock() - 2 * claim_tracker.PATIENCE
+    one.peek_and_submit()
     assert one.stats.peeks == 2
 
 
@@ -686,16 +686,16 @@ def test_a_fresh_process_looks_through_an_old_queue_without_waiting_for_peek_del
     one = idle_pump(queue)
     clock = a_clock(monkeypatch)
     one.marks._window.position = 50_000
-    at = "_rescan_at" if queue is Leased else "rescan_at"
+    at = "next_window_at" if queue is Leased else "rescan_at"
     holder = one.state.claims if queue is Leased else one.marks
 
     for due, wait in (2, 2), (-2, 7 / WINDOWS_PER_CYCLE), (20, 7):
         setattr(holder, at, clock() + due)
-        assert one._until_next_look() == wait
+        assert one.seconds_to_next_peek() == wait
 
     one.marks._window.position = None
     setattr(holder, at, clock() - 2)
-    assert one._until_next_look() == 7
+    assert one.seconds_to_next_peek() == 7
 
 
 def test_a_look_behind_does_not_end_at_a_row_that_always_looks_free() -> None:
@@ -706,12 +706,12 @@ def test_a_look_behind_does_not_end_at_a_row_that_always_looks_free() -> None:
     first, _, last = Leased.objects.order_by("seq").values_list("seq", flat=True)
     one.marks.advance([(first,)], one.marks.returns)
     one.marks.retreat(MAX_SEQ)  # just behind the floor
-    one.state.claims.extend_unknown(SeqRange(last), 1 << 40)
-    one._now = False
+    one.state.claims.extend_skipped(SeqRange(last), 1 << 40)
+    one.schedule.is_due = False
 
-    one._peek()
+    one.peek()
 
-    assert one._now
+    assert one.schedule.is_due
 
 
 def test_a_look_that_saw_a_floor_come_down_raises_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -727,11 +727,11 @@ def test_a_look_that_saw_a_floor_come_down_raises_none(monkeypatch: pytest.Monke
 
     one.marks.advance([(299,)], one.marks.returns)
     monkeypatch.setattr(type(one.state.sql.claims), "peek", lambda self, *arguments: comes_down(*arguments))
-    one._peek()
+    one.peek()
     assert one.marks.lowest == 151
 
     monkeypatch.undo()
-    one._peek()
+    one.peek()
     assert one.marks.lowest > 700
 
 
@@ -739,7 +739,7 @@ def test_after_a_look_that_failed_the_way_to_the_server_is_measured_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one = idle_pump()
-    one._peek()
+    one.peek()
     one.stopping.set()  # no rest after it
     one.marks._round_trip = 0.001
 
@@ -747,14 +747,14 @@ def test_after_a_look_that_failed_the_way_to_the_server_is_measured_anew(
         raise OperationalError("terminating connection")
 
     monkeypatch.setattr(type(one.state.sql.claims), "peek", fails)
-    one._peek()
+    one.peek()
 
     assert one.marks._round_trip > 1
 
 
 def test_so_it_is_after_one_for_what_others_have_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     one = idle_pump(Capped)
-    one._peek()
+    one.peek()
     one.stopping.set()  # no rest after it
     one.marks._round_trip = 0.001
     assert one.state.limited_claims is not None
@@ -763,9 +763,9 @@ def test_so_it_is_after_one_for_what_others_have_shared_out(monkeypatch: pytest.
         raise OperationalError("terminating connection")
 
     monkeypatch.setattr(one.state.limited_claims, "shared_out", fails)
-    monkeypatch.setattr(one, "_may_call", lambda: True)
+    monkeypatch.setattr(one, "may_submit", lambda: True)
 
-    assert one._take_up()
+    assert one.submit_for_assigned()
 
     assert one.marks._round_trip > 1
 
@@ -790,7 +790,7 @@ def test_who_feels_the_way_is_called_beside_a_handler_that_began_before_the_outa
     eventually(lambda: gate.inside == 1)
     for number in (1, 2):
         Leased.send(Nop(number, ""))
-    eventually(lambda: worker.pump.throttled)
+    eventually(lambda: worker.pump.health.throttled)
     failed = worker.pump.stats.failed
     eventually(lambda: worker.pump.stats.failed > failed + 2, 10)
 
@@ -805,7 +805,7 @@ def test_after_an_ack_that_failed_once_a_message_does_not_wait_for_the_next_hand
 ) -> None:
     gate, handled = Gate(), []
     monkeypatch.setattr(
-        AtLeastOnceReceiver, "_flush_at", lambda self, batch, started: started
+        AtLeastOnceReceiver, "flush_at", lambda self, batch, started: started
     )  # each message is acked by itself
 
     def act(message: Nop, context: Context) -> None:
@@ -814,7 +814,7 @@ def test_after_an_ack_that_failed_once_a_message_does_not_wait_for_the_next_hand
         handled.append(message.number)
 
     handle(Leased, act)
-    delete = AtLeastOnceReceiver._delete
+    delete = AtLeastOnceReceiver.delete_acked
     failed: list[int] = []
 
     def fails_once(self: AtLeastOnceReceiver, seqs: list[int], token: Any) -> int:
@@ -823,12 +823,12 @@ def test_after_an_ack_that_failed_once_a_message_does_not_wait_for_the_next_hand
             raise OperationalError("terminating connection")
         return delete(self, seqs, token)
 
-    monkeypatch.setattr(AtLeastOnceReceiver, "_delete", fails_once)
-    monkeypatch.setattr(AtLeastOnceReceiver, "_give_back", lambda self, batch, keep: None)
+    monkeypatch.setattr(AtLeastOnceReceiver, "delete_acked", fails_once)
+    monkeypatch.setattr(BatchLeaser, "release", lambda self, batch, keep: None)
     send(Leased, 2)
     worker = start_worker(Leased, concurrency=2)
     eventually(lambda: failed and gate.inside == 1)
-    assert worker.pump.degraded_text() == "", "it was answered since"
+    assert worker.pump.health.degraded_text() == "", "it was answered since"
 
     Leased.send(Nop(2, ""))
 
@@ -841,39 +841,39 @@ def test_what_a_slow_handler_was_promised_others_may_take_and_what_a_quick_one_w
 ) -> None:
     one = idle_pump()
     clock = a_clock(monkeypatch)
-    task = one.pool._make(None)
+    task = one.make_receiver(None)
     one.pool.receivers = [task]
     task.share, task.share_at = 8, clock() - claim_tracker.PATIENCE / 2
-    assert one._promised() == 8
+    assert one.assigned_messages() == 8
     now = ActiveHandler(1, None, None, clock(), None)  # type: ignore[arg-type]
     for inside in ("active_handler", "active_callback"):
         setattr(task, inside, now)
-        assert one._promised() == 8
+        assert one.assigned_messages() == 8
 
         setattr(task, inside, msgspec.structs.replace(now, started=clock() - 1))
 
-        assert one._promised() == 0
+        assert one.assigned_messages() == 0
         setattr(task, inside, None)
 
 
 def test_the_share_of_a_task_is_promised_anew_with_each_of_its_claims(monkeypatch: pytest.MonkeyPatch) -> None:
     one = idle_pump()
     a_clock(monkeypatch)
-    task = one.pool._make(None)
+    task = one.make_receiver(None)
     one.pool.receivers, one.workers = [task], 1
     promised: list[int] = []
 
     def receive(limit: int) -> int:
-        promised.append(one._promised())
+        promised.append(one.assigned_messages())
         task.share_at -= claim_tracker.PATIENCE
         task.full = True
         return 1
 
     task.receive = receive
-    one._work(task, 3)
+    one.run_receiver(task, 3)
 
     assert promised == [3, 2, 1]
-    assert one._promised() == 0
+    assert one.assigned_messages() == 0
 
 
 def pump_without_a_place() -> QueuePump:
@@ -882,7 +882,7 @@ def pump_without_a_place() -> QueuePump:
     consumer(Addressed, name="free")(lambda message: None)
     one = idle_pump(Addressed)
     one.marks.skip(("tests", 0), lambda low: 200_000)
-    hold = threading.Thread(target=lambda: one.state.limiter._take())  # type: ignore[union-attr]
+    hold = threading.Thread(target=lambda: one.state.limiter.take_permits())  # type: ignore[union-attr]
     hold.start()
     hold.join()
     return one
@@ -891,7 +891,7 @@ def pump_without_a_place() -> QueuePump:
 def test_a_window_whose_messages_nobody_may_have_now_is_passed() -> None:
     one = pump_without_a_place()
 
-    _, behind = one.state.look()
+    _, behind = one.state.peek_ranges()
 
     assert behind == []
     assert one.marks.behind()[0].low == 50_000

@@ -48,13 +48,13 @@ def test_it_is_claimed_in_vain_ever_less_often_and_what_is_new_is_handled_at_onc
     settings.QUEUEAPP = {"PEEK_DELAY": 2}
     handled: list[int] = []
     looks: list[tuple[float, int]] = []
-    really_look = QueuePump._look
+    really_look = QueuePump.peek_and_submit
 
     def look(self: QueuePump) -> None:
-        looks.append((monotonic(), self._empty_claims))
+        looks.append((monotonic(), self.schedule.empty_claims))
         really_look(self)
 
-    monkeypatch.setattr(QueuePump, "_look", look)
+    monkeypatch.setattr(QueuePump, "peek_and_submit", look)
     consumer(queue, name="tests")(_noting(handled))
     queue.send(Nop(0, ""))
     with transaction.atomic(), ExitStack() as savepoint:
@@ -66,7 +66,7 @@ def test_it_is_claimed_in_vain_ever_less_often_and_what_is_new_is_handled_at_onc
         send_elsewhere(queue, 1)  # a later transaction has ended: from now on a look takes the row for free
         pump.wake()
 
-        eventually(lambda: pump._empty_claims >= IN_VAIN)
+        eventually(lambda: pump.schedule.empty_claims >= IN_VAIN)
         for (before, in_vain), (after, more) in pairwise(looks):
             if COVERING < in_vain <= more:
                 assert after - before >= EMPTY_WAIT * 2**in_vain / 2, looks

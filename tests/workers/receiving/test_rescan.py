@@ -49,8 +49,8 @@ def pass_over(pump: QueuePump, limit: int = 1_000) -> list[int]:
 def look(pump: QueuePump, times: int = 20) -> PeekResult:
     """Peek so many times, each time with a window of the rescan. Returns the last peek."""
     for _ in range(times):
-        pump.state.claims._rescan_at = 0.0
-        seen = pump._peek()
+        pump.state.claims.next_window_at = 0.0
+        seen = pump.peek()
         assert seen is not None
     return seen
 

@@ -11,9 +11,8 @@ import pytest
 from queueapp.sql.claims import PeekResult
 from tests.in_process_worker import real_commits
 from tests.testapp.models import Leased
-from workers.receiving.pump import QueuePump
+from workers.receiving.pump import QueuePump, queue_position, share_of_backlog
 from workers.receiving.receivers import AtLeastOnceReceiver
-from workers.receiving.work_sharing import queue_position, share_of_backlog
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
 
@@ -59,10 +58,10 @@ def calls_of(one: QueuePump, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int,
 def test_a_large_backlog_is_for_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
     one = idle_pump(concurrency=4)
     one.workers, one.rank = 8, 5
-    monkeypatch.setattr(one, "_peek", lambda: PeekResult(1000, 0, 8))
+    monkeypatch.setattr(one, "peek", lambda: PeekResult(1000, 0, 8))
     calls = calls_of(one, monkeypatch)
 
-    one._look()
+    one.peek_and_submit()
 
     assert calls == [(4, None)]
 
@@ -76,10 +75,10 @@ def test_a_message_that_nobody_took_in_turn_is_taken_by_whoever_looks_again(monk
         looks.append(PeekResult(1, 0, 8))
         return looks[-1]
 
-    monkeypatch.setattr(one, "_peek", peek)
+    monkeypatch.setattr(one, "peek", peek)
     calls = calls_of(one, monkeypatch)
 
-    one._look()
+    one.peek_and_submit()
 
     assert len(looks) == 2, "the first look said that it was the turn of others"
     assert calls == [(1, 1)]
@@ -87,12 +86,12 @@ def test_a_message_that_nobody_took_in_turn_is_taken_by_whoever_looks_again(monk
 
 def test_what_is_promised_to_tasks_at_work_is_not_given_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     one = idle_pump()
-    monkeypatch.setattr(one, "_peek", lambda: PeekResult(6, 0, 1))
+    monkeypatch.setattr(one, "peek", lambda: PeekResult(6, 0, 1))
     calls = calls_of(one, monkeypatch)
     at_work = AtLeastOnceReceiver(one.state, None)
     at_work.share, at_work.share_at = 5, monotonic()
     one.pool.receivers = [at_work]
 
-    one._look()
+    one.peek_and_submit()
 
     assert calls == [(1, 1)]

@@ -13,7 +13,7 @@ from tests.in_process_worker import Worker, eventually, real_commits
 from tests.queueapp.services.subscribers import subscriber
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased
-from workers.receiving import receives
+from workers.receiving import pump
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
 
@@ -56,7 +56,7 @@ def test_what_busy_workers_leave_is_taken_where_every_look_is_old_by_the_time_of
 ) -> None:
     """A task that comes late looks anew, and finds a message that is another worker's by its number, as the look before."""
     settings.QUEUEAPP = {"PEEK_DELAY": 3600}
-    monkeypatch.setattr(receives, "LOOK_LIFETIME", 0.0)
+    monkeypatch.setattr(pump, "PEEK_LIFETIME", 0.0)
     handled: list[int] = []
 
     def act(message: Nop) -> None:

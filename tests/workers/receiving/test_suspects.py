@@ -118,7 +118,7 @@ def test_two_suspects_that_wait_at_once_do_not_wait_for_one_another_and_the_othe
 
 
 def test_nobody_waits_longer_than_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quarantine, "PATIENCE", 0.05)
+    monkeypatch.setattr(quarantine, "MAX_WAIT", 0.05)
     ward = Ward()
     ward.come(0, suspect=True)
     started = monotonic()
@@ -136,7 +136,7 @@ def test_others_go_on_at_full_speed_beside_a_suspect_that_takes_long(monkeypatch
     monkeypatch.setattr(quarantine, "monotonic", lambda: now[0])
     ward = Ward()
     ward.come(0, suspect=True)
-    now[0] += quarantine.PATIENCE + 0.01
+    now[0] += quarantine.MAX_WAIT + 0.01
 
     in_thread(lambda: [ward.come(1, suspect=False) for _ in range(100)]).join(DEADLINE)
 
@@ -144,10 +144,10 @@ def test_others_go_on_at_full_speed_beside_a_suspect_that_takes_long(monkeypatch
 
 
 def test_one_suspect_after_the_other_keeps_nobody_waiting_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quarantine, "PATIENCE", 0.05)
+    monkeypatch.setattr(quarantine, "MAX_WAIT", 0.05)
     ward = Ward()
     ward.come(0, suspect=True)
-    ward._until = inf  # the newest is always another
+    ward.wait_until = inf  # the newest is always another
 
     ward.coming(1, suspect=False).join(DEADLINE)
 
@@ -161,12 +161,12 @@ def test_a_suspect_that_had_to_wait_has_its_whole_time_alone(monkeypatch: pytest
     ward.tasks[0].inside = True
     waiting = ward.coming(1, suspect=True)
     eventually(lambda: ward.wanted == 1)
-    assert ward._until == 100.0 + quarantine.PATIENCE
-    now[0] += quarantine.PATIENCE - 1
+    assert ward.wait_until == 100.0 + quarantine.MAX_WAIT
+    now[0] += quarantine.MAX_WAIT - 1
     ward.go(0, suspect=False)
     waiting.join(DEADLINE)
 
-    assert ward._until == now[0] + quarantine.PATIENCE
+    assert ward.wait_until == now[0] + quarantine.MAX_WAIT
 
 
 def test_who_leases_alone_does_so_from_the_claim_to_the_end_of_the_handler() -> None:
@@ -193,14 +193,14 @@ def test_leasing_alone_has_an_end_and_a_stop_ends_it_at_once(monkeypatch: pytest
         with ward.leasing_alone(stopping) as turn:
             happened.append(turn is not None)
 
-    monkeypatch.setattr(quarantine, "PATIENCE", DEADLINE + 10)
+    monkeypatch.setattr(quarantine, "MAX_WAIT", DEADLINE + 10)
     with ward.leasing_alone(stopping):
         waiting = in_thread(next_one)
         stopping.set()
         waiting.join(DEADLINE)
         assert happened == [False]
         stopping.clear()
-        monkeypatch.setattr(quarantine, "PATIENCE", 0.05)
+        monkeypatch.setattr(quarantine, "MAX_WAIT", 0.05)
         in_thread(next_one).join(DEADLINE)
         assert happened == [False, True]
     assert not ward._leasing.locked()
@@ -228,7 +228,7 @@ def test_tasks_keep_a_suspect_apart_from_what_others_have_in_hand(
     start_worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch, row: dict[str, Any]
 ) -> None:
     """Whoever killed the last process: the next death is to tell which one it was. In every process, and at any time."""
-    monkeypatch.setattr(quarantine, "PATIENCE", DEADLINE + 10)
+    monkeypatch.setattr(quarantine, "MAX_WAIT", DEADLINE + 10)
     gate, numbers = Gate(), []
 
     @consumer(Transactional, name="tests")
@@ -263,7 +263,7 @@ def test_tasks_keep_a_suspect_apart_from_what_others_have_in_hand(
 def test_a_suspect_has_its_turn_when_the_others_have_ended_and_not_when_one_more_comes(
     start_worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quarantine, "PATIENCE", DEADLINE + 10)
+    monkeypatch.setattr(quarantine, "MAX_WAIT", DEADLINE + 10)
     gate = Gate()
 
     @consumer(Transactional, name="tests")
@@ -291,7 +291,7 @@ def test_a_suspect_has_its_turn_when_the_others_have_ended_and_not_when_one_more
 def test_what_has_only_failed_or_was_lost_among_many_is_handled_beside_others(
     start_worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch, row: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(quarantine, "PATIENCE", DEADLINE + 10)
+    monkeypatch.setattr(quarantine, "MAX_WAIT", DEADLINE + 10)
     gate = Gate()
 
     @consumer(Transactional, name="tests")

@@ -89,7 +89,7 @@ def test_after_a_death_only_what_may_have_caused_it_is_leased_in_small_batches(
     handled: Any, start_worker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The queue is careful for long after; what is sent meanwhile has killed nobody."""
-    monkeypatch.setattr(quarantine, "LASTS", 0.0)
+    monkeypatch.setattr(quarantine, "QUARANTINE_TTL", 0.0)
     QueueControl.objects.create(queue=Leased._meta.label, crash_tracking_until=Now() + timedelta(hours=1))
     Leased.send_many(Nop(number, "") for number in range(2000))
     lose(1, 10)
@@ -128,7 +128,7 @@ def test_whoever_starts_leases_no_suspect_beside_others_just_to_see_that_it_is_o
 def test_first_messages_that_are_harmless_wait_for_nobodys_handler(
     start_worker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quarantine, "PATIENCE", 3600.0)
+    monkeypatch.setattr(quarantine, "MAX_WAIT", 3600.0)
     together = threading.Barrier(3)
 
     def handler(message: Nop) -> None:
@@ -173,7 +173,7 @@ def test_caution_outlasts_the_last_of_them_for_a_while(monkeypatch: pytest.Monke
     assert one.needed(rows[1:]) == 0
     assert one.needed(rows) == 1
     assert one.level == 1
-    now[0] += quarantine.LASTS + 0.01
+    now[0] += quarantine.QUARANTINE_TTL + 0.01
     assert one.level == 0
 
 

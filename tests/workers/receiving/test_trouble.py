@@ -61,20 +61,20 @@ def test_a_look_calls_one_task_however_much_it_sees(
     pump: QueuePump, calls: list[Any], counted: int, well: Any, in_trouble: Any
 ) -> None:
     pump.peek_limit = counted
-    pump._look()
+    pump.peek_and_submit()
     assert calls == [well]
 
-    pump.state.breaker.failure(OperationalError("away"))
-    pump._look()
+    pump.state.health.breaker.failure(OperationalError("away"))
+    pump.peek_and_submit()
     assert calls == [well, in_trouble]
 
-    pump.pool._busy = 1  # that one
-    pump._look()
+    pump.pool.busy = 1  # that one
+    pump.peek_and_submit()
     pump.wake()
     assert calls == [well, in_trouble]
 
     pump.state.claimed([], full=False)
-    pump._look()
+    pump.peek_and_submit()
     assert len(calls) == 3, "a claim that came through ends it"
 
 
@@ -84,34 +84,34 @@ def test_failures_in_a_row_are_followed_by_rests_until_one_succeeds(
     settings.QUEUEAPP = {"THROTTLE_AFTER": 3, "THROTTLE_WAIT": 30}
 
     for _ in range(5):
-        pump.state.failed()
+        pump.state.health.failed()
     assert stopping.waits == [30.0] * 3
 
-    pump.state.succeeded(1)
-    pump.state.failed()
+    pump.state.health.succeeded(1)
+    pump.state.health.failed()
     assert stopping.waits == [30.0] * 3
 
 
 def test_a_full_claim_has_the_pump_look_for_more_and_in_trouble_it_does_not(pump: QueuePump, settings: Any) -> None:
     settings.QUEUEAPP = {"THROTTLE_AFTER": 1, "THROTTLE_WAIT": 30}
     pump.state.claimed([], full=False)
-    assert not pump._wake.is_set()
+    assert not pump.schedule.wake.is_set()
 
     pump.state.claimed([], full=True)
-    assert pump._wake.is_set()
-    assert pump._grow_at is not None
+    assert pump.schedule.wake.is_set()
+    assert pump.schedule.grow_at is not None
 
-    pump._grow_at = None
-    pump.state.failed()
+    pump.schedule.grow_at = None
+    pump.state.health.failed()
     pump.state.claimed([], full=True)
-    assert pump._grow_at is None
+    assert pump.schedule.grow_at is None
 
 
 @pytest.fixture
 def task(pump: QueuePump) -> Any:
     """The one task at work."""
-    task = pump.pool._make(None)
-    pump.pool.receivers, pump.pool._busy = [task], 1
+    task = pump.make_receiver(None)
+    pump.pool.receivers, pump.pool.busy = [task], 1
     return task
 
 
@@ -119,12 +119,12 @@ def test_while_the_database_fails_nobody_in_a_handler_feels_the_way(
     pump: QueuePump, calls: list[Any], task: Any
 ) -> None:
     """It may last an hour, and nothing is learnt meanwhile; the claim or the ack that failed may have been its own."""
-    pump.state.breaker.failure(OperationalError("away"))
-    pump._look()
+    pump.state.health.breaker.failure(OperationalError("away"))
+    pump.peek_and_submit()
     assert calls == [], "that one asks the database"
 
     task.active_handler = ActiveHandler(1, None, None, monotonic(), None)  # type: ignore[arg-type]
-    pump._look()
+    pump.peek_and_submit()
     assert calls == [(1, 20)]
 
 
@@ -134,68 +134,68 @@ def test_in_an_outage_who_was_in_a_handler_before_it_does_not_feel_the_way(
 ) -> None:
     settings.QUEUEAPP = {"THROTTLE_AFTER": 2, "THROTTLE_WAIT": 30}
     began = monotonic()
-    pump.state.failed()
-    pump.state.failed()
-    pump.state.failed()
+    pump.state.health.failed()
+    pump.state.health.failed()
+    pump.state.health.failed()
     now = ActiveHandler(1, None, None, monotonic(), None)  # type: ignore[arg-type]
     setattr(task, inside, now)
-    pump._look()
+    pump.peek_and_submit()
     assert calls == [], "its handler began after it, and says how things are"
 
     setattr(task, inside, msgspec.structs.replace(now, started=began))
-    pump._look()
+    pump.peek_and_submit()
     assert calls == [(1, 20)]
 
 
 def test_the_end_of_an_outage_is_not_the_beginning_of_the_next_one(pump: QueuePump, task: Any, settings: Any) -> None:
     settings.QUEUEAPP = {"THROTTLE_AFTER": 2, "THROTTLE_WAIT": 30}
-    pump.state.failed()
-    pump.state.failed()
+    pump.state.health.failed()
+    pump.state.health.failed()
     between = ActiveHandler(1, None, None, monotonic(), None)  # type: ignore[arg-type]
-    pump.state.succeeded(1)
+    pump.state.health.succeeded(1)
     task.active_handler = between
 
-    pump.state.failed()
-    pump.state.failed()
+    pump.state.health.failed()
+    pump.state.health.failed()
 
-    assert pump._feeling() == 0
+    assert pump.probing_receivers() == 0
 
 
 def test_more_handlers_seen_than_tasks_at_work_is_nobody_who_feels_the_way(pump: QueuePump, task: Any) -> None:
     """It has just ended: the two are not counted in one breath."""
-    pump.state.breaker.failure(OperationalError("away"))
+    pump.state.health.breaker.failure(OperationalError("away"))
     task.active_handler = ActiveHandler(1, None, None, monotonic(), None)  # type: ignore[arg-type]
-    pump.pool._busy = 0
+    pump.pool.busy = 0
 
-    assert pump._feeling() == 0
+    assert pump.probing_receivers() == 0
 
 
 def test_an_outage_begins_once_however_many_attempts_fail_in_it(pump: QueuePump, task: Any, settings: Any) -> None:
     settings.QUEUEAPP = {"THROTTLE_AFTER": 2, "THROTTLE_WAIT": 30}
-    pump.state.failed()
-    pump.state.failed()
+    pump.state.health.failed()
+    pump.state.health.failed()
     task.active_handler = ActiveHandler(1, None, None, monotonic(), None)  # type: ignore[arg-type]
 
-    pump.state.failed()
+    pump.state.health.failed()
 
-    assert pump._feeling() == 1
+    assert pump.probing_receivers() == 1
 
 
 def test_a_claim_that_is_answered_has_worked_though_it_got_nothing(pump: QueuePump) -> None:
     Leased.objects.all().delete()
-    pump.state.breaker.failure(OperationalError("away"))
-    task = pump.pool._make(None)
+    pump.state.health.breaker.failure(OperationalError("away"))
+    task = pump.make_receiver(None)
     task.bind()
 
-    pump._receive(task, None)
+    pump.receive_messages(task, None)
 
-    assert pump.degraded_text() == ""
+    assert pump.health.degraded_text() == ""
 
 
 def test_in_an_outage_a_task_that_is_not_alone_gives_way(pump: QueuePump, task: Any, settings: Any) -> None:
     settings.QUEUEAPP = {"THROTTLE_AFTER": 2, "THROTTLE_WAIT": 30}
-    pump.state.failed()
-    pump.state.failed()
+    pump.state.health.failed()
+    pump.state.health.failed()
     limits: list[int] = []
 
     def receive(limit: int) -> int:
@@ -203,11 +203,11 @@ def test_in_an_outage_a_task_that_is_not_alone_gives_way(pump: QueuePump, task: 
         return 0
 
     task.receive = receive
-    pump.pool._busy = 2
+    pump.pool.busy = 2
 
-    pump._receive(task, None)
+    pump.receive_messages(task, None)
     assert limits == []
 
-    pump.pool._busy = 1
-    pump._receive(task, None)
+    pump.pool.busy = 1
+    pump.receive_messages(task, None)
     assert limits == [1]

@@ -7,21 +7,21 @@ from collections.abc import Iterator
 
 import pytest
 
-from workers.receiving import handler_gate
-from workers.receiving.handler_gate import QUICK, GatedHandler, HandlerGate
+from workers.receiving import handlers
+from workers.receiving.handlers import QUICK, GatedHandler, HandlerGate
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [0.0]
-    monkeypatch.setattr(handler_gate, "monotonic", lambda: now[0])
+    monkeypatch.setattr(handlers, "monotonic", lambda: now[0])
     return now
 
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits, waits for ever: a test that should not wait does not end."""
-    monkeypatch.setattr(handler_gate, "PATIENCE", threading.TIMEOUT_MAX)
+    monkeypatch.setattr(handlers, "GATE_PATIENCE", threading.TIMEOUT_MAX)
 
 
 def handle(task: GatedHandler, clock: list[float], seconds: float, times: int = 1) -> None:
@@ -44,7 +44,7 @@ def test_who_has_waited_in_vain_goes_on_without(taken: HandlerGate) -> None:
 
 def test_nobody_waits_for_one_who_has_overstayed(taken: HandlerGate, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not taken.enter()
-    monkeypatch.setattr(handler_gate, "PATIENCE", threading.TIMEOUT_MAX)
+    monkeypatch.setattr(handlers, "GATE_PATIENCE", threading.TIMEOUT_MAX)
     assert not taken.enter()
 
 
@@ -63,7 +63,7 @@ def test_a_turn_that_was_left_is_the_next_ones() -> None:
 def test_after_one_who_had_overstayed_turns_are_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
     turn = HandlerGate()
     with monkeypatch.context() as patched:
-        patched.setattr(handler_gate, "PATIENCE", 0.0)
+        patched.setattr(handlers, "GATE_PATIENCE", 0.0)
         assert turn.enter()
         assert not turn.enter()
     turn.leave()
@@ -79,7 +79,7 @@ def test_after_one_who_had_overstayed_turns_are_taken_again(monkeypatch: pytest.
 @pytest.mark.usefixtures("patient")
 def test_one_who_gave_up_just_when_the_turn_was_left_keeps_nobody_from_it() -> None:
     turn = HandlerGate()
-    turn._late = True  # told after the other one had left
+    turn.overstayed = True  # told after the other one had left
     assert turn.enter()
 
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from queueapp.sql.claims import SeqRange
-from workers.receiving import skip_ranges
-from workers.receiving.skip_ranges import SkipRanges
+from workers.receiving import claim_tracker
+from workers.receiving.claim_tracker import SkipRanges
 
 SEQS = st.integers(1, 60)
 
@@ -36,24 +36,24 @@ def test_what_comes_back_is_outside_again() -> None:
 def test_many_stretches_are_joined_where_they_are_nearest(monkeypatch: object) -> None:
     one = SkipRanges()
 
-    for place in range(skip_ranges.MOST):
+    for place in range(claim_tracker.MAX_SKIP_RANGES):
         one.add(place * 100, place * 100 + (95 if place == 7 else 5))
     one.add(100_000, 100_001)
 
     stretches = list(one)
-    assert len(stretches) == skip_ranges.MOST
+    assert len(stretches) == claim_tracker.MAX_SKIP_RANGES
     assert (700, 805) in stretches
 
 
 def test_all_of_it_is_read_again_in_turn() -> None:
     one = SkipRanges()
-    assert one.to_reread() is None
+    assert one.next_reread() is None
     one.add(10, 20)
     one.add(40, 50)
     seen = []
     for reached in (14, 20, 50, 12):
-        seen.append(one.to_reread())
-        one.reread(reached)
+        seen.append(one.next_reread())
+        one.reread_to(reached)
 
     assert seen == [(10, 20), (15, 20), (40, 50), (10, 20)]
 

@@ -36,7 +36,7 @@ def test_each_breaker_of_a_queue_is_told_and_taken_back(start_worker: Start, set
     consumer(Leased, name="tests")(lambda message: None)
     worker = start_worker(Leased, heartbeat=True)
     desk = worker.pump.state
-    breakers = [*(one for one in desk.breakers if isinstance(one, CircuitBreaker)), desk.store_breaker]
+    breakers = [*(one for one in desk.health.breakers if isinstance(one, CircuitBreaker)), desk.health.store_breaker]
     assert [one.name.split(" ")[0] for one in breakers] == ["Peek", "Receive", "Renewal", "Store"]
     for one in breakers[2:]:  # the first two a healthy look disarms at once
         one.failure(RuntimeError("it is broken"))

@@ -1,4 +1,4 @@
-"""Receive tasks: one strategy per semantics. A task claims, handles and ends, on one thread with one connection."""
+"""The receivers: one class per semantics. A receiver claims, handles and ends messages, on one thread with one connection."""
 
 from __future__ import annotations
 
@@ -8,43 +8,22 @@ from ..handlers import HandlerTable
 from .at_least_once import AtLeastOnceReceiver, LeasedBatch
 from .at_most_once import AtMostOnceReceiver
 from .base import ActiveCallback, ActiveHandler, Receiver
-from .lease_several import LeaseSeveralTask
-from .once_several import AtMostOnceSeveralTask, SentSeveralTask
-from .sent import SentTask
 from .set_consumers import SetReceiver
-from .together_several import TogetherSeveralTask
 from .transactional import TransactionalReceiver
 from .transactional_batch import TransactionBatchReceiver
 
-#: What receives where a consumer takes several messages a call, in the place of what otherwise would.
-_OF_SEVERAL: dict[type[Receiver], type[Receiver]] = {
-    AtLeastOnceReceiver: LeaseSeveralTask,
-    TransactionalReceiver: TogetherSeveralTask,
-    TransactionBatchReceiver: TogetherSeveralTask,
-    AtMostOnceReceiver: AtMostOnceSeveralTask,
-    SentTask: SentSeveralTask,
-}
-_BY_SEMANTICS: dict[Semantics, type[Receiver]] = {
-    Semantics.AT_LEAST_ONCE: AtLeastOnceReceiver,
-    Semantics.TRANSACTIONAL: TransactionalReceiver,
-    Semantics.AT_MOST_ONCE: AtMostOnceReceiver,
-}
 
-
-def receiver_class_for(delivery: Delivery, handlers: HandlerTable | None = None) -> type[Receiver]:
-    """How the messages of a queue are received, by these consumers."""
-    if handlers is not None and handlers.finder is not None and handlers.finder.alone:
+def receiver_class_for(delivery: Delivery, handlers: HandlerTable) -> type[Receiver]:
+    """The class that receives a queue with these options for these consumers."""
+    if handlers.resolver is not None and handlers.resolver.alone:
         return SetReceiver
-    task = _strategy_of(delivery)
-    return _OF_SEVERAL[task] if handlers is not None and handlers.largest_batch else task
-
-
-def _strategy_of(delivery: Delivery) -> type[Receiver]:
-    if delivery.keeps_sent:
-        return SentTask
-    if delivery.transaction_size > 1 and delivery.semantics is Semantics.TRANSACTIONAL:
+    if delivery.semantics is Semantics.AT_MOST_ONCE:
+        return AtMostOnceReceiver
+    if delivery.semantics is Semantics.AT_LEAST_ONCE:
+        return AtLeastOnceReceiver
+    if delivery.transaction_size > 1 or handlers.largest_batch:
         return TransactionBatchReceiver
-    return _BY_SEMANTICS[delivery.semantics]
+    return TransactionalReceiver
 
 
 __all__ = [
@@ -54,7 +33,7 @@ __all__ = [
     "AtMostOnceReceiver",
     "LeasedBatch",
     "Receiver",
-    "SentTask",
+    "SetReceiver",
     "TransactionBatchReceiver",
     "TransactionalReceiver",
     "receiver_class_for",

@@ -1,7 +1,13 @@
-"""What the receive strategies share: calling a handler, and what happens when it fails.
+"""What the receivers of all semantics share: calling a handler under the guards, and what happens when it fails.
 
-A task is one thread with one connection. No lock, timer or log line per message: a task writes two attributes, and the
-watchdog looks at ``Receiver.running``. Where code of the user's runs that is no handler it looks at ``Receiver.aside``.
+A receiver is one thread with one connection. There is no lock, timer or log line per message: a receiver writes two attributes, and the
+watchdog reads ``Receiver.active_handler``. While a callback of the user runs (an on_commit hook, a policy, a signal receiver), the
+watchdog reads ``Receiver.active_callback``.
+
+    idle --claim--> reading a message --> in its handler --returned--> ended
+                                                         --raised, late, left its connection unclean--> failed
+
+Before a message is read, the receiver records it in its slot, since reading it may end the process as well as its handler may.
 """
 
 from __future__ import annotations
@@ -10,7 +16,8 @@ import logging
 import sys
 import threading
 from asyncio import _get_running_loop, _set_running_loop
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import Context as Variables
 from contextvars import copy_context
 from datetime import timedelta
@@ -35,10 +42,9 @@ from queueapp.sql.claims import BODY, DELIVERIES, HEADERS, ID, SEQ, Claimed
 from ...connections.handed_out import HandedOut
 from .. import fork_guard
 from ..batch_sizer import BatchSizer
+from ..events import InFlightSlot
 from ..handlers import BoundConsumer, HandlerTable, Interrupted, TimeLimitExceeded, WorkerStopped
 from ..queue_state import QueueState
-from ..slot import Slot
-from .in_hand import TakesInHand
 
 log = logging.getLogger("queueapp.workers")
 _T = TypeVar("_T")
@@ -56,72 +62,83 @@ class ActiveHandler(msgspec.Struct, frozen=True, eq=False, gc=False):
     deadline: float | None
 
 
-class HandlerRoute(msgspec.Struct, frozen=True, eq=False):
-    """Where messages with these headers go."""
-
-    headers: str
-    entry: BoundConsumer
-    #: Reads the usual body, and raises for any other.
-    decode: Callable[[bytes], Any] | None
-    #: Reads any, or says what is wrong.
-    read: messages.Read
-    receiving: Receiving
-
-
 class ActiveCallback(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """Code of the user's that is no handler and runs now (``queueapp.callbacks``), for the watchdog."""
+    """The callback that runs now (``queueapp.callbacks``), for the watchdog."""
 
     what: str
     seq: int
-    #: Whether what becomes of the message is decided.
+    #: Whether the outcome of the message no longer depends on it.
     outcome_final: bool
     started: float
     deadline: float | None
 
 
+class HandlerRoute(msgspec.Struct, frozen=True, eq=False):
+    """Which consumer takes messages with these headers, and how their bodies are decoded."""
+
+    headers: str
+    consumer: BoundConsumer
+    #: Decodes the usual body, and raises for any other.
+    decode: Callable[[bytes], Any] | None
+    #: Decodes any body, or raises UndecodableMessage.
+    read: messages.Read
+    receiving: Receiving
+
+
 class Rollback(Exception):
-    """Leaves the receive's transaction without a commit; what failed is kept beside it."""
+    """Leaves the receive's transaction without a commit. What failed is kept elsewhere."""
 
 
-class Receiver(TakesInHand):
-    """What the three strategies share."""
+class Receiver:
+    """One receiver thread of a queue."""
 
-    def __init__(self, state: QueueState, slot: Slot | None) -> None:
-        super().__init__(slot, state.quarantine)
+    #: Whether a claim for a consumer of batches may wait for more messages (``batch_wait``).
+    may_gather = True
+
+    def __init__(self, state: QueueState, slot: InFlightSlot | None) -> None:
         self.state = state
+        self.slot = slot
         self.queue: Any = state.queue
         self.alias: str = state.alias
         self.handlers: HandlerTable = state.handlers
+        self._quarantine = state.quarantine
+        #: Its handler runs or is about to; see ``Quarantine``.
+        self.inside = False
         self._route: HandlerRoute | None = None
-        self._keeps_counts = self.sql.table.keeps_counts
+        #: The headers of the last message that has a consumer here, if all messages with the same ones have it too.
+        self.known_headers: str | None = None
+        self.keeps_counts = self.sql.table.keeps_counts
         self.thread_id = 0
         self.active_handler: ActiveHandler | None = None
         self.active_callback: ActiveCallback | None = None
-        #: The message that the next ``aside`` is of.
-        self.about: Claimed | None = None
+        #: The message of the next callback.
+        self.callback_message: Claimed | None = None
+        #: The batch that it has leased; see ``LeasedBatch``.
         self.batch: Any = None
         self.interrupt_lock = threading.Lock()
-        #: What the watchdog has interrupted, for its time limit and for a stop that could not wait.
+        #: What the watchdog has interrupted: for its time limit, and for a stop that could not wait.
         self.interrupted_for_timeout: ActiveHandler | ActiveCallback | None = None
         self.interrupted_for_shutdown: ActiveHandler | ActiveCallback | None = None
-        #: An ``aside`` was struck, perhaps between an answer of a server and the driver's notes of it.
-        self._struck = False
+        #: A callback was interrupted, perhaps between an answer of the server and the driver's processing of it.
+        self._callback_interrupted = False
         self.hard_stop = False
         #: What the handler that failed last had left in ``Context.items``.
         self.items: dict[str, Any] | None = None
-        #: The context variables of the last handler, and those that ``aside`` runs in when it is a hook after its commit.
-        self.variables: Variables | None = None
-        self.around: Variables | None = None
-        #: The session in which the last handler ran is gone, and with it what it held.
-        self.cut_loose = False
-        #: See ``InFlightLimit``: places that a claim under way has taken.
+        #: The context variables of the last handler, and those of the next callback if it is a hook after its commit.
+        self.handler_variables: Variables | None = None
+        self.callback_variables: Variables | None = None
+        #: The session in which the last handler ran is gone, and with it the locks that it held.
+        self.session_lost = False
+        #: Capacity that an active claim has taken; see ``InFlightLimit``.
         self.reserved = 0
-        self._filter = state.filter
-        #: What is left of the share that the pump called it for, and since when; the pump's business.
+        self.filter = state.filter
+        #: What remains of the share that the pump called it for, and since when. Written by the pump.
         self.share, self.share_at = 0, 0.0
         self.size = BatchSizer(1, settings.BATCH_TARGET.total_seconds())
         #: Whether the last claim got all that it asked for, so that there may be more.
         self.full = False
+        #: Calls the consumers that take batches; None: there are none.
+        self.batches: Any = None
 
     @property
     def sql(self) -> QueueSql:
@@ -129,64 +146,67 @@ class Receiver(TakesInHand):
         return self.state.sql
 
     def bind(self) -> None:
-        """Called on the task's own thread, before anything else."""
+        """Called on the receiver's own thread, before anything else."""
         self.thread_id = threading.get_ident()
         self._generation = fork_guard.generation
-        self.handed = HandedOut(self.alias)
+        self.guard = HandedOut(self.alias)
         handling.set(self)
-        callbacks.guard(self.run_aside)
+        callbacks.guard(self.run_callback)
 
     def receive(self, limit: int) -> int:
-        """Claim at most ``limit``, handle them, end them; returns how many were claimed, and leaves ``full`` behind."""
+        """Claim at most ``limit`` messages, handle and end them; return how many were claimed, and set ``full``."""
         raise NotImplementedError
 
     def in_flight_count(self) -> int:
         """Messages of its leased batch that have not ended."""
-        return 0
+        batch = self.batch
+        return 0 if batch is None else len(batch.leased())
 
     def call_barrier(self, claimed: Claimed) -> BaseException | bool | None:
-        """As ``call``, for a barrier: it is gone already."""
+        """Like ``call``, for a barrier, which is already gone."""
         return self.call(claimed, leased=True)
 
     @property
-    def most(self) -> int:
-        """How many messages it is worth being called for at once."""
+    def max_batch(self) -> int:
+        """How many messages it is worth calling it for at once."""
         return self.size.n
 
-    def stands(self, seq: int) -> bool:
-        """Whether the transaction that a handler leaves behind is still the one that it was given: where it took the message."""
+    def transaction_intact(self, seq: int) -> bool:
+        """Whether the transaction that a handler leaves is still the one in which its message was claimed."""
         return True
 
     # -- one message ----------------------------------------------------------------------------------------------
 
     def call(self, claimed: Claimed, *, leased: bool = False) -> BaseException | bool | None:
-        """Run the handler of a message. None: done. False: nobody here knows the type, or the filter does not let it pass. Else
-        what it raised. ``leased``: this hand-out is counted in its deliveries."""
-        self.cut_loose = False
+        """Run the handler of a message. None: done. False: no consumer here takes it, or the filter does not match. Else what it
+        raised. ``leased``: this delivery is counted in the row."""
+        if self.batches is not None and (route := self.batches.route_of(claimed)) is not None:
+            return self.batches.call_one(route, claimed, leased=leased)  # type: ignore[no-any-return]
+        self.session_lost = False
         attempt, suspect = 1, False
         before = claimed[DELIVERIES] - leased
-        if before > 0 or not self._keeps_counts:
-            attempt = limits.attempt_of(claimed, keeps_counts=self._keeps_counts)
-            suspicion_level = limits.suspicion_level(claimed, attempt, leased=leased, keeps_counts=self._keeps_counts)
-            suspect = suspicion_level > 1
+        if before > 0 or not self.keeps_counts:
+            attempt = limits.attempt_of(claimed, keeps_counts=self.keeps_counts)
+            suspicion = limits.suspicion_level(claimed, attempt, leased=leased, keeps_counts=self.keeps_counts)
+            suspect = suspicion > 1
         # ``begin`` and ``end``, written out: with the calls ``drain`` was 1.56, without them 1.72 and 1.77.
-        suspects, slot, seq = self._suspects, self.slot, claimed[SEQ]
+        quarantine, slot, seq = self._quarantine, self.slot, claimed[SEQ]
         self.inside = True
-        if suspect or suspects.wanted:
-            suspects.enter(self, suspect)
+        if suspect or quarantine.wanted:
+            quarantine.enter(self, suspect)
         try:
             if slot is not None:
                 slot.begin(seq)
-            if self._filter is not None and not self._filter.passes(claimed[HEADERS], claimed[BODY]):
+            if self.filter is not None and not self.filter.passes(claimed[HEADERS], claimed[BODY]):
                 return False
             try:
                 route = self._route
                 if route is None or claimed[HEADERS] != route.headers:
-                    route = self._find(claimed)
-                    # A consumer of several is not called here: its class was imported since it was asked for a moment ago.
-                    if route is None or route.entry.batch:
+                    route = self.find_route(claimed)
+                    # A consumer of batches is not called here: its class was imported since ``batches`` was asked a moment ago.
+                    if route is None or route.consumer.batch:
                         return False
-                entry, body, decode = route.entry, claimed[BODY], route.decode
+                consumer, body, decode = route.consumer, claimed[BODY], route.decode
                 try:
                     message = decode(body) if decode is not None and body else None
                 except Exception:  # not this type, or a byte order mark
@@ -197,39 +217,39 @@ class Receiver(TakesInHand):
                 # UndecodableMessage; or sys.exit() where an instance of the user's class is made.
                 self.items = None
                 return error
-            if before > 0 or not self._keeps_counts:
-                exhausted = limits.check_limits(claimed, attempt, entry.attempts, self.queue.delivery, leased=leased)
+            if before > 0 or not self.keeps_counts:
+                exhausted = limits.check_limits(claimed, attempt, consumer.attempts, self.queue.delivery, leased=leased)
                 if exhausted is not None:
                     self.items = None
                     return exhausted
                 attempt += limits.unacknowledged_deliveries(claimed, attempt, leased=leased)
-            return self.run(entry, message, Context(route.receiving, claimed, attempt), seq)
+            return self.run(consumer, message, Context(route.receiving, claimed, attempt), seq)
         finally:
             if slot is not None:
                 slot.end()
             self.inside = False
-            if suspects.wanted:
-                suspects.leave(suspect)
+            if quarantine.wanted:
+                quarantine.leave(suspect)
 
     def run(
-        self, entry: BoundConsumer, message: Any, context: Context | BatchContext, seq: int
+        self, consumer: BoundConsumer, message: Any, context: Context | BatchContext, seq: int
     ) -> BaseException | None:
-        """Call a handler with what is in hand: None when it has ended well, else what it raised or left behind."""
+        """Call a handler: None when it has ended well, else what it raised or left behind."""
         started = monotonic()
-        timeout = entry.timeout
-        handed = self.handed
+        timeout = consumer.timeout
+        guard = self.guard
         failed: BaseException | None = None
         try:
-            if not handed.fresh:
-                handed.before()
-            self.variables = variables = copy_context()
-            self.active_handler = running = ActiveHandler(
-                seq, entry, context, started, started + timeout if timeout else None
+            if not guard.fresh:
+                guard.before()
+            self.handler_variables = variables = copy_context()
+            self.active_handler = active = ActiveHandler(
+                seq, consumer, context, started, started + timeout if timeout else None
             )
             try:
                 # In a copy of the thread's context variables (0.04 µs), or the language, time zone and tracing of one message would
                 # be those of the next.
-                variables.run(entry.call, message, context)  # type: ignore[arg-type]
+                variables.run(consumer.call, message, context)  # type: ignore[arg-type]
             except BaseException as error:
                 # sys.exit() and a cancelled coroutine, too, end the attempt and not the worker.
                 failed = error
@@ -238,145 +258,199 @@ class Receiver(TakesInHand):
             if fork_guard.generation != self._generation:
                 fork_guard.end_child(failed)
             if _recursion_limit() < _RECURSION_LIMIT:
-                sys.setrecursionlimit(_RECURSION_LIMIT)  # of the whole process, the engine's own calls among it
+                sys.setrecursionlimit(_RECURSION_LIMIT)  # of the whole process, the engine's own calls included
             if (
                 self.hard_stop
-                or (running.deadline is not None and monotonic() >= running.deadline)
+                or (active.deadline is not None and monotonic() >= active.deadline)
                 or context._asked is not None
             ):
-                self._absorb(running)
+                self._absorb(active)
         except Interrupted as error:
             # Sent while the handler ran, delivered after it had returned, here or in ``_absorb``: it was late all the same.
             self.active_handler = None
             failed = error
-        # Nothing can strike any more.
+        # From here on no interruption can arrive.
         if _get_running_loop() is not None:
-            # Of a handler, perhaps struck while its loop came to its end: Django would refuse the thread for ever.
+            # Of a handler, perhaps interrupted while its loop came to its end: Django would refuse the thread for ever.
             _set_running_loop(None)
         if (
             failed is None
-            and handed.fresh
-            and self.interrupted_for_timeout is not running
-            and self.interrupted_for_shutdown is not running
-            and handed.is_untouched()
+            and guard.fresh
+            and self.interrupted_for_timeout is not active
+            and self.interrupted_for_shutdown is not active
+            and guard.is_untouched()
         ):
             return None
-        return self._judge(running, failed)
+        return self._judge(active, failed)
 
-    def _judge(self, running: ActiveHandler, failed: BaseException | None) -> BaseException | None:
-        """After a handler: what it raised or left behind. What it made of its connections is looked at on every alias."""
-        handed, name = self.handed, running.consumer.registration.name
-        left = handed.after(failed, self.stands, running.seq)
-        self.cut_loose = left is not None and left.replaced
-        if handed.changed is not None:
-            self.state.tell_changed(name, handed.changed)
-        if (self.interrupted_for_timeout is running or self.interrupted_for_shutdown is running) and not connections[
-            self.alias
-        ].in_atomic_block:
-            handed.replace()  # it may have struck between an answer and the driver's notes of it
-        failed = failed or left
+    def _judge(self, active: ActiveHandler, failed: BaseException | None) -> BaseException | None:
+        """After a handler: what it raised or left behind. Its connections are checked on every alias."""
+        guard, name = self.guard, active.consumer.registration.name
+        interrupted = self.interrupted_for_timeout is active or self.interrupted_for_shutdown is active
+        leaked = guard.after(failed, self.transaction_intact, active.seq)
+        self.session_lost = leaked is not None and leaked.replaced
+        if guard.changed is not None:
+            self.state.health.warn_session_changed(name, guard.changed)
+        if interrupted and not connections[self.alias].in_atomic_block:
+            guard.replace()  # perhaps interrupted between an answer of the server and the driver's processing of it
+        failed = failed or leaked
         if failed is not None:
-            if running.context._asked is not None:
-                failed = _cancelled(running.context._asked, failed)  # whatever the handler made of being asked
-            elif self.interrupted_for_shutdown is running and self.interrupted_for_timeout is not running:
+            if active.context._asked is not None:
+                failed = _cancelled(active.context._asked, failed)  # whatever the handler made of the request
+            elif self.interrupted_for_shutdown is active and self.interrupted_for_timeout is not active:
                 # Whatever the handler made of the interruption.
                 failed = WorkerStopped(f"{name} was interrupted: the worker stops.")
-            self.items = running.context._items
+            self.items = active.context._items
         return failed
 
-    def _find(self, claimed: Claimed) -> HandlerRoute | None:
-        """Who handles this message; remembered for the next ones, most of which are of the same type and have no headers of
-        their own. None: nobody here. Raises UndecodableMessage."""
-        entry, kind = self.handlers.find(claimed)
-        if entry is None:
+    def find_route(self, claimed: Claimed) -> HandlerRoute | None:
+        """The consumer of this message; remembered for the next ones, most of which are of the same type and have no headers of
+        their own. None: there is none here. Raises UndecodableMessage."""
+        consumer, kind = self.handlers.find(claimed)
+        if consumer is None:
             return None
-        receiving = Receiving(self.queue, self.alias, entry.registration, self.extend, self.write_headers)
-        decode, read = entry.reader(kind)
-        route = HandlerRoute(claimed[HEADERS], entry, decode, read, receiving)
-        if not self.handlers.addressed or self.handlers.finder is not None:
-            self._route = route
+        receiving = Receiving(self.queue, self.alias, consumer.registration, self.extend, self.write_headers)
+        decode, read = consumer.reader(kind)
+        route = HandlerRoute(claimed[HEADERS], consumer, decode, read, receiving)
+        if not self.handlers.addressed or self.handlers.resolver is not None:
+            self.known_headers = route.headers
+            if not consumer.batch:
+                self._route = route
         return route
 
-    def _absorb(self, running: ActiveHandler | ActiveCallback) -> None:
+    def _absorb(self, active: ActiveHandler | ActiveCallback) -> None:
         """If the watchdog has sent an exception, it is raised in here or was raised before, and nowhere else."""
         with self.interrupt_lock:
-            sent = self.interrupted_for_timeout is running or self.interrupted_for_shutdown is running
+            sent = self.interrupted_for_timeout is active or self.interrupted_for_shutdown is active
         if sent:
-            for _ in range(100):  # what is still under way is raised at a jump back; else the handler has had it
+            for _ in range(100):  # a pending exception is raised at a jump back; else the handler has had it
                 pass
 
-    # -- code of the user's that is no handler -----------------------------------------------------------------------
+    # -- the message in flight ----------------------------------------------------------------------------------------
 
-    def run_aside(self, what: str, call: Callable[[], _T], *, outcome_final: bool) -> _T:
-        """Call it within the time limit of its message's consumer; each for itself, since one that hangs is not to cost the next
-        its time. Raises Interrupted when it is over that, whatever it made of the interruption."""
-        claimed = self.about
+    @contextmanager
+    def only_here(self) -> Iterator[None]:
+        """What is claimed in here is in no table until it was handled. Recorded from before the claim, so that an observer who sees the
+        table empty sees this."""
+        if self.slot is None:
+            yield
+            return
+        self.slot.only_here(True)
+        try:
+            yield
+        finally:
+            self.slot.only_here(False)
+
+    def begin(self, seq: int, suspect: bool) -> None:
+        """A message is in flight until ``end``: what reads it (a codec, a class of the user's) may end the process as well as its
+        handler may. Waits for its turn first: one that waited in flight would be counted with the killer that had it."""
+        quarantine = self._quarantine
+        self.inside = True
+        if suspect or quarantine.wanted:
+            quarantine.enter(self, suspect)
+        if self.slot is not None:
+            self.slot.begin(seq)
+
+    def end(self, suspect: bool) -> None:
+        """The message is no longer in flight."""
+        if self.slot is not None:
+            self.slot.end()
+        self.inside = False
+        quarantine = self._quarantine
+        if quarantine.wanted:
+            quarantine.leave(suspect)
+
+    @contextmanager
+    def in_flight(self, seqs: Sequence[int], suspect: bool) -> Iterator[None]:
+        """From ``begin`` to ``end``, for messages of one call: any of them may be the cause of a crash."""
+        several = self.slot if len(seqs) > 1 else None
+        if several is not None:
+            several.several(seqs)
+        try:
+            self.begin(seqs[0], suspect)
+            yield
+        finally:
+            self.end(suspect)
+            if several is not None:
+                several.several(())
+
+    # -- callbacks ----------------------------------------------------------------------------------------------------
+
+    def run_callback(self, what: str, call: Callable[[], _T], *, outcome_final: bool) -> _T:
+        """Call it within the time limit of its message's consumer; each callback has the whole limit, so that one that hangs does
+        not cost the next its time. Raises Interrupted when it exceeds that, whatever it made of the interruption."""
+        claimed = self.callback_message
         if claimed is None or self.active_handler is not None or self.active_callback is not None:
-            return call()  # in a handler, or in another one: watched as that
-        entry = self._entry_of(claimed)
-        timeout = entry.timeout if entry is not None else settings.TIMEOUT and settings.TIMEOUT.total_seconds()
-        if entry is not None:
-            what = f"{what} of {entry.registration.name}"
+            return call()  # in a handler, or in another callback: watched as that
+        consumer = self.bound_consumer_of(claimed)
+        timeout = consumer.timeout if consumer is not None else settings.TIMEOUT and settings.TIMEOUT.total_seconds()
+        if consumer is not None:
+            what = f"{what} of {consumer.registration.name}"
         paused = pause_deadline()
         started = monotonic()
-        aside = ActiveCallback(what, claimed[SEQ], outcome_final, started, started + timeout if timeout else None)
+        active = ActiveCallback(what, claimed[SEQ], outcome_final, started, started + timeout if timeout else None)
         failed: BaseException | None = None
         try:
             try:
-                self.active_callback = aside
-                returned = (self.around or copy_context()).run(call)
+                self.active_callback = active
+                returned = (self.callback_variables or copy_context()).run(call)
             except BaseException as error:
                 failed = error
             finally:
                 self.active_callback = None
             if fork_guard.generation != self._generation:
                 fork_guard.end_child(failed)
-            if self.hard_stop or (aside.deadline is not None and monotonic() >= aside.deadline):
-                self._absorb(aside)
+            if self.hard_stop or (active.deadline is not None and monotonic() >= active.deadline):
+                self._absorb(active)
         except Interrupted as error:
-            # As in ``call``: it is late, and nothing else.
+            # As in ``run``: it is late, and nothing else.
             self.active_callback = None
             failed = error
         resume_deadline(paused)
-        if self.interrupted_for_timeout is aside or self.interrupted_for_shutdown is aside:
-            self._struck = True
+        late = self.interrupted_for_timeout is active
+        if late or self.interrupted_for_shutdown is active:
+            self._callback_interrupted = True
             if not isinstance(failed, Interrupted):
-                failed = (TimeLimitExceeded if self.interrupted_for_timeout is aside else WorkerStopped)(
-                    f"{what} was interrupted"
-                )
+                failed = (TimeLimitExceeded if late else WorkerStopped)(f"{what} was interrupted")
         if failed is not None:
             raise failed
         return returned
 
-    def mend(self) -> None:
-        """After asides: see ``HandedOut.mend``."""
-        self.around = None
-        if self._struck:
-            self._struck = False
-            self.handed.replace()
+    def restore_connection(self) -> None:
+        """After callbacks: see ``HandedOut.mend``."""
+        self.callback_variables = None
+        if self._callback_interrupted:
+            self._callback_interrupted = False
+            self.guard.replace()
         else:
-            self.handed.mend()
+            self.guard.mend()
 
-    def _entry_of(self, claimed: Claimed) -> BoundConsumer | None:
+    def bound_consumer_of(self, claimed: Claimed) -> BoundConsumer | None:
+        """The consumer of a message; None where there is none, or its headers do not parse."""
         try:
             return self.handlers.find(claimed)[0]
         except UndecodableMessage:
             return None
 
     def consumer_of(self, claimed: Claimed) -> Any:
-        """The registration that a message belongs to, for recoverability; None when its headers do not parse."""
-        entry = self._entry_of(claimed)
-        return entry.registration if entry else None
+        """The registration of its consumer, for recoverability; None where there is none, or its headers do not parse."""
+        consumer = self.bound_consumer_of(claimed)
+        return consumer.registration if consumer else None
+
+    # -- for contexts of handlers -------------------------------------------------------------------------------------
 
     def extend(self, seq: int, period: timedelta | None) -> None:
-        """``Context.extend``; only a leased message has something to extend."""
+        """``Context.extend``; only a leased message has a lease to extend."""
+
+    def extend_batch(self, seqs: Sequence[int], period: timedelta | None) -> None:
+        """``BatchContext.extend``; only leased messages have a lease to extend."""
 
     def write_headers(self, seq: int, headers: str) -> None:
         """``Context.checkpoint``."""
         raise NoCheckpoint(self.queue._meta.label, self.queue.delivery.semantics.name)
 
 
-def _cancelled(asked: MessageCancelled, failed: BaseException) -> MessageCancelled:
-    error = MessageCancelled(asked.reason, discard=asked.discard)
+def _cancelled(request: MessageCancelled, failed: BaseException) -> MessageCancelled:
+    error = MessageCancelled(request.reason, discard=request.discard)
     error.__cause__ = failed
     return error

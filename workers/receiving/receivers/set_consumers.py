@@ -1,14 +1,13 @@
-"""TRANSACTIONAL, a set of messages at a time (``@set_consumer``): lock them, let the handler write its statements, delete them, in
-one transaction. Only their numbers come to this process.
+"""TRANSACTIONAL, a set of messages at a time (``@set_consumer``): lock them, let the handler write its statements, delete them, in one
+transaction. Only their seqs come to this process.
 
     a set --handled, deleted, committed--> the next has twice as many, up to its size
-          --failed--> rolled back, nobody is judged --> half of it --> ... --> one --> judged
+          --failed--> rolled back, no message is judged --> half of it --> ... --> one message --> judged
 """
 
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 from django.db import connections, transaction
 
@@ -22,33 +21,35 @@ from queueapp.sql import ErrorKind, backend_of
 from queueapp.sql.claims import DELIVERIES, SEQ, Claimed
 
 from ..batch_sizer import BatchSizer
+from ..events import InFlightSlot
 from ..handlers import BoundConsumer, Interrupted, WorkerStopped
 from ..queue_state import QueueState, is_error_of
-from ..slot import Slot
 from .base import Rollback
 from .transactional import TransactionalReceiver
 
 log = logging.getLogger("queueapp.workers")
 
 
-class NotThere(Exception):
-    """The handler has deleted messages of its set, which is the worker's business."""
+class MessagesGone(Exception):
+    """The handler has deleted messages of its set, which only the worker may do."""
 
 
 class SetReceiver(TransactionalReceiver):
-    """The task of a set consumer."""
+    """The receiver of a set consumer."""
 
-    def __init__(self, state: QueueState, slot: Slot | None) -> None:
+    def __init__(self, state: QueueState, slot: InFlightSlot | None) -> None:
         super().__init__(state, slot)
-        self._largest = min(self.handlers.finder.size, backend_of(connections[self.alias]).max_batch)
+        self._largest = min(self.handlers.resolver.size, backend_of(connections[self.alias]).max_batch)
         self._limit = self._largest
         self.size = BatchSizer(self._largest, 1.0)
         self.size.n = self._largest
-        self._entry = BoundConsumer(self.handlers.finder.registration)
-        self._receiving = Receiving(self.queue, self.alias, self._entry.registration, self.extend, self.write_headers)
+        self._consumer = BoundConsumer(self.handlers.resolver.registration)
+        self._receiving = Receiving(
+            self.queue, self.alias, self._consumer.registration, self.extend, self.write_headers
+        )
 
     @property
-    def most(self) -> int:
+    def max_batch(self) -> int:
         return self._largest
 
     def receive(self, limit: int) -> int:
@@ -61,7 +62,7 @@ class SetReceiver(TransactionalReceiver):
         try:
             with ResponseDeadline(connection) as deadline, transaction.atomic(using=self.alias):
                 with self.state.claim(wanted) as claim:
-                    # One that is alone may have to be told of.
+                    # A single message may have to be kept as poison: with its body.
                     claim.rows = rows = self.sql.limits.lock_heads(connection, claim.ranges, wanted, bodies=wanted == 1)
                 if not rows:
                     return 0
@@ -69,10 +70,10 @@ class SetReceiver(TransactionalReceiver):
                 self.state.claimed(rows, self.full)
                 if (
                     len(rows) > 1
-                    and (place := next((n for n, row in enumerate(rows) if row[DELIVERIES]), None)) is not None
+                    and (index := next((n for n, row in enumerate(rows) if row[DELIVERIES]), None)) is not None
                 ):
-                    # What has failed before takes no others with it.
-                    self._limit = max(1, place)
+                    # What has failed before must not take others with it.
+                    self._limit = max(1, index)
                     raise Rollback
                 deadline.pause()
                 outcome = self.call(rows[0]) if len(rows) == 1 else self._call(rows)
@@ -82,51 +83,50 @@ class SetReceiver(TransactionalReceiver):
                     raise Rollback
                 seqs = [row[SEQ] for row in rows]
                 if (gone := len(seqs) - self.sql.failures.remove(connection, seqs)) != 0:
-                    outcome = NotThere(f"The handler has deleted {gone} messages of its set: leave that to the worker.")
+                    outcome = MessagesGone(
+                        f"The handler has deleted {gone} messages of its set: leave that to the worker."
+                    )
                     raise Rollback
-                hooks = self._run_every_hook(connection, rows[0], deadline)
+                has_hooks = self._run_every_hook(connection, rows[0], deadline)
         except Rollback:
-            hooks = False
+            has_hooks = False
         except Exception as error:
-            hooks = False
+            has_hooks = False
             lost = is_error_of(connection, error, ErrorKind.CONNECTION)
             if not handled or (lost and len(rows) > 1):
                 if rows:
-                    self._limit = max(1, len(rows) // 2)  # it may be the set that the session died of
+                    self._limit = max(1, len(rows) // 2)  # the set may be why the session died
                     self.state.rolled_back(rows)
                 raise
             outcome = error  # of the delete, or of the commit
         else:
             self._limit = min(2 * self._limit, self._largest)
-            if hooks or self.handed.stale:
-                self.mend()
-            self.state.succeeded(len(rows))
+            if has_hooks or self.guard.stale:
+                self.restore_connection()
+            self.state.health.succeeded(len(rows))
             return len(rows)
-        self._take_back(rows, outcome)
+        self._rolled_back(rows, outcome)
         return len(rows)
 
     def call(self, claimed: Claimed, *, leased: bool = False) -> BaseException | bool | None:
         return self._call([claimed])
 
     def _call(self, rows: list[Claimed]) -> BaseException | None:
-        self.cut_loose = False
-        context = BatchContext(self._receiving, rows, [1] * len(rows), self._extend_none)
+        self.session_lost = False
+        context = BatchContext(self._receiving, rows, [1] * len(rows), self.extend_batch)
         seqs = [row[SEQ] for row in rows]
         messages = MessageSet(self.queue, self.alias, seqs)
-        # If this process dies of one of them, these are handled alone from then on.
-        with self.in_hand(seqs[:MOST_IN_A_BATCH], suspect=False):
-            return self.run(self._entry, messages, context, seqs[0])
+        # If this process dies of one of them, these are handled one by one from then on.
+        with self.in_flight(seqs[:MOST_IN_A_BATCH], suspect=False):
+            return self.run(self._consumer, messages, context, seqs[0])
 
-    def _extend_none(self, *_: Any) -> None:
-        """A row lock owns them."""
-
-    def _take_back(self, rows: list[Claimed], outcome: BaseException | bool | None) -> None:
-        """It is rolled back. Alone in its set, a message is judged; of several nobody is."""
+    def _rolled_back(self, rows: list[Claimed], outcome: BaseException | bool | None) -> None:
+        """The set is rolled back. A single message is judged; of several none is."""
         self.full = True
         if isinstance(outcome, Interrupted):
-            self.handed.replace()
-        elif self.handed.stale:
-            self.mend()
+            self.guard.replace()
+        elif self.guard.stale:
+            self.restore_connection()
         if outcome is None or isinstance(outcome, WorkerStopped) or len(rows) > 1:
             self.state.rolled_back(rows)
         if outcome is None or isinstance(outcome, WorkerStopped):
@@ -137,11 +137,14 @@ class SetReceiver(TransactionalReceiver):
             self._limit = min(2, self._largest)
             return
         self._limit = len(rows) // 2
-        log.info("%s: a set of %d messages failed (%s); it is halved.", self.state.label, len(rows), one_line(outcome))
+        log.info(
+            "%s: a set of %d messages failed (%s); it is halved.", self.state.label, len(rows), one_line(outcome),
+            extra={"queue": self.state.label, "messages": len(rows)},
+        )  # fmt: skip
 
-    def _entry_of(self, claimed: Claimed) -> BoundConsumer:
-        return self._entry  # whatever it is; its headers were not read
+    def bound_consumer_of(self, claimed: Claimed) -> BoundConsumer:
+        return self._consumer  # for all messages; their headers were not read
 
-    def stands(self, seq: int) -> bool:
-        """Nobody can tell whether the lock is that of another transaction."""
+    def transaction_intact(self, seq: int) -> bool:
+        """Unknown: the lock may be that of another transaction."""
         return False

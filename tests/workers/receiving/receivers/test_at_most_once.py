@@ -15,7 +15,7 @@ from tests.in_process_worker import real_commits
 from tests.testapp.messages import Nop, Ping
 from tests.testapp.models import AtMostOnce
 from tests.workers.receiving.batches import SingleReceiver
-from workers.receiving.receivers import at_most_once
+from workers.receiving.receivers import outcomes
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
 
@@ -69,7 +69,7 @@ def test_with_one_that_nobody_knows_nothing_is_claimed_and_the_others_are_the_ne
 
     assert handled == [1]
     assert AtMostOnce.objects.count() == 1
-    assert one.pump.stats.unknown == 1
+    assert one.pump.stats.skipped == 1
 
 
 def test_what_a_claim_that_was_rolled_back_had_taken_is_claimed_again(
@@ -82,7 +82,7 @@ def test_what_a_claim_that_was_rolled_back_had_taken_is_claimed_again(
         monkeypatch.undo()
         raise OperationalError("the connection is lost before the commit")
 
-    monkeypatch.setattr(at_most_once, "strangers_of", lose)
+    monkeypatch.setattr(outcomes, "not_for_this_process", lose)
     with pytest.raises(OperationalError):
         one.receive(2)
     one.receive(2)

@@ -66,7 +66,7 @@ def test_each_is_told_its_attempt_and_batches_grow() -> None:
     one = Careful(lambda message, context: None)
 
     assert one.receive(1) == 1
-    assert one.task.most == 2
+    assert one.task.max_batch == 2
     assert one.receive(5) == 5
 
     assert one.calls == [(number, 1) for number in range(6)]
@@ -92,7 +92,7 @@ def test_a_stop_gives_back_what_was_not_begun() -> None:
 def test_what_does_not_fit_behind_slow_handlers_is_given_back() -> None:
     send(5)
     one = Careful(lambda message, context: None)
-    one.task._target = 0.0  # type: ignore[attr-defined]
+    one.task.target = 0.0  # type: ignore[attr-defined]
 
     one.receive(5)
 
@@ -156,7 +156,7 @@ def test_what_nobody_here_knows_is_left_as_it_was_and_is_not_in_the_way() -> Non
 
     assert effects() == ["0"]
     assert free() == 1
-    assert one.pump.stats.unknown == 1
+    assert one.pump.stats.skipped == 1
 
 
 def test_what_was_taken_away_is_not_handled() -> None:

@@ -49,6 +49,6 @@ def test_a_claim_that_fails_is_tried_again_by_the_same_task(
     eventually(lambda: worker.pump.stats.handled == 1)
 
     assert claimed_by[0] == claimed_by[1]
-    assert "a receive task failed" not in caplog.text
+    assert "a receiver failed" not in caplog.text
     assert f"Receive from testapp.{queue.__name__}" in caplog.text, "its breaker was told"
-    assert worker.pump.degraded_text() == "", "and of the claim that came through"
+    assert worker.pump.health.degraded_text() == "", "and of the claim that came through"

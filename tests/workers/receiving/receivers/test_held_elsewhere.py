@@ -43,7 +43,7 @@ def overtaken(monkeypatch: pytest.MonkeyPatch, claiming: Any, when: Callable[[],
         end(self, mine)
         for row in mine.rows or () if when() else ():
             in_hand.append(row[SEQ])
-            claiming.hold(row[SEQ])
+            claiming.exclude(row[SEQ])
 
     monkeypatch.setattr(type(claiming), "end", ended)
     return in_hand
@@ -66,7 +66,7 @@ def test_what_another_task_has_in_hand_is_left_to_it(queue: Any, monkeypatch: py
 
     # As after its verdict: to be retried now.
     receiver.task.state.retried(in_hand[0])
-    claiming.let_go(in_hand[0])
+    claiming.include(in_hand[0])
     assert receiver.receive(1) == 1
     assert handled == [1]
     assert not queue.objects.exists()
@@ -132,8 +132,8 @@ def test_it_is_left_to_it_among_several_too(queue: Any, crash_tracking: bool, mo
     assert queue.objects.count() == 3
     assert set(queue.objects.values_list("deliveries", flat=True)) == {0}
     for seq in in_hand:
-        claiming.let_go(seq)
-    claiming.lower_all(in_hand)
+        claiming.include(seq)
+    claiming.retreat_all(in_hand)
     until = monotonic() + DEADLINE
     while queue.objects.exists() and monotonic() < until:
         receiver.receive(10)
@@ -156,13 +156,13 @@ def test_what_outlasts_all_that_is_remembered_of_places_is_let_go_all_the_same(
     until = monotonic() + DEADLINE
     while RankedTransactional.objects.count() > 1 and monotonic() < until:
         receiver.receive(10)
-    assert claiming.floors.order_key_of(seq) is None
-    assert claiming.holds(seq)
+    assert claiming.marks.order_key_of(seq) is None
+    assert claiming.excludes(seq)
 
     receiver.task.state.retried(seq)
-    claiming.let_go(seq)
+    claiming.include(seq)
 
-    assert not claiming.holds(seq)
+    assert not claiming.excludes(seq)
     assert receiver.receive(1) == 1
     assert not RankedTransactional.objects.exists()
 
@@ -184,7 +184,7 @@ def test_in_the_middle_of_a_streak_what_came_before_is_committed(monkeypatch: py
 
     assert handled == [0]
     assert Transactional.objects.count() == 2
-    claiming.let_go(in_hand[0])
+    claiming.include(in_hand[0])
     while receiver.receive(3):
         pass
     assert handled == [0, 1, 2]

@@ -17,7 +17,7 @@ from tests.in_process_worker import eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased
 from tests.workers.receiving.batches import SingleReceiver
-from workers.receiving.receivers import LeasedBatch, at_least_once
+from workers.receiving.receivers import LeasedBatch, at_least_once, outcomes
 from workers.services.lease_renewer import LeaseRenewer
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
@@ -195,7 +195,7 @@ def test_what_waits_when_the_lease_lapses_is_not_handled_beside_its_next_owner(
     assert taken == [1, 2, 3, 4]
     assert calls == [1]
     assert one.pump.stats.lost == 4
-    assert "the lease of 3 waiting messages lapsed" in caplog.text
+    assert "the lease of 3 waiting messages expired" in caplog.text
 
 
 def test_what_waits_when_the_lease_lapses_and_has_no_other_owner_is_given_back_uncounted(
@@ -231,13 +231,13 @@ def test_while_failures_are_recorded_what_is_acked_is_not_renewed(
 
     seqs = send(3)
     one = receiver(act)
-    recover = at_least_once.recover
+    recover = outcomes.recover
 
     def recording(*given: Any) -> None:
         covered.append(one.batch.leased())
         recover(*given)
 
-    monkeypatch.setattr(at_least_once, "recover", recording)
+    monkeypatch.setattr(outcomes, "recover", recording)
 
     one.receive(3)
 
@@ -267,7 +267,7 @@ def test_a_slow_handler_makes_those_after_it_end_their_messages_together_again(
 ) -> None:
     """The clock starts anew after it; else each of them would be acked by itself."""
     flushed: list[float] = []
-    flush = at_least_once.AtLeastOnceReceiver._flush
+    flush = at_least_once.AtLeastOnceReceiver.flush
 
     def act(message: Nop, context: Context) -> None:
         started = monotonic()
@@ -278,7 +278,7 @@ def test_a_slow_handler_makes_those_after_it_end_their_messages_together_again(
         flushed.append(monotonic())
         flush(self, *given)
 
-    monkeypatch.setattr(at_least_once.AtLeastOnceReceiver, "_flush", flushing)
+    monkeypatch.setattr(at_least_once.AtLeastOnceReceiver, "flush", flushing)
     send(3)
     one = receiver(act, BATCH_TARGET=0.5)
 

@@ -246,7 +246,7 @@ def test_a_session_that_was_lost_at_an_ack_is_not_the_next_handlers_doing(monkey
     Leased.send_many({"number": number} for number in range(MESSAGES))
     task = SingleReceiver(Leased).task
     task.bind()
-    monkeypatch.setattr(task, "_target", 0.0)  # it acks after each
+    monkeypatch.setattr(task, "target", 0.0)  # it acks after each
 
     task.receive(MESSAGES)
 

@@ -133,7 +133,7 @@ def test_max_records_to_peek(settings: Any, monkeypatch: pytest.MonkeyPatch) -> 
     def counted() -> int:
         pump = QueuePump(Leased, "default", stopping=threading.Event(), concurrency=1)
         pump.marks.reset()
-        seen = pump._peek()
+        seen = pump.peek()
         assert seen is not None
         return seen.ahead
 
@@ -177,7 +177,7 @@ def test_time_to_trigger_receive_circuit_breaker(
     Leased.send(Pong())
     request.getfixturevalue(trouble)
     worker = request.getfixturevalue("start_worker")(Leased)
-    breaker = getattr(worker.pump.state, name)
+    breaker = getattr(worker.pump.health, name)
 
     eventually(lambda: breaker.failures >= 2)
 

@@ -21,7 +21,7 @@ from tests.in_process_worker import DEADLINE, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Effect, Transactional
 from tests.workers.receiving.batches import SingleReceiver
-from workers.receiving import handler_gate
+from workers.receiving import handlers
 from workers.receiving.receivers import transactional
 
 pytestmark = real_commits
@@ -157,7 +157,7 @@ def test_after_a_slow_handler_the_task_asks_whether_it_may_go_on(
 def test_nobody_waits_for_a_handler_that_was_quick_until_now(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handler_gate, "QUICK", 60.0)  # whatever they take on a busy machine
+    monkeypatch.setattr(handlers, "QUICK", 60.0)  # whatever they take on a busy machine
     together = threading.Barrier(4)
 
     def act(message: Note, context: Context) -> None:
@@ -206,7 +206,7 @@ def test_a_task_takes_its_share_and_what_is_left_is_for_others(handled: list[int
 def test_quick_handlers_take_turns_with_those_of_another_task(
     no_consumers: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handler_gate, "QUICK", 60.0)
+    monkeypatch.setattr(handlers, "QUICK", 60.0)
     taken: list[bool] = []
 
     def act(message: Nop) -> None:
@@ -217,7 +217,7 @@ def test_quick_handlers_take_turns_with_those_of_another_task(
     consumer(Transactional, name="tests")(act)
     Transactional.send_many(Nop(number, "") for number in range(3))
     one = SingleReceiver(Transactional)
-    first = one.task._in_turn._turn
+    first = one.task.gated.gate
     assert one.receive(3) == 3
 
     assert taken == [False, True, True], "of the first nobody knows that it is quick"
@@ -243,7 +243,7 @@ def test_what_was_handled_in_a_streak_is_not_kept_from_claims(handled: list[int]
     one = SingleReceiver(Transactional)
 
     assert one.receive(5) == 5
-    assert not one.pump.state.claims._held
+    assert not one.pump.state.claims._excluded
 
 
 def test_a_claim_that_fails_behind_a_commit_is_not_the_end_of_the_queue(no_consumers: None) -> None:
