@@ -186,7 +186,9 @@ class Chords:
 
         def change() -> None:
             connection = connections[alias]
-            getattr(backend_of(connection), verb)(connection, table, group_id, *given, in_ms(self.chord_expires))
+            getattr(backend_of(connection).celery_results, verb)(
+                connection, table, group_id, *given, in_ms(self.chord_expires)
+            )
 
         retrying.with_retries(alias, change)
 
@@ -210,12 +212,29 @@ class Chords:
         counted = backend_of(connection).celery_results.count_part(
             connection, CeleryGroup._meta.db_table, CeleryChordPart._meta.db_table, part, in_ms(self.chord_expires)
         )
-        if counted.is_over:
+        if counted.size == result_rows.EXPIRED:
+            self._fail_expired(request)
+        elif counted.size is None:
+            # The sender has not stored the size yet. If it never does, maintenance reports the part.
+            result_rows.expire_group(self.alias, request.group, in_ms(self.expires))  # type: ignore[attr-defined]
+        elif counted.is_over:
             result_rows.delete_parts(self.alias, request.group)  # this member is late, or redelivered
+            result_rows.expire_group(self.alias, request.group, in_ms(self.expires))  # type: ignore[attr-defined]
         elif counted.is_complete:
             parts = result_rows.parts_of(self.alias, request.group)
-            result_rows.end_chord(self.alias, request.group)
+            result_rows.end_chord(self.alias, request.group, in_ms(self.expires))  # type: ignore[attr-defined]
             self._complete(request, parts)
+
+    def _fail_expired(self, request: Any) -> None:
+        """Fail the body of a chord that expired (``result_chord_expires``) before this member ended. Once: for the first such one."""
+        from . import result_rows
+
+        result_rows.delete_parts(self.alias, request.group)
+        result_rows.close_expired(self.alias, request.group)
+        try:
+            raise ChordError(f"The chord expired before its member {request.id} ended (result_chord_expires)")
+        except ChordError as error:  # Celery reads the traceback of the current exception
+            self.chord_error_from_stack(maybe_signature(request.chord, app=self.app), error)  # type: ignore[attr-defined]
 
     def _complete(self, request: Any, parts: list[Any]) -> None:
         """Send the body of a chord whose members have all ended; fail the chord if that is not possible."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 from django.db import Error, connections, router, transaction
@@ -15,6 +16,8 @@ from .models import LAST_POSITION, CeleryChordPart, CeleryGroup, CeleryResult
 
 log = logging.getLogger("queueapp")
 
+#: ``CeleryGroup.size`` of a chord that expired before all of its members ended, and how long its row is kept after that.
+EXPIRED, EXPIRED_KEPT_FOR = -1, timedelta(days=7)
 #: Maximum number of rows that one transaction deletes.
 BATCH = 1000
 
@@ -46,10 +49,32 @@ def parts_of(alias: str, group_id: str) -> list[CeleryChordPart]:
     return list(CeleryChordPart._default_manager.using(alias).filter(group_id=group_id).order_by("position", "number"))
 
 
-def end_chord(alias: str, group_id: str) -> None:
-    """Mark a chord as finished, in the transaction that sends its body or fails it."""
-    CeleryGroup._default_manager.using(alias).filter(group_id=group_id).update(is_over=True)
+def end_chord(alias: str, group_id: str, expires_ms: int | None) -> None:
+    """Mark a chord as finished, in the transaction that sends its body or fails it. Its row expires from now on."""
+    groups = CeleryGroup._default_manager.using(alias).filter(group_id=group_id)
+    groups.update(is_over=True, expires_at=_in(expires_ms))
     delete_parts(alias, group_id)
+
+
+def expire_group(alias: str, group_id: str, expires_ms: int | None) -> None:
+    """Let the row of a group expire."""
+    CeleryGroup._default_manager.using(alias).filter(group_id=group_id).update(expires_at=_in(expires_ms))
+
+
+def keep_unfinished(alias: str, group_id: str, expires_ms: int | None) -> None:
+    """Restore the expiry of a group's row if its chord is unfinished: a saved result has another expiry."""
+    groups = CeleryGroup._default_manager.using(alias).filter(group_id=group_id, size__isnull=False, is_over=False)
+    groups.update(expires_at=_in(expires_ms))
+
+
+def close_expired(alias: str, group_id: str) -> None:
+    """Note that the body of an expired chord has failed."""
+    groups = CeleryGroup._default_manager.using(alias).filter(group_id=group_id, size=EXPIRED)
+    groups.update(size=0, expires_at=Now() + EXPIRED_KEPT_FOR)
+
+
+def _in(ms: int | None) -> Any:
+    return None if ms is None else Now() + timedelta(milliseconds=ms)
 
 
 def delete_parts(alias: str, group_id: str) -> None:
@@ -84,11 +109,26 @@ def delete_old(alias: str, may_continue: Callable[[], bool] = lambda: True) -> i
 
 
 def _delete_groups(alias: str, rows: QuerySet[CeleryGroup]) -> None:
-    parts = CeleryChordPart._default_manager.using(alias).filter(
-        group_id__in=list(rows.values_list("group_id", flat=True))
-    )
-    parts._raw_delete(alias)
-    rows._raw_delete(alias)
+    """Delete expired groups. A chord with missing members is reported and marked, so that a late member fails its body; parts whose
+    chord never stored a size are reported."""
+    for group in rows.exclude(is_over=True).exclude(size=None, counted=0):
+        facts = {"group_id": group.group_id, "counted": group.counted, "size": group.size}
+        if group.size is None:
+            log.error(
+                "Chord %s: %d %s counted, but the chord does not exist: its row has expired, or its sender died.",
+                group.group_id, group.counted, "member was" if group.counted == 1 else "members were", extra=facts,
+            )  # fmt: skip
+        else:
+            log.error(
+                "Chord %s expired: %d of %d members have ended. Its body is not sent; the next member that ends fails it.",
+                group.group_id, group.counted, group.size + group.added, extra=facts,
+            )  # fmt: skip
+    ids = list(rows.values_list("group_id", flat=True))
+    CeleryChordPart._default_manager.using(alias).filter(group_id__in=ids)._raw_delete(alias)
+    unfinished = rows.filter(is_over=False, size__isnull=False)
+    expired = list(unfinished.values_list("pk", flat=True))
+    unfinished.update(is_over=True, size=EXPIRED, expires_at=Now() + EXPIRED_KEPT_FOR)
+    rows.exclude(pk__in=expired)._raw_delete(alias)
 
 
 def _in_batches(alias: str, model: Any, delete: Callable[[Any], Any], may_continue: Callable[[], bool]) -> int:

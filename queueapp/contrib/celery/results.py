@@ -68,7 +68,8 @@ class ResultBackend(Chords, BaseBackend):
         failure = app.conf.get("result_failure_expires")
         self.failure_expires = self.expires if failure is None else self.prepare_expires(failure)
         chord = app.conf.get("result_chord_expires")
-        self.chord_expires = self.expires if chord is None else self.prepare_expires(chord)
+        #: None: an unfinished chord does not expire.
+        self.chord_expires = None if chord is None else self.prepare_expires(chord)
 
     @property
     def alias(self) -> str:
@@ -178,6 +179,7 @@ class ResultBackend(Chords, BaseBackend):
 
     def _keep_group(self, group_id: str, result: Any, expires: Any) -> None:
         from .models import CeleryGroup
+        from .result_rows import keep_unfinished
 
         _check_id(group_id)
         text = self.encode({"result": result.as_tuple() if isinstance(result, ResultBase) else result})
@@ -189,6 +191,8 @@ class ResultBackend(Chords, BaseBackend):
             )
 
         retrying.with_retries(alias, save)
+        if expires is not self.chord_expires:
+            retrying.with_retries(alias, lambda: keep_unfinished(alias, group_id, in_ms(self.chord_expires)))
 
     def _restore_group(self, group_id: str) -> dict[str, Any] | None:
         from .result_rows import group_of

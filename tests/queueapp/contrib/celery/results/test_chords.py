@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ from celery import Celery, chain, group, states
 from celery.exceptions import ChordError
 from celery.result import AsyncResult
 from django.db import connections
+from django.utils import timezone
 
 from queueapp.contrib.celery.models import CeleryChordPart, CeleryGroup, CeleryResult
+from queueapp.contrib.celery.results import ResultBackend
 from tests.queueapp.contrib.celery.results.conftest import request_of
 
 
@@ -249,3 +252,59 @@ def test_a_chain_with_a_group_is_a_chord(app: Celery, body: Any, sent: Any, alia
 
     assert len(sent()) == 2
     assert CeleryGroup.objects.using(alias).get().size == 2
+
+
+# -- expiry ----------------------------------------------------------------------------------------------------------------
+
+
+def _past() -> Any:
+    return timezone.now() - timedelta(days=1)
+
+
+def test_a_chord_that_outlives_result_expires_is_finished(app: Celery, backend: Any, alias: str, body: Any) -> None:
+    app.conf.result_expires = 60
+    backend.set_chord_size("g", 2)
+    backend.mark_as_done("m0", 1, _member(backend, "m0", body.s(), 0))
+    groups = CeleryGroup.objects.using(alias)
+    assert groups.get().expires_at is None
+
+    backend.cleanup()
+    backend.mark_as_done("m1", 2, _member(backend, "m1", body.s(), 1))
+
+    assert groups.get().is_over
+    assert groups.get().expires_at is not None
+
+
+def test_a_chord_that_expires_is_an_error_and_its_next_member_fails_it(
+    app: Celery, backend: Any, alias: str, body: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    app.conf.result_chord_expires = 60
+    backend = ResultBackend(app=app, url=f"queueapp://{alias}")
+    backend.set_chord_size("g", 3)
+    signature = body.s().set(task_id="the body")
+    backend.mark_as_done("m0", 1, _member(backend, "m0", signature, 0))
+    CeleryGroup.objects.using(alias).update(expires_at=_past())
+
+    backend.cleanup()
+    for index in (1, 2):
+        backend.mark_as_done(f"m{index}", 2, _member(backend, f"m{index}", signature, index))
+
+    assert "Chord g expired: 1 of 3 members have ended." in caplog.text
+    assert app.AsyncResult("the body").status == "FAILURE"
+    assert "result_chord_expires" in str(app.AsyncResult("the body").result)
+    assert not CeleryChordPart.objects.using(alias).exists()
+
+
+def test_a_part_without_its_chord_is_an_error(
+    app: Celery, backend: Any, alias: str, body: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend.mark_as_done("m0", 1, _member(backend, "m0", body.s(), 0))
+    groups = CeleryGroup.objects.using(alias)
+    assert groups.get().expires_at is not None
+    groups.update(expires_at=_past())
+
+    backend.cleanup()
+
+    assert "Chord g: 1 member was counted, but the chord does not exist" in caplog.text
+    assert not groups.exists()
+    assert not CeleryChordPart.objects.using(alias).exists()
