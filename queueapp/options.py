@@ -1,7 +1,7 @@
-"""Options declared once: name, type, default, bounds and doc, in one place.
+"""Declarations of options: name, type, default, bounds and doc, each in one place.
 
-Settings (``conf``), a queue's ``class Delivery`` and ``@consumer(...)`` are all lists of these; checks, docs and
-``--help`` are generated from them, so that a bound is never written twice.
+Settings (``conf``), a queue's ``class Delivery`` and ``@consumer(...)`` are lists of these. Checks, docs and ``--help`` are
+generated from them, so that a bound is never written twice.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from .errors import InvalidOption
+from .errors import InvalidOption, UnknownOption, did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,9 @@ class Option:
             if issubclass(self.kind, enum.Enum) and isinstance(value, str | bool):
                 value = self.kind(value)
         except (ValueError, OverflowError):  # no such member; not a number, or too many seconds
+            names = [member.value for member in self.kind] if issubclass(self.kind, enum.Enum) else []
+            if hint := did_you_mean(value, names):
+                raise InvalidOption(f"{where}{self.name}", value, f"{self.accepted}; {hint}") from None
             raise refused from None
         if self.kind is float and type(value) is int:
             value = float(value)
@@ -82,12 +85,15 @@ class Option:
         return text + (", or None" if self.optional else "")
 
 
-def read_all(options: Iterable[Option], given: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Read ``given`` against ``options``; every option is in the result. Raises InvalidOption on an unknown name."""
+def read_all(
+    options: Iterable[Option], given: Mapping[str, Any], where: str, *, aliases: Iterable[str] = ()
+) -> dict[str, Any]:
+    """Read ``given`` against ``options``; every option is in the result. Raises InvalidOption, for an unknown name UnknownOption, which may
+    suggest one of ``aliases`` as well."""
     table = {option.name: option for option in options}
     for name in given:
         if name not in table:
-            raise InvalidOption(f"{where}{name}", given[name], "absent; known options are " + ", ".join(sorted(table)))
+            raise UnknownOption(where, name, given[name], [*table, *aliases])
     return {
         name: option.read(given[name], where) if name in given else option.default for name, option in table.items()
     }

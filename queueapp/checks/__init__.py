@@ -15,7 +15,7 @@ from .order import check_order
 from .queues import check_consumers, check_databases, check_forwarding, check_queues
 from .settings import check_settings
 from .tables import check_tables
-from .topics import check_distribution, check_entering, check_topics
+from .topics import check_entering, check_topics
 from .types import check_encoding, check_versions
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
     "check_consumers",
     "check_databases",
     "check_dedupe",
-    "check_distribution",
     "check_encoding",
     "check_entering",
     "check_flow",

@@ -12,7 +12,6 @@ from .. import registry
 from ..errors import InvalidOption
 from ..messages import codec_of
 from ..models.delivery.topics import (
-    Distribution,
     expressions_of,
     is_pattern,
     publish_target,
@@ -139,28 +138,4 @@ def _check_expressions(queue: Any) -> list[Any]:
             rules_of(queue)
     except InvalidOption as error:
         found.append(checks.Error(str(error), obj=queue, id="queueapp.E025"))
-    return found
-
-
-@register(Tags.models)
-def check_distribution(**_: Any) -> list[Any]:
-    """E027: a queue over several instances, which is not built yet."""
-    found: list[Any] = []
-    for queue in registry.queues:
-        delivery = queue.delivery
-        given = {
-            "distribution": delivery.distribution if delivery.distribution is not Distribution.LOCAL else None,
-            "initial_owner": delivery.initial_owner,
-            "group_local_queue_domain": delivery.group_local_queue_domain,
-        }
-        found += [
-            checks.Error(
-                f"{queue._meta.label}.Delivery.{name} = {value!r} is not accepted: queues over several instances are not built yet.",
-                hint="Leave it out: each database has its own queue.",
-                obj=queue,
-                id="queueapp.E027",
-            )
-            for name, value in given.items()
-            if value is not None
-        ]
     return found

@@ -1,7 +1,7 @@
 """The project-wide settings: ``QUEUEAPP = {...}`` in Django's settings, each with default and bounds.
 
-Each is declared once, in the module of what it is about. A queue's ``class Delivery`` and a consumer's arguments come before
-these where they have the same name. Reading never touches the database. ``checks`` reads everything once at start.
+Each is declared once, in the module of its subject. Arguments of a consumer and a queue's ``class Delivery`` override settings
+of the same name. Reading a setting never touches the database. ``checks`` reads all of them once at start.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from django.core.signals import setting_changed
 
 from ..options import Option, read_all
 from . import bodies, delayed, handlers, observability, processes, receiving, retention, retries
-from .asyncmonolith_names import translated
+from .asyncmonolith_names import ALIASES, translated
 from .receiving import MAX_CONCURRENCY
 
 __all__ = ["MAX_CONCURRENCY", "OPTIONS", "Settings", "settings"]
@@ -31,18 +31,18 @@ OPTIONS: tuple[Option, ...] = (
 
 
 class Settings:
-    """The settings as attributes: ``conf.settings.PEEK_DELAY``. Read on first use, again after an override in tests."""
+    """The settings as attributes: ``conf.settings.PEEK_DELAY``. Read on first use, and again after an override in tests."""
 
     def __getattr__(self, name: str) -> Any:
-        # Called only for what is not in __dict__: once all are read, a setting is a plain attribute.
+        # Called only for names that are not in __dict__: after the first one, settings are plain attributes.
         if name not in _NAMES:
             raise AttributeError(f"QUEUEAPP has no setting {name!r}")
         given = translated(getattr(django_settings, "QUEUEAPP", {}), "QUEUEAPP.")
-        self.__dict__.update(read_all(OPTIONS, given, "QUEUEAPP."))
+        self.__dict__.update(read_all(OPTIONS, given, "QUEUEAPP.", aliases=ALIASES))
         return self.__dict__[name]
 
     def reload(self) -> None:
-        """Forget what was read; the next access reads Django's settings again."""
+        """Drop the cached values; the next access reads Django's settings again."""
         self.__dict__.clear()
 
 

@@ -1,7 +1,6 @@
-"""Settings under AsyncMonolith's names: each stands for settings of ours, with the bounds of both.
+"""Settings under AsyncMonolith's names. Each is an alias of one or more of our settings, within the bounds of both.
 
-``QUEUEAPP`` takes them beside our own. A number is in the unit that it has there. Whoever says the same thing under two names
-and means two things is refused.
+``QUEUEAPP`` accepts them beside ours, in AsyncMonolith's units. Two names of one setting with different values are refused.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from ..errors import InvalidOption
 
 
 @dataclass(frozen=True, slots=True)
-class OriginSetting:
-    """One of theirs. ``low`` to ``high`` is what is accepted, ``theirs`` the bound that they check; ``ours`` the settings that it
-    sets, each read by ``convert``."""
+class SettingAlias:
+    """One of AsyncMonolith's settings. ``low`` to ``high`` is accepted here, ``theirs`` is the bound that AsyncMonolith checks;
+    ``ours`` are the settings that it sets, with the value that ``convert`` returns."""
 
     name: str
     unit: str
@@ -31,7 +30,7 @@ class OriginSetting:
 
     @property
     def accepted(self) -> str:
-        """In words, for errors and docs."""
+        """The accepted values in words, for errors and docs."""
         return f"a whole number{self.unit and f' of {self.unit}'} from {self.low} to {self.high}"
 
     def read(self, value: Any, where: str) -> Any:
@@ -50,52 +49,51 @@ def _seconds(value: int) -> timedelta:
 
 
 _BATCH = ("MAX_BATCH", "AT_MOST_ONCE_BATCH")
-_BATCH_DOC = "Most messages that a receive task takes at once. It takes fewer where handlers are slow (`BATCH_TARGET`)."
+_BATCH_DOC = "Largest batch of a receiver. Batches are smaller where handlers are slow (`BATCH_TARGET`)."
 
-SETTINGS: tuple[OriginSetting, ...] = (
-    OriginSetting("MaxAttempts", "", 5, "1 or more", 1, 1000, ("ATTEMPTS",), int,
-                  "Attempts before a message is poison. One that kills its process is counted here as well."),
-    OriginSetting("AttemptDelay", "seconds", 10, "0 or more", 0, 30 * 86_400, ("RETRY_DELAY",), _seconds,
+SETTINGS: tuple[SettingAlias, ...] = (
+    SettingAlias("MaxAttempts", "", 5, "1 or more", 1, 1000, ("ATTEMPTS",), int,
+                  "Attempts before a message is poison. An attempt that kills its process counts as well."),
+    SettingAlias("AttemptDelay", "seconds", 10, "0 or more", 0, 30 * 86_400, ("RETRY_DELAY",), _seconds,
                   "Wait between two attempts."),
-    OriginSetting("ProcessorMaxDelay", "milliseconds", 1000, "1 or more", 100, 3_600_000, ("PEEK_DELAY",), _ms,
-                  "Wait after a look that found nothing. Here a wake-up ends it, so below 100 ms it would only cost."),
-    OriginSetting("ProcessorMinDelay", "milliseconds", 10, "0 or more, at most ProcessorMaxDelay", 0, 3_600_000, ("CLAIM_PAUSE",), _ms,
-                  "Wait after a full batch. There 1 to 9 are none; here without the setting there is none."),
-    OriginSetting("ProcessorBatchSize", "", 5, "1 or more", 1, 3500, _BATCH, int, _BATCH_DOC),
-    OriginSetting("ConsumerMessageBatchSize", "", 5, "1 or more", 1, 3500, _BATCH, int,
-                  "The same: what their documentation calls `ProcessorBatchSize`."),
-    OriginSetting("ConsumerMessageProcessorCount", "", 1, "1 or more", 1, 256, ("CONCURRENCY",), int,
-                  "Receive tasks of a queue in one worker process."),
-    OriginSetting("DefaultConsumerTimeout", "seconds", 10, "1 to 3600", 1, 3600, ("TIMEOUT",), _seconds,
-                  "Time limit of a handler. Without the setting there is none here."),
+    SettingAlias("ProcessorMaxDelay", "milliseconds", 1000, "1 or more", 100, 3_600_000, ("PEEK_DELAY",), _ms,
+                  "Wait after an empty peek. A notification ends it, so less than 100 ms would only cost statements."),
+    SettingAlias("ProcessorMinDelay", "milliseconds", 10, "0 or more, at most ProcessorMaxDelay", 0, 3_600_000, ("CLAIM_PAUSE",), _ms,
+                  "Wait after a full batch; default: none. AsyncMonolith does not wait for values from 1 to 9."),
+    SettingAlias("ProcessorBatchSize", "", 5, "1 or more", 1, 3500, _BATCH, int, _BATCH_DOC),
+    SettingAlias("ConsumerMessageBatchSize", "", 5, "1 or more", 1, 3500, _BATCH, int,
+                  "The same; AsyncMonolith's documentation calls it `ProcessorBatchSize`."),
+    SettingAlias("ConsumerMessageProcessorCount", "", 1, "1 or more", 1, 256, ("CONCURRENCY",), int,
+                  "Receivers of a queue in one worker process."),
+    SettingAlias("DefaultConsumerTimeout", "seconds", 10, "1 to 3600", 1, 3600, ("TIMEOUT",), _seconds,
+                  "Time limit of a handler; default: none."),
 )  # fmt: skip
-_BY_NAME = {one.name: one for one in SETTINGS}
+ALIASES = frozenset(alias.name for alias in SETTINGS)
 
 
 def translated(given: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The settings with theirs as ours. Raises InvalidOption for a value out of bounds, and for two names that disagree."""
-    if not any(name in _BY_NAME for name in given):
+    """``given`` with aliases replaced by our settings. Raises InvalidOption for a value out of bounds, and for names that disagree."""
+    if not any(name in ALIASES for name in given):
         return dict(given)
-    found = {name: value for name, value in given.items() if name not in _BY_NAME}
-    said_by = {name: name for name in found}
-    for one in SETTINGS:
-        if one.name not in given:
+    found = {name: value for name, value in given.items() if name not in ALIASES}
+    source = {name: name for name in found}
+    for alias in SETTINGS:
+        if alias.name not in given:
             continue
-        value = one.read(given[one.name], where)
-        for name in one.ours:
+        value = alias.read(given[alias.name], where)
+        for name in alias.ours:
             if name in found and not _same(found[name], value):
                 raise InvalidOption(
-                    f"{where}{one.name}", given[one.name], f"the same as {said_by[name]} = {given[said_by[name]]!r}, which it is "
-                    "another name of"
+                    f"{where}{alias.name}", given[alias.name], f"the same as {source[name]} = {given[source[name]]!r}: both set {name}"
                 )  # fmt: skip
             if name not in found:
-                found[name], said_by[name] = value, one.name
+                found[name], source[name] = value, alias.name
     _refuse_longer_pause(given, found, where)
     return found
 
 
 def _same(ours: Any, value: Any) -> bool:
-    """Our durations may be bare seconds."""
+    """Whether two values are equal; durations of ours may be bare seconds."""
     if isinstance(value, timedelta) and type(ours) in (int, float):
         return bool(ours == value.total_seconds())
     return bool(ours == value)
@@ -104,10 +102,10 @@ def _same(ours: Any, value: Any) -> bool:
 def _refuse_longer_pause(given: Mapping[str, Any], found: Mapping[str, Any], where: str) -> None:
     if "ProcessorMinDelay" not in given:
         return
-    longest = found.get("PEEK_DELAY", timedelta(seconds=1))
-    if type(longest) in (int, float):
-        longest = timedelta(seconds=longest)
-    if isinstance(longest, timedelta) and found["CLAIM_PAUSE"] > longest:
-        most = int(longest / timedelta(milliseconds=1))
-        accepted = f"a whole number of milliseconds from 0 to {most}, which is ProcessorMaxDelay"
+    max_pause = found.get("PEEK_DELAY", timedelta(seconds=1))
+    if type(max_pause) in (int, float):
+        max_pause = timedelta(seconds=max_pause)
+    if isinstance(max_pause, timedelta) and found["CLAIM_PAUSE"] > max_pause:
+        milliseconds = int(max_pause / timedelta(milliseconds=1))
+        accepted = f"a whole number of milliseconds from 0 to {milliseconds}, which is ProcessorMaxDelay"
         raise InvalidOption(f"{where}ProcessorMinDelay", given["ProcessorMinDelay"], accepted)

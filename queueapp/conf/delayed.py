@@ -1,4 +1,4 @@
-"""Settings: the delayed store and its dispatcher."""
+"""Settings of the delayed store and its dispatcher."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OPTIONS: tuple[Option, ...] = (
         "DISPATCH_INTERVAL",
         timedelta,
         timedelta(seconds=5),
-        "The delayed dispatcher looks again after this long at most, whatever it was told.",
+        "Longest wait of the delayed dispatcher between two looks for due messages.",
         low=timedelta(milliseconds=50),
         high=timedelta(minutes=1),
         seconds=True,
@@ -44,7 +44,7 @@ OPTIONS: tuple[Option, ...] = (
         "TIME_TO_TRIGGER_STORE_CIRCUIT_BREAKER",
         timedelta,
         timedelta(seconds=30),
-        "How long `send(delay=)` and delayed retries may fail to be stored, in one process, before its breaker triggers "
+        "How long `send(delay=)` and delayed retries may fail in one process before the store's circuit breaker opens "
         "(NServiceBus' TimeToTriggerStoreCircuitBreaker).",
         low=timedelta(milliseconds=1),
         high=timedelta(days=1),
@@ -54,7 +54,7 @@ OPTIONS: tuple[Option, ...] = (
         "TIME_TO_TRIGGER_FETCH_CIRCUIT_BREAKER",
         timedelta,
         timedelta(seconds=30),
-        "How long fetching due delayed messages may fail before its breaker triggers "
+        "How long fetching due delayed messages may fail before its circuit breaker opens "
         "(NServiceBus' TimeToTriggerFetchCircuitBreaker).",
         low=timedelta(milliseconds=1),
         high=timedelta(days=1),
@@ -64,7 +64,7 @@ OPTIONS: tuple[Option, ...] = (
         "TIME_TO_TRIGGER_DISPATCH_CIRCUIT_BREAKER",
         timedelta,
         timedelta(seconds=30),
-        "How long forwarding due delayed messages may fail before its breaker triggers "
+        "How long forwarding due delayed messages may fail before its circuit breaker opens "
         "(NServiceBus' TimeToTriggerDispatchCircuitBreaker).",
         low=timedelta(milliseconds=1),
         high=timedelta(days=1),
@@ -74,8 +74,8 @@ OPTIONS: tuple[Option, ...] = (
         "MAXIMUM_RECOVERY_FAILURES_PER_SECOND",
         int,
         1,
-        "Failures to count a refused delayed message or to move it to poison, the database's included, per second over 30 s, "
-        "above which the recovery breaker triggers (NServiceBus' MaximumRecoveryFailuresPerSecond).",
+        "Failures per second, over 30 s, to count a refused delayed message or to move it to poison, above which the "
+        "recovery circuit breaker opens (NServiceBus' MaximumRecoveryFailuresPerSecond).",
         low=1,
         high=1_000_000,
     ),

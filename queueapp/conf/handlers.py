@@ -1,4 +1,4 @@
-"""Settings: where handlers run, and what they are given."""
+"""Settings of where handlers run, and in which context."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ OPTIONS: tuple[Option, ...] = (
         "EAGER",
         str,
         "",
-        "Messages are handled by the process that sends them, in the sending thread, without a worker: when their transaction has "
-        "committed (at_commit) or at once, within it (at_once). For development and tests "
-        "([testing](howto/testing.md#eager-mode)); empty: by workers.",
+        "Handle messages in the thread that sends them, without a worker: after its transaction has committed (at_commit), or "
+        "at once within it (at_once). For development and tests "
+        "([testing](howto/testing.md#eager-mode)); empty: workers handle them.",
         accept=("", "at_commit", "at_once").__contains__,
         words="empty, 'at_commit' or 'at_once'",
     ),
@@ -21,22 +21,22 @@ OPTIONS: tuple[Option, ...] = (
         "CORRELATE",
         bool,
         True,
-        "What a handler sends says in its headers what it came of: `correlation-id` and `related-to` "
+        "Messages that a handler sends get the headers `correlation-id` and `related-to` of the message it handles "
         "([context](reference/context.md#what-a-handler-sends)).",
     ),
     Option(
         "HANDLER_CONTEXT_MANAGER",
         str,
         "",
-        "Dotted path of a function of the context that returns a context manager; each handler is called within it: the tenant that "
-        "a header names, for one ([context](reference/context.md#around-every-handler)). Empty: nothing is.",
+        "Dotted path of a function of the context that returns a context manager, in which each handler is called, for example to "
+        "select the tenant that a header names ([context](reference/context.md#around-every-handler)). Empty: none.",
     ),
     Option(
         "CANCEL_GRACE",
         timedelta,
         timedelta(seconds=5),
-        "A sync handler that was asked to stop (`cancel_running`) and has not ended after so long is interrupted; until then it "
-        "sees `context.cancelled`.",
+        "A sync handler that was asked to stop (`cancel_running`) is interrupted after this time; until then it can read "
+        "`context.cancelled`.",
         low=timedelta(0),
         high=timedelta(hours=1),
         seconds=True,

@@ -1,4 +1,4 @@
-"""Settings: who is told of what goes on."""
+"""Settings of alerts, metrics and tracing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _is_alerts(value: dict[Any, Any]) -> bool:
 
 
 def _each(accepts: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """One for all queues, or a dict of them."""
+    """One value for all queues, or a dict of values by queue."""
     return lambda given: (
         all(isinstance(name, str) and accepts(one) for name, one in given.items())
         if isinstance(given, dict)
@@ -38,7 +38,7 @@ OPTIONS: tuple[Option, ...] = (
         "ALERTS",
         dict,
         {},
-        "What somebody is told of, and how ([alerts](howto/alerts.md)); empty: nothing is evaluated.",
+        "Conditions that raise alerts, and the channels that are notified ([alerts](howto/alerts.md)); empty: none.",
         accept=_is_alerts,
         words="a dict with any of mail (a list of addresses), webhook (an http or https URL), max_age (a timedelta), max_waiting (a "
         "whole number from 0; either also a dict of queues, '*' for the others), poison and dead_worker (True or False), every (a "
@@ -48,7 +48,7 @@ OPTIONS: tuple[Option, ...] = (
         "METRICS_TOKEN",
         str,
         "",
-        "Who asks for [the metrics](monitoring.md#prometheus) with this bearer token gets them; empty: no token does.",
+        "Bearer token required to read [the metrics](monitoring.md#prometheus) without a login; empty: a login is required.",
     ),
     Option(
         "OPENTELEMETRY",

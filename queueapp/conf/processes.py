@@ -1,4 +1,4 @@
-"""Settings: how long what a worker process does may take until somebody acts."""
+"""Time limits of worker processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ OPTIONS: tuple[Option, ...] = (
         "HEARTBEAT_INTERVAL",
         timedelta,
         timedelta(seconds=5),
-        "How often a worker process says that it is alive.",
+        "Interval of the heartbeats of a worker process.",
         low=timedelta(milliseconds=100),
         high=timedelta(minutes=10),
         seconds=True,
@@ -20,7 +20,7 @@ OPTIONS: tuple[Option, ...] = (
         "DEAD_AFTER",
         timedelta,
         timedelta(seconds=20),
-        "A subscriber without a heartbeat for this long is dead: its leases are released.",
+        "A subscriber without a heartbeat for this long is dead; its leases are released.",
         low=timedelta(milliseconds=500),
         high=timedelta(hours=1),
         seconds=True,
@@ -29,9 +29,9 @@ OPTIONS: tuple[Option, ...] = (
         "CRASH_TRACKING_PERIOD",
         timedelta,
         timedelta(seconds=60),
-        "For so long after a subscriber of a TRANSACTIONAL queue died without a goodbye each hand-out of that queue is recorded "
-        "before its handler runs, for one commit more per 25 messages: a rollback leaves no trace of a message that kills its "
-        "whole process tree. Leased messages carry their hand-outs themselves.",
+        "How long crash tracking lasts after a subscriber of a TRANSACTIONAL queue stopped without deregistering: each delivery "
+        "is recorded before its handler runs, at the cost of one commit per 25 messages. Without it a rollback leaves no trace "
+        "of a message that kills its whole process tree. Leased messages record their deliveries anyway.",
         low=timedelta(seconds=1),
         high=timedelta(hours=24),
         seconds=True,
@@ -40,7 +40,7 @@ OPTIONS: tuple[Option, ...] = (
         "STUCK_HANDLER_AFTER",
         timedelta,
         timedelta(seconds=10),
-        "A handler that ignores its time limit for so much longer costs its process: it is drained and replaced.",
+        "A handler that runs this much longer than its time limit is stuck: its process is drained and replaced.",
         low=timedelta(milliseconds=100),
         high=timedelta(hours=1),
         seconds=True,
@@ -49,9 +49,9 @@ OPTIONS: tuple[Option, ...] = (
         "DATABASE_TIMEOUT",
         timedelta,
         timedelta(seconds=30),
-        "A worker gives a connection up when a statement of its own (peek, claim, ack, heartbeat, ...) is not answered for so "
-        "long, and keepalives find a dead server or worker in about this time. Statements of handlers have the handler's "
-        "time limit instead. None: as the operating system does, which may take hours.",
+        "A worker closes a connection when one of its own statements (peek, claim, ack, heartbeat, ...) is not answered within "
+        "this time, and keepalives detect a dead server or worker in about this time. Statements of handlers have the "
+        "handler's time limit instead. None: the limits of the operating system, which may be hours.",
         low=timedelta(seconds=1),
         high=timedelta(hours=1),
         optional=True,
@@ -61,7 +61,7 @@ OPTIONS: tuple[Option, ...] = (
         "SHUTDOWN_GRACE",
         timedelta,
         timedelta(seconds=15),
-        "How long a stopping worker lets running handlers finish before it cancels them.",
+        "How long a stopping worker waits for running handlers before it cancels them.",
         low=timedelta(0),
         high=timedelta(hours=1),
         seconds=True,

@@ -1,4 +1,4 @@
-"""Settings: what is kept, for how long, and how it is deleted."""
+"""Settings of what is kept, for how long, and how it is deleted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from ..options import Option
 
-#: How short what was published may be kept: a reader that is away for a moment must not lose its place.
+#: Lowest retention of the journal: a reader that is away for a moment must not lose its position.
 SHORTEST_RETENTION = timedelta(minutes=1)
 
 
@@ -41,7 +41,7 @@ OPTIONS: tuple[Option, ...] = (
         "PURGE_INTERVAL",
         timedelta,
         timedelta(minutes=5),
-        "Delete expired messages in batches this often; None: never.",
+        "Interval at which expired messages are deleted in batches; None: never.",
         low=timedelta(seconds=1),
         high=timedelta(days=1),
         optional=True,
@@ -52,8 +52,8 @@ OPTIONS: tuple[Option, ...] = (
         "POISON_RETENTION",
         timedelta,
         timedelta(days=15),
-        "How long archived and edited poison messages are kept before housekeeping deletes them; None: for ever. "
-        "Unresolved ones are never deleted.",
+        "How long archived and edited poison messages are kept before maintenance deletes them; None: for ever. Unresolved "
+        "ones are never deleted.",
         low=timedelta(hours=1),
         high=timedelta(days=3650),
         optional=True,
@@ -63,7 +63,7 @@ OPTIONS: tuple[Option, ...] = (
         "PROCESSED_RETENTION",
         timedelta,
         timedelta(days=7),
-        "How long `processed_once` knows what was processed, before housekeeping deletes the note; None: for ever.",
+        "How long `processed_once` remembers a processed message; None: for ever.",
         low=timedelta(minutes=1),
         high=timedelta(days=3650),
         optional=True,
@@ -73,8 +73,8 @@ OPTIONS: tuple[Option, ...] = (
         "JOURNAL",
         dict,
         {},
-        "Topics that are journaled: what is published to them is kept, each for its retention; None: for ever. A key is a name or "
-        "a regular expression, found anywhere in the topic; the first one that fits counts ([journal](reference/journal.md)).",
+        "Journaled topics with their retention; None: for ever. A key is a name, or a regular expression that is searched in "
+        "the topic; the first match counts ([journal](reference/journal.md)).",
         accept=_is_journal,
         words="a dict of topics or regular expressions with a timedelta from 0:01:00 to 36500 days, or None, for each",
     ),

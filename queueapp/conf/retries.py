@@ -1,4 +1,4 @@
-"""Settings: what becomes of a message whose handler failed, where neither consumer nor queue says it."""
+"""Settings of what is done after a failed attempt, where neither consumer nor queue sets it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OPTIONS: tuple[Option, ...] = (
         "RETRY_DELAY",
         timedelta,
         timedelta(seconds=10),
-        "Wait between two attempts (AsyncMonolith's AttemptDelay); 0 retries at once, in place.",
+        "Wait between two attempts (AsyncMonolith's AttemptDelay); 0: retry at once, in place.",
         low=timedelta(0),
         high=timedelta(days=30),
         seconds=True,
@@ -23,7 +23,24 @@ OPTIONS: tuple[Option, ...] = (
         "RETRY_DELAY_INCREASE",
         timedelta,
         timedelta(0),
-        "Added to the wait at each further attempt (delayed retries with increase).",
+        "Added to the wait at each further attempt.",
+        low=timedelta(0),
+        high=timedelta(days=30),
+        seconds=True,
+    ),
+    Option(
+        "RETRY_BACKOFF",
+        float,
+        1.0,
+        "Factor by which the wait is longer at each further attempt; 2: exponential back-off; 1: off.",
+        low=1.0,
+        high=100.0,
+    ),
+    Option(
+        "RETRY_BACKOFF_MAX",
+        timedelta,
+        timedelta(hours=1),
+        "Longest wait that RETRY_BACKOFF leads to, jitter included. A longer RETRY_DELAY counts as it is.",
         low=timedelta(0),
         high=timedelta(days=30),
         seconds=True,
@@ -32,11 +49,11 @@ OPTIONS: tuple[Option, ...] = (
         "RETRY_JITTER",
         float,
         0.0,
-        "Share of a retry's wait that is added at random, so that messages that failed together do not come back together.",
+        "Share of the wait that is added at random, so that messages that failed together are not retried together.",
         low=0.0,
         high=1.0,
     ),
-    Option("IMMEDIATE_RETRIES", int, 0, "Attempts that are repeated at once before waits begin.", low=0, high=1000),
+    Option("IMMEDIATE_RETRIES", int, 0, "Attempts that are repeated at once, before the first wait.", low=0, high=1000),
     Option(
         "TIMEOUT",
         timedelta,
@@ -51,8 +68,8 @@ OPTIONS: tuple[Option, ...] = (
         "THROTTLE_AFTER",
         int,
         0,
-        "After so many consecutive failures of a queue's handlers it is received by one task with THROTTLE_WAIT between "
-        "attempts, until one succeeds (an outage of something they all need); 0: off.",
+        "After this many consecutive failures of a queue's handlers, one receiver with THROTTLE_WAIT between attempts "
+        "remains, until an attempt succeeds (for an outage of something that all handlers need); 0: off.",
         low=0,
         high=1_000_000,
     ),

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
 from django.db import models
 
-from ..errors import InvalidOption
+from ..errors import InvalidOption, UnknownOption
 from ..failures.verdicts import Verdict
 from .options import OPTIONS
 from .registration import Registration, located, source_location, unwrap
@@ -36,6 +36,8 @@ class ConsumerOptions(TypedDict, total=False):
     attempts: int | None
     retry_delay: timedelta | float | None
     retry_delay_increase: timedelta | float | None
+    retry_backoff: float | None
+    retry_backoff_max: timedelta | float | None
     retry_jitter: float | None
     immediate_retries: int | None
     unrecoverable: tuple[type[BaseException], ...] | None
@@ -66,6 +68,8 @@ class Consumer(Generic[MessageT]):
     attempts: int | None
     retry_delay: timedelta | float | None
     retry_delay_increase: timedelta | float | None
+    retry_backoff: float | None
+    retry_backoff_max: timedelta | float | None
     retry_jitter: float | None
     immediate_retries: int | None
     unrecoverable: tuple[type[BaseException], ...] | None
@@ -175,7 +179,7 @@ def _refuse_no_queue(queue: Any, above: str = "") -> None:
 
 
 def _refuse_unknown_attributes(cls: type, name: str) -> None:
-    """Raise InvalidOption for a value that no option of that name takes: most likely it is misspelt."""
+    """Raise UnknownOption for an attribute that is no option: most likely it is misspelt."""
     known = {"queue", "name", "aliases", *(option.name for option in OPTIONS)}
     for one in cls.__mro__[: cls.__mro__.index(Consumer)]:
         for attribute, value in vars(one).items():
@@ -183,11 +187,8 @@ def _refuse_unknown_attributes(cls: type, name: str) -> None:
                 attribute.startswith("_") or attribute.isupper() or isinstance(value, type) or hasattr(value, "__get__")
             )
             if attribute not in known and not own:
-                accepted = (
-                    f"called otherwise: known options are {', '.join(sorted(known))}; a value of the class' own is written in "
-                    f"CAPITALS or begins with an underscore"
-                )
-                raise InvalidOption(f"consumer {name}: {attribute}", value, accepted)
+                advice = " A value of the class' own is written in CAPITALS or begins with an underscore."
+                raise UnknownOption(f"consumer {name}: ", attribute, value, known, advice)
 
 
 def _annotation(function: Any, name: str) -> Any:

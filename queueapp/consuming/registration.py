@@ -95,7 +95,7 @@ def located(where: str) -> Iterator[None]:
     try:
         yield
     except InvalidOption as error:
-        raise InvalidOption(error.option, error.value, error.accepted, where) from error.__cause__
+        raise error.at(where) from error.__cause__
 
 
 #: Versions of a type that a worker tells in its row.

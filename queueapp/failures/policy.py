@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from datetime import timedelta
@@ -39,9 +40,20 @@ def default_policy(failure: Failure) -> Verdict:
     immediate = failure.option("immediate_retries")
     if failure.attempt <= immediate:
         return RetryNow()
-    wait = failure.option("retry_delay") + failure.option("retry_delay_increase") * (failure.attempt - immediate - 1)
-    wait += wait * (failure.option("retry_jitter") * random.random())
+    wait = _wait(failure, failure.attempt - immediate - 1)
     return RetryLater(min(wait, LONGEST_DELAY)) if wait else RetryNow()
+
+
+def _wait(failure: Failure, waits: int) -> timedelta:
+    """The wait before the next attempt, after so many waits."""
+    delay, backoff = failure.option("retry_delay"), failure.option("retry_backoff")
+    wait, jitter = delay + failure.option("retry_delay_increase") * waits, failure.option("retry_jitter")
+    if backoff > 1 and delay:
+        # The bound holds with the jitter, which keeps its spread there. A thousand attempts overflow any number.
+        bound = max(delay, failure.option("retry_backoff_max") / (1 + jitter))
+        longer = math.log(bound / delay) / math.log(backoff)
+        wait = bound if waits >= longer else min(wait + delay * (backoff**waits - 1), bound)
+    return wait + wait * (jitter * random.random())  # type: ignore[no-any-return]
 
 
 def ask(failure: Failure, alias: str) -> Verdict:

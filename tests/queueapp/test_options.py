@@ -11,6 +11,7 @@ import pytest
 from queueapp import InvalidOption
 from queueapp import conf as project_settings
 from queueapp.conf import settings as conf
+from queueapp.errors import UnknownOption
 from queueapp.failures.recoverability import OPTIONS as CONSUMER_OPTIONS
 from queueapp.models.delivery import OPTIONS as DELIVERY_OPTIONS
 from queueapp.options import Option, read_all
@@ -71,9 +72,22 @@ def test_an_enum_is_read_from_its_value_and_lists_what_it_accepts() -> None:
         option.read("blue")
 
 
-def test_an_unknown_name_is_refused_with_those_that_are_known() -> None:
-    with pytest.raises(InvalidOption, match="known options are COUNT, TIME"):
+def test_an_unknown_name_is_refused_with_the_one_that_is_meant() -> None:
+    with pytest.raises(UnknownOption) as raised:
         read_all([WHOLE, TIME], {"COUNTS": 1}, "QUEUEAPP.")
+    assert str(raised.value) == "QUEUEAPP: unknown option 'COUNTS'; did you mean 'COUNT'?"
+    assert (raised.value.option, raised.value.value, raised.value.known) == ("QUEUEAPP.COUNTS", 1, ("COUNT", "TIME"))
+
+
+def test_an_unknown_name_like_no_other_is_refused_with_those_that_are_known() -> None:
+    with pytest.raises(InvalidOption) as raised:
+        read_all([WHOLE, TIME], {"xyz": 1}, "QUEUEAPP.")
+    assert str(raised.value) == "QUEUEAPP: unknown option 'xyz'; known options are COUNT, TIME."
+
+
+def test_a_mistyped_value_is_refused_with_the_one_that_is_meant() -> None:
+    with pytest.raises(InvalidOption, match=r"one of 'transactional', .*; did you mean 'at-least-once'\?"):
+        read_all(DELIVERY_OPTIONS, {"semantics": "at_least_onec"}, "Delivery.")
 
 
 @pytest.mark.parametrize("option", ALL, ids=lambda option: option.name)

@@ -95,10 +95,10 @@ def test_two_names_that_agree_are_one(settings: Any) -> None:
     assert (conf.ATTEMPTS, conf.MAX_BATCH) == (3, 4)
 
 
-def test_a_name_that_neither_has_is_refused_with_those_there_are(settings: Any) -> None:
+def test_a_name_that_neither_has_is_refused_with_the_one_that_is_meant(settings: Any) -> None:
     settings.QUEUEAPP = {"MaxAttempts": 3, "maxAttempts": 3}
     (found,) = check_settings()
-    assert "QUEUEAPP.maxAttempts" in found.msg
+    assert "unknown option 'maxAttempts'; did you mean 'MaxAttempts'?" in found.msg
 
 
 @real_commits

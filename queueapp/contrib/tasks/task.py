@@ -33,6 +33,8 @@ class QueueTask(Task):
     attempts: int | None = None
     retry_delay: timedelta | float | None = None
     retry_delay_increase: timedelta | float | None = None
+    retry_backoff: float | None = None
+    retry_backoff_max: timedelta | float | None = None
     retry_jitter: float | None = None
     immediate_retries: int | None = None
     unrecoverable: tuple[type[BaseException], ...] | None = None

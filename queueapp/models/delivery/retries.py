@@ -25,6 +25,8 @@ class FailingOptions:
     attempts: int | None
     retry_delay: timedelta | float | None
     retry_delay_increase: timedelta | float | None
+    retry_backoff: float | None
+    retry_backoff_max: timedelta | float | None
     retry_jitter: float | None
     immediate_retries: int | None
     unrecoverable: tuple[type[BaseException], ...] | None

@@ -36,6 +36,10 @@ class FileBackedMetadata(enum.Enum):
         return cls.ENABLED if value is True else None
 
 
+#: Refused when the class is created, and not by a check: where no checks run it would be taken for a local queue.
+_NOT_BUILT = "queues over several instances are not built yet; each database has its own"
+
+
 def _is_topic(value: Any) -> bool:
     return bool(value) and len(value) <= MAX_TOPIC and "\0" not in value
 
@@ -84,10 +88,12 @@ OPTIONS: tuple[Option, ...] = (
         optional=True,
     ),
     Option("distribution", Distribution, Distribution.LOCAL,
-           "Which instances share the queue (AMPS' LocalQueue, Queue, GroupLocalQueue). Only the first is built."),
-    Option("initial_owner", str, None, "AMPS' InitialOwner, of a group-local queue. Not built yet.", optional=True),
+           "Which instances share the queue (AMPS' LocalQueue, Queue, GroupLocalQueue). Only the first is built.",
+           accept=lambda value: value is Distribution.LOCAL, words=f"'local': {_NOT_BUILT}"),
+    Option("initial_owner", str, None, "AMPS' InitialOwner, of a group-local queue. Not built yet.",
+           optional=True, accept=lambda value: False, words=f"None: {_NOT_BUILT}"),
     Option("group_local_queue_domain", str, None, "AMPS' GroupLocalQueueDomain, of a group-local queue. Not built yet.",
-           optional=True),
+           optional=True, accept=lambda value: False, words=f"None: {_NOT_BUILT}"),
 )  # fmt: skip
 
 

@@ -118,10 +118,10 @@ def test_a_foreign_table_that_is_missing_is_not_ours_to_make(capsys: pytest.Capt
     foreign = {"postgresql": ForeignPostgres, "microsoft": ForeignSqlServer}[connection.vendor]
     label = foreign._meta.label
     for command in (["purgequeue", label, "--yes"], ["purgequeue", label, "--expired"]):
-        with pytest.raises(CommandError, match="which `migrate` does not make; whoever owns it does") as raised:
+        with pytest.raises(CommandError, match="`migrate` does not create it; its owner does") as raised:
             call_command(*command)
         assert "run `manage.py migrate`" not in str(raised.value)
-    with pytest.raises(TableNotFound, match="which `migrate` does not make"):
+    with pytest.raises(TableNotFound, match="`migrate` does not create it"):
         foreign.send({"n": 1})
     with pytest.raises(CommandError, match=r"^Not everything is known of 1 queue\.$"):
         call_command("queuestats", label)

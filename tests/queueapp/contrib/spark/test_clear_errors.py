@@ -47,7 +47,7 @@ def test_option_names_are_read_as_spark_gives_them() -> None:
         ({}, "option queue = None is not accepted: it must be the label"),
         (
             {"queue": "a.B", "dbtable": "x"},
-            "option dbtable = 'x' .* known options are delivery, message_type, publish_id",
+            "unknown option 'dbtable'; known options are delivery, message_type, publish_id",
         ),
         ({"queue": "a.B", "delivery": "twice"}, "delivery = 'twice' .* one of 'exactly_once', 'at_least_once'"),
         ({"queue": "a.B", "staging_retention_hours": "0"}, "staging_retention_hours = 0 .* from 1 to 720"),

@@ -62,6 +62,40 @@ def test_retry_jitter(settings: Any) -> None:
     assert max(waits) - min(waits) > 4 * SECOND
 
 
+def test_retry_backoff_doubles_the_wait_up_to_its_bound(settings: Any) -> None:
+    settings.QUEUEAPP = {"RETRY_DELAY": 3, "RETRY_BACKOFF": 2, "RETRY_BACKOFF_MAX": 40, "ATTEMPTS": 1000}
+
+    assert [verdict(attempt).delay for attempt in range(1, 7)] == [n * SECOND for n in (3, 6, 12, 24, 40, 40)]
+    assert verdict(999).delay == 40 * SECOND, "no power of two is too large"
+
+
+def test_retry_backoff_with_jitter_stays_under_its_bound_and_spread(settings: Any) -> None:
+    settings.QUEUEAPP = {
+        "RETRY_DELAY": 1,
+        "RETRY_BACKOFF": 3,
+        "RETRY_BACKOFF_MAX": 30,
+        "RETRY_JITTER": 0.5,
+        "ATTEMPTS": 99,
+    }
+
+    waits = [verdict(50).delay for _ in range(500)]
+
+    assert 20 * SECOND <= min(waits) < 21 * SECOND
+    assert 29 * SECOND < max(waits) <= 30 * SECOND
+
+
+def test_retry_backoff_does_not_shorten_a_longer_delay(settings: Any) -> None:
+    settings.QUEUEAPP = {"RETRY_DELAY": 100, "RETRY_BACKOFF": 2, "RETRY_BACKOFF_MAX": 40}
+
+    assert [verdict(attempt).delay for attempt in (1, 4)] == [100 * SECOND, 100 * SECOND]
+
+
+def test_retry_backoff_of_a_delay_of_zero_retries_at_once(settings: Any) -> None:
+    settings.QUEUEAPP = {"RETRY_DELAY": 0, "RETRY_BACKOFF": 2}
+
+    assert verdict(3) == RetryNow()
+
+
 def test_attempts(settings: Any) -> None:
     settings.QUEUEAPP = {"ATTEMPTS": 2}
 
