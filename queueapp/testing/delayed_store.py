@@ -47,7 +47,7 @@ class DelayedStoreConformance:
         of another test's; ``self.endpoint`` is another one in each test."""
         raise NotImplementedError
 
-    def let_locks_lapse(self) -> None:
+    def let_locks_expire(self) -> None:
         """For a store whose locks end by time: bring about the end of those whose process is gone, by waiting if need be."""
 
     # -- what tests are made of ----------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ class DelayedStoreConformance:
         stored = self.message()
         self.store.store(stored)
         self.elsewhere(lambda: self.fetch(self.open_another()))  # it dies before it sends
-        self.let_locks_lapse()
+        self.let_locks_expire()
         assert self.fetch_one().message_id == stored.message_id
 
     # -- several processes and threads ---------------------------------------------------------------------------
