@@ -1,7 +1,6 @@
 """Handling messages in the calling thread, without a worker: eager mode (``QUEUEAPP["EAGER"]``) and ``queueapp.testing``.
 
-The engine is that of the workers, so it is their app that says here how to reach it; whoever runs no worker has none. What
-it did is told to ``observers`` as ``Outcome``s.
+The workers' app registers its engine here, which is in a higher layer. Results are passed to ``observers`` as ``Outcome``s.
 """
 
 from __future__ import annotations
@@ -20,53 +19,53 @@ from .failures.verdicts import Discard, Poison, RetryLater, RetryNow, Verdict
 from .registry import queues
 
 AT_COMMIT, AT_ONCE = "at_commit", "at_once"
-#: Messages that are handled for one send: a handler that sends to itself would never come to an end.
-MOST = 1_000
+#: The most messages that one send handles: a handler that sends to its own queue would not end.
+MAX_MESSAGES = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one message that was handled in this thread."""
+    """The result of one message that was handled in this thread."""
 
     queue: Any
     alias: str
     message_id: uuid.UUID
     seq: int
-    #: The name of its consumer; '' where none was found.
+    #: The name of its consumer; '' if there was none.
     consumer: str
     attempt: int
     headers: Mapping[str, str]
     body: bytes | None
     recipient: str = ""
-    #: None: it was handled. Else what was decided after its failure.
+    #: None: it was handled. Else the verdict on its failure.
     verdict: Verdict | None = None
-    #: What its handler raised.
+    #: The exception of its handler.
     error: BaseException | None = None
 
     @property
     def handled(self) -> bool:
-        """Whether its handler ended well."""
+        """Whether its handler succeeded."""
         return self.verdict is None and self.error is None
 
     @property
     def retried(self) -> bool:
-        """Whether it comes again, at once or later."""
+        """Whether it will be delivered again, at once or later."""
         return isinstance(self.verdict, RetryNow | RetryLater)
 
     @property
     def poisoned(self) -> bool:
-        """Whether it is in the poison table now."""
+        """Whether it was moved to the poison table."""
         return isinstance(self.verdict, Poison)
 
     @property
     def discarded(self) -> bool:
-        """Whether its policy dropped it."""
+        """Whether its policy discarded it."""
         return isinstance(self.verdict, Discard)
 
 
 class Engine(Protocol):
-    """Takes the next message of a queue that a consumer of this process handles, handles it and ends it, with all that a
-    worker does; barriers may be several at once. Empty: there is none."""
+    """Claims the next message of a queue that a consumer of this process handles, handles it and ends it, as a worker does; several
+    barriers at once are possible. Empty: there is none."""
 
     def __call__(self, queue: Any, alias: str) -> Sequence[Outcome]: ...
 
@@ -75,24 +74,24 @@ class Engine(Protocol):
 _engine: Engine | None = None
 observers: list[Callable[[Outcome], None]] = []
 _thread = threading.local()
-#: This process has workers of its own: nothing is handled where it is sent.
-_left_to_workers = False
+#: This process is a worker: eager mode is off.
+_disabled = False
 
 
-def use(by: Engine) -> None:
-    """This is how messages are handled."""
+def register_engine(by: Engine) -> None:
+    """Use this engine to handle messages."""
     global _engine
     _engine = by
 
 
-def is_there() -> bool:
+def has_engine() -> bool:
     """Whether there is an engine."""
     return _engine is not None
 
 
 def handle_next(queue: Any, alias: str) -> Outcome | None:
-    """Handle the next message of a queue in this thread; None: there is none for a consumer of this process. Raises
-    QueueError without the workers' app, and in a handler that runs inline itself."""
+    """Handle the next message of a queue in this thread; None: there is none for a consumer of this process. Raises QueueError without
+    the workers' app, and within a handler that runs inline."""
     if _engine is None:
         raise QueueError("Nothing here can handle messages: add 'queueapp.workers' to INSTALLED_APPS.")
     if getattr(_thread, "handling", False):
@@ -103,28 +102,28 @@ def handle_next(queue: Any, alias: str) -> Outcome | None:
     finally:
         _thread.handling = False
     for outcome in outcomes:
-        for told in observers:
-            told(outcome)
+        for observer in observers:
+            observer(outcome)
     return outcomes[0] if outcomes else None
 
 
 @contextmanager
 def disabled_in_worker() -> Iterator[None]:
-    """In a process that is a worker eager mode is off."""
-    global _left_to_workers
-    before, _left_to_workers = _left_to_workers, True
+    """Disable eager mode in a worker process."""
+    global _disabled
+    before, _disabled = _disabled, True
     try:
         yield
     finally:
-        _left_to_workers = before
+        _disabled = before
 
 
 # -- eager mode ----------------------------------------------------------------------------------------------------
 
 
 def sent(label: str, connection: Any) -> None:
-    """Eager mode: messages were sent to a queue. They are handled when their transaction has committed, or at once."""
-    if _left_to_workers:
+    """Eager mode: messages were sent to a queue. Handle them when their transaction has committed, or at once."""
+    if _disabled:
         return
     if settings.EAGER == AT_ONCE or not connection.in_atomic_block:
         _handle_all(label, connection.alias)
@@ -133,13 +132,13 @@ def sent(label: str, connection: Any) -> None:
 
 
 def _handle_all(label: str, alias: str) -> None:
-    """Everything of this queue, and of those that its handlers send to. In a handler: once it has ended."""
+    """Handle all messages of this queue, and of those that its handlers send to. Within a handler: after it has ended."""
     waiting: dict[tuple[str, str], None] | None = getattr(_thread, "waiting", None)
     if waiting is not None:
         waiting[label, alias] = None
         return
     if getattr(_thread, "handling", False):
-        return  # whoever handles by hand decides what comes next
+        return  # the caller of handle_next decides what comes next
     _thread.waiting = waiting = {(label, alias): None}
     count = 0
     try:
@@ -150,9 +149,9 @@ def _handle_all(label: str, alias: str) -> None:
                 del waiting[name, at]
                 continue
             count += 1
-            if count >= MOST:
+            if count >= MAX_MESSAGES:
                 raise QueueError(
-                    f"{MOST} messages were handled for one send to {label}, and there are more: see {name}."
+                    f"{MAX_MESSAGES} messages were handled for one send to {label}, and there are more: see {name}."
                 )
     finally:
         _thread.waiting = None

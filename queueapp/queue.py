@@ -1,8 +1,9 @@
-"""What users subclass: ``Queue`` is the table of ``models`` plus ``send`` and ``receive``. The only file that knows both.
+"""The classes that projects subclass: ``Queue`` is the table of ``models`` with ``send`` and ``receive``, and the only module that
+imports both.
 
-``ForeignQueue`` is one in a table that somebody else made: NServiceBus' transports have none of our own columns. Such a
-table is declared as an unmanaged queue. It can be sent to, and received from TRANSACTIONAL or AT_MOST_ONCE: there are no
-columns for a lease. Headers are written under the names of that wire format.
+``ForeignQueue`` is a queue in a table of another system: the tables of NServiceBus' transports lack our columns. Such a table is
+declared as an unmanaged queue. It supports sending, and receiving as TRANSACTIONAL or AT_MOST_ONCE, since it has no lease columns.
+Headers have the names of that wire format.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Queue(QueueModel):
     """
 
     if TYPE_CHECKING:
-        Meta: ClassVar[Any]  # a queue has one of its own, which type checkers would hold against ours
+        Meta: ClassVar[Any]  # each queue has its own, which type checkers would compare with this one
     else:
 
         class Meta:
@@ -100,9 +101,9 @@ class Queue(QueueModel):
     def send_many(cls, bodies: Iterable[Any], **options: Unpack[BulkOptions]) -> int:
         """Send every body of an iterable by the bulk path, in the caller's transaction; returns how many.
 
-        ``headers``, ``expires_in``, ``priority``, ``recipient``, ``unknown_recipient``, ``using``, ``dedupe_key`` (a callable of
-        the body), ``on_conflict`` and what else a message carries hold for all of them. The iterable is consumed lazily, so
-        millions of rows need no memory.
+        ``headers``, ``expires_in``, ``priority``, ``recipient``, ``unknown_recipient``, ``using``, ``dedupe_key`` (a callable of the
+        body), ``on_conflict`` and other message columns apply to all of them. The iterable is consumed lazily, so millions of rows
+        need no memory.
         """
         return bulk.send_many(cls, bodies, **options)
 
@@ -118,8 +119,8 @@ class Queue(QueueModel):
     def send_from(
         cls, rows: QuerySet[Any, Any] | str, params: Sequence[Any] | None = None, **options: Unpack[SelectOptions]
     ) -> int:
-        """Send a message for each row of a queryset, or of a SELECT with ``params``: one INSERT … SELECT in the caller's
-        transaction, of which no row comes to Python. Returns how many. ``of``: the message class that the rows are for.
+        """Send a message for each row of a queryset, or of a SELECT with ``params``: one INSERT … SELECT in the caller's transaction,
+        which loads no row into Python. Returns how many. ``of``: the message class that the rows are for.
 
         >>> Orders.send_from(Basket.objects.filter(paid=True).values("number", "item"), of=OrderPlaced)
         """
@@ -136,7 +137,7 @@ class Queue(QueueModel):
 
     @classmethod
     def receive(cls, max_backlog: int = 1, **options: Any) -> Receive:
-        """Receive without a worker: a context manager that gives the messages of one batch. See ``receiving``.
+        """Receive without a worker: a context manager that is the batch of messages. See ``receiving``.
 
         >>> with Orders.receive(max_backlog=10) as batch:
         ...     for message in batch:
@@ -149,7 +150,7 @@ class Queue(QueueModel):
         """``receive`` for async code: ``async with Orders.areceive(10) as batch: async for message in batch``."""
         return AsyncReceive(cls, max_backlog, **options)
 
-    # -- ending by name -----------------------------------------------------------------------------------------
+    # -- ending messages by bookmark or id ----------------------------------------------------------------------
 
     @classmethod
     def ack(
@@ -161,11 +162,11 @@ class Queue(QueueModel):
         client: uuid.UUID | None = None,
         using: str | None = None,
     ) -> int:
-        """Done: these messages go, wherever they were received; returns how many that were.
+        """Delete processed messages, wherever they were received; returns how many were deleted.
 
-        ``bookmarks``: their ``seq``, one or several. ``where``: instead, all that are there and of which this expression is
-        true. ``ids``: instead, by their ids, also those that are still to come (``Delivery.deferred_ack_expiration``).
-        ``client``: the owner of the leases, or the token of one; what the queue's ``leasing`` does not allow is passed over.
+        ``bookmarks``: their ``seq``, one or several. ``where``: instead, all present messages of which this expression is true.
+        ``ids``: instead, by their ids, also before they are sent (``Delivery.deferred_ack_expiration``). ``client``: the owner of the
+        leases, or the token of one; messages that the queue's ``leasing`` does not let it end are skipped.
 
         >>> Orders.ack([7, 8, 9], client=worker)
         """
@@ -182,9 +183,8 @@ class Queue(QueueModel):
         client: uuid.UUID | None = None,
         using: str | None = None,
     ) -> int:
-        """Give leased messages back, to their place in the queue, or after a ``delay``; returns how many leases were ended. It
-        is counted in ``cancels``; what reaches a limit of the queue with it is given up instead. What is not leased is left
-        alone."""
+        """Return leased messages to their position in the queue, or after a ``delay``; returns how many leases were ended. It counts
+        in ``cancels``; messages that reach a limit of the queue expire instead. Messages that are not leased are skipped."""
         return ack_by_seq.cancel(cls, bookmarks, delay=delay, client=client, using=using)
 
     @classmethod
@@ -197,8 +197,8 @@ class Queue(QueueModel):
         client: uuid.UUID | None = None,
         using: str | None = None,
     ) -> int:
-        """Drop messages now, as if their time were over (``Delivery.on_expired``); returns how many that were. ``ids``: as for
-        ``ack``; one that is still to come never enters."""
+        """Expire messages now (``Delivery.on_expired``); returns how many were expired. ``ids``: as for ``ack``; a message that is sent
+        later does not enter the queue."""
         if ids is not None:
             return ack_by_id.expire(cls, ids, bookmarks, reason, client=client, using=using)
         return ack_by_seq.expire(cls, bookmarks, reason=reason, client=client, using=using)
@@ -212,7 +212,7 @@ class Queue(QueueModel):
         client: uuid.UUID | None = None,
         using: str | None = None,
     ) -> int:
-        """Let the leases of messages run ``period`` from now; returns how many are leased. One that never lapses stays so."""
+        """Extend the leases of messages to ``period`` from now; returns how many are leased. A lease without an end keeps none."""
         return ack_by_seq.extend(cls, bookmarks, period, client=client, using=using)
 
     @classmethod
@@ -244,7 +244,7 @@ class ForeignQueue(Queue):
     ...         db_table = "billing"
     """
 
-    #: Of the columns of a queue it has these, and none that we may come to think of.
+    #: Its columns; columns that later versions add to a queue are not among them.
     only_columns = ("seq", "id", "expires", "headers", "body")
     expires = NaiveUtcField(null=True, blank=True)
     headers = models.TextField()

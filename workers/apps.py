@@ -22,7 +22,7 @@ class WorkersConfig(AppConfig):
     def ready(self) -> None:
         from queueapp import inline
 
-        inline.use(_handle_next)
+        inline.register_engine(_handle_next)
 
 
 def _handle_next(queue: Any, alias: str) -> Any:

@@ -46,7 +46,7 @@ def check_settings(**_: Any) -> list[Any]:
         found.append(
             checks.Error(str(InvalidOption("QUEUEAPP.OPENTELEMETRY", True, following.NEEDS_EXTRA)), id="queueapp.E010")
         )
-    if settings.EAGER and not inline.is_there():
+    if settings.EAGER and not inline.has_engine():
         found.append(
             checks.Error(
                 f"QUEUEAPP.EAGER is {settings.EAGER!r}, and nothing here can handle messages.",

@@ -1,1 +1,1 @@
-"""Consumers: what handles messages, which of them handles what, and what a handler is told beside its message."""
+"""Consumers: declaring and finding them, and the context that a handler gets beside its message."""

@@ -56,12 +56,12 @@ class Consumer(Generic[MessageT]):
     ...     def handle(self, message: FlightDelayed, context: Context) -> None: ...
 
     Options are class attributes with the names of ``@consumer``'s arguments. One instance serves all threads. A class
-    without ``queue`` is a base for others. What else is a value of the class is taken for a misspelt option and refused;
-    an underscore before it, or capitals, make it the class' own. Raises InvalidOption.
+    without ``queue`` is a base for others. Any other public attribute of the class is refused as a misspelt option; begin its
+    name with an underscore or write it in capitals. Raises InvalidOption.
     """
 
     queue: type[models.Model] | None = None
-    # For type checkers; those of ``ConsumerOptions``.
+    # For type checkers: the names of ``ConsumerOptions``.
     name: str
     aliases: Iterable[str]
     timeout: timedelta | float | None
@@ -83,10 +83,10 @@ class Consumer(Generic[MessageT]):
         if inspect.isabstract(cls) or cls.queue is None:
             return
         own_name = f"{cls.__module__}.{cls.__qualname__}"
-        place = source_location(cls)
-        if ", line " not in place:  # it has no function yet
-            place += f", line {sys._getframe(1).f_lineno}"
-        with located(place):
+        location = source_location(cls)
+        if ", line " not in location:  # the class has no function yet
+            location += f", line {sys._getframe(1).f_lineno}"
+        with located(location):
             _refuse_no_queue(cls.queue, cls.__qualname__)
             if cls.handle is Consumer.handle:
                 raise InvalidOption(f"consumer {own_name}", cls, "a class with a method handle(self, message, context)")
@@ -105,18 +105,18 @@ class Consumer(Generic[MessageT]):
             registered.add(Registration(cls.queue, name, of, handler, given, aliases=aliases))
 
     def handle(self, message: MessageT, context: Any) -> Any:
-        """Handle one message, with its ``Context``; of a ``Consumer[list[FlightDelayed]]`` with a ``batch`` several, with their
-        ``BatchContext``. ``async def`` works as well. Raising fails the attempt."""
+        """Handle one message, with its ``Context``; a ``Consumer[list[FlightDelayed]]`` with a ``batch`` handles several, with their
+        ``BatchContext``. It may be ``async def``. Raising fails the attempt."""
         raise NotImplementedError
 
 
 def consumer(queue: type[models.Model], **options: Unpack[ConsumerOptions]) -> Callable[[HandlerT], HandlerT]:
-    """Make a function the handler of a message type of a queue; the function itself stays as it is.
+    """Make a function the handler of a message type of a queue; the function itself stays unchanged.
 
-    Any callable will do, sync or async, but no generator: calling one runs nothing of it. If a sync one returns an
-    awaitable, that is awaited, within the same time limit. The type is the annotation of the first parameter (none,
-    ``dict`` or ``Any``: messages without a type); a consumer of a base takes what is derived from it as well. ``name``
-    addresses it where it has to outlive a rename, and ``aliases`` are names that it had. For the other arguments see ``OPTIONS``.
+    Any callable works, sync or async, but no generator: calling one runs nothing of it. If a sync one returns an awaitable, that is
+    awaited within the same time limit. The type is the annotation of the first parameter (none, ``dict`` or ``Any``: messages without
+    a type); a consumer of a base class handles its subclasses as well. ``name`` addresses it independently of the function's name,
+    and ``aliases`` are its former names. For the other arguments see ``OPTIONS``.
 
     >>> @consumer(FlightDelays, timeout=5, attempts=3, retry_delay=10)
     ... def rebook(message: FlightDelayed, context: Context) -> None: ...
@@ -157,7 +157,7 @@ def _element(of: Any, name: str) -> Any:
 
 
 def _listed(of: Any) -> Any:
-    """What a list or a sequence of something is a list of; None: it is something else."""
+    """The element type of a list or sequence type; None: it is another type."""
     if of in (list, Sequence):
         return Any
     arguments = typing.get_args(of)
@@ -165,7 +165,7 @@ def _listed(of: Any) -> Any:
 
 
 def _refuse_no_queue(queue: Any, above: str = "") -> None:
-    """Raise InvalidOption for what is not the class of a queue with a table."""
+    """Raise InvalidOption for a value that is not the class of a queue with a table."""
     option = f"queue of {above}" if above else "queue of @consumer"
     if isinstance(queue, FunctionType):
         accepted = f"the class of a queue: write @consumer(Orders), with parentheses, above {queue.__name__}"
@@ -192,11 +192,11 @@ def _refuse_unknown_attributes(cls: type, name: str) -> None:
 
 
 def _annotation(function: Any, name: str) -> Any:
-    """The annotation of the first parameter, on the function or on what it wraps. Raises InvalidOption."""
+    """The annotation of the first parameter, on the function or on the one it wraps. Raises InvalidOption."""
     try:
         parameter = next(iter(inspect.signature(function).parameters), "")
     except ValueError:
-        return Any  # a builtin without one; ``Registration`` says it
+        return Any  # a builtin without a signature; ``Registration`` refuses it
     unknown: NameError | None = None
     for one in unwrap(function):
         if isinstance(one, FunctionType | MethodType | type):

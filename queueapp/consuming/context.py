@@ -1,4 +1,4 @@
-"""What a handler sees beside its message."""
+"""``Context``: what a handler gets beside its message."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .shielded import run_shielded
 
 
 class Receiving(msgspec.Struct, frozen=True, eq=False):
-    """What the contexts of one consumer have in common: a receive task makes it once for many messages."""
+    """The common part of the contexts of one consumer: a receiver makes it once for many messages."""
 
     queue: Any
     alias: str
@@ -32,59 +32,59 @@ class Receiving(msgspec.Struct, frozen=True, eq=False):
 
 
 class Context(ReplyMixin, WellKnown, msgspec.Struct, eq=False):
-    """What a handler gets beside the message: who it is, how often it was tried, and how to ask for more time."""
+    """What a handler gets beside the message: its columns, its attempt, and methods to extend the lease and report progress."""
 
-    # A Struct, since one is made per message: 0.05 µs where a class of Python's takes 0.14.
+    # A Struct, since one is made per message: 0.05 µs instead of 0.14 for a Python class.
     _receiving: Receiving
     _claimed: Claimed
-    #: 1 for the first. Hand-outs that nobody ended count as well: their handler may have begun.
+    #: 1 for the first. Deliveries that were not ended count as well: their handler may have begun.
     attempt: int
     _headers: dict[str, str] | None = None
     _checkpointed: Any = None
     _items: dict[str, Any] | None = None
-    #: ``(done, total, note)``, as it was told last; read by the heartbeat.
+    #: ``(done, total, note)`` of the last ``progress``; read by the heartbeat.
     _progress: tuple[float, float | None, str] | None = None
-    #: Why it is to stop; set by the heartbeat.
+    #: The reason of a cancellation; set by the heartbeat.
     _asked: MessageCancelled | None = None
-    #: Cancels what is awaited of a handler, from any thread; there once it is awaited.
+    #: Cancels an async handler, from any thread; set while it is awaited.
     _cancel: Callable[..., object] | None = None
 
     def __repr__(self) -> str:
-        # Not the fields: a traceback with local variables would carry the body into somebody's log.
+        # Not the fields: a traceback with local variables would put the body into a log.
         return f"<Context of {self.queue._meta.label} {self.seq}, attempt {self.attempt} of {self.consumer.name}>"
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        # Rich, which many a log shows local variables with, asks a Struct for this and not for its repr.
+        # Rich, which many log handlers show local variables with, calls this instead of __repr__ for a Struct.
         return [("queue", self.queue._meta.label), ("seq", self.seq), ("attempt", self.attempt)]
 
     @property
     def queue(self) -> Any:
-        """The queue that it was received from."""
+        """The queue of the message."""
         return self._receiving.queue
 
     @property
     def alias(self) -> str:
-        """The database that it was received from."""
+        """The database of the message."""
         return self._receiving.alias
 
     @property
     def consumer(self) -> Registration:
-        """Who handles it."""
+        """The consumer that handles it."""
         return self._receiving.consumer
 
     @property
     def message_id(self) -> uuid.UUID:
-        """The id its sender gave it."""
+        """The id that its sender gave it."""
         return as_uuid(self._claimed[ID])
 
     @property
     def seq(self) -> int:
-        """Its place in the queue: the bookmark."""
+        """The position in the queue: the bookmark."""
         return int(self._claimed[SEQ])
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """All headers. A dict of this attempt's own: changes are not seen by the next attempt."""
+        """All headers. A dict of this attempt: the next attempt does not see changes."""
         if self._headers is None:
             self._headers = messages.decode_headers(self._claimed[HEADERS])
             self._checkpointed = take_checkpoint(self._headers)
@@ -98,24 +98,23 @@ class Context(ReplyMixin, WellKnown, msgspec.Struct, eq=False):
 
     @property
     def items(self) -> dict[str, Any]:
-        """A place for the handler to leave things; the recoverability policy sees them (``failure.items``)."""
+        """A dict for the handler's own data; the recoverability policy can read it (``failure.items``)."""
         if self._items is None:
             self._items = {}
         return self._items
 
     @property
     def checkpointed(self) -> Any:
-        """What an earlier attempt has kept with ``checkpoint``, as plain JSON values; None: nothing. It is the same all through
-        this attempt."""
+        """The value that an earlier attempt stored with ``checkpoint``, as plain JSON; None: there is none. Constant during this
+        attempt."""
         if self._headers is None:
             _ = self.headers
         return self._checkpointed
 
     def checkpoint(self, value: Any) -> None:
-        """Keep how far this attempt has got (anything JSON can hold, at most 64 KiB of it; None: nothing any more), in the
-        handler's transaction: the next attempt is given it as ``checkpointed``. For AT_LEAST_ONCE. Raises LeaseLost when the
-        message is somebody else's by now, InvalidMessage for a value that cannot be kept, and QueueError where messages are
-        not leased."""
+        """Store the progress of this attempt (any JSON value of at most 64 KiB; None deletes it), in the handler's transaction: the
+        next attempt gets it as ``checkpointed``. For AT_LEAST_ONCE. Raises LeaseLost if the lease has expired and another receiver
+        has the message, InvalidMessage for a value that cannot be stored, and QueueError where messages are not leased."""
         self._receiving.write_headers(self._claimed[SEQ], with_checkpoint(self._claimed[HEADERS], value))
 
     async def acheckpoint(self, value: Any) -> None:
@@ -123,26 +122,26 @@ class Context(ReplyMixin, WellKnown, msgspec.Struct, eq=False):
         await run_shielded(self.checkpoint, value)
 
     @property
-    def _telling(self) -> list[Context]:
-        """Itself, if it has told how far it is; for the heartbeat."""
+    def _with_progress(self) -> list[Context]:
+        """A list of itself if it has progress; for the heartbeat."""
         return [] if self._progress is None else [self]
 
     def progress(self, done: float, total: float | None = None, note: str = "") -> None:
-        """Tell how far it is: kept in memory, written with the worker's next heartbeat, shown in the admin and read by
-        ``progress_of``. Raises InvalidMessage for what is no number, and for a note that is no text or over 200 characters."""
+        """Report progress: kept in memory, written with the worker's next heartbeat, shown in the admin and returned by
+        ``progress_of``. Raises InvalidMessage for a value that is no number, and for a note that is no text or over 200 characters."""
         self._progress = checked(done, total, note)
 
     @property
     def cancelled(self) -> bool:
-        """Whether an operator asked it to stop (``cancel_running``). An async handler is cancelled at once; a sync one that has not
-        ended ``QUEUEAPP["CANCEL_GRACE"]`` later gets MessageCancelled."""
+        """Whether an operator cancelled the handler (``cancel_running``). An async handler is cancelled at once; a sync one that has
+        not ended ``QUEUEAPP["CANCEL_GRACE"]`` later gets MessageCancelled."""
         return self._asked is not None
 
     def extend(self, period: timedelta | None = None) -> None:
-        """Let the lease run ``period`` (default: the queue's lease period) from now, whatever becomes of the handler's
-        transaction. Raises LeaseLost when it is somebody else's by now. Nothing to do where a message is not leased."""
+        """Extend the lease to ``period`` (default: the queue's lease period) from now, independently of the handler's transaction.
+        Raises LeaseLost if another receiver has the message. Does nothing for a message that is not leased."""
         self._receiving.extend(self._claimed[SEQ], period)
 
     async def aextend(self, period: timedelta | None = None) -> None:
-        """``extend`` for async handlers. A task that is cancelled meanwhile leaves nothing half done."""
+        """``extend`` for async handlers. A cancellation during it leaves nothing half done."""
         await run_shielded(self.extend, period)

@@ -1,4 +1,4 @@
-"""The options of ``@consumer`` beside those of a failed message, which a queue may have as well."""
+"""The options of ``@consumer``, beside the retry options, which a queue may have as well."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..conf import MAX_CONCURRENCY
 from ..failures.recoverability import OPTIONS as RECOVERABILITY
 from ..options import Option
 
-#: A worker process notes which messages it has in hand where its supervisor can read them; there is room for so many.
+#: A worker process writes its messages in flight to memory that its supervisor reads; that has space for so many.
 MOST_IN_A_BATCH = 500
 
 OWN: tuple[Option, ...] = (

@@ -1,4 +1,4 @@
-"""How far the handler of one message is, as it tells: bounded, since it travels with each heartbeat."""
+"""Checks the progress that a handler reports: it is bounded, since each heartbeat carries it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LONGEST_NOTE = 200
 
 
 def checked(done: Any, total: Any, note: Any) -> tuple[float, float | None, str]:
-    """What a handler tells. Raises InvalidMessage."""
+    """The values, checked. Raises InvalidMessage."""
     if not _is_number(done):
         raise InvalidMessage(f"done = {done!r} is not accepted: it must be a finite number from 0.")
     if not (total is None or _is_number(total)):
@@ -20,10 +20,10 @@ def checked(done: Any, total: Any, note: Any) -> tuple[float, float | None, str]
         raise InvalidMessage(
             f"note = {note!r} is not accepted: it must be a text of at most {LONGEST_NOTE} characters."
         )
-    # A page that shows it is UTF-8, and a table holds no NUL.
+    # A page that shows it is UTF-8, and a column cannot hold NUL.
     return done, total, note.encode(errors="replace").decode().replace("\0", "")
 
 
 def _is_number(value: Any) -> bool:
-    # No infinity and no NaN is between these.
+    # Neither infinity nor NaN is between these.
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e18

@@ -1,7 +1,7 @@
-"""One registered consumer, the options that it may have, and what may be one.
+"""``Registration``: one registered consumer and its options, and the checks of what can be a handler.
 
-A generator function is none: to call it makes a generator and runs nothing of its body, and the message would be acked.
-It is refused here, however it is wrapped; where only the call shows it, the attempt fails (``workers``).
+A generator function cannot: calling it makes a generator and runs nothing of its body, and the message would be acked. It is refused
+here, even if it is wrapped; where only the call shows it, the attempt fails (``workers``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..errors import InvalidOption
 from ..options import read_all
 from .options import OPTIONS
 
-_BY_PLACE = (
+_POSITIONAL = (
     inspect.Parameter.POSITIONAL_ONLY,
     inspect.Parameter.POSITIONAL_OR_KEYWORD,
     inspect.Parameter.VAR_POSITIONAL,
@@ -29,7 +29,7 @@ _BY_PLACE = (
 
 
 def unwrap(handler: Any) -> Iterator[Any]:
-    """A callable and what it stands for, from the outside in: through ``functools.wraps``, ``functools.partial``, methods
+    """A callable and the callables that it wraps, from the outside in: through ``functools.wraps``, ``functools.partial``, methods
     and callable objects."""
     seen: list[Any] = []
     pending = [handler]
@@ -51,7 +51,7 @@ def unwrap(handler: Any) -> Iterator[Any]:
 
 
 def is_async(handler: Any) -> bool:
-    """Whether calling it makes a coroutine."""
+    """Whether calling it returns a coroutine."""
     while isinstance(handler, partial):
         handler = handler.func
     return iscoroutinefunction(handler) or (
@@ -59,13 +59,13 @@ def is_async(handler: Any) -> bool:
     )
 
 
-def _places(handler: Any, name: str) -> int:
-    """How many arguments a handler takes by place. Raises InvalidOption when it cannot be called with one or two."""
+def _positional_arguments(handler: Any, name: str) -> int:
+    """How many positional arguments a handler takes. Raises InvalidOption if it cannot be called with one or two."""
     try:
         parameters = list(inspect.signature(handler).parameters.values())
     except ValueError:
         parameters = []
-    by_place = [p for p in parameters if p.kind in _BY_PLACE]
+    by_place = [p for p in parameters if p.kind in _POSITIONAL]
     variable = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
     needed = [p for p in parameters if p.default is inspect.Parameter.empty and p.kind not in variable]
     beyond = [p for p in needed if p not in by_place[:2]]
@@ -77,7 +77,7 @@ def _places(handler: Any, name: str) -> int:
 
 
 def source_location(declared: Any) -> str:
-    """File and line of a function, or of what it wraps, or of a class; '' where there is none."""
+    """File and line of a function, of the one it wraps, or of a class; '' if it has none."""
     for one in unwrap(declared):
         code = getattr(one, "__code__", None)
         if code is not None:
@@ -91,15 +91,15 @@ def source_location(declared: Any) -> str:
 
 @contextmanager
 def located(where: str) -> Iterator[None]:
-    """What is refused in the block is told with the place of its declaration."""
+    """Add the location of the declaration to an InvalidOption of the block."""
     try:
         yield
     except InvalidOption as error:
         raise error.at(where) from error.__cause__
 
 
-#: Versions of a type that a worker tells in its row.
-_TOLD = 100
+#: Versions of a type that a worker writes to its row.
+MAX_ADVERTISED = 100
 
 
 def _aliases(queue: Any, name: str, given: Any) -> tuple[str, ...]:
@@ -117,7 +117,7 @@ def _aliases(queue: Any, name: str, given: Any) -> tuple[str, ...]:
 
 
 class Registration:
-    """A registered consumer: which messages it takes, what it calls, and its options."""
+    """A registered consumer: the messages that it handles, its handler, and its options."""
 
     __slots__ = (
         "aliases", "finder", "handler", "is_async", "message_type", "name", "options", "queue", "type_name", "type_names",
@@ -136,15 +136,15 @@ class Registration:
     ):
         if len(name) > messages.MAX_RECIPIENT:
             raise InvalidOption("consumer name", name, f"at most {messages.MAX_RECIPIENT} characters long")
-        #: Names that it had before: what is addressed to one of them is its.
+        #: Its former names: messages addressed to them are its own.
         self.aliases = _aliases(queue, name, aliases)
         self.queue = queue
         self.name = name
-        #: A ``finding.Finder``, which says who handles the messages of this queue in its stead; or None.
+        #: A ``resolver.ConsumerResolver``, which selects the consumer of each message of this queue; or None.
         self.finder = finder
         self.message_type = message_type
         self.type_name = messages.type_name_of(message_type)
-        #: The same, and the names that the type had before.
+        #: The same, with the former names of the type.
         self.type_names = messages.known_as(message_type)
         if any(inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in unwrap(handler)):
             accepted = "a function or an async function (the body of a generator does not run when it is called)"
@@ -155,16 +155,16 @@ class Registration:
                 f"of a type that a message can have: a msgspec.Struct, a dataclass, or what JSON holds ({problem})"
             )
             raise InvalidOption(f"first parameter of @consumer {name}", message_type, accepted)
-        places = _places(handler, name)
+        places = _positional_arguments(handler, name)
         self.handler = handler
-        #: Whether calling it makes a coroutine, as far as its looks tell. ``functools.wraps`` around one does not look so:
-        #: that is called as a sync function, and what it returns is awaited.
+        #: Whether calling it returns a coroutine, as far as inspection shows. ``functools.wraps`` around a coroutine function hides
+        #: it: that is called as a sync function, and its result is awaited.
         self.is_async = is_async(handler)
         self.options = read_all(OPTIONS, given, f"@consumer {name}: ")
         if self.options["batch_wait"] is not None and self.options["batch"] is None:
             raise InvalidOption(f"@consumer {name}: batch_wait", given["batch_wait"], "absent where there is no batch")
         if self.options["concurrency"] is not None and not queue.delivery.recipients:
-            # Its messages lie among those of the others there: a claim could not leave them where they are.
+            # Its messages are between those of other consumers there: a claim could not skip them.
             accepted = (
                 f"absent: in {queue._meta.label} nothing is addressed to a consumer (Delivery.recipients), where "
                 "Delivery.concurrency and max_backlog bound all of them"
@@ -173,7 +173,7 @@ class Registration:
         self.wants_context = places > 1
 
     def option(self, name: str) -> Any:
-        """Its own option, or else its queue's; None: neither says anything, so the project's counts."""
+        """Its own option, else its queue's; None: neither has one, so the project's setting applies."""
         value = self.options[name]
         return value if value is not None else getattr(self.queue.delivery, name)
 
@@ -183,13 +183,15 @@ class Registration:
         return self.options["batch"] is not None or (self.finder is not None and self.finder.alone)
 
     def knows(self, type_name: str) -> type | None:
-        """Its message class, or the one below it that has or had this name, as far as this process has imported it."""
+        """Its message class, or the subclass with this name, also a former one, if this process has imported it."""
         return messages.class_named(self.message_type, type_name)
 
-    def told(self) -> list[tuple[str, str]]:
-        """(name, type) of all that it takes, for the row of a worker: under former names, and of former versions, as well."""
+    def advertised(self) -> list[tuple[str, str]]:
+        """(name, type) of all that it handles, for the row of a worker: with former names and versions."""
         known = messages.type_version(self.message_type) if self.type_name else 1
-        types = [messages.version_told(one, n) for one in self.type_names for n in range(1, min(known, _TOLD) + 1)]
+        types = [
+            messages.version_told(one, n) for one in self.type_names for n in range(1, min(known, MAX_ADVERTISED) + 1)
+        ]
         return [(name, kind) for name in (self.name, *self.aliases) for kind in types]
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Which consumer of this process handles what: by queue, type and name."""
+"""The consumers of this process, by queue, type and name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .registration import Registration
 
 
 def is_alone(registration: Registration) -> bool:
-    """Whether it takes all messages of its queue: a set consumer."""
+    """Whether it handles all messages of its queue: a set consumer."""
     return registration.finder is not None and registration.finder.alone
 
 
@@ -61,12 +61,12 @@ class Registry:
         return list(self._by_queue.get(queue._meta.label, {}).values())
 
     def resolver_of(self, queue: Any) -> Any:
-        """The ``finding.Finder`` of a queue whose consumers are not registered one by one; else None."""
+        """The ``resolver.ConsumerResolver`` of a queue whose consumers are not registered one by one; else None."""
         return next((one.finder for one in self.of(queue) if one.finder is not None), None)
 
     def find(self, queue: Any, kind: messages.Kind, recipient: str, headers: str = "") -> Registration | None:
-        """Who handles a message of this kind addressed to ``recipient``; None: nobody in this process. Raises
-        UndecodableMessage where a finder says that nobody ever will."""
+        """The consumer of a message of this kind addressed to ``recipient``; None: this process has none. Raises UndecodableMessage
+        if a resolver knows that none exists."""
         finder = self.resolver_of(queue)
         if finder is not None:
             found: Registration = finder.find(kind.names[0], finder.variant_of(headers))
@@ -86,22 +86,20 @@ registered = Registry()
 
 
 def matching_consumers(registrations: Iterable[Registration], names: Sequence[str]) -> list[Registration]:
-    """Which of these take a message of a type and of its bases (``Kind.names``): those of the type first, then those of the
-    nearest base."""
+    """The consumers of a type and of its bases (``Kind.names``): those of the type first, then those of the nearest base."""
     some = list(registrations)
     found = {one.name: one for name in with_bases(some, names) for one in some if name in one.type_names}
     return list(found.values())
 
 
 def with_bases(registrations: Iterable[Registration], names: Sequence[str]) -> Sequence[str]:
-    """The names of a type and of its bases, of which its sender may have named none."""
+    """The names of a type and of its bases; the headers may lack the bases."""
     if len(names) == 1 and names[0]:
-        # Its sender is older than they are, or of another system; a class of this process may have some.
+        # The sender is older than its consumers, or another system; a class of this process may have bases.
         return next((messages.type_names(cls) for one in registrations if (cls := one.knows(names[0]))), names)
     return names
 
 
 def recipients_of(queue: Any, names: Sequence[str]) -> tuple[str, ...]:
-    """The names of all consumers of a type, and of its bases, on a queue with ``recipients``; ('',) when this process knows
-    none."""
+    """The names of all consumers of a type, and of its bases, on a queue with ``recipients``; ('',) if this process knows none."""
     return tuple(one.name for one in matching_consumers(registered.of(queue), names)) or ("",)

@@ -1,4 +1,4 @@
-"""What a handler sends by its context: answers, and messages to queues and topics."""
+"""``ReplyMixin``: what a handler sends by its context: answers, and messages to queues and topics."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ..errors import InvalidMessage
 from ..registry import queues
 from .shielded import run_shielded
 
-#: ``queueapp.publish``, which is floors above; set when the app is ready.
+#: ``queueapp.publish``, which is in a higher layer; set when the app is ready.
 publisher: Callable[..., uuid.UUID] | None = None
 
 
 class ReplyMixin:
-    """For what has the well-known headers of a message and its id."""
+    """Sending methods for an object with the well-known headers of a message and its id."""
 
     __slots__ = ()
 
@@ -31,9 +31,9 @@ class ReplyMixin:
         def correlation_id(self) -> str | None: ...
 
     def reply(self, body: Any, **options: Any) -> uuid.UUID:
-        """Answer: send to the queue that the sender named (``reply_to``), with the message's correlation id, or its id where it
-        has none. The other arguments are those of ``Queue.send``. Raises InvalidMessage where it named none, and QueueNotFound
-        where this process does not know it."""
+        """Answer: send to the queue that the sender named (``reply_to``), with the message's correlation id, or its id if it has none.
+        The other arguments are those of ``Queue.send``. Raises InvalidMessage if the sender named no queue, and QueueNotFound if this
+        process does not know it."""
         if not self.reply_to:
             raise InvalidMessage(f"Message {self.message_id} names no address for an answer (reply_to).")
         queue = queues.find_by_address(self.reply_to)
@@ -44,7 +44,7 @@ class ReplyMixin:
         return identity
 
     def send(self, queue: Any, body: Any, **options: Any) -> uuid.UUID:
-        """``queue.send(body, ...)``: what a handler sends says what it came of, either way."""
+        """``queue.send(body, ...)``; either way the message gets correlation headers."""
         identity: uuid.UUID = queue.send(body, **options)
         return identity
 

@@ -1,7 +1,7 @@
-"""Consumers that are not registered one by one: a finder says who handles a message when the first of its type is met.
+"""``ConsumerResolver``: selects the consumer of a message where consumers are not registered one by one.
 
-Django's tasks are such: every task is a consumer with options of its own, and a worker learns of one by its path. The
-finder stands behind registered consumers (``Registration.finder``), by whose names messages are addressed and told of.
+Django's tasks are such: every task is a consumer with its own options, and a worker finds it by its path. A resolver belongs to a
+registered consumer (``Registration.finder``), whose name addresses its messages and is shown.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from .registration import Registration
 
 
 class ConsumerResolver(abc.ABC):
-    """Who handles the messages of one queue, and what is kept of those that were handled."""
+    """Selects the consumers of one queue, and stores results of handled messages."""
 
-    #: Whether there may be no other consumer.
+    #: Whether the queue may have no other consumer.
     alone = False
-    #: Whether it asks more of a message than its type: ``variant_of`` says what.
+    #: Whether the consumer depends on more than the type: see ``variant_of``.
     varies = False
 
     @abc.abstractmethod
     def find(self, type_name: str, variant: str = "") -> Registration:
-        """Who handles messages of this type, and of this variant. Raises UndecodableMessage where nobody ever will: then it
-        becomes poison."""
+        """The consumer of messages of this type and variant. Raises UndecodableMessage if there is none, so that the message becomes
+        poison."""
 
     def variant_of(self, headers: str) -> str:
-        """What tells this message from others of its type; asked only where it ``varies``."""
+        """The part of the headers that selects among consumers of one type; called only if it ``varies``."""
         return ""
 
     @abc.abstractmethod
     def ack(self, sql: Any, connection: Any, seqs: Sequence[int], token: uuid.UUID) -> int:
-        """``QueueSql.acks.ack``, and in one transaction with it whatever is kept of these messages."""
+        """``QueueSql.acks.ack``, and in the same transaction the results of these messages."""
 
     @abc.abstractmethod
     def try_ack(self, sql: Any, connection: Any, seqs: Sequence[int], token: uuid.UUID, wait_ms: int) -> list[int]:
@@ -41,4 +41,4 @@ class ConsumerResolver(abc.ABC):
 
     @abc.abstractmethod
     def run_maintenance(self, alias: str, may_continue: Callable[[], bool]) -> None:
-        """Called now and then by who keeps house in a database, until ``may_continue`` says no: delete what is old."""
+        """Delete old results; called by the maintenance of a database, until ``may_continue`` returns False."""

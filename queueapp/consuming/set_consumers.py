@@ -1,8 +1,7 @@
-"""Consumers of whole sets: the handler works on the claimed messages where they are, in the database, and none of them comes to
-Python.
+"""Set consumers: the handler processes the claimed messages in the database, and no message is loaded into Python.
 
-A set consumer is its queue's only one, and takes messages of every type. Its queue is TRANSACTIONAL: the rows are locked while
-the handler runs, deleted behind it, and all of that is one transaction.
+A set consumer is the only consumer of its queue, and handles messages of every type. Its queue is TRANSACTIONAL: the rows are locked
+while the handler runs, deleted after it, and all of that is one transaction.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ SIZE = Option("size", int, 1000, "At most so many messages a set.", 1, 3500)
 
 
 class MessageSet:
-    """The messages that a handler is to work on; in its transaction nobody else can take them."""
+    """The messages of one call of the handler; its transaction holds their locks."""
 
     def __init__(self, queue: Any, alias: str, seqs: Sequence[int]) -> None:
         self.queue = queue
@@ -43,13 +42,13 @@ class MessageSet:
 
     @property
     def rows(self) -> QuerySet[Any]:
-        """They, as a queryset of the queue's own table, for subqueries and for ``raw SQL`` (``rows.query.sql_with_params()``)."""
+        """The messages as a queryset of the queue's table, for subqueries and raw SQL (``rows.query.sql_with_params()``)."""
         rows: QuerySet[Any] = self.queue.objects.using(self.alias).filter(orm.Among("seq", self._seqs)).order_by()
         return rows
 
     @staticmethod
     def body(*path: str | int, output_field: models.Field[Any, Any] | None = None) -> Any:
-        """A value in a body that is JSON, as an expression over ``rows``: ``body("price", output_field=IntegerField())``."""
+        """A value in a JSON body, as an expression over ``rows``: ``body("price", output_field=IntegerField())``."""
         if not path:
             raise ValueError("body() takes the name of a field, or a path")
         return orm.body_field(path, output_field or models.TextField())
@@ -81,7 +80,7 @@ def _default(field: Any) -> Any:
 
 
 class SetResolver(ConsumerResolver):
-    """Whatever a message is, it is for the one set consumer of its queue."""
+    """Selects the one set consumer of the queue for every message."""
 
     alone = True
 
@@ -101,14 +100,14 @@ class SetResolver(ConsumerResolver):
         return found
 
     def run_maintenance(self, alias: str, may_continue: Callable[[], bool]) -> None:
-        """Nothing is kept."""
+        """A set consumer stores no results."""
 
 
 def set_consumer(
     queue: type[models.Model], *, size: int = SIZE.default, name: str | None = None, **options: Any
 ) -> Callable[[HandlerT], HandlerT]:
-    """Make a function the handler of all messages of a TRANSACTIONAL queue, some at a time, as a ``MessageSet``. ``size``: at most so
-    many; the other arguments are those of ``@consumer`` for retries, of each message for itself.
+    """Make a function the handler of all messages of a TRANSACTIONAL queue, called with a ``MessageSet``. ``size``: the most messages
+    of a set; the other arguments are those of ``@consumer`` for retries, which apply to each message.
 
     >>> @set_consumer(Prices)
     ... def store(messages: MessageSet) -> None:

@@ -1,8 +1,8 @@
-"""Running on the thread of Django's async ORM, to its end: what a cancelled task has begun there goes on without it.
+"""``run_shielded``: runs a function on the thread of Django's async ORM to its end, even if the asyncio task is cancelled.
 
-A thread cannot be cancelled. ``sync_to_async`` raises in the task at once and leaves its function running, or takes it out
-of the thread's queue unrun: a transaction would be entered that nobody leaves, or a lease would not be given back. Here
-the task waits until the thread has done it, and is cancelled then.
+A thread cannot be cancelled. ``sync_to_async`` raises in the task at once and leaves its function running, or removes it from the
+thread's queue: a transaction would be entered and never left, or a lease would not be released. Here the task waits until the
+thread has finished, and is cancelled then.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ async def run_shielded(
     undo: Callable[..., Any] | None = None,
     droppable: bool = True,
 ) -> _ResultT:
-    """Call a function on the thread of Django's async ORM and return its result; once begun it is waited for, however
-    often the task is cancelled meanwhile. CancelledError is raised after that.
+    """Call a function on the thread of Django's async ORM and return its result. Once begun it is awaited, however often the task is
+    cancelled meanwhile; CancelledError is raised after that.
 
-    ``undo``: called with the three arguments of an ``__exit__`` when the task was cancelled and the function has
-    succeeded. ``droppable=False``: it is run even if the task is cancelled before the thread has begun with it.
+    ``undo``: called with the three arguments of an ``__exit__`` if the task was cancelled and the function has succeeded.
+    ``droppable=False``: the function runs even if the task is cancelled before the thread has begun it.
     """
     over: Future[tuple[_ResultT | None, BaseException | None]] = Future()
     begun = threading.Lock()
@@ -40,14 +40,14 @@ async def run_shielded(
             except BaseException as error:
                 over.set_result((None, error))
 
-    told = asyncio.wrap_future(over)
-    # A task of its own, since ``sync_to_async`` runs its cancelled function on unheeded. At the end of a loop all tasks are
-    # cancelled, this one as well: what it has begun is waited for by ``told``, what it has not is sent once more.
+    finished = asyncio.wrap_future(over)
+    # An asyncio task of its own, since ``sync_to_async`` does not wait for its function when it is cancelled. At the end of a loop all
+    # tasks are cancelled, this one as well: ``finished`` waits for a function that has begun, and one that has not is submitted again.
     carrier: asyncio.Future[None] = asyncio.ensure_future(sync_to_async(once, thread_sensitive=True)())
     cancelled: asyncio.CancelledError | None = None
-    while not told.done():
+    while not finished.done():
         try:
-            first: list[asyncio.Future[Any]] = [told] if carrier.done() else [told, carrier]
+            first: list[asyncio.Future[Any]] = [finished] if carrier.done() else [finished, carrier]
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError as error:
             cancelled = error
@@ -56,9 +56,9 @@ async def run_shielded(
                 raise
         if carrier.done() and not begun.locked():
             if not carrier.cancelled():
-                carrier.result()  # the thread takes nothing any more, and says why
+                carrier.result()  # the thread accepts no functions any more: raises the reason
             carrier = asyncio.ensure_future(sync_to_async(once, thread_sensitive=True)())
-    result, failed = told.result()
+    result, failed = finished.result()
     if cancelled is not None:
         try:
             if failed is not None:

@@ -1,4 +1,4 @@
-"""How much of a queue is out at a time, who gets it, and what an operator has set in place of what is declared.
+"""Flow control: how many messages of a queue are in flight, and which subscriber gets them.
 
-Workers and ``receive()`` claim through here on queues that have a limit or a fairness model, and on no others.
+Workers and ``receive()`` claim through this package on queues with a limit or a fairness model, and on no others.
 """

@@ -1,8 +1,8 @@
-"""Which subscriber gets which message while there are fewer messages than they have room for. Pure: no database, no clock.
+"""Assigns messages to subscribers while there are fewer messages than free capacity. Pure: no database, no clock.
 
-``assign`` gives the same as one that deals the messages out one at a time, each to the subscriber that the model names:
-fast, the first one with room; round-robin, the next one with room; proportional, the one that has used the smallest part of
-its backlog, the first of several. With filters there is no ranking that holds for all of them, and it does deal them out.
+``assign`` has the same result as dealing the messages out one at a time, each to the subscriber that the model selects: fast, the
+first with capacity; round-robin, the next with capacity; proportional, the one that uses the smallest part of its backlog, the first
+of several. With filters there is no ranking that holds for all messages, and it does deal them out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _Key = TypeVar("_Key")
 
 
 class Capacity(NamedTuple):
-    """A subscription: how many messages it may hold, and how many it holds. It may hold more than it may."""
+    """The capacity of a subscription: how many messages it may hold, and how many it holds, which may be more."""
 
     backlog: int
     outstanding: int
@@ -29,70 +29,70 @@ class Capacity(NamedTuple):
 
 
 class Assigned(NamedTuple):
-    """For each message the place of its subscription, None where nobody takes it; and where the turn of round-robin is now:
-    the place of the subscription that got the last one."""
+    """For each message the index of its subscription, or None; and the index of the subscription that got the last one, for
+    round-robin."""
 
-    places: list[int | None]
+    indexes: list[int | None]
     turn: int
 
 
 def assign(
-    rooms: Sequence[Capacity],
+    capacities: Sequence[Capacity],
     messages: int,
     model: FairnessModel,
     turn: int = -1,
     takes: Callable[[int, int], bool] | None = None,
 ) -> Assigned:
-    """Deal so many messages out to these subscriptions. ``turn``: who got the last one, -1 for nobody. ``takes`` (place,
-    message): whether the filter of a subscription lets that message pass; None: there are no filters."""
+    """Assign so many messages to these subscriptions. ``turn``: the index that got the last message, or -1. ``takes`` (index,
+    message): whether the filter of a subscription accepts that message; None: there are no filters."""
     if takes is not None:
-        return _one_at_a_time(rooms, messages, model, turn, takes)
-    count = len(rooms)
+        return _one_at_a_time(capacities, messages, model, turn, takes)
+    count = len(capacities)
     ranked = heapq.nsmallest(
-        messages, ((_rank(room, k, place, model, turn, count), place) for place, room in enumerate(rooms)
-                   for k in range(min(room.free, messages)))
+        messages, ((_rank(capacity, k, index, model, turn, count), index) for index, capacity in enumerate(capacities)
+                   for k in range(min(capacity.free, messages)))
     )  # fmt: skip
-    places: list[int | None] = [place for _, place in ranked]
+    indexes: list[int | None] = [index for _, index in ranked]
     last = ranked[-1][1] if ranked and model is FairnessModel.ROUND_ROBIN else turn
-    return Assigned(places + [None] * (messages - len(places)), last)
+    return Assigned(indexes + [None] * (messages - len(indexes)), last)
 
 
 def _rank(
-    room: Capacity, k: int, place: int, model: FairnessModel, turn: int, count: int
+    capacity: Capacity, k: int, index: int, model: FairnessModel, turn: int, count: int
 ) -> tuple[Fraction | int, int]:
-    """The place in the order of all free slots of the ``k``-th one of a subscription."""
+    """The sort key of the ``k``-th free slot of a subscription among all free slots."""
     if model is FairnessModel.FAST:
-        return place, k
+        return index, k
     if model is FairnessModel.ROUND_ROBIN:
-        return k, (place - turn - 1) % count
-    return Fraction(room.outstanding + k, room.backlog), place
+        return k, (index - turn - 1) % count
+    return Fraction(capacity.outstanding + k, capacity.backlog), index
 
 
 def _one_at_a_time(
-    rooms: Sequence[Capacity],
+    capacities: Sequence[Capacity],
     messages: int,
     model: FairnessModel,
     turn: int,
     takes: Callable[[int, int], bool],
 ) -> Assigned:
-    count, given = len(rooms), [0] * len(rooms)
-    places: list[int | None] = []
+    count, given = len(capacities), [0] * len(capacities)
+    indexes: list[int | None] = []
     for message in range(messages):
-        able = [n for n, room in enumerate(rooms) if given[n] < room.free and takes(n, message)]
+        able = [n for n, capacity in enumerate(capacities) if given[n] < capacity.free and takes(n, message)]
         if not able:
-            places.append(None)
+            indexes.append(None)
             continue
-        place = min(able, key=lambda n: _next_rank(rooms[n], given[n], n, model, turn, count))
-        given[place] += 1
+        index = min(able, key=lambda n: _next_rank(capacities[n], given[n], n, model, turn, count))
+        given[index] += 1
         if model is FairnessModel.ROUND_ROBIN:
-            turn = place
-        places.append(place)
-    return Assigned(places, turn)
+            turn = index
+        indexes.append(index)
+    return Assigned(indexes, turn)
 
 
 def _next_rank(
-    room: Capacity, given: int, place: int, model: FairnessModel, turn: int, count: int
+    capacity: Capacity, given: int, index: int, model: FairnessModel, turn: int, count: int
 ) -> tuple[Fraction | int, int]:
     if model is FairnessModel.ROUND_ROBIN:
-        return 0, (place - turn - 1) % count
-    return _rank(room, given, place, model, turn, count)
+        return 0, (index - turn - 1) % count
+    return _rank(capacity, given, index, model, turn, count)

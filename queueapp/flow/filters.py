@@ -1,4 +1,4 @@
-"""The filter of one subscriber: it takes no message of which the expression is not true, and leaves those to others."""
+"""The filter of one subscriber: it takes only messages of which the expression is true, and leaves the others to other subscribers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class SubscriberFilter:
     """An expression over the messages of one queue. Raises InvalidExpression, and ImportError without the extra."""
 
     def __init__(self, text: str, label: str) -> None:
-        # Only who filters needs the extra.
+        # Only a process that filters needs the extra.
         from ..expressions import ParsedMessage, compile_expression
 
         self.text = text
@@ -24,8 +24,8 @@ class SubscriberFilter:
         self._parse = ParsedMessage.stored
 
     def passes(self, headers: str, body: Any) -> bool:
-        """Whether this subscriber takes a message. One that cannot be parsed passes: who takes it keeps it as poison, with its
-        bytes, where it would wait for ever in the queue."""
+        """Whether this subscriber takes a message. One that cannot be parsed passes: its receiver moves it to poison, while it would
+        stay in the queue otherwise."""
         try:
             message = self._parse(headers, body, self._topic, self._content_type)
         except UndecodableMessage:
@@ -34,7 +34,7 @@ class SubscriberFilter:
 
 
 def _refuse_encrypted(label: str) -> None:
-    """Raise InvalidOption where no filter can see what it is about."""
+    """Raise InvalidOption for a queue whose bodies no filter can read."""
     try:
         queue = registry.queues.find(label)
     except QueueNotFound:
@@ -44,7 +44,7 @@ def _refuse_encrypted(label: str) -> None:
 
 
 def _unsaid(label: str) -> tuple[str, str]:
-    """(topic, content type) of a message of this queue that names none."""
+    """(topic, content type) of a message of this queue that names neither."""
     try:
         queue = registry.queues.find(label)
         return publish_target(queue), content_type_of(queue)
@@ -54,7 +54,7 @@ def _unsaid(label: str) -> tuple[str, str]:
 
 @lru_cache(maxsize=256)
 def filter_of(text: str, label: str) -> SubscriberFilter | None:
-    """The filter in a subscriber's row; None: it has none, or one that this version cannot read, so that nothing is known."""
+    """The filter in a subscriber's row; None: it has none, or one that this version cannot read."""
     if not text:
         return None
     try:

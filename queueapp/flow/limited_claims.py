@@ -1,10 +1,11 @@
-"""Taking messages of a queue that counts what is out: within its limit, and shared out where it has a fairness model.
+"""Claims on a queue with a limit on messages in flight or a fairness model.
 
-*Combining dispatch*: there is no dispatcher. While there is more than all live subscribers could hold together every model fills
-everybody, so a worker claims as on any other queue, with a look before it: nothing is locked, and of what is out nothing is
-counted. Else whoever wants messages first takes up what was shared out to it. If that is nothing, it locks the queue for a
-moment, and either there is more than everybody has room for now, so that it takes its part, or it shares out all there is among
-all live subscribers and wakes them. What one does not take up in time lapses, and what a dead one has is released, as any lease.
+*Combining dispatch*: there is no dispatcher. While the queue has more messages than all live subscribers have capacity for, every
+model fills all of them, so a worker claims as on any other queue, after a peek: nothing is locked, and messages in flight are not
+counted. Otherwise a receiver first takes up messages that were assigned to its subscriber. If there are none, it locks the queue for a
+moment, and either there is more than the free capacity now, and it claims its part, or it assigns all available messages to the live
+subscribers and notifies them. An assignment that is not taken up in time expires, and that of a dead subscriber is released, as a
+lease is.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from . import claim_record_cache
 from .fairness import Capacity, assign
 from .filters import SubscriberFilter, filter_of
 
-#: No limit on the queue as a whole.
+#: The limit of a queue without one.
 _UNLIMITED = 2**31 - 1
-#: So many messages are shared out at a time, and with filters read for it; free places beyond are not counted.
+#: The most messages that are assigned at a time, without and with filters, which read them; capacity beyond is not counted.
 WINDOW, FILTERED_WINDOW = 5_000, 1_000
-#: Seconds for which it is believed who lives and how much they may hold. What was shared out to a subscriber meanwhile waits as long.
+#: Seconds for which the known capacity of live subscribers is used. Messages assigned to a subscriber meanwhile wait as long.
 KNOWN_FOR = 0.2
 
 
@@ -41,13 +42,13 @@ class Subscription(NamedTuple):
     """A live subscriber of a queue. ``filter``: None, it takes every message."""
 
     id: uuid.UUID
-    room: Capacity
+    capacity: Capacity
     filter: SubscriberFilter | None = None
 
 
 class ClaimResult(NamedTuple):
-    """What a claim got. ``at_limit``: as many messages are out as may be. ``full``: there may be more for this subscriber.
-    ``unassigned``: messages, as a claim returns them, that no live subscriber's filter lets pass; they were left alone."""
+    """The result of a claim. ``at_limit``: as many messages are in flight as the limit allows. ``full``: there may be more for this
+    subscriber. ``unassigned``: messages that no live subscriber's filter accepts; they stay in the queue."""
 
     rows: list[Claimed]
     at_limit: bool = False
@@ -56,19 +57,19 @@ class ClaimResult(NamedTuple):
 
 
 class LimitedClaims:
-    """Of one queue on one database, for any number of threads."""
+    """The claims on one queue in one database, for any number of threads."""
 
     def __init__(self, queue: Any, alias: str, sql: QueueSql) -> None:
         self.queue, self.alias, self.sql = queue, alias, sql
         self.label: str = queue._meta.label
         self._dispatches: bool = queue.delivery.dispatches
         self._model: FairnessModel = queue.delivery.fairness_model
-        #: How much all live subscribers may hold, and until when that is believed; 0: a filter or a limit decides as well.
-        self._room, self._known_until = 0, 0.0
+        #: The capacity of all live subscribers, and until when it is used; 0: a filter or a limit decides as well.
+        self._capacity, self._known_until = 0, 0.0
 
     @property
-    def most(self) -> int:
-        """How many messages of the queue may be out now."""
+    def limit(self) -> int:
+        """How many messages of the queue may be in flight now."""
         most: int | None = overrides.effective_value(self.queue, "max_backlog", self.alias)
         return _UNLIMITED if most is None else most
 
@@ -84,55 +85,55 @@ class LimitedClaims:
         own: Subscription | None = None,
         bounded: bool = False,
     ) -> ClaimResult:
-        """Lease at most ``limit`` messages. ``own``: a subscription without a row, which comes this once. ``bounded``: the caller
-        counts what its subscriber holds, and has room for so many."""
+        """Lease at most ``limit`` messages. ``own``: a subscription without a row, for this claim only. ``bounded``: the caller counts
+        the messages of its subscriber, and has capacity for ``limit``."""
         if not self._dispatches:
-            most = self.most
+            most = self.limit
 
             def claim(seen: KnownClaims | None) -> LimitedClaim:
                 return self.sql.limits.claim_within(connection, ranges, limit, token, owner, lease_ms, most, seen)
 
             got = claim_record_cache.of(self.queue, connection).claim(self.sql, connection, claim)
             return ClaimResult(got.rows, got.at_limit, len(got.rows) == limit)
-        if bounded and self._abounds(connection, ranges):
-            return self._take_freely(connection, ranges, limit, token, owner, lease_ms)
+        if bounded and self._exceeds_capacity(connection, ranges):
+            return self._claim_unlimited(connection, ranges, limit, token, owner, lease_ms)
         given = self.sql.limits.take_up(connection, owner, limit, token, lease_ms)
         if given:
             return ClaimResult(given, full=True)
-        if bounded and self._learn(owner) and self._abounds(connection, ranges):
-            return self._take_freely(connection, ranges, limit, token, owner, lease_ms)
+        if bounded and self._refresh_capacity(owner) and self._exceeds_capacity(connection, ranges):
+            return self._claim_unlimited(connection, ranges, limit, token, owner, lease_ms)
         with transaction.atomic(using=self.alias):
             self.sql.limits.lock(connection)
-            taken = self._take_or_share_out(connection, ranges, limit, token, owner, lease_ms, own)
+            taken = self._claim_or_assign(connection, ranges, limit, token, owner, lease_ms, own)
         if isinstance(taken, ClaimResult):
             return taken
         at_limit, unassigned = taken
         given = self.sql.limits.take_up(connection, owner, limit, token, lease_ms)
         return ClaimResult(given, at_limit, bool(given or unassigned), unassigned)
 
-    def shared_out(self, connection: Any, owner: uuid.UUID) -> int:
-        """How many messages were shared out to a subscriber that has not taken them up."""
+    def assigned(self, connection: Any, owner: uuid.UUID) -> int:
+        """How many messages are assigned to a subscriber that has not taken them up."""
         return self.sql.limits.count_shared_out(connection, owner) if self._dispatches else 0
 
-    def _learn(self, owner: uuid.UUID) -> bool:
-        """Learn how much all live subscribers may hold, unless that is known; whether anything is new."""
+    def _refresh_capacity(self, owner: uuid.UUID) -> bool:
+        """Read the capacity of all live subscribers, unless it is known; returns whether it was read."""
         if monotonic() < self._known_until:
             return False
-        room = 0
-        if self.most == _UNLIMITED:
+        capacity = 0
+        if self.limit == _UNLIMITED:
             subscriptions = self._subscriptions(Counter(), owner, None)
-            # Of one whose heartbeat is late the room is 0: it is to get nothing.
-            if all(one.filter is None and one.room.backlog for one in subscriptions):
-                room = sum(one.room.backlog for one in subscriptions)
-        self._room, self._known_until = min(room, WINDOW), monotonic() + KNOWN_FOR
+            # A subscriber whose heartbeat is late has the capacity 0: it gets nothing.
+            if all(one.filter is None and one.capacity.backlog for one in subscriptions):
+                capacity = sum(one.capacity.backlog for one in subscriptions)
+        self._capacity, self._known_until = min(capacity, WINDOW), monotonic() + KNOWN_FOR
         return True
 
-    def _abounds(self, connection: Any, ranges: Sequence[SeqRange]) -> bool:
-        """Whether there is more than all live subscribers may hold, whatever they hold."""
-        room = self._room if monotonic() < self._known_until else 0
-        return room > 0 and self.sql.claims.peek(connection, ranges, (), room).ahead >= room
+    def _exceeds_capacity(self, connection: Any, ranges: Sequence[SeqRange]) -> bool:
+        """Whether there are more messages than all live subscribers may hold."""
+        capacity = self._capacity if monotonic() < self._known_until else 0
+        return capacity > 0 and self.sql.claims.peek(connection, ranges, (), capacity).ahead >= capacity
 
-    def _take_freely(
+    def _claim_unlimited(
         self,
         connection: Any,
         ranges: Sequence[SeqRange],
@@ -145,7 +146,7 @@ class LimitedClaims:
         rows = self.sql.claims.claim_by_lease(connection, ranges, limit, token, owner, until)
         return ClaimResult(rows, full=len(rows) == limit)
 
-    def _take_or_share_out(
+    def _claim_or_assign(
         self,
         connection: Any,
         ranges: Sequence[SeqRange],
@@ -155,22 +156,22 @@ class LimitedClaims:
         lease_ms: int | None,
         own: Subscription | None,
     ) -> ClaimResult | tuple[bool, Sequence[Claimed]]:
-        """Under the lock. What it took for itself; or, after it shared out, whether the limit is reached, and what is nobody's."""
+        """Under the lock: the messages claimed, or, after an assignment, whether the limit is reached and the unassigned messages."""
         out = Counter[uuid.UUID]()
         for one in self.sql.limits.leases(connection):
             out[one.owner] += one.messages
         subscriptions = self._subscriptions(out, owner, own)
-        most = self.most
-        left = max(0, most - out.total())
-        free = sum(one.room.free for one in subscriptions)
-        wanted = min(left, free)
+        most = self.limit
+        remaining = max(0, most - out.total())
+        free = sum(one.capacity.free for one in subscriptions)
+        wanted = min(remaining, free)
         if not wanted:
-            return ClaimResult([], at_limit=not left)
+            return ClaimResult([], at_limit=not remaining)
         filtered = any(one.filter is not None for one in subscriptions)
         window = min(wanted, WINDOW)
         if not filtered and wanted == free and self.sql.claims.peek(connection, ranges, (), window).ahead >= window:
-            # More than there is room for: every model fills everybody.
-            mine = next(one.room.free for one in subscriptions if one.id == owner)
+            # More than the free capacity: every model fills all subscribers.
+            mine = next(one.capacity.free for one in subscriptions if one.id == owner)
             if not mine:
                 return ClaimResult([])
             wanted = min(limit, mine)
@@ -178,11 +179,11 @@ class LimitedClaims:
             return ClaimResult(got.rows, got.at_limit, len(got.rows) == wanted)
         heads = self.sql.limits.lock_heads(connection, ranges, FILTERED_WINDOW if filtered else window, bodies=filtered)
         passes = self._matching(subscriptions, heads) if filtered else None
-        shared = self._share_out(connection, subscriptions, heads, left, passes)
+        shared = self._assign(connection, subscriptions, heads, remaining, passes)
         unassigned = [] if passes is None else [
-            row for n, row in enumerate(heads) if not any(passes(place, n) for place in range(len(subscriptions)))
+            row for n, row in enumerate(heads) if not any(passes(index, n) for index in range(len(subscriptions)))
         ]  # fmt: skip
-        return shared >= left, unassigned
+        return shared >= remaining, unassigned
 
     def _subscriptions(self, out: Counter[uuid.UUID], owner: uuid.UUID, own: Subscription | None) -> list[Subscription]:
         rows = Subscriber.objects.using(self.alias).filter(queue=self.label, alive_until__gt=Now(), receives=True)
@@ -190,8 +191,8 @@ class LimitedClaims:
             Subscription(key, Capacity(1 if backlog is None else backlog, out[key]), filter_of(text, self.label))
             for key, backlog, text in rows.order_by("started_at", "id").values_list("id", "backlog", "filter")
         ]
-        # With a backlog of 0 it is there for barriers alone.
-        found = [one for one in found if one.room.backlog]
+        # A backlog of 0: it receives barriers only.
+        found = [one for one in found if one.capacity.backlog]
         if own is not None:
             found.append(own)
         elif all(one.id != owner for one in found):
@@ -200,11 +201,11 @@ class LimitedClaims:
 
     @staticmethod
     def _matching(subscriptions: Sequence[Subscription], heads: Sequence[Claimed]) -> Callable[[int, int], bool]:
-        """Whether the filter of a subscription lets a message pass, asked once for each pair."""
+        """Whether the filter of a subscription accepts a message; each pair is evaluated once."""
         known: dict[tuple[SubscriberFilter | None, int], bool] = {}
 
-        def passes(place: int, message: int) -> bool:
-            key = subscriptions[place].filter, message
+        def passes(index: int, message: int) -> bool:
+            key = subscriptions[index].filter, message
             if key not in known:
                 row = heads[message]
                 known[key] = key[0] is None or key[0].passes(row[HEADERS], row[BODY])
@@ -212,36 +213,38 @@ class LimitedClaims:
 
         return passes
 
-    def _share_out(
+    def _assign(
         self,
         connection: Any,
         subscriptions: Sequence[Subscription],
         heads: Sequence[Claimed],
-        left: int,
+        remaining: int,
         passes: Callable[[int, int], bool] | None,
     ) -> int:
-        """Give what is there to who is to have it; returns how many messages."""
+        """Assign the available messages; returns how many were assigned."""
         turn, turns = -1, self._model is FairnessModel.ROUND_ROBIN
         keys = [one.id for one in subscriptions]
         if turns:
             last = FairTurn.objects.using(self.alias).filter(queue=self.label).values_list("last", flat=True).first()
             turn = keys.index(last) if last in keys else -1
-        rooms = [one.room for one in subscriptions]
-        places, now = assign(rooms, len(heads), self._model, turn, passes)
-        given = [(row[SEQ], keys[place]) for row, place in zip(heads, places, strict=True) if place is not None][:left]
+        rooms = [one.capacity for one in subscriptions]
+        indexes, now = assign(rooms, len(heads), self._model, turn, passes)
+        given = [(row[SEQ], keys[index]) for row, index in zip(heads, indexes, strict=True) if index is not None][
+            :remaining
+        ]
         if not given:
             return 0
         seqs, owners = zip(*given, strict=True)
-        # It is to be taken up while its subscriber lives; nothing is revived that was not.
-        self.sql.limits.share_out(connection, seqs, owners, int(self._patience() / timedelta(milliseconds=1)))
+        # The assignment lasts while its subscriber is alive, and revives none that is dead.
+        self.sql.limits.share_out(connection, seqs, owners, int(self._assignment_period() / timedelta(milliseconds=1)))
         if turns and now != turn:
             last = owners[-1]
             FairTurn.objects.using(self.alias).update_or_create(queue=self.label, defaults={"last": last})
         notifier.sent(self.queue, connection)
         return len(given)
 
-    def _patience(self) -> timedelta:
-        """How long a subscriber has to come for what was shared out to it."""
+    def _assignment_period(self) -> timedelta:
+        """How long a subscriber may wait before it takes up an assignment."""
         period: timedelta | None = overrides.effective_value(self.queue, "lease_period", self.alias)
         dead_after: timedelta = settings.DEAD_AFTER
         return dead_after if period is None else min(period, dead_after)

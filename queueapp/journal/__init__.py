@@ -1,1 +1,1 @@
-"""The journal: what was published to topics that are kept, to be read again, and to fill queues from."""
+"""The journal: the retained messages of journaled topics, for replays and for filling queues."""

@@ -1,4 +1,4 @@
-"""Keeping what is published: one row in the publisher's transaction, whatever queues take it, or none."""
+"""Appends published messages to the journal: one row in the publisher's transaction, whichever queues take the message."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def journal_of(connection: Any) -> JournalSql:
 
 
 def is_fed(queue: Any) -> bool:
-    """Whether a queue gets what is published to journaled topics out of the journal, as it has room, and not from publishers."""
+    """Whether a queue gets messages of journaled topics from the journal, up to its target depth, and not from publishers."""
     return queue.delivery.target_queue_depth is not None
 
 
-#: What ``JournalEntry.queues`` says of a queue: it took the message; its filter refused it; it gets it out of the journal.
+#: Marks in ``JournalEntry.queues``: the queue took the message; its filter refused it; it gets it from the journal.
 TOOK, REFUSED, FED = "|{}|", "|-{}|", "|+{}|"
 
 
 class Distribution(NamedTuple):
-    """What becomes of a message that is published: the queues that take it, those that get it out of the journal, and those whose
-    filter does not match it."""
+    """The queues of a published message: those that take it, those that get it from the journal, and those whose filter refuses
+    it."""
 
     took: tuple[Any, ...] = ()
     fed: tuple[Any, ...] = ()
@@ -40,7 +40,7 @@ class Distribution(NamedTuple):
 
     @property
     def marks(self) -> str:
-        """As it is written down."""
+        """The text for ``JournalEntry.queues``."""
         some = [queue._meta.label for queue in self.took]
         some += ["+" + queue._meta.label for queue in self.fed]
         some += ["-" + queue._meta.label for queue in self.refused]
@@ -48,14 +48,14 @@ class Distribution(NamedTuple):
 
 
 class Journal:
-    """The recorder of ``topics.publishing``."""
+    """The recorder of ``topics.publisher``."""
 
     def keeps(self, topic: str) -> bool:
-        """Whether the topic is journaled. Asks nobody."""
+        """Whether the topic is journaled. Runs no query."""
         return is_journaled(topic)
 
     def record(self, alias: str, topic: str, published: Sequence[Outgoing], taken: Sequence[Distribution]) -> None:
-        """Append these; ``taken`` says of each what becomes of it. One statement in the publisher's transaction."""
+        """Append the messages; ``taken`` has the queues of each. One statement in the publisher's transaction."""
         connection = connections[alias]
         marks = {one: one.marks for one in set(taken)}
         try:

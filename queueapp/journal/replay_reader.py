@@ -1,8 +1,8 @@
-"""Reading the journal again: ``replay(topic, since=…)``, an iterator that skips nobody's late commit.
+"""``replay(topic, since=…)``: reads the journal again, as an iterator that does not skip late commits.
 
-A replay reads in batches and holds no transaction open between them. Once it needs a second batch it notes where it reads, on
-a connection of its own, so that retention does not overtake it; the note counts for ``READER_LIFE`` after each batch, and goes
-when the replay is over. Without the right to write it reads all the same. One that retention may have overtaken says so, once.
+A replay reads in batches and keeps no transaction open between them. From the second batch on it records its position, on a
+connection of its own, so that retention does not overtake it; the record is valid for ``READER_LIFE`` after each batch, and is
+deleted at the end. Without the privilege to write it reads without a record. If retention may have overtaken it, it logs that once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger("queueapp")
 
 #: For so long after its last batch a replay keeps retention from overtaking it.
 READER_LIFE = timedelta(minutes=10)
-#: Begins the name of a replay among the cursors; a queue's label has a dot and no space.
+#: Prefix of the cursor name of a replay; a queue's label has a dot and no space.
 REPLAY = "replay "
 MAX_BATCH = 10_000
 _CURSORS = JournalCursor._meta.db_table
@@ -44,57 +44,57 @@ _CURSORS = JournalCursor._meta.db_table
 class Entry:
     """One message as it was published."""
 
-    __slots__ = ("_kept",)
+    __slots__ = ("_record",)
 
-    def __init__(self, kept: JournalRecord) -> None:
-        self._kept = kept
+    def __init__(self, record: JournalRecord) -> None:
+        self._record = record
 
     def __repr__(self) -> str:
         return f"<entry {self.bookmark} of {self.topic!r}>"
 
     @property
     def bookmark(self) -> int:
-        """Its number in the journal: where a later replay may begin."""
-        return self._kept.seq
+        """Its number in the journal, at which a later replay can begin."""
+        return self._record.seq
 
     @property
     def topic(self) -> str:
-        """What it was published to."""
-        return self._kept.topic
+        """The topic that it was published to."""
+        return self._record.topic
 
     @property
     def id(self) -> uuid.UUID:
-        """The message's id, which it has in every queue."""
-        return as_uuid(self._kept.id)
+        """The message's id, the same in every queue."""
+        return as_uuid(self._record.id)
 
     @property
     def published_at(self) -> datetime:
-        """When, by the database's clock."""
-        return self._kept.published_at
+        """The time of publishing, by the database's clock."""
+        return self._record.published_at
 
     @property
     def headers(self) -> dict[str, str]:
         """All headers. Raises UndecodableMessage."""
-        return messages.decode_headers(self._kept.headers)
+        return messages.decode_headers(self._record.headers)
 
     @property
     def body(self) -> bytes | None:
         """The body as it is stored."""
-        return self._kept.body
+        return self._record.body
 
     @property
     def type_name(self) -> str:
-        """What its headers say the body is; '' when they do not. Raises UndecodableMessage."""
-        return messages.read_head(self._kept.headers)[0]
+        """The type in its headers; '' if they have none. Raises UndecodableMessage."""
+        return messages.read_head(self._record.headers)[0]
 
     def decode(self, cls: Any = Any) -> Any:
-        """The body as an instance of ``cls``, or as what its format holds. Raises UndecodableMessage."""
-        return messages.read_as(self._kept.body, messages.read_kind(self._kept.headers), cls)
+        """The body as an instance of ``cls``, or as plain values. Raises UndecodableMessage."""
+        return messages.read_as(self._record.body, messages.read_kind(self._record.headers), cls)
 
     @property
-    def kept(self) -> JournalRecord:
-        """All that is kept of it."""
-        return self._kept
+    def record(self) -> JournalRecord:
+        """The whole journal record."""
+        return self._record
 
 
 def replay(
@@ -108,12 +108,12 @@ def replay(
     rate: float | None = None,
     using: str | None = None,
 ) -> Replay:
-    """What was published to a journaled topic, or to all in whose name a regular expression is found, as an iterator of ``Entry``.
+    """The messages published to a journaled topic, or to all topics that a regular expression matches, as an iterator of ``Entry``.
 
-    ``since``: ``"epoch"``; ``"now"``; a bookmark, behind which it begins; an aware datetime or an ISO-8601 timestamp. ``filter``:
-    an expression (text or compiled) that the messages match. ``follow``: go on waiting for what is published, until ``stop()``.
-    ``bookmark_not_found``: what a bookmark stands for that the journal does not have: ``"now"``, ``"epoch"``, or ``"fail"``, which
-    raises BookmarkNotFound. ``rate``: at most so many a second. Raises InvalidOption.
+    ``since``: ``"epoch"``; ``"now"``; a bookmark, after which it begins; an aware datetime or an ISO-8601 timestamp. ``filter``: an
+    expression (text or compiled) that the messages match. ``follow``: wait for further messages, until ``stop()``.
+    ``bookmark_not_found``: where to begin if the journal does not have the bookmark: ``"now"``, ``"epoch"``, or ``"fail"``, which
+    raises BookmarkNotFound. ``rate``: the most messages a second. Raises InvalidOption.
 
     >>> for entry in replay("orders", since="2026-11-22T10:00:00Z", filter="/total > 100"):
     ...     print(entry.bookmark, entry.decode())
@@ -122,7 +122,7 @@ def replay(
 
 
 class Replay:
-    """A replay that runs: an iterator, and a context manager that ends it."""
+    """A running replay: an iterator, and a context manager that ends it."""
 
     def __init__(
         self,
@@ -151,20 +151,20 @@ class Replay:
         except Exception as error:
             raise InvalidOption("topic", topic, f"a name or a regular expression ({error})") from None
         self._filter = _compiled(filter)
-        #: Whether it waits for more when it has read all.
+        #: Whether it waits for more after the last message.
         self.follows = follow
         self._batch, self._rate = batch, rate
         self._stopped = threading.Event()
         self._read: deque[JournalRecord] = deque()
         self._over = False
         self._next_at = 0.0
-        self._note = _Note(self.alias, topic)
+        self._position_record = _PositionRecord(self.alias, topic)
         self._missing = bookmark_not_found
-        #: The last entry that was read, while there may be more behind it; and when that was.
+        #: The last entry that was read, if more may follow it; and when it was read.
         self._last: int | None = None
         self._fetched_at: float | None = None
         self._warned = False
-        self._place = self._start(bookmark_not_found)
+        self._position = self._start(bookmark_not_found)
 
     # -- an iterator ----------------------------------------------------------------------------------------------
 
@@ -176,7 +176,7 @@ class Replay:
             while self._read:
                 entry = Entry(self._read.popleft())
                 if self._filter is None or _matches(self._filter, entry):
-                    return self._in_time(entry)
+                    return self._throttled(entry)
             if self._over:
                 break
             self._fetch()
@@ -190,18 +190,18 @@ class Replay:
         self.close()
 
     def stop(self) -> None:
-        """End it, also while it waits for more. Safe from any thread and in a signal handler."""
+        """End it, also while it waits. Safe from any thread and in a signal handler."""
         self._stopped.set()
 
     def close(self) -> None:
-        """End it and let go of its place in the journal."""
+        """End it and delete the record of its position."""
         self._stopped.set()
-        self._note.remove()
+        self._position_record.remove()
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _start(self, missing: str) -> Start:
-        """Where it begins: "now" is when it was called for, and not when somebody first draws from it."""
+        """Where it begins: "now" is the time of the call, not of the first iteration."""
         connection = connections[self.alias]
         journal = journal_of(connection)
         assert self._point is not None
@@ -212,34 +212,34 @@ class Replay:
         """Read the next batch, or wait for one."""
         connection = connections[self.alias]
         journal = journal_of(connection)
-        # In this order: a topic that is new behind the horizon is none yet.
+        # In this order: a topic that appears after the horizon has no entries before it.
         horizon = journal.horizon(connection)
         topics = among(journal.topics(connection), self.topic)
-        after, not_before, passed_over = self._place
-        self._look_whether_overtaken(connection, journal, topics)
+        after, not_before, passed_over = self._position
+        self._check_overtaken(connection, journal, topics)
         found = journal.read(connection, topics, after, horizon, self._batch, not_before=not_before)
         self._read.extend(one for one in found if one.seq not in passed_over)
         self._fetched_at = monotonic()
         self._last = found[-1].seq if len(found) == self._batch else None
         if len(found) < self._batch:
-            self._place = self._place._replace(after=max(after, horizon))
+            self._position = self._position._replace(after=max(after, horizon))
             self._over = not self.follows
             if self.follows and not found:
                 self._wait()
         else:
-            self._place = self._place._replace(after=found[-1].position)
+            self._position = self._position._replace(after=found[-1].position)
         if self.follows or not self._over:
-            self._note.move(found[0].position if found else self._place.after)
+            self._position_record.move(found[0].position if found else self._position.after)
 
-    def _look_whether_overtaken(self, connection: Any, journal: JournalSql, topics: Sequence[str]) -> None:
-        """Where nothing has kept retention behind this replay since its last batch: say so if something may be gone that it has
-        not read. Raises BookmarkNotFound if that was asked for."""
-        if self._fetched_at is None or self._note.holds:
+    def _check_overtaken(self, connection: Any, journal: JournalSql, topics: Sequence[str]) -> None:
+        """If no record held retention back since the last batch, log that entries may be gone that were not read. Raises
+        BookmarkNotFound if that was requested."""
+        if self._fetched_at is None or self._position_record.holds:
             return
         away = monotonic() - self._fetched_at
         if self._last is not None:
             gone = journal.find(connection, self._last) is None
-        else:  # there was nothing more to read: what is gone has come and gone since
+        else:  # there was nothing more to read: entries may have been added and removed since
             kept = [one.total_seconds() for topic in topics if (one := retention_of(topic)) is not None]
             gone = bool(kept) and away > min(kept)
         if not gone:
@@ -249,16 +249,16 @@ class Replay:
         if not self._warned:
             self._warned = True
             log.warning(
-                "A replay of %r in %r did not read on for %d s, and retention did not wait for it: it goes on with what is kept, "
-                "and may have missed something.",
+                "The replay of %r in %r paused for %d s without a record of its position; retention may have removed entries that "
+                "it did not read. It continues with the first entry that is kept.",
                 self.topic, self.alias, away,
             )  # fmt: skip
 
     def _wait(self) -> None:
         self._stopped.wait(settings.PEEK_DELAY.total_seconds())
 
-    def _in_time(self, entry: Entry) -> Entry:
-        """The entry, not before its turn."""
+    def _throttled(self, entry: Entry) -> Entry:
+        """The entry, delayed to keep the rate."""
         if self._rate is not None:
             now = monotonic()
             self._stopped.wait(max(0.0, self._next_at - now))
@@ -266,38 +266,38 @@ class Replay:
         return entry
 
 
-class _Note:
-    """The row that keeps retention behind a replay."""
+class _PositionRecord:
+    """The row that records the position of a replay and holds retention back."""
 
-    #: Seconds between two times that the row is written, if nothing else is to be said.
+    #: The fewest seconds between two writes of the row.
     EVERY = 5.0
 
     def __init__(self, alias: str, topic: str) -> None:
         self._alias, self._topic = alias, topic
         self._name = f"{REPLAY}{uuid.uuid4()}"
-        self._kept = False
-        self._told = -self.EVERY
+        self._written = False
+        self._written_at = -self.EVERY
         self._refused = False
 
     def move(self, position: Position) -> None:
-        """Everything behind this position is still to be read, or just was."""
-        if self._refused or monotonic() < self._told + self.EVERY:
+        """Record this position: what follows it is still to be read, or was just read."""
+        if self._refused or monotonic() < self._written_at + self.EVERY:
             return
-        self._told = monotonic()
+        self._written_at = monotonic()
         self._do(
             lambda journal, connection: journal.note_reader(connection, _CURSORS, self._name, self._topic, position)
         )
-        self._kept = not self._refused
+        self._written = not self._refused
 
     @property
     def holds(self) -> bool:
-        """Whether retention waits."""
-        return self._kept and monotonic() < self._told + READER_LIFE.total_seconds()
+        """Whether retention waits for this replay."""
+        return self._written and monotonic() < self._written_at + READER_LIFE.total_seconds()
 
     def remove(self) -> None:
-        """Let go."""
-        if self._kept:
-            self._kept = False
+        """Delete the row."""
+        if self._written:
+            self._written = False
             self._do(lambda journal, connection: journal.forget_reader(connection, _CURSORS, self._name))
 
     def _do(self, what: Callable[[JournalSql, Any], None]) -> None:
@@ -307,12 +307,14 @@ class _Note:
         except Error as error:
             self._refused = True
             log.info(
-                "A replay of %r is not noted, retention may overtake it: %s", self._topic, str(error).split("\n", 1)[0]
+                "The replay of %r cannot record its position; retention may overtake it: %s",
+                self._topic,
+                str(error).split("\n", 1)[0],
             )
 
 
 def _compiled(filter: Any) -> Any:
-    """An expression; None: no filter. Imported here, because it is an extra. Raises InvalidExpression."""
+    """A compiled expression; None: no filter. Imported here, because it is an extra. Raises InvalidExpression."""
     if not isinstance(filter, str):
         return filter
     from ..expressions import compile_expression
@@ -321,11 +323,11 @@ def _compiled(filter: Any) -> Any:
 
 
 def _matches(expression: Any, entry: Entry) -> bool:
-    """Whether an entry matches. One that does not parse has no fields, so it does not."""
+    """Whether an entry matches. One that cannot be parsed has no fields, so it does not."""
     from ..expressions import ParsedMessage
 
     try:
-        parsed = ParsedMessage.stored(entry.kept.headers, entry.kept.body, entry.topic)
+        parsed = ParsedMessage.stored(entry.record.headers, entry.record.body, entry.topic)
     except UndecodableMessage:
         return False
     return bool(expression.matches(parsed))

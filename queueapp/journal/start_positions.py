@@ -1,4 +1,4 @@
-"""Where reading begins: a point that a user names, as a position that nothing can come in before."""
+"""Converts a start point that a user names to a position that no later commit can precede."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ log = logging.getLogger("queueapp")
 
 
 class Start(NamedTuple):
-    """What stands behind ``after`` is read, but for what was published before ``not_before``, and ``passed_over``: entries that
-    were committed before reading began though they stand behind one that may still be."""
+    """Read what follows ``after``, except entries published before ``not_before`` and those in ``passed_over``: entries committed
+    before reading began although they follow one that may still be committed."""
 
     after: Position
     not_before: datetime | None = None
@@ -26,8 +26,8 @@ class Start(NamedTuple):
 def start_of(
     connection: Any, journal: JournalSql, topics: Sequence[str], point: Point, *, inclusive: bool, missing: str = EPOCH
 ) -> Start:
-    """Where reading these topics begins for a point. ``inclusive``: at a bookmark, not behind it. ``missing``: what stands for
-    a bookmark that is not there: epoch, now, or fail, which raises BookmarkNotFound."""
+    """Where reading these topics begins for a point. ``inclusive``: at a bookmark, not after it. ``missing``: the replacement of a
+    bookmark that does not exist: epoch, now, or fail, which raises BookmarkNotFound."""
     if isinstance(point, datetime):
         return Start(BEGINNING, point)
     if isinstance(point, int):
@@ -37,7 +37,7 @@ def start_of(
         if missing not in (EPOCH, NOW):
             raise BookmarkNotFound(point)
         log.warning(
-            "The journal in %r has no entry %d: reading begins with %r instead.", connection.alias, point, missing
+            "The journal in %r has no entry %d; reading begins at %r instead.", connection.alias, point, missing
         )
         point = missing
     if point == EPOCH:

@@ -13,17 +13,17 @@ from django.core.signals import setting_changed
 from ..conf import settings
 from ..models.delivery.topics import is_pattern
 
-#: Topics whose answer is remembered. Names may come from strangers, so not all of them are.
+#: Topics whose result is cached. Publishers may use any names, so not all are.
 _KEPT = 4096
 
 
 def finder(text: str) -> Callable[[str], Any]:
-    """What says whether a topic is meant by this name or regular expression. Raises ``re.error``."""
+    """A function that returns whether a topic matches this name or regular expression. Raises ``re.error``."""
     return re.compile(text).search if is_pattern(text) else text.__eq__
 
 
 def among(topics: Iterable[str], text: str) -> list[str]:
-    """Those of these topics that are meant by a name or regular expression."""
+    """The topics that match a name or regular expression."""
     return list(filter(finder(text), topics))
 
 
@@ -34,17 +34,17 @@ def _declared() -> tuple[tuple[Callable[[str], Any], timedelta | None], ...]:
 
 @lru_cache(maxsize=_KEPT)
 def _place(topic: str) -> int:
-    """Which declaration a topic falls under; -1: none."""
+    """The index of the declaration that a topic matches; -1: none."""
     return next((n for n, (found, _) in enumerate(_declared()) if found(topic)), -1)
 
 
 def is_journaled(topic: str) -> bool:
-    """Whether what is published to this topic is kept."""
+    """Whether messages published to this topic are journaled."""
     return _place(topic) >= 0
 
 
 def retention_of(topic: str) -> timedelta | None:
-    """How long it is kept; None: for ever, as is what is not declared (any more)."""
+    """How long its entries are kept; None: for ever, as those of a topic that is not declared any more."""
     place = _place(topic)
     return _declared()[place][1] if place >= 0 else None
 

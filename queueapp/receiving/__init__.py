@@ -1,1 +1,1 @@
-"""Receiving without a worker, and the floors from which every receiver looks."""
+"""Receiving without a worker, and the low-water marks at which every claim begins."""

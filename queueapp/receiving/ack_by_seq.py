@@ -1,8 +1,8 @@
-"""Ending messages by naming them: ``Queue.ack``, ``cancel``, ``expire`` and ``extend``.
+"""``Queue.ack``, ``cancel``, ``expire`` and ``extend``: ending messages by their bookmarks.
 
-Whoever does it need not have received them: a bookmark (``seq``) can go to another process, and come back from it. What he
-may end is a matter of the queue's ``leasing``; what he may not is passed over, which is no error but a number: each returns
-how many messages it has ended. In the caller's transaction, if there is one.
+The caller need not have received the messages: a bookmark (``seq``) can be passed to another process. The queue's ``leasing``
+decides which messages a caller may end; the others are skipped without an error, and each function returns how many messages it
+ended. All statements run in the caller's transaction, if there is one.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from ..sql.acks import LeaseHolder, Limits
 from ..sql.message_columns import Row, message_values
 from .low_water_marks import retreat_marks
 
-#: Messages that an ack by expression looks at in one statement.
-LOOKED_AT = 500
+#: Messages that an ack by expression reads in one statement.
+ROWS_PER_QUERY = 500
 
 
 class AckBySeq:
-    """Who ends messages of a queue, and in which database."""
+    """Ends messages of one queue on behalf of one client."""
 
     def __init__(self, queue: Any, client: uuid.UUID | None, using: str | None) -> None:
         self.queue, self.label = queue, queue._meta.label
@@ -43,8 +43,7 @@ class AckBySeq:
         self.holder = LeaseHolder(queue.delivery.leasing.value, client)
         if queue.delivery.semantics is not Semantics.AT_LEAST_ONCE:
             raise QueueError(
-                f"{self.label} is {queue.delivery.semantics.value}: nothing of it is leased, so who receives a message is the "
-                "only one who can end it."
+                f"{self.label} is {queue.delivery.semantics.value}: nothing of it is leased, so only its receiver can end it."
             )
         if client is not None and not isinstance(client, uuid.UUID):
             raise InvalidOption("client", client, "a uuid.UUID: the token or the owner of a lease")
@@ -56,16 +55,16 @@ class AckBySeq:
             )
 
     def parts(self, seqs: list[int]) -> Iterator[list[int]]:
-        """So many at a time as one statement may name."""
+        """The seqs in parts that one statement can name."""
         most = backend_of(self.connection).max_batch
         yield from (seqs[first : first + most] for first in range(0, len(seqs), most))
 
     def ack(self, seqs: list[int]) -> int:
-        """Delete them; returns how many went."""
+        """Delete the messages; returns how many were deleted."""
         return sum(self.sql.ack_by_seq.ack(self.connection, part, self.holder) for part in self.parts(seqs))
 
     def expire(self, seqs: list[int], reason: str) -> int:
-        """Take them out and do with them what the queue does with what it gives up; returns how many."""
+        """Remove the messages and apply the queue's expiry actions to them; returns how many were removed."""
         done = 0
         for part in self.parts(seqs):
             with transaction.atomic(using=self.alias):
@@ -76,15 +75,15 @@ class AckBySeq:
         return done
 
     def cancel(self, seqs: list[int], delay_ms: int | None) -> int:
-        """Give them back, now or later, but for those that have reached a limit with it; returns how many leases ended."""
+        """Return the messages to the queue, now or later; those that reach a limit expire. Returns how many leases ended."""
         delivery, done = self.queue.delivery, 0
         limits = Limits(delivery.max_cancels, delivery.max_deliveries)
         for part in self.parts(seqs):
             with transaction.atomic(using=self.alias):
                 if any(limits):
-                    done += self._give_up_spent(part, limits)
+                    done += self._expire_at_limit(part, limits)
                 if delay_ms is not None:
-                    done += self._put_off(part, delay_ms)
+                    done += self._delay(part, delay_ms)
                     continue
                 freed = self.sql.ack_by_seq.cancel(self.connection, part, self.holder, limits)
                 done += len(freed)
@@ -93,16 +92,16 @@ class AckBySeq:
                 notifier.sent(self.queue, self.connection)
         return done
 
-    def _give_up_spent(self, seqs: list[int], limits: Limits) -> int:
+    def _expire_at_limit(self, seqs: list[int], limits: Limits) -> int:
         rows = self.sql.ack_by_seq.take(self.connection, seqs, self.holder, leased=True, limits=limits)
         spent = (expire_actions.limit_reached(self.queue, row._replace(cancels=row.cancels + 1)) for row in rows)
         expire_actions.apply_expire_actions(self.queue, self.alias, [one for one in spent if one is not None])
         return len(rows)
 
-    def _put_off(self, seqs: list[int], delay_ms: int) -> int:
+    def _delay(self, seqs: list[int], delay_ms: int) -> int:
         rows = self.sql.ack_by_seq.take(self.connection, seqs, self.holder, leased=True)
         due = Now() + timedelta(milliseconds=delay_ms)
-        # Not save(): its signals are the user's.
+        # Not save(): it sends the project's signals.
         DelayedMessage.objects.using(self.alias).bulk_create([self._delayed(row, due) for row in rows])
         if rows:
             notifier.delayed(self.connection)
@@ -113,7 +112,7 @@ class AckBySeq:
         return DelayedMessage(destination=self.label, due=due, message_id=row.id, **counts, **message_values(row))
 
     def matching(self, where: str) -> Iterator[list[int]]:
-        """The messages that are there now, that this holder may end, and of which an expression is true; in batches."""
+        """Batches of the present messages that this client may end and of which the expression is true."""
         try:
             from ..expressions import ParsedMessage, compile_expression
         except ImportError as error:
@@ -125,21 +124,21 @@ class AckBySeq:
         if not isinstance(where, str):
             raise InvalidOption("where", where, "the text of an expression")
         expression = compile_expression(where)
-        # What a message does not say of itself is as it was when it entered.
+        # Topic and content type that a message does not name are the queue's, as when it was enqueued.
         topic, content_type = publish_target(self.queue), content_type_of(self.queue)
         after, upto = -(2**63), self.sql.figures.last_seq(self.connection)
         while True:
-            found = self.sql.ack_by_seq.candidates(self.connection, after, upto, LOOKED_AT, self.holder)
+            found = self.sql.ack_by_seq.candidates(self.connection, after, upto, ROWS_PER_QUERY, self.holder)
             matched = []
             for seq, headers, body in found:
                 try:
                     if expression.matches(ParsedMessage.stored(headers, body, topic, content_type)):
                         matched.append(seq)
-                except UndecodableMessage:  # it matches nothing, and is not ours to bury
+                except UndecodableMessage:  # it matches nothing; its receiver moves it to poison
                     continue
             if matched:
                 yield matched
-            if len(found) < LOOKED_AT:
+            if len(found) < ROWS_PER_QUERY:
                 return
             after = found[-1][0]
 
@@ -148,12 +147,12 @@ def ack(
     queue: Any, bookmarks: int | Iterable[int], *, where: str | None, client: uuid.UUID | None, using: str | None
 ) -> int:
     """See ``Queue.ack``."""
-    ending_ = AckBySeq(queue, client, using)
+    acks = AckBySeq(queue, client, using)
     if where is None:
-        return ending_.ack(seqs_of(bookmarks))
+        return acks.ack(seqs_of(bookmarks))
     if not isinstance(bookmarks, tuple) or bookmarks:
         raise InvalidOption("where", where, "absent where bookmarks are named")
-    return sum(ending_.ack(some) for some in ending_.matching(where))
+    return sum(acks.ack(part) for part in acks.matching(where))
 
 
 def cancel(
@@ -186,13 +185,13 @@ def extend(
 ) -> int:
     """See ``Queue.extend``."""
     lease_ms = milliseconds("period", period, low=1)
-    one = AckBySeq(queue, client, using)
-    parts = one.parts(seqs_of(bookmarks))
-    return sum(len(one.sql.ack_by_seq.extend(one.connection, part, one.holder, lease_ms)) for part in parts)
+    acks = AckBySeq(queue, client, using)
+    parts = acks.parts(seqs_of(bookmarks))
+    return sum(len(acks.sql.ack_by_seq.extend(acks.connection, part, acks.holder, lease_ms)) for part in parts)
 
 
 def seqs_of(bookmarks: int | Iterable[int]) -> list[int]:
-    """Bookmarks, ascending and each once. Raises InvalidOption for what is none."""
+    """The bookmarks in ascending order without duplicates. Raises InvalidOption for a value that is not a seq."""
     given = [bookmarks] if isinstance(bookmarks, int) or not isinstance(bookmarks, Iterable) else list(bookmarks)
     for one in given:
         if not isinstance(one, int) or isinstance(one, bool) or not -(2**63) <= one < 2**63:

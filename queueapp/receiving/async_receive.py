@@ -1,7 +1,7 @@
-"""``Queue.areceive()``: the same for async code, on the thread that Django's async ORM uses.
+"""``Queue.areceive()``: ``receive()`` for async code, on the thread that Django's async ORM uses.
 
-A task may be cancelled at any await: what its thread has begun is waited for, and entering is undone, so that no
-transaction stays open on that thread and every message is ended or free.
+An asyncio task may be cancelled at any await. Work that the thread has begun is awaited, and entering the block is undone, so
+that no transaction stays open on that thread and every message is ended or available.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class AsyncReceive:
 
 
 class AsyncMessage:
-    """A message whose endings are awaited; everything else is as in ``Message``."""
+    """A message whose terminal methods are coroutines; everything else is as in ``Message``."""
 
     def __init__(self, message: Message) -> None:
         self._message = message

@@ -1,4 +1,4 @@
-"""Processing a message once where it may come twice: a note in the handler's transaction."""
+"""``processed_once``: the inbox that makes a handler idempotent, a record in the handler's own transaction."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from ..sql import backend_of, queue_sql
 from ..sql.tables import StoreTable
 
 TABLE: str = ProcessedMessage._meta.db_table
-#: Rows that are deleted in one statement, and how long a key is kept whose message is gone.
+#: Rows that one statement deletes; and how long a dedupe key is kept after its message is gone.
 BATCH, KEYS_KEPT = 3000, timedelta(hours=1)
 
 
 def processed_once(context: Any) -> bool:
-    """Whether this consumer processes this message for the first time; noted in the transaction that is open, and with it.
+    """Return whether this consumer processes this message for the first time, and record it in the open transaction.
 
-    For AT_LEAST_ONCE, where a message whose worker died between its effects and its ack comes again. Known by the header that
-    the queue's ``idempotency_header`` names, where the message has it, or else by its id; for ``PROCESSED_RETENTION``. Who
-    processes the same one at this moment is waited for. Raises QueueError outside of a transaction.
+    For AT_LEAST_ONCE, where a message comes again if its worker dies between the effects and the ack. The message is identified
+    by the header that the queue's ``idempotency_header`` names, or else by its id; the record is kept for
+    ``PROCESSED_RETENTION``. A concurrent handler of the same message waits. Raises QueueError outside of a transaction.
 
     >>> with transaction.atomic():
     ...     if processed_once(context):
@@ -38,20 +38,20 @@ def processed_once(context: Any) -> bool:
             "processed_once(context) has to be in the transaction of the handler's effects: with transaction.atomic()."
         )
     header = context.queue.delivery.idempotency_header
-    said = context.headers.get(header) if header else None
-    what = f"header\\0{said}" if said else f"id\\0{context.message_id}"
+    value = context.headers.get(header) if header else None
+    identity = f"header\\0{value}" if value else f"id\\0{context.message_id}"
     label = context.queue._meta.label
     backend, first = backend_of(connection), True
-    # Under its former names as well: in a rolling deploy the one attempt is the old code's, and the next the new one's. Sorted,
-    # so that two never wait for each other.
+    # Under the consumer's aliases as well: during a rolling deploy one attempt runs the old code and the next the new one. Sorted,
+    # so that two handlers cannot deadlock.
     for name in sorted((context.consumer.name, *context.consumer.aliases)):
-        whole = "\\0".join((label, name, what)).encode(errors="surrogatepass")
-        first &= backend.dedupe.record_processed(connection, TABLE, blake2b(whole, digest_size=20).hexdigest(), label)
+        text = "\\0".join((label, name, identity)).encode(errors="surrogatepass")
+        first &= backend.dedupe.record_processed(connection, TABLE, blake2b(text, digest_size=20).hexdigest(), label)
     return first
 
 
 def run_maintenance(alias: str, may_continue: Callable[[], bool]) -> None:
-    """Delete notes whose retention is over, and keys whose messages are gone."""
+    """Delete records older than the retention, and dedupe keys of messages that are gone."""
     connection = connections[alias]
     backend = backend_of(connection)
     if settings.PROCESSED_RETENTION:

@@ -1,4 +1,4 @@
-"""One message of ``Queue.receive()``, as its receiver has it in hand."""
+"""``Message``: one message of a ``Queue.receive()`` block."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..models.delivery.topics import content_type_of
 from ..sql.claims import BODY, CANCELS, DELIVERIES, HEADERS, ID, SEQ, Claimed
 
 
-class Holding(Protocol):
-    """Whoever holds a message: ``held.Held``."""
+class Batch(Protocol):
+    """The batch that a message belongs to (``receive_batch.ReceiveBatch``)."""
 
     queue: Any
     alias: str
     leased: bool
-    sent: bool
+    keeps_in_flight: bool
 
     def end(self, message: Message, how: str, reason: str = "") -> None: ...
 
@@ -32,32 +32,32 @@ class Holding(Protocol):
 class Message(WellKnown):
     """One message of ``Queue.receive()``."""
 
-    __slots__ = ("_claimed", "_held", "_state", "is_barrier")
+    __slots__ = ("_batch", "_claimed", "_state", "is_barrier")
 
-    def __init__(self, held: Holding, claimed: Claimed, *, barrier: bool = False) -> None:
-        self._held = held
+    def __init__(self, batch: Batch, claimed: Claimed, *, barrier: bool = False) -> None:
+        self._batch = batch
         self._claimed = claimed
         self._state = ""
-        #: It is a barrier: gone already, so that to end it does nothing.
+        #: A barrier is deleted before it is handed out: ending it does nothing.
         self.is_barrier = barrier
 
     def __repr__(self) -> str:
-        return f"<message {self.seq} of {self._held.queue._meta.label}>"
+        return f"<message {self.seq} of {self._batch.queue._meta.label}>"
 
     @property
     def seq(self) -> int:
-        """Its place in the queue: the bookmark that an ack names."""
+        """The position in the queue: the bookmark that an ack names."""
         return int(self._claimed[SEQ])
 
     @property
     def id(self) -> uuid.UUID:
-        """The id its sender gave it."""
+        """The id that the sender gave it."""
         return as_uuid(self._claimed[ID])
 
     @property
     def deliveries(self) -> int:
-        """How often it was handed out, this time included."""
-        counted = self._held.leased or self._held.sent or self.is_barrier
+        """How often it was handed out, including this time."""
+        counted = self._batch.leased or self._batch.keeps_in_flight or self.is_barrier
         return int(self._claimed[DELIVERIES]) + (0 if counted else 1)
 
     @property
@@ -69,13 +69,13 @@ class Message(WellKnown):
 
     @property
     def checkpointed(self) -> Any:
-        """What was kept with ``checkpoint`` when it was received before, or by a handler; None: nothing."""
+        """The value of the last ``checkpoint``, of this receiver or of a handler; None: there is none."""
         return take_checkpoint(messages.decode_headers(self._claimed[HEADERS]))
 
     def checkpoint(self, value: Any) -> None:
-        """Keep how far the work has got, as ``Context.checkpoint``. Raises LeaseLost, InvalidMessage and, where a message is not
-        leased, NoCheckpoint."""
-        self._held.write_headers(self.seq, with_checkpoint(self._claimed[HEADERS], value))
+        """Store the progress of the work, as ``Context.checkpoint``. Raises LeaseLost, InvalidMessage and, for a message that is
+        not leased, NoCheckpoint."""
+        self._batch.write_headers(self.seq, with_checkpoint(self._claimed[HEADERS], value))
 
     @property
     def raw_body(self) -> bytes | None:
@@ -92,27 +92,27 @@ class Message(WellKnown):
         """The body as an instance of ``cls``. Raises UndecodableMessage when it does not fit."""
         kind = messages.read_kind(self._claimed[HEADERS])
         if not kind.content_type:
-            kind = kind._replace(content_type=content_type_of(self._held.queue))
-        return messages.read_stored(self.raw_body, kind, cls, self._claimed[HEADERS], self.id, self._held.alias)
+            kind = kind._replace(content_type=content_type_of(self._batch.queue))
+        return messages.read_stored(self.raw_body, kind, cls, self._claimed[HEADERS], self.id, self._batch.alias)
 
     def ack(self) -> None:
-        """Done: the message goes. Raises LeaseLost when the lease is somebody else's by now."""
-        self._held.end(self, "acked")
+        """Delete the message: it is processed. Raises LeaseLost if the lease expired and another receiver has the message."""
+        self._batch.end(self, "acked")
 
     @property
     def cancels(self) -> int:
-        """How often it was given back before."""
+        """How often it was cancelled before."""
         return int(self._claimed[CANCELS])
 
     def cancel(self) -> None:
-        """Give it back to its place in the queue; counted in ``cancels``, and poison at a limit. Raises LeaseLost."""
-        self._held.end(self, "cancelled")
+        """Return it to its position in the queue; counts in ``cancels``, and moves it to poison at a limit. Raises LeaseLost."""
+        self._batch.end(self, "cancelled")
 
     def expire(self, reason: str = "dropped by its receiver") -> None:
-        """Drop it now, as if its time were over; the ``expired`` signal tells the reason. Raises LeaseLost."""
-        self._held.end(self, "expired", reason)
+        """Expire it now; the ``expired`` signal carries the reason. Raises LeaseLost."""
+        self._batch.end(self, "expired", reason)
 
     def extend(self, period: timedelta | None = None) -> None:
-        """Let the lease run ``period`` from now (default: the queue's lease period). Raises LeaseLost."""
+        """Extend the lease to ``period`` from now (default: the queue's lease period). Raises LeaseLost."""
         if not self.is_barrier:
-            self._held.extend(self.seq, period)
+            self._batch.extend(self.seq, period)

@@ -1,11 +1,10 @@
 """``Queue.receive()``: receiving without a worker, for scripts, pipelines and tests.
 
-Workers and scripts use the same statements and the same three semantics. A message that a script took ends in one of
-four ways: acked, cancelled (given back), expired (dropped now), or, when the block is left without any of these, given
-back. A terminal write that touches no row raises LeaseLost: a stale lease never ends a message; where ``leasing`` lets
-others end it as well, that is no error. What reaches a limit of its queue when it is given back (``max_deliveries``,
-``max_cancels``) is given up instead, in the same transaction; a message that was handed out so often and that nobody gave
-back is given up when it is claimed, and is not handed out.
+Workers and scripts use the same statements and the same three semantics. A script ends each message in one of three ways (ack,
+cancel, expire); a message that it does not end is returned to the queue when the block is remaining. A terminal write that changes no
+row raises LeaseLost, so that a stale lease never ends a message; where ``leasing`` lets other clients end it as well, that is no
+error. A message that reaches a limit of its queue (``max_deliveries``, ``max_cancels``) when it is returned expires instead, in
+the same transaction; one that reached ``max_deliveries`` without being returned expires when it is claimed, and is not handed out.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ from .temporary_subscriber import register
 class Receive:
     """The context manager behind ``Queue.receive()``: one batch of at most ``max_backlog`` messages.
 
-    AT_LEAST_ONCE: the messages are leased for ``lease_period``, to ``client`` if it is given (a uuid of the caller's: under
-    STRICT leasing whoever names it may end them as well). A queue whose leases never lapse must be given one that does.
-    TRANSACTIONAL: the whole block is one transaction on the queue's database, and what is acked in it goes when it commits.
-    AT_MOST_ONCE: they are gone when the block is entered; ack, cancel and expire do nothing but free a place, where the
-    queue counts them. It is a subscriber of its own: the queue's ``max_per_subscription_backlog`` bounds it as well. Raises
-    InvalidOption for a ``max_backlog`` out of 1 to 3,500.
+    AT_LEAST_ONCE: the messages are leased for ``lease_period``, to ``client`` if it is given (a uuid; under STRICT leasing every
+    caller that names it may end them as well). A queue whose leases do not expire needs a ``lease_period`` here.
+    TRANSACTIONAL: the whole block is one transaction on the queue's database, and its commit deletes what was acked.
+    AT_MOST_ONCE: the messages are deleted when the block is entered; ack, cancel and expire only release a permit, where the
+    queue counts them. The block is a subscriber of its own: ``max_per_subscription_backlog`` limits it as well. Raises
+    InvalidOption for a ``max_backlog`` outside of 1 to 3,500.
     """
 
     def __init__(
@@ -63,28 +62,28 @@ class Receive:
         self.alias = validation.alias_of(queue, using)
         delivery = queue.delivery
         self._limit = min(max_backlog, delivery.max_per_subscription_backlog or max_backlog)
-        #: None: what is in force is asked for when the block is entered; here nothing may be read.
+        #: None: the value in effect, which is read when the block is entered. The constructor may not query the database.
         self._period = lease_period
         if lease_period is not None:
             validation.milliseconds("lease_period", lease_period, low=1)
         self._recipient = recipient
-        self._held = ReceiveBatch(queue, self.alias, messages.new_id() if client is None else _checked_client(client))
+        self._batch = ReceiveBatch(queue, self.alias, messages.new_id() if client is None else _checked_client(client))
         self._atomic: AbstractContextManager[Any] | None = None
         self._started: list[Message] = []
         self._waiting: list[Message] = []
         self._entered = False
-        self._taking: LimitedClaims | None = None
-        #: TRANSACTIONAL: in a transaction of the caller's.
-        self._within = False
+        self._limited_claims: LimitedClaims | None = None
+        #: TRANSACTIONAL: the block is within a transaction of the caller.
+        self._in_transaction = False
 
     def __enter__(self) -> Receive:
-        self._held.lease_ms = self._how_long()
+        self._batch.lease_ms = self._lease_ms()
         if self.queue.delivery.semantics is Semantics.TRANSACTIONAL:
-            self._within = connections[self.alias].in_atomic_block
+            self._in_transaction = connections[self.alias].in_atomic_block
             self._atomic = transaction.atomic(using=self.alias)
             self._atomic.__enter__()
         try:
-            self._waiting = [Message(self._held, claimed) for claimed in self._claim()] or self._barriers()
+            self._waiting = [Message(self._batch, claimed) for claimed in self._claim()] or self._barriers()
         except BaseException as error:
             if self._atomic is not None:
                 self._atomic.__exit__(type(error), error, error.__traceback__)
@@ -93,8 +92,8 @@ class Receive:
         self._entered = True
         return self
 
-    def _how_long(self) -> int:
-        """Milliseconds of a lease: as asked for, else what is in force."""
+    def _lease_ms(self) -> int:
+        """The lease in milliseconds: the given period, else the one in effect."""
         if overrides.affects(self.queue):
             overrides.refresh(self.alias)
         period = self._period or overrides.lease_period(self.queue, self.alias)
@@ -104,7 +103,7 @@ class Receive:
             raise InvalidOption(
                 "lease_period",
                 None,
-                f"a timedelta: the leases of {self.queue._meta.label} never lapse, and nobody would notice when this process dies",
+                f"a timedelta: the leases of {self.queue._meta.label} do not expire, so a message of a process that dies would stay leased",
             )
         return FOREVER_MS
 
@@ -126,7 +125,7 @@ class Receive:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         try:
             if self._atomic is None or kind is None:
-                self._held.give_back(self._waiting, self._started)
+                self._batch.release(self._waiting, self._started)
         except BaseException as failed:
             if self._atomic is not None:
                 self._atomic.__exit__(type(failed), failed, failed.__traceback__)
@@ -135,42 +134,42 @@ class Receive:
             self._atomic.__exit__(kind, error, tb)
 
     def _barriers(self) -> list[Message]:
-        """What waits for nothing but a subscriber, which this is as well: the barriers that nothing stands before. Gone, as they
-        are taken once."""
+        """The barriers that no row precedes: this block is a subscriber of them. They are deleted already, since each is taken
+        once."""
         sql = queue_sql(self.queue, connections[self.alias])
         if not sql.table.barriers:
             return []
-        barriers.release(self.queue, self.alias, self._held.owner, self._recipient)
+        barriers.release(self.queue, self.alias, self._batch.owner, self._recipient)
         found = []
-        # Also what an earlier block of the same client left, which died before it took it: while it is there no claim gets anything.
-        while (row := barriers.take(self.alias, self._held.owner)) is not None:
-            found.append(Message(self._held, barriers.as_claimed(sql.table, row), barrier=True))
+        # Also those that an earlier block of this client released and did not take: a claim gets nothing while one is there.
+        while (row := barriers.take(self.alias, self._batch.owner)) is not None:
+            found.append(Message(self._batch, barriers.as_claimed(sql.table, row), barrier=True))
         return found
 
     def _claim(self) -> list[Claimed]:
-        sql, connection = self._held.sql
+        sql, connection = self._batch.sql
         delivery = self.queue.delivery
         if delivery.max_backlog is not None and delivery.semantics is Semantics.TRANSACTIONAL:
-            # Places of the queue, freed when the block's transaction ends.
+            # Permits of the queue, released when the block's transaction ends.
             most = overrides.effective_value(self.queue, "max_backlog", self.alias)
-            self._limit = sql.limits.take_permits(connection, most, self._limit, more=self._within)
+            self._limit = sql.limits.take_permits(connection, most, self._limit, more=self._in_transaction)
             if not self._limit:
                 return []
-        if self._held.sent:
-            register(self.queue, self.alias, self._held.owner)
-        self._taking = LimitedClaims(self.queue, self.alias, sql) if delivery.counts_leases else None
+        if self._batch.keeps_in_flight:
+            register(self.queue, self.alias, self._batch.owner)
+        self._limited_claims = LimitedClaims(self.queue, self.alias, sql) if delivery.counts_leases else None
         if sql.table.has_unevaluated:
             evaluate_pending_messages(self.queue, self.alias)  # there may be no worker that does
         levels = [(self._recipient, priority) for priority in range(delivery.priorities - 1, -1, -1)]
         leveled = bool(sql.table.claim_by)
         marks = marks_for(self.queue, self.alias, tuple(levels), leveled)
         if isinstance(marks, Priority64Marks):
-            return self._claim_by_rank(sql, connection, marks)
-        # What came back keeps its place, so the present rescan window comes first: a backlog above the mark that
-        # fills every batch must not starve it. At last, when that does not fill the batch, from the very beginning.
+            return self._claim_by_order_key(sql, connection, marks)
+        # Returned messages keep their position, so the present window of the rescan comes first: a backlog above the mark that
+        # fills every batch must not starve them. If the batch is not full after that, claim from the beginning.
         behind, ahead = marks.behind(), marks.ahead()
-        looks = [sorted(behind + ahead, key=lambda r: -r.priority)] if leveled else [behind, ahead]
-        looks.append([SeqRange(0, recipient=r, priority=p) for r, p in levels])
+        scans = [sorted(behind + ahead, key=lambda r: -r.priority)] if leveled else [behind, ahead]
+        scans.append([SeqRange(0, recipient=r, priority=p) for r, p in levels])
         started, returns = monotonic(), marks.returns
         rows: list[Claimed] = []
 
@@ -179,41 +178,41 @@ class Receive:
                 got = self._claim_in(sql, connection, ranges, limit)
                 if got:
                     marks.advance(got, returns)
-                handed_out = self._held.without_spent(got)
+                handed_out = self._batch.drop_at_limit(got)
                 rows.extend(handed_out)
                 if len(handed_out) == len(got):
-                    break  # else there may be others in the place of those
+                    break  # else the expired ones have remaining space for others
 
-        for ranges in looks:
+        for ranges in scans:
             take(ranges)
-        # Last what lies in none of the levels, and no more of it than is taken: a worker's housekeeper may not be there.
-        if (left := self._limit - len(rows)) > 0 and sql.maintenance.clamp_priorities(
-            connection, [self._recipient], left
+        # Last, messages whose priority is none of the levels: maintenance, which corrects it, may not be running.
+        if (remaining := self._limit - len(rows)) > 0 and sql.maintenance.clamp_priorities(
+            connection, [self._recipient], remaining
         ):
-            take(looks[-1])
-        left = self._limit - len(rows) if self._recipient and delivery.recipients else 0
-        if left > 0 and fanout.replace_waiting(self.queue, connection, self._recipient, left):
-            take(looks[-1])
-        if behind and (self._taking is None or rows) and not marks.count_in(behind, rows):
+            take(scans[-1])
+        remaining = self._limit - len(rows) if self._recipient and delivery.recipients else 0
+        if remaining > 0 and fanout.replace_waiting(self.queue, connection, self._recipient, remaining):
+            take(scans[-1])
+        if behind and (self._limited_claims is None or rows) and not marks.count_in(behind, rows):
             marks.rescanned(monotonic() - started)
         return rows
 
     def _claim_in(self, sql: QueueSql, connection: Any, ranges: list[SeqRange], limit: int) -> list[Claimed]:
-        owner = self._held.owner
-        # A token of its own: one that is the owner's says that it was shared out and not taken up.
-        token = self._held.lease
-        if self._taking is not None:
+        owner = self._batch.owner
+        # Another token than the owner's id, which marks a message that was assigned and not taken up.
+        token = self._batch.lease
+        if self._limited_claims is not None:
             own = Subscription(owner, Capacity(self._limit, self._limit - limit))
-            lease_ms = None if self._held.sent else self._held.lease_ms
-            return self._taking.take(connection, ranges, limit, token, owner, lease_ms, own=own).rows
-        if self._held.leased or self._held.sent:
-            lease_ms = FOREVER_MS if self._held.sent else self._held.lease_ms
+            lease_ms = None if self._batch.keeps_in_flight else self._batch.lease_ms
+            return self._limited_claims.take(connection, ranges, limit, token, owner, lease_ms, own=own).rows
+        if self._batch.leased or self._batch.keeps_in_flight:
+            lease_ms = FOREVER_MS if self._batch.keeps_in_flight else self._batch.lease_ms
             return sql.claims.claim_by_lease(connection, ranges, limit, token, owner, lease_ms)
-        return sql.claims.claim_by_delete(connection, ranges, limit, self._held.whole, owner=owner)
+        return sql.claims.claim_by_delete(connection, ranges, limit, self._batch.whole, owner=owner)
 
-    def _claim_by_rank(self, sql: QueueSql, connection: Any, marks: Priority64Marks) -> list[Claimed]:
-        """With a priority of 64 bits. What came back or was committed late has its place before the mark, so that is looked
-        for first; at last, when that does not fill the batch, from the very beginning."""
+    def _claim_by_order_key(self, sql: QueueSql, connection: Any, marks: Priority64Marks) -> list[Claimed]:
+        """With a priority of 64 bits: returned messages and late commits have an order key below the mark, so the rescan comes
+        first. If the batch is not full after that, claim from the beginning."""
         rows: list[Claimed] = []
         beginning = False
         while (limit := self._limit - len(rows)) > 0:
@@ -226,7 +225,7 @@ class Receive:
                 )
             finally:
                 marks.end_claim(taken, got, got is not None and len(got) == limit)
-            handed_out = self._held.without_spent(got)
+            handed_out = self._batch.drop_at_limit(got)
             rows += handed_out
             if len(handed_out) == len(got):
                 if beginning or len(rows) == self._limit:

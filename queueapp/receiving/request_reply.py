@@ -1,8 +1,8 @@
-"""Asking and waiting for the answer: ``request`` and ``arequest``.
+"""``request`` and ``arequest``: sending a message and waiting for its answer.
 
-A request is a message with an address for answers and an id that the answer carries as its correlation id, as NServiceBus
-does it. The answer comes into a queue that no consumer handles; who waits takes the one with its id and leaves the others.
-He waits on a connection that listens, and looks now and then all the same: a foreign endpoint wakes nobody.
+A request carries an address for answers and an id, which the answer carries as its correlation id, as NServiceBus does it. The
+answer arrives in a queue that has no consumer; the waiting call takes the one with its id and leaves the others. It waits on a
+connection that listens for notifications, and polls as well, because foreign endpoints send none.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from ..sql import ErrorKind, backend_of, nonblocking, queue_sql
 from ..sql.message_columns import Row
 from ..sql.notifications import ListenerConnection, NotificationsUnavailable
 
-#: Seconds between two looks: at first, doubled up to the peek delay.
-_FIRST_LOOK = 0.02
-_PATIENCE_MS = 1_000
-#: What every writer of JSON writes as it is. Of quotes, slashes and letters beyond ASCII each has a way of his own.
+#: Seconds between two polls: at first, then doubled up to the peek delay.
+_FIRST_POLL = 0.02
+_LOCK_TIMEOUT_MS = 1_000
+#: Characters that every JSON writer writes unescaped. Quotes, slashes and letters beyond ASCII may be escaped.
 _PLAIN = re.compile(r"[A-Za-z0-9_.-]+")
 
 
@@ -87,10 +87,10 @@ def request(
 ) -> Reply:
     """Send a message and wait for its answer, which comes into ``reply_queue``. The other arguments are those of ``Queue.send``.
 
-    It expires with the ``timeout`` unless ``expires_in`` says otherwise: nobody would wait for its answer. Raises NoReply when
-    none has come in time (one that comes later stays in its queue until it expires), QueueError in a transaction, whose message
-    nobody could see meanwhile (``isolated=True`` commits it by itself), and InvalidOption for a reply queue with consumers,
-    which would take the answer away.
+    It expires with the ``timeout`` unless ``expires_in`` says otherwise. Raises NoReply when no answer has come in time (one that
+    comes later stays in its queue until it expires), QueueError within a transaction, because its message is invisible before the
+    commit (``isolated=True`` commits it by itself), and InvalidOption for a reply queue with consumers, which would take the
+    answer.
     """
     return _request(queue, body, reply_queue, timeout, using, options, threading.Event())
 
@@ -104,20 +104,20 @@ async def arequest(
     using: str | None = None,
     **options: Any,
 ) -> Reply:
-    """``request`` for async code, on a thread and connections of its own; the event loop goes on meanwhile. A task that is
-    cancelled waits no longer."""
-    given_up = threading.Event()
+    """``request`` for async code, on a thread and connections of its own; the event loop is not blocked. Cancelling the task ends
+    the wait."""
+    cancelled = threading.Event()
 
     def wait() -> Reply:
         try:
-            return _request(queue, body, reply_queue, timeout, using, options, given_up)
+            return _request(queue, body, reply_queue, timeout, using, options, cancelled)
         finally:
             connections.close_all()  # those of this thread
 
     try:
         return await asyncio.to_thread(wait)
     finally:
-        given_up.set()
+        cancelled.set()
 
 
 def _request(
@@ -127,21 +127,21 @@ def _request(
     timeout: timedelta,
     using: str | None,
     options: dict[str, Any],
-    given_up: threading.Event,
+    cancelled: threading.Event,
 ) -> Reply:
     milliseconds("timeout", timedelta(0) if timeout is None else timeout, low=1)
     _refuse_consumed(reply_queue)
     alias, of_replies = alias_of(queue, using), alias_of(reply_queue)
     if connections[of_replies].in_atomic_block or (connections[alias].in_atomic_block and not options.get("isolated")):
         raise QueueError(
-            f"An answer from {queue._meta.label} cannot be waited for in a transaction: nobody sees the request before it has "
-            "committed. Ask outside of atomic()."
+            f"An answer from {queue._meta.label} cannot be waited for in a transaction: the request is invisible before the "
+            "commit. Call request() outside of atomic()."
         )
     identity = options.pop("message_id", None) or messages.new_id()
     correlation = options.pop("correlation_id", None) or str(identity)
     options.setdefault("expires_in", timeout)
     deadline = monotonic() + timeout.total_seconds()
-    with _listening(of_replies) as heard:
+    with _listening(of_replies) as notified:
         queue.send(
             body,
             message_id=identity,
@@ -150,20 +150,20 @@ def _request(
             using=using,
             **options,
         )
-        wait = _FIRST_LOOK
+        wait = _FIRST_POLL
         while True:
             found = _take(reply_queue, of_replies, correlation)
             if found is not None:
                 return found
-            left = deadline - monotonic()
-            if left <= 0 or given_up.is_set():
+            remaining = deadline - monotonic()
+            if remaining <= 0 or cancelled.is_set():
                 raise NoReply(queue._meta.label, identity, timeout)
-            if not heard(min(wait, left), reply_queue._meta.label):
+            if not notified(min(wait, remaining), reply_queue._meta.label):
                 wait = min(wait * 2, settings.PEEK_DELAY.total_seconds())
 
 
 def address_of(queue: Any) -> str:
-    """The address of a queue for answers: its label, or its table where NServiceBus endpoints read it."""
+    """The address of a queue for answers: its label, or its table for NServiceBus endpoints."""
     return str(queue._meta.db_table if queue.wire_format else queue._meta.label)
 
 
@@ -178,30 +178,30 @@ def _refuse_consumed(queue: Any) -> None:
 
 @contextmanager
 def _listening(alias: str) -> Iterator[Callable[[float, str], bool]]:
-    """Something to wait with: for so long, or until a wake-up for this label; whether there was one."""
+    """A function that waits for so many seconds, or until a notification for this label, and returns whether one came."""
     never = threading.Event()
-    silent: Callable[[float, str], bool] = lambda seconds, label: never.wait(seconds)  # noqa: E731
-    ear: ListenerConnection | None = None
+    poll: Callable[[float, str], bool] = lambda seconds, label: never.wait(seconds)  # noqa: E731
+    listener: ListenerConnection | None = None
     if settings.NOTIFY:
-        ear = backend_of(connections[alias]).notifications.listener(connections[alias].copy(), CHANNEL)
+        listener = backend_of(connections[alias]).notifications.listener(connections[alias].copy(), CHANNEL)
         try:
-            ear.connect()
-            ear.listen()
+            listener.connect()
+            listener.listen()
         except (Error, OSError, NotificationsUnavailable):
-            ear.close()
-            ear = None
+            listener.close()
+            listener = None
     try:
-        yield silent if ear is None else partial(_heard, ear)
+        yield poll if listener is None else partial(_heard, listener)
     finally:
-        if ear is not None:
-            ear.close()
+        if listener is not None:
+            listener.close()
 
 
-def _heard(ear: ListenerConnection, seconds: float, label: str) -> bool:
+def _heard(listener: ListenerConnection, seconds: float, label: str) -> bool:
     until = monotonic() + seconds
-    while (left := until - monotonic()) > 0:
+    while (remaining := until - monotonic()) > 0:
         try:
-            if label in ear.received(left):
+            if label in listener.received(remaining):
                 return True
         except (Error, OSError):
             threading.Event().wait(max(0.0, until - monotonic()))
@@ -209,7 +209,7 @@ def _heard(ear: ListenerConnection, seconds: float, label: str) -> bool:
 
 
 def _take(queue: Any, alias: str, correlation: str) -> Reply | None:
-    """Take the answer out of its queue, if it is there. The whole table is looked through: it holds what nobody has taken yet."""
+    """Take the answer out of its queue, if it is there. Reads the whole table, which holds only answers that were not taken."""
     rows = nonblocking(queue._base_manager.using(alias))
     if plain := max(_PLAIN.findall(correlation), key=len, default=""):
         rows = rows.filter(headers__contains=plain)
@@ -224,7 +224,7 @@ def _take(queue: Any, alias: str, correlation: str) -> Reply | None:
             continue
         try:
             with transaction.atomic(using=alias):
-                row = sql.failures.lock(connection, seq, None, _PATIENCE_MS)
+                row = sql.failures.lock(connection, seq, None, _LOCK_TIMEOUT_MS)
                 if row is not None and sql.failures.remove(connection, [seq]) == 1:
                     return Reply(queue, row, headers)
         except Error as error:

@@ -1,7 +1,7 @@
-"""The subscriber's row of one ``receive()`` on an AT_MOST_ONCE queue that counts what is out.
+"""The subscriber row of one ``receive()`` block on an AT_MOST_ONCE queue that counts messages in flight.
 
-What was sent to it keeps its places until it acks them. A script that dies acks nothing and has no heartbeat: its row says
-until when it may hold them, a lease period, and then housekeeping deletes them with it, as those of any dead subscriber.
+Messages in flight keep their permits until the block acks them. A script has no heartbeat, and one that dies acks nothing: its
+row states until when it may hold them, a lease period, and then maintenance deletes row and messages, as for any dead subscriber.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 from .. import overrides
 from ..models import Now, Subscriber
 
-#: Where leases of the queue never lapse: nobody can tell a script that is slow from one that is dead.
-HELD_FOR = timedelta(hours=1)
+#: Used where leases of the queue do not expire: a slow script cannot be told apart from a dead one.
+DEFAULT_PERIOD = timedelta(hours=1)
 
 
 def register(queue: Any, alias: str, subscriber: uuid.UUID) -> None:
-    """Before anything is sent to it."""
+    """Insert the row, before messages are claimed for it."""
     Subscriber.objects.using(alias).create(
         id=subscriber,
         queue=queue._meta.label,
@@ -28,12 +28,12 @@ def register(queue: Any, alias: str, subscriber: uuid.UUID) -> None:
         host=socket.gethostname()[:255],
         process=os.getpid(),
         supervisor=subscriber,
-        alive_until=Now() + (overrides.effective_value(queue, "lease_period", alias) or HELD_FOR),
+        alive_until=Now() + (overrides.effective_value(queue, "lease_period", alias) or DEFAULT_PERIOD),
         receives=False,
         at_most_once=True,
     )
 
 
 def deregister(alias: str, subscriber: uuid.UUID) -> None:
-    """Nothing is left of what was sent to it."""
+    """Delete the row, after all its messages are acked."""
     Subscriber.objects.using(alias).filter(pk=subscriber).delete()

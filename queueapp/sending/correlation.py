@@ -1,8 +1,8 @@
-"""What a handler sends says what it came of: correlation and causation, in headers.
+"""Correlation and causation headers of messages that a handler sends.
 
-As NServiceBus does it, and under its names where the wire format is its own: the *correlation id* goes from message to message,
-and begins as the id of the first; *related to* is the id of the message that was being handled; a *conversation id* is passed on
-where the message brought one.
+The model and, in its wire format, the names are those of NServiceBus: the *correlation id* is passed from message to message and
+begins as the id of the first; *related to* is the id of the message being handled; a *conversation id* is passed on if the
+message has one.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ..consuming.current_message import context_of
 def with_correlation(
     headers: Mapping[str, str] | None, correlation_id: str | None, caller: Any
 ) -> Mapping[str, str] | None:
-    """Headers with those that say what a message comes of; what its sender says itself counts."""
+    """The headers with correlation headers of the handled message; a header that the sender has set is kept."""
     context = context_of(caller)
-    if not settings.CORRELATE or not isinstance(context, Context):  # of a batch nobody knows which message it is
+    if not settings.CORRELATE or not isinstance(context, Context):  # the message of a batch is unknown
         return headers
     own = headers or {}
     try:
@@ -32,5 +32,5 @@ def with_correlation(
         }
         added = {name: value for name, value in told.items() if value and messages.well_known(own, name) is None}
     except (AttributeError, TypeError):
-        return headers  # no dict: said where headers are encoded
+        return headers  # not a dict: encoding raises the error
     return added | dict(own)

@@ -1,8 +1,8 @@
-"""Keys of messages: of those of a queue that have one key, one waits.
+"""Dedupe keys: of the messages of a queue with one key, only one waits.
 
-*Waits* is: in the queue, or in its delayed store, and not in anybody's hands. A message that a handler has begun does not
-count: what is sent while it runs is stored, whatever its key, since the handler may have read what was true before. And one
-that does count is locked until the sender has committed: it cannot begin before what the ignored message was about is there.
+A message *waits* while it is in the queue or in its delayed store and is not in flight. A message that a handler has begun does not
+count: a message sent meanwhile is stored, since the handler may have read older data. A message that counts is locked until the
+sender commits, so its handler cannot begin before the data that the ignored message was about is visible.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from ..sql import backend_of, queue_sql
 from ..sql.tables import StoreTable
 
 TABLE: str = MessageKey._meta.db_table
-#: Messages that are looked up at a time.
+#: Keys that one statement looks up.
 AT_ONCE = 1000
 
-#: A key, or what makes one of a body.
+#: A key, or a callable that makes one from a body.
 Key = str | Callable[[Any], str | None] | None
 
 
 def key_of(queue: Any, body: Any, given: Key) -> str | None:
-    """The key of a message: what its sender says, or else its queue. None: it has none. Raises InvalidMessage."""
+    """The key of a message: the sender's, else the queue's; None: it has none. Raises InvalidMessage."""
     refuse_without(queue, given)
     declared = queue.delivery.dedupe_key
     found = given if given is not None else (declared if callable(declared) else None)
@@ -41,7 +41,7 @@ def key_of(queue: Any, body: Any, given: Key) -> str | None:
 
 
 def refuse_without(queue: Any, given: Key) -> None:
-    """Raise InvalidMessage for a key that is given to a queue without."""
+    """Raise InvalidMessage for a key on a queue without keys."""
     if given is not None and queue.delivery.dedupe_key is None:
         raise InvalidMessage(
             f"dedupe_key = {given!r} is not accepted by {queue._meta.label}: its messages have no keys (Delivery.dedupe_key)."
@@ -49,7 +49,7 @@ def refuse_without(queue: Any, given: Key) -> None:
 
 
 def conflict_of(queue: Any, given: OnConflict | str | None) -> OnConflict:
-    """What the sender wants, or else the queue. Raises InvalidMessage."""
+    """The sender's ``on_conflict``, else the queue's. Raises InvalidMessage."""
     if given is None:
         return OnConflict(queue.delivery.on_conflict)
     try:
@@ -60,13 +60,13 @@ def conflict_of(queue: Any, given: OnConflict | str | None) -> OnConflict:
 
 
 def admit(queue: Any, connection: Any, key: str, identity: uuid.UUID, conflict: OnConflict) -> uuid.UUID | None:
-    """Before a message with this key and id is stored, in the same transaction. None: store it. Else the id of the one that
-    waits and stays. Raises DuplicateMessage."""
+    """Check a key before a message is stored, in the same transaction. Returns None if the message is to be stored, else the id of
+    the waiting message, which stays. Raises DuplicateMessage."""
     return admit_many(queue, connection, {key: identity}, conflict).get(key)
 
 
 def admit_many(queue: Any, connection: Any, wanted: dict[str, uuid.UUID], conflict: OnConflict) -> dict[str, uuid.UUID]:
-    """``admit`` of many, each key once: those that are not to be stored, with the ids of the ones that wait."""
+    """``admit`` for many keys: the keys whose messages are not to be stored, with the ids of the waiting messages."""
     backend, label = backend_of(connection), queue._meta.label
     digests = {digest(key): key for key in wanted}
     ids = {one: wanted[key] for one, key in digests.items()}
@@ -74,7 +74,7 @@ def admit_many(queue: Any, connection: Any, wanted: dict[str, uuid.UUID], confli
     known = {key: one for key, one in named.items() if one != ids[key]}
     if not known:
         return {}
-    # First where it may come from, then where it goes to: what a dispatcher moves meanwhile is seen in either.
+    # The source of a dispatch first, then its destination: a message that is dispatched meanwhile is seen in one of them.
     store = StoreTable.of(DelayedMessage, "due")
     stored = (
         backend.dedupe.lock_stored(connection, store, label, list(known.values())) if _is_built_in(connection) else []
@@ -99,7 +99,7 @@ def admit_many(queue: Any, connection: Any, wanted: dict[str, uuid.UUID], confli
 
 
 def digest(key: str) -> str:
-    """A key as it is stored."""
+    """The stored form of a key."""
     return blake2b(key.encode(errors="surrogatepass"), digest_size=20).hexdigest()
 
 
@@ -111,8 +111,8 @@ def admitted(
     conflict: OnConflict,
     ids_of: Callable[[int], Sequence[bytes]],
 ) -> Iterator[tuple[list[Any], list[bytes]]]:
-    """Of the bodies of a bulk send those that are to be stored, with their ids; some at a time. Of several with one key the
-    first is, or, where they replace, the last."""
+    """The bodies of a bulk send that are to be stored, with their ids, in parts. Of several bodies with one key the first is stored,
+    or, for "replace", the last."""
     drawing = iter(bodies)
     while some := list(islice(drawing, AT_ONCE)):
         ids = list(ids_of(len(some)))

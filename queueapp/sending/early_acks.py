@@ -1,11 +1,11 @@
-"""Acks that came before their message: a message that is sent after its ack never enters its queue.
+"""Early acks: a message that is sent after its ack does not enter its queue.
 
-Only queues with ``deferred_ack_expiration`` come here. A send and an ack of the same message exclude each other by a lock of
-their transactions: a send on the message's own name, a bulk send on one name that all of them share, and an ack that finds
-no message on both. Whichever comes second waits until the other's transaction is over, and sees what that did.
+Only queues with ``deferred_ack_expiration`` use this module. A send and an ack of the same message exclude each other by an
+advisory lock: a send locks the message's id, a bulk send one name for all messages of the queue, and an ack that finds no message
+locks both. The second waits until the transaction of the first has ended, and sees its result.
 
-What enters by another way (a foreign INSERT, a delayed message that is due, a requeue) takes no such lock. Maintenance
-finds it (``settle``); until then it can be received.
+Other inserts (a foreign INSERT, a dispatched delayed message, a requeue) take no such lock. Maintenance removes their messages
+(``settle``); until then they can be received.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ TABLE: str = DeferredAck._meta.db_table
 
 
 def defers(queue: Any) -> bool:
-    """Whether acks of this queue may come before their messages."""
+    """Whether acks of this queue may precede their messages."""
     return queue.delivery.deferred_ack_expiration is not None
 
 
 def was_acked(queue: Any, connection: Any, identity: uuid.UUID) -> bool:
-    """Whether a message that is about to be stored was acked before; its ack is used up. In the transaction that stores it."""
+    """Whether a message that is about to be stored was acked before; deletes that ack. In the transaction that stores it."""
     backend = backend_of(connection)
     backend.early_acks.lock_name(connection, name_of(queue, identity))
     return bool(backend.early_acks.take(connection, TABLE, queue._meta.label, [identity]))
 
 
 def insert_runs(queue: Any, connection: Any, runs: Iterable[Run], undisturbed: bool) -> int:
-    """``QueueSql.inserts.insert_runs`` of a bulk send, without what was acked before, encoded as the queue says. In a transaction."""
+    """``QueueSql.inserts.insert_runs`` of a bulk send, encoded, without messages that were acked before. In a transaction."""
     if queue.delivery.encoding:
         runs, undisturbed = encode_runs(queue, runs, connection.alias), False
     if defers(queue):
@@ -46,7 +46,7 @@ def insert_runs(queue: Any, connection: Any, runs: Iterable[Run], undisturbed: b
 def _without_acked(queue: Any, connection: Any, runs: Iterable[Run]) -> Iterator[Run]:
     backend = backend_of(connection)
     backend.early_acks.lock_name(connection, name_of_all(queue), shared=True)
-    #: All so far: the copies for further recipients have the ids of the first.
+    #: All ids so far: copies for further recipients have the ids of the first.
     acked: set[bytes] = set()
     for run in runs:
         ids = [uuid.UUID(bytes=one) for one in run.ids]
@@ -57,23 +57,23 @@ def _without_acked(queue: Any, connection: Any, runs: Iterable[Run]) -> Iterator
 
 
 def keep(queue: Any, connection: Any, ids: Sequence[uuid.UUID], kind: str) -> None:
-    """Keep acks of messages that are not there; their names are locked."""
+    """Store acks of messages that are not in the queue; the caller holds their locks."""
     keep_ms = int(queue.delivery.deferred_ack_expiration.total_seconds() * 1000)
     backend_of(connection).early_acks.store(connection, TABLE, queue._meta.label, ids, kind, keep_ms)
 
 
 def lock(queue: Any, connection: Any, identity: uuid.UUID) -> None:
-    """From now until the transaction ends nobody stores this message by a send."""
+    """Prevent sends of this message until the transaction ends."""
     backend = backend_of(connection)
     backend.early_acks.lock_name(connection, name_of(queue, identity))
     backend.early_acks.lock_name(connection, name_of_all(queue))
 
 
 def name_of(queue: Any, identity: uuid.UUID) -> str:
-    """The lock of one message."""
+    """The lock name of one message."""
     return f"queueapp:{queue._meta.label}:{identity}"
 
 
 def name_of_all(queue: Any) -> str:
-    """The lock that all bulk sends share."""
+    """The lock name that all bulk sends share."""
     return f"queueapp:{queue._meta.label}"

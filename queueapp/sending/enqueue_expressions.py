@@ -1,4 +1,4 @@
-"""The expressions of a queue, evaluated once for each message that enters it: what is sent, published, and inserted by others."""
+"""Evaluates the expressions of a queue, once for each message that is sent, published or inserted by other programs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ..sql.message_columns import Outgoing
 if TYPE_CHECKING:
     from ..expressions.enqueue_rules import EnqueueRules
 
-#: By the options of the queue, so that other options have other expressions.
+#: By the options of the queue: tests replace them.
 _entering: WeakKeyDictionary[Any, EnqueueRules] = WeakKeyDictionary()
 
 
 def rules_of(queue: Any) -> EnqueueRules:
-    """The expressions of a queue that has some, compiled at first use. Raises InvalidOption for a text that is none, and
-    without the extra ``queueapp[expressions]``."""
+    """The compiled expressions of a queue; compiles them at first use. Raises InvalidOption for an invalid expression, and without
+    the extra ``queueapp[expressions]``."""
     delivery = queue.delivery
     found = _entering.get(delivery)
     if found is None:
@@ -37,8 +37,8 @@ NEEDS_EXTRA = "absent where the extra is not installed: pip install 'queueapp[ex
 
 
 def apply_rules(queue: Any, message: Outgoing) -> Outgoing:
-    """A message with what the queue's expressions make of it. Raises FilteredOut when the filter does not match, and
-    InvalidMessage when the body is not of its type."""
+    """The message with the results of the queue's expressions. Raises FilteredOut when the filter does not match, and InvalidMessage
+    when the body is not of its type."""
     try:
         found = rules_of(queue).evaluate(message.headers, message.body)
     except UndecodableMessage as error:
@@ -51,7 +51,7 @@ def apply_rules(queue: Any, message: Outgoing) -> Outgoing:
     if found.priority is not None:
         changed["priority"] = found.priority
     if found.is_barrier:
-        changed["is_barrier"] = True  # a sender may say so as well
+        changed["is_barrier"] = True  # the sender may set it as well
     return message._replace(**changed) if changed else message
 
 

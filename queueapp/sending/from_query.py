@@ -1,4 +1,4 @@
-"""Messages from rows of the queue's own database: one INSERT … SELECT, in the caller's transaction. No row comes to Python."""
+"""``send_from``: messages from rows of the queue's own database, by one INSERT … SELECT in the caller's transaction."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def send_from(
 ) -> int:
     """Send a message for each row of a queryset, or of a SELECT with ``params``; returns how many.
 
-    The body is the row as a JSON object, by the names of its columns (``values()`` chooses and renames them). ``of`` is the message
-    class that it is for; its fields without a default have to be there. All else is as of ``send_many``. Raises InvalidMessage,
-    also for a queue whose bodies are something else than JSON, encoded, or counted by what was acked before.
+    The body is the row as a JSON object with the names of its columns (``values()`` chooses and renames them). ``of``: the message
+    class that the rows are for; its fields without a default must be columns. The other arguments are those of ``send_many``. Raises
+    InvalidMessage, also for a queue whose bodies are not plain JSON or that accepts early acks.
     """
     if tracing.tracer is not None and type(headers) is not tracing.Traced:
         return tracing.tracer.send("send", send_from, queue._meta.label, locals())
@@ -81,7 +81,7 @@ async def asend_from(
 def _source(queue: Any, rows: Any, params: Sequence[Any] | None, connection: Any) -> Source:
     if isinstance(rows, str):
         text = rows.strip().rstrip(";")
-        # Without parameters a percent sign is one.
+        # Without parameters a percent sign stands for itself.
         return Source(text.replace("%", "%%"), ()) if params is None else Source(text, tuple(params))
     if not isinstance(rows, QuerySet) or params is not None:
         accepted = "a queryset" if params is not None else "a queryset or a SELECT"
@@ -99,7 +99,7 @@ def _source(queue: Any, rows: Any, params: Sequence[Any] | None, connection: Any
 
 
 def _names_of(rows: Any) -> list[str]:
-    """Names of the columns in the order in which its SELECT has them."""
+    """The names of the columns in the order of the SELECT."""
     query = rows.query
     selected = getattr(query, "selected", None)  # since Django 5.2
     if selected:

@@ -1,10 +1,9 @@
-"""A connection outside the caller's transaction, for what must be written whatever becomes of that transaction.
+"""A second connection outside the caller's transaction, for rows that must be committed even if that transaction rolls back.
 
-``send(..., isolated=True)`` uses it: a message that goes out even if the handler fails. One spare connection is kept
-per thread and database, so that an isolated send costs a round trip and not a login. Django's registry does not know it:
-it hangs on the thread's ordinary connection and lives as that does. What closes that one (``connections.close_all()``, the
-end of a request, the end of the tests, whose database can be dropped then) closes it as well, and what looks after that
-one (``close_old_connections``: CONN_MAX_AGE, CONN_HEALTH_CHECKS) looks after it. A forked child lets go of its parent's.
+``send(..., isolated=True)`` uses it. One spare connection is kept per thread and database, so that an isolated send costs a round
+trip and not a login. Django's registry does not know it: it is an attribute of the thread's ordinary connection and shares its
+lifetime. Closing that one (``connections.close_all()``, the end of a request or of the tests) closes it as well, and
+``close_old_connections`` (CONN_MAX_AGE, CONN_HEALTH_CHECKS) checks it as well. A forked child abandons its parent's.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ _HELD, _TIED = "_queueapp_spare", "_queueapp_tied"
 
 class _Spare(NamedTuple):
     connection: Any
-    #: The process that opened it.
+    #: The process id that opened it.
     process: int
 
 
-#: What a forked child got from its parent. To close one would end the parent's session, and so may its destructor.
+#: Connections of the parent process. Closing one would end the parent's session, and so may its destructor.
 _of_a_parent: list[Any] = []
 
 
@@ -70,7 +69,7 @@ def atomic_on(connection: Any) -> Iterator[None]:
 
 
 def _held_by(main: Any) -> Any:
-    """The spare connection that hangs on this one; None: there is none, or it was the parent's."""
+    """The spare connection of this one; None: there is none, or it is the parent process'."""
     held: _Spare | None = main.__dict__.get(_HELD)
     if held is None:
         return None
@@ -95,7 +94,7 @@ def _hang_on(main: Any, spare: Any) -> None:
 
 
 def _tie(main: Any) -> None:
-    """What is done to this connection is done to its spare one as well. Django has no signal for either."""
+    """Close and check the spare connection together with this one. Django has no signal for either."""
     close_main, look_after_main = main.close, main.close_if_unusable_or_obsolete
 
     def close() -> None:

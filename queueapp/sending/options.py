@@ -1,6 +1,6 @@
-"""The options of sends, for type checkers: what ``Queue.send``, ``asend``, ``send_many`` and ``asend_many`` take by name.
+"""The keyword arguments of ``Queue.send``, ``asend``, ``send_many`` and ``asend_many``, for type checkers.
 
-Checked against the signatures and against ``sql.carried`` by the tests; nothing reads them while it runs.
+Tests compare them with the signatures and with ``sql.message_columns``; no code reads them at run time.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from ..models.delivery import OnConflict
 
 
 class CarriedOptions(TypedDict, total=False):
-    """What a message carries without an argument of its own in ``send``."""
+    """Message columns without a named argument in ``send``."""
 
     is_barrier: bool
 
 
 class BulkOptions(CarriedOptions, total=False):
-    """What holds for all messages of a ``send_many``."""
+    """Arguments of ``send_many``, for all of its messages."""
 
     dedupe_key: str | Callable[[Any], str | None] | None
     on_conflict: OnConflict | str | None
@@ -34,7 +34,7 @@ class BulkOptions(CarriedOptions, total=False):
 
 
 class SelectOptions(CarriedOptions, total=False):
-    """What ``send_from`` takes beside the rows."""
+    """Arguments of ``send_from`` beside the rows."""
 
     of: type | None
     headers: Mapping[str, str] | None
@@ -46,7 +46,7 @@ class SelectOptions(CarriedOptions, total=False):
 
 
 class SendOptions(BulkOptions, total=False):
-    """What ``send`` takes beside the body."""
+    """Arguments of ``send`` beside the body."""
 
     delay: timedelta | None
     at: datetime | None

@@ -1,9 +1,8 @@
-"""Whether anybody has the consumer that a message is addressed to: a misspelt name would wait for ever.
+"""Checks the recipient of a message: a misspelt name would never be received.
 
-Known are the consumers of this process' code, those that subscribe to anything, and those that live workers told in their
-rows, for a producer that imports no consumers. What was known once stays known to this process, so the workers may be away
-for a deploy; what is not known is looked up again after some seconds. Where nobody knows any consumer of the queue there is
-nothing to compare with.
+Known are the consumers that this process has imported, those with subscriptions, and those in the rows of live workers (for a
+producer that imports no consumers). A known name stays known to this process, so the workers may be stopped during a deploy; an
+unknown name is queried again after some seconds. If no consumer of the queue is known at all, every recipient is accepted.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from ..errors import InvalidMessage
 from ..models import Now, Subscriber, Subscription
 from ..models.subscribers import parse_json_list
 
-#: Seconds until the workers are asked again for a name that they did not know.
+#: Seconds after which an unknown name is queried again.
 REFRESH_AFTER = 5.0
 
 
 class _KnownConsumers:
-    """What workers told of one queue."""
+    """The consumers of one queue in the rows of workers."""
 
     __slots__ = ("complete", "looked_at", "names")
 
@@ -39,31 +38,31 @@ _known: dict[tuple[str, str], _KnownConsumers] = {}
 
 
 def forget() -> None:
-    """What workers have told (tests)."""
+    """Clear the cache (tests)."""
     _known.clear()
 
 
 def names_of(cls: type, headers: str) -> tuple[str, ...]:
-    """The types of a message that is being sent: of its class, or, of stored bytes, what its headers say."""
+    """The types of a message that is being sent: of its class, or, of stored bytes, those in its headers."""
     names = messages.type_names(cls)
     return names if names[0] else messages.read_kind(headers).names
 
 
 def refuse_unknown_recipient(queue: Any, alias: str, recipient: str) -> None:
-    """Raise InvalidMessage when somebody knows the consumers of this queue, and nobody one of this name. A name that is
-    known costs two look-ups in memory."""
+    """Raise InvalidMessage if consumers of this queue are known and none has this name. A known name costs two look-ups in
+    memory."""
     if not queue.delivery.recipients:
         return
     if any(recipient == one.name or recipient in one.aliases for one in registered.of(queue)):
         return
     label = queue._meta.label
-    told = _known.setdefault((alias, label), _KnownConsumers())
-    if recipient in told.names:
+    known_consumers = _known.setdefault((alias, label), _KnownConsumers())
+    if recipient in known_consumers.names:
         return
-    if monotonic() - told.looked_at >= REFRESH_AFTER and not _look(alias, label, told):
+    if monotonic() - known_consumers.looked_at >= REFRESH_AFTER and not _look(alias, label, known_consumers):
         return
-    known = {one.name for one in registered.of(queue)} | told.names
-    if told.complete and known and recipient not in known:
+    known = {one.name for one in registered.of(queue)} | known_consumers.names
+    if known_consumers.complete and known and recipient not in known:
         some = sorted(known)[:20]
         raise InvalidMessage(
             f"recipient = {recipient!r} is not accepted by {label}: no consumer of this process or of a live worker has that "
@@ -72,11 +71,11 @@ def refuse_unknown_recipient(queue: Any, alias: str, recipient: str) -> None:
         )
 
 
-def _look(alias: str, label: str, told: _KnownConsumers) -> bool:
-    """Read what workers tell; False when it cannot be read, which is no reason to refuse a message."""
+def _look(alias: str, label: str, known_consumers: _KnownConsumers) -> bool:
+    """Query the rows of workers; False if that fails, which is no reason to refuse a message."""
     rows = Subscriber.objects.using(alias).filter(queue=label, alive_until__gt=Now()).order_by()
     try:
-        # A savepoint: without the privilege to read that table the caller's transaction must go on.
+        # A savepoint: without the privilege to read that table the caller's transaction must stay usable.
         in_transaction = connections[alias].in_atomic_block
         with transaction.atomic(using=alias) if in_transaction else nullcontext():
             texts = list(rows.values_list("consumers", flat=True))
@@ -84,7 +83,7 @@ def _look(alias: str, label: str, told: _KnownConsumers) -> bool:
             names = set(subscribed.values_list("consumer", flat=True))
     except Error:
         return False
-    told.looked_at = monotonic()
-    told.complete = all(texts)  # a worker of a version that does not say may have it
-    told.names |= names | {str(name) for text in texts for name, _ in parse_json_list(text)}
+    known_consumers.looked_at = monotonic()
+    known_consumers.complete = all(texts)  # a worker of an older version lists no consumers and may have it
+    known_consumers.names |= names | {str(name) for text in texts for name, _ in parse_json_list(text)}
     return True

@@ -1,4 +1,4 @@
-"""What is accepted of a send: the database it goes to, and options checked against the queue."""
+"""Checks of a send: its database, and its options against those of the queue."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from ..models.delivery import NEVER
 from ..sql.claims import FOREVER_MS
 from ..sql.message_columns import SENT, Kind, MessageColumn, Outgoing
 
-#: Longest duration, and farthest time from now, that is accepted.
+#: The longest duration, and the farthest time from now, that is accepted.
 FAR_FUTURE = timedelta(days=100 * 365)
 
 
 def alias_of(queue: Any, using: str | None = None) -> str:
-    """The database of a queue: ``using``, or what the database router says."""
+    """The database of a queue: ``using``, or the choice of the database router."""
     return using or router.db_for_write(queue)
 
 
 def milliseconds(name: str, value: timedelta, *, low: int = 0) -> int:
-    """A duration in whole milliseconds. Raises InvalidMessage when it is no timedelta or out of bounds."""
+    """A duration in whole milliseconds. Raises InvalidMessage for a value that is no timedelta or out of bounds."""
     if not isinstance(value, timedelta):
         raise InvalidMessage(f"{name} = {value!r} is not accepted: it must be a timedelta (a bare number has no unit).")
     result = int(value / timedelta(milliseconds=1))
@@ -47,7 +47,7 @@ def build_outgoing(
     reply_to: str | None,
     others: Mapping[str, Any] = MappingProxyType({}),
 ) -> Outgoing:
-    """A message ready to be stored, its options checked against the queue. ``others``: what else it carries. Raises
+    """A message ready to be stored, its options checked against the queue. ``others``: further message columns. Raises
     InvalidMessage."""
     delivery = queue.delivery
     if not isinstance(identity, uuid.UUID):
@@ -75,8 +75,8 @@ def build_outgoing(
 
 
 def _expires_ms(delivery: Any, expires_in: timedelta | None) -> int | None:
-    """What ``expires`` is to hold: what the message says. What the queue says is in its statements, but for a foreign table,
-    which keeps no time of arrival for them."""
+    """The value of ``expires``: the message's own. The queue's expiration is part of its statements, except for a foreign table,
+    which has no time of arrival."""
     if expires_in == NEVER:
         return FOREVER_MS if delivery.expires_by_age else None
     if expires_in is None and not delivery.expires_by_age:
@@ -84,13 +84,13 @@ def _expires_ms(delivery: Any, expires_in: timedelta | None) -> int | None:
     return None if expires_in is None else milliseconds("expires_in", expires_in, low=1)
 
 
-#: Those that ``build_outgoing`` has arguments of its own for.
+#: The options that ``build_outgoing`` has arguments for.
 _NAMED = ("expires", "recipient", "priority", "correlation_id", "reply_to_address")
 _OTHERS = {one.name: one for one in SENT if one.name not in _NAMED}
 
 
 def _checked(others: Mapping[str, Any]) -> dict[str, Any]:
-    """What else a message carries, by the names of its declaration and of its kind."""
+    """Further message columns, checked by their declarations."""
     checked = {}
     for name, value in others.items():
         one = _OTHERS.get(name)

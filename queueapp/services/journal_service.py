@@ -45,7 +45,7 @@ class _FedQueue:
 
     def __init__(self, queue: Any, alias: str) -> None:
         self.queue = queue
-        self.filler = QueueFeeder(queue, alias)
+        self.feeder = QueueFeeder(queue, alias)
         self.due = 0.0
         #: The number of messages with which it was full: it is not filled again before it is half empty, or may have more.
         self.full_with: int | None = None
@@ -116,9 +116,9 @@ class JournalService(Service):
         if fed.full_with is not None and not self._has_capacity(fed, fed.full_with):
             fed.due = monotonic() + POLL_INTERVAL
             return
-        filled = fed.filler.fill()
+        filled = fed.feeder.fill()
         while filled.more and self.may_continue():
-            filled = fed.filler.fill()
+            filled = fed.feeder.fill()
         # The depth that it was filled to: when an operator has raised the depth just now, the queue is not full.
         fed.full_with = filled.full_with
         if not is_fed(fed.queue):
@@ -129,7 +129,7 @@ class JournalService(Service):
             fed.due = monotonic() + settings.PEEK_DELAY.total_seconds()
 
     def _attach(self, fed: _FedQueue) -> None:
-        if fed.filler.attach():
+        if fed.feeder.attach():
             fed.due = 0.0
 
     def _has_capacity(self, fed: _FedQueue, full_with: int) -> bool:

@@ -1,1 +1,1 @@
-"""Topics: what is published to a name is inserted into every queue that collects it."""
+"""Topics: a message published to a topic is inserted into every queue that collects it."""

@@ -1,13 +1,13 @@
-"""Filling queues from the journal: what was published before a queue was there, and what waits for room in it.
+"""Fills queues from the journal: messages published before a queue existed, and messages above its target depth.
 
-A queue over a journaled topic has a cursor. **Attached** when it is first seen, at its recovery point, it is **filled**: entries
-behind the cursor that the queue did not take when they were published, and that no earlier filling copied, are evaluated and
-inserted, and the cursor moves, all in one transaction that holds the cursor's lock. So an entry enters a queue once, whoever
-is killed when. Publishers know nothing of this, nor are they waited for: an entry says itself which queues took it, and the
-reader never passes one that may still come in. What was published by somebody who does not know the queue (another version of
-the code, another project) enters it in this way as well.
+A queue over a journaled topic has a cursor. It is **attached** when it is first seen, at its recovery point, and **filled**: entries
+after the cursor that the queue did not take when they were published, and that no earlier filling copied, are evaluated and inserted,
+and the cursor moves, all in one transaction that holds the cursor's lock. So an entry enters a queue once, whichever process is
+killed. Publishers are not involved and not waited for: an entry has the queues that took it, and the reader never passes one that may
+still be committed. Messages published by a process that does not know the queue (another version, another project) enter it in this
+way as well.
 
-A queue with ``target_queue_depth`` is never inserted into by publishers: it takes all this way, as much as it has room for.
+Publishers never insert into a queue with ``target_queue_depth``: it gets all messages this way, up to that depth.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from ..sql.message_columns import Row
 
 log = logging.getLogger("queueapp")
 
-#: Most entries that are read at a time.
+#: The most entries that one step reads.
 BATCH = 1000
-#: Seconds between two times that a cursor is written though nothing was copied.
+#: Seconds between two writes of a cursor when nothing was copied.
 SAVE_EVERY = 30.0
 
 
 class Filled(NamedTuple):
-    """What one step did. ``more``: there was more to read, or there may be; do it again at once. ``full_with``: the queue has no
-    room, because no more than so many messages were to be in it."""
+    """The result of one step. ``more``: call it again at once, there is or may be more. ``full_with``: the queue is full, because this
+    is its target depth."""
 
     read: int = 0
     copied: int = 0
@@ -57,34 +57,34 @@ class Filled(NamedTuple):
 
 
 def is_over_journal(queue: Any) -> bool:
-    """Whether a queue may collect a journaled topic. Asks nobody."""
+    """Whether a queue may collect a journaled topic. Runs no query."""
     topic = underlying_topic(queue)
     return bool(settings.JOURNAL) if is_pattern(topic) else is_journaled(topic)
 
 
 class QueueFeeder:
-    """Fills one queue in one database. Used by one thread; several may fill the same queue."""
+    """Fills one queue in one database. Used by one thread; several processes may fill the same queue."""
 
     def __init__(self, queue: Any, alias: str) -> None:
         self.queue, self.alias = queue, alias
         self.label: str = queue._meta.label
-        #: Where the cursor was written last, with its ``review_txid``, and how far was read since without anything to copy.
+        #: The last written position with its ``review_txid``, and how far was read since without anything to copy.
         self._written: tuple[Position, int] | None = None
         self._reached = BEGINNING
         self._saved_at = -SAVE_EVERY
 
-    # -- where it is ----------------------------------------------------------------------------------------------
+    # -- position -------------------------------------------------------------------------------------------------
 
     def attach(self) -> bool:
-        """Make the queue's cursor at its recovery point, unless it has one; move it back if another point was declared since.
-        Whether anything was done. Call it again from time to time: it says that somebody looks after the queue."""
+        """Make the queue's cursor at its recovery point, unless it has one; move it back if another point was declared since. Returns
+        whether anything changed. Called regularly: it marks the queue as not abandoned."""
         declared = self._declared()
         cursor = self._rows().filter(name=self.label).annotate(now=Now()).first()
         if cursor is None:
             return self._make(declared)
         if cursor.now - cursor.seen_at > ABANDONED:
             log.warning(
-                "%s was not filled from the journal in %r since %s: what retention has removed since then it will not get.",
+                "%s was not filled from the journal in %r since %s; entries that retention removed since then are missing.",
                 self.label, self.alias, cursor.seen_at,
             )  # fmt: skip
         if cursor.recovery_point == point_text(declared) and cursor.topic == underlying_topic(self.queue):
@@ -93,8 +93,8 @@ class QueueFeeder:
         return self.rebuild(declared, declared=True)
 
     def rebuild(self, point: Point | None = None, *, declared: bool = False) -> bool:
-        """Let the queue be filled anew from a point (None: its recovery point): what never entered it. The cursor only moves
-        back, because what waits behind it must not be lost. ``declared``: this is the point from now on."""
+        """Let the queue be filled again from a point (None: its recovery point) with messages that never entered it. The cursor only
+        moves back, because entries after it are still to be read. ``declared``: this is its recovery point from now on."""
         point = self._declared() if point is None else point
         with transaction.atomic(using=self.alias):
             cursor = self._rows().select_for_update().filter(name=self.label).first()
@@ -122,17 +122,17 @@ class QueueFeeder:
             with transaction.atomic(using=self.alias):
                 cursor.save(using=self.alias, force_insert=True)
         except IntegrityError:
-            return False  # somebody was faster
+            return False  # another process was faster
         return True
 
     def _move(self, cursor: JournalCursor, start: Start) -> None:
-        """Move the cursor back to a start, if it is behind that, without passing over anything that it has still before it."""
+        """Move the cursor back to a start, if it is before the cursor, without skipping any entry that is still to be read."""
         connection = connections[self.alias]
         journal = journal_of(connection)
         topics = among(journal.topics(connection), cursor.topic)
         position = Position(cursor.txid, cursor.seq)
         if start.after > position:
-            # What the filter refused is looked at again from the point on, and not from where the cursor happens to be.
+            # Entries that the filter refused are evaluated again from the point on, not from where the cursor happens to be.
             refused = self._refused(topics, position, start.after)
             passed_over = json.loads(cursor.passed_over) if cursor.passed_over else []
             cursor.passed_over = json.dumps(sorted({*passed_over, *refused})) if passed_over or refused else ""
@@ -143,8 +143,7 @@ class QueueFeeder:
         self._place(cursor, start)
 
     def _refused(self, topics: Sequence[str], after: Position, last: Position) -> set[int]:
-        """Bookmarks of the entries behind one position and up to another that the queue's filter refused when they were
-        published."""
+        """Bookmarks of the entries between two positions that the queue's filter refused when they were published."""
         connection = connections[self.alias]
         journal = journal_of(connection)
         took, refused = TOOK.format(self.label), REFUSED.format(self.label)
@@ -172,7 +171,7 @@ class QueueFeeder:
         topics = among(journal.topics(connection), topic)
         start = start_of(connection, journal, topics, point, inclusive=True)
         if point == NOW and is_fed(self.queue):
-            # Publishers may have known of it before it was attached, and then left to the journal what is for it.
+            # Publishers may have known the queue before it was attached, and left its messages to the journal.
             first = journal.first_marked(connection, topics, FED.format(self.label))
             if first is not None:
                 start = Start(min(start.after, Position(first.txid, first.seq - 1)))
@@ -189,7 +188,7 @@ class QueueFeeder:
     # -- filling --------------------------------------------------------------------------------------------------
 
     def fill(self, limit: int = BATCH) -> Filled:
-        """Read on and copy, at most ``limit`` entries, in one transaction. Nothing is done while somebody else does it."""
+        """Read and copy at most ``limit`` entries, in one transaction. Does nothing while another process fills the queue."""
         connection = connections[self.alias]
         journal = journal_of(connection)
         with transaction.atomic(using=self.alias):
@@ -199,7 +198,7 @@ class QueueFeeder:
             depth = (
                 overrides.effective_value(self.queue, "target_queue_depth", self.alias) if is_fed(self.queue) else None
             )
-            room = limit if depth is None else self._room(limit, depth)
+            room = limit if depth is None else self._free_depth(limit, depth)
             if room <= 0:
                 self._save(cursor, None)
                 return Filled(full_with=depth)
@@ -207,7 +206,13 @@ class QueueFeeder:
             topics = among(journal.topics(connection), cursor.topic)
             position = self._position_of(cursor)
             found = journal.read(
-                connection, topics, position, horizon, room, not_before=cursor.not_before, without=self._without(cursor)
+                connection,
+                topics,
+                position,
+                horizon,
+                room,
+                not_before=cursor.not_before,
+                without=self._excluded_marks(cursor),
             )
             copied = self._copy(self._not_entered(cursor, found))
             end = found[-1].position if len(found) >= room else max(position, horizon)
@@ -220,22 +225,22 @@ class QueueFeeder:
                 self._save(cursor, None)
         return Filled(len(found), copied, len(found) >= room)
 
-    def _room(self, limit: int, depth: int) -> int:
+    def _free_depth(self, limit: int, depth: int) -> int:
         connection = connections[self.alias]
         return min(limit, depth - journal_of(connection).rows_up_to(connection, self.queue._meta.db_table, depth))
 
-    def _without(self, cursor: JournalCursor) -> Sequence[str]:
-        """Marks of what does not enter the queue from the journal."""
+    def _excluded_marks(self, cursor: JournalCursor) -> Sequence[str]:
+        """Marks of entries that do not enter the queue from the journal."""
         took, refused = TOOK.format(self.label), REFUSED.format(self.label)
         return (took,) if cursor.txid < cursor.review_txid else (took, refused)
 
     def _position_of(self, cursor: JournalCursor) -> Position:
-        """Where to read on: behind what was read since the cursor was written, unless it has been moved."""
+        """Where to continue: after what was read since the cursor was written, unless it has been moved."""
         position = Position(cursor.txid, cursor.seq)
         return max(position, self._reached) if (position, cursor.review_txid) == self._written else position
 
     def _save(self, cursor: JournalCursor, end: Position | None) -> None:
-        """Write the cursor; where nothing was found, from time to time."""
+        """Write the cursor; if nothing was found, only every ``SAVE_EVERY`` seconds."""
         if end is None and monotonic() < self._saved_at + SAVE_EVERY and self._written is not None:
             return
         place = end or self._position_of(cursor)
@@ -245,27 +250,27 @@ class QueueFeeder:
         self._written, self._saved_at = (place, cursor.review_txid), monotonic()
 
     def _not_entered(self, cursor: JournalCursor, found: list[JournalRecord]) -> list[JournalRecord]:
-        """Those of these entries that are for the queue, and never entered it."""
+        """The entries that are for the queue and never entered it."""
         if not found:
             return []
         passed_over = set(json.loads(cursor.passed_over)) if cursor.passed_over else set()
         copied = JournalCopied.objects.using(self.alias).filter(queue=self.label, seq__in=[one.seq for one in found])
         passed_over.update(copied.values_list("seq", flat=True))
-        entries = (entering(self.queue, one) for one in found if one.seq not in passed_over)
+        entries = (evaluated(self.queue, one) for one in found if one.seq not in passed_over)
         return [one for one in entries if one is not None]
 
     def _copy(self, entries: list[JournalRecord]) -> int:
-        """Insert these into the queue and note it; returns how many."""
+        """Insert the entries into the queue with copy marks; returns how many."""
         if entries:
             insert(self.queue, connections[self.alias], entries)
             notes = [JournalCopied(queue=self.label, seq=one.seq) for one in entries]
             JournalCopied.objects.using(self.alias).bulk_create(notes, batch_size=500)
         return len(entries)
 
-    # -- by hand --------------------------------------------------------------------------------------------------
+    # -- by an operator -------------------------------------------------------------------------------------------
 
-    def refuse_again(self) -> None:
-        """Raises InvalidOption for a queue that cannot be filled with what entered it before."""
+    def check_refill(self) -> None:
+        """Raise InvalidOption for a queue that cannot be rebuilt with messages that entered it before."""
         if is_fed(self.queue):
             raise InvalidOption(
                 f"{self.label}.Delivery.target_queue_depth",
@@ -273,11 +278,11 @@ class QueueFeeder:
                 "None for a queue that is filled again with what entered it before; use replay --to",
             )
 
-    def again(self, point: Point | None = None, batch: int = BATCH) -> Iterator[Filled]:
-        """Put everything since a point into the queue that is not there: also what entered it before, and was acked, dropped or
-        moved since. What waits in the queue, in the delayed store or as poison is left as it is. Batch by batch, each in a
-        transaction; what is published meanwhile enters the queue as always."""
-        self.refuse_again()
+    def refill(self, point: Point | None = None, batch: int = BATCH) -> Iterator[Filled]:
+        """Insert all entries since a point that the queue does not have: also those that entered it before and were acked, dropped or
+        moved. Messages in the queue, in the delayed store and in poison stay as they are. In batches, each in a transaction; messages
+        published meanwhile enter the queue as always."""
+        self.check_refill()
         connection = connections[self.alias]
         journal = journal_of(connection)
         topic = underlying_topic(self.queue)
@@ -286,23 +291,23 @@ class QueueFeeder:
         place = start_of(connection, journal, topics, self._declared() if point is None else point, inclusive=True)
         while True:
             with transaction.atomic(using=self.alias):
-                # Nobody fills the queue meanwhile, so what is not there now is not there at the end of the transaction.
+                # The cursor's lock prevents filling, so an entry that is missing now is missing at the end of the transaction.
                 self._rows().select_for_update().filter(name=self.label).first()
                 found = journal.read(connection, topics, place.after, end, batch, not_before=place.not_before)
-                some = (entering(self.queue, one) for one in found if one.seq not in place.passed_over)
+                some = (evaluated(self.queue, one) for one in found if one.seq not in place.passed_over)
                 wanted = [one for one in some if one is not None]
-                there = self._there(wanted)
+                there = self._present_ids(wanted)
                 missing = [one for one in wanted if bytes(one.id) not in there]
                 if missing:
                     insert(self.queue, connection, missing)
-                    self._note(missing)
+                    self._mark_copied(missing)
             yield Filled(len(found), len(missing), len(found) >= batch)
             if len(found) < batch:
                 return
             place = place._replace(after=found[-1].position)
 
-    def _there(self, entries: list[JournalRecord]) -> set[bytes]:
-        """Ids of those messages that the queue still has, wherever they are kept for it."""
+    def _present_ids(self, entries: list[JournalRecord]) -> set[bytes]:
+        """Ids of the messages that the queue still has, in any of its tables."""
         if not entries:
             return set()
         connection = connections[self.alias]
@@ -316,8 +321,8 @@ class QueueFeeder:
         ]
         return journal_of(connection).waiting(connection, places, ids)
 
-    def _note(self, entries: list[JournalRecord]) -> None:
-        """Note what is not noted yet, so that filling does not copy it as well."""
+    def _mark_copied(self, entries: list[JournalRecord]) -> None:
+        """Add the missing copy marks, so that filling does not copy the entries as well."""
         seqs = {one.seq for one in entries}
         seqs -= set(
             JournalCopied.objects.using(self.alias).filter(queue=self.label, seq__in=seqs).values_list("seq", flat=True)
@@ -325,19 +330,19 @@ class QueueFeeder:
         notes = [JournalCopied(queue=self.label, seq=seq) for seq in sorted(seqs)]
         JournalCopied.objects.using(self.alias).bulk_create(notes, batch_size=500)
 
-    def left(self, limit: int) -> int:
-        """How many entries are behind the cursor that the queue did not take, counting no further than ``limit``."""
+    def remaining(self, limit: int) -> int:
+        """How many entries after the cursor the queue did not take, counted up to ``limit``."""
         connection = connections[self.alias]
         journal = journal_of(connection)
         cursor = self._rows().filter(name=self.label).first()
         if cursor is None:
             return 0
         topics = among(journal.topics(connection), cursor.topic)
-        return journal.count(connection, topics, Position(cursor.txid, cursor.seq), self._without(cursor), limit)
+        return journal.count(connection, topics, Position(cursor.txid, cursor.seq), self._excluded_marks(cursor), limit)
 
 
 def insert(queue: Any, connection: Any, entries: Iterable[JournalRecord]) -> int:
-    """Insert entries into a queue in the caller's transaction, and wake who receives it; returns how many messages."""
+    """Insert entries into a queue in the caller's transaction, and notify its workers; returns how many messages."""
     known = fanout.read_subscribers(queue, connection) if queue.delivery.recipients else None
     rows = [row for one in entries for row in rows_of(queue, one, known)]
     count = queue_sql(queue, connection).inserts.insert_rows(connection, rows)
@@ -345,9 +350,9 @@ def insert(queue: Any, connection: Any, entries: Iterable[JournalRecord]) -> int
     return count
 
 
-def entering(queue: Any, entry: JournalRecord) -> JournalRecord | None:
-    """An entry with what the queue's expressions make of it; None: it is not for the queue. Nor is one that they cannot read,
-    which publishing would have refused: it stays where it is, in the journal."""
+def evaluated(queue: Any, entry: JournalRecord) -> JournalRecord | None:
+    """An entry with the results of the queue's expressions; None: it is not for the queue, or they cannot read it. Publishing would
+    have refused the latter; it stays in the journal."""
     if not queue.delivery.has_expressions:
         return entry
     try:
@@ -361,11 +366,11 @@ def entering(queue: Any, entry: JournalRecord) -> JournalRecord | None:
 
 
 def rows_of(queue: Any, entry: JournalRecord, known: fanout.Subscribers | None) -> Iterator[Row]:
-    """An entry as the queue would have stored it when it was published: its age and its expiry count from then. ``known``: who
-    gets a copy of it, on a queue with ``recipients``."""
+    """An entry as the queue would have stored it when it was published: its age and its expiry count from then. ``known``: the
+    subscribers of a queue with ``recipients``."""
     identity = messages.as_uuid(entry.id)
     headers = entry.headers
-    # What the queue says is in its statements, but for a table that keeps no time of arrival.
+    # The queue's expiration is part of its statements, except for a table without a time of arrival.
     lifetime = None if queue.delivery.expires_by_age else queue.delivery.expiration
     expires = entry.expires or (entry.published_at + lifetime if lifetime is not None else None)
     recipients: Sequence[str] = (entry.recipient,)

@@ -1,7 +1,7 @@
-"""Messages that others have inserted into a queue with expressions: evaluated in batches, and freed, dropped or buried.
+"""Evaluates messages that other programs inserted into queues with expressions, in batches.
 
-The database holds them (``sql.holding``): nobody receives one before. What has been done to a batch commits as a whole, and any
-number of processes share the work. When a process dies nothing was done: the next one does it.
+The database marks them as pending (``sql.unevaluated``), and they are not received before. A batch is released, dropped and moved to
+poison in one transaction, and any number of processes share the work. If a process dies, the next one evaluates its batch.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ BATCH = 500
 
 
 class PendingResult(NamedTuple):
-    """What became of held messages. ``refused``: the filter does not match, so they are deleted. ``poisoned``: they cannot be
-    read."""
+    """The result of a batch. ``freed``: released to receivers. ``refused``: deleted, because the filter does not match.
+    ``poisoned``: unreadable."""
 
     freed: int = 0
     refused: int = 0
@@ -38,8 +38,8 @@ class PendingResult(NamedTuple):
 
 
 def evaluate_pending_messages(queue: Any, alias: str, limit: int = BATCH) -> PendingResult:
-    """Evaluate at most ``limit`` held messages of a queue, those that came first. In a transaction of its own, or in the
-    caller's; workers are woken when it has committed. Raises InvalidOption where the expressions cannot be compiled."""
+    """Evaluate at most ``limit`` pending messages of a queue, the oldest first. In a transaction of its own, or in the caller's; workers
+    are notified after the commit. Raises InvalidOption if the expressions cannot be compiled."""
     connection = connections[alias]
     sql = queue_sql(queue, connection)
     if not sql.table.has_unevaluated:

@@ -1,7 +1,7 @@
-"""Publishing: one insert per queue that collects the topic, in the caller's transaction, all of them or none.
+"""``publish``: one insert per queue that collects the topic, in the caller's transaction, all of them or none.
 
-Where the queues lie in several databases there is one transaction in each: an error before the first commit rolls back all.
-A ``Recorder`` keeps what is published before it is routed, in the same transaction.
+If the queues are in several databases there is one transaction in each: an error before the first commit rolls back all. A
+``Recorder`` stores a published message before it is routed, in the same transaction.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ from .routing import known_topics, resolve, route
 
 
 class Recorder(Protocol):
-    """Who keeps what is published."""
+    """Stores published messages: the journal."""
 
     def keeps(self, topic: str) -> bool:
-        """Whether it wants the messages of this topic."""
+        """Whether it stores the messages of this topic."""
 
     def record(self, alias: str, topic: str, published: Sequence[Outgoing], taken: Sequence[Distribution]) -> None:
-        """Keep these, in the transaction that is open on this database, before they go into its queues; ``taken`` says of each
-        into which. They are addressed to nobody, and have the headers that every queue gets."""
+        """Store the messages, in the open transaction of this database, before they are inserted into queues; ``taken`` has the queues
+        of each. They have no recipient, and the headers that every queue gets."""
 
 
 _recorders: list[Recorder] = [Journal()]
 
 
 def record_with(recorder: Recorder) -> None:
-    """Let this recorder see what this process publishes from now on."""
+    """Add a recorder of everything that this process publishes from now on."""
     if recorder not in _recorders:
         _recorders.append(recorder)
 
 
 class PublishOptions(TypedDict, total=False):
-    """What ``publish`` takes beside topic and body."""
+    """Arguments of ``publish`` beside topic and body."""
 
     headers: Mapping[str, str] | None
     delay: timedelta | None
@@ -88,11 +88,11 @@ def publish(
     """Insert a message into every queue that collects ``topic``, in the caller's transaction; returns its id, which is the
     same in each.
 
-    The name of a queue stands for its ``default_publish_target``. With one argument, a typed body, the topic is the name of
-    its type. Handlers are told the topic in the header ``topic``. A queue whose filter does not match is left out; a queue
-    with ``recipients`` gets a copy for each consumer. A topic that no queue collects and nobody keeps is refused as a likely
-    mistyping, unless ``unrouted``. The other options are those of ``Queue.send``. Raises InvalidMessage, and TableNotFound or
-    NotMigrated before `migrate`.
+    The name of a queue stands for its ``default_publish_target``. With one argument, a typed body, the topic is the name of its type.
+    Handlers get the topic in the header ``topic``. A queue whose filter does not match is left out; a queue with ``recipients`` gets a
+    copy for each consumer. A topic that no queue collects and no journal keeps is refused as a likely misspelling, unless
+    ``unrouted``. The other options are those of ``Queue.send``. Raises InvalidMessage, and TableNotFound or NotMigrated before
+    `migrate`.
 
     >>> publish("orders", {"order": 7})
     >>> publish(OrderPlaced(order=7))
@@ -117,8 +117,8 @@ def publish_stored(
     correlation_id: str | None = None,
     reply_to: str | None = None,
 ) -> uuid.UUID:
-    """``publish``, of a stored message that must not get lost: raises InvalidMessage where no queue takes it and nobody keeps it.
-    What is encrypted stays so, under the new id."""
+    """``publish`` of a stored message that must not get lost: raises InvalidMessage if no queue takes it and no journal keeps it. An
+    encrypted body stays encrypted, under the new id."""
     identity = messages.new_id()
     stored, body = wrapped_anew(messages.encode_headers(headers), body, None, original, identity, using)
     headers = messages.decode_headers(stored)
@@ -140,14 +140,14 @@ def _publish(
     unrouted: bool,
     using: str | None,
 ) -> bool:
-    """See ``publish``. Whether anybody took or kept it."""
+    """See ``publish``. Returns whether a queue took the message or a journal kept it."""
     topic = resolve(name)
     queues = route(topic)
-    keepers = _keepers(name, topic, queues, unrouted)
+    keepers = _recorders_of(name, topic, queues, unrouted)
     if delay is not None or at is not None:
         when_due(delay, at)  # before anything is stored
     told = _with_topic(with_addresses(headers, correlation_id, reply_to), topic)
-    # What is delayed does not come out of the journal: it goes the way of all that is delayed.
+    # A delayed message does not come from the journal: it goes to the delayed store.
     by_journal = [queue for queue in queues if delay is None and at is None and is_fed(queue) and is_journaled(topic)]
     prepared, refused = [], []
     for queue in queues:
@@ -159,18 +159,18 @@ def _publish(
             prepared.append((queue, message))
     kept: list[Outgoing] = []
     if keepers:
-        _refuse_kept(queues, topic)
+        _refuse_journaled(queues, topic)
         kind = _message_type(queues)
         kept = [_published(body, identity, told, expires_in, correlation_id, reply_to, kind)]
-    places = _places(queues, using, bool(keepers))
+    databases = _databases(queues, using, bool(keepers))
     with ExitStack() as transactions:
         if keepers or len(prepared) > 1:
-            for alias in places:
+            for alias in databases:
                 # No savepoint: as after a failed send, the caller's transaction is over.
                 transactions.enter_context(transaction.atomic(using=alias, savepoint=False))
         for keeper in keepers:
-            for alias, there in places.items():
-                keeper.record(alias, topic, kept, [_taken(there, by_journal, refused)])
+            for alias, there in databases.items():
+                keeper.record(alias, topic, kept, [_distribution(there, by_journal, refused)])
         for queue, message in prepared:
             if queue not in by_journal:
                 connection = connections[alias_of(queue, using)]
@@ -202,36 +202,36 @@ def publish_many(
 ) -> int:
     """``publish`` every body of an iterable by the bulk path; all or nothing, in the caller's transaction if there is one.
 
-    Returns how many were published, in however many queues each of them is. The iterable is drawn lazily, 5,000 at a time.
-    Raises InvalidMessage.
+    Returns how many were published, regardless of how many queues take each. The iterable is drawn lazily, 5,000 at a time. Raises
+    InvalidMessage.
     """
     if tracing.tracer is not None and type(headers) is not tracing.Traced:
         return tracing.tracer.send("publish", publish_many, topic, locals())
     refuse_one_message("publish_many", "publish(...)", bodies)
     name, topic = topic, resolve(topic)
     queues = route(topic)
-    keepers = _keepers(name, topic, queues, unrouted)
+    keepers = _recorders_of(name, topic, queues, unrouted)
     for queue in queues:
         refuse_encryption_subject(queue, headers)
     if keepers:
-        _refuse_kept(queues, topic)
+        _refuse_journaled(queues, topic)
     if any(queue.delivery.dedupe_key is not None for queue in queues):
         return _publish_one_by_one(
-            name, bodies, headers, expires_in, unrouted, using, _places(queues, using, bool(keepers))
+            name, bodies, headers, expires_in, unrouted, using, _databases(queues, using, bool(keepers))
         )
     told = _with_topic(with_addresses(headers, None, None), topic)
     by_journal = [queue for queue in queues if is_fed(queue) and is_journaled(topic)]
     likes = {
         queue: build_outgoing(queue, messages.new_id(), "{}", None, expires_in, 0, "", None, None) for queue in queues
     }
-    places = _places(queues, using, bool(keepers))
+    databases = _databases(queues, using, bool(keepers))
     count = 0
     with ExitStack() as transactions:
-        for alias in places:
+        for alias in databases:
             transactions.enter_context(transaction.atomic(using=alias))
         every = encoded(bodies, told, _message_type(queues))
         while some := list(islice(every, _RUNS_AT_ONCE)):
-            for alias, there in places.items():
+            for alias, there in databases.items():
                 connection = connections[alias]
                 runs: dict[Any, Iterable[Run]] = {
                     queue: runs_for(queue, some, likes[queue], connection, leave_out=True)
@@ -240,14 +240,14 @@ def publish_many(
                 }
                 if keepers:
                     published = list(_each(some, expires_in))
-                    taken = _taken_of_each(published, there, by_journal, runs)
+                    taken = _distributions(published, there, by_journal, runs)
                     for keeper in keepers:
                         keeper.record(alias, topic, published, taken)
                 for queue, its_runs in runs.items():
                     early_acks.insert_runs(queue, connection, its_runs, True)
             count += sum(len(one.ids) for one in some)
         if count:
-            for alias, there in places.items():
+            for alias, there in databases.items():
                 for queue in there:
                     if queue not in by_journal:
                         notifier.sent(queue, connections[alias])
@@ -261,12 +261,12 @@ def _publish_one_by_one(
     expires_in: timedelta | None,
     unrouted: bool,
     using: str | None,
-    places: Iterable[str],
+    databases: Iterable[str],
 ) -> int:
-    """Where a queue has keys: what it takes of them depends on what waits there, so it is asked for each."""
+    """With a queue that has keys: which messages it takes depends on those that wait, so they are published one by one."""
     count = 0
     with ExitStack() as transactions:
-        for alias in places:
+        for alias in databases:
             transactions.enter_context(transaction.atomic(using=alias))
         for body in bodies:
             publish(name, body, headers=headers, expires_in=expires_in, unrouted=unrouted, using=using)
@@ -275,7 +275,7 @@ def _publish_one_by_one(
 
 
 def _named(topic: Any, body: Any) -> tuple[str, Any]:
-    """The topic as it was given, and the body."""
+    """The given topic, and the body."""
     if body is not _NOTHING:
         return topic, body
     name = messages.type_name_of(type(topic))
@@ -287,8 +287,8 @@ def _named(topic: Any, body: Any) -> tuple[str, Any]:
     return name, topic
 
 
-def _keepers(name: str, topic: str, queues: Sequence[Any], unrouted: bool) -> list[Recorder]:
-    """Who keeps this topic. Raises InvalidMessage where nobody does and no queue collects it."""
+def _recorders_of(name: str, topic: str, queues: Sequence[Any], unrouted: bool) -> list[Recorder]:
+    """The recorders of this topic. Raises InvalidMessage if there is none and no queue collects it."""
     keepers = [one for one in _recorders if one.keeps(topic)]
     if not queues and not keepers and not unrouted:
         said = repr(name) if name == topic else f"{name!r} (published to {topic!r})"
@@ -300,8 +300,8 @@ def _keepers(name: str, topic: str, queues: Sequence[Any], unrouted: bool) -> li
     return keepers
 
 
-def _refuse_kept(queues: Sequence[Any], topic: str) -> None:
-    """Raise InvalidMessage where what one queue would encrypt were kept in the clear for all."""
+def _refuse_journaled(queues: Sequence[Any], topic: str) -> None:
+    """Raise InvalidMessage if the journal would store in the clear what one of the queues encrypts."""
     for queue in queues:
         if queue.delivery.encrypts:
             raise InvalidMessage(
@@ -310,18 +310,18 @@ def _refuse_kept(queues: Sequence[Any], topic: str) -> None:
             )
 
 
-def _places(queues: Sequence[Any], using: str | None, kept: bool) -> dict[str, list[Any]]:
-    """The databases in which something is stored, and the queues there."""
-    places: dict[str, list[Any]] = {}
+def _databases(queues: Sequence[Any], using: str | None, kept: bool) -> dict[str, list[Any]]:
+    """The databases in which a row is stored, and the queues there."""
+    databases: dict[str, list[Any]] = {}
     for queue in queues:
-        places.setdefault(alias_of(queue, using), []).append(queue)
-    if kept and not places:
-        places[alias_of(DelayedMessage, using)] = []  # where the tables are that all queues share
-    return places
+        databases.setdefault(alias_of(queue, using), []).append(queue)
+    if kept and not databases:
+        databases[alias_of(DelayedMessage, using)] = []  # the database of the tables that all queues share
+    return databases
 
 
-def _taken(there: Sequence[Any], by_journal: Sequence[Any], refused: Sequence[Any]) -> Distribution:
-    """What becomes of one message in the queues of one database."""
+def _distribution(there: Sequence[Any], by_journal: Sequence[Any], refused: Sequence[Any]) -> Distribution:
+    """The distribution of one message in one database."""
     return Distribution(
         tuple(queue for queue in there if queue not in by_journal and queue not in refused),
         tuple(queue for queue in there if queue in by_journal and queue not in refused),
@@ -329,16 +329,16 @@ def _taken(there: Sequence[Any], by_journal: Sequence[Any], refused: Sequence[An
     )
 
 
-def _taken_of_each(
+def _distributions(
     published: Sequence[Outgoing], there: Sequence[Any], by_journal: Sequence[Any], runs: dict[Any, Iterable[Run]]
 ) -> list[Distribution]:
-    """The same of each of many. Runs of queues with expressions are drawn for it: only then is known what enters them."""
+    """The same for many messages. Draws the runs of queues with expressions, which decide what enters them."""
     entering: dict[Any, set[bytes]] = {}
     for queue in runs:
         if queue.delivery.has_expressions:
             runs[queue] = drawn = list(runs[queue])
             entering[queue] = {identity for run in drawn for identity in run.ids}
-    everything = _taken(there, by_journal, ())
+    everything = _distribution(there, by_journal, ())
     if not entering:
         return [everything] * len(published)
     known: dict[tuple[Any, ...], Distribution] = {}
@@ -346,7 +346,7 @@ def _taken_of_each(
     for message in published:
         refused = tuple(queue for queue, ids in entering.items() if message.id.bytes not in ids)
         if refused not in known:
-            known[refused] = _taken(there, by_journal, refused)
+            known[refused] = _distribution(there, by_journal, refused)
         taken.append(known[refused])
     return taken
 
@@ -359,7 +359,7 @@ def _with_topic(headers: Mapping[str, str] | None, topic: str) -> dict[str, str]
 
 
 def _message_type(queues: Sequence[Any]) -> str:
-    """Of a topic: that of its queues, which a system check keeps alike."""
+    """The message type of a topic: that of its queues, which a system check keeps equal."""
     return queues[0].delivery.message_type if queues else "json"
 
 
@@ -372,7 +372,7 @@ def _published(
     reply_to: str | None,
     message_type: str,
 ) -> Outgoing:
-    """A message as nobody's queue has it."""
+    """A message as it is journaled, for no queue in particular."""
     stored, data = messages.encode(body, headers, message_type)
     return Outgoing(identity, stored, data, _lifetime(expires_in), "", 0, correlation_id, reply_to)
 

@@ -1,4 +1,4 @@
-"""Which queues collect a topic. Made of the declarations of this process' queues, and kept until another queue is declared."""
+"""Which queues collect a topic: computed from the queues of this process, and cached until another queue is declared."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from ..errors import InvalidMessage
 from ..models.delivery.topics import MAX_TOPIC, publish_target, topic_name, topic_pattern, underlying_topic
 from ..registry import queues
 
-#: Topics whose queues are remembered. Names may come from strangers, so not all of them are.
+#: Topics whose queues are cached. Publishers may use any names, so not all are.
 _KEPT = 4096
 
 
 class _Routes:
-    """All queues, by what they collect."""
+    """All queues, by the topics that they collect."""
 
     def __init__(self) -> None:
-        #: The order of declaration is the order of insertion, for every publisher: two of them never lock in opposite orders.
+        #: Every publisher inserts in the order of declaration, so that two of them never lock in opposite orders.
         self._order: dict[Any, int] = {}
         self._by_topic: dict[str, list[Any]] = {}
         self._by_pattern: list[tuple[re.Pattern[str], Any]] = []
@@ -53,8 +53,8 @@ def _route(version: tuple[int, int], topic: str) -> tuple[Any, ...]:
 
 
 def resolve(name: str) -> str:
-    """The topic of what is published under this name: the name of a queue stands for its ``default_publish_target``. Raises
-    InvalidMessage for what cannot be a topic.
+    """The topic of a message published under this name: the name of a queue stands for its ``default_publish_target``. Raises
+    InvalidMessage for an invalid topic.
 
     >>> resolve("Orders")
     'Orders'
@@ -75,12 +75,12 @@ def route(topic: str) -> tuple[Any, ...]:
 
 
 def known_topics() -> list[str]:
-    """The names under which something can be published, for errors: of queues, and of topics that queues collect by name."""
+    """The names for error messages: of queues, and of topics that queues collect by name."""
     routes = _routes(queues.version)
     return sorted({*routes._by_name, *routes._by_topic})
 
 
 def forget() -> None:
-    """Read the queues anew at the next publish (tests that change the options of one)."""
+    """Clear the cache (tests that change the options of a queue)."""
     _routes.cache_clear()
     _route.cache_clear()

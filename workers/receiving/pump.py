@@ -320,7 +320,7 @@ class QueuePump:
         connection = connections[self.alias]
         try:
             with ResponseDeadline(connection):
-                messages = state.limited_claims.shared_out(connection, state.subscriber)
+                messages = state.limited_claims.assigned(connection, state.subscriber)
         except Error as error:
             self._peek_failed(error)
             return True

@@ -97,6 +97,6 @@ def progress_of(handler: ActiveHandler) -> list[dict[str, Any]]:
             "total": total,
             "note": note,
         }
-        for context in handler.context._telling
+        for context in handler.context._with_progress
         for done, total, note in [context._progress or (0, None, "")]
     ]

@@ -257,7 +257,7 @@ def _first_columns(pump: QueuePump) -> dict[str, Any]:
         "concurrency": pump.pool.concurrency,
         "filter": pump.state.filter.text if pump.state.filter is not None else "",
         "at_most_once": pump.queue.delivery.keeps_sent,
-        "consumers": json.dumps([name for consumer in pump.handlers.registrations for name in consumer.told()]),
+        "consumers": json.dumps([name for consumer in pump.handlers.registrations for name in consumer.advertised()]),
     }
 
 

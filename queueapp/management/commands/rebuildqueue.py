@@ -61,33 +61,33 @@ Can be stopped and run again at any time: nothing is put in twice."""
                 f"{label} collects {underlying_topic(queue)!r}, which is not journaled (QUEUEAPP.JOURNAL): there is nothing to "
                 "fill it from."
             )
-        filler = QueueFeeder(queue, router.db_for_write(queue))
+        feeder = QueueFeeder(queue, router.db_for_write(queue))
         if options["again"]:
-            filler.refuse_again()
+            feeder.check_refill()
         if options["again"] and not options["yes"]:
             question = f"Put messages into {label} again that were handled before? Type the label to confirm: "
             self.confirm(question, label, "--yes")
-        filler.rebuild(point)
+        feeder.rebuild(point)
         total = Filled()
 
         def stopped(_: int) -> str:
             return f"{total.copied} messages were put into {label}. Run it again to go on."
 
-        with self.counting("entries", stopped, filler.left(COUNTED)) as progress:
+        with self.counting("entries", stopped, feeder.remaining(COUNTED)) as progress:
             while True:
-                total = self._add(total, filler.fill(), progress)
+                total = self._add(total, feeder.fill(), progress)
                 if not total.more or total.full_with is not None:
                     break
-            for one in filler.again(point) if options["again"] else ():
+            for one in feeder.refill(point) if options["again"] else ():
                 total = self._add(total, one, progress)
-        self._tell(label, filler, total, options["json"])
+        self._tell(label, feeder, total, options["json"])
 
     def _add(self, total: Filled, one: Filled, progress: Progress) -> Filled:
         progress.at(total.read + one.read)
         return Filled(total.read + one.read, total.copied + one.copied, one.more, one.full_with)
 
-    def _tell(self, label: str, filler: QueueFeeder, total: Filled, as_json: bool) -> None:
-        left = filler.left(COUNTED)
+    def _tell(self, label: str, feeder: QueueFeeder, total: Filled, as_json: bool) -> None:
+        left = feeder.remaining(COUNTED)
         if as_json:
             figures = {"queue": label, "read": total.read, "copied": total.copied, "left": left}
             self.write_json(figures)

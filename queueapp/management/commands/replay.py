@@ -15,7 +15,7 @@ from ... import registry
 from ...errors import UndecodableMessage
 from ...journal.replay_reader import Entry, Replay, replay
 from ...messages.escaping import in_one_line
-from ...topics.backfill import entering, insert
+from ...topics.backfill import evaluated, insert
 from ..base_command import OperatorCommand
 
 #: Characters of a body that a line shows, and messages that are sent in one transaction.
@@ -103,7 +103,7 @@ filter and its other options are now, in transactions of 500; if it is interrupt
 
         with self.counting("messages", stopped) as progress:
             while some := list(islice(entries, BATCH if not reading.follows else 1)):
-                wanted = [one for one in (entering(queue, entry.kept) for entry in some) if one is not None]
+                wanted = [one for one in (evaluated(queue, entry.record) for entry in some) if one is not None]
                 sent = 0
                 if wanted:
                     with transaction.atomic(using=alias):
@@ -126,17 +126,17 @@ def in_words(entry: Entry) -> str:
 
 def in_json(entry: Entry) -> dict[str, Any]:
     """An entry for scripts."""
-    kept = entry.kept
+    record = entry.record
     try:
         headers: Any = entry.headers
     except UndecodableMessage:
-        headers = kept.headers
+        headers = record.headers
     return {
         "bookmark": entry.bookmark,
         "topic": entry.topic,
         "id": str(entry.id),
         "published_at": entry.published_at.isoformat(),
-        "expires": kept.expires.isoformat() if kept.expires else None,
+        "expires": record.expires.isoformat() if record.expires else None,
         "headers": headers,
         "body": None if entry.body is None else base64.b64encode(entry.body).decode(),
     }

@@ -46,7 +46,7 @@ def test_fairness_model_assigns_as_one_at_a_time(
     assigned = assign(rooms, messages, model, turn)
 
     places, last = one_at_a_time(rooms, messages, model, turn)
-    assert assigned.places == places
+    assert assigned.indexes == places
     assert model is not FairnessModel.ROUND_ROBIN or assigned.turn == last
 
 
@@ -62,14 +62,14 @@ def test_fairness_model_with_filters_assigns_as_one_at_a_time(
     assigned = assign(rooms, messages, model, turn, lambda place, message: (place, message) in takes)
 
     places, last = one_at_a_time(rooms, messages, model, turn, takes)
-    assert assigned.places == places
+    assert assigned.indexes == places
     assert model is not FairnessModel.ROUND_ROBIN or assigned.turn == last
 
 
 def test_fairness_model_proportional_takes_the_least_used_of_the_manuals_example() -> None:
     inky, blinky, clyde = Capacity(2, 1), Capacity(4, 3), Capacity(10, 4)
 
-    assert assign([inky, blinky, clyde], 1, FairnessModel.PROPORTIONAL).places == [2]
+    assert assign([inky, blinky, clyde], 1, FairnessModel.PROPORTIONAL).indexes == [2]
 
 
 @pytest.mark.parametrize(
@@ -83,9 +83,9 @@ def test_fairness_model_proportional_takes_the_least_used_of_the_manuals_example
 def test_fairness_model_names_who_is_next(model: FairnessModel, expected: list[int]) -> None:
     rooms = [Capacity(2, 0), Capacity(4, 0)]
 
-    assert assign(rooms, 4, model, turn=0).places == expected
+    assert assign(rooms, 4, model, turn=0).indexes == expected
 
 
 def test_what_nobody_has_room_for_stays() -> None:
-    assert assign([Capacity(1, 0), Capacity(3, 5)], 3, FairnessModel.ROUND_ROBIN).places == [0, None, None]
-    assert assign([], 2, FairnessModel.FAST).places == [None, None]
+    assert assign([Capacity(1, 0), Capacity(3, 5)], 3, FairnessModel.ROUND_ROBIN).indexes == [0, None, None]
+    assert assign([], 2, FairnessModel.FAST).indexes == [None, None]

@@ -30,10 +30,10 @@ def take(server: Server, queue: Any, count: int) -> None:
 
 def filled(server: Server, queue: Any, *, limit: int = 1000) -> int:
     """Attach a queue and fill it until nothing is left; how many messages it got."""
-    filler, total = QueueFeeder(queue, server.alias), 0
-    filler.attach()
+    feeder, total = QueueFeeder(queue, server.alias), 0
+    feeder.attach()
     while True:
-        one = filler.fill(limit)
+        one = feeder.fill(limit)
         total += one.copied
         if not one.more or one.full_with is not None:
             return total

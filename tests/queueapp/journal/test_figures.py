@@ -55,7 +55,7 @@ def test_queuestats_tells_what_waits_in_the_journal(server: Server) -> None:
     filled(server, Deep)
     out = io.StringIO()
     call_command("queuestats", "testapp.Deep", stdout=out)
-    assert "300 more wait in the journal" in out.getvalue()
+    assert "300 more in the journal" in out.getvalue()
     (one,) = queue_stats([Deep])
     assert (one.inactive, one.inactive_exact, one.error) == (300, True, "")
     (other,) = queue_stats([Leased])
@@ -73,5 +73,5 @@ def test_queuestats_journal_shows_the_topics(server: Server) -> None:
     out = io.StringIO()
     call_command("queuestats", "--journal", "--json", stdout=out)
     assert json.loads(out.getvalue())[0]["topics"][0]["topic"] == "journaled.a"
-    with pytest.raises(CommandError, match="goes with neither"):
+    with pytest.raises(CommandError, match="cannot be combined"):
         call_command("queuestats", "--journal", "testapp.Deep")

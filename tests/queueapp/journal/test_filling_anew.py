@@ -68,26 +68,26 @@ def test_rebuilding_from_a_point_behind_the_cursor_looks_at_what_the_filter_refu
 
 def test_rebuilding_is_seen_by_who_has_read_on_without_writing_the_cursor(server: Server, delivery: Any) -> None:
     delivery(Recovered, filter="/n > 9")
-    filler = QueueFeeder(Recovered, server.alias)
-    filler.attach()
-    filler.fill()
+    feeder = QueueFeeder(Recovered, server.alias)
+    feeder.attach()
+    feeder.fill()
     put(server, TOPIC, 1, 2, 3)
-    filler.fill()
+    feeder.fill()
     second = JournalEntry.objects.using(server.alias).order_by("seq")[1].seq
     delivery(Recovered, filter="/n > 0")
 
     QueueFeeder(Recovered, server.alias).rebuild(second)
 
-    assert filler.fill().copied == 2
+    assert feeder.fill().copied == 2
     assert numbers(server, Recovered) == [2, 3]
 
 
 def test_step_that_fails_after_it_has_copied_is_done_again(server: Server, delivery: Any) -> None:
     """The database ends its session with the last statement: what was copied is rolled back, and read once more."""
-    filler = QueueFeeder(Recovered, server.alias)
-    filler.attach()
-    filler.fill()
-    filler.fill()
+    feeder = QueueFeeder(Recovered, server.alias)
+    feeder.attach()
+    feeder.fill()
+    feeder.fill()
     delivery(Recovered, underlying_topic="nothing", default_publish_target=None)
     put(server, TOPIC, 1, 2)
     delivery(Recovered, underlying_topic=TOPIC, default_publish_target=TOPIC)
@@ -100,8 +100,8 @@ def test_step_that_fails_after_it_has_copied_is_done_again(server: Server, deliv
         return execute(sql, params, many, context)
 
     with connection.execute_wrapper(cut_off), pytest.raises(Error):
-        filler.fill()
+        feeder.fill()
     assert numbers(server, Recovered) == []
 
-    assert filler.fill().copied == 2
+    assert feeder.fill().copied == 2
     assert numbers(server, Recovered) == [1, 2]

@@ -179,7 +179,7 @@ def test_follower_sees_each_entry_once_and_in_order_while_others_commit_when_the
     numbers = [int(entry.body) for entry in seen]
     assert len(numbers) == len(set(numbers)), "each once"
     assert set(numbers) == committed
-    positions = [entry.kept.position for entry in seen]
+    positions = [entry.record.position for entry in seen]
     assert positions == sorted(positions)
     assert [entry.bookmark for entry in replay(TOPIC, using=server.alias)] == [entry.bookmark for entry in seen]
 

@@ -202,13 +202,13 @@ def test_two_that_fill_share_the_work(server: Server, unknown: Any) -> None:
     fillers = [QueueFeeder(Recovered, server.alias) for _ in range(3)]
     errors: list[BaseException] = []
 
-    def fill(filler: QueueFeeder) -> None:
+    def fill(feeder: QueueFeeder) -> None:
         from django.db import connections
 
         try:
-            filler.attach()
+            feeder.attach()
             while numbers(server, Recovered) != list(range(300)):
-                filler.fill(20)
+                feeder.fill(20)
         except BaseException as error:
             errors.append(error)
         finally:
@@ -226,14 +226,14 @@ def test_two_that_fill_share_the_work(server: Server, unknown: Any) -> None:
 
 def test_filling_that_is_rolled_back_loses_and_doubles_nothing(server: Server, unknown: Any) -> None:
     before(server, unknown, *range(10))
-    filler = QueueFeeder(Recovered, server.alias)
-    filler.attach()
+    feeder = QueueFeeder(Recovered, server.alias)
+    feeder.attach()
     with transaction.atomic(using=server.alias):
-        assert filler.fill(4).copied == 4
+        assert feeder.fill(4).copied == 4
         transaction.set_rollback(True, using=server.alias)
     assert numbers(server, Recovered) == []
 
-    while filler.fill(4).more:
+    while feeder.fill(4).more:
         pass
     assert numbers(server, Recovered) == list(range(10))
     assert JournalCopied.objects.using(server.alias).count() == 10

@@ -118,7 +118,7 @@ def test_bookmark_not_found_is_what_was_asked_for(
     put(server, 1, 2)
 
     assert numbers(server, since=10**15, bookmark_not_found=instead) == found
-    assert f"has no entry {10**15}: reading begins with '{instead}' instead" in caplog.text
+    assert f"has no entry {10**15}; reading begins at '{instead}' instead" in caplog.text
 
 
 def test_bookmark_not_found_fails_if_asked_to(server: Server) -> None:

@@ -135,7 +135,7 @@ def test_queue_that_nobody_looks_after_holds_nothing_back_after_a_week(
     server: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which is said when retention passes it, once, and when somebody looks after it again."""
-    monkeypatch.setattr(retention, "_named", set())
+    monkeypatch.setattr(retention, "_logged", set())
     put(server, "journaled.deep", 1)
     QueueFeeder(Deep, server.alias).attach()
     age(server, timedelta(days=30))
@@ -143,14 +143,14 @@ def test_queue_that_nobody_looks_after_holds_nothing_back_after_a_week(
 
     assert [retention.apply_retention(server.alias) for _ in range(2)] == [1, 0]
     (passed,) = caplog.messages
-    assert "testapp.Deep has not been filled" in passed
+    assert "testapp.Deep was not filled" in passed
     assert "for 7 days" in passed
     caplog.clear()
     for _ in range(2):
         QueueFeeder(Deep, server.alias).attach()
     (back,) = caplog.messages
     assert "testapp.Deep was not filled" in back
-    assert "what retention has removed since then it will not get" in back
+    assert "entries that retention removed since then are missing" in back
 
 
 @pytest.mark.parametrize("instead", ["now", "fail"])
@@ -171,9 +171,9 @@ def test_replay_that_retention_overtakes_says_so(
             list(reading)
         return
     assert [entry.decode()["n"] for entry in reading] == [1, 2, 3, 10]
-    (said,) = [text for text in caplog.messages if "A replay of" in text]
-    assert f"A replay of '{SHORT}'" in said
-    assert "may have missed something" in said
+    (said,) = [text for text in caplog.messages if "The replay of" in text]
+    assert f"The replay of '{SHORT}'" in said
+    assert "may have removed entries" in said
 
 
 def test_replay_that_nothing_was_removed_of_says_nothing(
@@ -183,7 +183,7 @@ def test_replay_that_nothing_was_removed_of_says_nothing(
     monkeypatch.setattr(replay_reader, "READER_LIFE", timedelta(0))
 
     assert len(list(replay(SHORT, batch=4, bookmark_not_found="fail", using=server.alias))) == 10
-    assert not [text for text in caplog.messages if "A replay of" in text]
+    assert not [text for text in caplog.messages if "The replay of" in text]
 
 
 def test_replay_that_followed_and_slept_for_longer_than_the_retention_says_so(
@@ -195,10 +195,10 @@ def test_replay_that_followed_and_slept_for_longer_than_the_retention_says_so(
         assert next(following).decode()["n"] == 1
         assert following._fetched_at is not None
         following._fetched_at -= 3 * 86400
-        following._note._told -= 3 * 86400
+        following._position_record._written_at -= 3 * 86400
         put(server, SHORT, 2)
         assert next(following).decode()["n"] == 2
-    assert len([text for text in caplog.messages if "did not read on for 259" in text]) == 1
+    assert len([text for text in caplog.messages if "paused for 259" in text]) == 1
 
 
 def test_retention_never_passes_a_replay_that_reads(server: Server) -> None:
@@ -271,7 +271,7 @@ def test_notes_of_copies_stay_while_their_entries_do(server: Server) -> None:
 
 def test_notes_of_what_is_kept_are_not_looked_at(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a long journal there may be millions: only those before its first entry can be of no use."""
-    monkeypatch.setattr(retention, "NOTES", 1)
+    monkeypatch.setattr(retention, "MARKS_PER_STATEMENT", 1)
 
     def rounds() -> int:
         asked: list[bool] = []
@@ -415,4 +415,4 @@ def test_entries_of_another_server_stand_before_all_that_is_new(server: Server) 
     assert [entry.decode()["n"] for entry in replay("journaled.deep", using=server.alias)] == [1, 2, 3]
     assert filled(server, Deep) == 3
     assert numbers(server, Deep) == [1, 2, 3]
-    assert next(iter(replay("journaled.deep", using=server.alias))).kept.position > BEGINNING
+    assert next(iter(replay("journaled.deep", using=server.alias))).record.position > BEGINNING

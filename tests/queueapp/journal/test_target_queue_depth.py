@@ -160,11 +160,11 @@ _TOP_UP = """
 import django; django.setup()
 from queueapp.topics.backfill import QueueFeeder
 from tests.testapp.models import Deep
-filler = QueueFeeder(Deep, "default")
-filler.attach()
+feeder = QueueFeeder(Deep, "default")
+feeder.attach()
 print("ready", flush=True)
 while True:
-    filler.fill(37)
+    feeder.fill(37)
 """
 
 

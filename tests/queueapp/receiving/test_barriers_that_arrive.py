@@ -25,7 +25,7 @@ pytestmark = pytest.mark.parametrize(
 
 @pytest.fixture(autouse=True)
 def nothing_looked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(barriers, "_looked", {})
+    monkeypatch.setattr(barriers, "_none_below", {})
 
 
 def insert_rows(alias: str, *rows: tuple[bytes, bool]) -> None:

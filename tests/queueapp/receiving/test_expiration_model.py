@@ -94,10 +94,10 @@ def test_expiration_model(alias: str, model: str, queues: str, says: str, alive:
     until = expires_at(queue, alias, row.expires, row.enqueued_at)
     assert (until is None or until > now(alias)) == alive
     assert queue.objects.using(alias).filter(in_time(queue, alias)).exists() == alive
-    states = [LeaseState(row_state).condition(queue, alias) for row_state in ("free", "expired")]
+    states = [LeaseState(row_state).condition(queue, alias) for row_state in ("ready", "expired")]
     shown = [state is not None and queue.objects.using(alias).filter(state).exists() for state in states]
     assert shown == [alive, not alive]
-    assert LeaseState.of(row, now(alias)) is (LeaseState.FREE if alive else LeaseState.EXPIRED)
+    assert LeaseState.of(row, now(alias)) is (LeaseState.READY if alive else LeaseState.EXPIRED)
     assert delete_expired(queue, alias, 10) == (not alive)
     with queue.receive(using=alias) as batch:
         assert len(list(batch)) == alive

@@ -150,7 +150,7 @@ def test_leasing_the_unit_is_the_client(alias: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_ack_by_filter(alias: str, leasing: Leasing, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("queueapp.receiving.ack_by_seq.LOOKED_AT", 3)
+    monkeypatch.setattr("queueapp.receiving.ack_by_seq.ROWS_PER_QUERY", 3)
     Leased.send_many([{"price": n} for n in range(10)], using=alias)
     mine, theirs = hand_out(alias, 2), hand_out(alias, 2, OTHER)
     rows(alias).filter(seq=theirs[1]).update(body=b"not JSON")
@@ -303,12 +303,12 @@ def test_bad_bookmarks_and_clients_are_refused() -> None:
         Transactional.ack(1)
 
 
-# -- leases that never lapse, and messages that expire under one ------------------------------------------------------
+# -- leases that do not expire, and messages that expire under one ------------------------------------------------------
 
 
 def test_lease_period_unset_needs_one_in_receive(alias: str) -> None:
     """Nobody would notice that a script has died."""
-    with pytest.raises(InvalidOption, match=r"lease_period = None .* never lapse"), Forever.receive(using=alias):
+    with pytest.raises(InvalidOption, match=r"lease_period = None .* do not expire"), Forever.receive(using=alias):
         pass
     Forever.send({}, using=alias)
     with Forever.receive(lease_period=timedelta(minutes=1), using=alias) as batch:

@@ -109,7 +109,7 @@ def test_messages_that_nobody_here_takes_wait_for_a_worker(queue_kit: Kit) -> No
 @pytest.mark.django_db
 @override_settings(QUEUEAPP={"EAGER": "at_once"})
 def test_a_handler_that_sends_to_itself_for_ever_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inline, "MOST", 10)
+    monkeypatch.setattr(inline, "MAX_MESSAGES", 10)
     consumer(Leased)(lambda message: Leased.send(message) and None)
     with pytest.raises(QueueError, match="10 messages were handled for one send"):
         Leased.send({})

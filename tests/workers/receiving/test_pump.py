@@ -762,7 +762,7 @@ def test_so_it_is_after_one_for_what_others_have_shared_out(monkeypatch: pytest.
     def fails(*arguments: Any) -> Any:
         raise OperationalError("terminating connection")
 
-    monkeypatch.setattr(one.state.limited_claims, "shared_out", fails)
+    monkeypatch.setattr(one.state.limited_claims, "assigned", fails)
     monkeypatch.setattr(one, "may_submit", lambda: True)
 
     assert one.submit_for_assigned()

@@ -228,8 +228,8 @@ def test_target_queue_depth_raised_when_the_queue_has_just_been_found_full_is_in
     """Seen to fail: the queue was taken to be full with the new depth, and stayed as it was until it was half empty."""
     fill, raised = QueueFeeder.fill, []
 
-    def fill_and_raise(filler: QueueFeeder) -> Filled:
-        filled = fill(filler)
+    def fill_and_raise(feeder: QueueFeeder) -> Filled:
+        filled = fill(feeder)
         if filled.full_with is not None and not raised:
             raised.append(control.set_option(Deep, "target_queue_depth", 1500))
         return filled
