@@ -1,4 +1,4 @@
-"""Asking the database for whoever cannot wait for it: on a thread of its own, and not more often than is of use."""
+"""Queries for callers that must not wait for the database: on a thread of its own, and no more often than is useful."""
 
 from __future__ import annotations
 
@@ -14,39 +14,43 @@ log = logging.getLogger("queueapp.workers")
 _T = TypeVar("_T")
 
 
-class Asked(Generic[_T]):
-    """What ``read`` returns, at most so many ``seconds`` old. Whoever asks waits for at most ``patience`` seconds; None: there is no
-    answer by then. However many ask, and however long the database takes, one thread does and has a connection."""
+class CachedQuery(Generic[_T]):
+    """The result of ``read``, at most ``max_age`` seconds old.
 
-    def __init__(self, read: Callable[[], _T], seconds: float = 2.0, patience: float = 5.0) -> None:
-        self._read, self._seconds, self._patience = read, seconds, patience
+    A caller waits for at most ``timeout`` seconds; None: there is no result by then. However many call, and however long the
+    database takes, one thread reads, with one connection.
+    """
+
+    def __init__(self, read: Callable[[], _T], max_age: float = 2.0, timeout: float = 5.0) -> None:
+        self._read, self._max_age, self._timeout = read, max_age, timeout
         self._cond = threading.Condition()
-        self._found: _T | None = None
+        self._result: _T | None = None
         self._read_at = float("-inf")
         self._reading = False
 
     def __call__(self) -> _T | None:
-        """The answer."""
+        """The result."""
         with self._cond:
-            asked = monotonic()
-            if asked - self._read_at > self._seconds:
+            called = monotonic()
+            if called - self._read_at > self._max_age:
                 if not self._reading:
-                    # Only once it runs: where no thread can be had now, the next one may be. It waits for the lock to say its end.
-                    threading.Thread(target=self._run, name="asking", daemon=True).start()
+                    # The flag is set only once the thread runs: where no thread can be started now, a later call may. The thread
+                    # waits for this lock before it reports its end.
+                    threading.Thread(target=self._run, name="background-query", daemon=True).start()
                     self._reading = True
-                self._cond.wait_for(lambda: not self._reading, self._patience)
-            return self._found if asked - self._read_at <= self._seconds else None
+                self._cond.wait_for(lambda: not self._reading, self._timeout)
+            return self._result if called - self._read_at <= self._max_age else None
 
     def _run(self) -> None:
-        found: _T | None = None
+        result: _T | None = None
         try:
-            found = self._read()
+            result = self._read()
         except Exception as error:
-            log.warning("Figures could not be read: %s", error)
+            log.warning("A background query failed: %s", error)
         finally:
             connections.close_all()
             with self._cond:
-                if found is not None:
-                    self._found, self._read_at = found, monotonic()
+                if result is not None:
+                    self._result, self._read_at = result, monotonic()
                 self._reading = False
                 self._cond.notify_all()

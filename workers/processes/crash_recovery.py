@@ -1,21 +1,25 @@
-"""What is done about the messages of a process that died: nothing is lost, and nothing kills workers for ever.
+"""What happens to the messages of a process that has died: none is lost, and none ends workers for ever.
 
-The message a handler had in hand has its attempt counted, in every semantics, and ends as poison like any other failure:
-a handler that segfaults, is OOM-killed or calls ``os._exit`` does not block its queue. What the process had leased but
-not started is given back uncounted. Failing to write this down (the database is away) keeps the crash for another try.
+The message that a handler was processing has its attempt counted, in every semantics, and ends as poison like after any other failure:
+a handler that segfaults, is killed by the OOM killer or calls ``os._exit`` does not block its queue. Messages that the process had
+leased and not started are released uncounted. Where the database is away, the report is kept for another try.
 
-A TRANSACTIONAL message is free again when the server rolls its dead receiver back, and counted when the supervisor, which
-learns of the death a moment later, has its row. In between another process may take it and die of it as well (also while
-the supervisor waits for the row: a claim that comes by when it becomes free is first), so a message that kills runs at most
-``attempts`` + processes - 1 times, counting all worker processes of its queue: each of them is replaced only when its
-crash was counted (or the database was in the way), so each has at most one death that was not, and the last count is one
-of theirs. A leased message is counted before its handler runs: at most ``attempts`` times.
+A TRANSACTIONAL message is free again when the server rolls its dead receiver back, and counted when the supervisor, which learns of
+the death a moment later, has its row. In between another process may take it and die of it as well (also while the supervisor waits
+for the row: a claim that comes by when it becomes free is first), so a message that ends its process runs at most ``attempts`` +
+processes - 1 times, counting all worker processes of its queue: each of them is replaced only when its crash was counted (or the
+database was away), so each has at most one death that was not, and the last count is one of theirs. A leased message is counted
+before its handler runs: at most ``attempts`` times.
+
+``CrashRecorder`` writes the reports on a thread of its own, because writing may take long: a row that another session has locked, a
+database that does not answer, a policy or signal receiver of the project. The supervisor's loop waits for none of it.
 """
 
 from __future__ import annotations
 
 import logging
 import signal
+import threading
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +30,7 @@ from typing import Any
 
 from django.db import Error, connections, router, transaction
 
-from queueapp import messages, notifier, signals
+from queueapp import callbacks, messages, notifier, signals
 from queueapp.circuit_breaker import CircuitBreaker
 from queueapp.consuming.registry import registered
 from queueapp.errors import UndecodableMessage
@@ -35,66 +39,72 @@ from queueapp.failures.history import ProcessDied
 from queueapp.models import Subscriber
 from queueapp.models.delivery import Semantics
 from queueapp.receiving import barriers
-from queueapp.services.connection_timeouts import ResponseDeadline, bounded_lock_wait
+from queueapp.services.connection_timeouts import ResponseDeadline, bounded_lock_wait, without_deadline
+from queueapp.services.service import Service
 from queueapp.sql import ErrorKind, backend_of, queue_sql
 
-from .in_flight_slots import InHand, Slots
+from .in_flight_slots import InFlightMessage, InFlightSlots
 
 log = logging.getLogger("queueapp.workers")
-
 
 #: Exit code of a child that stopped because one of its services or pumps had ended unasked.
 FAILED = 70
 #: Exit code of a child that could not end all of its handlers.
-WEDGED = 75
-#: How long to wait for the rows of what its process had in hand, and for one of them at a time: others are not to wait for it.
-PATIENCE, AT_A_TIME = timedelta(seconds=30), timedelta(milliseconds=500)
+STUCK = 75
+#: How long to wait for the rows of in-flight messages in total, and for each at a time, so that others need not wait for it.
+MAX_LOCK_WAIT, LOCK_WAIT = timedelta(seconds=30), timedelta(milliseconds=500)
+#: Seconds between two rounds of the recorder while there is nothing to write; a report wakes it.
+IDLE = 3600.0
+#: Seconds for what is not written when everything else has ended.
+LAST_TRY = 5.0
+_BATCH = 3_000
 
 
 @dataclass
-class Crash:
-    """One dead child: what it had in hand, and under which subscribers it held leases."""
+class CrashReport:
+    """One dead child: the messages that it was handling, and its subscribers, which may hold leases."""
 
-    in_hand: list[tuple[Any, InHand]]
+    in_flight: list[tuple[Any, InFlightMessage]]
     subscribers: list[tuple[Any, uuid.UUID]]
     text: str
     since: float = field(default_factory=monotonic)
-    #: The database would not have it.
+    #: The database has refused to store it.
     refused: bool = False
 
     @property
     def is_tried(self) -> bool:
-        """Whether it was counted, or cannot be for now. A TRANSACTIONAL receive is rolled back when the server notices that its
-        client is gone, which is waited for; who holds the row for longer is another receiver, whose handler may take as long as it
-        likes."""
-        return self.counted or self.refused or monotonic() > self.since + bounded_lock_wait(PATIENCE).total_seconds()
+        """Whether it was recorded, or cannot be for now. A TRANSACTIONAL receive is rolled back when the server notices that its
+        client is gone, which is waited for; a session that holds the row for longer is another receiver, whose handler may take as
+        long as it needs."""
+        waited_long = monotonic() > self.since + bounded_lock_wait(MAX_LOCK_WAIT).total_seconds()
+        return self.is_recorded or self.refused or waited_long
 
     @property
-    def open_ends(self) -> int:
-        """How much of it is not written down."""
-        return len(self.in_hand) + len(self.subscribers)
+    def unrecorded(self) -> int:
+        """How many entries are not written yet."""
+        return len(self.in_flight) + len(self.subscribers)
 
     @property
-    def counted(self) -> bool:
-        """Whether all of it is written down."""
-        return not self.open_ends
+    def is_recorded(self) -> bool:
+        """Whether all of it is written."""
+        return not self.unrecorded
 
     def in_words(self) -> str:
-        """How it ended, and what is not counted of it yet."""
-        seqs = ", ".join(f"{queue._meta.label} seq {one.seq}" for queue, one in self.in_hand)
-        return f"a worker process that {self.text}, {seqs or 'nothing in hand'}"
+        """How the process ended, and what is not written of it yet."""
+        seqs = ", ".join(f"{queue._meta.label} seq {message.seq}" for queue, message in self.in_flight)
+        return f"a worker process that {self.text}, in flight: {seqs or 'nothing'}"
 
     @classmethod
-    def of(cls, slots: Slots, queues: Sequence[Any], returncode: int) -> Crash:
+    def of(cls, slots: InFlightSlots, queues: Sequence[Any], exit_reason: str) -> CrashReport:
         """Read a dead child's slots."""
-        in_hand = [(queues[one.queue], one) for one in slots.in_hand()]
+        in_flight = [(queues[message.queue], message) for message in slots.in_flight()]
         subscribers = [(queues[index], key) for index, key in slots.subscribers()]
-        return cls(in_hand, subscribers, exit_text(returncode))
+        return cls(in_flight, subscribers, exit_reason)
 
 
 def exit_text(returncode: int) -> str:
     """How a process ended, in words."""
-    if returncode == WEDGED:
+    if returncode == STUCK:
         return "ended with a handler that could not be interrupted"
     if returncode == FAILED:
         return "was replaced because one of its services ended"
@@ -106,23 +116,64 @@ def exit_text(returncode: int) -> str:
     return f"ended with exit code {returncode}"
 
 
-def account(pending: Sequence[Crash], breaker: CircuitBreaker) -> tuple[list[Crash], float]:
-    """Write these crashes down. Returns the ones of which something could not be, and how many seconds to wait before the next
-    try."""
-    left, wait = [], 0.0
-    for crash in pending:
+class CrashRecorder(Service):
+    """Writes crash reports in the order in which they came; a report that cannot be written is tried again after a while."""
+
+    def __init__(self, on_released: Callable[[], None]) -> None:
+        """``on_released``: called on this thread when messages of a dead process are free again."""
+        super().__init__("crash-recorder")
+        self._on_released = on_released
+        self._breaker = CircuitBreaker("Recording crashes", kind="crash_recovery")
+        self._guard = threading.Lock()
+        self._open: list[CrashReport] = []
+
+    def add(self, report: CrashReport) -> None:
+        """Record this one, soon. Safe from any thread."""
+        with self._guard:
+            self._open.append(report)
+        self.wake()
+
+    def end(self, seconds: float = LAST_TRY) -> list[CrashReport]:
+        """Record the rest within so many seconds; returns what could not be recorded."""
+        self.stop(seconds)
+        with self._guard:
+            return [report for report in self._open if report.unrecorded]
+
+    def serve(self) -> None:
+        callbacks.guard(without_deadline)
+        while True:
+            # Read before the list is: a report that was added until then is tried once more.
+            is_last = self.stopping
+            with self._guard:
+                before = list(self._open)
+            unrecorded = sum(report.unrecorded for report in before)
+            remaining, wait = record(before, self._breaker)
+            with self._guard:
+                # Others may have been added meanwhile.
+                self._open = [*remaining, *self._open[len(before) :]]
+            if sum(report.unrecorded for report in remaining) < unrecorded:
+                self._on_released()
+            if is_last and (wait or not remaining):
+                return  # nothing is left, or nothing can be done about it; ``end`` limits the wait for a locked row
+            self.pause(wait if remaining else IDLE)
+
+
+def record(reports: Sequence[CrashReport], breaker: CircuitBreaker) -> tuple[list[CrashReport], float]:
+    """Write these reports. Returns those that are not written completely, and how many seconds to wait before the next try."""
+    remaining, wait = [], 0.0
+    for report in reports:
         try:
-            _account(crash)
+            _record(report)
         except Error as error:
-            left.append(crash)
-            if _is_locked(error) and not crash.is_tried:
-                continue  # the next round waits for it again
-            crash.refused = not _is_locked(error)
+            remaining.append(report)
+            if _is_locked(error) and not report.is_tried:
+                continue  # the next round waits for the row again
+            report.refused = not _is_locked(error)
             wait = max(wait, breaker.failure(error))
             connections.close_all()
-    if not left:
+    if not remaining:
         breaker.success()
-    return left, wait
+    return remaining, wait
 
 
 def _is_locked(error: Error) -> bool:
@@ -133,9 +184,9 @@ def _is(alias: str, error: Error, kind: ErrorKind) -> bool:
     return backend_of(connections[alias]).error_kind(error) is kind
 
 
-def _account(crash: Crash) -> None:
-    """All of it that can be: a row that somebody holds, or a database that is away, is not to hold up the others. Raises where
-    something is left, of a lock that was waited for in vain only if that is all that was in the way."""
+def _record(report: CrashReport) -> None:
+    """Write as much as possible: a locked row, or a database that is away, must not delay the rest. Raises where something remains;
+    the error of a lock only if nothing else was in the way."""
     failed: Error | None = None
     away: set[str] = set()
 
@@ -152,29 +203,29 @@ def _account(crash: Crash) -> None:
             return False
         return True
 
-    for queue, one in crash.in_hand[::-1]:
-        if written(router.db_for_write(queue), partial(_count_one, queue, one, crash.text)):
-            crash.in_hand.remove((queue, one))
-    # The leases of a subscriber are what tells whose the message is that is still to be counted.
-    counting = {one.subscriber for _, one in crash.in_hand}
-    for queue, key in crash.subscribers[::-1]:
+    for queue, message in report.in_flight[::-1]:
+        if written(router.db_for_write(queue), partial(_count_in_flight, queue, message, report.text)):
+            report.in_flight.remove((queue, message))
+    # The leases of a subscriber show whose the message is that is still to be counted.
+    counting = {message.subscriber for _, message in report.in_flight}
+    for queue, key in report.subscribers[::-1]:
         alias = router.db_for_write(queue)
-        if key not in counting and written(alias, partial(_sign_off, queue, alias, key)):
-            crash.subscribers.remove((queue, key))
+        if key not in counting and written(alias, partial(_deregister, queue, alias, key)):
+            report.subscribers.remove((queue, key))
     if failed is not None:
         raise failed
 
 
-def _sign_off(queue: Any, alias: str, key: uuid.UUID) -> None:
-    """Give back what a dead subscriber held and had not begun."""
+def _deregister(queue: Any, alias: str, key: uuid.UUID) -> None:
+    """Release what a dead subscriber held and had not started, and delete its row."""
     connection = connections[alias]
     sql = queue_sql(queue, connection)
     with ResponseDeadline(connection) as deadline:
         if queue.delivery.keeps_sent:
-            while sql.limits.delete_sent(connection, key, 3000):
+            while sql.limits.delete_sent(connection, key, _BATCH):
                 deadline.restart()
         if sql.table.has("lease_owner"):
-            while sql.maintenance.release_owner(connection, key, 3000, started=False):
+            while sql.maintenance.release_owner(connection, key, _BATCH, started=False):
                 deadline.restart()
             notifier.sent(queue, connection)
         if sql.table.barriers:
@@ -182,58 +233,62 @@ def _sign_off(queue: Any, alias: str, key: uuid.UUID) -> None:
         Subscriber.objects.using(alias).filter(pk=key).delete()
 
 
-def _count_one(queue: Any, one: InHand, text: str) -> None:
+def _count_in_flight(queue: Any, message: InFlightMessage, text: str) -> None:
     connection = connections[router.db_for_write(queue)]
     while True:
         try:
             with ResponseDeadline(connection):
-                if one.several and queue.delivery.semantics is not Semantics.AT_MOST_ONCE:
-                    _count_several(queue, one, text)
+                if message.batch and queue.delivery.semantics is not Semantics.AT_MOST_ONCE:
+                    _requeue_batch(queue, message, text)
                 else:
-                    _count(queue, one, ProcessDied(f"The worker process {text} while handling this message."))
+                    _count(queue, message, ProcessDied(f"The worker process {text} while handling this message."))
             return
         except Error as failure:
             if not _is(connection.alias, failure, ErrorKind.DEADLOCK):
                 raise
-            # The victim of a deadlock: nothing has happened.
+            # Rolled back as the victim of a deadlock: nothing has happened.
 
 
-def _count_several(queue: Any, one: InHand, text: str) -> None:
-    """A handler was given all of these, and nobody knows which of them it was: nobody's attempt is counted. Each was handed out
-    once more, and is handled alone from then on (``receiving.strategies.several``)."""
+def _requeue_batch(queue: Any, message: InFlightMessage, text: str) -> None:
+    """A handler was given all of these, and which of them ended the process is unknown: no attempt is counted. Each has one more
+    delivery, and is handled alone from then on (``receiving.receivers``)."""
     alias = router.db_for_write(queue)
     connection, sql = connections[alias], queue_sql(queue, connections[alias])
-    token = one.token if one.token.int else None
-    # All or none: one that was counted and is tried again with the others would be counted once more.
+    token = message.token if message.token.int else None
+    # All or none: a message that was counted and is tried again with the others would be counted once more.
     with transaction.atomic(using=alias):
-        for seq in one.several:
-            row = sql.failures.lock(connection, seq, token, AT_A_TIME // timedelta(milliseconds=1))
+        for seq in message.batch:
+            row = sql.failures.lock(connection, seq, token, LOCK_WAIT // timedelta(milliseconds=1))
             if row is not None:
-                # What is leased was counted when it was.
+                # The delivery of a leased message was counted when it was leased.
                 deliveries = row.deliveries + (token is None)
                 sql.failures.requeue(
                     connection, seq, deliveries=deliveries, cancels=row.cancels, failures=row.failures, token=token
                 )
+    label, count = queue._meta.label, len(message.batch)
     log.warning("%s: a worker process %s in a call with %d messages (from seq %d on); they are handled one by one.",
-                queue._meta.label, text, len(one.several), one.seq)  # fmt: skip
+                label, text, count, message.seq, extra={"queue": label, "seq": message.seq, "count": count})  # fmt: skip
 
 
-def _count(queue: Any, one: InHand, error: ProcessDied) -> None:
-    alias = router.db_for_write(queue)
+def _count(queue: Any, message: InFlightMessage, error: ProcessDied) -> None:
+    alias, label = router.db_for_write(queue), queue._meta.label
     if queue.delivery.semantics is Semantics.AT_MOST_ONCE:
-        # By contract it left the queue before its handler ran; what can still be done is to say which one it was.
-        for seq in one.several or (one.seq,):
-            log.critical("%s: at-most-once message is gone: seq %d, %s. %s", queue._meta.label, seq, one.text, error)
-            signals.send_crashed(queue, seq, one.text, str(error))
+        # By contract it left the queue before its handler ran; what remains to do is to name it.
+        for seq in message.batch or (message.seq,):
+            log.critical("%s: at-most-once message is lost: seq %d, %s. %s", label, seq, message.text, error,
+                         extra={"queue": label, "seq": seq})  # fmt: skip
+            signals.send_crashed(queue, seq, message.text, str(error))
         return
-    # A TRANSACTIONAL message has a token only if it was received carefully.
-    token = one.token if one.token.int else None
-    apply_verdict.fail(queue, alias, one.seq, error, consumer=_consumer(queue, one), token=token, wait=AT_A_TIME)
+    # A TRANSACTIONAL message has a token only if it was received with crash tracking.
+    token = message.token if message.token.int else None
+    consumer = consumer_of(queue, message)
+    apply_verdict.fail(queue, alias, message.seq, error, consumer=consumer, token=token, wait=LOCK_WAIT)
 
 
-def _consumer(queue: Any, one: InHand) -> Any:
+def consumer_of(queue: Any, message: InFlightMessage) -> Any:
+    """The consumer of an in-flight message, by its row; None where there is none."""
     columns = ["headers", *({"recipient"} & {field.name for field in queue._meta.local_fields})]
-    row = queue.objects.using(router.db_for_write(queue)).filter(seq=one.seq).values_list(*columns).first()
+    row = queue.objects.using(router.db_for_write(queue)).filter(seq=message.seq).values_list(*columns).first()
     if row is None:
         return None
     try:

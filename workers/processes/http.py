@@ -1,4 +1,4 @@
-"""The HTTP server of a tree, in its supervisor: a few short pages for probes and collectors, and nothing else."""
+"""The HTTP server of a tree, in its supervisor: a few short pages for probes and metrics collectors."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ log = logging.getLogger("queueapp.workers")
 
 DEFAULT_HOST = "127.0.0.1"
 #: Seconds that a client may take for its request, and requests at once.
-PATIENCE, MOST = 10.0, 16
+REQUEST_TIMEOUT, MAX_REQUESTS = 10.0, 16
 
 
 class Request(NamedTuple):
-    """What a page is asked."""
+    """What a page gets."""
 
     query: Mapping[str, str]
     headers: Mapping[str, str]
 
 
 class Reply(NamedTuple):
-    """What it answers."""
+    """What a page returns."""
 
     status: int
     body: bytes
@@ -38,8 +38,8 @@ class Reply(NamedTuple):
 Page = Callable[[Request], Reply]
 
 
-def address_of(text: str) -> tuple[str, int]:
-    """``[HOST:]PORT``; port 0 is one that is free. Raises InvalidOption."""
+def parse_address(text: str) -> tuple[str, int]:
+    """``[HOST:]PORT``; port 0 is any free one. Raises InvalidOption."""
     host, _, port = text.rpartition(":")
     number = int(port) if port.isascii() and port.isdecimal() and len(port) < 6 else -1
     if not 0 <= number <= 65535 or (":" in host and not (host.startswith("[") and host.endswith("]"))):
@@ -48,7 +48,7 @@ def address_of(text: str) -> tuple[str, int]:
 
 
 class Endpoint:
-    """Bound when it is made, so that a taken port is an error before anything runs. Raises OSError."""
+    """Bound when it is made, so that a port in use is an error before anything runs. Raises OSError."""
 
     def __init__(self, host: str, port: int) -> None:
         self._server = _Server(host, port)
@@ -56,18 +56,18 @@ class Endpoint:
 
     @property
     def address(self) -> str:
-        """Where it listens."""
+        """The URL of the server."""
         host, port = self._server.server_address[:2]
         return f"http://{f'[{host!s}]' if ':' in str(host) else host!s}:{port}"
 
     def start(self, pages: Mapping[str, Page]) -> None:
-        """Answer from now on."""
+        """Serve these pages from now on."""
         self._server.pages = pages
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.2,), name="http", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Listen no longer."""
+        """Stop serving."""
         if self._thread is not None:
             self._server.shutdown()
         self._server.server_close()
@@ -81,18 +81,18 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, host: str, port: int) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._places = threading.BoundedSemaphore(MOST)
+        self._permits = threading.BoundedSemaphore(MAX_REQUESTS)
         super().__init__((host, port), _Handler)
 
     def server_bind(self) -> None:
-        # Not the base class': it looks its own name up, which may take as long as a name server does.
+        # Replaces the method of the base class, which looks up its own host name and may wait for a name server.
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def process_request(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
-        if not self._places.acquire(blocking=False):
+        if not self._permits.acquire(blocking=False):
             self.shutdown_request(request)
             return
         super().process_request(request, client_address)  # type: ignore[arg-type]
@@ -101,14 +101,14 @@ class _Server(ThreadingHTTPServer):
         try:
             super().process_request_thread(request, client_address)  # type: ignore[arg-type]
         finally:
-            self._places.release()
+            self._permits.release()
 
     def handle_error(self, request: object, client_address: object) -> None:
         log.debug("A request of %s was not answered.", client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
-    timeout = PATIENCE
+    timeout = REQUEST_TIMEOUT
     server: _Server
     server_version, sys_version = "queueapp", ""
 
@@ -119,16 +119,16 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(body=False)
 
     def _answer(self, body: bool) -> None:
-        asked = urlsplit(self.path)
-        page = self.server.pages.get(asked.path)
+        url = urlsplit(self.path)
+        page = self.server.pages.get(url.path)
         if page is None:
-            reply = Reply(404, b"There is: " + ", ".join(sorted(self.server.pages)).encode() + b"\n")
+            reply = Reply(404, b"404 Not Found. Pages: " + ", ".join(sorted(self.server.pages)).encode() + b"\n")
         else:
             try:
-                reply = page(Request(dict(parse_qsl(asked.query, keep_blank_values=True)), self.headers))  # type: ignore[arg-type]
+                reply = page(Request(dict(parse_qsl(url.query, keep_blank_values=True)), self.headers))  # type: ignore[arg-type]
             except Exception:
-                log.exception("%s cannot be answered.", asked.path)
-                reply = Reply(500, b"It cannot be told; the log says why.\n")
+                log.exception("%s could not be served.", url.path)
+                reply = Reply(500, b"500 Internal Server Error: see the log of the worker\n")
         self.send_response(reply.status)
         self.send_header("Content-Type", reply.content_type)
         self.send_header("Content-Length", str(len(reply.body)))

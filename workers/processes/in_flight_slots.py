@@ -1,8 +1,7 @@
-"""What each receive task is handling at this moment, in memory that outlives the process.
+"""What each receiver is handling at this moment, in memory that outlives the process.
 
-The supervisor maps the same anonymous file. When a child dies without saying goodbye, the slots say which messages it
-was in the middle of: the crash is counted against those, and the rest of its leases is given back uncounted. Writing a
-slot is one store of eight bytes per message.
+The supervisor maps the same anonymous file. When a child dies without deregistering, the slots show which messages it was handling: the
+crash is counted against those, and its other leases are released uncounted. Writing a slot is one store of eight bytes per message.
 """
 
 from __future__ import annotations
@@ -19,36 +18,35 @@ from queueapp.conf import settings
 
 _SLOT_BYTES = 4096
 _WORDS = _SLOT_BYTES // 8
-# Words of a slot: 0 seq in hand (0: none), 1-2 lease token, 3-4 subscriber, 5 index of the queue, 6 bytes of headers. An
-# AT_MOST_ONCE message is nowhere else by then: its id is in the place of the token, its headers follow. 7 how many messages the
-# handler was given, where it takes several: their seqs follow, in the place of the headers. 8 whether what it has claimed, or is
-# about to, is in no table (AT_MOST_ONCE).
-_QUEUE, _LENGTH, _SEVERAL, _ONLY_HERE, _HEADERS = 5, 6, 7, 8, 72
+# Words of a slot: 0 seq in flight (0: none), 1-2 lease token, 3-4 subscriber, 5 index of the queue, 6 bytes of headers. An AT_MOST_ONCE
+# message is in no table by then: its id is in the words of the token, and its headers follow. 7 how many messages the handler was
+# given, where it takes a batch: their seqs follow, in the words of the headers. 8 whether what the receiver has claimed, or is about to,
+# is in no table (AT_MOST_ONCE).
+_QUEUE, _LENGTH, _BATCH, _UNSTORED, _HEADERS = 5, 6, 7, 8, 72
+
+#: Each queue has slots for so many receivers at least, so that its concurrency can be raised while it is received.
+MIN_SLOTS = 32
 
 
-#: There are slots for so many tasks of a queue at least, so that its concurrency can be raised while it is received.
-AT_LEAST = 32
+def receivers_and_slots(queue: Any, concurrency: int | None) -> tuple[int, int]:
+    """(receivers of a queue in one process, slots for them). ``concurrency``: the value of the command line."""
+    receivers: int = concurrency or queue.delivery.concurrency or settings.CONCURRENCY
+    return receivers, max(receivers, MIN_SLOTS)
 
 
-def slots_of(queue: Any, concurrency: int | None) -> tuple[int, int]:
-    """(receive tasks of a queue in one process, slots for them); ``concurrency``: what the command line says."""
-    tasks: int = concurrency or queue.delivery.concurrency or settings.CONCURRENCY
-    return tasks, max(tasks, AT_LEAST)
-
-
-class InHand(NamedTuple):
-    """A message that was being handled when its process died."""
+class InFlightMessage(NamedTuple):
+    """A message that a receiver is handling, or was handling when its process died."""
 
     queue: int
     seq: int
     token: uuid.UUID
     subscriber: uuid.UUID
     text: str
-    #: Where the handler was given several: all of them.
-    several: tuple[int, ...] = ()
+    #: Where the handler was given a batch: all of its messages.
+    batch: tuple[int, ...] = ()
 
 
-class Slots:
+class InFlightSlots:
     """An array of slots in a shared, unlinked file; ``fd`` is passed to the child."""
 
     def __init__(self, count: int, fd: int | None = None) -> None:
@@ -62,12 +60,12 @@ class Slots:
         self._words = memoryview(self._map).cast("q")
         self._bytes = memoryview(self._map)
 
-    def slot(self, index: int) -> Slot:
+    def slot(self, index: int) -> InFlightSlot:
         """The writer of one slot."""
-        return Slot(self, index)
+        return InFlightSlot(self, index)
 
-    def in_hand(self) -> Iterator[InHand]:
-        """The messages in hand, in the order of the slots. For the survivor to read."""
+    def in_flight(self) -> Iterator[InFlightMessage]:
+        """The messages in flight, in the order of the slots."""
         for index in range(self.count):
             word, byte = index * _WORDS, index * _SLOT_BYTES
             seq = self._words[word]
@@ -78,11 +76,11 @@ class Slots:
                 headers = bytes(self._bytes[byte + _HEADERS : byte + _HEADERS + length]).decode(errors="replace")
                 text = f"id {token}, headers {headers}" if length else ""
                 first = word + _HEADERS // 8
-                several = tuple(self._words[first : first + self._words[word + _SEVERAL]])
-                yield InHand(self._words[word + _QUEUE], seq, token, owner, text, several)
+                batch = tuple(self._words[first : first + self._words[word + _BATCH]])
+                yield InFlightMessage(self._words[word + _QUEUE], seq, token, owner, text, batch)
 
     def subscribers(self) -> list[tuple[int, uuid.UUID]]:
-        """(index of the queue, subscriber) of every subscriber the child was."""
+        """(index of the queue, subscriber) of every subscriber of the child."""
         found: dict[uuid.UUID, int] = {}
         for index in range(self.count):
             byte = index * _SLOT_BYTES
@@ -91,12 +89,12 @@ class Slots:
                 found[owner] = self._words[index * _WORDS + _QUEUE]
         return [(queue, owner) for owner, queue in found.items()]
 
-    def only_here(self) -> bool:
+    def has_unstored(self) -> bool:
         """Whether the child may have messages that are in no table."""
-        return any(self._words[index * _WORDS + _ONLY_HERE] for index in range(self.count))
+        return any(self._words[index * _WORDS + _UNSTORED] for index in range(self.count))
 
     def clear(self) -> None:
-        """Forget everything: a new child will use the slots."""
+        """Reset all slots for a new child."""
         self._map[:] = b"\0" * len(self._map)
 
     def close(self) -> None:
@@ -107,12 +105,12 @@ class Slots:
         os.close(self.fd)
 
 
-class Slot:
-    """The slot of one receive task."""
+class InFlightSlot:
+    """The slot of one receiver: implements ``receiving.slot.Slot``."""
 
     __slots__ = ("_base", "_bytes", "_identity", "_kept", "_words")
 
-    def __init__(self, slots: Slots, index: int) -> None:
+    def __init__(self, slots: InFlightSlots, index: int) -> None:
         self._words = slots._words
         self._bytes = slots._bytes
         self._base = index * _WORDS
@@ -121,20 +119,20 @@ class Slot:
         self._kept = ""
 
     def describe(self, queue: int, subscriber: uuid.UUID) -> None:
-        """Whose slot this is; once per task."""
+        """Set the queue and the subscriber of this slot; once per receiver."""
         byte = self._base * 8
         self._bytes[byte + 24 : byte + 40] = subscriber.bytes
         self._words[self._base + _QUEUE] = queue
 
     def lease(self, token: uuid.UUID) -> None:
-        """The token under which the messages that follow are held; once per batch."""
+        """Set the token of the leases of the messages that follow; once per batch."""
         self._bytes[self._identity] = token.bytes
 
     def keep(self, identity: bytes, headers: str) -> None:
-        """Id and headers of the message that follows, these cut to what fits: for AT_MOST_ONCE."""
+        """Set id and headers of the message that follows, the headers cut to what fits: for AT_MOST_ONCE."""
         self._bytes[self._identity] = identity
         if headers == self._kept:
-            return  # as those of the message before: one type, no headers of its own
+            return  # equal to those of the message before: one type, no headers of its own
         byte = self._base * 8
         data = headers.encode(errors="replace")[: _SLOT_BYTES - _HEADERS]
         self._bytes[byte + _HEADERS : byte + _HEADERS + len(data)] = data
@@ -142,21 +140,21 @@ class Slot:
         self._kept = headers
 
     def several(self, seqs: Sequence[int]) -> None:
-        """What the handler that follows is given, at most ``MOST_IN_A_BATCH``; none: one message again."""
+        """Set the messages that the handler that follows is given, at most ``MAX_BATCH``; none: a single message again."""
         first = self._base + _HEADERS // 8
         self._words[self._base + _LENGTH] = 0
         self._kept = ""
         self._words[first : first + len(seqs)] = array("q", seqs)
-        self._words[self._base + _SEVERAL] = len(seqs)
+        self._words[self._base + _BATCH] = len(seqs)
 
     def only_here(self, so: bool) -> None:
-        """What is about to be claimed will be in no table; or nothing is any more."""
-        self._words[self._base + _ONLY_HERE] = so
+        """Whether the messages that are about to be claimed will be in no table."""
+        self._words[self._base + _UNSTORED] = so
 
     def begin(self, seq: int) -> None:
-        """A message is in hand: it is read, and handled."""
+        """A message is in flight: it is read, and handled."""
         self._words[self._base] = seq
 
     def end(self) -> None:
-        """It has ended, well or not."""
+        """It has ended."""
         self._words[self._base] = 0

@@ -1,6 +1,7 @@
-"""Signs of life of the processes of a tree, in memory that they share: each writes the time, the supervisor reads it.
+"""Liveness of the processes of a tree, in memory that they share: each writes the time, the supervisor reads it.
 
-The heartbeats of workers are rows and need the database; these say that a process runs at all, whatever its database does.
+The heartbeats of workers are rows and need the database; these signs say that a process runs Python code at all, whatever its database
+does.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from time import monotonic
 
 from queueapp.services.service import Service
 
-#: Seconds between two of them.
-EVERY = 1.0
+#: Seconds between two signs of life.
+INTERVAL = 1.0
 
 
-class Signs:
-    """One place per process; ``fd`` is passed to the children. The monotonic clock is one for all processes of a machine."""
+class LivenessBoard:
+    """One entry per process; ``fd`` is passed to the children. All processes of a machine share one monotonic clock."""
 
     def __init__(self, processes: int, fd: int | None = None) -> None:
         size = max(1, processes) * 8
@@ -27,34 +28,34 @@ class Signs:
                 file.truncate(size)
                 fd = os.dup(file.fileno())
         self.fd = fd
-        self._places = memoryview(mmap.mmap(fd, size)).cast("d")
+        self._times = memoryview(mmap.mmap(fd, size)).cast("d")
 
-    def give(self, process: int) -> None:
+    def sign(self, process: int) -> None:
         """This process runs."""
-        self._places[process] = monotonic()
+        self._times[process] = monotonic()
 
     def age(self, process: int) -> float | None:
-        """Seconds since it was last seen to; None: not yet in its present life."""
-        given = self._places[process]
-        return max(0.0, monotonic() - given) if given else None
+        """Seconds since a process gave its last sign of life; None: it has given none since it was started."""
+        signed = self._times[process]
+        return max(0.0, monotonic() - signed) if signed else None
 
-    def forget(self, process: int) -> None:
-        """It begins a new life."""
-        self._places[process] = 0.0
+    def reset(self, process: int) -> None:
+        """Another process takes the entry."""
+        self._times[process] = 0.0
 
 
-class Signing(Service):
-    """Gives signs of life of this process, and does what else is to be done as often."""
+class LivenessReporter(Service):
+    """Gives the signs of life of this process, and calls ``also`` as often."""
 
-    def __init__(self, signs: Signs, process: int, also: Callable[[], None] | None = None) -> None:
-        super().__init__("signs of life")
-        self._signs, self._process, self._also = signs, process, also
+    def __init__(self, board: LivenessBoard, process: int, also: Callable[[], None] | None = None) -> None:
+        super().__init__("liveness")
+        self._board, self._process, self._also = board, process, also
 
     def serve(self) -> None:
         while not self.stopping:
-            self._signs.give(self._process)
+            self._board.sign(self._process)
             if self._also is not None:
                 self._also()
-            self.pause(EVERY)
+            self.pause(INTERVAL)
         if self._also is not None:
             self._also()

@@ -1,4 +1,4 @@
-"""What a worker process says of itself while all is well: one line a minute, and one per queue when it ends."""
+"""What a worker process logs of its work: one line a minute, and one line per queue when it ends."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from ..receiving.pump import QueuePump
 log = logging.getLogger("queueapp.workers")
 
 #: Seconds between two lines.
-EVERY = 60.0
+INTERVAL = 60.0
 
 
-class Report:
-    """What these pumps have done since it was last told."""
+class StatsLog:
+    """The work of these pumps since the last line."""
 
     def __init__(self, pumps: Sequence[QueuePump]) -> None:
         self._pumps = pumps
         self._before = dict.fromkeys(pumps, (0, 0))
 
-    def tell(self) -> None:
+    def log_interval(self) -> None:
         """Log one line, at INFO."""
         parts = []
         for pump in self._pumps:
@@ -32,14 +32,15 @@ class Report:
             if state := "paused" if pump.paused else pump.health.degraded_text():
                 part += f" ({state})"
             parts.append(part)
-        log.info("Worker %d, in %.0f s: %s.", os.getpid(), EVERY, "; ".join(parts))
+        log.info("Worker %d, in %.0f s: %s.", os.getpid(), INTERVAL, "; ".join(parts))
 
-    def tell_all(self) -> None:
-        """Log what each pump has done in its life."""
+    def log_totals(self) -> None:
+        """Log the work of each pump since its start."""
         for pump in self._pumps:
             stats = pump.stats
             log.info(
-                "%s: received %d, handled %d, failed %d, given back %d, lost leases %d, empty receives %d, peeks %d.",
+                "%s: received %d, handled %d, failed %d, returned %d, lost leases %d, empty receives %d, peeks %d.",
                 pump.queue._meta.label, stats.received, stats.handled, stats.failed, stats.returned, stats.lost,
                 stats.empty, stats.peeks,
+                extra={"queue": pump.queue._meta.label},
             )  # fmt: skip
